@@ -7,7 +7,7 @@ import kubetorch as kt
 
 
 async def fetch(page: int) -> str:
-    await asyncio.sleep(0.2)  # stands for a slow service
+    await asyncio.sleep(1)  # stands for a slow service
     return f"page {page}"
 
 
@@ -18,7 +18,7 @@ async def main() -> None:
     pages = await asyncio.gather(*(remote(n, async_=True) for n in range(20)))
     seconds = time.monotonic() - started
     print(pages[0], "…", pages[-1])
-    print("20 calls of 0.2 s each took less than 2 s:", seconds < 2)
+    print("20 calls of 1 s each took less than 10 s:", seconds < 10)
     await remote.teardown_async()
 
 

@@ -155,6 +155,8 @@ def _environment() -> Iterator[None]:
         patch.setenv("TMPDIR", str(temporary))
         patch.setattr(tempfile, "tempdir", str(temporary))
         patch.setenv("KT_BACKEND", "local")
+        # A local service that a file shares has nothing to do while its tests wait for others.
+        patch.setenv("KT_LOCAL_IDLE", "3600")
         _point_home_at(folder, patch)
         yield
 

@@ -20,7 +20,7 @@ EXPECTED = {
     "hello_world.py": "(train) step 10\n{'loss': 0.05}\n7 10\n",
     "stateful_class.py": "values: 1 2\na = 1\nrefused: the cache is full: 2 values\n"
     "still there: b = 2\ndeployed again: 1 value\n",
-    "async_fan_out.py": "page 0 … page 19\n20 calls of 0.2 s each took less than 2 s: True\n",
+    "async_fan_out.py": "page 0 … page 19\n20 calls of 1 s each took less than 10 s: True\n",
     "generator_progress.py": "".join(
         f"{{'epoch': {epoch}, 'loss': {0.5**epoch}}}\n" for epoch in range(1, 6)
     ),

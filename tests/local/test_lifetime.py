@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -80,7 +80,10 @@ def test_nothing_listens_beyond_loopback(service_home: Path) -> None:
 
 def test_everything_in_the_home_is_the_users_alone(service_home: Path) -> None:
     lifetime.ensure()
-    modes = {path: path.stat().st_mode & 0o077 for path in [service_home, *service_home.rglob("*")]}
+    modes = {}
+    for path in [service_home, *service_home.rglob("*")]:
+        with suppress(FileNotFoundError):  # it was there for a moment
+            modes[path] = path.stat().st_mode & 0o077
     assert not any(modes.values()), modes
 
 
@@ -100,7 +103,7 @@ def test_stop_ends_it_and_the_next_ensure_starts_another(service_home: Path) -> 
     first = lifetime.ensure()
     service = psutil.Process(service_pid())
     assert lifetime.stop() is True
-    service.wait(5)
+    service.wait(20)
     assert lifetime.find() is None
     second = lifetime.ensure()
     assert second.started
@@ -118,7 +121,7 @@ def test_a_program_that_starts_while_the_service_stops_gets_the_next_one(
         with unfinished_request(endpoint):
             assert answers(endpoint)
             os.kill(pid, signal.SIGTERM)
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 30
             # It waits for the request before it ends.
             while lifetime.find() is not None:
                 assert time.monotonic() < deadline
@@ -133,7 +136,7 @@ def test_fault_a_killed_service_is_not_found_and_started_again(service_home: Pat
     first = lifetime.ensure()
     service = psutil.Process(service_pid())
     service.kill()
-    service.wait(5)
+    service.wait(20)
     assert lifetime.find() is None
     second = lifetime.ensure()
     assert second.started
@@ -145,7 +148,7 @@ def test_fault_the_port_of_a_killed_service_may_belong_to_somebody_else(service_
     first = lifetime.ensure()
     service = psutil.Process(service_pid())
     service.kill()
-    service.wait(5)
+    service.wait(20)
     port = int(first.url.rpartition(":")[2])
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -210,7 +213,7 @@ def test_a_start_that_another_program_does_not_finish_is_given_up(service_home: 
             lifetime.stop(timeout=0.2)
     finally:
         os.close(lock)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 20
     while any(thread.name == "kubetorch-lock" for thread in threading.enumerate()):
         assert time.monotonic() < deadline
 
@@ -225,7 +228,7 @@ def test_ensure_waits_for_the_start_of_another_program(service_home: Path) -> No
     waiting.join(0.2)
     assert waiting.is_alive()
     os.close(lock)
-    waiting.join(20)
+    waiting.join(60)
     assert answers(found[0])
 
 
@@ -243,5 +246,5 @@ def test_a_program_of_another_user_cannot_read_the_token(service_home: Path) -> 
         f"try: urllib.request.urlopen('{endpoint.url}/v1/workloads'); sys.exit('could ask')\n"
         "except urllib.error.HTTPError as error: assert error.code == 401, error\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

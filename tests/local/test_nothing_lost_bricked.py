@@ -83,7 +83,7 @@ def jobs(project):
 def deploy(function, **given):
     """All of one service."""
     deployed = kt.fn(function, name="where")
-    deployed.to(kt.Compute(cpus="0.1", launch_timeout=30, **given))
+    deployed.to(kt.Compute(cpus="0.1", launch_timeout=60, **given))
     return deployed
 
 
@@ -124,7 +124,7 @@ def test_nothing_lost_10_what_a_call_deletes_does_not_brick_its_service(project,
     project.module(JOBS.replace("return os.getcwd()", "return 'edited'"))
     assert deploy(jobs.where)()[0] == "edited"
     assert Path(f"{code}/parts/data.txt").is_file()
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 60
 
 
 def test_nothing_lost_10_a_function_that_deletes_its_working_directory_finds_it_again(jobs):
@@ -153,7 +153,7 @@ def test_nothing_lost_10_what_an_import_or_a_constructor_deletes_fails_at_most_i
         assert wiper.add(1) == 2
     wiper.to(where.compute, init_args={})
     assert wiper.add(1) == 2
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 60
 
 
 def test_nothing_lost_10_an_agent_that_dies_after_that_comes_back(jobs):

@@ -168,6 +168,7 @@ def check_unpacked(tree: Tree, source: Source, pods: Path) -> None:
     slots.release(slot)
 
 
+@pytest.mark.timeout(600)  # most of it is the disk's
 def test_nothing_lost_15_no_tree_of_links_takes_or_writes_what_is_beside_it(tmp_path: Path) -> None:
     followed = forged = 0
     for seed in range(TREES):

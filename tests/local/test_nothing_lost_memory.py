@@ -82,7 +82,7 @@ def memory(remote: kt.Module) -> int:
     return psutil.Process(pod_of(remote).pid).memory_info().rss
 
 
-def assert_back(remote: kt.Module, before: int, seconds: float = 15.0) -> None:
+def assert_back(remote: kt.Module, before: int, seconds: float = 40.0) -> None:
     """It is five seconds; a busy machine gets more."""
     end = time.monotonic() + seconds
     while (now := memory(remote)) > before + SLACK:
@@ -167,6 +167,11 @@ def test_nothing_lost_13_kept_outcomes_lie_on_disk(deploy):
 def test_nothing_lost_13_the_log_of_an_agent_is_bounded_while_it_grows(deploy):
     remote = deploy("talk", 1024)
     remote.options(stream_logs=False)(40 * MB)
-    files = list(folder_of(remote).glob("agent.log*"))
-    assert sorted(file.name for file in files) == ["agent.log", "agent.log.1"]
-    assert sum(file.stat().st_size for file in files) < 24 * MB
+    end = time.monotonic() + 20
+    while True:  # in a moment of its rotation there is only one
+        files = {file.name: file for file in folder_of(remote).glob("agent.log*")}
+        if files.keys() == {"agent.log", "agent.log.1"} or time.monotonic() > end:
+            break
+        time.sleep(0.05)
+    assert sorted(files) == ["agent.log", "agent.log.1"]
+    assert sum(file.stat().st_size for file in files.values()) < 24 * MB

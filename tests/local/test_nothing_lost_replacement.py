@@ -95,7 +95,7 @@ def test_nothing_lost_02_a_call_after_a_timeout_does_not_meet_the_worker_that_go
     nap = deploy(kt.fn(jobs.nap))
     before = nap(0)
     with pytest.raises(kt.CallTimeoutError):
-        nap.options(timeout=0.5)(60)
+        nap.options(timeout=3)(60)  # it runs by then
     assert nap(3) != before
 
 
@@ -136,7 +136,7 @@ def interrupt(program, service, *arguments):
 def stuck(notes):
     """Have the worker be replaced: a call that cannot be interrupted."""
     with pytest.raises(kt.CallTimeoutError):
-        notes.add.options(timeout=0.5)("lost", seconds=60)
+        notes.add.options(timeout=3)("lost", seconds=60)  # it runs by then
 
 
 def added(notes, note):
@@ -233,12 +233,11 @@ def test_nothing_lost_03_the_log_says_it_too(jobs, deploy):
     with pytest.raises(kt.WorkerDiedError):
         notes.die()
     added(notes, 1)
-    done = subprocess.run(
-        [sys.executable, "-m", "kubetorch", "logs", notes.service_name],
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout.count("is a new instance (") == 1, done.stderr
+    end, said = time.monotonic() + 20, ""
+    while "is a new instance (" not in said and time.monotonic() < end:
+        command = [sys.executable, "-m", "kubetorch", "logs", notes.service_name]
+        said = subprocess.run(command, capture_output=True, text=True).stdout
+    assert said.count("is a new instance (") == 1, said
 
 
 def test_nothing_lost_03_a_class_may_have_the_next_call_fail(jobs, deploy):

@@ -56,6 +56,13 @@ class Soak:
         for thread in self._threads:
             thread.join(30)
 
+    def wait_for(self, edit: int) -> None:
+        """Until a call has met an edit, or something is wrong."""
+        deadline = time.monotonic() + 30
+        while edit not in self.edits_seen and not self.wrong:
+            assert time.monotonic() < deadline, "no call came to an end"
+            time.sleep(0.01)
+
     def _call(self) -> None:
         number = 0
         while not self._is_over.wait(0.005):
@@ -94,6 +101,7 @@ def test_nothing_lost_soak_of_calls_and_edits(project: UserProject) -> None:
             edited = project.module(SOURCE.replace("EDIT = 0", f"EDIT = {edits}"))
             kt.fn(edited.double, name="soak").to(remote.compute)
             time.sleep(BETWEEN_EDITS)
+            soak.wait_for(edits)
             if not before and time.monotonic() - begun > SECONDS / 3:
                 before = used(remote)
     assert soak.wrong == []

@@ -120,7 +120,8 @@ def test_what_is_installed_is_there_at_once_and_in_this_pod_alone(value, index, 
     if way == "pip_install":
         value.compute.pip_install(options)
     else:
-        assert value.compute.run_bash(f"{way} install {options}")[0][0] == 0
+        ((status, said, error),) = value.compute.run_bash(f"{way} install {options}")
+        assert status == 0, said + error
     assert value("delta") == "delta 1.0"
     assert not list(Path(sys.prefix).glob("lib/python*/site-packages/delta.py"))
 

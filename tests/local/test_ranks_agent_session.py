@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_harness import AgentProcess, FakeController
+from agent_harness import AgentProcess, FakeController, wait_until
 from kubetorch.wire.messages import Activity, Member, Members, Probe, Probed, World
 
 
@@ -32,8 +32,8 @@ def test_ranks_give_a_sign_of_life_twice_a_second(
 ) -> None:
     controller.wait_for(Activity)
     world = World(epoch=1, generation=1, members=(Member("other-0", 0, "http://127.0.0.1:1"),))
-    controller.send(Members(epoch=1, members=world.members, world=world))
     began = time.monotonic()
+    controller.send(Members(epoch=1, members=world.members, world=world))
     for _ in range(4):  # the first one at once
         controller.wait_for(Activity)
     assert 1.0 < time.monotonic() - began < 20
@@ -50,7 +50,7 @@ def probed(controller: FakeController, port: int) -> tuple[bool, float]:
 def test_ranks_reach_a_sibling_that_answers(
     agent: AgentProcess, controller: FakeController
 ) -> None:
-    assert probed(controller, agent.port)[0]
+    wait_until(lambda: probed(controller, agent.port)[0])  # a busy machine may take the second
 
 
 def test_ranks_say_at_once_that_nobody_listens(

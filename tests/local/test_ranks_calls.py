@@ -42,22 +42,26 @@ def rank(*args):
 def say(text):
     print(f"{text} {RANK}")
 
-def fail_on(*ranks):
-    end = time.monotonic() + (0.3 if RANK == ranks[0] else 30)
+def meet(folder, ranks):
+    open(os.path.join(folder, f"met-{RANK}"), "w").close()
+    while not all(os.path.exists(os.path.join(folder, f"met-{rank}")) for rank in ranks):
+        time.sleep(0.01)
+
+def fail_on(folder, *ranks):
     try:
-        while time.monotonic() < end:
-            time.sleep(0.01)
+        meet(folder, ranks)
+        if RANK != ranks[0]:
+            sleep(60)
     finally:
         if RANK in ranks:
             raise ValueError(f"bad {RANK}")
 
 def cleanly(folder):
     try:
+        meet(folder, range(4))
         if RANK == 2:
-            time.sleep(0.3)
             raise KeyError("two")
-        for _ in range(3000):
-            time.sleep(0.01)
+        sleep(60)
     finally:
         open(os.path.join(folder, str(RANK)), "w").close()
 
@@ -66,7 +70,7 @@ def die(rank, how):
         if how == "exit":
             os._exit(0)
         os.kill(os.getpid(), 9)
-    time.sleep(30)
+    time.sleep(60)
 
 def unencodable(rank):
     return object() if RANK == rank else RANK
@@ -200,10 +204,28 @@ def test_workers_that_do_not_exist_are_a_mistake_of_the_caller(work, workers, sa
     assert isinstance(caught.value, ValueError)
 
 
-def test_the_first_failure_names_its_rank_and_has_the_others(work):
-    with pytest.raises(ValueError, match="bad 1") as caught:
-        work("fail_on", 1, 3)
-    error = caught.value
+def failing_together(tmp_path, ask):
+    """A failure that another rank was in time for: it has 0.2 s to say how it ended.
+
+    Args:
+        ask: Fails in a folder; returns the failure, and those that came with it.
+    """
+    for number in range(20):
+        folder = tmp_path / f"attempt-{number}"
+        folder.mkdir()
+        failure, others = ask(str(folder))
+        if others:
+            return failure
+    raise AssertionError("the other ranks were never in time")
+
+
+def test_the_first_failure_names_its_rank_and_has_the_others(work, tmp_path):
+    def ask(folder):
+        with pytest.raises(ValueError, match="bad 1") as caught:
+            work("fail_on", folder, 1, 3)
+        return caught.value, [one for one in caught.value.other_errors if "bad" in str(one)]
+
+    error = failing_together(tmp_path, ask)
     assert error.rank == 1
     assert error.pod_name == pods(work)[0]["name"]
     assert [str(one) for one in error.other_errors if isinstance(one, ValueError)] == ["bad 3"]
@@ -215,12 +237,9 @@ def test_a_failure_in_another_pod_interrupts_all_ranks(work, tmp_path):
     begun = time.monotonic()
     with pytest.raises(KeyError, match="two") as caught:
         work("cleanly", str(tmp_path))
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 30
     assert caught.value.rank == 2
-    deadline = time.monotonic() + 5
-    while len(list(tmp_path.iterdir())) < 4 and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2", "3"]
+    wait_until(lambda: all((tmp_path / str(rank)).exists() for rank in range(4)))
 
 
 @pytest.mark.parametrize("how", ["exit", "kill"])
@@ -233,7 +252,7 @@ def test_a_rank_that_ends_is_named_and_the_ranks_come_back(work, rank, how):
     seconds = time.monotonic() - begun
     assert caught.value.rank == rank
     assert ("exit code 0" if how == "exit" else "SIGKILL") in str(caught.value)
-    assert seconds < 10
+    assert seconds < 30
     print(f"rank {rank} {how}: {seconds:.2f} s")
 
 
@@ -329,10 +348,10 @@ def test_a_call_has_a_timeout_and_its_ranks_are_free_again(work):
 
 
 def test_a_call_can_be_cancelled(work):
-    handle = work.spawn("sleep", 20)
+    handle = work.spawn("sleep", 60)
     threading.Timer(0.3, handle.cancel).start()
     with pytest.raises(CallCancelledError):
-        handle.get(timeout=10)
+        handle.get(timeout=30)
     assert work("sleep", 0) == [0, 1, 2, 3]
 
 
@@ -361,24 +380,24 @@ def test_one_worker_answers_with_a_list(alone):
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_pod_that_is_killed_ends_the_call_with_the_reason(alone, victim):
+def test_a_pod_that_is_killed_ends_the_call_with_the_reason(alone, tmp_path, victim):
     remote = alone()
-    remote("sleep", 0)
     pod = pods(remote)[victim]
     killed = []
 
     def kill():
+        wait_until(lambda: len(list(tmp_path.iterdir())) == 4)
         killed.append(time.monotonic())
         os.kill(pod["pid"], signal.SIGKILL)
 
-    threading.Timer(0.5, kill).start()
+    threading.Thread(target=kill).start()
     with pytest.raises(kt.WorkerMembershipChanged) as caught:
-        remote("sleep", 20)
+        remote("hold", str(tmp_path), 60)
     seconds = time.monotonic() - killed[0]
     assert pod["name"] in caught.value.reasons
     assert isinstance(caught.value.other_errors, tuple)
     assert caught.value.is_critical
-    assert seconds < 10
+    assert seconds < 30
     print(f"pod {victim} killed: {seconds:.2f} s, {caught.value.reasons}")
     assert remote("sleep", 0, restart_procs=True) == [0, 1, 2, 3]
 
@@ -416,20 +435,20 @@ def test_an_agent_that_is_frozen_is_lost_as_unreachable(alone):
     threading.Timer(3.5, freeze).start()  # by then the controller concludes something of silence
     try:
         with pytest.raises(kt.WorkerMembershipChanged) as caught:
-            remote("sleep", 30)
+            remote("sleep", 60)
         seconds = time.monotonic() - frozen[0]
         assert caught.value.reasons == {pod["name"]: "unreachable"}
         print(f"frozen: {seconds:.2f} s")
-        assert seconds < 20
+        assert seconds < 30
     finally:
         os.kill(pod["pid"], signal.SIGCONT)
 
 
-def test_calls_reach_every_pod_through_a_narrow_tree(alone):
+def test_calls_reach_every_pod_through_a_narrow_tree(alone, tmp_path):
     remote = alone(workers=5, processes=1, tree_fanout=1)
     assert remote("rank") == [0, 1, 2, 3, 4]
     with pytest.raises(ValueError, match="bad 4") as caught:
-        remote("fail_on", 4)
+        remote("fail_on", str(tmp_path), 4)
     assert caught.value.rank == 4
     streams = remote("count", 1)
     assert [len(list(one)) for one in streams] == [1, 2, 3, 4, 5]
@@ -472,7 +491,7 @@ def test_a_reload_in_the_middle_of_a_call_lets_it_end(alone):
 
 def test_a_deploy_that_replaces_the_pods_ends_a_call_with_the_reason(alone):
     remote = alone()
-    handle = remote.spawn("sleep", 20)
+    handle = remote.spawn("sleep", 100)  # longer than a deploy takes
     again = remote.to(compute(env_vars={"NEWER": "1"}))
     assert again("rank") == [0, 1, 2, 3]
     with pytest.raises(kt.WorkerMembershipChanged) as caught:
@@ -520,10 +539,14 @@ def test_a_post_to_a_generator_gets_lines_with_their_rank(work, count):
         assert own[-1] == {"rank": rank, "return": rank}
 
 
-def test_a_post_that_fails_names_the_rank(work):
-    status, body = post(work, "fail_on", 2, 3)
-    failure = json.loads(body)
-    assert (status, failure["rank"], failure["message"]) == (400, 2, "bad 2")
+def test_a_post_that_fails_names_the_rank(work, tmp_path):
+    def ask(folder):
+        status, body = post(work, "fail_on", folder, 2, 3)
+        failure = json.loads(body)
+        assert (status, failure["rank"], failure["message"]) == (400, 2, "bad 2")
+        return failure, [one for one in failure["other_errors"] if "bad" in one["message"]]
+
+    failure = failing_together(tmp_path, ask)
     assert "bad 3" in [other["message"] for other in failure["other_errors"]]
 
 
@@ -543,10 +566,10 @@ def test_no_call_fails_while_the_service_is_reloaded(alone):
         caller.start()
     for fanout in (40, 41, 42):
         remote.to(compute(tree_fanout=fanout))
-        time.sleep(0.2)
+        enough = len(answers) + 5
+        wait_until(lambda enough=enough: errors or len(answers) >= enough)
     is_over.set()
     for caller in callers:
         caller.join()
     assert errors == []
-    assert len(answers) > 10
     assert all(answer == [0, 1, 2, 3] for answer in answers)

@@ -70,6 +70,6 @@ def test_ranks_go_on_while_their_controller_does_not_run(steps):
 
 def test_ranks_say_that_their_service_was_torn_down(steps):
     steps.run(0)
-    threading.Timer(0.5, steps.teardown).start()
+    threading.Timer(2.0, steps.teardown).start()
     with pytest.raises((kt.PodTerminatedError, kt.ServiceNotFoundError), match="torn down"):
         steps.run(30)

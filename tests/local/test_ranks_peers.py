@@ -52,8 +52,8 @@ class Sink:
     def on_lost(self, error: KubetorchError) -> None:
         self.end.set_exception(error)
 
-    async def ended(self, seconds: float = 10) -> Any:
-        async with deadlines.timeout(seconds):
+    async def ended(self) -> Any:
+        async with deadlines.timeout(40):
             return await self.end
 
 
@@ -95,7 +95,7 @@ def test_large_arguments_and_values_take_turns_within_the_credit():
         peers = Peers("train-0", lambda: "token")
         texts = [str(number) * (3 * WINDOW) for number in range(2)]
         sinks = [call(peers, member(agent), argument=text)[1] for text in texts]
-        assert [await sink.ended(30) for sink in sinks] == texts
+        assert [await sink.ended() for sink in sinks] == texts
         peers.close()
 
     async def echo(one: Call) -> None:
@@ -165,7 +165,7 @@ def test_calls_go_on_after_the_connection_broke():
     async def scenario() -> None:
         peers = Peers("train-0", lambda: "token")
         sinks = [call(peers, member(agent), "slow", "x" * (2 * MB))[1] for _ in range(3)]
-        assert [await sink.ended(20) for sink in sinks] == [2 * MB] * 3
+        assert [await sink.ended() for sink in sinks] == [2 * MB] * 3
         assert all(sink.lines == [f"line {number}" for number in range(20)] for sink in sinks)
         assert agent.connects > 1
         peers.close()
@@ -186,7 +186,7 @@ def test_calls_on_an_agent_that_was_started_again_are_lost_at_once():
             await asyncio.sleep(0.01)
         await asyncio.to_thread(agent.die)
         try:
-            await sink.ended(3)
+            await sink.ended()
         except AgentDiedError as error:
             assert (error.pod_name, error.reason) == (agent.pod, "AgentRestarted")
         else:
@@ -231,7 +231,7 @@ def test_a_sibling_that_is_known_to_be_gone_loses_its_calls():
         _, sink = call(peers, member(agent), "never")
         peers.drop(member(agent), "OOMKilled")
         try:
-            await sink.ended(1)
+            await sink.ended()
         except AgentDiedError as error:
             assert error.reason == "OOMKilled"
         else:

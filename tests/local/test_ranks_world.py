@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from kubetorch.errors import QuorumError, ResourceNotAvailableError
+from kubetorch.lib import sockets
 from kubetorch.specs.distribution import DistributionSpec
 from kubetorch.wire import exceptions, messages
 from kubetorch.wire.messages import (
@@ -60,7 +61,7 @@ def told(service: Service, pod: PodView) -> list[tuple[float, Members | RegroupF
     ]
 
 
-def until(condition: Callable[[], object], timeout: float = 10.0) -> None:
+def until(condition: Callable[[], object], timeout: float = 20.0) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline
@@ -116,7 +117,7 @@ def test_ranks_a_killed_agent_is_told_of_at_once(service: Service) -> None:
     at, reason = losses()[0]
     print(f"told {(at - killed) * 1000:.0f} ms after SIGKILL")
     assert reason == "AgentDied"
-    assert at - killed < 5
+    assert at - killed < 15
     message = world_of(service.get("f")).lost[0].message
     assert message == "its agent ended with SIGKILL"
 
@@ -201,7 +202,7 @@ def test_ranks_of_another_generation_are_another_world(service: Service) -> None
     assert (world.epoch, world.generation) == (2, 2)
 
 
-@pytest.mark.parametrize(("quorum_timeout", "launch_timeout"), [(4, 40), (None, 6)])
+@pytest.mark.parametrize(("quorum_timeout", "launch_timeout"), [(10, 60), (None, 12)])
 def test_ranks_without_a_quorum_are_not_launched(
     service: Service, quorum_timeout: int | None, launch_timeout: int
 ) -> None:
@@ -240,10 +241,8 @@ def test_ranks_of_tensorflow_have_a_port_each(service: Service) -> None:
 
 
 def test_ranks_whose_port_is_taken_are_not_launched(service: Service) -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        port = other.getsockname()[1]
+    port = sockets.choose(())  # which nobody is given when it is free again
+    with socket.create_server(("127.0.0.1", port)):
         distribution = DistributionSpec(workers=1, options=f'{{"port": {port}}}')
         error = error_of(service.deploy("f", distribution=distribution))
     assert isinstance(error, ResourceNotAvailableError)

@@ -123,8 +123,10 @@ def test_a_pod_that_only_now_fails_is_not_deleted():
             FakeApiServer(cluster) as server,
             Client(server.access(), variables={}) as client,
         ):
-            asyncio.get_running_loop().call_later(0.3, cluster.pod, "first", PULLING)
-            await readiness.wait(client, SPACE, timeout=20, report=lambda text: None)
+            # It reports what it waits for once it knows what had failed before.
+            await readiness.wait(
+                client, SPACE, timeout=20, report=lambda text: cluster.pod("first", PULLING)
+            )
 
     with pytest.raises(ImagePullError):
         asyncio.run(run())

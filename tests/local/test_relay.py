@@ -63,7 +63,7 @@ def double(cluster, jobs):
 
 def ask(url, method, path, body=None, **headers):
     parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=10)
+    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=30)
     connection.request(method, path, body, headers)
     answer = connection.getresponse()
     data = answer.read()
@@ -110,7 +110,7 @@ def ingress(service, tmp_path, monkeypatch):
     thread.start()
     context = authority.server_context()
     serving = asyncio.start_server(accept, "127.0.0.1", 0, ssl=context)
-    server = asyncio.run_coroutine_threadsafe(serving, loop).result(5)
+    server = asyncio.run_coroutine_threadsafe(serving, loop).result(20)
     yield f"https://localhost:{server.sockets[0].getsockname()[1]}"
 
     async def stop():
@@ -125,9 +125,9 @@ def ingress(service, tmp_path, monkeypatch):
         ends = (end.wait_closed() for end in open_ends)
         await asyncio.gather(*ends, return_exceptions=True)
 
-    asyncio.run_coroutine_threadsafe(stop(), loop).result(5)
+    asyncio.run_coroutine_threadsafe(stop(), loop).result(20)
     loop.call_soon_threadsafe(loop.stop)
-    thread.join(5)
+    thread.join(20)
     loop.close()
 
 

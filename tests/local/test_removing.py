@@ -171,7 +171,7 @@ async def kt(server, *arguments):
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
-        said, told = await asyncio.wait_for(started.communicate(), 30)
+        said, told = await asyncio.wait_for(started.communicate(), 60)
     assert started.returncode == 0, told.decode()
     return said.decode()
 

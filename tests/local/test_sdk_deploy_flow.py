@@ -279,7 +279,7 @@ def test_a_deploy_that_goes_on_is_followed_past_any_number_of_breaks(client, tmp
 def test_cancelling_an_awaited_deploy_closes_its_connection(client, tmp_path):
     async def cancel_it(fake):
         task = asyncio.create_task(client.deployment(fake).run_async())
-        await asyncio.to_thread(fake.stalled.wait, 10)
+        await asyncio.to_thread(fake.stalled.wait, 30)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -305,9 +305,9 @@ def test_interrupting_a_deploy_leaves_nothing_behind(client, tmp_path):
             over = threading.Event()
 
             def interrupt():
-                fake.stalled.wait(25)
+                fake.stalled.wait(40)
                 # Python does not see a signal that comes just before a thread begins to wait.
-                while not over.wait(0.5):
+                while not over.wait(5):
                     signal.pthread_kill(main, signal.SIGINT)
 
             threading.Thread(target=interrupt).start()
@@ -331,7 +331,7 @@ def test_interrupting_a_deploy_leaves_nothing_behind(client, tmp_path):
         ],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=90,
     )
     client.session = Session(lambda: lambda: None)
     assert done.stdout == "interrupted None\n", done.stderr

@@ -207,9 +207,9 @@ def test_a_method_that_is_not_there_is_named(counter):
 def test_methods_have_options_and_run_over_many_items(counter):
     start = counter.add(0)
 
-    assert counter.add.options(timeout=10)(1) == start + 1
+    assert counter.add.options(timeout=60)(1) == start + 1
     assert len(list(counter.add.map([0] * 5))) == 5
-    assert counter.add.spawn(0).get(timeout=10) == start + 1
+    assert counter.add.spawn(0).get(timeout=60) == start + 1
 
 
 def test_a_pickled_handle_works_in_another_process(project, double):
@@ -225,7 +225,7 @@ def test_a_handle_with_options_is_pickled_with_them(project, double, counter):
     path = project.folder / "options.pickle"
     keyed = double.options(idempotency_key=f"pickled-{path}", on_progress=print)
     assert keyed(5) == 10
-    path.write_bytes(pickle.dumps([keyed, counter.add.options(timeout=5)]))
+    path.write_bytes(pickle.dumps([keyed, counter.add.options(timeout=60)]))
 
     done = project.run(
         "-c",
@@ -291,7 +291,7 @@ def test_a_call_in_none_gives_values_of_json_and_all_else_raw(jobs):
     remote.serialization = "none"
     try:
         called = [remote(kind) for kind in jobs.RAW]
-        spawned = [remote.spawn(kind).get(timeout=10) for kind in jobs.RAW]
+        spawned = [remote.spawn(kind).get(timeout=60) for kind in jobs.RAW]
         async_ = [asyncio.run(remote(kind, async_=True)) for kind in jobs.RAW]
     finally:
         remote.teardown()
@@ -326,7 +326,7 @@ def test_the_endpoint_and_the_headers_serve_any_client(double, counter):
     request = urllib.request.Request(
         double.endpoint(), data=json.dumps({"args": [4]}).encode(), headers=double.request_headers
     )
-    with urllib.request.urlopen(request, timeout=10) as response:
+    with urllib.request.urlopen(request, timeout=60) as response:
         assert json.load(response) == 8
 
     assert counter.endpoint("add") == f"{counter.base_endpoint}/Counter/add"

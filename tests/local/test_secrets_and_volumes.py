@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -62,7 +63,7 @@ def jobs(home: Path, tmp_path: Path) -> Any:
 def _mounts(tmp_path: Path) -> None:
     """Skips where pods can have no paths of their own."""
     probe = [sys.executable, "-m", mounts_module.__name__, str(tmp_path)]
-    if subprocess.run(probe, capture_output=True, timeout=20).returncode != 0:
+    if subprocess.run(probe, capture_output=True, timeout=60).returncode != 0:
         pytest.skip("this machine allows no mount namespaces")
 
 
@@ -73,8 +74,12 @@ def _on(**parameters: Any) -> kt.Compute:
 def _files_with(folder: Path, value: str) -> list[Path]:
     """Files in which a value can be found, plain or encoded."""
     encoded = base64.b64encode(value.encode()).rstrip(b"=")
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    return [p for p in files if any(v in p.read_bytes() for v in (value.encode(), encoded))]
+    found = []
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):  # it was there for a moment
+            data = path.read_bytes() if path.is_file() else b""
+            found += [path] if value.encode() in data or encoded in data else []
+    return found
 
 
 # ------------------------------------------------------------------------------------- secrets

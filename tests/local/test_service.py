@@ -221,7 +221,7 @@ def test_two_clients_that_deploy_different_code_at_once_end_in_one_generation(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     view = service.until("f", lambda view: view.pods[0].generation == view.generation)
     assert view.generation == 3
     wanted = {
@@ -234,11 +234,11 @@ def test_two_clients_that_deploy_different_code_at_once_end_in_one_generation(
 
 def test_a_running_call_holds_up_a_teardown_no_longer_than_its_grace(service: Service) -> None:
     view = deployed(service, callable="slow")
-    with in_background(lambda: _try(lambda: call(view, 30, path="slow"))):
+    with in_background(lambda: _try(lambda: call(view, 60, path="slow"))):
         until(lambda: service.get("f").pods[0].calls == 1)
         begun = time.monotonic()
         assert service.delete("f", grace=0.5) == 200
-        assert time.monotonic() - begun < 8
+        assert time.monotonic() - begun < 30
 
 
 def test_what_a_killed_service_left_of_a_deleted_volume_goes_at_the_next_start(

@@ -25,5 +25,5 @@ def test_a_file_that_another_program_writes_is_waited_for_and_read_afterwards(
         file.write_text("queue: c\n")
     finally:
         os.close(folder)
-    writer.join(10)
+    writer.join(20)
     assert file.read_text() == "namespace: b\nqueue: c\n"

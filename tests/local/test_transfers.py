@@ -60,7 +60,7 @@ async def pod(folder: Path) -> AsyncIterator[tuple[Transfers, Controller]]:
         BlobStore(folder / "blobs"), ControllerAddress(url_file=str(url_file), fixed_token="token")
     )
     try:
-        async with deadlines.timeout(20):
+        async with deadlines.timeout(60):
             yield transfers, controller
     finally:
         transfers.close()
@@ -76,7 +76,13 @@ async def upload(transfers: Transfers, content: bytes) -> str:
     return digest
 
 
+def transfer_threads() -> set[threading.Thread]:
+    return {one for one in threading.enumerate() if one.name == "kubetorch-transfer"}
+
+
 def test_many_uploads_take_few_threads_and_hold_up_no_deploy(tmp_path: Path) -> None:
+    before = transfer_threads()  # of an earlier test, which are ending
+
     async def scenario() -> None:
         async with pod(tmp_path) as (transfers, controller):
             uploads = [
@@ -84,8 +90,8 @@ def test_many_uploads_take_few_threads_and_hold_up_no_deploy(tmp_path: Path) -> 
                 for number in range(5 * MOST_THREADS)
             ]
             await controller.is_busy.wait()
-            threads = [t for t in threading.enumerate() if t.name == "kubetorch-transfer"]
-            assert len(threads) == MOST_THREADS
+            mine = transfer_threads() - before
+            assert len(mine) == MOST_THREADS
             assert await transfers.fetch([digest_of(FILE)]) == 1
             controller.letting.set()
             assert len(set(await asyncio.gather(*uploads))) == 5 * MOST_THREADS

@@ -121,7 +121,7 @@ async def listening(handler, context=None):
 async def exchange(route):
     reader = asyncio.StreamReader()
     transport, protocol = await transports.dial(
-        route, lambda: asyncio.StreamReaderProtocol(reader), timeout=5
+        route, lambda: asyncio.StreamReaderProtocol(reader), timeout=20
     )
     writer = asyncio.StreamWriter(transport, protocol, reader, asyncio.get_running_loop())
     writer.write(b"hello")
@@ -185,10 +185,11 @@ def test_a_proxy_with_tls_is_checked_by_the_systems_authorities(tmp_path, monkey
 
 def test_a_proxy_that_is_away_is_named():
     async def scenario():
-        async with listening(echo) as port:
-            pass
-        with pytest.raises(transports.UnreachableError, match=f"the proxy localhost:{port}"):
-            await exchange(Route("a.example", 1, proxy=f"http://localhost:{port}"))
+        with socket.socket() as taken:  # so that nobody else listens there meanwhile
+            taken.bind(("127.0.0.1", 0))
+            port = taken.getsockname()[1]
+            with pytest.raises(transports.UnreachableError, match=f"the proxy localhost:{port}"):
+                await exchange(Route("a.example", 1, proxy=f"http://localhost:{port}"))
 
     asyncio.run(scenario())
 
@@ -232,7 +233,7 @@ def test_a_handshake_that_breaks_is_no_wrong_certificate(answer):
         async with listening(breaking) as port:
             route = Route("127.0.0.1", port, ssl.create_default_context())
             with pytest.raises(transports.UnreachableError) as caught:
-                await transports.dial(route, asyncio.Protocol, timeout=5)
+                await transports.dial(route, asyncio.Protocol, timeout=20)
             assert not isinstance(caught.value, transports.UntrustedError)
 
     asyncio.run(scenario())
@@ -242,7 +243,7 @@ def test_a_peer_that_falls_silent_is_given_up_by_the_kernel():
     async def scenario():
         async with listening(echo) as port:
             route = transports.Route("127.0.0.1", port)
-            transport, _ = await transports.dial(route, asyncio.Protocol, timeout=5)
+            transport, _ = await transports.dial(route, asyncio.Protocol, timeout=20)
             connection = transport.get_extra_info("socket")
             option = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
             transport.abort()
@@ -264,6 +265,6 @@ def test_a_connection_to_a_server_that_is_not_trusted_is_closed():
             route = transports.Route("127.0.0.1", port, tls=ssl.create_default_context())
             with pytest.raises(transports.UnreachableError):
                 await transports.dial(route, asyncio.Protocol, timeout=0.2)
-            await asyncio.wait_for(closed.wait(), 5)
+            await asyncio.wait_for(closed.wait(), 20)
 
     asyncio.run(scenario())

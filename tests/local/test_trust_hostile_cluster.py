@@ -125,7 +125,7 @@ def test_trust_7_an_answer_without_end_is_waited_for_no_longer(
     with _server(begin, again=again) as server:
         start = time.monotonic()
         assert _detect(home, server).is_doubtful
-        assert time.monotonic() - start < PATIENCE + 4
+        assert time.monotonic() - start < PATIENCE + 15
 
 
 def test_trust_7_a_list_of_contexts_that_cannot_be_read_names_none(home: Path) -> None:

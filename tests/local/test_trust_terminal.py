@@ -110,7 +110,7 @@ if __name__ == "__main__":
     elif what == "call":
         kt.fn(fit).to(compute)(40)
     elif what == "deploy":
-        image = kt.Image().run_bash("sleep 1.2; echo first", force=True)
+        image = kt.Image().run_bash("sleep 3; echo first", force=True)
         image.run_bash(f"sleep {sys.argv[2]}; echo second", force=True)
         kt.fn(build, name=f"build{sys.argv[3]}").to(kt.Compute(cpus="0.1", image=image))
 """
@@ -186,7 +186,7 @@ def test_trust_24_a_deploy_has_a_bar_for_its_upload_and_its_steps(shown):
     text = on_a_terminal(shown, "deploy", "1.2", "a", NO_COLOR="")
     weights.unlink()
     assert re.search(r"uploading \d+\.\d of 150\.\d MiB", text)
-    assert re.search(r"step 1/2: RUN sleep 1.2; echo first # force +\ds", text)
+    assert re.search(r"step 1/2: RUN sleep 3; echo first # force +\ds", text)
     assert "\x1b[38" in text or "\x1b[3" in text
     lines = screen(re.sub(r"\x1b\[[0-9;]*m", "", text))
     assert [line for line in lines if "WARNING" not in line][-2:] == [
@@ -209,7 +209,7 @@ def test_trust_24_ctrl_c_takes_the_bar_away(shown):
 
 @pytest.mark.parametrize("is_dumb", [False, True])
 def test_trust_24_where_there_are_no_bars_a_line_says_what_a_deploy_waits_for(shown, is_dumb):
-    words, name = ("deploy", "6", "c" if is_dumb else "d"), "buildc" if is_dumb else "buildd"
+    words, name = ("deploy", "12", "c" if is_dumb else "d"), "buildc" if is_dumb else "buildd"
     if is_dumb:
         text = on_a_terminal(shown, *words, TERM="dumb")
     else:
@@ -219,8 +219,8 @@ def test_trust_24_where_there_are_no_bars_a_line_says_what_a_deploy_waits_for(sh
         text = done.stderr
     assert "\x1b" not in text
     lines = text.splitlines()
-    assert f"({name}) step 2/2: RUN sleep 6; echo second # force" in lines
-    assert any(re.fullmatch(r"\(\w+\) step 2/2: RUN sleep 6; .*, \d+s", line) for line in lines)
+    assert f"({name}) step 2/2: RUN sleep 12; echo second # force" in lines
+    assert any(re.fullmatch(r"\(\w+\) step 2/2: RUN sleep 12; .*, \d+s", line) for line in lines)
     quiet = subprocess.run(
         [sys.executable, str(shown), "deploy", "5.5", name[-1]],
         env={**os.environ, "KT_QUIET": "true"},

