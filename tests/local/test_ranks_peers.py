@@ -13,7 +13,7 @@ from kubetorch.errors import AgentDiedError, KubetorchError, ProtocolError, Seri
 from kubetorch.lib import deadlines
 from kubetorch.pod import peers as module
 from kubetorch.pod.peers import PeerCall, Peers
-from kubetorch.pod.worker_process.worker_socket import Payload
+from kubetorch.pod.worker_process.worker import Payload
 from kubetorch.wire import codecs, exceptions
 from kubetorch.wire.frames import CHUNK, WINDOW, Body, Kind, Log, Open, Part, Progress, Result
 from kubetorch.wire.messages import Member

@@ -15,9 +15,14 @@ import uvloop
 
 from kubetorch.errors import KubetorchError
 from kubetorch.lib import deadlines, memory
-from kubetorch.pod.worker_process.log_lines import Line
-from kubetorch.pod.worker_process.worker import Worker, WorkerHost, WorkerSpec
-from kubetorch.pod.worker_process.worker_socket import OwnedPayload, Payload
+from kubetorch.pod.logs import Line
+from kubetorch.pod.worker_process.worker import (
+    OwnedPayload,
+    Payload,
+    Worker,
+    WorkerHost,
+    WorkerSpec,
+)
 from kubetorch.pod.worker_process.zygotes import Launched
 from kubetorch.specs.callable import CallableRef
 from kubetorch.wire import codecs, exceptions

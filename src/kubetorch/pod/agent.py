@@ -38,7 +38,7 @@ from kubetorch.pod.http.app import App
 from kubetorch.pod.http.auth import Credentials, Guard
 from kubetorch.pod.image.preparation import Images
 from kubetorch.pod.knative_keepalive import KnativeKeepAlive
-from kubetorch.pod.logs import AgentLines, LogLine, PodLog
+from kubetorch.pod.logs import AgentLines, Line, LogLine, PodLog
 from kubetorch.pod.membership import Membership
 from kubetorch.pod.memory_limit import MemoryLimit
 from kubetorch.pod.peers import Peers
@@ -48,7 +48,6 @@ from kubetorch.pod.shells import Shells
 from kubetorch.pod.streams import MESSAGE_LIMIT, Streams
 from kubetorch.pod.supervisor import GenerationLoader, ProjectCode, Supervisor
 from kubetorch.pod.transfers import Transfers
-from kubetorch.pod.worker_process.log_lines import Line
 from kubetorch.pod.worker_process.worker import Worker, WorkerHost
 from kubetorch.pod.worker_process.zygotes import Launched
 from kubetorch.specs.logging import LEVELS
@@ -255,7 +254,7 @@ class Agent:
             pod=pod,
             interpreters=interpreters,
             loader=loader,
-            code=code,
+            project=code,
             apps=self._apps,
             calls=self._calls,
             session=self._session,

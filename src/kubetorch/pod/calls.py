@@ -35,11 +35,10 @@ from kubetorch.errors import (
     SerializationError,
     SpecError,
 )
+from kubetorch.pod.logs import Line
 from kubetorch.pod.rank_calls import RankGroup
 from kubetorch.pod.results import Outcomes, Results
-from kubetorch.pod.worker_process.log_lines import Line
-from kubetorch.pod.worker_process.worker import Worker
-from kubetorch.pod.worker_process.worker_socket import Payload
+from kubetorch.pod.worker_process.worker import Payload, Worker
 from kubetorch.specs.callable import CALLABLES
 from kubetorch.specs.workload import Origin, WorkloadSpec
 from kubetorch.wire import codecs, exceptions, routes

@@ -1,4 +1,4 @@
-"""The pod's log: every line that a worker wrote, on disk, bounded, for `kt logs`.
+"""Lines of workers: out of their pipes of output, and onto the pod's disk, bounded, for `kt logs`.
 
     <root>/log/current.jsonl     what is written now
     <root>/log/previous.jsonl    the segment before it, replaced when the current one is full
@@ -10,18 +10,35 @@ agent's standard output; where that is a file, it is bounded as a segment is.
 
 from __future__ import annotations
 
+import array
 import asyncio
 import contextlib
+import fcntl
 import functools
 import logging
 import os
 import shutil
+import termios
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
+from kubetorch.pod.user_process import protocol
+
+#: Bytes of a line; what is longer arrives as several lines.
+LINE_LIMIT = 64 * 1024
+#: Unfinished lines that are kept, over all calls and processes; beyond, the oldest is delivered.
+UNFINISHED_LIMIT = 256
+#: Seconds between two states of a progress bar (text that ends in a carriage return).
+BAR_INTERVAL = 0.5
+# Writer, call, source. Bytes without a record have the writer 0.
+_Key = tuple[int, int, int]
+_RAW: _Key = (0, 0, protocol.STDOUT)
+_READ = 256 * 1024
 #: Bytes of one segment; there are two.
 SEGMENT_BYTES = 8 * 1024 * 1024
 #: Lines that wait for one slow follower; the oldest go first.
@@ -33,6 +50,280 @@ _PIECE_LINES = 500
 #: Bytes that are read first to find the last lines.
 _BLOCK = 64 * 1024
 _encoder = msgspec.json.Encoder()
+
+
+# ------------------------------------------------------------------------- lines out of a pipe
+
+
+class Line(NamedTuple):
+    text: str
+    source: str
+    level: str | None
+    time: float
+    call: int | None
+    rank: int | None = None
+    #: Another pod, of a distributed call; else this one.
+    pod: str | None = None
+
+
+class _Unfinished:
+    """The beginning of a line, of one process, call and source."""
+
+    __slots__ = ("data", "shown", "shown_at")
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        # The state of a progress bar that was delivered last.
+        self.shown = b""
+        self.shown_at = 0.0
+
+
+class Assembler:
+    """Puts lines together from the bytes in the pipe; see docs/design/logs.md. Pure."""
+
+    def __init__(self, nonce: bytes, clock: Callable[[], float] = time.time) -> None:
+        self._nonce = nonce
+        self._clock = clock
+        self._rest = b""
+        self._unfinished: dict[_Key, _Unfinished] = {}
+        self._latest_time = 0.0
+        #: The call that bytes without a record belong to.
+        self.latest: int | None = None
+
+    def feed(self, data: bytes) -> Iterator[Line]:
+        """The lines that are whole now."""
+        data = self._rest + data
+        begin = 0
+        while True:
+            found = data.find(self._nonce, begin)
+            if found < 0:
+                break
+            if found > begin:
+                yield from self._add(_RAW, data[begin:found], self._clock())
+            end = self._end_of_record(data, found)
+            if end is None:
+                self._rest = data[found:]
+                return
+            yield from self._record(data, found)
+            begin = end
+        keep = self._nonce_begun(data, begin)
+        if keep > begin:
+            yield from self._add(_RAW, data[begin:keep], self._clock())
+        self._rest = data[keep:]
+
+    def finish(self, call: int) -> Iterator[Line]:
+        """A call ended: the lines that it left unfinished."""
+        if call == self.latest:
+            yield from self._end_raw()
+        if self._unfinished:
+            for key in [key for key in self._unfinished if key[1] == call]:
+                yield from self._end(key)
+
+    @property
+    def has_unfinished(self) -> bool:
+        """True if the beginning of a line is kept."""
+        return bool(self._rest or self._unfinished)
+
+    def close(self) -> Iterator[Line]:
+        """Return all unfinished lines: nothing more comes."""
+        yield from self._end_raw()
+        for key in list(self._unfinished):
+            yield from self._end(key)
+
+    # ------------------------------------------------------------------------------- the bytes
+
+    def _nonce_begun(self, data: bytes, begin: int) -> int:
+        """The position of a nonce that may have begun, and whose rest is still to come."""
+        first = self._nonce[:1]
+        at = data.find(first, max(begin, len(data) - protocol.NONCE_BYTES + 1))
+        while at >= 0:
+            if self._nonce.startswith(data[at:]):
+                return at
+            at = data.find(first, at + 1)
+        return len(data)
+
+    def _end_of_record(self, data: bytes, at: int) -> int | None:
+        if len(data) - at < protocol.RECORD_HEADER_BYTES:
+            return None
+        _, _, level_length, text_length, *_ = protocol.unpack_record(data, at)
+        end = at + protocol.RECORD_HEADER_BYTES + level_length + text_length
+        return end if end <= len(data) else None
+
+    def _record(self, data: bytes, at: int) -> Iterator[Line]:
+        source, flags, level_length, text_length, writer, call, when = protocol.unpack_record(
+            data, at
+        )
+        middle = at + protocol.RECORD_HEADER_BYTES + level_length
+        level = data[at + protocol.RECORD_HEADER_BYTES : middle].decode(errors="replace")
+        text = data[middle : middle + text_length]
+        key = (writer, call, source)
+        if source == protocol.LOGGER:
+            yield from self._message(
+                key, text, level, when, is_last=bool(flags & protocol.END_OF_MESSAGE)
+            )
+        elif source in protocol.SOURCES:
+            yield from self._add(key, text, when)
+
+    # ------------------------------------------------------------------------------- the lines
+
+    def _message(
+        self, key: _Key, text: bytes, level: str, when: float, *, is_last: bool
+    ) -> Iterator[Line]:
+        if not is_last or key in self._unfinished:
+            unfinished = self._unfinished.setdefault(key, _Unfinished())
+            unfinished.data += text
+            if not is_last and len(unfinished.data) < LINE_LIMIT:
+                return
+            text = bytes(self._unfinished.pop(key).data)
+        yield self._line(key, text, when, level)
+
+    def _add(self, key: _Key, data: bytes, when: float) -> Iterator[Line]:
+        unfinished = self._unfinished.get(key)
+        if unfinished is None:
+            if b"\r" not in data and data.endswith(b"\n") and len(data) < LINE_LIMIT:
+                for text in data[:-1].split(b"\n"):
+                    yield self._line(key, text, when)
+                return
+            unfinished = self._unfinished[key] = _Unfinished()
+        unfinished.data += data
+        buffer = unfinished.data
+        while buffer:
+            end = buffer.find(b"\n", 0, LINE_LIMIT + 1)
+            if end < 0 and len(buffer) <= LINE_LIMIT:
+                break
+            cut = end if end >= 0 else _character_end(buffer, LINE_LIMIT)
+            text = _visible(bytes(buffer[:cut]))
+            if not text or text != unfinished.shown:
+                yield self._line(key, text, when)
+            unfinished.shown = b""
+            del buffer[: cut + (end >= 0)]
+        if b"\r" in buffer:
+            yield from self._bar(key, unfinished, when)
+        if not buffer:
+            del self._unfinished[key]
+        elif len(self._unfinished) > UNFINISHED_LIMIT:
+            yield from self._end(next(iter(self._unfinished)))
+
+    def _bar(self, key: _Key, unfinished: _Unfinished, when: float) -> Iterator[Line]:
+        """Show a line that is written over and over, now and then."""
+        text = _visible(bytes(unfinished.data))
+        # What was written over is forgotten.
+        del unfinished.data[: unfinished.data.rfind(text)]
+        now = self._clock()
+        if text and text != unfinished.shown and now - unfinished.shown_at >= BAR_INTERVAL:
+            unfinished.shown, unfinished.shown_at = text, now
+            yield self._line(key, text, when)
+
+    def _end_raw(self) -> Iterator[Line]:
+        if self._rest:
+            rest, self._rest = self._rest, b""
+            yield from self._add(_RAW, rest, self._clock())
+        yield from self._end(_RAW)
+
+    def _end(self, key: _Key) -> Iterator[Line]:
+        unfinished = self._unfinished.pop(key, None)
+        if unfinished is None:
+            return
+        text = _visible(bytes(unfinished.data))
+        if text and text != unfinished.shown:
+            yield self._line(key, text, self._clock())
+
+    def _line(self, key: _Key, text: bytes, when: float, level: str | None = None) -> Line:
+        _, call, source = key
+        # A record says when it was written, raw bytes only when they were read: whoever sorts lines
+        # by time must find them in the order of the pipe.
+        self._latest_time = when = max(self._latest_time, when)
+        return Line(
+            text.decode(errors="replace"),
+            protocol.SOURCES[source],
+            level,
+            when,
+            call or self.latest,
+        )
+
+
+def _visible(text: bytes) -> bytes:
+    """The text that a terminal would show of a line with carriage returns."""
+    if b"\r" not in text:
+        return text
+    return next((part for part in reversed(text.split(b"\r")) if part), b"")
+
+
+def _character_end(data: bytearray, limit: int) -> int:
+    """The last end of a UTF-8 character that is not behind `limit`."""
+    for end in range(limit, limit - 4, -1):
+        if data[end] & 0xC0 != 0x80:
+            return end
+    return limit
+
+
+class LogPipe:
+    """The agent's end of a worker's pipe, which the event loop reads."""
+
+    def __init__(self, descriptor: int, nonce: bytes, on_line: Callable[[Line], None]) -> None:
+        os.set_blocking(descriptor, False)
+        self._descriptor = descriptor
+        self._assembler = Assembler(nonce)
+        self._on_line = on_line
+        self._available = array.array("i", [0])
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(descriptor, self._read)
+
+    def attribute_to(self, call: int | None) -> None:
+        """From now on, this call gets what names no call."""
+        self._assembler.latest = call
+
+    def _read(self) -> None:
+        data = b""
+        try:
+            data = os.read(self._descriptor, _READ)
+        except BlockingIOError:
+            return
+        except OSError:
+            pass
+        if data:
+            self._feed(data)
+        else:
+            self._loop.remove_reader(self._descriptor)
+
+    def drain(self) -> None:
+        """Read what is in the pipe at this moment."""
+        fcntl.ioctl(self._descriptor, termios.FIONREAD, self._available)
+        left = self._available[0]
+        while left > 0:
+            try:
+                data = os.read(self._descriptor, min(left, _READ))
+            except OSError:
+                return
+            if not data:
+                return
+            left -= len(data)
+            self._feed(data)
+
+    def finish(self, call: int) -> None:
+        """Deliver what a call that ended left unfinished."""
+        if self._assembler.has_unfinished:
+            for line in self._assembler.finish(call):
+                self._on_line(line)
+
+    def close(self) -> None:
+        """Deliver everything that is left, and close."""
+        if self._descriptor < 0:
+            return
+        self._loop.remove_reader(self._descriptor)
+        with contextlib.suppress(OSError):
+            self.drain()
+        for line in self._assembler.close():
+            self._on_line(line)
+        os.close(self._descriptor)
+        self._descriptor = -1
+
+    def _feed(self, data: bytes) -> None:
+        for line in self._assembler.feed(data):
+            self._on_line(line)
+
+
+# ------------------------------------------------------------------------------ the log on disk
 
 
 class LogLine(msgspec.Struct, frozen=True, omit_defaults=True):

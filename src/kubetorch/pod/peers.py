@@ -32,7 +32,7 @@ from kubetorch.errors import (
 from kubetorch.lib import backoff, memory, websocket, websocket_protocol
 from kubetorch.lib.websocket import Connection, Endpoint
 from kubetorch.lib.websocket_protocol import UpgradeRefusedError, WebSocketError
-from kubetorch.pod.worker_process.worker_socket import OwnedPayload, Payload
+from kubetorch.pod.worker_process.worker import OwnedPayload, Payload
 from kubetorch.wire import codecs, frames, routes, versions
 from kubetorch.wire.frames import Inbox, Kind, Log, Open, Outbox, Progress
 from kubetorch.wire.messages import Member

@@ -41,12 +41,11 @@ from kubetorch.errors import (
 )
 from kubetorch.lib import deadlines, memory
 from kubetorch.lib.memory import Memory
+from kubetorch.pod.logs import Line
 from kubetorch.pod.membership import Membership
 from kubetorch.pod.peers import PeerCall, Peers, fan_out
 from kubetorch.pod.user_process.protocol import INLINE
-from kubetorch.pod.worker_process.log_lines import Line
-from kubetorch.pod.worker_process.worker import CallSink, Worker
-from kubetorch.pod.worker_process.worker_socket import OwnedPayload, Payload
+from kubetorch.pod.worker_process.worker import CallSink, OwnedPayload, Payload, Worker
 from kubetorch.specs.distribution import SINGLE_CONTROLLER, DistributionSpec
 from kubetorch.wire import codecs, exceptions, rank_values
 from kubetorch.wire.calls import new_call_id

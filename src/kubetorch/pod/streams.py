@@ -28,8 +28,8 @@ from kubetorch.lib.asgi import refusal
 from kubetorch.lib.websocket import Connection, Endpoint
 from kubetorch.pod.calls import Call, Calls, join
 from kubetorch.pod.http.auth import Guard, refused
-from kubetorch.pod.worker_process.log_lines import Line
-from kubetorch.pod.worker_process.worker_socket import OwnedPayload, Payload
+from kubetorch.pod.logs import Line
+from kubetorch.pod.worker_process.worker import OwnedPayload, Payload
 from kubetorch.specs.logging import LEVELS
 from kubetorch.specs.workload import Origin
 from kubetorch.wire import codecs, frames, routes, tokens, versions

@@ -21,23 +21,28 @@ from pathlib import Path
 from kubetorch.datastore import trees
 from kubetorch.datastore.blobs import BlobStore
 from kubetorch.datastore.slots import CodeSlots, Slot
-from kubetorch.errors import CallableNotFoundError, CallRefusedError, DataStoreError, KubetorchError
+from kubetorch.errors import (
+    CallableNotFoundError,
+    CallRefusedError,
+    DataStoreError,
+    KubetorchError,
+    ResourceNotAvailableError,
+)
 from kubetorch.lib import deadlines
 from kubetorch.lib.tasks import cancel_all
-from kubetorch.pod import environment, rank_environment, ray_node, reload
+from kubetorch.pod import environment, framework_nodes, rank_environment, reload
 from kubetorch.pod.apps.process import AppHost, AppProcess
 from kubetorch.pod.calls import Calls
 from kubetorch.pod.environment import Interpreters, Prepared
 from kubetorch.pod.filesystem import PodFilesystem
+from kubetorch.pod.framework_nodes import MonarchNode, Node, RayNode
 from kubetorch.pod.image.preparation import Images
+from kubetorch.pod.logs import Line
 from kubetorch.pod.membership import Membership
-from kubetorch.pod.monarch_node import MonarchNode
 from kubetorch.pod.peers import Peers
 from kubetorch.pod.rank_calls import RankGroup
-from kubetorch.pod.ray_node import RayNode
 from kubetorch.pod.session import Session
 from kubetorch.pod.transfers import Transfers
-from kubetorch.pod.worker_process.log_lines import Line
 from kubetorch.pod.worker_process.worker import LoadFailed, Worker, WorkerHost, WorkerSpec
 from kubetorch.specs.distribution import SINGLE_CONTROLLER
 from kubetorch.specs.workload import WorkloadSpec
@@ -56,9 +61,6 @@ DRAINING_LIMIT = 2
 
 #: How many of many names a warning has.
 _NAMED = 5
-
-#: Of a framework, beside the workers of a pod.
-Node = RayNode | MonarchNode
 
 _log = logging.getLogger(__name__)
 
@@ -169,35 +171,23 @@ def _needs_operator(spec: WorkloadSpec) -> bool:
     return is_ray and compute.manifest is None
 
 
+@dataclass(eq=False, kw_only=True)
 class GenerationLoader:
     """Loads generations: the files, the image, then a worker or an app."""
 
-    def __init__(  # noqa: PLR0913  # the parts of an agent that a generation is made with
-        self,
-        *,
-        pod: PodEnv,
-        environ: Mapping[str, str],
-        host: WorkerHost,
-        apps: AppHost,
-        code: ProjectCode,
-        images: Images,
-        session: Session,
-        membership: Membership,
-        peers: Peers,
-        incarnation: str,
-        on_line: Callable[[Line, int], None],
-    ) -> None:
-        self._pod = pod
-        self._on_line = on_line
-        self._peers = peers
-        self._membership = membership
-        self._incarnation = incarnation
-        self._environ = environ
-        self._host = host
-        self._apps = apps
-        self._code = code
-        self._images = images
-        self._session = session
+    pod: PodEnv
+    environ: Mapping[str, str]
+    host: WorkerHost
+    apps: AppHost
+    code: ProjectCode
+    images: Images
+    session: Session
+    membership: Membership
+    peers: Peers
+    incarnation: str
+    on_line: Callable[[Line, int], None]
+
+    def __post_init__(self) -> None:
         # Held while blobs are brought in, used, or deleted.
         self._storing = asyncio.Lock()
         self._pruning: asyncio.Task[None] | None = None
@@ -209,7 +199,7 @@ class GenerationLoader:
         self._kept: tuple[Node, int] | None = None
         self._ending: set[asyncio.Task[None]] = set()
         # Before any step of an image could install it.
-        self._lacks_ray = ray_node.is_lacking(environ)
+        self._lacks_ray = framework_nodes.lacks_ray(self.environ)
 
     async def load_worker(self, generation: int, spec: WorkloadSpec, *, is_first: bool) -> Serving:
         """A worker that has loaded this generation."""
@@ -219,9 +209,13 @@ class GenerationLoader:
         self.joined = None
         distribution = spec.compute.distribution
         if _needs_operator(spec) and self._lacks_ray:
-            raise ray_node.lacking_error(self._pod.pod)
+            raise ResourceNotAvailableError(
+                f"the image of pod {self.pod.pod} has no Ray: KubeRay starts Ray with the "
+                "container, before any step of the image runs",
+                hint='use an image that has Ray and bash, such as kt.images.ray("2.53.0")',
+            )
         try:
-            if not self._images.needs_project(generation, spec):
+            if not self.images.needs_project(generation, spec):
                 preparing = loop.create_task(self._prewarm(generation, spec, is_first=is_first))
             slot, init_args = await self._fetch_code(generation, spec)
             if preparing is None:  # steps find the project as it will be
@@ -229,7 +223,7 @@ class GenerationLoader:
             wanted = environment.worker_spec(
                 generation,
                 spec,
-                pod=self._pod,
+                pod=self.pod,
                 prepared=await preparing,
                 code=slot.path if slot is not None else None,
                 init_args=init_args,
@@ -246,7 +240,7 @@ class GenerationLoader:
         except BaseException:
             if preparing is not None:
                 preparing.cancel()
-            self._code.release(slot)
+            self.code.release(slot)
             raise
         return Serving(process, spec, slot, time.monotonic(), node)
 
@@ -256,21 +250,21 @@ class GenerationLoader:
         """The processes of this pod, in the world of the generation once that is formed."""
         self._on_stage(wanted.generation, "joining", "the world of its pods")
         async with deadlines.timeout(float(spec.compute.launch_timeout)):
-            world = self.joined = await self._membership.wait_for_world(wanted.generation)
+            world = self.joined = await self.membership.wait_for_world(wanted.generation)
         distribution = spec.compute.distribution
         assert distribution is not None
         nodes = [
             node
             for node, member in enumerate(world.members)
-            if member.pod == self._pod.pod and member.incarnation in ("", self._incarnation)
+            if member.pod == self.pod.pod and member.incarnation in ("", self.incarnation)
         ]
         specs = []
         for node, local in itertools.product(nodes, range(world.processes)):
             env = dict(wanted.env)
             own = rank_environment.rank_environ(spec.compute, world, node, local, env)
-            if distribution.distribution_type == "ray" and ray_node.OPERATED in self._environ:
-                paths = [self._code.shown(slot, path) for path in wanted.sys_path]
-                own |= ray_node.job_environ(paths, env)
+            if distribution.distribution_type == "ray" and framework_nodes.OPERATED in self.environ:
+                paths = [self.code.shown(slot, path) for path in wanted.sys_path]
+                own |= framework_nodes.job_environ(paths, env)
             rank = rank_environment.rank_of(world, node, local)
             threads = distribution.threads or wanted.threads
             specs.append(replace(wanted, own_env=tuple(own.items()), rank=rank, threads=threads))
@@ -288,8 +282,8 @@ class GenerationLoader:
             nodes[0] if nodes else None,
             workers,
             generation=wanted.generation,
-            membership=self._membership,
-            peers=self._peers,
+            membership=self.membership,
+            peers=self.peers,
             distribution=distribution,
         )
         return group, own_node
@@ -303,9 +297,9 @@ class GenerationLoader:
         kind = distribution.distribution_type
         self._on_stage(wanted.generation, "joining", f"the {kind.title()} cluster of its pods")
         timeout = float(spec.compute.launch_timeout)
-        if ray_node.OPERATED in self._environ:
+        if framework_nodes.OPERATED in self.environ:
             if _needs_operator(spec):
-                await ray_node.wait_until_joined(self._environ, timeout)
+                await framework_nodes.wait_until_joined(self.environ, timeout)
             return None
         paths = [*wanted.sys_path, *dict(wanted.env).get("PYTHONPATH", "").split(os.pathsep)]
         env = {**dict(wanted.env), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
@@ -351,14 +345,14 @@ class GenerationLoader:
 
     def _on_node_line(self, generation: int, text: str) -> None:
         """Actors print where their host does."""
-        self._on_line(Line(text, "stdout", None, time.time(), None), generation)
+        self.on_line(Line(text, "stdout", None, time.time(), None), generation)
 
     async def _start_workers(self, specs: Sequence[WorkerSpec], spec: WorkloadSpec) -> list[Worker]:
         """Loaded workers, all of them at the same time; none is left if one cannot be made."""
         workers: list[Worker] = []
 
         async def start(wanted: WorkerSpec) -> Worker:
-            worker = await self._host.start(
+            worker = await self.host.start(
                 wanted, lambda stage, message: self._on_stage(wanted.generation, stage, message)
             )
             workers.append(worker)
@@ -376,8 +370,8 @@ class GenerationLoader:
 
     def _pool_environ(self, spec: WorkloadSpec) -> dict[str, str]:
         """Variables of a pool of replicas, as far as the controller has said who is there."""
-        members = self._membership.members
-        ordinals = [member.ordinal for member in members if member.pod == self._pod.pod]
+        members = self.membership.members
+        ordinals = [member.ordinal for member in members if member.pod == self.pod.pod]
         if spec.compute.broadcast is None or not ordinals:
             return {}
         return rank_environment.pool_environ(spec.compute, ordinals[0], members)
@@ -396,17 +390,17 @@ class GenerationLoader:
             wanted = environment.app_run(
                 generation,
                 spec,
-                pod=self._pod,
+                pod=self.pod,
                 prepared=prepared,
                 code=slot.path if slot is not None else None,
             )
             self._on_stage(generation, "starting", wanted.app.command)
-            app = await self._apps.start(wanted)
+            app = await self.apps.start(wanted)
             await app.wait_until_serving(environment.health_timeout(spec))
         except BaseException:
             if app is not None:
                 await asyncio.shield(app.kill())
-            self._code.release(slot)
+            self.code.release(slot)
             raise
         return Serving(app, spec, slot, time.monotonic())
 
@@ -414,8 +408,8 @@ class GenerationLoader:
         self, spec: WorkloadSpec, code: Path | None
     ) -> tuple[str, Mapping[str, str]]:
         """Working directory and environment of what else runs in the pod, as a worker has them."""
-        prepared = self._prepared or environment.unprepared(self._environ, self._pod, spec)
-        return self._pod.working_dir, environment.shell_environ(prepared, spec, self._pod, code)
+        prepared = self._prepared or environment.unprepared(self.environ, self.pod, spec)
+        return self.pod.working_dir, environment.shell_environ(prepared, spec, self.pod, code)
 
     async def _fetch_code(
         self, generation: int, spec: WorkloadSpec
@@ -423,19 +417,19 @@ class GenerationLoader:
         """The project in a slot, and the arguments of a class's constructor."""
         async with self._storing:
             self._on_stage(generation, "fetching", "")
-            init_args = await self._code.fetch(spec)
-            slot = await self._code.materialise(spec)
+            init_args = await self.code.fetch(spec)
+            slot = await self.code.materialise(spec)
         try:  # before any code of it runs
-            warning = await self._code.show(slot)
+            warning = await self.code.show(slot)
         except BaseException:
-            self._code.release(slot)
+            self.code.release(slot)
             raise
         if warning:
             self._on_stage(generation, "fetching", warning, is_warning=True)
         return slot, init_args
 
     async def _prepare(self, generation: int, spec: WorkloadSpec) -> Prepared:
-        self._prepared = await self._images.prepare(generation, spec, self._environ)
+        self._prepared = await self.images.prepare(generation, spec, self.environ)
         return self._prepared
 
     async def _prewarm(self, generation: int, spec: WorkloadSpec, *, is_first: bool) -> Prepared:
@@ -444,7 +438,7 @@ class GenerationLoader:
         preload = spec.runtime.preload
         if is_first and preload:
             self._on_stage(generation, "preloading", ", ".join(preload))
-        await self._host.prewarm(
+        await self.host.prewarm(
             prepared.python, tuple(prepared.env.items()), prepared.path, preload
         )
         return prepared
@@ -452,7 +446,7 @@ class GenerationLoader:
     def _on_stage(
         self, generation: int, stage: str, message: str, *, is_warning: bool = False
     ) -> None:
-        self._session.report_stage(StageReport(generation, stage, message, is_warning))
+        self.session.report_stage(StageReport(generation, stage, message, is_warning))
 
     # -------------------------------------------------------------------------------- afterwards
 
@@ -465,8 +459,8 @@ class GenerationLoader:
         self._stop_pruning()
         await self._kept_node()
         await asyncio.gather(*self._ending)
-        await self._host.close()
-        await self._images.close()
+        await self.host.close()
+        await self.images.close()
 
     def _stop_pruning(self) -> None:
         if self._pruning is not None:
@@ -475,34 +469,24 @@ class GenerationLoader:
     async def _prune(self, keep: Callable[[], list[WorkloadSpec]]) -> None:
         await asyncio.sleep(PRUNE_DELAY)
         async with self._storing:
-            await asyncio.to_thread(self._code.prune, keep())
+            await asyncio.to_thread(self.code.prune, keep())
 
 
+@dataclass(eq=False, kw_only=True)
 class Supervisor:
     """Brings the pod to the generation that the controller wants, and keeps it there."""
 
-    def __init__(  # noqa: PLR0913  # the parts of an agent that it brings together
-        self,
-        *,
-        pod: PodEnv,
-        interpreters: Interpreters,
-        loader: GenerationLoader,
-        code: ProjectCode,
-        apps: AppHost,
-        calls: Calls,
-        session: Session,
-        membership: Membership,
-        filesystem: PodFilesystem,
-    ) -> None:
-        self._pod = pod
-        self._filesystem = filesystem
-        self._membership = membership
-        self._interpreters = interpreters
-        self._loader = loader
-        self._code = code
-        self._apps = apps
-        self._calls = calls
-        self._session = session
+    pod: PodEnv
+    interpreters: Interpreters
+    loader: GenerationLoader
+    project: ProjectCode
+    apps: AppHost
+    calls: Calls
+    session: Session
+    membership: Membership
+    filesystem: PodFilesystem
+
+    def __post_init__(self) -> None:
         self._machine = reload.Reconciler()
         self._specs: dict[int, WorkloadSpec] = {}
         self._failure: exceptions.Failure | None = None
@@ -547,10 +531,10 @@ class Supervisor:
         """Working directory and environment of what else runs in the pod, as a worker has them."""
         spec = self._specs.get(max(self._specs, default=0))
         if spec is None:
-            raise CallRefusedError(f"pod {self._pod.pod} is being started", hint="try again")
+            raise CallRefusedError(f"pod {self.pod.pod} is being started", hint="try again")
         with contextlib.suppress(OSError):  # whatever runs there says what is wrong
             self._make_working_dir()
-        return self._loader.shell_environment(spec, self.code)
+        return self.loader.shell_environment(spec, self.code)
 
     # ----------------------------------------------------------------------------------- events
 
@@ -567,7 +551,7 @@ class Supervisor:
     def on_line(self, line: Line, generation: int) -> None:
         """A worker or an app wrote a line: the deploy that waits for it shows it."""
         if line.call is None and generation == self._machine.loading:
-            self._session.report_line(
+            self.session.report_line(
                 LogReport(
                     generation=generation,
                     text=line.text,
@@ -581,7 +565,7 @@ class Supervisor:
         """A worker that was loaded has ended."""
         _log.warning("worker ended pid=%s error=%s", worker.pid, error.message)
         process: Worker | RankGroup = worker
-        had_calls = self._calls.lost_with == worker.pid
+        had_calls = self.calls.lost_with == worker.pid
         group = self._serving.process if self._serving is not None else None
         if isinstance(group, RankGroup) and worker in group.workers:
             group.abort(worker)
@@ -592,12 +576,12 @@ class Supervisor:
         """The controller says who the siblings of the pod are: perhaps there is a new world."""
         group = self._serving.process if self._serving is not None else None
         generation = self._machine.loading or self._machine.serving
-        world = self._membership.world_of(generation)
+        world = self.membership.world_of(generation)
         if world is None:
             return
         joined = group.world if isinstance(group, RankGroup) else None
         if self._machine.loading is not None:
-            joined = self._loader.joined
+            joined = self.loader.joined
         if joined is not None and world.epoch > joined.epoch:
             self._handle(reload.WorldFormed(generation))
 
@@ -613,9 +597,9 @@ class Supervisor:
             return
         self._serving = None
         self._gone[process.generation] = why
-        self._code.release(serving.slot)
+        self.project.release(serving.slot)
         if serving.node is not None and isinstance(process, RankGroup):
-            self._loader.keep(serving.node, process.world)
+            self.loader.keep(serving.node, process.world)
         lived = time.monotonic() - serving.loaded
         self._handle(reload.Died(process.generation, lived, had_calls))
 
@@ -631,7 +615,7 @@ class Supervisor:
         await cancel_all(self._draining)
         if self._serving is not None and self._serving.node is not None:
             await self._serving.node.kill()
-        await self._loader.close()
+        await self.loader.close()
 
     # ---------------------------------------------------------------------------------- effects
 
@@ -650,18 +634,18 @@ class Supervisor:
             case reload.Switch():
                 self._switch()
             case reload.Hold(generation):
-                self._calls.hold(self._specs[generation])
-                self._apps.hold()
+                self.calls.hold(self._specs[generation])
+                self.apps.hold()
             case reload.Refuse(generation):
-                self._calls.refuse(self._refusal(generation))
-                self._apps.refuse(self._refusal(generation))
+                self.calls.refuse(self._refusal(generation))
+                self.apps.refuse(self._refusal(generation))
             case reload.Restart(generation, delay):
                 due = reload.RestartDue(generation)
                 loop = asyncio.get_running_loop()
                 self._restart = loop.call_later(delay, self._handle, due)
             case reload.Report(generation, serving, is_failure):
                 failure = self._failure.to_dict() if is_failure and self._failure else None
-                self._session.report_observed(
+                self.session.report_observed(
                     Observed(generation=generation, serving=serving, failure=failure)
                 )
 
@@ -672,20 +656,20 @@ class Supervisor:
         why = self._gone.get(loaded.process.generation)
         self._gone.clear()
         if isinstance(loaded.process, AppProcess):
-            self._apps.serve(loaded.process)
-            self._calls.hold(loaded.spec)
-            self._calls.refuse(
+            self.apps.serve(loaded.process)
+            self.calls.hold(loaded.spec)
+            self.calls.refuse(
                 CallableNotFoundError(
                     f"{loaded.spec.name} is an app, which has no callable",
                     hint="its own routes are below /http/",
                 )
             )
         else:
-            self._apps.hold()
-            self._calls.serve(loaded.spec, loaded.process, why)
+            self.apps.hold()
+            self.calls.serve(loaded.spec, loaded.process, why)
         if before is not None:
             self._drain(before)
-        self._loader.prune_later(lambda: list(self._specs.values()))
+        self.loader.prune_later(lambda: list(self._specs.values()))
 
     def _drain(self, old: Serving) -> None:
         while len(self._draining) >= DRAINING_LIMIT:
@@ -707,7 +691,7 @@ class Supervisor:
                 await asyncio.shield(old.process.kill())
                 if old.node is not None:
                     await asyncio.shield(old.node.kill())
-            self._code.release(old.slot)
+            self.project.release(old.slot)
 
     def _refusal(self, generation: int) -> KubetorchError:
         failure = self._failure
@@ -727,14 +711,14 @@ class Supervisor:
             await asyncio.to_thread(self._make_working_dir)
             if not self._machine.serving:
                 await self._report_denials(generation)
-            spec = await self._interpreters.choose(self._specs[generation])
+            spec = await self.interpreters.choose(self._specs[generation])
             loaded = await self._load_process(generation, spec)
         except LoadFailed as error:
             self._failure = error.failure
         except Exception as error:  # noqa: BLE001  # an agent that lives can be deployed to again
             if not isinstance(error, KubetorchError):
                 _log.exception("load failed generation=%s", generation)
-            self._failure = exceptions.describe_refusal(error, pod_name=self._pod.pod)
+            self._failure = exceptions.describe_refusal(error, pod_name=self.pod.pod)
         else:
             self._loaded = loaded
             self._handle(reload.Loaded(generation))
@@ -744,28 +728,28 @@ class Supervisor:
 
     async def _report_denials(self, generation: int) -> None:
         """Report which paths the pod does not have, or cannot use."""
-        found = [self._filesystem.warning] if self._filesystem.warning else []
-        if self._filesystem.is_container:
+        found = [self.filesystem.warning] if self.filesystem.warning else []
+        if self.filesystem.is_container:
             spec = self._specs[generation]
-            found += await asyncio.to_thread(environment.denials, spec, self._pod)
+            found += await asyncio.to_thread(environment.denials, spec, self.pod)
         for text in found:
-            self._session.report_stage(StageReport(generation, "starting", text, warning=True))
+            self.session.report_stage(StageReport(generation, "starting", text, warning=True))
 
     def _make_working_dir(self) -> None:
         """Make the working directory, which user code may have removed."""
-        Path(self._pod.working_dir).mkdir(parents=True, exist_ok=True)
+        Path(self.pod.working_dir).mkdir(parents=True, exist_ok=True)
 
     async def _load_process(self, generation: int, spec: WorkloadSpec) -> Serving:
         try:
             if spec.callable.app is not None:
                 make_room = functools.partial(self._make_room, generation)
-                return await self._loader.load_app(generation, spec, make_room=make_room)
+                return await self.loader.load_app(generation, spec, make_room=make_room)
             is_first = not self._machine.serving
             await self._leave_world(generation)
-            return await self._loader.load_worker(generation, spec, is_first=is_first)
+            return await self.loader.load_worker(generation, spec, is_first=is_first)
         except BaseException:
             if self._serving is not None:
-                await asyncio.shield(self._code.show(self._serving.slot))
+                await asyncio.shield(self.project.show(self._serving.slot))
             raise
 
     async def _leave_world(self, generation: int) -> None:
@@ -780,7 +764,7 @@ class Supervisor:
                 if before.node is not None:
                     await asyncio.shield(before.node.kill())
             finally:
-                self._code.release(before.slot)
+                self.project.release(before.slot)
 
     async def _make_room(self, generation: int) -> None:
         """End the app that serves."""
@@ -792,4 +776,4 @@ class Supervisor:
                 await before.process.drain(DRAIN_GRACE)
             finally:
                 await asyncio.shield(before.process.kill())
-                self._code.release(before.slot)
+                self.project.release(before.slot)

@@ -8,10 +8,9 @@ from tempfile import gettempdir
 from typing import Any
 
 from kubetorch.pod.calls import Call, Calls
+from kubetorch.pod.logs import Line
 from kubetorch.pod.results import Outcomes
-from kubetorch.pod.worker_process.log_lines import Line
-from kubetorch.pod.worker_process.worker import CallSink
-from kubetorch.pod.worker_process.worker_socket import OwnedPayload, Payload
+from kubetorch.pod.worker_process.worker import CallSink, OwnedPayload, Payload
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.workload import WorkloadSpec

@@ -16,7 +16,7 @@ from kubetorch.errors import (
 from kubetorch.pod import calls as module
 from kubetorch.pod.calls import Call
 from kubetorch.pod.results import Outcomes
-from kubetorch.pod.worker_process.worker_socket import OwnedPayload
+from kubetorch.pod.worker_process.worker import OwnedPayload
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import exceptions

@@ -24,11 +24,11 @@ from kubetorch.errors import (
     WorkerMembershipChanged,
 )
 from kubetorch.lib import memory
+from kubetorch.pod.logs import Line
 from kubetorch.pod.membership import REPEAT, Membership
 from kubetorch.pod.peers import PeerSink, fan_out
 from kubetorch.pod.rank_calls import DOUBT, HANGING, NEWS, SETTLING, RankGroup, select
-from kubetorch.pod.worker_process.log_lines import Line
-from kubetorch.pod.worker_process.worker_socket import OwnedPayload, Payload
+from kubetorch.pod.worker_process.worker import OwnedPayload, Payload
 from kubetorch.specs.distribution import DistributionSpec
 from kubetorch.wire import codecs, exceptions, rank_values
 from kubetorch.wire.frames import Log, Open, Part, Progress

@@ -9,7 +9,7 @@ from kubetorch.lib import websocket_protocol
 from kubetorch.pod import streams as module
 from kubetorch.pod import streams as relays
 from kubetorch.pod.streams import ClientStream
-from kubetorch.pod.worker_process.worker_socket import OwnedPayload
+from kubetorch.pod.worker_process.worker import OwnedPayload
 from kubetorch.wire import frames
 from kubetorch.wire.frames import Ack, Attach, Body, Cancel, Credit, Inbox, Kind, Open, Outbox
 from tests.decoding import decode

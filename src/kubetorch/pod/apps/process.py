@@ -31,7 +31,7 @@ from kubetorch.lib.decoders import json_decoder
 from kubetorch.lib.http1 import AnswerReader, encoded, request_head
 from kubetorch.lib.process_watch import ExitWatch
 from kubetorch.lib.tasks import cancel_all
-from kubetorch.pod.worker_process.log_lines import Line, LogPipe
+from kubetorch.pod.logs import Line, LogPipe
 from kubetorch.pod.worker_process.worker import MARKER
 from kubetorch.specs.callable import AppSpec
 from kubetorch.wire.messages import AppView

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from kubetorch.errors import CallRefusedError, KubetorchError
@@ -89,31 +90,20 @@ def required_verbs(method: str, path: str) -> tuple[str, ...] | None:
     return None if route.is_open else route.opens
 
 
+@dataclass(eq=False, kw_only=True)
 class App:
-    def __init__(  # noqa: PLR0913  # its collaborators
-        self,
-        *,
-        pod_name: str,
-        guard: Guard,
-        calls: Calls,
-        members: Membership,
-        images: Images,
-        supervisor: Supervisor,
-        workers: WorkerHost,
-        apps: AppHost,
-        gate: AppProxy,
-        log: PodLog,
-    ) -> None:
-        self._pod_name = pod_name
-        self._guard = guard
-        self._calls = calls
-        self._members = members
-        self._images = images
-        self._supervisor = supervisor
-        self._workers = workers
-        self._apps = apps
-        self._gate = gate
-        self._log = log
+    pod_name: str
+    guard: Guard
+    calls: Calls
+    members: Membership
+    images: Images
+    supervisor: Supervisor
+    workers: WorkerHost
+    apps: AppHost
+    gate: AppProxy
+    log: PodLog
+
+    def __post_init__(self) -> None:
         self._routes: dict[str, _Answer] = {
             "/": self._health,
             routes.HEALTH: self._health,
@@ -135,8 +125,8 @@ class App:
         request.headers[name] = given = request_id(request.headers.get(name, ""))
         respond = Responder(send, {routes.REQUEST_ID: given})
         try:
-            if self._gate.takes(scope["raw_path"]):
-                await self._gate.answer(scope, receive, send)
+            if self.gate.takes(scope["raw_path"]):
+                await self.gate.answer(scope, receive, send)
             else:
                 await self._answer(request, respond)
         except ClientGoneError:
@@ -149,22 +139,22 @@ class App:
 
     async def _answer(self, request: Request, respond: Responder) -> None:
         headers = request.headers
-        self._guard.check_origin(headers.get("host"), headers.get("origin"))
+        self.guard.check_origin(headers.get("host"), headers.get("origin"))
         verbs = required_verbs(request.method, request.path)
         if verbs is not None:
-            self._guard.check_token(headers.get(routes.AUTHORIZATION.lower()), *verbs)
+            self.guard.check_token(headers.get(routes.AUTHORIZATION.lower()), *verbs)
             request.admit()
         if request.path == routes.RUN and request.method == "POST":
-            await commands.run(request, respond, self._images.run_now)
+            await commands.run(request, respond, self.images.run_now)
             return
         if request.method == "POST":
             name, method = _target(request.path)
-            spec = self._calls.spec
+            spec = self.calls.spec
             together = None if spec is None else self._together(spec)
             if together is not None and routes.ALONE.lower() not in headers:
-                await broadcast.call(request, respond, self._members, together)
+                await broadcast.call(request, respond, self.members, together)
                 return
-            await calling.call(request, respond, self._calls, name, method)
+            await calling.call(request, respond, self.calls, name, method)
             return
         route = self._routes.get(request.path)
         if route is None:
@@ -174,14 +164,14 @@ class App:
         await route(request, respond)
 
     async def _fail(self, error: Exception, respond: Responder) -> None:
-        failure = exceptions.describe_refusal(error, pod_name=self._pod_name, started=False)
+        failure = exceptions.describe_refusal(error, pod_name=self.pod_name, started=False)
         if respond.has_begun:
             await respond.write(failure.to_json() + b"\n", more=False)
         else:
             await respond.refuse(failure.status, failure.to_json())
 
     def _no_route(self, request: Request) -> KubetorchError:
-        spec = self._calls.spec
+        spec = self.calls.spec
         if spec is not None and request.path[1:].partition("/")[0] == spec.callable.name:
             return refusal(405, f"{request.path} is called with POST")
         return refusal(404, f"there is nothing at {request.path[:200]!r}")
@@ -197,17 +187,17 @@ class App:
 
     @property
     def _is_serving(self) -> bool:
-        is_app = self._supervisor.serves_app
-        return bool(self._supervisor.generation) and (is_app or self._calls.is_serving)
+        is_app = self.supervisor.serves_app
+        return bool(self.supervisor.generation) and (is_app or self.calls.is_serving)
 
     async def _ready(self, request: Request, respond: Responder) -> None:
         wanted = request.query("launch_id") or None
-        generation = self._supervisor.generation
+        generation = self.supervisor.generation
         if not self._is_serving or (wanted is not None and wanted != str(generation)):
             raise CallRefusedError(
-                f"pod {self._pod_name} serves generation {generation}"
+                f"pod {self.pod_name} serves generation {generation}"
                 if generation
-                else f"pod {self._pod_name} serves nothing yet",
+                else f"pod {self.pod_name} serves nothing yet",
                 hint=None if wanted is None else f"generation {wanted} was asked for",
             )
         spec = self._spec()
@@ -222,8 +212,8 @@ class App:
         )
 
     async def _metrics(self, _request: Request, respond: Responder) -> None:
-        calls = self._calls
-        restarts, dropped = self._supervisor.restarts, self._log.dropped
+        calls = self.calls
+        restarts, dropped = self.supervisor.restarts, self.log.dropped
         lost = "Lines that could not be written to the log."
         figures = (
             ("calls_total", "counter", "Calls that were begun.", calls.total),
@@ -246,7 +236,7 @@ class App:
 
         spec = self._spec()
         found = await asyncio.to_thread(
-            openapi.operations, spec, self._supervisor.code, self._together(spec)
+            openapi.operations, spec, self.supervisor.code, self._together(spec)
         )
         if request.path == routes.OPENAPI:
             document = openapi.document(spec.callable, spec.name, found)
@@ -257,10 +247,10 @@ class App:
             await respond.answer(200, text.encode(), "text/html; charset=utf-8")
 
     def _together(self, spec: WorkloadSpec) -> tuple[int, ...] | None:
-        return messages.called_together(spec, self._members.pool)
+        return messages.called_together(spec, self.members.pool)
 
     async def _app_status(self, _request: Request, respond: Responder) -> None:
-        view = self._apps.view if self._supervisor.serves_app else None
+        view = self.apps.view if self.supervisor.serves_app else None
         found: dict[str, object] = {"running": None if view is None else view.state != "exited"}
         if view is not None and view.state == "exited":
             found["exit_code"] = view.exit_code
@@ -271,15 +261,15 @@ class App:
     async def _logs(self, request: Request, respond: Responder) -> None:
         count = min(_number(request.query("tail", str(TAIL))), _TAIL_LIMIT)
         if request.query("follow") not in ("1", "true"):
-            self._log.flush()
-            lines = await asyncio.to_thread(self._log.tail, count)
+            self.log.flush()
+            lines = await asyncio.to_thread(self.log.tail, count)
             await respond.answer(200, b"".join(lines), NDJSON)
             return
         await respond.begin(200, NDJSON)
         ends = [asyncio.ensure_future(request.disconnected())]
         if generation := request.query("app"):
-            ends.append(asyncio.ensure_future(self._apps.end(_number(generation))))
-        follower = self._log.follow(count)
+            ends.append(asyncio.ensure_future(self.apps.end(_number(generation))))
+        follower = self.log.follow(count)
         for end in ends:
             end.add_done_callback(lambda _: follower.close())
         try:
@@ -294,14 +284,14 @@ class App:
     async def _stacks(self, request: Request, respond: Responder) -> None:
         text = request.query("rank")
         rank = _number(text) if text else None
-        workers = [one for one in self._workers.alive if rank in (None, one.rank)]
+        workers = [one for one in self.workers.alive if rank in (None, one.rank)]
         found = await asyncio.gather(*(worker.stacks() for worker in workers))
         await respond.answer(200, messages.encode(sorted(found, key=lambda one: one.rank or 0)))
 
     def _spec(self) -> WorkloadSpec:
-        if self._calls.spec is None:
+        if self.calls.spec is None:
             raise CallRefusedError("nothing is deployed on this pod yet")
-        return self._calls.spec
+        return self.calls.spec
 
 
 def _target(path: str) -> tuple[str, str | None]:

@@ -19,9 +19,9 @@ import msgspec
 from kubetorch.errors import ProtocolError, SerializationError, did_you_mean
 from kubetorch.lib.asgi import JSON, NDJSON, Request, Responder
 from kubetorch.pod.calls import Call, Calls, join
+from kubetorch.pod.logs import Line
 from kubetorch.pod.streams import GRANT_COUNT
-from kubetorch.pod.worker_process.log_lines import Line
-from kubetorch.pod.worker_process.worker_socket import OwnedPayload, Payload
+from kubetorch.pod.worker_process.worker import OwnedPayload, Payload
 from kubetorch.wire import codecs, exceptions, rank_values, routes
 from kubetorch.wire.calls import Returned, new_call_id
 from kubetorch.wire.frames import Body, Open, Progress

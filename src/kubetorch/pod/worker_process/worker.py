@@ -4,8 +4,8 @@ WorkerHost ── Zygotes ── Zygote ══ zygote process
     │                                  │ forks
     └─ Worker ── WorkerSocket, LogPipe ══ worker process
 
-Everything here runs on the agent's event loop; what a call produces is handed to its `CallSink`
-right in the loop's callback. See docs/design/workers.md.
+Everything here runs on the agent's event loop, and nothing blocks; what a call produces is handed
+to its `CallSink` right in the loop's callback. See docs/design/workers.md.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ import fcntl
 import functools
 import itertools
 import json
+import logging
 import os
 import secrets
 import signal
 import socket
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from kubetorch.errors import (
@@ -34,13 +35,14 @@ from kubetorch.errors import (
     WorkerDiedError,
     WorkerRecycledError,
 )
-from kubetorch.lib import deadlines, process_watch, processes
+from kubetorch.lib import deadlines, memory, process_watch, processes
+from kubetorch.lib.memory import Lending, Mappings, Memory
 from kubetorch.lib.process_watch import ExitWatch
+from kubetorch.pod.logs import Line, LogPipe
+from kubetorch.pod.memory_limit import OomKills
 from kubetorch.pod.user_process import protocol
-from kubetorch.pod.user_process.protocol import Frame
-from kubetorch.pod.worker_process.log_lines import Line, LogPipe
+from kubetorch.pod.user_process.protocol import Buffer, Frame
 from kubetorch.pod.worker_process.stacks import StackFile
-from kubetorch.pod.worker_process.worker_socket import Payload, WorkerSocket
 from kubetorch.pod.worker_process.zygotes import (
     Launched,
     OnStage,
@@ -67,10 +69,11 @@ STOP_GRACE = 5.0
 KILL_TIMEOUT = 10.0
 #: Calls that one worker takes at a time, running or waiting for a thread.
 CALL_LIMIT = 2000
+#: Seconds between two looks for memory files that can be given back, as long as there are any.
+TRIM_DELAY = 1.5
 
-_HIERARCHY = Path("/sys/fs/cgroup")
-# Version 1 says "no limit" by the largest number of pages that there could be.
-_UNLIMITED = 1 << 60
+_log = logging.getLogger(__name__)
+_NOTHING = memoryview(b"")
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,29 @@ class WorkerSpec:
     own_env: tuple[tuple[str, str], ...] = ()
     rank: int | None = None
     code: str | None = None
+
+
+class Payload(Protocol):
+    """Bytes on their way. Whoever has it last releases it."""
+
+    @property
+    def view(self) -> memoryview:
+        """The bytes."""
+
+    def release(self) -> None:
+        """Release the bytes. May be called twice."""
+
+
+class OwnedPayload:
+    """A payload whose memory lives as long as something was made from its view."""
+
+    __slots__ = ("view",)
+
+    def __init__(self, data: Buffer) -> None:
+        self.view = memoryview(data)
+
+    def release(self) -> None:
+        self.view = _NOTHING
 
 
 class CallSink(Protocol):
@@ -486,6 +512,171 @@ class Worker:
             call.sink.on_log(line)
 
 
+class WorkerSocket:
+    """The socket to one worker."""
+
+    def __init__(
+        self, sock: socket.socket, on_frame: Callable[[Frame], None], on_end: Callable[[], None]
+    ) -> None:
+        sock.setblocking(False)
+        self._socket = sock
+        self._on_frame = on_frame
+        self._on_end = on_end
+        self._loop = asyncio.get_running_loop()
+        self._receiver = protocol.Receiver(sock)
+        self._lending = Lending()
+        self._mappings = Mappings()
+        # Bytes that the socket had no room for, each with the descriptor that goes with it.
+        self._waiting: deque[tuple[memoryview, int | None]] = deque()
+        self._trim: asyncio.TimerHandle | None = None
+        self._loop.add_reader(sock.fileno(), self._read)
+
+    def send(self, head: bytes, descriptor: int | None = None) -> None:
+        """Send a frame without a payload, and the descriptor that it announces."""
+        self._send([head], descriptor)
+
+    def send_payload(
+        self, kind: int, call: int, codec: str, sizes: Sequence[int], payload: Payload, rest: bytes
+    ) -> None:
+        """Send a frame with a payload, which is released."""
+        flags, meta = protocol.pack_sizes(codec, sizes)
+        length = len(payload.view)
+        if isinstance(payload, Memory) and length > protocol.INLINE:
+            number, descriptor = self._lending.lend(payload)
+            flags |= protocol.FILE | (0 if descriptor is None else protocol.DESCRIPTOR)
+            if payload.is_shared:
+                flags |= protocol.SHARED
+            head = protocol.pack(
+                kind, call, flags=flags, argument=number, meta=meta + rest, length=length
+            )
+            self._send([head], descriptor)
+            self._trim_later()
+        else:
+            head = protocol.pack(kind, call, flags=flags, meta=meta + rest, length=length)
+            self._send([head, payload.view] if length else [head])
+        payload.release()
+
+    def _send(self, parts: list[Buffer], descriptor: int | None = None) -> None:
+        for number, _ in self._mappings.returned():
+            parts.insert(0, protocol.pack(protocol.RELEASE, argument=number))
+        for number in self._lending.forgotten():
+            parts.insert(0, protocol.pack(protocol.FORGET, argument=number))
+        if self._waiting:
+            self._wait(b"".join(parts), descriptor)
+            return
+        try:
+            rights = [] if descriptor is None else protocol.rights(descriptor)
+            sent = self._socket.sendmsg(parts, rights)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            return  # its end is noticed when it is read
+        total = sum(map(len, parts))
+        if sent < total:
+            self._wait(b"".join(parts)[sent:], None if sent else descriptor)
+            self._loop.add_writer(self._socket.fileno(), self._flush)
+
+    def _wait(self, data: bytes, descriptor: int | None) -> None:
+        # A duplicate: the file may be closed before its turn comes.
+        held = None if descriptor is None else os.dup(descriptor)
+        self._waiting.append((memoryview(data), held))
+
+    def _flush(self) -> None:
+        while self._waiting:
+            data, descriptor = self._waiting[0]
+            try:
+                rights = [] if descriptor is None else protocol.rights(descriptor)
+                sent = self._socket.sendmsg([data], rights)
+            except BlockingIOError:
+                return
+            except OSError:
+                break
+            if descriptor is not None:
+                os.close(descriptor)
+            if sent < len(data):
+                self._waiting[0] = data[sent:], None
+                return
+            self._waiting.popleft()
+        self._drop_waiting()
+        self._loop.remove_writer(self._socket.fileno())
+
+    def _drop_waiting(self) -> None:
+        for _, descriptor in self._waiting:
+            if descriptor is not None:
+                os.close(descriptor)
+        self._waiting.clear()
+
+    def payload(self, frame: Frame) -> OwnedPayload:
+        """The payload of a frame; to be called in the order of the frames."""
+        if not frame.flags & protocol.FILE:
+            return OwnedPayload(frame.payload)
+        self._trim_later()
+        return OwnedPayload(self._mappings.open(frame.argument, frame.length, frame.descriptor))
+
+    def read_rest(self) -> None:
+        """Take what the worker sent before it ended."""
+        with contextlib.suppress(OSError):
+            while self._socket.fileno() >= 0 and self._receiver.receive():
+                self._dispatch()
+
+    def _read(self) -> None:
+        try:
+            is_open = self._receiver.receive()
+        except BlockingIOError:
+            return
+        except OSError:
+            is_open = False
+        if is_open:
+            self._dispatch()
+        else:
+            self._loop.remove_reader(self._socket.fileno())
+            self._on_end()
+
+    def _dispatch(self) -> None:
+        while True:
+            frame = self._receiver.next()
+            if frame is None:
+                return
+            if frame.kind == protocol.RELEASE:
+                is_spent = bool(frame.flags & protocol.SPENT)
+                self._lending.take_back(frame.argument, is_spent=is_spent)
+            elif frame.kind == protocol.FORGET:
+                self._mappings.forget(frame.argument)
+            else:
+                try:
+                    self._on_frame(frame)
+                except Exception:  # noqa: BLE001  # one sink must not stop the others
+                    _log.exception("a frame of a worker could not be handled kind=%d", frame.kind)
+
+    def _trim_later(self) -> None:
+        if self._trim is None:
+            self._trim = self._loop.call_later(TRIM_DELAY, self._trim_now)
+
+    def _trim_now(self) -> None:
+        self._trim = None
+        is_trimmed = memory.trim(memory.IDLE_SECONDS)
+        self._send([protocol.pack(protocol.TRIM)])
+        if not (is_trimmed and self._lending.is_empty and self._mappings.is_empty):
+            self._trim_later()
+
+    def close(self) -> None:
+        """Close the socket; all memory is this process's again."""
+        if self._socket.fileno() < 0:
+            return
+        if self._trim is not None:
+            self._trim.cancel()
+            # What it looked at is free at once, and some of it when the callers have it.
+            self._loop.call_soon(memory.trim)
+            self._loop.call_later(TRIM_DELAY, memory.trim)
+        self._loop.remove_reader(self._socket.fileno())
+        self._loop.remove_writer(self._socket.fileno())
+        self._drop_waiting()
+        self._receiver.close()
+        self._lending.close()
+        self._mappings.close()
+        self._socket.close()
+
+
 class WorkerHost:
     """Starts the workers of one agent."""
 
@@ -577,81 +768,12 @@ class WorkerHost:
         await self._zygotes.close()
 
 
-class OomKills:
-    """The number of kills for lack of memory in the control group of a process.
-
-    The process's own cgroup is asked, of either version; where its files cannot be read, the
-    machine's counter.
-    """
-
-    def __init__(self, pid: int) -> None:
-        self._files = [file for file in _counters(pid) if _count(file) is not None][:1]
-        self._before = self._now()
-
-    def has_risen(self) -> bool:
-        """True if the kernel has killed since this object was made."""
-        return self._now() > self._before
-
-    @property
-    def limit(self) -> int | None:
-        """Bytes that the cgroup may use, if it has a limit."""
-        return self._beside("memory.max", "memory.limit_in_bytes")
-
-    @property
-    def peak(self) -> int | None:
-        """Bytes that it used at most."""
-        return self._beside("memory.peak", "memory.max_usage_in_bytes")
-
-    def _beside(self, *names: str) -> int | None:
-        """A number in the folder of the counter, whichever version of cgroups it is of."""
-        for file in self._files:
-            for name in names:
-                with contextlib.suppress(OSError, ValueError):  # "max" is no limit
-                    found = int((file.parent / name).read_text())
-                    return found if found < _UNLIMITED else None
-        return None
-
-    def _now(self) -> int:
-        return sum(_count(file) or 0 for file in self._files)
-
-
-def _counters(pid: int) -> list[Path]:
-    """Files that may have the counter, the most specific first."""
-    found = []
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            below = path.lstrip("/")
-            if "memory" in controllers.split(","):
-                found.append(_HIERARCHY / "memory" / below / "memory.oom_control")
-            elif not controllers:
-                found.append(_HIERARCHY / below / "memory.events")
-    return [
-        *found,
-        _HIERARCHY / "memory.events",
-        _HIERARCHY / "memory" / "memory.oom_control",
-        Path("/proc/vmstat"),
-    ]
-
-
-def _count(file: Path) -> int | None:
-    try:
-        lines = file.read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        name, _, value = line.partition(" ")
-        if name == "oom_kill":
-            return int(value)
-    return None
-
-
 def death_error(
-    status: int | None, *, pod_name: str, kills: OomKills | None, doing: str = ""
+    status: int | None, *, pod_name: str, kills: OomKills, doing: str = ""
 ) -> WorkerDiedError:
     """The error for the calls of a worker that ended."""
     error: WorkerDiedError
-    if status == -signal.SIGKILL and kills is not None and kills.has_risen():
+    if status == -signal.SIGKILL and kills.has_risen():
         limit = kills.limit
         text = f"the worker in {pod_name} ran out of memory and was killed by the kernel{doing}"
         error = OutOfMemoryError(

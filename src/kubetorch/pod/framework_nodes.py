@@ -1,0 +1,248 @@
+"""The node of a framework beside the workers of a pod: of a Ray cluster, or a Monarch host.
+
+The program of the user runs in a worker, and has the nodes do its work. Options of Ray as of
+https://docs.ray.io/en/latest/cluster/cli.html. Where KubeRay runs the cluster, its own containers
+have started Ray already, with what their image has, and no node is started here. A Monarch host is
+a worker loop that the program on the first pod attaches to, and that starts the processes which
+programs spawn on it: https://meta-pytorch.org/monarch/api/monarch.actor.html.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+import tempfile
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from kubetorch.errors import ProtocolError, ResourceNotAvailableError, StartupError
+from kubetorch.lib import async_http, deadlines, process_watch, processes
+from kubetorch.lib.process_watch import ExitWatch, Output
+
+#: Variable by which what a node started is found.
+MARKER = "KT_NODE"
+#: Lines that an error shows.
+_SHOWN = 15
+#: Seconds to end by itself.
+_STOPPING = 3.0
+#: Seconds between two attempts to join a head of Ray that is not there yet, and between two
+#: questions; and between two attempts to reach a host of Monarch that does not listen yet.
+_RAY_AGAIN, _MONARCH_AGAIN = 0.5, 0.1
+
+#: Set by KubeRay in the containers of a RayCluster.
+OPERATED = "KUBERAY_GEN_RAY_START_CMD"
+#: Where KubeRay's probes ask if the node is part of the cluster, and the option for its port.
+_HEALTH = "http://127.0.0.1:{port}/api/local_raylet_healthz"
+_HEALTH_PORT = re.compile(r"--dashboard-agent-listen-port[= ](\d+)")
+#: Seconds that one such question may take.
+_HEALTH_TIMEOUT = 5.0
+#: What `ray start --block` prints once the node is there.
+_STARTED = "Ray runtime started"
+_RAY = "import sys; from ray.scripts.scripts import main; sys.argv[0] = 'ray'; main()"
+
+#: Printed once Monarch is imported.
+_IMPORTED = "monarch is imported"
+_HOST = f"""
+import sys
+from monarch.actor import run_worker_loop_forever
+print({_IMPORTED!r}, flush=True)
+run_worker_loop_forever(address=sys.argv[1], ca="trust_all_connections")
+"""
+
+
+class Node:
+    """A process of a framework with all that it starts."""
+
+    def __init__(self, python: str, env: Mapping[str, str], on_line: Callable[[str], None]) -> None:
+        self._python = python
+        # For its own files and sockets, whose paths may have 107 bytes.
+        self._folder = Path(tempfile.mkdtemp(prefix="kt-node-"))
+        value = secrets.token_hex(8)
+        self._marker = f"{MARKER}={value}"
+        own = {"TMPDIR": str(self._folder), MARKER: value, "PYTHONUNBUFFERED": "1"}
+        self._env = {**env, **own}
+        self._on_line = on_line
+        self._lines: deque[str] = deque(maxlen=_SHOWN)
+        self._ready = ""
+        self._pid = 0
+        self._watch: ExitWatch | None = None
+        self._output: Output | None = None
+        self._news = asyncio.Event()
+        self._is_ready = self._has_ended = False
+
+    @property
+    def is_alive(self) -> bool:
+        return not self._has_ended
+
+    async def _run(self, *arguments: str, until: str) -> bool:
+        """Run Python until it prints a line with this text; false if it ends before."""
+        self._lines.clear()
+        self._ready = until
+        self._is_ready = self._has_ended = False
+        reader, writer = os.pipe()
+        self._output = Output(reader, self._take)
+        command = (self._python, "-c", *arguments)
+        try:
+            self._pid = processes.spawn(command, self._env, output=writer, errors=writer)
+        finally:
+            os.close(writer)
+        self._watch = ExitWatch(self._pid, self._end)
+        while not self._has_ended and not self._is_ready:
+            self._news.clear()
+            await self._news.wait()
+        return self._is_ready
+
+    def _take(self, line: str) -> None:
+        self._lines.append(line)
+        self._is_ready = self._is_ready or self._ready in line
+        if line != self._ready:
+            self._on_line(line)
+        self._news.set()
+
+    def _end(self) -> None:
+        self._has_ended = True
+        if self._output is not None:
+            self._output.drain()
+            self._output.close()
+        process_watch.reap(self._pid)
+        self._news.set()
+
+    async def kill(self) -> None:
+        """End it, and all that it started."""
+        if self._pid and not self._has_ended:
+            with contextlib.suppress(OSError):
+                os.kill(self._pid, signal.SIGTERM)
+            with contextlib.suppress(TimeoutError):
+                async with deadlines.timeout(_STOPPING):
+                    while not self._has_ended:
+                        self._news.clear()
+                        await self._news.wait()
+        if self._pid:
+            kill = functools.partial(processes.kill_session, self._pid, marker=self._marker)
+            for pid in await asyncio.to_thread(kill):
+                process_watch.reap(pid)
+        if self._watch is not None:
+            self._watch.close()
+        await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+
+
+class RayNode(Node):
+    """The processes below `ray start --block`."""
+
+    def __init__(self, python: str, env: Mapping[str, str], on_line: Callable[[str], None]) -> None:
+        own = {name: value for name, value in env.items() if name != "RAY_ADDRESS"}
+        super().__init__(python, own, on_line)
+
+    async def start(self, host: str, port: int, *, own_host: str, is_head: bool) -> None:
+        """Start the node; it is part of the cluster at `host:port` then. Waits for a head.
+
+        Raises:
+            ResourceNotAvailableError: The interpreter of the workers has no Ray.
+            StartupError: Ray does not start.
+        """
+        options = [f"--node-ip-address={own_host}", "--disable-usage-stats", "--block"]
+        if is_head:
+            folder = f"--temp-dir={self._folder}"
+            options += ["--head", f"--port={port}", "--include-dashboard=false", folder]
+        else:
+            options += [f"--address={host}:{port}"]
+        while not await self._run(_RAY, "start", *options, until=_STARTED):
+            if any("No module named 'ray'" in line for line in self._lines):
+                raise ResourceNotAvailableError(
+                    f"{self._python} has no Ray, which a service that is distributed as ray needs",
+                    hint='kt.Image().pip_install(["ray[default]"]) installs it',
+                )
+            if is_head:
+                said = "\n".join(self._lines)
+                raise StartupError(f"the head of the Ray cluster did not start:\n{said}")
+            await asyncio.sleep(_RAY_AGAIN)
+
+
+class MonarchNode(Node):
+    """A host of Monarch, as the processes below its worker loop."""
+
+    async def start(self, addresses: Sequence[str], node: int) -> None:
+        """Start the host with this number; on the first pod, wait for those of the other pods.
+
+        Raises:
+            ResourceNotAvailableError: The interpreter of the workers cannot import Monarch.
+            StartupError: The host does not start.
+        """
+        address = addresses[node]
+        if not await self._run(_HOST, address, until=_IMPORTED):
+            said = self._lines[-1] if self._lines else "it says nothing"
+            raise ResourceNotAvailableError(
+                f"{self._python} cannot import Monarch, which a service that is distributed as "
+                f"monarch needs: {said}",
+                hint='kt.Image().pip_install(["torchmonarch"]) installs it, for Linux on x86_64',
+            )
+        for awaited in [address, *(addresses if node == 0 else ())]:
+            while not await _listens(awaited):
+                if self._has_ended:
+                    said = "\n".join(self._lines)
+                    raise StartupError(f"the Monarch host at {address} did not start:\n{said}")
+                await asyncio.sleep(_MONARCH_AGAIN)
+
+
+async def _listens(address: str) -> bool:
+    found = urlsplit(address)
+    with contextlib.suppress(OSError):
+        _, writer = await asyncio.open_connection(found.hostname, found.port)
+        writer.close()
+        return True
+    return False
+
+
+# ------------------------------------------------------------------------------------------ KubeRay
+
+
+def lacks_ray(environ: Mapping[str, str]) -> bool:
+    """True if KubeRay runs the cluster and the image, as it is now, has no Ray to start."""
+    return OPERATED in environ and shutil.which("ray", path=environ.get("PATH")) is None
+
+
+async def wait_until_joined(environ: Mapping[str, str], timeout: float) -> None:
+    """Wait until the node that KubeRay has started is part of the cluster.
+
+    Raises:
+        StartupError: It is not after so many seconds.
+    """
+    found = _HEALTH_PORT.search(environ[OPERATED])
+    url = _HEALTH.format(port=found[1] if found else 52365)
+    said = "nothing"
+    try:
+        async with deadlines.timeout(timeout):
+            while True:
+                with contextlib.suppress(OSError, asyncio.TimeoutError, ProtocolError):
+                    async with async_http.fetch(
+                        "GET", url, {}, connect_timeout=_HEALTH_TIMEOUT, timeout=_HEALTH_TIMEOUT
+                    ) as answer:
+                        said = (await answer.read(1000, timeout=_HEALTH_TIMEOUT)).decode()
+                if said == "success":
+                    return
+                await asyncio.sleep(_RAY_AGAIN)
+    except (TimeoutError, asyncio.TimeoutError):
+        raise StartupError(
+            f"Ray of this pod is not part of the cluster after {timeout:.0f} s: {url} says {said}",
+            hint="kt logs shows what `ray start` printed",
+        ) from None
+
+
+def job_environ(paths: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:
+    """The variable by which processes of a Ray that an operator started find the user's code.
+
+    They were started before the code came, and `ray.init` sends them what this says.
+    """
+    inherited = env.get("PYTHONPATH", "").split(os.pathsep)
+    found = os.pathsep.join(filter(None, [*paths, *inherited]))
+    config = {"runtime_env": {"env_vars": {"PYTHONPATH": found}}}
+    return {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(config)}
