@@ -37,7 +37,7 @@ def test_all_ranks_are_forks_of_one_zygote_each_with_variables_of_its_own(tmp_pa
             zygote = running.host.zygote_pid
             workers = await asyncio.gather(
                 *(
-                    running.start("f", own_env=(("RANK", str(rank)), ("HOME", "/own")), rank=rank)
+                    running.start("f", own_env={"RANK": str(rank), "HOME": "/own"}, rank=rank)
                     for rank in range(4)
                 )
             )

@@ -207,7 +207,7 @@ def test_classes_of_a_script_are_found_in_pickles_that_call_it_main(tmp_path: Pa
 
     async def main() -> None:
         async with agent(tmp_path) as a:
-            worker = await a.worker("train", is_script=True, modules=(("__main__", "shop"),))
+            worker = await a.worker("train", is_script=True, modules={"__main__": "shop"})
             import pickle
             import types
 

@@ -140,7 +140,7 @@ class Agent:
             "python": self.python,
             "sys_path": (str(self.folder),),
             "cwd": str(self.folder),
-            "env": tuple(env.items()),
+            "env": env,
             "init_args": None,
             "preload": (),
             "log_level": "info",
@@ -201,7 +201,7 @@ class Agent:
     def texts(self) -> list[str]:
         return [line.text for line in self.lines]
 
-    def _on_line(self, line: Line, worker: Worker, request: str | None) -> None:
+    def _on_line(self, line: Line, generation: int, request: str | None) -> None:
         self.lines.append(line)
 
     def _on_exit(self, worker: Worker, error: KubetorchError) -> None:

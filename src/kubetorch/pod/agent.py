@@ -48,7 +48,7 @@ from kubetorch.pod.shells import Shells
 from kubetorch.pod.streams import MESSAGE_LIMIT, Streams
 from kubetorch.pod.supervisor import GenerationLoader, ProjectCode, Supervisor
 from kubetorch.pod.transfers import Transfers
-from kubetorch.pod.worker_process.worker import Worker, WorkerHost
+from kubetorch.pod.worker_process.worker import WorkerHost
 from kubetorch.pod.worker_process.zygotes import Launched
 from kubetorch.specs.logging import LEVELS
 from kubetorch.wire import routes, tokens, versions
@@ -215,7 +215,7 @@ class Agent:
         )
         host = self._workers = WorkerHost(
             pod_name=pod.pod,
-            on_line=self._on_line,
+            on_line=self._write_line,
             on_exit=lambda worker, error: self._supervisor.on_exit(worker, error),
             zygote=zygote,
         )
@@ -421,9 +421,6 @@ class Agent:
             files.write_atomically(file, "".join(f"{host}\n" for host in hosts).encode())
 
     # ----------------------------------------------------------------------------- the workers
-
-    def _on_line(self, line: Line, worker: Worker, request: str | None) -> None:
-        self._write_line(line, worker.generation, request)
 
     def _write_line(self, line: Line, generation: int, request: str | None = None) -> None:
         pod, (text, source, level, time_, *_) = self._pod.pod, line

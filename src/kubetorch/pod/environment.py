@@ -191,11 +191,11 @@ def worker_spec(
         python=prepared.python,
         sys_path=_unique([*_own_path(spec, pod, code), *prepared.path]),
         cwd=pod.working_dir,
-        env=tuple(prepared.env.items()),
+        env=prepared.env,
         init_args=init_args,
         preload=spec.runtime.preload,
         log_level=level if level in LEVELS else spec.compute.logging.level,
-        modules=(("__main__", ref.module),) if ref.is_script else (),
+        modules={"__main__": ref.module} if ref.is_script else {},
         library_path=prepared.path,
         code=None if code is None else str(code),
     )
@@ -244,7 +244,7 @@ def app_run(
     folder = Path(pod.working_dir)
     if app.folder is not None:
         folder = (folder if code is None else code) / app.folder
-    return AppRun(generation=generation, app=app, folder=str(folder), env=tuple(env.items()))
+    return AppRun(generation=generation, app=app, folder=str(folder), env=env)
 
 
 def health_timeout(spec: WorkloadSpec) -> float:

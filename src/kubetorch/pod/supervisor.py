@@ -232,8 +232,7 @@ class GenerationLoader:
             node = None
             if distribution is None:
                 await self._kept_node()
-                own = self._pool_environ(spec)
-                wanted = replace(wanted, own_env=tuple(own.items()))
+                wanted = replace(wanted, own_env=self._pool_environ(spec))
                 [process] = await self._start_workers([wanted], spec)
             else:
                 process, node = await self._start_ranks(wanted, spec, slot)
@@ -260,14 +259,13 @@ class GenerationLoader:
         ]
         specs = []
         for node, local in itertools.product(nodes, range(world.processes)):
-            env = dict(wanted.env)
-            own = rank_environment.rank_environ(spec.compute, world, node, local, env)
+            own = rank_environment.rank_environ(spec.compute, world, node, local, wanted.env)
             if distribution.distribution_type == "ray" and framework_nodes.OPERATED in self.environ:
                 paths = [self.code.shown(slot, path) for path in wanted.sys_path]
-                own |= framework_nodes.job_environ(paths, env)
+                own |= framework_nodes.job_environ(paths, wanted.env)
             rank = rank_environment.rank_of(world, node, local)
             threads = distribution.threads or wanted.threads
-            specs.append(replace(wanted, own_env=tuple(own.items()), rank=rank, threads=threads))
+            specs.append(replace(wanted, own_env=own, rank=rank, threads=threads))
         own_node = await self._kept_node(world.epoch)
         if own_node is None and nodes and distribution.distribution_type in SINGLE_CONTROLLER:
             own_node = await self._start_node(wanted, spec, world, nodes[0])
@@ -301,19 +299,20 @@ class GenerationLoader:
             if _needs_operator(spec):
                 await framework_nodes.wait_until_joined(self.environ, timeout)
             return None
-        paths = [*wanted.sys_path, *dict(wanted.env).get("PYTHONPATH", "").split(os.pathsep)]
-        env = {**dict(wanted.env), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-        started: Node
+        paths = [*wanted.sys_path, *wanted.env.get("PYTHONPATH", "").split(os.pathsep)]
+        env = {**wanted.env, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        started: RayNode | MonarchNode
         if kind == "ray":
             hosts = [member.host for member in world.members]
-            own, head = hosts[node], (hosts[0], world.ports[0])
-            started = ray = RayNode(wanted.python, env, _log.debug)
-            starting = ray.start(*head, own_host=own, is_head=node == 0)
-        else:
-            started = monarch = MonarchNode(
-                wanted.python, env, functools.partial(self._on_node_line, wanted.generation)
+            started = RayNode(wanted.python, env, _log.debug)
+            starting = started.start(
+                hosts[0], world.ports[0], own_host=hosts[node], is_head=node == 0
             )
-            starting = monarch.start(rank_environment.monarch_hosts(world, distribution.port), node)
+        else:
+            on_line = functools.partial(self._on_node_line, wanted.generation)
+            started = MonarchNode(wanted.python, env, on_line)
+            addresses = rank_environment.monarch_hosts(world, distribution.port)
+            starting = started.start(addresses, node)
         try:
             async with deadlines.timeout(timeout):
                 await starting
@@ -438,9 +437,7 @@ class GenerationLoader:
         preload = spec.runtime.preload
         if is_first and preload:
             self._on_stage(generation, "preloading", ", ".join(preload))
-        await self.host.prewarm(
-            prepared.python, tuple(prepared.env.items()), prepared.path, preload
-        )
+        await self.host.prewarm(prepared.python, prepared.env, prepared.path, preload)
         return prepared
 
     def _on_stage(

@@ -89,7 +89,7 @@ def test_root_and_project_come_first_and_libraries_last():
     assert found.sys_path == ("/code/proj/src", "/code/proj", "/lib")
     assert found.library_path == ("/lib", "/code/proj")
     assert (found.python, found.preload, found.cwd) == ("/py", ("numpy",), "/work")
-    assert (found.generation, found.init_args, found.env) == (3, "{}", (("A", "1"),))
+    assert (found.generation, found.init_args, found.env) == (3, "{}", {"A": "1"})
 
 
 def test_code_of_the_container_is_found_relative_to_the_working_directory():
@@ -109,8 +109,8 @@ def test_a_level_that_an_image_sets_is_that_of_the_worker():
 
 
 def test_names_in_pickles_of_a_script_are_translated():
-    assert worker(spec(is_script=True), None).modules == (("__main__", "m"),)
-    assert worker(spec(), None).modules == ()
+    assert worker(spec(is_script=True), None).modules == {"__main__": "m"}
+    assert worker(spec(), None).modules == {}
 
 
 def test_references_of_kubernetes_are_expanded_too():

@@ -10,7 +10,7 @@ import secrets
 import signal
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -72,7 +72,7 @@ class AppRun:
     generation: int
     app: AppSpec
     folder: str
-    env: tuple[tuple[str, str], ...]
+    env: Mapping[str, str]
 
 
 class AppExit(msgspec.Struct, frozen=True):
@@ -192,7 +192,7 @@ class AppProcess:
         try:
             self.pid = processes.spawn(
                 (_SHELL, "-c", _SCRIPT, wanted.folder, wanted.app.command),
-                {**dict(wanted.env), MARKER: self._marker.partition("=")[2]},
+                {**wanted.env, MARKER: self._marker.partition("=")[2]},
                 output=theirs,
                 errors=theirs,
             )

@@ -21,18 +21,20 @@ from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 
 from kubetorch.errors import (
+    CallableNotFoundError,
     CallCancelledError,
     CallTimeoutError,
     KubetorchError,
     SerializationError,
+    did_you_mean,
 )
 from kubetorch.pod.user_process import protocol
 from kubetorch.pod.user_process.capture import OutputPipe
 from kubetorch.pod.user_process.current_call import callbacks, current
-from kubetorch.pod.user_process.loader import DeployedCallable
 from kubetorch.pod.user_process.monarch_hosts import MonarchHosts
 from kubetorch.pod.user_process.protocol import AgentSocket, Frame
 from kubetorch.pod.user_process.thread_pool import Job
+from kubetorch.specs.callable import CALLABLES
 from kubetorch.wire import codecs, exceptions, introspection
 
 #: Seconds between two reports of progress; the last one is always sent.
@@ -43,6 +45,7 @@ _MAIN_THREAD = (
     "set handlers of signals in the constructor of a class (kt.cls), or at the top level of the "
     "module: calls may run in other threads"
 )
+_NOTHING = object()
 
 _set_exception = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _set_exception.argtypes = (ctypes.c_ulong, ctypes.py_object)
@@ -534,3 +537,102 @@ def _leave_child(status: int) -> None:
         except (OSError, ValueError):
             continue
     os._exit(status)
+
+
+class DeployedCallable:
+    """A function, or the one instance of a class."""
+
+    def __init__(self, name: str, value: object, *, is_instance: bool) -> None:
+        self._name = name
+        self._value = value
+        self._is_instance = is_instance
+        self._async: dict[str | None, bool] = {}
+
+    def runs_on_loop(self, method: str | None) -> bool:
+        """True if the event loop runs the method: `async def`, with or without `yield`.
+
+        A method that does not exist, or raises when it is looked up, is a matter of `find`.
+        """
+        known = self._async.get(method)
+        if known is not None:
+            return known
+        try:
+            is_async = _is_async(self.find(method))
+        except BaseException:  # noqa: BLE001  # the user's __getattr__; the thread that reads asks
+            return False
+        self._async[method] = is_async
+        return is_async
+
+    def find(self, method: str | None) -> Callable[..., Any]:
+        """The function that a call of `method`, or of the callable itself, runs."""
+        if not self._is_instance:
+            if method is not None:
+                raise CallableNotFoundError(
+                    f"{self._name!r} is a function; it has no method {method!r}"
+                )
+            return self._value  # type: ignore[return-value]  # a callable, or calling it says so
+        if method is None:
+            if not callable(self._value):
+                raise CallableNotFoundError(
+                    f"{self._name!r} is a class without __call__; call one of its methods",
+                    hint=self._methods_hint(),
+                )
+            return self._value
+        if method == CALLABLES:
+            return self.callables
+        if method.startswith("_") and method != "__call__":
+            raise CallableNotFoundError(f"{self._name}.{method} is private and cannot be called")
+        if isinstance(inspect.getattr_static(type(self._value), method, None), property):
+            raise self._no_method(method, "is a property")
+        # Not getattr's default: an AttributeError may come from the user's own __getattr__.
+        found = getattr(self._value, method, _NOTHING)
+        if found is _NOTHING:
+            raise CallableNotFoundError(
+                f"{self._name!r} has no method {method!r}", hint=self._methods_hint(method)
+            )
+        if not callable(found):
+            raise self._no_method(method, f"is a value of type {type(found).__name__}")
+        return found
+
+    def callables(self, wanted: str) -> dict[str, Any]:
+        """The names that can be called, and why `wanted` cannot be: empty if it can."""
+        missing = ""
+        try:
+            self.find(wanted)
+        except CallableNotFoundError as error:
+            missing = str(error)
+        return {"names": sorted(self._callables()), "missing": missing}
+
+    @property
+    def is_sync_class(self) -> bool:
+        """True for an instance of a class without `async def` methods that can be called."""
+        if not self._is_instance:
+            return False
+        own_call = getattr(type(self._value), "__call__", None)  # noqa: B004  # the method itself
+        return not any(_is_async(each) for each in (*self._callables().values(), own_call) if each)
+
+    def _no_method(self, method: str, what: str) -> CallableNotFoundError:
+        return CallableNotFoundError(
+            f"{self._name}.{method} {what}, not a method",
+            hint=f"give {self._name} a method that returns it",
+        )
+
+    def _methods_hint(self, wanted: str = "") -> str:
+        names = sorted(self._callables())
+        meant = did_you_mean(wanted, names, likeness=0.6)
+        if meant:
+            return meant
+        return f"it has {', '.join(names[:20])}" if names else "it has no public methods"
+
+    def _callables(self) -> dict[str, Callable[..., Any]]:
+        """The public ones of the class and of the instance, which runs no code of the user's."""
+        found = {name: getattr(type(self._value), name, None) for name in dir(type(self._value))}
+        found |= getattr(self._value, "__dict__", {})
+        return {n: one for n, one in found.items() if not n.startswith("_") and callable(one)}
+
+
+def _is_async(found: Callable[..., Any]) -> bool:
+    functions = [found]
+    if not inspect.isroutine(found):
+        functions.append(getattr(type(found), "__call__", found))  # noqa: B004  # the method itself
+    return any(inspect.iscoroutinefunction(f) or inspect.isasyncgenfunction(f) for f in functions)

@@ -44,8 +44,7 @@ class OutputPipe:
 
     def write(self, source: int, data: bytes) -> None:
         """A piece of a stream: whole lines are written, the rest is kept."""
-        call = current.get()
-        number = 0 if call is None else call.number
+        number = _current_number()
         key = (number, source)
         with self._lock:
             kept = self._pending.pop(key, b"")
@@ -61,30 +60,25 @@ class OutputPipe:
 
     def flush(self, source: int) -> None:
         """Write what this call has of an unfinished line."""
-        call = current.get()
-        key = (0 if call is None else call.number, source)
-        with self._lock:
-            kept = self._pending.pop(key, b"")
-            if kept:
-                self._emit(source, key[0], kept)
+        self._flush(source, _current_number())
 
     def finish(self, number: int) -> None:
         """A call ended: write its unfinished lines."""
-        if not self._pending:
-            return
+        if self._pending:
+            self._flush(protocol.STDOUT, number)
+            self._flush(protocol.STDERR, number)
+
+    def _flush(self, source: int, number: int) -> None:
         with self._lock:
-            for source in (protocol.STDOUT, protocol.STDERR):
-                kept = self._pending.pop((number, source), b"")
-                if kept:
-                    self._emit(source, number, kept)
+            kept = self._pending.pop((number, source), b"")
+            if kept:
+                self._emit(source, number, kept)
 
     def log(self, level: str, text: str, created: float) -> None:
-        call = current.get()
-        number = 0 if call is None else call.number
         data = text.encode(errors="backslashreplace")
+        name = level.encode(errors="replace")[:64]
         with self._lock:
-            name = level.encode(errors="replace")[:64]
-            self._records(protocol.LOGGER, number, data, name, created)
+            self._records(protocol.LOGGER, _current_number(), data, name, created)
 
     def _emit(self, source: int, number: int, data: bytes) -> None:
         redirected = self._redirected(source)
@@ -116,6 +110,11 @@ class OutputPipe:
         self._pending.clear()  # the parent writes it
 
 
+def _current_number() -> int:
+    call = current.get()
+    return 0 if call is None else call.number
+
+
 def _identity(descriptor: int) -> tuple[int, int]:
     found = os.fstat(descriptor)
     return found.st_dev, found.st_ino
@@ -133,20 +132,13 @@ def _write_all(descriptor: int, data: bytes) -> None:
             return
 
 
-class BinaryStream(io.BufferedIOBase):
-    """`sys.stdout.buffer`."""
-
-    mode = "wb"
+class _Stream(io.IOBase):
+    """What the text and the bytes of a captured stream have in common."""
 
     def __init__(self, pipe: OutputPipe, source: int) -> None:
         self._pipe = pipe
         self._source = source
         self.name = f"<{protocol.SOURCES[source]}>"
-
-    def write(self, data: ReadableBuffer, /) -> int:
-        copy = bytes(data)
-        self._pipe.write(self._source, copy)
-        return len(copy)
 
     def flush(self) -> None:
         self._pipe.flush(self._source)
@@ -161,8 +153,19 @@ class BinaryStream(io.BufferedIOBase):
         return False
 
     def close(self) -> None:
-        """Nothing: a wrapper that user code made around it may be collected at any time."""
+        """Nothing: prints go on to arrive, and a wrapper around it may be collected at any time."""
         self.flush()
+
+
+class BinaryStream(_Stream, io.BufferedIOBase):
+    """`sys.stdout.buffer`."""
+
+    mode = "wb"
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        copy = bytes(data)
+        self._pipe.write(self._source, copy)
+        return len(copy)
 
     @property
     def raw(self) -> BinaryStream:
@@ -170,7 +173,7 @@ class BinaryStream(io.BufferedIOBase):
         return self
 
 
-class TextStream(io.TextIOBase):
+class TextStream(_Stream, io.TextIOBase):
     """`sys.stdout` and `sys.stderr`."""
 
     mode = "w"
@@ -181,11 +184,9 @@ class TextStream(io.TextIOBase):
     errors = "backslashreplace"
 
     def __init__(self, pipe: OutputPipe, source: int) -> None:
-        self._pipe = pipe
-        self._source = source
+        super().__init__(pipe, source)
         #: The same stream for bytes.
         self.buffer = BinaryStream(pipe, source)
-        self.name = self.buffer.name
 
     def write(self, text: str, /) -> int:
         self._pipe.write(self._source, text.encode("utf-8", self.errors))
@@ -196,9 +197,6 @@ class TextStream(io.TextIOBase):
     def writelines(self, lines: Iterable[str], /) -> None:  # type: ignore[override]
         for line in lines:
             self.write(line)
-
-    def flush(self) -> None:
-        self._pipe.flush(self._source)
 
     def reconfigure(
         self,
@@ -218,19 +216,6 @@ class TextStream(io.TextIOBase):
         self.errors = errors or self.errors
         if write_through is not None:
             self.write_through = write_through
-        self.flush()
-
-    def writable(self) -> bool:
-        return True
-
-    def fileno(self) -> int:
-        return self._source
-
-    def isatty(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        """Nothing: prints go on to arrive."""
         self.flush()
 
 

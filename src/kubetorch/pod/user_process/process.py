@@ -32,9 +32,8 @@ from kubetorch.pod.user_process import (
     numeric_threads,
     protocol,
 )
-from kubetorch.pod.user_process.call_runner import CODE, CallRunner
+from kubetorch.pod.user_process.call_runner import CODE, CallRunner, DeployedCallable
 from kubetorch.pod.user_process.capture import OutputPipe
-from kubetorch.pod.user_process.loader import DeployedCallable
 from kubetorch.pod.user_process.monarch_hosts import MonarchHosts
 from kubetorch.pod.user_process.protocol import AgentSocket
 from kubetorch.pod.user_process.thread_pool import ThreadPool
@@ -86,7 +85,7 @@ class _Worker:
             self._loop,
             pipe,
             pod_name=spec["pod_name"],
-            modules=dict(spec["modules"]),
+            modules=spec["modules"],
             working_dir=spec["cwd"],
             code=spec["code"],
             stacks=stacks,
@@ -112,8 +111,8 @@ class _Worker:
             return
         asyncio.set_event_loop(None)
         has_left = threading.Event()
-        args = (has_left,)
-        threading.Thread(target=self._run_loop_aside, args=args, daemon=True).start()
+        aside = threading.Thread(target=self._run_loop_aside, args=(has_left,), daemon=True)
+        aside.start()
         self._agent.before_end = self._pool.job_is_done
         self._pool.make_home()
         self._agent.send(protocol.LOADED)
@@ -182,7 +181,7 @@ def _take_output(output: int, nonce: bytes) -> OutputPipe:
 
 def _set_environment(spec: dict[str, Any]) -> None:
     os.environ.clear()
-    os.environ.update(dict(spec["env"]))
+    os.environ.update(spec["env"])
     os.environ.setdefault(*protocol.BREAKPOINT)
     if hasattr(time, "tzset"):
         time.tzset()

@@ -92,8 +92,7 @@ PREEMPTED: Final = 22
 #: What `breakpoint()` calls in a pod, where nobody is at a terminal, unless a user says another.
 BREAKPOINT = ("PYTHONBREAKPOINT", "kubetorch.sdk.debugger.refuse_breakpoint")
 #: The signal at which a worker that does not read writes down what its threads do: one that nobody
-#: else uses. On Linux
-#: it is near the end of the real-time signals, on macOS the one that asks for a status.
+#: else uses. On Linux it is near the end of the real-time signals, on macOS it asks for a status.
 STACKS: Final[int | None] = (
     signal.SIGRTMAX - 2 if hasattr(signal, "SIGRTMAX") else getattr(signal, "SIGINFO", None)
 )
@@ -233,7 +232,7 @@ class Receiver:
             room = self._view[self._end :]
         count, ancillary, flags, _ = self._socket.recvmsg_into([room], _ANCILLARY, _CLOSE_ON_EXEC)
         if ancillary or flags & _TRUNCATED:
-            self._descriptors.extend(_descriptors(ancillary))
+            self._descriptors.extend(_descriptors_or_loss(ancillary))
         if self._long is not None:
             self._filled += count
         else:
@@ -286,19 +285,24 @@ class Receiver:
         return Frame(kind, flags, argument, call, meta, length, frame, descriptor)
 
 
-def _descriptors(ancillary: Sequence[tuple[int, int, bytes]]) -> Sequence[int | None]:
+def descriptors(ancillary: Sequence[tuple[int, int, bytes]]) -> Sequence[int]:
+    """The descriptors that came beside bytes."""
     found = array.array("i")
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             found.frombytes(data[: len(data) - len(data) % _DESCRIPTOR_BYTES])
+    return found
+
+
+def _descriptors_or_loss(ancillary: Sequence[tuple[int, int, bytes]]) -> Sequence[int | None]:
     # Each frame brings at most one descriptor; one that is announced and not there was lost
     # because this process may not open another.
-    return found or (None,)
+    return descriptors(ancillary) or (None,)
 
 
-def rights(descriptor: int) -> list[tuple[int, int, array.array[int]]]:
-    """Ancillary data that sends a descriptor."""
-    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
+def rights(*descriptors: int) -> list[tuple[int, int, array.array[int]]]:
+    """Ancillary data that sends descriptors."""
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
 
 
 class Origin(NamedTuple):
@@ -405,7 +409,7 @@ class AgentSocket:
         if count < HEADER_BYTES:
             self._fill(self._head[count:])
         if ancillary or flags & _TRUNCATED:
-            self._descriptors.extend(_descriptors(ancillary))
+            self._descriptors.extend(_descriptors_or_loss(ancillary))
         kind, flags, meta_length, argument, call, length = _HEADER.unpack_from(self._head)
         data = bytearray(meta_length + (0 if flags & FILE else length))
         self._fill(memoryview(data))

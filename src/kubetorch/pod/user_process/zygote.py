@@ -15,7 +15,6 @@ It has one thread, never imports the user's own modules, and ends with the agent
 
 from __future__ import annotations
 
-import array
 import contextlib
 import gc
 import importlib
@@ -127,11 +126,7 @@ class Zygote:
             data, ancillary, _, _ = self._control.recvmsg(65536, socket.CMSG_SPACE(64))
         except OSError:
             return False
-        for level, kind, content in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                received = array.array("i")
-                received.frombytes(content[: len(content) - len(content) % received.itemsize])
-                self._descriptors += received
+        self._descriptors += protocol.descriptors(ancillary)
         if not data:
             return False
         *lines, self._buffer = (self._buffer + data).split(b"\n")
@@ -156,11 +151,9 @@ class Zygote:
 
     def _send(self, message: dict[str, Any], descriptor: int | None = None) -> None:
         data = json.dumps(message).encode() + b"\n"
-        rights = [] if descriptor is None else [array.array("i", [descriptor])]
+        rights = [] if descriptor is None else protocol.rights(descriptor)
         with contextlib.suppress(OSError):  # its end is noticed when it is read
-            self._control.sendmsg(
-                [data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, each) for each in rights]
-            )
+            self._control.sendmsg([data], rights)
 
     def _begin(self, path: list[str], output: int, errors: int) -> None:
         os.dup2(output, 1)

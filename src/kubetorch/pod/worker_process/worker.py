@@ -22,9 +22,9 @@ import secrets
 import signal
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
 
 from kubetorch.errors import (
     CallCancelledError,
@@ -74,6 +74,7 @@ TRIM_DELAY = 1.5
 
 _log = logging.getLogger(__name__)
 _NOTHING = memoryview(b"")
+_Error = TypeVar("_Error", bound=KubetorchError)
 
 
 @dataclass(frozen=True)
@@ -91,14 +92,14 @@ class WorkerSpec:
     python: str
     sys_path: tuple[str, ...]
     cwd: str
-    env: tuple[tuple[str, str], ...]
+    env: Mapping[str, str]
     init_args: str | None
     preload: tuple[str, ...]
     log_level: str
-    modules: tuple[tuple[str, str], ...] = ()
+    modules: Mapping[str, str] = field(default_factory=dict)
     threads: int = 40
     library_path: tuple[str, ...] = ()
-    own_env: tuple[tuple[str, str], ...] = ()
+    own_env: Mapping[str, str] = field(default_factory=dict)
     rank: int | None = None
     code: str | None = None
 
@@ -153,8 +154,8 @@ class CallSink(Protocol):
         """The worker is gone, or was ended because the call did not end when it was cancelled."""
 
 
-#: Takes a line of a worker, and the identity of the request that its call belongs to.
-OnLine = Callable[[Line, "Worker", str | None], None]
+#: Takes a line of a worker, its generation, and the identity of the request of the line's call.
+OnLine = Callable[[Line, int, str | None], None]
 
 
 class LoadFailed(Exception):
@@ -276,8 +277,7 @@ class Worker:
                 f"{self._spec.ref.name} was not loaded within {timeout:.0f} s in {self._pod_name}",
                 hint="give it more time: kt.Compute(launch_timeout=...)",
             )
-            error.pod_name = self._pod_name
-            raise error from None
+            raise _in_pod(error, self._pod_name) from None
         except asyncio.CancelledError:
             self.abort(None)
             raise
@@ -299,7 +299,7 @@ class Worker:
             "sys_path": spec.sys_path,
             "cwd": spec.cwd,
             "code": spec.code,
-            "env": [*spec.env, *spec.own_env, self._process.marker.split("=")],
+            "env": {**spec.env, **spec.own_env, MARKER: self._process.marker.partition("=")[2]},
             "init_args": json.loads(spec.init_args) if spec.init_args else {},
             "log_level": spec.log_level,
             "modules": spec.modules,
@@ -327,8 +327,8 @@ class Worker:
         call = self._running.get(number)
         if call is None or call.cancelled is not None:
             return
-        call.cancelled = (CallTimeoutError if timed_out else CallCancelledError)(reason)
-        call.cancelled.pod_name = self._pod_name
+        error = (CallTimeoutError if timed_out else CallCancelledError)(reason)
+        call.cancelled = _in_pod(error, self._pod_name)
         self._interrupting += 1
         flags = protocol.TIMED_OUT if timed_out else 0
         self._socket.send(protocol.pack(protocol.CANCEL, number, flags=flags, meta=reason.encode()))
@@ -347,8 +347,7 @@ class Worker:
             f"the worker in {self._pod_name} was replaced: "
             "another call on it could not be interrupted"
         )
-        error.pod_name = self._pod_name
-        self.abort(error)
+        self.abort(_in_pod(error, self._pod_name))
 
     async def stacks(self) -> WorkerStacks:
         """The stacks of the worker's threads."""
@@ -392,11 +391,8 @@ class Worker:
             await asyncio.shield(self._exiting)
 
     def _stopped(self) -> WorkerRecycledError:
-        error = WorkerRecycledError(
-            f"the worker of generation {self.generation} in {self._pod_name} was stopped"
-        )
-        error.pod_name = self._pod_name
-        return error
+        text = f"the worker of generation {self.generation} in {self._pod_name} was stopped"
+        return _in_pod(WorkerRecycledError(text), self._pod_name)
 
     def abort(self, reason: WorkerDiedError | None) -> None:
         """Kill the process; the calls on it get this error, or one that says how it ended."""
@@ -465,9 +461,8 @@ class Worker:
             payload = self._socket.payload(frame)
         except (OSError, ValueError) as error:  # for example no descriptor is left
             self._forget(frame.call, call)
-            call.sink.on_error(
-                exceptions.describe_refusal(error, pod_name=self._pod_name).to_json()
-            )
+            failure = exceptions.describe_refusal(error, pod_name=self._pod_name)
+            call.sink.on_error(failure.to_json())
             self._socket.send(protocol.pack(protocol.CANCEL, frame.call))
             return
         if frame.kind == protocol.YIELD:
@@ -507,7 +502,7 @@ class Worker:
         if self.rank is not None:
             line = line._replace(rank=self.rank)
         call = self._running.get(line.call) if line.call is not None else None
-        self._on_line(line, self, None if call is None else call.request_id)
+        self._on_line(line, self.generation, None if call is None else call.request_id)
         if call is not None:
             call.sink.on_log(line)
 
@@ -717,7 +712,7 @@ class WorkerHost:
         try:
             zygote, (pid, pidfd) = await self._zygotes.start(
                 spec.python,
-                dict(spec.env),
+                spec.env,
                 spec.library_path,
                 spec.preload,
                 on_stage,
@@ -732,8 +727,7 @@ class WorkerHost:
                     f"the interpreter {spec.python} cannot be started in {self._pod_name}: {error}",
                     hint="deploy again with an interpreter that exists there",
                 )
-                failed.pod_name = self._pod_name
-                raise failed from error
+                raise _in_pod(failed, self._pod_name) from error
             raise
         finally:
             theirs.close()
@@ -751,13 +745,13 @@ class WorkerHost:
     async def prewarm(
         self,
         python: str,
-        env: Sequence[tuple[str, str]],
+        env: Mapping[str, str],
         sys_path: Sequence[str],
         preload: Sequence[str],
     ) -> None:
         """Keep a zygote ready for workers that are started later."""
         with contextlib.suppress(ZygoteError, OSError):  # `start` meets them again and says so
-            await self._zygotes.prewarm(python, dict(env), sys_path, preload)
+            await self._zygotes.prewarm(python, env, sys_path, preload)
 
     async def preempt(self, grace: float) -> None:
         """The pod is about to end: user code has so many seconds for what it wants to do then."""
@@ -790,6 +784,11 @@ def death_error(
             exit_code=status,
             hint="kt logs NAME shows what it printed before",
         )
+    return _in_pod(error, pod_name)
+
+
+def _in_pod(error: _Error, pod_name: str) -> _Error:
+    """The error, which names the pod."""
     error.pod_name = pod_name
     return error
 

@@ -5,7 +5,6 @@ Imports nothing of weight: a spare agent makes a zygote of itself before it impo
 
 from __future__ import annotations
 
-import array
 import asyncio
 import contextlib
 import itertools
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from kubetorch.lib import deadlines, process_watch, processes
 from kubetorch.lib.process_watch import ExitWatch
+from kubetorch.pod.user_process import protocol
 from kubetorch.pod.user_process.numeric_threads import VARIABLES
 
 #: Receives the stage of a start, and a message about it.
@@ -217,9 +217,10 @@ class Zygote:
 
     def _send(self, message: dict[str, Any], *descriptors: int) -> None:
         data = json.dumps(message).encode() + b"\n"
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
         try:
-            sent = self._control.sendmsg([data], rights if descriptors else [])
+            sent = self._control.sendmsg(
+                [data], protocol.rights(*descriptors) if descriptors else []
+            )
         except OSError:
             sent = 0
         if sent < len(data):  # far less is ever under way than the socket takes
@@ -234,11 +235,7 @@ class Zygote:
             return
         except OSError:
             data, ancillary = b"", []
-        for level, kind, content in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                received = array.array("i")
-                received.frombytes(content[: len(content) - len(content) % received.itemsize])
-                self._descriptors.extend(received)
+        self._descriptors.extend(protocol.descriptors(ancillary))
         if not data:
             self._lose("it ended")
             return
