@@ -12,10 +12,11 @@ import pytest
 from kubetorch.errors import AgentDiedError, KubetorchError, ProtocolError, SerializationError
 from kubetorch.lib import deadlines
 from kubetorch.pod import peers as module
+from kubetorch.pod.logs import Line
 from kubetorch.pod.peers import PeerCall, Peers
 from kubetorch.pod.worker_process.worker import Payload
 from kubetorch.wire import codecs, exceptions
-from kubetorch.wire.frames import CHUNK, WINDOW, Body, Kind, Log, Open, Part, Progress, Result
+from kubetorch.wire.frames import CHUNK, WINDOW, Body, Kind, Open, Part, Progress, Result
 from kubetorch.wire.messages import Member
 from tests.local.scripted_agent import Call, ScriptedAgent
 
@@ -31,8 +32,11 @@ class Sink:
         self.lines: list[str] = []
         self.reports: list[Progress] = []
 
-    def on_log(self, log: Log) -> None:
-        self.lines.append(log.text)
+    def on_log(self, line: Line) -> None:
+        self.lines.append(line.text)
+
+    def on_failing(self, failure: bytes) -> None:
+        raise AssertionError("a part that has failed runs no more")
 
     def on_progress(self, report: Progress) -> None:
         self.reports.append(report)

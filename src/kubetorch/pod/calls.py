@@ -112,11 +112,6 @@ class Call:
         self.is_ended = False
 
     @property
-    def name(self) -> str:
-        """Callable and method, such as `Counter.add`."""
-        return _name(self.request)
-
-    @property
     def refusal(self) -> CallRefusedError | None:
         """Why no second caller can have its outcome: some of its values are gone."""
         if not self._has_yielded:
@@ -217,8 +212,7 @@ class Call:
 
     def fail(self, error: KubetorchError, *, started: bool) -> None:
         """End it, for its callers and here."""
-        self._answer(Raised(self._calls.describe(error, started=started)))
-        self._end(is_failure=True)
+        self.fail_with(self._calls.describe(error, started=started))
 
     def fail_with(self, failure: exceptions.Failure) -> None:
         """End it with a failure that somebody else made, before it began."""
@@ -258,9 +252,7 @@ class Call:
             loop = asyncio.get_running_loop()
             self._progress_timer = loop.call_later(PROGRESS_INTERVAL, self._report_progress)
 
-    def on_yield(  # CallSink's
-        self, codec: str, sizes: Sequence[int], payload: Payload
-    ) -> None:
+    def on_yield(self, codec: str, sizes: Sequence[int], payload: Payload) -> None:  # CallSink's
         self._has_yielded = True
         if self.is_answered or self.cancelled is not None:
             payload.release()
@@ -269,7 +261,7 @@ class Call:
         else:
             payload.release()
             error = CallRefusedError(
-                f"{self.name} is a generator; its values cannot be kept for later",
+                f"{_name(self.request)} is a generator; its values cannot be kept for later",
                 hint="call it without .spawn(), or let it return a list",
             )
             self._answer(Raised(self._calls.describe(error, started=True)))
@@ -282,33 +274,27 @@ class Call:
             payload.release()
             self._end(is_failure=True)
             return
-        worker = self.worker
-        generation = worker.generation if worker is not None else 0
+        generation = self.worker.generation if self.worker is not None else 0
         instance = self._calls.instance
         result = Returned(codec, tuple(sizes), payload.view, streamed, generation, instance)
         self._end(is_failure=False)
         self._answer(result, payload)
 
-    def on_error(self, failure_json: bytes) -> None:  # CallSink's
+    def on_error(self, failure: bytes) -> None:  # CallSink's
         self._end(is_failure=True)
-        if not self.is_answered:
-            self._answer_failure(failure_json)
+        self._answer_failure(failure)
 
     def on_failing(self, failure: bytes) -> None:  # CallSink's
-        if not self.is_answered:
-            self._answer_failure(failure)
+        self._answer_failure(failure)
 
     def on_lost(self, error: KubetorchError) -> None:  # CallSink's
         self._calls.on_lost(self)
         self._end(is_failure=True)
-        if not self.is_answered:
-            self._answer(Raised(self._calls.describe(error, started=True)))
+        self._answer(Raised(self._calls.describe(error, started=True)))
 
     # ----------------------------------------------------------------------------------- its end
 
     def _answer(self, outcome: Outcome, payload: Payload | None = None) -> None:
-        if self.is_answered:
-            return
         if isinstance(outcome, Raised):
             self._answer_failure(outcome.failure.to_json(), outcome)
             return
@@ -322,6 +308,8 @@ class Call:
             payload.release()
 
     def _answer_failure(self, failure: bytes, outcome: Raised | None = None) -> None:
+        if self.is_answered:
+            return
         self.is_answered = True
         callers, self.callers = self.callers, []
         if self.spawned or self.request.idempotency_key is not None:
@@ -384,7 +372,8 @@ class Calls:
         self._worker: Worker | RankGroup | None = None
         # What served before it, in a world of the generation before.
         self._earlier: RankGroup | None = None
-        self._spec: WorkloadSpec | None = None
+        #: The workload that is served, or about to be served.
+        self.spec: WorkloadSpec | None = None
         #: Identity of the instance of a class that serves.
         self.instance: str | None = None
         # That it was made anew, and why; and whether nobody was notified.
@@ -409,11 +398,6 @@ class Calls:
     def running(self) -> int:
         """Calls that have not ended."""
         return len(self._open)
-
-    @property
-    def spec(self) -> WorkloadSpec | None:
-        """The workload that is served, or about to be served."""
-        return self._spec
 
     @property
     def generation(self) -> int:
@@ -444,7 +428,7 @@ class Calls:
         """
         before = self._worker
         self._earlier = before if isinstance(before, RankGroup) else None
-        self._spec, self._worker, self._refusal = spec, worker, None
+        self.spec, self._worker, self._refusal = spec, worker, None
         self.instance = self._notice = None
         if spec.callable.kind == "cls":
             self.instance = os.urandom(4).hex()
@@ -455,7 +439,7 @@ class Calls:
 
     def hold(self, spec: WorkloadSpec) -> None:
         """No worker serves for the moment; calls wait for the next one."""
-        self._spec, self._worker, self._refusal = spec, None, None
+        self.spec, self._worker, self._refusal = spec, None, None
 
     def refuse(self, error: KubetorchError) -> None:
         """No worker serves, and none is about to."""
@@ -471,7 +455,7 @@ class Calls:
         self.check_target(request.callable, request.body.codec)
         given = {"workers": request.workers is not None, "restart_procs": request.restart_procs}
         asked = [name for name, is_given in given.items() if is_given]
-        is_plain = self._spec is not None and self._spec.compute.distribution is None
+        is_plain = self.spec is not None and self.spec.compute.distribution is None
         if (asked or request.part) and is_plain:
             raise SpecError(
                 f"{request.callable} is not distributed: it has no workers to choose or restart "
@@ -503,9 +487,14 @@ class Calls:
             raise CallRefusedError(
                 f"pod {self._pod_name} has {CALL_LIMIT} calls", hint="call again in a while"
             )
-        if self._spec is not None:
-            check_name(name, self._spec)
-            codecs.check_allowed(codec, self._spec.compute.allowed_serialization)
+        if self.spec is not None:
+            deployed = self.spec.callable.name
+            if name != deployed:
+                raise CallableNotFoundError(
+                    f"Callable '{name}' not found in metadata configuration. "
+                    f"Found '{deployed}' instead"
+                )
+            codecs.check_allowed(codec, self.spec.compute.allowed_serialization)
         elif codec not in (*codecs.CODECS, *codecs.OFFERED):
             raise SerializationError(f"Serialization format {codec!r} is unknown")
 
@@ -515,7 +504,7 @@ class Calls:
         if request.id in self._by_id:
             raise CallRefusedError(f"there is a call {request.id} already")
         call = Call(self, request, caller)
-        call.spec = self._spec
+        call.spec = self.spec
         self._open.add(call)
         if request.detached:
             self._by_id[request.id] = call
@@ -530,9 +519,9 @@ class Calls:
 
     def other_origin(self, request: Open) -> Origin | None:
         """The origin of the served code, if the caller means other code."""
-        if request.origin is None or request.part is not None or self._spec is None:
+        if request.origin is None or request.part is not None or self.spec is None:
             return None
-        served = self._spec.origin
+        served = self.spec.origin
         return None if served is None or served.key == request.origin else served
 
     def repeated(self, request: Open) -> Call | Outcome | None:
@@ -558,7 +547,7 @@ class Calls:
         if worker is None or not worker.takes(call.request, call.opened):
             self._wait(call)
             return
-        if call.spec is not self._spec and not self._is_still_right(call):
+        if call.spec is not self.spec and not self._is_still_right(call):
             return
         # First this: a caller that spawns waits for either, and so has it in hand.
         if self._notice is not None and not self._tell(call, self._notice):
@@ -590,7 +579,7 @@ class Calls:
         The first to call is notified, and every program that has called an instance before.
         """
         assert self.instance is not None
-        assert self._spec is not None
+        assert self.spec is not None
         if call.request.method == CALLABLES:
             return True
         if call.request.instance == self.instance:
@@ -601,7 +590,7 @@ class Calls:
         # Of a spawned call that has waited, the caller may never ask.
         if call.callers and not call.is_recorded:
             self._is_untold = False
-        if self._spec.callable.on_replace == "error":
+        if self.spec.callable.on_replace == "error":
             hint = "call again: the next call runs on the new instance"
             error = InstanceReplacedError(notice, instance=self.instance, hint=hint)
             call.fail(error, started=False)
@@ -735,7 +724,7 @@ class Calls:
 
     def _patience(self, request: Open) -> float:
         """Seconds that a call waits for a worker: longer where it is for those of a new world."""
-        compute = None if self._spec is None else self._spec.compute
+        compute = None if self.spec is None else self.spec.compute
         if compute is None or compute.distribution is None:
             return WORKER_TIMEOUT
         if not request.restart_procs and request.part is None:
@@ -778,21 +767,13 @@ class Calls:
             call.fail(ending.error(self._pod_name), started=True)
 
 
-def check_name(name: str, spec: WorkloadSpec) -> None:
-    """Refuse a name that is not that of the deployed callable."""
-    deployed = spec.callable.name
-    if name != deployed:
-        raise CallableNotFoundError(
-            f"Callable '{name}' not found in metadata configuration. Found '{deployed}' instead"
-        )
-
-
 def _unanswered(call: Call | None) -> Call | None:
     """A call that may be joined: one that timed out has told its callers, and may still run."""
     return None if call is None or call.is_answered else call
 
 
 def _name(request: Open) -> str:
+    """Callable and method, such as `Counter.add`."""
     return f"{request.callable}.{request.method}" if request.method else request.callable
 
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import posixpath
 import pwd
 import re
-import signal
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -24,9 +24,7 @@ import msgspec
 
 from kubetorch.config.environment import MEMBERS_FILE, ORIGIN, USERNAME
 from kubetorch.errors import PodContainerError, SpecError
-from kubetorch.lib import deadlines, process_watch, processes, runtime
-from kubetorch.lib import runtime as own_runtime
-from kubetorch.lib.process_watch import Output
+from kubetorch.lib import deadlines, process_watch, runtime
 from kubetorch.pod.apps.process import AppRun
 from kubetorch.pod.user_process import protocol
 from kubetorch.pod.worker_process.worker import WorkerSpec
@@ -53,6 +51,8 @@ USER_NAME = "kubetorch"
 _VARIABLE = re.compile(
     rf"\$(?:\((?P<reference>[\w.-]+)\)|(?P<text>\$\([\w.-]+\)))|{VARIABLE}", re.ASCII
 )
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -319,14 +319,14 @@ class Interpreters:
         wanted = (image.python_path if image is not None else None) or ""
         found = await asyncio.shield(self._look(wanted))
         if isinstance(found, Interpreter):
-            runtime = RuntimeSpec(
+            own = RuntimeSpec(
                 python=found.path,
                 version=".".join(map(str, found.version)),
                 preload=spec.runtime.preload,
                 site=found.site,
                 package_managers=True,
             )
-            return replace(spec, runtime=runtime)
+            return replace(spec, runtime=own)
         del self._looking[wanted]  # a command in the running pod may put it right
         name = (image.image_id if image is not None else None) or f"of pod {self._pod.pod}"
         oldest = ".".join(map(str, OLDEST))
@@ -393,37 +393,18 @@ def _usual(environ: Mapping[str, str], own: str | None) -> Iterator[str]:
 async def _probe(path: str, environ: Mapping[str, str]) -> Interpreter | None:
     """The version and platform that an interpreter reports; `None` if it does not run."""
     lines: list[str] = []
-    reader, writer = os.pipe()
-    output = Output(reader, lines.append)
-    try:
-        pid = processes.spawn((path, "-c", _PROBE), environ, output=writer, errors=2)
-    except OSError:
-        output.close()
-        return None
-    finally:
-        os.close(writer)
-    ended = asyncio.Event()
-    watch = process_watch.ExitWatch(pid, ended.set)
-    try:
+    command = (path, "-c", _PROBE)
+    with contextlib.suppress(OSError, TimeoutError):
         async with deadlines.timeout(PATIENCE):
-            await ended.wait()
-    except BaseException as error:
-        watch.close()
-        with contextlib.suppress(OSError):
-            os.killpg(pid, signal.SIGKILL)
-        if not isinstance(error, TimeoutError):
-            raise
-    finally:
-        output.drain()
-        output.close()
-        process_watch.reap(pid)
+            await process_watch.run(command, environ, folder="/", on_line=lines.append)
     for line in lines:
         if line.startswith("kubetorch "):
             executable, version, site = json.loads(line.partition(" ")[2])
             return Interpreter(executable or path, tuple(version), tuple(site))
+        _log.info("interpreter path=%s says=%s", path, line)
     return None
 
 
 def agent_python() -> str | None:
     """The agent's interpreter, where it is the user's too."""
-    return None if own_runtime.is_used() else sys.executable
+    return None if runtime.is_used() else sys.executable

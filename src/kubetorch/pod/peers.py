@@ -18,7 +18,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec import structs
 
@@ -32,9 +32,10 @@ from kubetorch.errors import (
 from kubetorch.lib import backoff, memory, websocket, websocket_protocol
 from kubetorch.lib.websocket import Connection, Endpoint
 from kubetorch.lib.websocket_protocol import UpgradeRefusedError, WebSocketError
-from kubetorch.pod.worker_process.worker import OwnedPayload, Payload
+from kubetorch.pod.logs import Line
+from kubetorch.pod.worker_process.worker import CallSink, OwnedPayload, Payload
 from kubetorch.wire import codecs, frames, routes, versions
-from kubetorch.wire.frames import Inbox, Kind, Log, Open, Outbox, Progress
+from kubetorch.wire.frames import Inbox, Kind, Log, Open, Outbox
 from kubetorch.wire.messages import Member
 
 #: Seconds for which a connection that broke, or cannot be made, is tried again.
@@ -57,34 +58,10 @@ Buffer = bytes | bytearray | memoryview
 _log = logging.getLogger(__name__)
 
 
-class PeerSink(Protocol):
-    """Receives what a part of a call produces; result, failure or loss comes once, as the last."""
-
-    def on_log(self, log: Log) -> None:
-        """A rank wrote a line."""
-
-    def on_progress(self, report: Progress) -> None:
-        """A rank has come so far."""
-
-    def on_yield(self, codec: str, sizes: Sequence[int], payload: Payload) -> None:
-        """The generators of the part yielded a value each; answered by `PeerCall.grant`."""
-
-    def on_result(
-        self, codec: str, sizes: Sequence[int], payload: Payload, *, streamed: bool
-    ) -> None:
-        """The part returned."""
-
-    def on_error(self, failure: bytes) -> None:
-        """The part failed, or was refused: a failure as JSON."""
-
-    def on_lost(self, error: KubetorchError) -> None:
-        """The sibling is gone, or cannot be reached."""
-
-
 class PeerCall:
     """A part of a call on a sibling."""
 
-    def __init__(self, stream: PeerStream, number: int, sink: PeerSink) -> None:
+    def __init__(self, stream: PeerStream, number: int, sink: CallSink) -> None:
         self._stream = stream
         self.number = number
         self.sink = sink
@@ -134,12 +111,12 @@ class PeerCall:
     def begin(self, request: Open, arguments: memoryview) -> None:
         """Open it, now or when the sibling has said what it takes."""
         self._opening = request, arguments
-        if self._stream.codecs is not None:
-            self.open(self._stream.codecs)
+        self.open()
 
-    def open(self, offered: Sequence[str]) -> None:
-        """Open it on a sibling that takes these codecs."""
-        if self._opening is None:
+    def open(self) -> None:
+        """Open it, if that is still to be done and the sibling has said what it takes."""
+        offered = self._stream.codecs
+        if self._opening is None or offered is None:
             return
         (request, arguments), self._opening = self._opening, None
         body = request.body
@@ -152,11 +129,6 @@ class PeerCall:
                 asyncio.get_running_loop().call_soon(self.lose, error)
                 return
             request = structs.replace(request, body=structs.replace(body, codec="json"))
-        self._send(request, arguments)
-        if self._cancelled is not None:
-            self.cancel(self._cancelled)
-
-    def _send(self, request: Open, arguments: memoryview) -> None:
         head = frames.encode(Kind.OPEN, self.number, request)
         if len(arguments) <= frames.CHUNK:
             self._stream.send(head + arguments)
@@ -164,6 +136,8 @@ class PeerCall:
             self._stream.send(head)
             self._arguments = arguments
             self.send_arguments()
+        if self._cancelled is not None:
+            self.cancel(self._cancelled)
 
     def on_credit(self, size: int) -> None:
         """The sibling has room for so many more bytes."""
@@ -188,7 +162,8 @@ class PeerCall:
         if self._lines >= _LINES:
             lines, self._lines = self._lines, 0
             self._credit(lines)
-        self.sink.on_log(log)
+        line = Line(log.text, log.source, log.level, log.time, None, log.rank, log.pod)
+        self.sink.on_log(line)
 
     def on_value(self, kind: int, meta: Any, payload: memoryview) -> None:  # noqa: ANN401  # by kind
         """A RESULT or YIELD frame, with all of its payload or none."""
@@ -267,7 +242,8 @@ class PeerStream(Endpoint):
         self._numbers = itertools.count(1)
         self._calls: dict[int, PeerCall] = {}
         self._connection: Connection | None = None
-        self._is_welcome = False
+        #: True if frames go out now.
+        self.is_connected = False
         self._incarnation = ""
         #: Codecs that the sibling offers, once it has said so.
         self.codecs: tuple[str, ...] | None = None
@@ -278,19 +254,14 @@ class PeerStream(Endpoint):
         self._connect()
 
     @property
-    def is_connected(self) -> bool:
-        """True if frames go out now."""
-        return self._is_welcome
-
-    @property
     def can_send(self) -> bool:
         """True if a large frame would go out now."""
         connection = self._connection
-        return self._is_welcome and connection is not None and not connection.is_congested
+        return self.is_connected and connection is not None and not connection.is_congested
 
     # ----------------------------------------------------------------------------------- calls
 
-    def call(self, request: Open, arguments: memoryview, sink: PeerSink) -> PeerCall:
+    def call(self, request: Open, arguments: memoryview, sink: CallSink) -> PeerCall:
         """Open a call. The memory of its arguments stays until they have arrived."""
         call = PeerCall(self, next(self._numbers), sink)
         if self._idle is not None:
@@ -305,7 +276,7 @@ class PeerStream(Endpoint):
         if self._is_over:
             return
         self._outbox.keep(parts)
-        if self._is_welcome and self._connection is not None:
+        if self.is_connected and self._connection is not None:
             self._connection.send(*parts)
 
     def forget(self, call: PeerCall) -> bool:
@@ -325,7 +296,7 @@ class PeerStream(Endpoint):
         if self._is_over:
             return
         self._is_over = True
-        self._is_welcome = False
+        self.is_connected = False
         for handle in (self._idle, self._connecting):
             if handle is not None:
                 handle.cancel()
@@ -338,7 +309,7 @@ class PeerStream(Endpoint):
     # ------------------------------------------------------------------------- the connection
 
     def _connect(self) -> None:
-        self._connection, self._is_welcome = None, False
+        self._connection, self.is_connected = None, False
         if self._connecting is None or self._connecting.done():
             loop = asyncio.get_running_loop()
             self._connecting = loop.create_task(self._keep_trying())
@@ -395,12 +366,12 @@ class PeerStream(Endpoint):
             raise _GoneError(CallLostError(f"pod {member.pod} has given up this pod's stream"))
         assert self._connection is not None
         self._incarnation = welcome.incarnation
-        self._is_welcome = True
+        self.is_connected = True
         for frame in self._outbox.after(welcome.received):
             self._connection.send(*frame)
         self.codecs = welcome.codecs
         for call in list(self._calls.values()):
-            call.open(welcome.codecs)
+            call.open()
         self.on_writable()
 
     # ---------------------------------------------------------------------------------- frames
@@ -491,7 +462,7 @@ class Peers:
         self._streams: dict[tuple[str, str], PeerStream] = {}
 
     def call(
-        self, member: Member, request: Open, arguments: memoryview, sink: PeerSink
+        self, member: Member, request: Open, arguments: memoryview, sink: CallSink
     ) -> PeerCall:
         """Open a call on a sibling."""
         key = (member.pod, member.incarnation)

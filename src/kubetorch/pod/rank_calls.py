@@ -49,7 +49,7 @@ from kubetorch.pod.worker_process.worker import CallSink, OwnedPayload, Payload,
 from kubetorch.specs.distribution import SINGLE_CONTROLLER, DistributionSpec
 from kubetorch.wire import codecs, exceptions, rank_values
 from kubetorch.wire.calls import new_call_id
-from kubetorch.wire.frames import Log, Open, Part, Progress
+from kubetorch.wire.frames import Open, Part, Progress
 from kubetorch.wire.messages import Member, World
 from kubetorch.wire.rank_values import Entry
 
@@ -370,7 +370,7 @@ class Run:
         self.request = request
         #: Whether the call came from a client, not from another agent.
         self.is_root = request.part is None
-        self._sink = sink
+        self.sink = sink
         self._nodes = tuple(nodes)
         self._parts: list[RankPart] = []
         self._entries: list[Entry] = []
@@ -458,14 +458,9 @@ class Run:
 
     def say(self, text: str, level: str) -> None:
         """Send the caller a line."""
-        self._sink.on_log(Line(text, "logger", level, time.time(), None))
+        self.sink.on_log(Line(text, "logger", level, time.time(), None))
 
     # --------------------------------------------------------------------------- from its parts
-
-    @property
-    def sink(self) -> CallSink:
-        """The receiver of lines and progress."""
-        return self._sink
 
     @property
     def is_quiet(self) -> bool:
@@ -489,7 +484,7 @@ class Run:
                 entries += [entry._replace(is_streamed=True) for entry in ended]
             if not self.is_quiet and not self._failures:
                 sizes, payload = _together(entries)
-                self._sink.on_yield(rank_values.CODEC, sizes, payload)
+                self.sink.on_yield(rank_values.CODEC, sizes, payload)
             for _, one in rounds:
                 one.release()
 
@@ -498,7 +493,7 @@ class Run:
         if self.is_quiet:
             payload.release()
         else:
-            self._sink.on_yield(codec, sizes, payload)
+            self.sink.on_yield(codec, sizes, payload)
 
     def on_only_result(
         self, codec: str, sizes: Sequence[int], payload: Payload, *, streamed: bool
@@ -510,7 +505,7 @@ class Run:
             return
         self._is_ended = True
         self._close()
-        self._sink.on_result(codec, sizes, payload, streamed=streamed)
+        self.sink.on_result(codec, sizes, payload, streamed=streamed)
 
     def on_values(self, entries: Sequence[Entry], payload: Payload) -> None:
         """A part returned."""
@@ -555,12 +550,12 @@ class Run:
         self._is_ended = True
         self._close()
         if self._failures:
-            self._sink.on_error(self._answer or self._failure())
+            self.sink.on_error(self._answer or combine(self._failures))
             return
         sizes, payload = _together(self._entries)
         is_streamed = any(entry.is_streamed for entry in self._entries)
         self._release()
-        self._sink.on_result(rank_values.CODEC, sizes, payload, streamed=is_streamed)
+        self.sink.on_result(rank_values.CODEC, sizes, payload, streamed=is_streamed)
 
     def _conclude(self) -> None:
         """Answer with the failures that have come, unless they may be those of a loss."""
@@ -572,11 +567,8 @@ class Run:
         if is_broken and best > _DEATH and left > 0 and self.group.is_monitored:
             self._later("settle", min(left, SETTLING), self._conclude)
             return
-        self._answer = self._failure()
-        self._sink.on_failing(self._answer)
-
-    def _failure(self) -> bytes:
-        return combine(self._failures)
+        self._answer = combine(self._failures)
+        self.sink.on_failing(self._answer)
 
     def name_hanging(self) -> None:
         """Say which ranks still run, if the others have ended a while ago; once."""
@@ -616,7 +608,7 @@ class Run:
 
 
 class RankPart(ABC):
-    """The part of a call that one worker, or one other pod, runs."""
+    """The part of a call that one worker, or one other pod, runs: the `CallSink` of it."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -648,6 +640,10 @@ class RankPart(ABC):
     ) -> list[Entry]:
         """The values in a payload."""
 
+    def on_log(self, line: Line) -> None:
+        if not self.run.is_quiet:
+            self.run.sink.on_log(line)
+
     def on_progress(self, report: Progress) -> None:
         if not self.run.is_quiet:
             self.run.sink.on_progress(report)
@@ -674,6 +670,9 @@ class RankPart(ABC):
             found = self.entries(codec, sizes, payload, streamed=streamed)
             self.run.on_values(found, payload)
 
+    def on_failing(self, failure: bytes) -> None:  # noqa: B027  # neither a worker nor a peer says it
+        """Nothing runs after that."""
+
     def end(self, failures: Sequence[dict[str, Any]]) -> None:
         """End the call with these failures."""
         if not self.is_over:
@@ -687,7 +686,7 @@ class RankPart(ABC):
 
 
 class LocalPart(RankPart):
-    """A call on one rank, as its worker's `CallSink`."""
+    """A call on one rank."""
 
     def __init__(self, run: Run, rank: int, worker: Worker) -> None:
         super().__init__(run)
@@ -710,16 +709,9 @@ class LocalPart(RankPart):
     ) -> list[Entry]:
         return [Entry(self.rank, codec, codecs.split(payload.view, sizes), streamed)]
 
-    def on_log(self, line: Line) -> None:
-        if not self.run.is_quiet:
-            self.run.sink.on_log(line)
-
     def on_error(self, failure: bytes) -> None:
         described = exceptions.parse_json(failure).to_dict()
         self.end([described | {"rank": self.rank, "pod_name": self.run.group.pod_name}])
-
-    def on_failing(self, failure: bytes) -> None:
-        """Of a worker nothing runs after that."""
 
     def on_lost(self, error: KubetorchError) -> None:
         self.end([self.run.describe(error, self.rank, self.run.group.pod_name)])
@@ -779,11 +771,6 @@ class PeerPart(RankPart):
         if codec != rank_values.CODEC:
             raise ProtocolError(f"pod {self._member.pod} answered a part of a call with {codec}")
         return rank_values.unpack(codecs.split(payload.view, sizes))
-
-    def on_log(self, log: Log) -> None:
-        if not self.run.is_quiet:
-            line = Line(log.text, log.source, log.level, log.time, None, log.rank, log.pod)
-            self.run.sink.on_log(line)
 
     def on_error(self, failure: bytes) -> None:
         first = exceptions.parse_json(failure).to_dict()

@@ -157,24 +157,19 @@ class StreamedCall:
             return
         pod = line.pod or self._pod_name
         meta = frames.Log(line.text, pod, line.source, line.level, line.time, line.rank)
-        frame = frames.encode(Kind.LOG, self.number, meta)
-        size = len(frame) - frames.HEADER_BYTES
         # Once lines are dropped they are until there is room for many: a gap here and there would
         # be harder to read than one.
         reserve = LOG_RESERVE + _LOG_ROOM if self._dropped else LOG_RESERVE
-        if self._credit - size < reserve:
+        frame = frames.encode(Kind.LOG, self.number, meta)
+        if self._credit - (len(frame) - frames.HEADER_BYTES) < reserve:
             self._dropped += 1
             return
-        if self._dropped:
-            self._report_dropped()
-        self._credit -= size
-        self._send(frame)
+        self._report_dropped()
+        self._send_line(frame)
 
     def on_replaced(self, notice: str, instance: str) -> None:  # Caller's
         meta = frames.Log(notice, self._pod_name, "logger", "WARNING", time.time(), None, instance)
-        frame = frames.encode(Kind.LOG, self.number, meta)
-        self._credit -= len(frame) - frames.HEADER_BYTES
-        self._send(frame)
+        self._send_line(frames.encode(Kind.LOG, self.number, meta))
 
     def say_origin(self, found: Origin | None) -> None:
         """Say whose code runs, if it is not what the caller means."""
@@ -182,9 +177,7 @@ class StreamedCall:
             return
         text = f"now runs {found}, which is not what this program deployed or found"
         meta = frames.Log(text, self._pod_name, time=time.time(), origin=found.key)
-        frame = frames.encode(Kind.LOG, self.number, meta)
-        self._credit -= len(frame) - frames.HEADER_BYTES
-        self._send(frame)
+        self._send_line(frames.encode(Kind.LOG, self.number, meta))
 
     def on_progress(self, report: frames.Progress) -> None:  # Caller's
         frame = frames.encode(Kind.PROGRESS, self.number, report)
@@ -193,31 +186,33 @@ class StreamedCall:
         else:
             self._send(frame, is_progress=True)
 
-    def on_yield(  # Caller's
-        self, codec: str, sizes: Sequence[int], payload: Payload
-    ) -> None:
+    def on_yield(self, codec: str, sizes: Sequence[int], payload: Payload) -> None:  # Caller's
         meta = frames.Yield(Body(codec, tuple(sizes), len(payload.view)))
         self._send_value(frames.encode(Kind.YIELD, self.number, meta), payload, is_yield=True)
 
     def on_result(self, result: Returned, payload: Payload | None) -> None:  # Caller's
-        if self._dropped:
-            self._report_dropped()
+        self._report_dropped()
         body = Body(result.codec, result.sizes, len(result.payload))
         meta = frames.Result(body, result.generation, result.streamed, result.instance)
         head = frames.encode(Kind.RESULT, self.number, meta)
         self.call = None
         self._send_value(head, payload or OwnedPayload(result.payload))
-        self._finish()
+        self._forget_if_sent()
 
     def on_failure(self, failure: bytes) -> None:  # Caller's
-        if self._dropped:
-            self._report_dropped()
+        self._report_dropped()
         self.call = None
         self.stop_receiving()
         self._send(frames.pack_header(Kind.ERROR, self.number) + failure)
-        self._finish()
+        self._forget_if_sent()
+
+    def _send_line(self, frame: bytes) -> None:
+        self._credit -= len(frame) - frames.HEADER_BYTES
+        self._send(frame)
 
     def _report_dropped(self) -> None:
+        if not self._dropped:
+            return
         count, self._dropped = self._dropped, 0
         text = f"… {count} lines left out, because they were read too slowly; kt logs has them"
         meta = frames.Log(text, self._pod_name, "stderr")
@@ -234,15 +229,15 @@ class StreamedCall:
     def send_next(self) -> bool:
         """Send one frame of what waits; whether there may be more to send."""
         item = self._queue[0]
-        view = None if item.payload is None else item.payload.view
         piece: Buffer
-        if view is None:
+        if item.payload is None:
             self._stream.send(item.head)
             self._done(item)
-        elif item.head and len(view) > CHUNK:
+        elif item.head and len(item.payload.view) > CHUNK:
             self._stream.send(item.head)
             item.head = b""
         else:
+            view = item.payload.view
             piece = view[item.sent : item.sent + CHUNK]
             if self._credit < len(piece):
                 self._is_queued = False
@@ -271,11 +266,10 @@ class StreamedCall:
 
     def _send_value(self, head: bytes, payload: Payload, *, is_yield: bool = False) -> None:
         """Send a frame with payload, in order."""
-        view = payload.view
-        size = len(view)
+        size = len(payload.view)
         if size <= CHUNK and size <= self._credit and not self._queue and self._stream.can_send:
             self._credit -= size
-            self._stream.send(head + view)
+            self._stream.send(head + payload.view)
             payload.release()
             if is_yield:
                 self._grant()
@@ -294,8 +288,8 @@ class StreamedCall:
             item.payload.release()
         if item.is_yield:
             self._grant()
-        if not self._queue and self.call is None:
-            self._stream.forget(self)
+        if self.call is None:
+            self._forget_if_sent()
 
     def _grant(self) -> None:
         self._granted += 1
@@ -303,7 +297,7 @@ class StreamedCall:
             granted, self._granted = self._granted, 0
             self.call.grant(granted)
 
-    def _finish(self) -> None:
+    def _forget_if_sent(self) -> None:
         if not self._queue:
             self._stream.forget(self)
 

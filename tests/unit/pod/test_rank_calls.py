@@ -26,12 +26,12 @@ from kubetorch.errors import (
 from kubetorch.lib import memory
 from kubetorch.pod.logs import Line
 from kubetorch.pod.membership import REPEAT, Membership
-from kubetorch.pod.peers import PeerSink, fan_out
+from kubetorch.pod.peers import fan_out
 from kubetorch.pod.rank_calls import DOUBT, HANGING, NEWS, SETTLING, RankGroup, select
-from kubetorch.pod.worker_process.worker import OwnedPayload, Payload
+from kubetorch.pod.worker_process.worker import CallSink, OwnedPayload, Payload
 from kubetorch.specs.distribution import DistributionSpec
 from kubetorch.wire import codecs, exceptions, rank_values
-from kubetorch.wire.frames import Log, Open, Part, Progress
+from kubetorch.wire.frames import Open, Part, Progress
 from kubetorch.wire.messages import LostMember, Member, Members, Regroup, World
 from kubetorch.wire.rank_values import Entry
 from tests.unit.pod.fakes import FakeCaller, FakeRunner, begin, line, make_calls, opening
@@ -67,7 +67,7 @@ class Worker(FakeRunner):
 
 
 class PeerCall:
-    def __init__(self, to: Member, request: Open, arguments: bytes, sink: PeerSink) -> None:
+    def __init__(self, to: Member, request: Open, arguments: bytes, sink: CallSink) -> None:
         self.to, self.request, self.arguments, self.sink = to, request, arguments, sink
         self.is_connected = True
         self.cancelled: list[str] = []
@@ -93,7 +93,7 @@ class Peers:
         self.calls: list[PeerCall] = []
         self.dropped: list[str] = []
 
-    def call(self, to: Member, request: Open, arguments: memoryview, sink: PeerSink) -> PeerCall:
+    def call(self, to: Member, request: Open, arguments: memoryview, sink: CallSink) -> PeerCall:
         self.calls.append(PeerCall(to, request, bytes(arguments), sink))
         return self.calls[-1]
 
@@ -615,7 +615,7 @@ def test_lines_and_progress_say_where_they_come_from():
         pod = Pod(2)
         _, sink = pod.call()
         pod.workers[0].sink(1).on_log(line("own")._replace(rank=0))
-        pod.peers.calls[0].sink.on_log(Log("other", "train-1", rank=1))
+        pod.peers.calls[0].sink.on_log(line("other")._replace(rank=1, pod="train-1"))
         pod.peers.calls[0].sink.on_progress(Progress(1, 2, None, 1))
         assert [(one.text, one.pod, one.rank) for one in sink.lines] == [
             ("own", None, 0),

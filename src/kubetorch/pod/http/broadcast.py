@@ -47,7 +47,6 @@ class _Answer:
     status: int
     content_type: str = JSON
     body: bytes = b""
-    is_streamed: bool = False
 
     @property
     def has_failed(self) -> bool:
@@ -206,7 +205,7 @@ class _Part:
             return _Answer(answer.status, content_type, b"".join(body))
         async for line in answer.lines(limit=_VALUE_LIMIT, timeout=None):
             await output.write(self._ordinal, line)
-        return _Answer(200, is_streamed=True)
+        return _Answer(200)
 
 
 def _failure(error: KubetorchError, pod: str | None, *, started: bool) -> _Answer:

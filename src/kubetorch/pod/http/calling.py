@@ -10,7 +10,6 @@ import json
 import math
 import pickle
 import re
-from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -179,33 +178,32 @@ async def _relay(caller: HttpCaller, running: Call | None, respond: Responder) -
     """Pass on what the call produces."""
     granted = 0
     while True:
-        event = await caller.next()
+        event = await caller.events.get()
         if event is None:
             return
         if caller.notice is not None:
             respond.add_header(routes.INSTANCE_REPLACED, caller.notice)
-        if isinstance(event, _Yielded):
-            if not respond.has_begun:
-                await respond.begin(200, NDJSON)
-            await respond.write(_lines("yield", event.codec, event.segments))
-            granted += 1
-            if granted == GRANT_COUNT and running is not None:
-                granted = 0
-                running.grant(GRANT_COUNT)
-        elif isinstance(event, bytes):
+        if isinstance(event, bytes):
             if respond.has_begun:
                 await respond.write(event + b"\n", more=False)
             else:
                 await respond.refuse(exceptions.parse_json(event).status, event)
             return
-        else:
+        if not event.is_yielded:
             await _answer(event, respond)
             return
+        if not respond.has_begun:
+            await respond.begin(200, NDJSON)
+        await respond.write(_lines("yield", event.codec, event.segments))
+        granted += 1
+        if granted == GRANT_COUNT and running is not None:
+            granted = 0
+            running.grant(GRANT_COUNT)
 
 
-async def _answer(result: _Returned, respond: Responder) -> None:
+async def _answer(result: _Value, respond: Responder) -> None:
     codec, segments = result.codec, result.segments
-    if result.streamed or respond.has_begun:
+    if result.is_streamed or respond.has_begun:
         if not respond.has_begun:
             await respond.begin(200, NDJSON)
         await respond.write(_lines("return", codec, segments), more=False)
@@ -273,22 +271,14 @@ class _Rebuild:
         return loads, (bytes(stream),)
 
 
-class _Yielded(NamedTuple):
-    """A value that a generator yielded, still encoded, in memory that stays."""
+class _Value(NamedTuple):
+    """What a generator yielded, or the call returned: still encoded, in memory that stays."""
 
     codec: str
     segments: list[memoryview]
-
-
-class _Returned(NamedTuple):
-    """The value that a call returned, still encoded, in memory that stays."""
-
-    codec: str
-    segments: list[memoryview]
-    streamed: bool
-
-
-_Event = _Yielded | _Returned | bytes | None
+    is_yielded: bool
+    #: Returned after values that were yielded.
+    is_streamed: bool = False
 
 
 class HttpCaller:
@@ -298,22 +288,15 @@ class HttpCaller:
     """
 
     def __init__(self) -> None:
-        # At most as many values as a generator may be ahead of its grants.
-        self._events: deque[_Event] = deque()
-        self._arrived = asyncio.Event()
+        #: Values, a failure as JSON, or `None` when the client is gone. At most as many values as a
+        #: generator may be ahead of its grants.
+        self.events: asyncio.Queue[_Value | bytes | None] = asyncio.Queue()
         #: That the instance was made anew, and why, as a header can say it.
         self.notice: str | None = None
 
-    async def next(self) -> _Event:
-        """A value, the result, a failure as JSON, or `None` when the client is gone."""
-        while not self._events:
-            self._arrived.clear()
-            await self._arrived.wait()
-        return self._events.popleft()
-
     def on_gone(self) -> None:
         """The client closed the connection."""
-        self._put(None)
+        self.events.put_nowait(None)
 
     def on_log(self, line: Line) -> None:
         return None
@@ -325,18 +308,15 @@ class HttpCaller:
         self.notice = " ".join(notice.encode("ascii", "backslashreplace").decode().split())
 
     def on_yield(self, codec: str, sizes: Sequence[int], payload: Payload) -> None:
-        self._put(_Yielded(codec, codecs.split(payload.view, sizes)))
+        segments = codecs.split(payload.view, sizes)
+        self.events.put_nowait(_Value(codec, segments, is_yielded=True))
         payload.release()
 
     def on_result(self, result: Returned, payload: Payload | None) -> None:
         segments = codecs.split(memoryview(result.payload), result.sizes)
-        self._put(_Returned(result.codec, segments, result.streamed))
+        self.events.put_nowait(_Value(result.codec, segments, False, result.streamed))
         if payload is not None:
             payload.release()
 
     def on_failure(self, failure: bytes) -> None:
-        self._put(failure)
-
-    def _put(self, event: _Event) -> None:
-        self._events.append(event)
-        self._arrived.set()
+        self.events.put_nowait(failure)

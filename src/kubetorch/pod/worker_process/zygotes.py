@@ -217,10 +217,9 @@ class Zygote:
 
     def _send(self, message: dict[str, Any], *descriptors: int) -> None:
         data = json.dumps(message).encode() + b"\n"
+        rights = protocol.rights(*descriptors) if descriptors else []
         try:
-            sent = self._control.sendmsg(
-                [data], protocol.rights(*descriptors) if descriptors else []
-            )
+            sent = self._control.sendmsg([data], rights)
         except OSError:
             sent = 0
         if sent < len(data):  # far less is ever under way than the socket takes
