@@ -15,10 +15,10 @@ import logging
 import os
 import signal
 import socket
-import sqlite3
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,43 +57,35 @@ class Agents(NamedTuple):
     first: SpareAgent | None = None
 
 
-class Begun(NamedTuple):
-    """A service that listens and does not answer yet."""
-
-    place: Home
-    listener: socket.socket
-    database: sqlite3.Connection
-    running: Running
-    token: str
-    secret: bytes
-    environ: Mapping[str, str]
-    agents: Agents
-
-
 def main(environ: Mapping[str, str], agents: Agents) -> int:
     """Run the service; its exit status."""
     os.umask(0o077)
     try:
-        begun = _begin(environ, agents)
+        service = _begin(environ, agents)
     except (KubetorchError, OSError) as error:
         sys.stderr.write(f"the local service cannot start: {error}\n")
         _tell({"failure": _describe(error)})
         return 1
-    _tell({"url": begun.running.url})
+    _tell({"url": service.url})
     os.dup2(_STDERR, _STDOUT)
-    return run(begun)
+    return run(service)
 
 
-def _begin(environ: Mapping[str, str], agents: Agents) -> Begun:
+def _begin(environ: Mapping[str, str], agents: Agents) -> Service:
+    """A service that listens and does not answer yet."""
     named = environ.get(process.HOME)
     place = Home((Path(named) if named else variables.local_dir()).absolute())
     place.create()
     os.chdir(place.path)
-    _lock(place)
+    if not FileLock(place.lock).get(LOCK_TIMEOUT):  # held until this process ends
+        raise ControllerUnavailableError(
+            f"another local service runs in {place.path} (waited {LOCK_TIMEOUT:.0f} s for it)",
+            hint="kt local status",
+        )
     place.check()
     token = place.secret_bytes(place.token).decode()
     secret = bytes.fromhex(place.secret_bytes(place.secret).decode())
-    state = database.open_database(place.state)
+    state = SqliteState(place.state, database.open_database(place.state))
     listener = sockets.listen(sockets.LOOPBACK, _last_port(place))
     running = Running(
         pid=os.getpid(),
@@ -103,16 +95,7 @@ def _begin(environ: Mapping[str, str], agents: Agents) -> Begun:
         version=__version__,
     )
     place.write_running(running)
-    return Begun(place, listener, state, running, token, secret, environ, agents)
-
-
-def _lock(place: Home) -> None:
-    """Lock the home of the service until this process ends."""
-    if not FileLock(place.lock).get(LOCK_TIMEOUT):
-        raise ControllerUnavailableError(
-            f"another local service runs in {place.path} (waited {LOCK_TIMEOUT:.0f} s for it)",
-            hint="kt local status",
-        )
+    return Service(place, listener, state, running.url, token, secret, environ, agents)
 
 
 def _last_port(place: Home) -> int:
@@ -135,7 +118,7 @@ def _describe(error: Exception) -> dict[str, object]:
     return {**exceptions.describe(error).to_dict(), "traceback": ""}
 
 
-def run(begun: Begun) -> int:
+def run(service: Service) -> int:
     """Serve until somebody says stop, or nobody needs it; the exit status."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     sockets.raise_limit()
@@ -144,72 +127,77 @@ def run(begun: Begun) -> int:
     gc.enable()
     loop = uvloop.new_event_loop()
     try:
-        loop.run_until_complete(_Service(begun).run())
+        loop.run_until_complete(service.run())
     except (KubetorchError, OSError):
         _log.exception("service failed")
         return 1
     finally:
-        begun.place.service.unlink(missing_ok=True)
+        service.place.service.unlink(missing_ok=True)
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.run_until_complete(loop.shutdown_default_executor())
         loop.close()
     return 0
 
 
-class _Service:
+@dataclass(eq=False)
+class Service:
     """The service, from its start to its end."""
 
-    def __init__(self, begun: Begun) -> None:
-        self._begun = begun
-        self._stopped: asyncio.Future[bool] | None = None
-        self._idle_limit = process.idle_seconds(begun.environ)
+    place: Home
+    listener: socket.socket
+    state: SqliteState
+    url: str
+    token: str
+    secret: bytes
+    environ: Mapping[str, str]
+    agents: Agents
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
-        self._stopped = loop.create_future()
+        self._idle_limit = process.idle_seconds(self.environ)
+        self._stopped: asyncio.Future[bool] = loop.create_future()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, False)
-        state = SqliteState(self._begun.place.state, self._begun.database)
-        controller = self._build(state)
-        await controller.start(self._begun.listener)
+        controller = self._build()
+        await controller.start(self.listener)
         self._watch_idle(controller)
         pods = await self._stopped
         # First: whoever looks for a service from now on starts a new one.
-        self._begun.place.service.unlink(missing_ok=True)
+        self.place.service.unlink(missing_ok=True)
         _log.info("service stops pods=%s", pods)
         await controller.close(pods=pods)
-        state.close()
+        self.state.close()
 
-    def _build(self, state: SqliteState) -> Controller:
-        begun, clock = self._begun, SystemClock()
-        user = tokens.fingerprint(begun.token)
+    def _build(self) -> Controller:
+        clock, state = SystemClock(), self.state
+        user = tokens.fingerprint(self.token)
         pod_home = PodHome(
-            home=begun.place.path,
-            secret=begun.secret,
+            home=self.place.path,
+            secret=self.secret,
             user=user,
-            environment={**begun.environ, process.HOME: str(begun.place.path)},
-            command=begun.agents.command,
-            marks=process.marks(str(begun.place.path)),
+            environment={**self.environ, process.HOME: str(self.place.path)},
+            command=self.agents.command,
+            marks=process.marks(str(self.place.path)),
         )
-        secrets = SecretFiles(begun.place.secrets, clock.time)
-        volumes = VolumeFolders(begun.place.volumes, clock.time)
+        secrets = SecretFiles(self.place.secrets, clock.time)
+        volumes = VolumeFolders(self.place.volumes, clock.time)
         backend = ProcessBackend(
             pod_home,
             state,
             attachments=PodAttachments(secrets, volumes),
             clock=clock,
-            spare_command=begun.agents.spare,
-            first=begun.agents.first,
+            spare_command=self.agents.spare,
+            first=self.agents.first,
         )
         return Controller(
             backend=backend,
             state=ControllerState(state, state),
-            blob_stores=BlobStores(begun.place.blobs, is_shared=True),
+            blob_stores=BlobStores(self.place.blobs, is_shared=True),
             clock=clock,
-            secret=begun.secret,
+            secret=self.secret,
             new_access=lambda workloads: LocalAccess(
                 user=user,
-                secret=begun.secret,
+                secret=self.secret,
                 clock=clock.time,
                 session_of=lambda pod: (
                     pod_home.session(pod.namespace, pod.pod) if workloads.is_pod(pod) else ""
@@ -219,7 +207,7 @@ class _Service:
         )
 
     def _stop(self, pods: bool) -> None:
-        if self._stopped is not None and not self._stopped.done():
+        if not self._stopped.done():
             self._stopped.set_result(pods)
 
     def _watch_idle(self, controller: Controller) -> None:

@@ -25,7 +25,7 @@ from kubetorch.errors import (
     ServiceHealthError,
     StartupError,
 )
-from kubetorch.lib import backoff, deadlines, process_watch, processes, sockets
+from kubetorch.lib import backoff, deadlines, files, process_watch, processes, sockets
 from kubetorch.lib.changes import Changes
 from kubetorch.lib.decoders import json_decoder
 from kubetorch.lib.http1 import AnswerReader, encoded, request_head
@@ -114,10 +114,8 @@ class AppExitFile:
 
     def keep(self, ended: AppExit) -> None:
         """A run ended. On a full disk it is forgotten: then it would be repeated."""
-        beside = self._file.with_suffix(".new")
         with contextlib.suppress(OSError):
-            beside.write_bytes(msgspec.json.encode(ended))
-            os.replace(beside, self._file)  # noqa: PTH105  # as everywhere where a name is given
+            files.write_atomically(self._file, msgspec.json.encode(ended))
 
 
 async def wait_until_healthy(port: int, path: str | None) -> str:

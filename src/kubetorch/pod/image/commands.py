@@ -19,7 +19,7 @@ from kubetorch.lib.asgi import NDJSON, Request, Responder
 from kubetorch.pod.environment import NAMES, Prepared
 from kubetorch.pod.filesystem import PodFilesystem
 from kubetorch.pod.image import image_steps, venvs
-from kubetorch.pod.image.image_steps import Copier, Place
+from kubetorch.pod.image.image_steps import Copier
 from kubetorch.specs.image import CopyStep, ImageSpec, PipStep, RunStep, Step
 from kubetorch.wire import messages
 from kubetorch.wire.pod_commands import RunEnd, RunLine, RunStepNow
@@ -87,7 +87,7 @@ class CommandRunner:
             async with deadlines.timeout(timeout):
                 environ = await asyncio.to_thread(self._environ, prepared)
                 if isinstance(step, CopyStep):
-                    await self._copier.run(step, Place(environ, "/"), _Lines(on_line))
+                    await self._copier.run(step, environ, lambda text: on_line(text, "stdout"))
                     if step.is_package:
                         await asyncio.to_thread(self._link, step)
                     return 0
@@ -153,20 +153,6 @@ class CommandRunner:
         found.setdefault("UV_CACHE_DIR", str(self._downloads))
         found.update(image_steps.QUIET)
         return found
-
-
-class _Lines:
-    """The `image_steps.Progress` of a step whose lines are wanted only."""
-
-    def __init__(self, on_line: OnLine) -> None:
-        self._on_line = on_line
-
-    def on_step(self, message: str, number: int, count: int, *, warning: bool = False) -> None:
-        """Nothing waits for steps."""
-
-    def on_output(self, text: str) -> None:
-        """A step wrote a line."""
-        self._on_line(text, "stdout")
 
 
 async def run(

@@ -17,15 +17,14 @@ import shlex
 import shutil
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from kubetorch.datastore import slots, trees
 from kubetorch.datastore.blobs import BlobStore, digest_of
 from kubetorch.datastore.trees import materialise
 from kubetorch.errors import ImageStepError
 from kubetorch.lib import process_watch
+from kubetorch.lib.process_watch import OnLine
 from kubetorch.pod.transfers import Transfers
 from kubetorch.specs.image import (
     INSTALL_VARIABLE,
@@ -199,24 +198,6 @@ def describe(step: Step) -> str:
     return text if len(text) <= 200 else f"{text[:200]}…"
 
 
-class Progress(Protocol):
-    """Told how far the steps are."""
-
-    def on_step(self, message: str, number: int, count: int, *, warning: bool = False) -> None:
-        """A step begins, or is not run: which, of how many."""
-
-    def on_output(self, text: str) -> None:
-        """A step wrote a line."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """The folder and environment in which commands run."""
-
-    environ: Mapping[str, str]
-    folder: str
-
-
 def variables(environ: Mapping[str, str], *, venv: Path, downloads: Path) -> dict[str, str]:
     """The variables of programs that use an environment."""
     path = environ.get("PATH", os.defpath)
@@ -259,22 +240,22 @@ def background(command: str) -> str:
     return command
 
 
-async def shell(step: Step, command: str, place: Place, progress: Progress) -> None:
-    """Run a shell command of a step."""
-    await program(step, [SHELL, "-c", command], place, progress)
-
-
-async def program(step: Step, command: list[str], place: Place, progress: Progress) -> None:
-    """Run a program for a step."""
+async def run(
+    step: Step,
+    command: str | Sequence[str],
+    environ: Mapping[str, str],
+    folder: str,
+    on_line: OnLine,
+) -> None:
+    """Run a command of the shell, or a program, for a step."""
     last: deque[str] = deque(maxlen=SHOWN_LINES)
 
-    def on_line(text: str) -> None:
+    def take(text: str) -> None:
         last.append(text)
-        progress.on_output(text)
+        on_line(text)
 
-    status = await process_watch.run(
-        command, {**QUIET, **place.environ}, folder=place.folder, on_line=on_line
-    )
+    program = [SHELL, "-c", command] if isinstance(command, str) else command
+    status = await process_watch.run(program, {**QUIET, **environ}, folder=folder, on_line=take)
     if status != 0:
         raise failure(step, f"ended with exit code {status}", last, exit_code=status)
 
@@ -313,7 +294,7 @@ class Copier:
         """Absolute path of the copy."""
         return posixpath.normpath(posixpath.join(self._working_dir, step.target))
 
-    async def run(self, step: CopyStep, place: Place, progress: Progress) -> None:
+    async def run(self, step: CopyStep, environ: Mapping[str, str], on_line: OnLine) -> None:
         if step.digest is None:
             raise failure(step, "names no files: it was not sent by a deploy")
         await self._blobs.fetch([step.digest])
@@ -325,7 +306,7 @@ class Copier:
             source.mkdir(parents=True)
             await asyncio.to_thread(materialise, str(source), tree, self._store.stream, {}, [])
             self._uncover(step, source)
-            await shell(step, self._command(step, source), place, progress)
+            await run(step, self._command(step, source), environ, "/", on_line)
         finally:
             await asyncio.to_thread(shutil.rmtree, source, ignore_errors=True)
 

@@ -33,7 +33,7 @@ from kubetorch.pod.environment import Prepared, interpreter, worker_environ
 from kubetorch.pod.filesystem import PodFilesystem
 from kubetorch.pod.image import image_steps, venvs
 from kubetorch.pod.image.commands import CommandRunner, OnLine
-from kubetorch.pod.image.image_steps import Copier, Place, Progress
+from kubetorch.pod.image.image_steps import Copier
 from kubetorch.pod.image.venvs import SharedVenvs
 from kubetorch.pod.session import Session
 from kubetorch.pod.transfers import Transfers
@@ -125,15 +125,15 @@ class StepRecords:
 
 
 class StepReports:
-    """The `image_steps.Progress` of one generation."""
+    """Reports how far the steps of one generation are."""
 
     def __init__(self, generation: int, session: Session, on_line: OnStepLine) -> None:
         self._generation = generation
         self._session = session
         self._on_line = on_line
 
-    def on_step(self, message: str, number: int, count: int, *, warning: bool = False) -> None:
-        """A step begins, or is not run."""
+    def on_step(self, message: str, number: int, count: int, *, warning: bool) -> None:
+        """A step begins, or is not run: which, of how many."""
         report = StageReport(
             generation=self._generation,
             stage="image",
@@ -163,7 +163,7 @@ class Preparation:
         image: ImageSpec,
         spec: WorkloadSpec,
         environ: Mapping[str, str],
-        progress: Progress,
+        progress: StepReports,
     ) -> None:
         self._generation = generation
         self._images = images
@@ -217,7 +217,7 @@ class Preparation:
                 continue
             self._announce(number, step)
             if isinstance(step, (CopyStep, WorkdirStep)):
-                await self._write(step, Place(self.environ(number, venv), "/"))
+                await self._write(step, self.environ(number, venv))
             elif isinstance(step, RunStep) and self._refused(step) is None:
                 self._check_rights(step)
                 own = await self._run_in_copy(number, step, self._own(own) or venv)
@@ -247,20 +247,18 @@ class Preparation:
             found = image_steps.variables(found, venv=venv, downloads=downloads)
         return found
 
-    def _place(self, number: int, venv: Path) -> Place:
-        """The folder and environment of a step that may install something."""
-        environ = self.environ(number, venv)
-        python = venvs.python_of(venv)
-        return Place(image_steps.installing(environ, python=python), self._folder)
+    async def _run(
+        self, step: Step, command: str | Sequence[str], environ: Mapping[str, str], folder: str
+    ) -> None:
+        await image_steps.run(step, command, environ, folder, self._progress.on_output)
 
     # ------------------------------------------------------------------------------------ walking
 
-    async def _write(self, step: CopyStep | WorkdirStep, place: Place) -> None:
+    async def _write(self, step: CopyStep | WorkdirStep, environ: Mapping[str, str]) -> None:
         if isinstance(step, CopyStep):
-            await self._images.copier.run(step, place, self._progress)
+            await self._images.copier.run(step, environ, self._progress.on_output)
         else:
-            command = ["/bin/mkdir", "-p", self._folder]
-            await image_steps.program(step, command, place, self._progress)
+            await self._run(step, ["/bin/mkdir", "-p", self._folder], environ, "/")
 
     def _refused(self, step: Step) -> str | None:
         """The package manager that a step calls, where that is not allowed."""
@@ -334,7 +332,7 @@ class Preparation:
         made = shared.new()
         try:
             await self._copy(venv, made)
-            await self._install(step, self._place(number, made), made)
+            await self._install(number, step, made)
             found = await asyncio.to_thread(shared.publish, made, digest)
         finally:
             await asyncio.to_thread(shutil.rmtree, made, ignore_errors=True)
@@ -350,7 +348,7 @@ class Preparation:
         made = self._images.records.own(own)
         try:
             await self._copy(venv, made)
-            await self._install(step, self._place(number, made), made)
+            await self._install(number, step, made)
         except BaseException:
             await asyncio.to_thread(shutil.rmtree, made, ignore_errors=True)
             raise
@@ -363,14 +361,14 @@ class Preparation:
                 return
             target.parent.mkdir(parents=True, exist_ok=True)
             command = venvs.create_command(self._uv, self._python, target)
-            place = Place(self.environ(0, target), "/")
-            step = self._image.steps[self.at]
-            await image_steps.program(step, command, place, self._progress)
+            await self._run(self._image.steps[self.at], command, self.environ(0, target), "/")
             await asyncio.to_thread(venvs.finish_creation, target, self._runtime.site, self._uv)
         except OSError as error:
             raise self._broken(error) from error
 
-    async def _install(self, step: PipStep | RunStep, place: Place, venv: Path) -> None:
+    async def _install(self, number: int, step: PipStep | RunStep, venv: Path) -> None:
+        environ = self.environ(number, venv)
+        environ = image_steps.installing(environ, python=venvs.python_of(venv))
         try:
             own = await asyncio.to_thread(venvs.site_packages, venv)
             await asyncio.to_thread(venvs.put_stand_ins, own, self._runtime.site)
@@ -379,7 +377,7 @@ class Preparation:
                 if isinstance(step, RunStep)
                 else (f"{self._image.install_cmd or f'${INSTALL_VARIABLE}'} {step.requirement}")
             )
-            await image_steps.shell(step, command, place, self._progress)
+            await self._run(step, command, environ, self._folder)
             await asyncio.to_thread(venvs.remove_stand_ins, own)
         except OSError as error:
             raise self._broken(error) from error

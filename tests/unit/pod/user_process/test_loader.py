@@ -11,7 +11,7 @@ import pytest
 
 from kubetorch.errors import CallableNotFoundError
 from kubetorch.pod.user_process import loader
-from kubetorch.pod.user_process.loader import DeployedCallable
+from kubetorch.pod.user_process.call_runner import DeployedCallable
 
 
 @pytest.fixture
