@@ -11,7 +11,6 @@ from kubetorch.local import process
 
 
 def main(agent: tuple[str, ...], spare: tuple[str, ...] | None) -> int:
-    """Run the service; its exit status."""
     # A tenth of the time of the imports; `service.run` turns it on again.
     gc.disable()
     if "--detach" in sys.argv and os.fork():

@@ -54,7 +54,6 @@ class Home:
         self.log = path / "log" / "service.log"
 
     def create(self) -> None:
-        """Make it, if it is not there."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.mkdir(mode=0o700, exist_ok=True)
@@ -74,7 +73,6 @@ class Home:
                 continue
 
     def running(self) -> Running | None:
-        """The service that runs, if one does."""
         try:
             running = Running(**json.loads(self.service.read_bytes()))
         except (OSError, ValueError, TypeError):
@@ -100,7 +98,6 @@ class Home:
         return path.read_bytes().strip()
 
     def rotate_log(self) -> None:
-        """Begin a new `service.log` if the old one is long."""
         try:
             if self.log.stat().st_size > LOG_LIMIT:
                 self.log.replace(self.log.with_suffix(".log.1"))

@@ -34,8 +34,6 @@ _SHOWN_LINES = 20
 
 
 class Endpoint(NamedTuple):
-    """A running service, and how to talk to it."""
-
     url: str
     token: str
     started: bool = False
@@ -53,7 +51,6 @@ def home() -> Path:
 
 
 def find(folder: Path | None = None) -> Endpoint | None:
-    """The running service; `None` when there is none."""
     place = Home(folder or home())
     running = place.running()
     return None if running is None else Endpoint(running.url, place.read_token())

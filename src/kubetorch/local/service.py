@@ -58,7 +58,6 @@ class Agents(NamedTuple):
 
 
 def main(environ: Mapping[str, str], agents: Agents) -> int:
-    """Run the service; its exit status."""
     os.umask(0o077)
     try:
         service = _begin(environ, agents)

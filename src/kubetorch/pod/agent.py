@@ -88,7 +88,6 @@ _log = logging.getLogger(__name__)
 def main(
     environ: Mapping[str, str], zygote: Launched | None = None, *, refusal: str | None = None
 ) -> int:
-    """Run the agent; its exit status."""
     memory.give_back_soon()
     level = environ.get("KT_LOG_LEVEL", "")
     logging.basicConfig(
@@ -159,8 +158,6 @@ async def _run(
 
 
 class Agent:
-    """Everything that an agent consists of, put together."""
-
     def __init__(
         self,
         pod: PodEnv,
@@ -312,7 +309,6 @@ class Agent:
             self._session.report_activity()
 
     async def run(self, sock: socket.socket) -> None:
-        """Serve until `stop`."""
         loop = asyncio.get_running_loop()
         orphans = OrphanReaper()
         orphans.start()
@@ -428,7 +424,6 @@ class Agent:
         self._supervisor.on_line(line, generation)
 
     def _on_app_exit(self, app: AppProcess) -> None:
-        """An app that has to run has ended."""
         text = f"{app.ending}, and is started again"
         self._write_line(Line(text, "logger", "WARNING", time.time(), None), app.generation)
         self._supervisor.on_app_exit(app)

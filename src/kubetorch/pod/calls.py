@@ -123,7 +123,6 @@ class Call:
 
     @property
     def other_origin(self) -> Origin | None:
-        """The origin of the served code, if the caller means other code."""
         return self._calls.other_origin(self.request)
 
     @property
@@ -168,7 +167,6 @@ class Call:
         self.callers.append(caller)
 
     def grant(self, count: int) -> None:
-        """So many values of a generator were passed on."""
         if self.worker is not None and not self.is_ended:
             self.worker.grant(self.number, count)
 
@@ -206,12 +204,10 @@ class Call:
         return True
 
     def limit(self, seconds: float) -> None:
-        """Interrupt it after so many seconds."""
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(seconds, self._time_out)
 
     def fail(self, error: KubetorchError, *, started: bool) -> None:
-        """End it, for its callers and here."""
         self.fail_with(self._calls.describe(error, started=started))
 
     def fail_with(self, failure: exceptions.Failure) -> None:
@@ -396,7 +392,6 @@ class Calls:
 
     @property
     def running(self) -> int:
-        """Calls that have not ended."""
         return len(self._open)
 
     @property
@@ -416,7 +411,6 @@ class Calls:
             call.fail_with(exceptions.parse(failure))
 
     def detached(self) -> set[Call]:
-        """Spawned calls that have not ended."""
         return {call for call in self._open if call.spawned}
 
     # ------------------------------------------------------------------------ from the supervisor
@@ -536,7 +530,6 @@ class Calls:
         return _unanswered(self._by_id.get(call_id)) or self._results.find(call_id)
 
     def describe(self, error: KubetorchError, *, started: bool) -> exceptions.Failure:
-        """The failure of a call that the agent ends."""
         return exceptions.describe_refusal(error, pod_name=self._pod_name, started=started)
 
     # --------------------------------------------------------------------------------- calls

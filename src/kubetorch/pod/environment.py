@@ -182,7 +182,6 @@ def worker_spec(
     code: Path | None,
     init_args: str | None,
 ) -> WorkerSpec:
-    """The specification of a worker of this generation."""
     ref = spec.callable
     level = prepared.env.get("KT_LOG_LEVEL", "").lower()  # an image may set it
     return WorkerSpec(
@@ -254,7 +253,6 @@ def health_timeout(spec: WorkloadSpec) -> float:
 
 
 def _own_path(spec: WorkloadSpec, pod: PodEnv, code: Path | None) -> list[str]:
-    """Entries of `sys.path` for the deployed code."""
     ref = spec.callable
     entries: list[str] = []
     if code is not None:

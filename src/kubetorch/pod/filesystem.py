@@ -26,8 +26,6 @@ _REFUSALS = (errno.EPERM, errno.EACCES, errno.ENOSYS, errno.ENODEV)
 
 
 class PodFilesystem:
-    """The files that a pod sees."""
-
     def __init__(self, pod: PodEnv, refusal: str | None) -> None:
         #: Whether that is a container's, whose files are the pod's own.
         self.is_container = pod.backend != "local"

@@ -83,8 +83,6 @@ def address(url: str) -> str:
 
 @dataclass(frozen=True)
 class Options:
-    """The options of the command line."""
-
     workload: str | None = None
     controller_url: str | None = None
     host: str = HOST

@@ -33,8 +33,6 @@ _log = logging.getLogger(__name__)
 
 
 class KnativeKeepAlive:
-    """The agent's own request."""
-
     def __init__(
         self,
         has_unseen_call: Callable[[], bool],
@@ -54,7 +52,6 @@ class KnativeKeepAlive:
 
     @property
     def is_open(self) -> bool:
-        """True while a request is open."""
         return self._connection is not None and self._connection.is_open
 
     def start(self) -> None:
@@ -63,7 +60,6 @@ class KnativeKeepAlive:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     def close(self) -> None:
-        """Nothing is to be kept."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()

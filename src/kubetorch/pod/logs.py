@@ -121,7 +121,6 @@ class Assembler:
 
     @property
     def has_unfinished(self) -> bool:
-        """True if the beginning of a line is kept."""
         return bool(self._rest or self._unfinished)
 
     def close(self) -> Iterator[Line]:
@@ -338,8 +337,6 @@ class LogLine(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class PodLog:
-    """Writes the log, and lets readers follow it."""
-
     def __init__(
         self,
         folder: Path,

@@ -14,11 +14,7 @@ REPEAT = 2.0
 
 
 class Membership:
-    """Knows the siblings of this pod.
-
-    Args:
-        send: Sends a request to the controller.
-    """
+    """Knows the siblings of this pod; `send` brings a request to the controller."""
 
     def __init__(self, send: Callable[[Regroup], object] = lambda message: None) -> None:
         self._send = send
@@ -36,7 +32,6 @@ class Membership:
         self.changes = Changes()
 
     def update(self, message: Members) -> None:
-        """The controller says who they are."""
         self._members = {member.ordinal: member for member in message.members}
         self.world, self.pool = message.world, message.pool
         for on_change in list(self._listeners):
@@ -68,7 +63,6 @@ class Membership:
         return self._started[1]
 
     async def wait_for_world(self, generation: int) -> World:
-        """The world of this generation."""
         while (world := self.world_of(generation)) is None:
             await self.changes.wait()
         return world

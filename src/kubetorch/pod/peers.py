@@ -82,7 +82,6 @@ class PeerCall:
 
     @property
     def is_connected(self) -> bool:
-        """True if the sibling is connected now."""
         return self._stream.is_connected
 
     def cancel(self, reason: str) -> None:
@@ -140,7 +139,6 @@ class PeerCall:
             self.cancel(self._cancelled)
 
     def on_credit(self, size: int) -> None:
-        """The sibling has room for so many more bytes."""
         self._room += size
         self.send_arguments()
 
@@ -196,7 +194,6 @@ class PeerCall:
         return view
 
     def placed(self, size: int) -> None:
-        """They are there."""
         if self._value is None:
             return
         self._filled += size
@@ -217,7 +214,6 @@ class PeerCall:
             self.sink.on_error(failure)
 
     def lose(self, error: KubetorchError) -> None:
-        """The stream is gone."""
         if self._stream.forget(self):
             self.sink.on_lost(error)
 
@@ -464,7 +460,6 @@ class Peers:
     def call(
         self, member: Member, request: Open, arguments: memoryview, sink: CallSink
     ) -> PeerCall:
-        """Open a call on a sibling."""
         key = (member.pod, member.incarnation)
         stream = self._streams.get(key)
         if stream is None or stream.member.url != member.url:

@@ -145,7 +145,6 @@ class RankGroup:
 
     @property
     def running(self) -> int:
-        """The number of calls that have not ended."""
         return len(self._runs)
 
     def takes(self, request: Open, opened: float) -> bool:
@@ -200,13 +199,11 @@ class RankGroup:
         return number
 
     def cancel(self, number: int, reason: str, *, timed_out: bool) -> None:
-        """Have a call end on all ranks."""
         run = self._runs.get(number)
         if run is not None:
             run.cancel(reason, timed_out=timed_out)
 
     def grant(self, number: int, count: int) -> None:
-        """Let the generators of a call send so many more values each."""
         run = self._runs.get(number)
         if run is not None:
             run.grant(count)
@@ -324,7 +321,6 @@ class RankGroup:
     # -------------------------------------------------------------------------------- selection
 
     def _select(self, request: Open) -> tuple[int, ...]:
-        """The nodes that a call is to run on."""
         part = request.part
         if part is not None:
             return self._check_part(part)
@@ -415,7 +411,6 @@ class Run:
     # ----------------------------------------------------------------------------- from its caller
 
     def cancel(self, reason: str, *, timed_out: bool = False) -> None:
-        """Cancel what still runs."""
         self._is_cancelled = True
         for part in self._open():
             part.cancel(reason, timed_out=timed_out)
@@ -424,7 +419,6 @@ class Run:
             self._later("cancel", CANCELLING, lambda: self.abandon(error))
 
     def grant(self, count: int) -> None:
-        """So many rounds were passed on."""
         for part in self._open():
             part.grant(count)
 
@@ -457,7 +451,6 @@ class Run:
             self.fail([self.describe(group.membership_error(), None, None)])
 
     def say(self, text: str, level: str) -> None:
-        """Send the caller a line."""
         self.sink.on_log(Line(text, "logger", level, time.time(), None))
 
     # --------------------------------------------------------------------------- from its parts
@@ -519,7 +512,6 @@ class Run:
             self.group.watch()
 
     def fail(self, failures: Sequence[dict[str, Any]]) -> None:
-        """Ranks failed."""
         if self._is_ended:
             return
         is_first = not self._failures
@@ -618,7 +610,6 @@ class RankPart(ABC):
 
     @property
     def is_connected(self) -> bool:
-        """True if the other side is connected now."""
         return True
 
     @property
@@ -674,7 +665,6 @@ class RankPart(ABC):
         """Nothing runs after that."""
 
     def end(self, failures: Sequence[dict[str, Any]]) -> None:
-        """End the call with these failures."""
         if not self.is_over:
             self.close()
             self.run.fail(failures)
@@ -741,7 +731,6 @@ class PeerPart(RankPart):
         return f"ranks {first} to {first + world.processes - 1} in pod {self._member.pod}"
 
     def begin(self, payload: Payload) -> None:
-        """Open it."""
         run = self.run
         request = structs.replace(
             run.request,

@@ -20,21 +20,15 @@ DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 def rank_of(world: World, node: int, local: int) -> int:
-    """The rank of a process of a pod."""
     return node * world.processes + local
 
 
 def rank_environ(
     compute: ComputeSpec, world: World, node: int, local: int, environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """The variables of one process of the pod with this node rank.
+    """The variables of the process with number `local` in the pod with this node rank.
 
-    Args:
-        compute: The compute of a distributed service.
-        world: The world that the process belongs to.
-        node: Node rank of the pod.
-        local: Number of the process in its pod.
-        environ: The environment that the process has beside them.
+    `environ` is the environment that the process has beside them.
     """
     assert compute.distribution is not None
     rank, size = rank_of(world, node, local), len(world.members) * world.processes

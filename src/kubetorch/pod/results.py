@@ -213,7 +213,6 @@ class Outcomes:
         self._expire()
 
     def get(self, key: object) -> Outcome | None:
-        """The outcome with this key, if it is still kept."""
         self._expire()
         found = self._kept.get(key)
         return found[1].outcome() if found else None
@@ -258,7 +257,6 @@ class _CallList:
         self._last: dict[str, _News] = {}
 
     def load(self) -> list[_News]:
-        """Read the entries of an earlier process."""
         with contextlib.suppress(OSError):
             for line in self._path.read_bytes().splitlines():
                 with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
@@ -392,7 +390,6 @@ class Results:
             self._report(report)
 
     def progress(self, report: CallReport) -> None:
-        """A spawned call has come further."""
         self._report(report)
 
     def end(self, report: CallReport, outcome: Outcome) -> None:

@@ -16,7 +16,6 @@ from kubetorch.pod.identity import HOST, PORT, Options, environ_of
 
 
 def start(options: Options) -> int:
-    """Be the agent; its exit status."""
     return agent.main(environ_of(options, environment.for_programs()))
 
 

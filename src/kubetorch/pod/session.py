@@ -82,7 +82,6 @@ class ControllerAddress:
         return bool(self.url_file) and not Path(self.url_file).parent.is_dir()
 
     def url(self) -> str:
-        """The controller's base URL."""
         url = Path(self.url_file).read_text().strip() if self.url_file else self.fixed_url
         return url.rstrip("/")
 
@@ -122,7 +121,6 @@ class Session:
     # --------------------------------------------------------------------------------- to send
 
     def report_observed(self, message: Observed) -> None:
-        """Report the result of a reload."""
         self._observed = message
         self.send(message)
 
@@ -152,7 +150,6 @@ class Session:
             self._endpoint.wake()
 
     def probe(self, message: Probe) -> None:
-        """Try whether a sibling answers, and say so."""
         task = asyncio.get_running_loop().create_task(self._probe(message))
         self._probes.add(task)
         task.add_done_callback(self._probes.discard)
@@ -174,7 +171,6 @@ class Session:
         self.send(Probed(id=message.id, is_reached=is_reached))
 
     def activity_changed(self) -> None:
-        """The number of running calls changed."""
         if self._edge is None and self._endpoint is not None:
             loop = asyncio.get_running_loop()
             self._edge = loop.call_later(EDGE_INTERVAL, self._send_edge)
@@ -293,7 +289,6 @@ class _SessionEndpoint(Endpoint):
             self._woken.clear()
 
     def wake(self) -> None:
-        """Wait no longer."""
         self._woken.set()
 
     def send(self, message: FromAgent) -> bool:

@@ -241,7 +241,6 @@ class Shell(Endpoint):
     # ---------------------------------------------------------------------------------- its end
 
     async def kill(self) -> None:
-        """End it and all that it started."""
         self._signal(signal.SIGKILL)
         if self._connection is not None:
             self._connection.close(websocket_protocol.GOING_AWAY, "the pod ends")

@@ -142,7 +142,6 @@ class StreamedCall:
         self._send(frames.encode(Kind.ACCEPTED, self.number))
 
     def stop_receiving(self) -> None:
-        """Drop the arguments that still come."""
         if self._memory is not None:
             self._memory.release()
             self._memory = None
@@ -221,7 +220,6 @@ class StreamedCall:
     # ------------------------------------------------------------------------------- sending
 
     def on_credit(self, size: int) -> None:
-        """The client takes so many more bytes."""
         self._credit += size
         if self._queue:
             self._take_turn()
@@ -315,7 +313,6 @@ class StreamedCall:
             call.leave(self)
 
     def cancel(self, reason: str) -> None:
-        """The client does not want the call any more."""
         if self.call is not None:
             self.call.cancel(self, reason)
 
@@ -396,7 +393,6 @@ class ClientStream(Endpoint):
         return {r.call for n, r in found if r.call is not None and n not in self._attached}
 
     def calls(self) -> set[Call]:
-        """All calls of the client."""
         return {streamed.call for streamed in self._streamed.values() if streamed.call is not None}
 
     # ----------------------------------------------------------------------- the connection
@@ -581,7 +577,6 @@ class ClientStream(Endpoint):
 
     @property
     def can_send(self) -> bool:
-        """True if a frame would go out now."""
         connection = self._connection
         return (
             connection is not None

@@ -105,7 +105,6 @@ class ProjectCode:
             raise
 
     def release(self, slot: Slot | None) -> None:
-        """A worker of this slot has ended."""
         if slot is not None:
             self._slots.release(slot)
 
@@ -202,7 +201,6 @@ class GenerationLoader:
         self._lacks_ray = framework_nodes.lacks_ray(self.environ)
 
     async def load_worker(self, generation: int, spec: WorkloadSpec, *, is_first: bool) -> Serving:
-        """A worker that has loaded this generation."""
         loop = asyncio.get_running_loop()
         preparing: asyncio.Task[Prepared] | None = None
         slot: Slot | None = None
@@ -406,7 +404,6 @@ class GenerationLoader:
     def shell_environment(
         self, spec: WorkloadSpec, code: Path | None
     ) -> tuple[str, Mapping[str, str]]:
-        """Working directory and environment of what else runs in the pod, as a worker has them."""
         prepared = self._prepared or environment.unprepared(self.environ, self.pod, spec)
         return self.pod.working_dir, environment.shell_environ(prepared, spec, self.pod, code)
 
@@ -505,7 +502,6 @@ class Supervisor:
 
     @property
     def restarts(self) -> int:
-        """Workers that were replaced after they died."""
         return self._machine.restarts
 
     @property
@@ -520,7 +516,6 @@ class Supervisor:
 
     @property
     def code(self) -> Path | None:
-        """Folder of the project that is served."""
         serving = self._serving
         return serving.slot.path if serving is not None and serving.slot is not None else None
 
@@ -536,7 +531,6 @@ class Supervisor:
     # ----------------------------------------------------------------------------------- events
 
     def on_reload(self, message: Reload) -> None:
-        """The controller wants this generation."""
         self._specs[message.generation] = message.spec
         if message.replaces is not None:
             self._gone.setdefault(message.generation, message.replaces)
@@ -559,7 +553,6 @@ class Supervisor:
             )
 
     def on_exit(self, worker: Worker, error: KubetorchError) -> None:
-        """A worker that was loaded has ended."""
         _log.warning("worker ended pid=%s error=%s", worker.pid, error.message)
         process: Worker | RankGroup = worker
         had_calls = self.calls.lost_with == worker.pid
@@ -583,7 +576,6 @@ class Supervisor:
             self._handle(reload.WorldFormed(generation))
 
     def on_app_exit(self, app: AppProcess) -> None:
-        """An app that has to run has ended."""
         self._on_death(app, app.ending, had_calls=False)
 
     def _on_death(

@@ -219,7 +219,6 @@ class _Threads:
 
 
 def _check(answer: Response) -> None:
-    """Raise what the controller says is wrong."""
     if answer.status < 300:
         return
     error = exceptions.rebuild(exceptions.parse_json(answer.read()))

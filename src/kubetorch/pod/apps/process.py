@@ -85,7 +85,6 @@ class AppExit(msgspec.Struct, frozen=True):
 
     @property
     def view(self) -> AppView:
-        """The state, as the controller gets it."""
         return AppView(
             state="exited", exit_code=self.exit_code, started=self.started, ended=self.ended
         )
@@ -105,7 +104,6 @@ class AppExitFile:
         self._file = file
 
     def find(self, generation: int) -> AppExit | None:
-        """The recorded end of a generation's run."""
         try:
             found = json_decoder(AppExit).decode(self._file.read_bytes())
         except (OSError, msgspec.MsgspecError):
@@ -227,13 +225,11 @@ class AppProcess:
 
     @property
     def ending(self) -> str:
-        """The end of the app, in words."""
         code = "" if self.ended is None else f" with exit code {self.ended.exit_code}"
         return f"the app ended{code}"
 
     @property
     def view(self) -> AppView:
-        """The state, as the controller gets it."""
         if self.ended is not None:
             return self.ended.view
         state = "running" if self._is_settled else "starting"
@@ -441,7 +437,6 @@ class AppHost:
 
     @property
     def alive(self) -> list[AppProcess]:
-        """The app, as long as it lives."""
         return [self._latest] if self._latest is not None and self._latest.is_alive else []
 
     @property
@@ -453,7 +448,6 @@ class AppHost:
 
     @property
     def is_public(self) -> bool:
-        """True if requests need no token."""
         return self._latest is not None and self._latest.app.public
 
     async def serving(self) -> AppProcess:
@@ -498,7 +492,6 @@ class AppHost:
         self._count(1)
 
     def finish(self) -> None:
-        """A request that began has ended."""
         self._count(-1)
 
     def _count(self, change: int) -> None:

@@ -89,8 +89,6 @@ def _is_address(name: str) -> bool:
 
 
 class AppProxy:
-    """Lets requests through to the app."""
-
     def __init__(self, *, pod_name: str, guard: Guard, host: AppHost, names: AppNames) -> None:
         self._pod_name = pod_name
         self._names = names
@@ -103,7 +101,6 @@ class AppProxy:
         return self._host.view is not None and _MOUNT.has(path)
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request with what the app answers."""
         headers = list(scope["headers"])
         passage = self._admit(scope["method"], headers, scope["query_string"], scope["admit"])
         if passage.query_token is not None and scope["method"] == "GET":

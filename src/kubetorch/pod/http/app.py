@@ -295,7 +295,6 @@ class App:
 
 
 def _target(path: str) -> tuple[str, str | None]:
-    """Callable and method in a path."""
     name, _, method = path[1:].partition("/")
     if not name or "/" in method:
         raise refusal(

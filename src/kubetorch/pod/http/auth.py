@@ -34,8 +34,6 @@ _CACHE_SIZE = 256
 
 @dataclass(frozen=True)
 class Credentials:
-    """The credentials that a backend gives to one agent."""
-
     key: bytes = b""
     session: str = ""
     user: str = ""
@@ -58,8 +56,6 @@ def refused(error: KubetorchError, pod_name: str) -> Refusal:
 
 
 class Guard:
-    """Decides about requests."""
-
     def __init__(
         self, credentials: Credentials, *, audience: str, host: str, clock: Callable[[], float]
     ) -> None:
@@ -72,7 +68,6 @@ class Guard:
         self._known: dict[str, tuple[float, tuple[str, ...]]] = {}
 
     def take_key(self, key: bytes) -> None:
-        """Check tokens with this key from now on."""
         if key != self._key:
             self._key = key
             self._known.clear()
@@ -91,7 +86,6 @@ class Guard:
             asgi.check_local(host, origin)
 
     def check_token(self, authorization: str | None, *verbs: str) -> None:
-        """Refuse a request without a valid token."""
         scheme, _, token = (authorization or "").strip().partition(" ")
         token = token.strip()
         if scheme.lower() != "bearer" or not token:

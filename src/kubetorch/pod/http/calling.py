@@ -47,8 +47,6 @@ class _Arguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Arguments(NamedTuple):
-    """The arguments in the body of a request."""
-
     encoded: bytes
     workers: str | tuple[int | str, ...] | None = None
     restart_procs: bool = False
@@ -149,7 +147,6 @@ _FORM = '{"args": [...], "kwargs": {...}}'
 
 
 def timeout_of(request: Request) -> float | None:
-    """Seconds that a call may take, if its request says so."""
     text = request.headers.get(routes.TIMEOUT.lower())
     if text is None:
         return None
@@ -175,7 +172,6 @@ def _open(calls: Calls, opening: Open, caller: HttpCaller, arguments: bytes) -> 
 
 
 async def _relay(caller: HttpCaller, running: Call | None, respond: Responder) -> None:
-    """Pass on what the call produces."""
     granted = 0
     while True:
         event = await caller.events.get()
@@ -295,7 +291,6 @@ class HttpCaller:
         self.notice: str | None = None
 
     def on_gone(self) -> None:
-        """The client closed the connection."""
         self.events.put_nowait(None)
 
     def on_log(self, line: Line) -> None:

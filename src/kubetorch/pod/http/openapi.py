@@ -49,8 +49,6 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Operation:
-    """A function or method that can be called."""
-
     method: str | None
     signature: str
     summary: str

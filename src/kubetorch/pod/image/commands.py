@@ -80,7 +80,6 @@ class CommandRunner:
         frozen: Sequence[str],
         timeout: float,
     ) -> int:
-        """Run a step; its exit code."""
         if image_steps.needs_own_paths(step, image or ImageSpec()):
             await self._filesystem.shield(frozen)
         try:

@@ -263,7 +263,6 @@ async def run(
 def failure(
     step: Step, what: str, lines: deque[str] | None = None, *, exit_code: int | None = None
 ) -> ImageStepError:
-    """The error for a step that failed."""
     shown = "".join(f"\n  {line}" for line in lines or ())
     error = ImageStepError(
         f"the image's step {describe(step)!r} {what}{shown and ':'}{shown}",

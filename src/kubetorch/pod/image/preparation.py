@@ -65,8 +65,6 @@ _log = logging.getLogger(__name__)
 
 
 class RanSteps(NamedTuple):
-    """The steps that a pod ran."""
-
     base: str = ""
     steps: tuple[Step, ...] = ()
     own: int | None = None
@@ -103,11 +101,9 @@ class StepRecords:
         return {**environ, **left}
 
     def own(self, number: int) -> Path:
-        """The folder of an environment of the pod's own."""
         return self._environments / str(number)
 
     def new_own(self) -> int:
-        """A number that no environment of the pod's own has."""
         self._last += 1
         return self._last
 
@@ -146,7 +142,6 @@ class StepReports:
         self._on_line(message, self._generation)
 
     def on_output(self, text: str) -> None:
-        """A step wrote a line."""
         self._session.report_line(
             LogReport(generation=self._generation, text=text, time=time.time())
         )
@@ -154,8 +149,6 @@ class StepReports:
 
 
 class Preparation:
-    """One run."""
-
     def __init__(
         self,
         generation: int,

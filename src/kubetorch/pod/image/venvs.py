@@ -136,7 +136,6 @@ def python_of(folder: Path) -> str:
 
 
 def site_packages(folder: Path) -> Path:
-    """The folder of the packages in an environment."""
     for found in folder.glob("lib/python*/site-packages"):
         return found
     raise StartupError(f"{folder} is no virtual environment")

@@ -156,7 +156,6 @@ class RunningCall:
         self._loop.call_soon_threadsafe(self._cancel_task)
 
     def check(self) -> None:
-        """Raise what the call was cancelled with."""
         if self.cancelled is not None:
             raise self.cancelled
 
@@ -167,7 +166,6 @@ class RunningCall:
     # ----------------------------------------------------------------------------- generators
 
     def grant(self, count: int) -> None:
-        """The caller takes so many more values."""
         self._grants.put(count)
         self._loop.call_soon_threadsafe(self._wake)
 
@@ -197,7 +195,6 @@ class RunningCall:
     # ------------------------------------------------------------------------------- progress
 
     def progress(self, current: float, total: float | None, message: str | None) -> None:
-        """Report the progress of the call to the caller."""
         # Numbers of NumPy are numbers, too.
         numbers = [float(current), None if total is None else float(total)]
         report = json.dumps([*numbers, None if message is None else str(message)]).encode()
@@ -221,8 +218,6 @@ class RunningCall:
 
 
 class CallRunner:
-    """The calls that run in this process."""
-
     def __init__(  # noqa: PLR0913  # what a worker gets at its start
         self,
         agent: AgentSocket,

@@ -416,7 +416,6 @@ class _Loader(importlib.machinery.SourceFileLoader):
         self._qualname = qualname
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run the body of the file."""
         os.environ[FILE_VARIABLE] = self.path
         with Import(module, self._qualname) as under_way:
             try:
@@ -442,7 +441,6 @@ class _Finder:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """The spec of the deployed file."""
         if fullname != self._name:
             return None
         for finder in sys.meta_path:

@@ -71,8 +71,6 @@ def run(
 
 
 class _Worker:
-    """The parts of a running worker."""
-
     def __init__(
         self, agent: AgentSocket, pipe: OutputPipe, spec: dict[str, Any], *, stacks: int | None
     ) -> None:

@@ -443,7 +443,6 @@ class AgentSocket:
         self._write([head, payload] if payload else [head])
 
     def send_value(self, kind: int, call: int, codec: str, value: object, flags: int = 0) -> None:
-        """Encode a value and send it."""
         segments = _encode(codec, value, "result" if kind == RESULT else "yielded")
         sizes = [len(segment) for segment in segments]
         packed, meta = pack_sizes(codec, sizes)

@@ -81,8 +81,6 @@ def _time(path: str) -> int:
 
 
 class Zygote:
-    """Serves one agent."""
-
     def __init__(self, control: socket.socket) -> None:
         control.set_inheritable(False)
         self._control = control

@@ -79,13 +79,7 @@ _Error = TypeVar("_Error", bound=KubetorchError)
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """The callable that a worker runs, and its environment.
-
-    Attributes:
-        env: Its environment.
-        own_env: More of it, which other workers that run the same do not have.
-        rank: Its rank, in a distributed service.
-    """
+    """The callable that a worker runs, and its environment."""
 
     generation: int
     ref: CallableRef
@@ -99,7 +93,9 @@ class WorkerSpec:
     modules: Mapping[str, str] = field(default_factory=dict)
     threads: int = 40
     library_path: tuple[str, ...] = ()
+    #: More of its environment, which other workers that run the same do not have.
     own_env: Mapping[str, str] = field(default_factory=dict)
+    #: In a distributed service.
     rank: int | None = None
     code: str | None = None
 
@@ -253,12 +249,10 @@ class Worker:
         return self._exiting is None and not self._is_killed and not self._interrupting
 
     def takes(self, request: Open, opened: float) -> bool:
-        """True if a call of this time may run now."""
         return self.takes_calls
 
     @property
     def running(self) -> int:
-        """The number of calls that have not ended."""
         return len(self._running)
 
     # ------------------------------------------------------------------------------------ load
@@ -350,7 +344,6 @@ class Worker:
         self.abort(_in_pod(error, self._pod_name))
 
     async def stacks(self) -> WorkerStacks:
-        """The stacks of the worker's threads."""
         text = await self._process.stacks.ask(self.pid, self._socket.send)
         return WorkerStacks(self._pod_name, self.pid, self.generation, self.rank, text)
 
@@ -508,8 +501,6 @@ class Worker:
 
 
 class WorkerSocket:
-    """The socket to one worker."""
-
     def __init__(
         self, sock: socket.socket, on_frame: Callable[[Frame], None], on_end: Callable[[], None]
     ) -> None:
@@ -765,7 +756,6 @@ class WorkerHost:
 def death_error(
     status: int | None, *, pod_name: str, kills: OomKills, doing: str = ""
 ) -> WorkerDiedError:
-    """The error for the calls of a worker that ended."""
     error: WorkerDiedError
     if status == -signal.SIGKILL and kills.has_risen():
         limit = kills.limit

@@ -157,7 +157,6 @@ class Zygote:
 
     @property
     def is_alive(self) -> bool:
-        """True if the zygote takes requests."""
         return self._control.fileno() >= 0
 
     async def preload(self, modules: Sequence[str], on_module: Callable[[str], None]) -> None:
