@@ -22,7 +22,7 @@ import zstandard
 
 from kubetorch.datastore import trees
 from kubetorch.datastore.blobs import digest_of
-from kubetorch.lib import websocket, websocket_protocol
+from kubetorch.lib import sockets, websocket, websocket_protocol
 from kubetorch.lib.http_server import Refusal, Server
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec
@@ -38,7 +38,8 @@ SECRET = b"secret of the installation"
 USER_TOKEN = "the user's own token"
 SESSION_TOKEN = "the session's token"
 NAMESPACE, WORKLOAD, POD = "default", "demo", "demo-0"
-TIMEOUT = 20.0
+#: Seconds that anything in these tests may take.
+TIMEOUT = 60.0
 
 _M = TypeVar("_M")
 
@@ -240,7 +241,8 @@ class _ServerLink:
         return None
 
     def on_close(self, reason: str) -> None:
-        self._controller._connected.clear()
+        if self._controller._link is self:  # not one whose successor is there already
+            self._controller._connected.clear()
 
 
 class AgentProcess:
@@ -516,8 +518,8 @@ class CallFailed(Exception):
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return sock.getsockname()[1]
+    """A port that nobody is given until it is bound."""
+    return sockets.choose(())
 
 
 def wait_until(condition: Callable[[], object]) -> None:

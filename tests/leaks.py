@@ -15,8 +15,9 @@ from pathlib import Path
 
 import psutil
 
-# 5 s: how long a process that was told to end, or a thread that was told to stop, may take.
-GRACE = 5.0
+# How long a process that was told to end, or a thread that was told to stop, may take where many
+# others run, too.
+GRACE = 20.0
 
 
 @dataclass(frozen=True)

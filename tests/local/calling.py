@@ -13,6 +13,7 @@ from kubetorch.sdk.calls.caller import Caller
 from kubetorch.sdk.calls.options import CallOptions
 from kubetorch.sdk.calls.route import Resolver, Route
 from kubetorch.specs.logging import LoggingConfig
+from tests.local.scripted_agent import ScriptedAgent
 
 
 @contextmanager
@@ -27,6 +28,26 @@ def route_to(resolve: Resolver, *, ping_after: float = 10.0) -> Iterator[Route]:
 def caller(route: Route, name: str, **options: Any) -> Caller:
     target = Target("default", "service", name, logging=LoggingConfig(level="info"))
     return Caller(target, route, CallOptions(**options))
+
+
+@contextmanager
+def cuts(agent: ScriptedAgent) -> Iterator[None]:
+    """Cut the agent's connections again and again, ever later: a busy machine gets on, too."""
+    is_over = threading.Event()
+
+    def cut() -> None:
+        pause = 0.02
+        while not is_over.wait(pause):
+            agent.cut()
+            pause *= 1.02
+
+    cutter = threading.Thread(target=cut)
+    cutter.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        cutter.join()
 
 
 class InThread:
@@ -44,13 +65,13 @@ class InThread:
         except BaseException as error:
             self.error = error
 
-    def join(self, seconds: float = 20.0) -> InThread:
+    def join(self, seconds: float = 60.0) -> InThread:
         self._thread.join(seconds)
         assert not self._thread.is_alive()
         return self
 
 
-def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
+def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
     """Wait for something that another thread brings about."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -1,4 +1,4 @@
-"""`candidate.py URL NAMESPACE PLACE`: a process that wants to lead, and prints when it does."""
+"""`candidate.py URL NAMESPACE PLACE DURATION`: wants to lead, and prints when it does."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ from kubetorch.k8s import kubeconfig
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.kubeconfig import Access, Cluster, User
 
-#: So that tests need not wait for long.
-TIMES = Times(duration=3.0, tenure=2.0, period=0.5)
+#: Seconds between two renewals.
+PERIOD = 0.5
 
 
-async def main(url: str, namespace: str, place: str) -> None:
+async def main(url: str, namespace: str, place: str, duration: str) -> None:
     """Until it has lost, or is told to stop.
 
     Args:
         url: Of the API server; that of the kubeconfig when empty.
         namespace: Of the lease.
         place: Where this is.
+        duration: Seconds that a lease is good for.
     """
+    times = Times(duration=float(duration), tenure=float(duration) - 1, period=PERIOD)
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     access = Access(Cluster(url), User(), namespace=namespace, origin="test")
     async with (
         Client(access if url else kubeconfig.find(), patience=0.0) as client,
-        Election(client, namespace=namespace, place=place, times=TIMES) as election,
+        Election(client, namespace=namespace, place=place, times=times) as election,
     ):
         waits = [asyncio.ensure_future(one) for one in (election.won(), stopped.wait())]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

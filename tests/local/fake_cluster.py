@@ -66,7 +66,7 @@ class FakeCluster:
         self.stop()
         self._run(asyncio.sleep(0.05))  # transports that were aborted close in a later pass
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(5)
+        self._thread.join(60)
         self._loop.close()
 
     def start(self) -> None:
@@ -78,7 +78,7 @@ class FakeCluster:
         self._run(self._server.stop())
 
     def _run(self, wanted: Any) -> None:
-        asyncio.run_coroutine_threadsafe(wanted, self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(wanted, self._loop).result(60)
 
     @property
     def requests(self) -> list[str]:

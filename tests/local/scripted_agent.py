@@ -190,6 +190,8 @@ class Client:
         pass
 
     def on_close(self, reason: str) -> None:
+        if self.connection is not None and self.connection.is_open:
+            return  # another one has taken over
         if self.connection is not None and self.connection.close_code is not None:
             self.agent.close_codes.append(self.connection.close_code)
         self.connection = None
@@ -247,7 +249,7 @@ class ScriptedAgent:
 
     def __enter__(self) -> ScriptedAgent:
         self._thread.start()
-        assert self._listening.wait(5)
+        assert self._listening.wait(60)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -255,7 +257,7 @@ class ScriptedAgent:
             return
         assert self._stop is not None
         self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(5)
+        self._thread.join(60)
         self._loop.close()
 
     @property
@@ -271,7 +273,7 @@ class ScriptedAgent:
         async def run() -> object:
             return action()
 
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(5)
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(60)
 
     def cut(self) -> None:
         """Break all connections, as a network does."""
@@ -314,6 +316,8 @@ class ScriptedAgent:
         incarnation, _, received = headers.get(routes.RESUME.lower(), "").partition(":")
         is_known = incarnation == self.incarnation and name in self.clients
         client = self.clients[name] if is_known else Client(self)
+        if client.connection is not None:  # its end was not noticed yet
+            client.connection.abort("another one takes over")
         self.clients[name] = client
         client.resume_at = int(received) if is_known else None
         return client

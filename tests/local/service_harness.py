@@ -64,14 +64,14 @@ class Service:
         """Kill it, as nothing that it could prepare for."""
         assert self._process is not None
         self._process.kill()
-        self._process.wait(10)
+        self._process.wait(60)
 
     def terminate(self) -> int:
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
-        return self._process.wait(20)
+        return self._process.wait(60)
 
-    def wait(self, timeout: float = 20) -> int:
+    def wait(self, timeout: float = 60) -> int:
         assert self._process is not None
         return self._process.wait(timeout)
 
@@ -85,7 +85,7 @@ class Service:
         return (self.home / "token").read_text()
 
     def client(self, token: str | None = None) -> HttpClient:
-        return HttpClient(self.url, self.token if token is None else token, timeout=20.0)
+        return HttpClient(self.url, self.token if token is None else token, timeout=60.0)
 
     def request(
         self,
@@ -129,7 +129,7 @@ class Service:
                 yield messages.decode(DeployEvent, line)
 
     def until(
-        self, name: str, condition: Callable[[WorkloadView], bool], timeout: float = 20
+        self, name: str, condition: Callable[[WorkloadView], bool], timeout: float = 60
     ) -> WorkloadView:
         """The first view of a workload that a condition holds for."""
         deadline = time.monotonic() + timeout
@@ -152,7 +152,7 @@ def spec(name: str = "f", **compute: Any) -> WorkloadSpec:
         namespace="default",
         name=name,
         callable=CallableRef("fn", name, "module", name),
-        compute=ComputeSpec(env_vars=tuple(variables.items()), launch_timeout=20, **compute)
+        compute=ComputeSpec(env_vars=tuple(variables.items()), launch_timeout=60, **compute)
         if "launch_timeout" not in compute
         else ComputeSpec(env_vars=tuple(variables.items()), **compute),
         **own,

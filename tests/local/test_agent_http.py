@@ -8,6 +8,7 @@ import pickle
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ import pytest
 from agent_harness import POD, USER_TOKEN, AgentProcess, FakeController, wait_until
 
 SOURCE = '''
-import time
+import threading
 from pathlib import Path
 
 def helper(): pass
@@ -25,7 +26,8 @@ class Answer:
     """Computes things."""
 
     def __init__(self):
-        self.begun, self.cancelled = [], []
+        self.begun, self.cancelled, self.met = [], [], []
+        self.over = threading.Event()
 
     def add(self, a: int, b: float = 2.5, *, note: str | None = None) -> float:
         """Add two numbers."""
@@ -67,7 +69,16 @@ class Answer:
             raise
         return "slept"
 
-    def dwell(self, seconds): time.sleep(seconds)
+    async def meet(self, count):
+        import asyncio
+        self.met.append(None)
+        while len(self.met) < count:
+            await asyncio.sleep(0.01)
+        return "met"
+
+    def dwell(self): self.over.wait(60)
+
+    def leave(self): self.over.set()
 
     def naps_begun(self): return self.begun
 
@@ -246,7 +257,7 @@ def test_a_timeout_header_ends_the_call(agent):
     begin = time.monotonic()
     status, body = agent.post("/Answer/nap", 30, headers={"X-Kubetorch-Timeout": "0.2"})
     assert (status, body["error_type"]) == (504, "CallTimeoutError")
-    assert time.monotonic() - begin < 1.0
+    assert time.monotonic() - begin < 15
     for impossible in ("soon", "-1", "nan", "inf", "1e9"):
         status, body = agent.post("/Answer/nap", 30, headers={"X-Kubetorch-Timeout": impossible})
         assert (status, body["error_type"]) == (400, "ProtocolError")
@@ -261,7 +272,7 @@ def test_an_idempotency_key_runs_a_call_once(agent):
 
 
 def test_a_client_that_disconnects_cancels_its_call(agent):
-    connection = http.client.HTTPConnection("127.0.0.1", agent.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", agent.port, timeout=60)
     headers = {"Authorization": f"Bearer {USER_TOKEN}"}
     connection.request("POST", "/Answer/nap", body=b'{"args": [31]}', headers=headers)
     wait_until(lambda: 31 in agent.post("/Answer/naps_begun")[1])
@@ -285,7 +296,7 @@ def test_an_error_in_a_generator_is_its_last_line(agent):
 
 
 def test_many_requests_on_one_connection(agent):
-    connection = http.client.HTTPConnection("127.0.0.1", agent.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", agent.port, timeout=60)
     headers = {"Authorization": f"Bearer {USER_TOKEN}"}
     for i in range(50):
         connection.request("POST", "/Answer/echo", body=b'{"args": [%d]}' % i, headers=headers)
@@ -295,13 +306,9 @@ def test_many_requests_on_one_connection(agent):
 
 
 def test_requests_run_at_the_same_time(agent):
-    begin = time.monotonic()
-    threads = [threading.Thread(target=agent.post, args=("/Answer/nap", 0.4)) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert time.monotonic() - begin < 2.0
+    with ThreadPoolExecutor(8) as threads:
+        answers = [threads.submit(agent.post, "/Answer/meet", 8) for _ in range(8)]
+    assert [answer.result() for answer in answers] == [(200, "met")] * 8
 
 
 # ------------------------------------------------------------------------------ other routes
@@ -324,6 +331,8 @@ def test_ready_names_the_generation_that_is_served(agent):
 
 def test_metrics_count_calls(agent):
     agent.post("/Answer/raises", "ValueError")
+    # Those of other tests may end still.
+    wait_until(lambda: b"kubetorch_calls_running 0\n" in agent.http("GET", "/metrics")[2])
     status, headers, body = agent.http("GET", "/metrics")
     values = dict(
         line.rsplit(" ", 1) for line in body.decode().splitlines() if not line.startswith("#")
@@ -332,7 +341,6 @@ def test_metrics_count_calls(agent):
     assert headers["content-type"].startswith("text/plain; version=0.0.4")
     assert float(values["kubetorch_calls_total"]) >= 1
     assert float(values["kubetorch_calls_failed_total"]) >= 1
-    assert float(values["kubetorch_calls_running"]) == 0
     assert float(values["kubetorch_generation"]) == 1
 
 
@@ -368,7 +376,7 @@ def test_the_log_has_the_lines_with_their_request(agent):
 
 
 def test_the_log_is_followed(agent):
-    connection = http.client.HTTPConnection("127.0.0.1", agent.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", agent.port, timeout=60)
     headers = {"Authorization": f"Bearer {USER_TOKEN}"}
     connection.request("GET", "/v1/logs?tail=0&follow=1", headers=headers)
     answer = connection.getresponse()
@@ -380,10 +388,11 @@ def test_the_log_is_followed(agent):
 
 
 def test_what_the_workers_do_can_be_read(agent):
-    call = threading.Thread(target=agent.post, args=["/Answer/dwell", 2])
+    call = threading.Thread(target=agent.post, args=["/Answer/dwell"])
     call.start()
     wait_until(lambda: "in dwell" in stacks(agent)["text"])
     assert (stacks(agent)["pod"], stacks(agent)["generation"]) == (POD, 1)
+    agent.post("/Answer/leave")
     call.join()
     assert json.loads(agent.http("GET", "/v1/stacks?rank=3")[2]) == []
     assert agent.http("GET", "/v1/stacks?rank=x")[0] == 400
@@ -484,7 +493,7 @@ def test_a_body_bomb_is_refused_by_its_announced_length(agent):
         "POST /Answer/echo HTTP/1.1\r\nHost: localhost\r\n"
         f"Authorization: Bearer {USER_TOKEN}\r\nContent-Length: 99999999999\r\n\r\n"
     )
-    with socket.create_connection(("127.0.0.1", agent.port), timeout=10) as sock:
+    with socket.create_connection(("127.0.0.1", agent.port), timeout=60) as sock:
         sock.sendall(request.encode())
         assert sock.recv(1000).startswith(b"HTTP/1.1 413")
 
@@ -496,7 +505,7 @@ def test_a_chunked_body_bomb_is_refused_while_it_comes(agent):
     )
     chunk = b"100000\r\n" + bytes(0x100000) + b"\r\n"
     sent = 0
-    with socket.create_connection(("127.0.0.1", agent.port), timeout=10) as sock:
+    with socket.create_connection(("127.0.0.1", agent.port), timeout=60) as sock:
         sock.sendall(request.encode())
         try:
             while sent < 1000:
@@ -527,7 +536,7 @@ def test_a_compressed_body_is_read(agent):
 
 def test_an_endless_head_of_a_request_is_refused(agent):
     sent = 0
-    with socket.create_connection(("127.0.0.1", agent.port), timeout=10) as sock:
+    with socket.create_connection(("127.0.0.1", agent.port), timeout=60) as sock:
         sock.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Long: ")
         try:
             while sent < 1000:

@@ -1,6 +1,7 @@
 """Generations on a real agent: what is served, what fails, what is reported."""
 
 import contextlib
+import json
 import os
 import signal
 import time
@@ -169,7 +170,7 @@ def test_a_newer_generation_supersedes_one_that_is_being_loaded(agent, controlle
     controller.wait_for(LogReport)
     begin = time.monotonic()
     assert controller.deploy(3, TWO, "f") == Observed(generation=3, serving=3)
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 30
     wait_until(lambda: processes(agent) == 2)
     assert agent.post("/f", 1) == (200, ["two", 1])
 
@@ -186,7 +187,10 @@ def test_the_generation_that_is_served_is_confirmed_without_a_new_worker(agent, 
 
 
 def test_calls_wait_for_the_first_generation_while_it_is_loaded(agent, controller):
-    slow = "import time\ntime.sleep(0.7)\ndef f(): return 'ready'\n"
+    slow = (
+        "import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)\n"
+        "def f(): return 'ready'\n"
+    )
     client = agent.client()
     with pytest.raises(CallFailed, match="CallRefusedError: nothing is deployed"):
         client.call(1)
@@ -198,6 +202,7 @@ def test_calls_wait_for_the_first_generation_while_it_is_loaded(agent, controlle
     with pytest.raises(CallFailed, match=r"CallTimeoutError: .*no worker took it") as caught:
         client.result(3)
     assert caught.value.failure["started"] is False
+    (agent.work / "go").touch()
     assert client.result(2) == "ready"
     client.close()
 
@@ -245,17 +250,19 @@ def test_a_chatty_load_is_cut_with_a_line_that_says_so(agent, controller):
 
 
 def test_the_controller_hears_when_the_pod_becomes_busy_and_idle(agent, controller):
-    controller.deploy(1, "import time\ndef f(): time.sleep(0.6)\n", "f")
+    source = "import os, time\ndef f():\n    while not os.path.exists('go'): time.sleep(0.01)\n"
+    controller.deploy(1, source, "f")
     begin = time.time()
     client = agent.client()
     client.open(1)
     busy = controller.wait_for(Activity, lambda m: m.calls == 1)
     assert busy.workers == 1
-    assert begin <= busy.last <= time.time() < begin + 0.6
+    assert begin <= busy.last <= time.time()
+    ended = time.time()
+    (agent.work / "go").touch()
     client.result(1)
     idle = controller.wait_for(Activity, lambda m: m.calls == 0)
-    assert begin + 0.6 <= idle.last
-    assert time.time() < begin + 2
+    assert ended <= idle.last
     client.close()
 
 
@@ -290,14 +297,26 @@ def test_a_worker_that_dies_again_and_again_by_itself_is_started_ever_more_slowl
     agent, controller
 ):
     source = (
-        "import os, threading\n"
-        "threading.Timer(0.1, os._exit, (5,)).start()\n"
-        "print('up')\ndef f(): return 1\n"
+        "import os, threading, time\n"
+        "def end():\n"
+        "    while not os.path.exists('end'): time.sleep(0.01)\n"
+        "    threading.Timer(0.1, os._exit, (5,)).start()\n"
+        "print('up', time.time())\n"
+        "threading.Thread(target=end, daemon=True).start()\n"
+        "def f(): return 1\n"
     )
     assert controller.deploy(1, source, "f").serving == 1
-    time.sleep(2.2)
-    starts = agent.http("GET", "/v1/logs?tail=1000")[2].count(b'"text":"up"')
-    assert 3 <= starts <= 5
+    (agent.work / "end").touch()
+
+    def starts() -> list[float]:
+        lines = agent.http("GET", "/v1/logs?tail=1000")[2].splitlines()
+        texts = [json.loads(line)["text"] for line in lines]
+        return [float(text.split()[1]) for text in texts if text.startswith("up")]
+
+    wait_until(lambda: len(starts()) >= 4)
+    _, second, third, fourth, *_ = starts()
+    assert third - second >= 0.5
+    assert fourth - third >= 1.0
     controller.deploy(2, ONE, "f")
     assert agent.post("/f", 1) == (200, ["one", 1])
 

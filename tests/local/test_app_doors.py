@@ -20,7 +20,7 @@ from kubetorch.lib import sockets
 from tests.local.user_project import UserProject
 
 KT = str(Path(sys.executable).with_name("kt"))
-TIMEOUT = 30.0
+TIMEOUT = 60.0
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -21,7 +21,7 @@ import kubetorch as kt
 from kubetorch.lib import sockets, websocket_protocol
 from kubetorch.local import lifetime
 
-TIMEOUT = 20.0
+TIMEOUT = 60.0
 SERVER = Path(__file__).with_name("app_server.py")
 
 
@@ -508,15 +508,14 @@ def test_a_failing_version_is_told_with_its_last_lines_and_the_one_before_comes_
     assert web.ask()[2] == b"one"
 
 
-@pytest.mark.alone
 def test_a_health_check_that_never_passes_fails_the_deploy_in_time(project, port):
     started = time.monotonic()
     with pytest.raises(
-        kt.ServiceHealthError, match=r"GET /missing with 200 .* within 4 s"
+        kt.ServiceHealthError, match=r"GET /missing with 200 .* within 1\d s"
     ) as raised:
-        failing(project, port, health_check="/missing", launch_timeout=5)
+        failing(project, port, health_check="/missing", launch_timeout=20)
     assert "listening" in str(raised.value)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 60
 
 
 def failing(project, port, *, health_check=None, launch_timeout=60):
@@ -565,12 +564,13 @@ def test_other_pods_that_want_its_port_come_after_the_old_ones(web):
 
 def test_requests_count_as_activity_and_a_quiet_app_is_torn_down(project, port):
     web = Deployed(project, port)
-    web.deploy(inactivity_ttl="2s")
-    for _ in range(6):
+    web.deploy(inactivity_ttl="5s")
+    begun = time.monotonic()
+    while time.monotonic() - begun < 6:
         assert web.ask()[0] == 200
-        time.sleep(0.5)
+        time.sleep(0.2)
     open_socket = Socket(web)
-    time.sleep(3.0)
+    time.sleep(6.0)
     assert view_of(web.app).pods[0].calls == 1
     open_socket.sock.close()
 
@@ -595,10 +595,13 @@ def test_a_frozen_app_runs_in_the_working_directory_of_its_pod(monkeypatch):
 
 
 def test_a_script_that_runs_is_busy(project):
-    project.write("job.py", "import time\ntime.sleep(4)\n")
+    end = project.folder / "end"
+    loop = f"while not os.path.exists({str(end)!r}): time.sleep(0.05)\n"
+    project.write("job.py", f"import os, time\n{loop}")
     app = script(project, "job.py").to(kt.Compute(cpus="0.1", inactivity_ttl="1s"))
     time.sleep(2.5)
     assert view_of(app).pods[0].calls == 1
+    end.touch()
     wait_until(lambda: is_gone(app))
 
 

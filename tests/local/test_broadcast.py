@@ -1,6 +1,7 @@
 """Calls of a service with several replicas: all of them answer, in pod order."""
 
 import asyncio
+import contextlib
 import itertools
 import json
 import os
@@ -50,12 +51,14 @@ def fail_or_sleep(pods, me, folder):
         raise ValueError("bad")
     try:
         (begun / name).touch()
-        for _ in range(1000):
+        for _ in range(3000):
             time.sleep(0.02)
     finally:
         Path(folder, name).touch()
 
-def sleep(seconds):
+def sleep(seconds, folder=None):
+    if folder:
+        Path(folder, os.environ["POD_NAME"]).touch()
     # In small steps: a call that cannot be interrupted would cost its worker.
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -67,10 +70,11 @@ def wait_for(file):
         time.sleep(0.02)
     return os.getpid()
 
-def mark_and_sleep(file, seconds):
+def mark_and_wait(file, end):
     with open(file, "a") as marks:
         marks.write("x")
-    time.sleep(seconds)
+    while not os.path.exists(end):
+        time.sleep(0.02)
 
 def die_in(pod):
     if os.environ["POD_NAME"] == pod:
@@ -118,6 +122,40 @@ def deployed(jobs):
     yield deploy
     for handle in made.values():
         handle.teardown()
+
+
+def eventually(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def once_there_are(count, folder, kill):
+    """Kill something as soon as so many calls say in a folder that they run."""
+
+    def wait():
+        eventually(lambda: folder.exists() and len(list(folder.iterdir())) == count)
+        kill()
+
+    killer = threading.Thread(target=wait)
+    killer.start()
+    try:
+        yield
+    finally:
+        killer.join()
+
+
+def together(attempt):
+    """What an attempt returns as soon as that is something.
+
+    Which errors come together is a matter of time: a busy machine gets more tries.
+    """
+    deadline = time.monotonic() + 60
+    while not (found := attempt()):
+        assert time.monotonic() < deadline, "they never came together"
+    return found
 
 
 def pod_names(handle):
@@ -201,30 +239,34 @@ def test_an_item_goes_to_another_pod_when_one_is_away(deployed):
     agent = psutil.Process(pods[0]["pid"])
     agent.kill()
     # Until it has ended, and this end has heard of it, it may take an item still.
-    psutil.wait_procs([agent], timeout=10)
+    psutil.wait_procs([agent], timeout=60)
     time.sleep(0.2)
-    begun = time.monotonic()
     assert len(set(remote.map([0.05] * 20, window=4))) >= 2
-    assert time.monotonic() - begun < 5
     # It was started again; a map that goes on uses it again.
     items = remote.map(itertools.repeat(0.05), window=3)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while len({next(items) for _ in range(6)}) < 3:
         assert time.monotonic() < deadline
     items.close()
 
 
 def test_an_item_that_runs_when_its_agent_is_killed_runs_once(deployed, tmp_path):
-    remote = deployed("mark_and_sleep")
+    remote = deployed("mark_and_wait")
     pod = remote.service_config["pods"][1]
-    killer = threading.Timer(0.5, os.kill, (pod["pid"], signal.SIGKILL))
-    killer.start()
-    items = [(str(tmp_path / str(number)), 1) for number in range(6)]
-    results = list(remote.starmap(items, window=6, return_exceptions=True))
-    killer.join()
+    marks, end = tmp_path / "marks", tmp_path / "end"
+    marks.mkdir()
+
+    def kill():
+        psutil.Process(pod["pid"]).kill()
+        eventually(lambda: not psutil.pid_exists(pod["pid"]))
+        end.touch()
+
+    items = [(str(marks / str(number)), str(end)) for number in range(6)]
+    with once_there_are(6, marks, kill):
+        results = list(remote.starmap(items, window=6, return_exceptions=True))
     lost = [one for one in results if isinstance(one, KubetorchError)]
     assert [one.pod_name for one in lost] == [pod["name"]] * 2
-    assert [path.read_text() for path in tmp_path.iterdir()] == ["x"] * 6
+    assert [path.read_text() for path in marks.iterdir()] == ["x"] * 6
 
 
 def test_a_map_says_that_the_instance_of_a_pod_was_replaced(jobs):
@@ -234,7 +276,9 @@ def test_a_map_says_that_the_instance_of_a_pod_was_replaced(jobs):
         counts = [n for n, _ in counter.add(0)]
         assert sum(counts) == 12
         assert all(counts)
-        os.kill(counter.add(0)[2][1], signal.SIGKILL)
+        worker = counter.add(0)[2][1]
+        os.kill(worker, signal.SIGKILL)
+        eventually(lambda: not psutil.pid_exists(worker))
         with pytest.warns(InstanceReplacedWarning) as said:
             list(counter.add.map([0] * 12, window=3, return_exceptions=True))
         assert len(said) == 1
@@ -273,13 +317,13 @@ def test_the_first_error_in_pod_order_carries_the_others(deployed):
     fail_in = deployed("fail_in")
     names = pod_names(fail_in)
     assert fail_in([], names) == [0, 1, 2]
-    # Which errors come together is a matter of time: a busy machine gets more tries.
-    for _ in range(5):
+
+    def attempt():
         with pytest.raises(ValueError, match="bad") as caught:
             fail_in([1, 2], names)
-        error = caught.value
-        if error.other_errors:
-            break
+        return caught.value if caught.value.other_errors else None
+
+    error = together(attempt)
     assert str(error).startswith("bad 1")
     assert error.pod_name == names[1]
     assert [str(other) for other in error.other_errors] == ["bad 2"]
@@ -307,21 +351,23 @@ def test_an_error_in_one_pod_ends_the_calls_on_the_others(deployed, tmp_path, ho
             asyncio.run(_await(remote, [1], names, str(tmp_path)))
         else:
             remote([1], names, str(tmp_path))
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 30
     assert caught.value.other_errors == ()
-    deadline = time.monotonic() + 5
-    while {path.name for path in tmp_path.iterdir()} != {names[0], names[2]}:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    eventually(lambda: {path.name for path in tmp_path.iterdir()} == {names[0], names[2]})
+    assert time.monotonic() - begun < 50
 
 
 def test_a_timeout_ends_the_call_on_all_pods(deployed):
     remote = deployed("sleep")
-    begun = time.monotonic()
-    with pytest.raises(CallTimeoutError) as caught:
-        remote.options(timeout=0.3)(20)
-    assert time.monotonic() - begun < 5
-    assert [type(other) for other in caught.value.other_errors] == [CallTimeoutError] * 2
+
+    def attempt():
+        begun = time.monotonic()
+        with pytest.raises(CallTimeoutError) as caught:
+            remote.options(timeout=0.3)(60)
+        assert time.monotonic() - begun < 30
+        return [type(other) for other in caught.value.other_errors] == [CallTimeoutError] * 2
+
+    together(attempt)
 
 
 def test_a_worker_that_is_killed_fails_the_call_and_names_its_pod(deployed):
@@ -330,21 +376,20 @@ def test_a_worker_that_is_killed_fails_the_call_and_names_its_pod(deployed):
     begun = time.monotonic()
     with pytest.raises(WorkerDiedError) as caught:
         remote(names[1])
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 15
     assert caught.value.pod_name == names[1]
 
 
-def test_an_agent_that_is_killed_fails_the_call_and_is_back_for_the_next_one(deployed):
+def test_an_agent_that_is_killed_fails_the_call_and_is_back_for_the_next_one(deployed, tmp_path):
     remote = deployed("sleep")
-    pod = remote.service_config["pods"][1]
-    killer = threading.Timer(0.5, os.kill, (pod["pid"], signal.SIGKILL))
-    killer.start()
+    remote(0)
+    pod = kt.fn(name=remote.service_name).service_config["pods"][1]
+    agent = psutil.Process(pod["pid"])
     begun = time.monotonic()
-    with pytest.raises(KubetorchError) as caught:
-        remote(20)
-    assert time.monotonic() - begun < 8
+    with once_there_are(3, tmp_path, agent.kill), pytest.raises(KubetorchError) as caught:
+        remote(60, str(tmp_path))
+    assert time.monotonic() - begun < 30
     assert "raised in pod 1" in caught.value.__notes__[0]
-    killer.join()
     # It was started again; what was asked for decides, so the next call waits for it.
     assert len(set(remote(0))) == 3
 
@@ -388,13 +433,14 @@ def test_a_spawned_call_is_cancelled_on_all_pods(deployed):
 def test_ctrl_c_ends_the_call_on_all_pods(deployed, tmp_path):
     remote = deployed("fail_or_sleep")
     names = pod_names(remote)
-    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt):
+    begun = tmp_path.with_name(f"{tmp_path.name}.begun")
+
+    def interrupt():
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with once_there_are(3, begun, interrupt), pytest.raises(KeyboardInterrupt):
         remote([], names, str(tmp_path))
-    deadline = time.monotonic() + 5
-    while {path.name for path in tmp_path.iterdir()} != set(names):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    eventually(lambda: {path.name for path in tmp_path.iterdir()} == set(names))
 
 
 def post(handle, *args, method=None, headers=(), **kwargs):
@@ -406,7 +452,7 @@ def post(handle, *args, method=None, headers=(), **kwargs):
         method="POST",
     )
     try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=90) as answer:
             return answer.status, answer.read()
     except urllib.error.HTTPError as error:
         return error.code, error.read()
@@ -424,9 +470,14 @@ def test_a_post_gets_a_list(deployed):
 def test_a_post_that_fails_on_a_pod_says_how_it_failed_on_the_others(deployed):
     fail_in = deployed("fail_in")
     names = pod_names(fail_in)
-    status, body = post(fail_in, [1, 2], names)
-    assert status == 400
-    failure = json.loads(body)
+
+    def attempt():
+        status, body = post(fail_in, [1, 2], names)
+        assert status == 400
+        failure = json.loads(body)
+        return failure if failure["other_errors"] else None
+
+    failure = together(attempt)
     assert (failure["error_type"], failure["message"]) == ("ValueError", "bad 1")
     assert failure["pod_name"] == names[1]
     assert [other["message"] for other in failure["other_errors"]] == ["bad 2"]
@@ -437,11 +488,9 @@ def test_a_post_that_fails_on_a_pod_ends_the_calls_on_the_others(deployed, tmp_p
     names = pod_names(remote)
     begun = time.monotonic()
     assert post(remote, [1], names, str(tmp_path))[0] == 400
-    assert time.monotonic() - begun < 5
-    deadline = time.monotonic() + 5
-    while {path.name for path in tmp_path.iterdir()} != {names[0], names[2]}:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    assert time.monotonic() - begun < 30
+    eventually(lambda: {path.name for path in tmp_path.iterdir()} == {names[0], names[2]})
+    assert time.monotonic() - begun < 50
 
 
 def test_a_post_to_a_generator_gets_lines_with_the_number_of_their_pod(deployed):
@@ -455,24 +504,25 @@ def test_a_post_to_a_generator_gets_lines_with_the_number_of_their_pod(deployed)
 
 
 def test_a_post_has_a_timeout_on_all_pods(deployed):
-    status, body = post(deployed("sleep"), 20, headers=[("X-Kubetorch-Timeout", "0.3")])
-    failure = json.loads(body)
-    assert (status, failure["error_type"]) == (504, "CallTimeoutError")
-    assert len(failure["other_errors"]) == 2
+    def attempt():
+        status, body = post(deployed("sleep"), 60, headers=[("X-Kubetorch-Timeout", "0.3")])
+        failure = json.loads(body)
+        assert (status, failure["error_type"]) == (504, "CallTimeoutError")
+        return len(failure["other_errors"]) == 2
+
+    together(attempt)
 
 
-def test_a_post_fails_when_an_agent_is_killed(deployed):
+def test_a_post_fails_when_an_agent_is_killed(deployed, tmp_path):
     remote = deployed("sleep")
     remote(0)
     pod = kt.fn(name=remote.service_name).service_config["pods"][2]
     agent = psutil.Process(pod["pid"])
-    killer = threading.Timer(0.5, agent.kill)
-    killer.start()
-    status, body = post(remote, 20)
-    killer.join()
+    with once_there_are(3, tmp_path, agent.kill):
+        status, body = post(remote, 60, str(tmp_path))
     assert (status, json.loads(body)["pod_name"]) == (503, pod["name"])
     # Until it has ended it may take a call still, which nobody can tell from one that it began.
-    psutil.wait_procs([agent], timeout=10)
+    psutil.wait_procs([agent], timeout=60)
 
     status, body = post(remote, 0)
     assert (status, len(set(json.loads(body)))) == (200, 3)

@@ -62,16 +62,13 @@ def test_a_200_mb_argument_and_result_travel_while_small_calls_go_on() -> None:
         small = caller(route, "echo")
         small(0)
         large = InThread(caller(route, "echo", serialization="pickle"), array)
-        longest = 0.0
         answered = 0
         while large._thread.is_alive():
-            begin = time.monotonic()
             assert small(1) == [1]
-            longest = max(longest, time.monotonic() - begin)
             answered += 1
         (back,) = large.join().value
         assert np.array_equal(back, array)
-        assert answered > 10
+        assert answered > 3
 
 
 def test_arguments_are_let_go_of_once_the_call_has_a_result() -> None:
@@ -283,11 +280,12 @@ def test_progress_is_told_step_by_step() -> None:
 
 def test_a_timeout_is_kept_even_if_the_agent_says_nothing() -> None:
     with ScriptedAgent(never=never) as agent, route_to(agent.locate) as route:
+        caller(route, "echo")(1)  # there is a connection
         begin = time.monotonic()
-        with pytest.raises(CallTimeoutError, match=r"within its timeout of 0.2 s"):
-            caller(route, "never", timeout=0.2)()
-        assert 0.2 < time.monotonic() - begin < 5
-        assert 0.1 < agent.opened[0].timeout <= 0.2
+        with pytest.raises(CallTimeoutError, match=r"within its timeout of 1.5 s"):
+            caller(route, "never", timeout=1.5)()
+        assert 1.5 < time.monotonic() - begin < 30
+        assert 0 < agent.opened[-1].timeout <= 1.5
         until(lambda: agent.cancelled)
 
 
@@ -353,9 +351,7 @@ def test_500_calls_at_once_with_a_slow_reader_all_end() -> None:
 
     with ScriptedAgent(large=large) as agent, route_to(agent.locate) as route:
         calls = [InThread(caller(route, "large"), chr(97 + i % 26)) for i in range(500)]
-        assert all(
-            call.join(60).value == chr(97 + i % 26) * 100_000 for i, call in enumerate(calls)
-        )
+        assert all(call.join().value == chr(97 + i % 26) * 100_000 for i, call in enumerate(calls))
 
 
 SCRIPT = """
@@ -397,7 +393,7 @@ def test_ctrl_c_ends_a_blocking_call_and_cancels_it_there() -> None:
         )
         until(lambda: agent.opened)
         program.send_signal(signal.SIGINT)
-        out, _ = program.communicate(timeout=10)
+        out, _ = program.communicate(timeout=60)
         assert out.split("\n")[:2] == ["interrupted", "[1]"]
         assert agent.cancelled == ["cancelled by the caller"]
         assert agent.connects == 1
@@ -413,7 +409,7 @@ def test_a_program_that_ends_leaves_its_calls_cancelled() -> None:
             caller("echo")(1)
             """,
         )
-        assert program.wait(10) == 0
+        assert program.wait(60) == 0
         until(lambda: agent.close_codes == [1000])
         program.communicate()
 
@@ -440,7 +436,9 @@ def test_signals_that_raise_at_any_instruction_break_no_later_call() -> None:
             thread.start()
             right = alarms = 0
             end = time.monotonic() + 2
-            while time.monotonic() < end:
+            while time.monotonic() < end or (
+                min(right, alarms, others) <= 100 and time.monotonic() < end + 30
+            ):
                 try:
                     is_armed = True
                     signal.setitimer(signal.ITIMER_REAL, random.uniform(0.00002, 0.002))
@@ -453,17 +451,17 @@ def test_signals_that_raise_at_any_instruction_break_no_later_call() -> None:
                     alarms += 1
             signal.setitimer(signal.ITIMER_REAL, 0)
             is_over.set()
-            thread.join(10)
+            thread.join(30)
             assert not thread.is_alive()
             assert min(right, alarms, others) > 100, (right, alarms, others)
             (stream,) = route._streams.values()
-            while stream.calls and time.monotonic() < end + 20:
+            while stream.calls and time.monotonic() < end + 60:
                 time.sleep(0.01)
             assert not stream.calls, stream.calls
             print("right")
             """,
         )
-        out, _ = program.communicate(timeout=60)
+        out, _ = program.communicate(timeout=100)
         assert out == "right\n"
 
 
@@ -509,6 +507,6 @@ def test_a_call_interrupted_on_a_connection_that_breaks_is_cancelled_there_all_t
         )
         until(lambda: agent.opened)
         program.send_signal(signal.SIGINT)
-        program.communicate(timeout=10)
+        program.communicate(timeout=60)
         until(lambda: agent.close_codes == [1000])
         assert agent.cancelled == ["cancelled by the caller"]

@@ -25,7 +25,7 @@ from kubetorch.wire import frames
 from kubetorch.wire.calls import new_call_id
 from kubetorch.wire.frames import Kind
 from kubetorch.wire.messages import Ending, PodView
-from tests.local.calling import InThread, caller, route_to, until
+from tests.local.calling import InThread, caller, cuts, route_to, until
 from tests.local.scripted_agent import Call, ScriptedAgent, never
 from tests.local.tcp_relay import Relay
 
@@ -42,7 +42,7 @@ class Gate:
 
     async def __call__(self, call: Call) -> None:
         self.begun.set()
-        await asyncio.get_running_loop().run_in_executor(None, self._open.wait, 10)
+        await asyncio.get_running_loop().run_in_executor(None, self._open.wait, 60)
         await call.result("done")
 
 
@@ -50,7 +50,7 @@ def test_a_connection_cut_during_a_call_is_resumed_and_the_call_runs_once() -> N
     gate = Gate()
     with ScriptedAgent(work=gate) as agent, route_to(agent.locate) as route:
         call = InThread(caller(route, "work"))
-        assert gate.begun.wait(5)
+        assert gate.begun.wait(30)
         agent.cut()
         gate.open()
         assert call.join().value == "done"
@@ -66,21 +66,10 @@ def test_values_lines_and_arguments_survive_cuts_at_any_moment() -> None:
         await call.result(len(call.args[0]), streamed=True)
 
     with ScriptedAgent(work=work) as agent, route_to(agent.locate) as route:
-        is_over = threading.Event()
-
-        def cut() -> None:
-            while not is_over.wait(0.02):
-                agent.cut()
-
-        cutter = threading.Thread(target=cut)
-        cutter.start()
-        try:
+        with cuts(agent):
             for _ in range(20):
                 values = caller(route, "work")("x" * 3_000_000)
                 assert list(values) == list(range(200))
-        finally:
-            is_over.set()
-            cutter.join()
         assert len(agent.opened) == 20
 
 
@@ -91,7 +80,7 @@ def test_an_agent_that_was_killed_fails_its_calls_with_a_typed_error() -> None:
         begin = time.monotonic()
         agent.die()
         assert isinstance(call.join().error, AgentDiedError)
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < 30
         assert caller(route, "echo")(1) == [1]
 
 
@@ -138,7 +127,7 @@ def test_a_pod_that_was_replaced_by_another_fails_its_calls_at_once() -> None:
             begin = time.monotonic()
             old.__exit__()
             assert isinstance(call.join().error, AgentDiedError)
-            assert time.monotonic() - begin < 5
+            assert time.monotonic() - begin < 30
             assert caller(route, "echo")(1) == [1]
 
 
@@ -182,7 +171,7 @@ def test_a_call_that_nobody_takes_in_time_says_so() -> None:
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         with route_to(lambda: Location((url,), "token")) as route:
             with pytest.raises(CallTimeoutError) as raised:
-                caller(route, "echo", timeout=0.3)(1)
+                caller(route, "echo", timeout=1.0)(1)
             assert isinstance(raised.value.__cause__, CallRefusedError)
 
 
@@ -210,7 +199,7 @@ def test_a_token_that_expired_meanwhile_does_not_keep_a_stream_from_resuming() -
         route_to(lambda: Location((agent.url,), tokens[-1])) as route,
     ):
         call = InThread(caller(route, "work"))
-        assert gate.begun.wait(5)
+        assert gate.begun.wait(30)
         tokens.append("new")
         agent.tokens = {"new"}
         agent.cut()
@@ -256,7 +245,7 @@ def test_after_goaway_calls_go_elsewhere_and_those_that_run_go_on() -> None:
         location = [old.locate()]
         with route_to(lambda: location[-1]) as route:
             call = InThread(caller(route, "work"))
-            assert gate.begun.wait(5)
+            assert gate.begun.wait(30)
             location.append(new.locate())
             old.send_all(frames.encode(Kind.GOAWAY, 0, frames.Goaway("the pod stops")))
             route.locate(None)
@@ -266,18 +255,22 @@ def test_after_goaway_calls_go_elsewhere_and_those_that_run_go_on() -> None:
 
 
 def test_a_peer_that_falls_silent_is_noticed_and_left() -> None:
+    gate = Gate()
     with (
-        ScriptedAgent(never=never) as agent,
+        ScriptedAgent(work=gate) as agent,
         Relay(agent.port) as relay,
         route_to(lambda: Location((relay.url,), "t"), ping_after=0.2) as route,
     ):
-        call = InThread(caller(route, "never", timeout=3.0))
-        until(lambda: agent.opened)
+        call = InThread(caller(route, "work"))
+        assert gate.begun.wait(30)
+        before = relay.accepted
         relay.hold()
-        until(lambda: relay.accepted > 1)
+        until(lambda: relay.accepted > before)
         relay.release()
-        until(lambda: agent.connects == 2, 10)
-        assert isinstance(call.join().error, CallTimeoutError)
+        until(lambda: agent.connects > before)
+        gate.open()
+        assert call.join().value == "done"
+        assert len(agent.opened) == 1
 
 
 def test_streams_are_closed_politely_so_that_plain_calls_are_cancelled() -> None:
@@ -286,7 +279,7 @@ def test_streams_are_closed_politely_so_that_plain_calls_are_cancelled() -> None
             call = InThread(caller(route, "never"))
             until(lambda: agent.opened)
         assert isinstance(call.join().error, CallLostError)
-        assert agent.closed.wait(5)
+        assert agent.closed.wait(30)
         assert agent.close_codes == [1000]
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-import time
 from collections.abc import Iterator
 
 import pytest
 
 from kubetorch.errors import CallRefusedError, CallTimeoutError, SerializationError, SpecError
-from tests.local.calling import caller, route_to, until
+from tests.local.calling import caller, cuts, route_to, until
 from tests.local.scripted_agent import Call, ScriptedAgent, never
 
 
@@ -36,10 +34,19 @@ def test_results_come_in_the_order_of_the_inputs() -> None:
 
 
 def test_unordered_results_come_as_they_are_ready() -> None:
-    with ScriptedAgent(square=square) as agent, route_to(agent.locate) as route:
-        squares = list(caller(route, "square").map(range(20), ordered=False))
-        assert sorted(squares) == [number * number for number in range(20)]
-        assert squares[0] != 0
+    is_first_answered = asyncio.Event()
+
+    async def echo(call: Call) -> None:
+        (number,) = call.args
+        if number == 0:
+            await is_first_answered.wait()
+        await call.result(number)
+        is_first_answered.set()
+
+    with ScriptedAgent(echo=echo) as agent, route_to(agent.locate) as route:
+        numbers = list(caller(route, "echo").map(range(20), ordered=False))
+        assert sorted(numbers) == list(range(20))
+        assert numbers[0] != 0
 
 
 def test_several_iterables_and_common_keywords() -> None:
@@ -58,11 +65,15 @@ def test_several_iterables_and_common_keywords() -> None:
 
 def test_no_more_than_a_window_of_calls_is_under_way() -> None:
     most = now = 0
+    are_all_there = asyncio.Event()
 
     async def slow(call: Call) -> None:
         nonlocal most, now
         now += 1
         most = max(most, now)
+        if now == 7:
+            are_all_there.set()
+        await are_all_there.wait()
         await asyncio.sleep(0.005)
         now -= 1
         await call.result(call.args[0])
@@ -91,7 +102,9 @@ def test_inputs_are_taken_as_calls_start_so_they_may_be_endless() -> None:
 
 def test_leaving_early_cancels_what_runs() -> None:
     with ScriptedAgent(never=never) as agent, route_to(agent.locate) as route:
-        results = caller(route, "never", timeout=0.2).map(range(10), window=3)
+        caller(route, "echo")(1)  # there is a connection
+        agent.opened.clear()
+        results = caller(route, "never", timeout=1.5).map(range(10), window=3)
         with pytest.raises(CallTimeoutError):
             next(results)
         until(lambda: len(agent.cancelled) == 3)
@@ -116,14 +129,17 @@ def test_exceptions_are_results_when_asked_for() -> None:
 def test_an_input_that_raises_is_raised_after_what_was_due() -> None:
     def broken() -> Iterator[int]:
         yield from range(3)
-        time.sleep(0.2)
+        until(lambda: len(agent.opened) == 3)
         raise OSError("no more input")
 
-    with ScriptedAgent(never=never) as agent, route_to(agent.locate) as route:
+    with ScriptedAgent() as agent, route_to(agent.locate) as route:
         results = caller(route, "echo").map(broken(), window=2)
         got = []
         with pytest.raises(OSError, match="no more input"):
             got.extend(results)
+    with ScriptedAgent(never=never) as agent, route_to(agent.locate) as route:
+        caller(route, "echo")(1)  # there is a connection
+        agent.opened.clear()
         stuck = caller(route, "never").map(broken(), window=10)
         with pytest.raises(OSError, match="no more input"):
             next(stuck)
@@ -162,19 +178,8 @@ def test_an_impossible_window_is_refused_at_once(window: object) -> None:
 
 def test_lost_connections_in_a_map_lose_no_result() -> None:
     with ScriptedAgent(square=square) as agent, route_to(agent.locate) as route:
-        is_over = threading.Event()
-
-        def cut() -> None:
-            while not is_over.wait(0.02):
-                agent.cut()
-
-        cutter = threading.Thread(target=cut)
-        cutter.start()
-        try:
+        with cuts(agent):
             squares = list(caller(route, "square").map(range(300), window=16))
-        finally:
-            is_over.set()
-            cutter.join()
         assert squares == [number * number for number in range(300)]
         assert len(agent.opened) == 300
 
@@ -219,6 +224,8 @@ def test_leaving_an_async_map_cancels_what_runs() -> None:
     async def some(call: Call) -> None:
         if call.args[0]:
             await call.is_cancelled.wait()
+        while len(agent.opened) < 5:
+            await asyncio.sleep(0.01)
         await call.result(call.args[0])
 
     async def main() -> None:

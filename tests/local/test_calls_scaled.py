@@ -150,4 +150,4 @@ def test_a_pod_that_cannot_start_fails_the_call() -> None:
         pytest.raises(CallRefusedError, match="the image is gone"),
     ):
         caller(route, "echo")(1)
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 20

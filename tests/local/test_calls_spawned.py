@@ -213,7 +213,7 @@ def test_a_call_that_is_refused_for_as_long_as_it_may_wait_raises_the_refusal() 
         spawning(agent, Controller(agent)) as to,
         pytest.raises(CallRefusedError, match="being stopped"),
     ):
-        to("f", timeout=0.3).spawn(7)
+        to("f", timeout=1.5).spawn(7)
 
 
 def test_a_call_that_is_refused_again_and_again_can_be_cancelled() -> None:
@@ -238,7 +238,7 @@ def test_a_call_whose_pod_went_before_it_was_sent_goes_to_another() -> None:
             where[0] = second
             first.refusal = CallRefusedError("not now")
             first.cut()
-            until(lambda: first.connects == 2)  # its stream is being resumed
+            until(lambda: first.connects >= 2)  # its stream is being resumed
             handle = _caller(route, "echo", "info", {"async_": True}).spawn(2)
             first.__exit__()
 
@@ -326,7 +326,7 @@ def test_a_handle_follows_its_call_however_often_its_connection_is_lost() -> Non
 def test_a_pod_that_does_not_know_a_call_that_is_said_to_run_in_it_is_asked_for_a_while() -> None:
     with ScriptedAgent() as agent:
         session = Session(lambda: lambda: Controller(agent))  # type: ignore[arg-type,return-value]
-        following = SpawnedCall("0" * 32, lambda: session, agreement=0.1)
+        following = SpawnedCall("0" * 32, lambda: session, agreement=1.0)
         agent.on_attach = lambda call: call.error(ResultExpiredError("no call"))
 
         def search() -> CallLostError | None:
@@ -383,7 +383,7 @@ def test_a_deadline_is_kept_while_the_controller_says_nothing() -> None:
             with pytest.raises(TimeoutError, match="it goes on"):
                 handle.get(timeout=0.05)
             asyncio.run(main(handle))
-            assert controller.asked.is_set()
+            assert controller.asked.wait(30)
         finally:
             controller.outcome = returned("done")
             controller.answers.set()
@@ -415,13 +415,14 @@ def test_a_thread_that_cannot_be_started_is_an_error_of_those_who_wait() -> None
 
 def test_progress_may_ask_how_its_call_is() -> None:
     async def finish(call: Call) -> None:
-        await asyncio.sleep(0.05)  # it is accepted first
+        while not handles:
+            await asyncio.sleep(0.01)
         call.progress(1, 2, "half")
         await call.result("end")
 
     states: list[str] = []
+    handles: list[CallHandle] = []
     with ScriptedAgent(f=finish) as agent, spawning(agent, Controller(agent)) as to:
-        handles: list[CallHandle] = []
         told = to("f", on_progress=lambda *_: states.append(handles[0].status()))
         handles.append(told.spawn())
         assert handles[0].get(timeout=20) == "end"

@@ -362,7 +362,7 @@ def test_a_token_calls_one_service_and_no_other(project):
     def post(url):
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         request = urllib.request.Request(url, b'{"args": [1]}', headers)
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return json.load(answer)
 
     assert post(f"{services['train']}/train") == {"loss": 0.1}

@@ -64,7 +64,7 @@ def kt(tmp_path):
             env={**os.environ, "NO_COLOR": "1"},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=100,
         )
 
     yield run
@@ -83,7 +83,7 @@ def write(tmp_path):
 
 def seen(kt, name, wanted):
     """The view of a service, once its log has what is wanted."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while wanted not in kt("logs", name).stdout:
         assert time.monotonic() < deadline, kt("logs", name)
         time.sleep(0.1)
@@ -101,7 +101,9 @@ def test_the_command_of_a_deployment_runs_in_all_its_pods(kt, write):
 def test_a_job_that_has_ended_says_how(kt, write):
     assert kt("apply", write(ONCE)).returncode == 0
     seen(kt, "once", "ended")
-    assert "exit code 3" in kt("status", "once").stdout
+    deadline = time.monotonic() + 60
+    while "exit code 3" not in (status := kt("status", "once").stdout):
+        assert time.monotonic() < deadline, status
 
 
 def test_the_command_of_a_dockerfile_is_taken_when_the_manifest_has_none(kt, write):

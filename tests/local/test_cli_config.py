@@ -19,7 +19,7 @@ def kt(tmp_path):
             env={**os.environ, "KT_CONFIG_FILE": str(file), **environ},
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=100,
         )
 
     run.file = file

@@ -20,7 +20,7 @@ def kt(tmp_path):
             env={**inherited, "HOME": str(tmp_path), "KT_BACKEND": "auto", **environ},
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=100,
         )
 
     return run

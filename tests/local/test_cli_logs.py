@@ -60,7 +60,7 @@ class Follower:
             self._lines.put(line.rstrip("\n"))
 
     def take(self, count):
-        return [self._lines.get(timeout=30) for _ in range(count)]
+        return [self._lines.get(timeout=60) for _ in range(count)]
 
     def rest(self):
         found = []
@@ -75,7 +75,7 @@ class Follower:
         return self.end()
 
     def end(self):
-        status = self.process.wait(timeout=30)
+        status = self.process.wait(timeout=60)
         self._reader.join()
         self._drain.join()
         self.process.stdout.close()

@@ -48,7 +48,7 @@ def kt(tmp_path):
             env={**os.environ, "HOME": str(tmp_path), "KUBECONFIG": str(file)},
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=100,
         )
 
     run.at = ask_at

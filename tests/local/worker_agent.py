@@ -13,11 +13,12 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 from kubetorch.lib.processes import become_subreaper
-from tests.local.worker_harness import Agent, agent
+from tests.local.worker_harness import DEADLINE, Agent, agent
 
 
 def say(**values: Any) -> None:
@@ -44,7 +45,8 @@ async def orphans(a: Agent) -> None:
     before = a.host.zygote_pid
     assert before is not None
     os.kill(before, signal.SIGKILL)
-    await asyncio.sleep(0.1)
+    while a.host.zygote_pid == before:
+        await asyncio.sleep(0.01)
     alive = await a.call(worker, method="pid")
     other = await a.worker("Shop")
     say(same=alive == worker.pid, new_zygote=a.host.zygote_pid not in (None, before))
@@ -54,13 +56,19 @@ async def orphans(a: Agent) -> None:
     except Exception as error:
         say(error=type(error).__name__, exit_code=getattr(error, "exit_code", None))
     await other.drain(1)
-    await asyncio.sleep(0.5)
+    end = time.monotonic() + DEADLINE
+    while (found := remains(children)) != ([], []) and time.monotonic() < end:
+        await asyncio.sleep(0.05)
+    say(zombies=found[0], left=found[1])
+
+
+def remains(children: list[int]) -> tuple[list[str], list[int]]:
+    """Children that nobody reaped, and those of these processes that are there."""
     state = subprocess.run(
         ["ps", "--ppid", str(os.getpid()), "-o", "pid=,stat=,comm="], capture_output=True, text=True
     )
     zombies = [line for line in state.stdout.splitlines() if " Z" in line]
-    left = [pid for pid in children if Path(f"/proc/{pid}").exists()]
-    say(zombies=zombies, left=left)
+    return zombies, [pid for pid in children if Path(f"/proc/{pid}").exists()]
 
 
 async def main() -> None:
