@@ -33,14 +33,33 @@ class ClockLoop(asyncio.SelectorEventLoop):
         return self._clock.now
 
 
-def run(coroutine: Coroutine[Any, Any, _T]) -> _T:
+class AheadLoop(asyncio.SelectorEventLoop):
+    """A loop that waits for sockets, and whose clock a test may put ahead."""
+
+    ahead = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.ahead
+
+
+def run(
+    coroutine: Coroutine[Any, Any, _T], kind: type[asyncio.SelectorEventLoop] = ClockLoop
+) -> _T:
     """Run a coroutine to its end."""
-    loop = ClockLoop()
+    loop = kind()
     try:
         return loop.run_until_complete(coroutine)
     finally:
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
+
+
+async def put_ahead(seconds: float) -> None:
+    """So many seconds pass at once, with all that was to happen in them."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, AheadLoop)
+    loop.ahead += seconds
+    await asyncio.sleep(0.01)
 
 
 async def pause(seconds: float) -> None:

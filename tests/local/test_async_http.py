@@ -6,10 +6,13 @@ import time
 
 import pytest
 
+import clock_loop
 from kubetorch.lib import async_http, transports
 from kubetorch.lib.async_http import HttpPool, Request
 from kubetorch.lib.http1 import BrokenError
 from local.fake_apiserver import FakeApiServer
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
 
 
 def replies(*raw, then_close=False):
@@ -110,8 +113,7 @@ def test_a_server_that_drips_is_given_up_when_the_time_for_all_is_over():
 
 def test_a_kept_connection_that_the_server_closed_is_not_used():
     async def scenario():
-        ok = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
-        async with pool_of(replies(ok, then_close=True)) as (pool, route, server):
+        async with pool_of(replies(OK, then_close=True)) as (pool, route, server):
             for _ in range(3):
                 await get(pool, route)
                 for _ in range(5):  # however late this wakes up, the loop has seen the end
@@ -145,5 +147,59 @@ def test_closing_the_pool_breaks_what_is_being_read():
                 await reading
             with pytest.raises(transports.UnreachableError, match="closed"):
                 await get(pool, route)
+
+    asyncio.run(scenario())
+
+
+def test_a_connection_that_nobody_uses_is_closed():
+    async def scenario():
+        async with pool_of(replies(OK)) as (pool, route, server):
+            await get(pool, route)
+            await clock_loop.put_ahead(async_http.IDLE_SECONDS - 5)
+            await get(pool, route)
+            assert server.connections == 1
+            await clock_loop.put_ahead(async_http.IDLE_SECONDS + 1)
+            await get(pool, route)
+            assert server.connections == 2
+
+    clock_loop.run(scenario(), clock_loop.AheadLoop)
+
+
+def test_a_connection_that_is_used_again_may_take_its_time():
+    async def scenario():
+        is_long = False
+
+        async def handler(exchange):
+            if is_long:
+                await clock_loop.put_ahead(async_http.IDLE_SECONDS + 1)
+            exchange.writer.write(OK)
+
+        async with pool_of(handler) as (pool, route, server):
+            await get(pool, route)
+            is_long = True
+            async with await pool.send(route, Request("GET", "/"), timeout=None) as answer:
+                assert await answer.read(100, timeout=2) == b""
+            assert server.connections == 1
+
+    clock_loop.run(scenario(), clock_loop.AheadLoop)
+
+
+def test_no_more_idle_connections_are_kept_than_the_limit():
+    async def scenario():
+        count = async_http.IDLE_LIMIT + 3
+        asked, all_ask = [], asyncio.Event()
+
+        async def handler(exchange):
+            asked.append(exchange)
+            if len(asked) % count == 0:
+                all_ask.set()
+            await all_ask.wait()
+            exchange.writer.write(OK)
+
+        async with pool_of(handler) as (pool, route, server):
+            for _ in range(2):
+                all_ask.clear()
+                await asyncio.gather(*(get(pool, route) for _ in range(count)))
+            assert server.connections == count + 3
 
     asyncio.run(scenario())

@@ -13,12 +13,12 @@ import pytest
 
 from kubetorch.datastore import transfer
 from kubetorch.datastore.blobs import BlobStore, digest_of
-from kubetorch.errors import DataStoreError
+from kubetorch.errors import ConfigError, DataStoreError, UnauthorizedError
 from kubetorch.lib import deadlines, sockets
 from kubetorch.lib.http_server import Server
 from kubetorch.pod.session import ControllerAddress
 from kubetorch.pod.transfers import MOST_THREADS, Transfers
-from kubetorch.wire import routes
+from kubetorch.wire import exceptions, routes
 from tests.local.starved import no_new_threads
 
 FILE = b"def f(): return 1"
@@ -31,20 +31,25 @@ class Controller:
         self.letting = asyncio.Event()
         self.uploads = 0
         self.is_busy = asyncio.Event()
+        self.blobs = {digest_of(FILE): FILE}
+        #: Statuses and bodies that it answers with first.
+        self.refusals: list[tuple[int, bytes]] = []
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         while (await receive()).get("more_body"):
             pass
-        body = b"{}"
-        if scope["path"] == routes.BLOBS_FETCH:
-            blobs = {digest_of(FILE): FILE}
+        status, body = 200, b"{}"
+        if self.refusals:
+            status, body = self.refusals.pop(0)
+        elif scope["path"] == routes.BLOBS_FETCH:
+            blobs = self.blobs
             body = b"".join(transfer.compressed(blobs, lambda d: (len(blobs[d]), [blobs[d]])))
         else:
             self.uploads += 1
             if self.uploads == MOST_THREADS:
                 self.is_busy.set()
             await self.letting.wait()
-        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.start", "status": status, "headers": []})
         await send({"type": "http.response.body", "body": body})
 
 
@@ -126,5 +131,60 @@ def test_fault_a_pod_that_can_start_no_thread_says_so_and_goes_on_later(tmp_path
                     with pytest.raises(DataStoreError, match="cannot start a thread"):
                         await upload(transfers, b"result")
             assert await upload(transfers, b"result") == digest_of(b"result")
+
+    run(scenario)
+
+
+def test_a_controller_that_is_away_for_a_moment_is_asked_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with pod(tmp_path) as (transfers, controller):
+            controller.refusals = [(503, b"")]
+            assert await transfers.fetch([digest_of(FILE)]) == 1
+
+    run(scenario)
+
+
+def test_a_controller_whose_address_is_not_known_yet_is_waited_for(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with pod(tmp_path) as (transfers, _):
+            url_file = tmp_path / "controller-url"
+            hidden = url_file.rename(tmp_path / "hidden")
+            fetching = asyncio.create_task(transfers.fetch([digest_of(FILE)]))
+            await asyncio.sleep(0.02)
+            hidden.rename(url_file)
+            assert await fetching == 1
+
+    run(scenario)
+
+
+def test_what_a_controller_refuses_is_its_error(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with pod(tmp_path) as (transfers, controller):
+            failure = exceptions.describe_refusal(UnauthorizedError("this needs a token"))
+            controller.refusals = [(401, failure.to_json()), (418, b"a teapot")]
+            with pytest.raises(UnauthorizedError, match="this needs a token"):
+                await transfers.fetch([digest_of(FILE)])
+            with pytest.raises(DataStoreError, match=r"the controller answered 418: .*a teapot"):
+                await transfers.fetch([digest_of(FILE)])
+
+    run(scenario)
+
+
+def test_blobs_that_the_controller_does_not_have_are_named(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with pod(tmp_path) as (transfers, controller):
+            controller.blobs = {}
+            with pytest.raises(DataStoreError, match=f"not have 1 blobs .*{digest_of(FILE)}"):
+                await transfers.fetch([digest_of(FILE)])
+
+    run(scenario)
+
+
+def test_what_is_no_url_of_a_controller_is_named(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with pod(tmp_path) as (transfers, _):
+            (tmp_path / "controller-url").write_text("ftp://controller")
+            with pytest.raises(ConfigError, match=r"the controller's URL: .*ftp://controller"):
+                await transfers.fetch([digest_of(FILE)])
 
     run(scenario)

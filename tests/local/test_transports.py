@@ -268,3 +268,37 @@ def test_a_connection_to_a_server_that_is_not_trusted_is_closed():
             await asyncio.wait_for(closed.wait(), 20)
 
     asyncio.run(scenario())
+
+
+def test_a_connection_to_a_proxy_that_refuses_is_closed():
+    async def scenario():
+        closed = asyncio.Event()
+
+        async def refusing(reader, writer):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n")
+            with contextlib.suppress(OSError):
+                await reader.read()
+            closed.set()
+
+        async with listening(refusing) as port:
+            route = Route("a.example", 1, proxy=f"http://127.0.0.1:{port}")
+            with pytest.raises(transports.UnreachableError, match=r"to a\.example:1: '407 Proxy"):
+                await exchange(route)
+            await asyncio.wait_for(closed.wait(), 5)
+
+    asyncio.run(scenario())
+
+
+def test_what_a_proxy_says_that_is_no_http_is_shown():
+    async def scenario():
+        async def other(reader, writer):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"SSH-2.0-OpenSSH\r\n")
+
+        async with listening(other) as port:
+            route = Route("a.example", 1, proxy=f"http://127.0.0.1:{port}")
+            with pytest.raises(transports.UnreachableError, match="not an HTTP answer"):
+                await exchange(route)
+
+    asyncio.run(scenario())

@@ -354,14 +354,11 @@ class Tunnel(_Side):
             _log.warning("upgrade failed", exc_info=error)
             self.refuse(Refusal(500, b'{"error_type":"KubetorchError"}'))
         else:
-            if self._transport is None:
-                other.close()
-                return
             self.other = other
             path = _target(target.mount.enter(request.raw_path), request.query)
             kept = [(n, v) for n, v in request.headers if n in (b"upgrade", b"connection")]
             other.write(request_head("GET", path, [*target.passed(headers), *kept]))
-            self._transport.resume_reading()
+            self.pause(is_paused=False)
 
     def refuse(self, refusal: Refusal) -> None:
         """Answer that there will be no WebSocket."""

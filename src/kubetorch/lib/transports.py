@@ -17,7 +17,7 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from kubetorch.lib import deadlines, sockets
 from kubetorch.lib.http1 import AnswerReader, BrokenError, encoded, request_head
@@ -69,7 +69,15 @@ async def dial(
     transport: asyncio.Transport | None = None
     try:
         async with deadlines.timeout(timeout):
-            transport, greeting = await _first_hop(route)
+            if route.proxy is None:
+                transport, greeting = await _open(route.host, route.port)
+            else:
+                proxy, host = _parse_proxy(route.proxy)
+                transport, greeting = await _open_proxy(proxy, host)
+                if proxy.scheme == "https":
+                    context = ssl.create_default_context()
+                    transport = await _secure(transport, greeting, context, host)
+                await _negotiate(proxy, transport, greeting, route)
             if route.tls is not None:
                 name = route.tls_name or route.host
                 transport = await _secure(transport, greeting, route.tls, name)
@@ -102,33 +110,31 @@ def _reason(error: OSError) -> str:
     return error.strerror or str(error) or type(error).__name__
 
 
-async def _first_hop(route: Route) -> tuple[asyncio.Transport, _Greeting]:
-    """A connection on which the server's own protocol can begin."""
-    if route.proxy is None:
-        return await _open(route.host, route.port)
-    proxy = urlsplit(route.proxy)
+def _parse_proxy(url: str) -> tuple[SplitResult, str]:
+    """The parts of a proxy's URL, and its host."""
+    proxy = urlsplit(url)
     if proxy.scheme not in ("http", "https", "socks5", "socks5h") or not proxy.hostname:
-        without_password = route.proxy.rpartition("@")[2]
-        raise UnreachableError(f"the proxy {without_password!r} is of no known kind")
-    defaults = {"http": 80, "https": 443}
-    port = proxy.port or defaults.get(proxy.scheme, 1080)
-    credentials = (unquote(proxy.username or ""), unquote(proxy.password or ""))
+        raise UnreachableError(f"the proxy {url.rpartition('@')[2]!r} is of no known kind")
+    return proxy, proxy.hostname
+
+
+async def _open_proxy(proxy: SplitResult, host: str) -> tuple[asyncio.Transport, _Greeting]:
+    port = proxy.port or {"http": 80, "https": 443}.get(proxy.scheme, 1080)
     try:
-        transport, greeting = await _open(proxy.hostname, port)
+        return await _open(host, port)
     except OSError as error:
-        raise UnreachableError(f"the proxy {proxy.hostname}:{port}: {_reason(error)}") from error
-    try:
-        if proxy.scheme == "https":
-            context = ssl.create_default_context()
-            transport = await _secure(transport, greeting, context, proxy.hostname)
-        if proxy.scheme.startswith("socks5"):
-            await _negotiate_socks(transport, greeting, route, credentials)
-        else:
-            await _negotiate_connect(transport, greeting, route, credentials)
-    except BaseException:
-        transport.abort()
-        raise
-    return transport, greeting
+        raise UnreachableError(f"the proxy {host}:{port}: {_reason(error)}") from error
+
+
+async def _negotiate(
+    proxy: SplitResult, transport: asyncio.Transport, greeting: _Greeting, route: Route
+) -> None:
+    """Have a proxy connect to the server: what follows on this transport is the server's."""
+    credentials = (unquote(proxy.username or ""), unquote(proxy.password or ""))
+    if proxy.scheme.startswith("socks5"):
+        await _negotiate_socks(transport, greeting, route, credentials)
+    else:
+        await _negotiate_connect(transport, greeting, route, credentials)
 
 
 async def _open(host: str, port: int) -> tuple[asyncio.Transport, _Greeting]:

@@ -13,8 +13,9 @@ from kubetorch.controller import database
 from kubetorch.controller.blobs import BlobStores
 from kubetorch.controller.calls import KEEP_BYTES, KEEP_CALLS, KEEP_SECONDS, Calls, expired
 from kubetorch.controller.state import CallRecord, SqliteState
+from kubetorch.datastore.blobs import Room, digest_of
 from kubetorch.errors import ResultExpiredError
-from kubetorch.wire.messages import CallReport
+from kubetorch.wire.messages import CallReport, Ending
 from manual_clock import ManualClock
 
 NOW = 1_000_000.0
@@ -83,6 +84,75 @@ def test_a_call_that_nobody_speaks_of_is_unknown(tmp_path: Path) -> None:
     with pytest.raises(ResultExpiredError, match="no call has the id c"):
         asyncio.run(calls.expect("c"))
     state.close()
+
+
+def test_a_pod_of_another_workload_does_not_speak_of_a_call(calls: Calls) -> None:
+    report(calls, "a", "running")
+    told = CallReport(id="c", callable="f", state="failed", started=1.0, ended=2.0)
+    calls.report("ns", "other", "a", told)
+    calls.report("other", "w", "a", told)
+    assert calls.get("c").state == "running"
+
+
+class Kept:
+    """Calls with their results, and a clock."""
+
+    def __init__(self, folder: Path, room: Room) -> None:
+        path = folder / "state.sqlite"
+        self._state = SqliteState(path, database.open_database(path))
+        self.clock = ManualClock()
+        self.blobs = BlobStores(folder / "blobs", room=room)
+        self.calls = Calls(self._state, self.blobs, self.clock)
+
+    def end(self, call_id: str, outcome: bytes) -> str:
+        """A call ends with this outcome; its digest."""
+        digest = digest_of(outcome)
+        self.blobs.of("ns").blobs.put(digest, outcome)
+        ended = self.clock.time()
+        told = CallReport(call_id, "f", "succeeded", 1.0, ended, digest, len(outcome))
+        self.calls.report("ns", "w", "a", told)
+        return digest
+
+    def close(self) -> None:
+        self._state.close()
+
+
+@pytest.fixture
+def kept(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Kept]:
+    made = Kept(tmp_path, getattr(request, "param", Room()))
+    yield made
+    made.close()
+
+
+def test_a_result_is_gone_when_its_time_is_over_whoever_looks_then(kept: Kept) -> None:
+    digest = kept.end("c", b"outcome")
+    assert kept.calls.result("c") == digest
+    kept.clock.advance(KEEP_SECONDS)
+    with pytest.raises(ResultExpiredError, match="is not kept any more"):
+        kept.calls.result("c")
+    assert not kept.blobs.of("ns").blobs.has(digest)
+    kept.clock.advance(KEEP_SECONDS)
+    with pytest.raises(ResultExpiredError, match="no call has the id c"):
+        kept.calls.get("c")
+
+
+def test_a_result_that_a_later_call_has_too_stays_for_that(kept: Kept) -> None:
+    kept.end("c", b"outcome")
+    kept.clock.advance(KEEP_SECONDS / 2)
+    digest = kept.end("d", b"outcome")
+    kept.clock.advance(KEEP_SECONDS / 2)
+    assert kept.calls.get("c").result is None
+    assert kept.calls.result("d") == digest
+
+
+@pytest.mark.parametrize("kept", [Room(limit_bytes=1)], indirect=True)
+def test_a_call_whose_pod_is_lost_has_failed_though_no_result_can_be_written(kept: Kept) -> None:
+    kept.calls.report("ns", "w", "a", CallReport("c", "f", "running", 1.0))
+    kept.calls.lost("ns", "w", {"a": Ending(reason="Evicted")})
+    found = kept.calls.get("c")
+    assert (found.state, found.result) == ("failed", None)
+    with pytest.raises(ResultExpiredError, match="is not kept any more"):
+        kept.calls.result("c")
 
 
 def test_a_young_result_is_kept() -> None:

@@ -17,7 +17,7 @@ from kubetorch.controller.state import (
     SqliteState,
     WorkloadRecord,
 )
-from kubetorch.errors import ControllerError, VersionMismatchError
+from kubetorch.errors import ControllerError, StorageFullError, VersionMismatchError
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.workload import WorkloadSpec
@@ -123,6 +123,12 @@ def test_a_broken_file_is_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(ControllerError, match=r"state\.sqlite cannot be used") as caught:
         database.open_database(path)
     assert "move" in str(caught.value)
+
+
+def test_a_file_for_which_there_is_no_room_is_an_error_of_its_kind(tmp_path: Path) -> None:
+    error = database.failure(tmp_path, sqlite3.OperationalError("database or disk is full"))
+    assert isinstance(error, StorageFullError)
+    assert str(tmp_path) in error.message
 
 
 def test_a_file_of_a_newer_version_is_refused(tmp_path: Path) -> None:

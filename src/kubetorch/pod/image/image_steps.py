@@ -16,7 +16,7 @@ import re
 import shlex
 import shutil
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from kubetorch.datastore import slots, trees
@@ -261,14 +261,14 @@ async def run(
 
 
 def failure(
-    step: Step, what: str, lines: deque[str] | None = None, *, exit_code: int | None = None
+    step: Step, what: str, lines: Iterable[str] = (), *, exit_code: int | None = None
 ) -> ImageStepError:
-    shown = "".join(f"\n  {line}" for line in lines or ())
+    shown = "".join(f"\n  {line}" for line in lines)
     error = ImageStepError(
         f"the image's step {describe(step)!r} {what}{shown and ':'}{shown}",
         hint="correct the step and deploy again; the steps before it do not run again",
     )
-    if os.geteuid() and any("permission denied" in line.lower() for line in lines or ()):
+    if os.geteuid() and any("permission denied" in line.lower() for line in lines):
         error.hint = (
             f"the pod runs as user {os.geteuid()}, not as root: choose a path that this user can "
             "write to, such as one in the working directory, or have it in the image"

@@ -8,16 +8,22 @@ from typing import Any, cast
 
 import pytest
 
-from kubetorch.controller.access import Need, User
+from kubetorch.controller.access import BoundPod, Need, User
 from kubetorch.controller.cluster.reviews import (
     Answer,
     AnswerCache,
     Claims,
     Reviews,
+    Verdict,
     grant,
     token_claims,
 )
-from kubetorch.errors import ControllerUnavailableError
+from kubetorch.errors import (
+    ControllerUnavailableError,
+    KubernetesForbiddenError,
+    KubernetesUnavailableError,
+    UnauthorizedError,
+)
 from kubetorch.k8s.client import Client
 from manual_clock import ManualClock
 
@@ -97,6 +103,118 @@ def test_everywhere_is_where_the_controller_works(
     assert verdict.is_allowed is expected
     if watched and not expected:
         assert verdict.reason == "of b"
+
+
+def test_who_is_denied_is_not_allowed_whatever_else_is_said() -> None:
+    server = Saying({"allowed": True, "denied": True, "evaluationError": "no such role"})
+    verdict = asyncio.run(reviews_of(server).verdict(User("ann"), Need("list", "team")))
+    assert verdict == Verdict(False, "no such role")
+
+
+class Saying:
+    """An API server that answers each review with this status, or with an error."""
+
+    def __init__(self, status: object) -> None:
+        self._status = status
+        self.asked: list[dict[str, Any]] = []
+
+    async def create(self, manifest: dict[str, Any]) -> dict[str, Any]:
+        self.asked.append(manifest["spec"])
+        if isinstance(self._status, Exception):
+            raise self._status
+        return {"status": self._status}
+
+
+def reviews_of(server: Saying) -> Reviews:
+    return Reviews(cast("Client", server))
+
+
+def user(status: object, *audiences: str) -> User | None:
+    return asyncio.run(reviews_of(Saying(status)).user("token", audiences))
+
+
+BOT = "system:serviceaccount:team:bot"
+IN_POD = {
+    "authentication.kubernetes.io/pod-name": ["f-1"],
+    "authentication.kubernetes.io/pod-uid": ["u1"],
+}
+
+
+def known(name: str, **extra: list[str]) -> dict[str, Any]:
+    """The status for a token of somebody, which is for us."""
+    told = {"username": name, "uid": "7", "groups": ["devs"], "extra": extra}
+    return {"authenticated": True, "audiences": ["kubetorch"], "user": told}
+
+
+def test_the_user_of_a_token_is_who_the_server_says() -> None:
+    assert user(known("ann")) == User("ann", "7", ("devs",))
+    extra = (("a", ("1",)), ("b", ("2", "3")))
+    assert user(known("ann", b=["2", "3"], a=["1"])) == User("ann", "7", ("devs",), extra)
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        None,
+        {},
+        {**known("ann"), "authenticated": False},
+        {**known("ann"), "authenticated": "true"},
+        {**known("ann"), "error": "it has expired"},
+    ],
+)
+def test_a_token_that_the_server_does_not_vouch_for_is_nobodys(status: object) -> None:
+    assert user(status) is None
+
+
+def test_a_token_for_us_alone_counts_only_where_the_server_knows_of_audiences() -> None:
+    assert user(known("ann"), "kubetorch") == User("ann", "7", ("devs",))
+    assert user({**known("ann"), "audiences": ["api"]}, "kubetorch") is None
+    assert user({**known("ann"), "audiences": None}, "kubetorch") is None
+    server = Saying(known("ann"))
+    asyncio.run(reviews_of(server).user("token", ("api",)))
+    asyncio.run(reviews_of(server).user("token", ("kubetorch", "api")))
+    assert server.asked == [{"token": "token"}, {"token": "token", "audiences": ["kubetorch"]}]
+
+
+def test_a_user_without_a_name_is_refused() -> None:
+    with pytest.raises(UnauthorizedError, match="a user without a name"):
+        user(known(""))
+
+
+def test_a_pod_is_one_by_its_service_accounts_token_for_us_alone() -> None:
+    found = user(known(BOT, **IN_POD), "kubetorch")
+    assert found is not None
+    assert found.pod == BoundPod("team", "f-1", "u1")
+
+
+@pytest.mark.parametrize(
+    ("name", "extra", "audiences"),
+    [
+        (BOT, IN_POD, ("api",)),
+        ("ann", IN_POD, ("kubetorch",)),
+        (BOT, {}, ("kubetorch",)),
+        (BOT, {**IN_POD, "authentication.kubernetes.io/pod-name": ["a", "b"]}, ("kubetorch",)),
+        (BOT, {**IN_POD, "authentication.kubernetes.io/pod-uid": []}, ("kubetorch",)),
+    ],
+)
+def test_no_other_token_is_a_pods(
+    name: str, extra: dict[str, list[str]], audiences: tuple[str, ...]
+) -> None:
+    found = user(known(name, **extra), *audiences)
+    assert found is not None
+    assert found.pod is None
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (KubernetesForbiddenError("no"), "it may not create a TokenReview"),
+        (KubernetesUnavailableError("no"), "the cluster's API server does not answer"),
+    ],
+)
+def test_while_nobody_can_be_checked_nobody_gets_in(error: Exception, said: str) -> None:
+    with pytest.raises(ControllerUnavailableError, match=said):
+        user(error)
 
 
 class Oracle:

@@ -1,11 +1,17 @@
-"""What a controller reads from its environment."""
+"""What a controller reads from its environment, and from the Secret of its installation."""
 
 from __future__ import annotations
 
+import asyncio
+import base64
+from typing import cast
+
 import pytest
 
-from kubetorch.controller.cluster.service import Settings
-from kubetorch.errors import ConfigError
+from kubetorch.controller.cluster.service import Settings, installation_secret
+from kubetorch.errors import ConfigError, KubernetesConflictError, KubernetesNotFoundError
+from kubetorch.k8s.client import Client
+from kubetorch.k8s.resources import Object, Ref
 
 CHART = {"POD_NAME": "controller-0", "KT_RUNTIME_IMAGE": "runtime", "KT_DEFAULT_IMAGE": "python"}
 
@@ -24,3 +30,76 @@ def test_pods_find_the_controller_at_its_service_unless_an_address_is_given() ->
 def test_a_variable_that_is_missing_is_named(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} is not set"):
         Settings.read({**CHART, name: ""})
+
+
+def test_a_port_that_is_none_is_refused() -> None:
+    assert Settings.read({**CHART, "KT_LISTEN_PORT": "81"}).port == 81
+    with pytest.raises(ConfigError, match="KT_LISTEN_PORT is '8x'; it must be a number"):
+        Settings.read({**CHART, "KT_LISTEN_PORT": "8x"})
+
+
+def test_apps_have_hosts_of_their_own_only_below_an_ingress() -> None:
+    asked = {**CHART, "KT_PER_SERVICE_HOSTS": "true", "KT_APP_HOSTS": "A.example, b.example"}
+    assert not Settings.read(asked).hosts.are_per_service
+    hosts = Settings.read({**asked, "KT_INGRESS_HOST": "KT.example"}).hosts
+    assert hosts.are_per_service
+    assert hosts.ingress == "kt.example"
+    assert hosts.others[:2] == ("a.example", "b.example")
+    assert not Settings.read({**CHART, "KT_INGRESS_HOST": "kt.example"}).hosts.are_per_service
+
+
+def test_blobs_have_the_room_that_is_said() -> None:
+    assert Settings.read(CHART).blobs_quota is None
+    assert Settings.read({**CHART, "KT_BLOBS_QUOTA": "2Gi"}).blobs_quota == 2 * 1024**3
+
+
+class Secrets:
+    """An API server with one Secret, or none; another controller may be faster to make it."""
+
+    def __init__(self, there: Object | None = None, *, other: Object | None = None) -> None:
+        self.there, self._other = there, other
+
+    async def get(self, ref: Ref) -> Object:
+        if self.there is None:
+            raise KubernetesNotFoundError("no such Secret")
+        return self.there
+
+    async def create(self, manifest: Object) -> Object:
+        if self._other is not None:
+            self.there = self._other
+            raise KubernetesConflictError("it exists")
+        self.there = manifest
+        return manifest
+
+
+def read(secrets: Secrets) -> bytes:
+    return asyncio.run(installation_secret(cast("Client", secrets), "kubetorch"))
+
+
+def secret(value: bytes) -> Object:
+    return {"data": {"secret": base64.b64encode(value).decode()}}
+
+
+def test_the_secret_of_an_installation_is_made_once() -> None:
+    secrets = Secrets()
+    made = read(secrets)
+    assert len(made) == 32
+    assert read(secrets) == made
+    assert read(Secrets()) != made
+
+
+def test_of_two_controllers_that_make_the_secret_one_is_faster() -> None:
+    assert read(Secrets(other=secret(b"ab" * 32))) == b"\xab" * 32
+
+
+@pytest.mark.parametrize(
+    ("there", "said"),
+    [
+        ({}, "has no 'secret' that can be read"),
+        (secret(b"no hexadecimal digits"), "has no 'secret' that can be read"),
+        (secret(b"ab" * 31), "has 31 bytes; 32 are needed"),
+    ],
+)
+def test_a_secret_that_is_none_is_refused(there: Object, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        read(Secrets(there))

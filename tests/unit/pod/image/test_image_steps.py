@@ -150,6 +150,15 @@ def test_the_value_of_a_variable_is_not_shown():
     assert len(image_steps.describe(RunStep("x" * 500))) < 250
 
 
+def test_the_error_of_a_step_shows_what_its_program_said_last() -> None:
+    error = image_steps.failure(RunStep("false"), "ended with exit code 1", ["a", "b"], exit_code=1)
+    assert error.message == "the image's step 'RUN false' ended with exit code 1:\n  a\n  b"
+    assert error.exit_code == 1
+    assert (
+        image_steps.failure(RunStep("x"), "is late").message == "the image's step 'RUN x' is late"
+    )
+
+
 def test_requirements_of_one_call_without_flags_are_one_command() -> None:
     items = ["a", "'b > 1'", "--no-deps c", "d", "$E", "f # g", "h"]
     steps = (PipStep("x"), *(PipStep(one, joins=n > 0) for n, one in enumerate(items)))

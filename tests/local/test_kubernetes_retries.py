@@ -1,0 +1,83 @@
+"""What the API server does not take for the moment is asked of it again, until it is time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+import clock_loop
+from kubetorch.controller.backends.kubernetes.apply import Applier, ApplyRetry
+from kubetorch.errors import KubernetesRequestError, KubetorchError, ServiceTimeoutError
+
+KEY = ("team", "train")
+MANIFEST: dict[str, Any] = {
+    "apiVersion": "v1",
+    "kind": "Service",
+    "metadata": {"name": "train", "namespace": "team"},
+}
+
+
+def refusal(status: int) -> KubernetesRequestError:
+    error = KubernetesRequestError(f"the API server answered {status}")
+    error.status_code = status
+    return error
+
+
+class Asked:
+    """What an API server answers to each request; `at` is when it was asked."""
+
+    def __init__(self, *answers: KubetorchError | str) -> None:
+        self._answers = list(answers)
+        self.at: list[float] = []
+        self.told: list[str] = []
+
+    def retry(self) -> ApplyRetry:
+        unused = cast("Applier", None)
+        now = asyncio.get_running_loop().time
+        retry = ApplyRetry(unused, now=now, on_wait=lambda _: self.told.append(retry.reasons[KEY]))
+        return retry
+
+    async def __call__(self) -> str:
+        self.at.append(asyncio.get_running_loop().time())
+        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        if isinstance(answer, str):
+            return answer
+        raise answer
+
+
+def test_the_server_is_asked_again_ever_more_seldom_until_it_takes_it() -> None:
+    asked = Asked(*[refusal(429)] * 6, "taken")
+
+    async def main() -> None:
+        assert await asked.retry().until_taken(KEY, MANIFEST, asked) == "taken"
+
+    clock_loop.run(main())
+    assert [at - asked.at[0] for at in asked.at[1:]] == [0.5, 1.5, 3.5, 7.5, 12.5, 17.5]
+    assert asked.told == ["the API server answered 429"] * 6
+
+
+def test_whoever_waits_is_told_why_when_the_time_is_over() -> None:
+    asked = Asked(refusal(429))
+
+    async def main() -> None:
+        retry = asked.retry()
+        with pytest.raises(ServiceTimeoutError, match="within 60 s: the API server answered 429"):
+            async with retry.within(KEY, 60):
+                await retry.until_taken(KEY, MANIFEST, asked)
+        assert retry.reasons == {}
+
+    clock_loop.run(main())
+    assert len(asked.at) == 15
+
+
+def test_what_it_will_never_take_is_asked_once() -> None:
+    asked = Asked(refusal(400))
+
+    async def main() -> None:
+        with pytest.raises(KubernetesRequestError, match="400"):
+            await asked.retry().until_taken(KEY, MANIFEST, asked)
+
+    clock_loop.run(main())
+    assert len(asked.at) == 1
