@@ -58,6 +58,16 @@ def test_nobody_is_asked_when_nothing_is_missing(tmp_path):
     assert world.asked == []
 
 
+def test_what_is_lost_later_is_asked_for_at_once(tmp_path):
+    world = World(tmp_path)
+    world.bring(TREE.encoded, ARGUMENTS, FILE)
+    world.connect()
+    world.blob_stores.of("ns").blobs.delete(digest_of(FILE))
+    world.blob_stores.of("ns").completeness.forget()
+    world.connect()
+    assert world.asked == [SendBlobs(blobs=(digest_of(FILE),))]
+
+
 def test_another_pod_is_asked_when_the_first_did_not_send_it(tmp_path):
     world = World(tmp_path)
     for _ in range(3):

@@ -4,7 +4,7 @@ import asyncio
 
 from kubetorch.controller import deploys
 from kubetorch.controller.backends.base import Phase, PodStatus
-from kubetorch.controller.deploys import LOG_CHARACTERS, LOG_LIMIT, DeployProgress
+from kubetorch.controller.deploys import LOG_CHARACTERS, LOG_LIMIT, STAGE_LIMIT, DeployProgress
 from kubetorch.errors import KubetorchError, PodContainerError
 from kubetorch.wire.messages import Accepted, DeployEvent, DeployLog, Failed, Stage
 from manual_clock import ManualClock
@@ -48,6 +48,14 @@ def test_an_import_that_prints_without_end_is_cut() -> None:
     events = run(followed(progress))
     assert len(events) == LOG_LIMIT + 1
     assert "more lines" in events[-2].text  # type: ignore[union-attr]
+
+
+def test_progress_that_is_reported_without_end_is_cut() -> None:
+    progress = DeployProgress(1)
+    for _ in range(STAGE_LIMIT + 5):
+        progress.add(Stage(stage="importing"))
+    progress.add(Failed(failure={}))
+    assert len(run(followed(progress))) == STAGE_LIMIT + 1
 
 
 def test_long_lines_are_cut_by_their_characters() -> None:

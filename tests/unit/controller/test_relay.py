@@ -7,7 +7,7 @@ import pytest
 from kubetorch.controller import relay
 from kubetorch.controller.relay import Hosts, Relay
 from kubetorch.errors import CallRefusedError, ServiceNotFoundError, UnauthorizedError
-from kubetorch.specs.callable import CallableRef
+from kubetorch.specs.callable import AppSpec, CallableRef
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import tokens
@@ -60,6 +60,31 @@ def test_the_app_of_a_pod_lies_below_its_own_path():
 def test_without_a_token_nobody_learns_that_there_is_no_service():
     with pytest.raises(UnauthorizedError):
         RELAY._target(locate(b"/team/train/double"), b"", [], lambda: None)
+
+
+def test_of_a_public_app_only_its_own_pages_need_no_token():
+    pod = PodView(name="a", ordinal=0, phase="Running", is_ready=True, url="http://1.2.3.4:32300")
+    app = AppSpec("serve", port=80, public=True)
+    spec = WorkloadSpec("team", "web", CallableRef("app", "web", "m", "web", app=app))
+    view = WorkloadView(spec=spec, generation=1, status="Ready", pods=(pod,))
+    workload = SimpleNamespace(view=lambda: view, spec=spec)
+    passing = Relay(lambda *_: workload, secret=b"secret", clock=lambda: 0.0)
+    admitted = []
+
+    def target(path, *headers):
+        found, _ = passing._target(locate(path), b"", list(headers), lambda: admitted.append(path))
+        return found.host
+
+    assert target(b"/team/web/http/page") == "1.2.3.4"
+    assert admitted == []
+    for path in (b"/team/web/v1/logs", b"/team/web/v1/stream", b"/team/web"):
+        with pytest.raises(UnauthorizedError):
+            target(path)
+    claims = tokens.Claims(audience=tokens.audience("team", "web"), expires=60.0)
+    token = tokens.sign(tokens.workload_key(b"secret", claims.audience), claims)
+    bearer = (b"authorization", f"Bearer {token}".encode())
+    assert target(b"/team/web/v1/logs", bearer) == "1.2.3.4"
+    assert admitted == [b"/team/web/v1/logs"]
 
 
 def test_the_pod_that_is_named_is_meant_else_the_idlest_that_serves():

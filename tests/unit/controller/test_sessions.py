@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection
 from typing import Any
 
@@ -17,6 +18,7 @@ from kubetorch.controller.sessions import (
     SILENCE,
     Session,
 )
+from kubetorch.errors import ForbiddenError, KubetorchError
 from kubetorch.lib import websocket_protocol
 from kubetorch.manifests.desired_pods import Mounted
 from kubetorch.wire import messages, versions
@@ -257,3 +259,124 @@ def test_nothing_is_sent_after_the_end() -> None:
     case.session.on_close("gone")
     case.session.send(Members(epoch=2, members=()))
     assert len(case.world.sent) == 1
+
+
+# ----------------------------------------------------------------------------------------- mounts
+
+
+class Mounting(Recorder):
+    """A workload whose pods have something mounted; its pod may go while that is looked at."""
+
+    spec, grants = None, ()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads: list[bool] = []
+        self.is_there = True
+
+    def mounted(self, pod: str) -> Mounted:
+        return Mounted(secrets=("s",))
+
+    def workload_of(self, pod: PodIdentity) -> Recorder | None:
+        return self if self.is_there else None
+
+    def read_on(self, is_wanted: bool) -> None:
+        self.reads.append(is_wanted)
+
+    def refused(self, pod: str, error: KubetorchError) -> None:
+        self.noted.append(("refused", pod, error))
+
+
+class Looking(LocalAccess):
+    """Looks at mounts until a test says what it has found."""
+
+    def __init__(self) -> None:
+        super().__init__(user="", secret=b"", clock=float, session_of=lambda pod: "")
+        self.found: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def check_mounts(self, *_: object, is_running: bool) -> None:
+        assert is_running
+        await self.found
+
+
+class Checked:
+    """A session whose pod has said hello, and has mounts."""
+
+    def __init__(self) -> None:
+        self.world, self.access = Mounting(), Looking()
+        self.session = Session(
+            POD,
+            access=self.access,
+            workloads=self.world,  # type: ignore[arg-type]  # as in `Case`
+            on_begin=lambda _workload, _session: None,
+            on_hello=lambda _session: None,
+            clock=ManualClock(),
+            on_end=lambda _session: None,
+        )
+        self.session.on_open(self.world)  # type: ignore[arg-type]  # as in `Case`
+        self.say(HELLO)
+
+    def say(self, message: object) -> None:
+        data = memoryview(messages.encode(message))
+        self.session.on_message(websocket_protocol.TEXT, data)
+
+    async def decide(self, error: KubetorchError | None = None) -> None:
+        if error is None:
+            self.access.found.set_result(None)
+        else:
+            self.access.found.set_exception(error)
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+
+def test_what_a_pod_says_while_its_mounts_are_looked_at_is_heard_after_that() -> None:
+    async def main() -> None:
+        case = Checked()
+        await asyncio.sleep(0)
+        case.say(Observed(generation=3, serving=3))
+        assert (case.world.names, case.world.reads) == ([], [False])
+        await case.decide()
+        assert (case.world.names, case.world.reads) == (["connected", "observed"], [False, True])
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(ForbiddenError("not its secret"), ["refused"]), (KubetorchError("nobody knows"), [])],
+)
+def test_a_pod_whose_mounts_are_not_its_own_has_no_session(
+    error: KubetorchError, told: list[str]
+) -> None:
+    async def main() -> None:
+        case = Checked()
+        await asyncio.sleep(0)
+        case.say(Observed(generation=3, serving=3))
+        await case.decide(error)
+        assert case.world.names == told
+        assert case.world.closed == (websocket_protocol.POLICY_VIOLATION, str(error))
+
+    asyncio.run(main())
+
+
+def test_a_pod_that_is_gone_by_then_is_not_connected() -> None:
+    async def main() -> None:
+        case = Checked()
+        await asyncio.sleep(0)
+        case.world.is_there = False
+        await case.decide()
+        assert case.world.names == []
+
+    asyncio.run(main())
+
+
+def test_nobody_looks_on_when_the_connection_is_gone() -> None:
+    async def main() -> None:
+        case = Checked()
+        await asyncio.sleep(0)
+        case.session.on_close("gone")
+        await asyncio.sleep(0)
+        assert case.access.found.cancelled()
+        assert case.world.names == []
+
+    asyncio.run(main())

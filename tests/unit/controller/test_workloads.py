@@ -43,6 +43,8 @@ from kubetorch.manifests.desired_pods import Mounted
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.distribution import DistributionSpec
+from kubetorch.specs.image import CopyStep, ImageSpec
+from kubetorch.specs.secret import SecretRef
 from kubetorch.specs.workload import Origin, WorkloadSpec
 from kubetorch.wire import exceptions, messages, tokens, versions
 from kubetorch.wire.messages import Creator, Deploy, DeployEvent, Failed, FromController, Hello
@@ -226,6 +228,10 @@ def deploy(deploy_id: str, spec: WorkloadSpec = SPEC) -> Deploy:
     return Deploy(id=deploy_id, spec=spec, protocol=versions.PROTOCOL, version="0")
 
 
+def of(**compute: Any) -> dict[str, Any]:
+    return {"compute": ComputeSpec(**compute)}
+
+
 def run(
     folder: Path,
     body: Callable[[Workloads, OneThatBreaks], Awaitable[Any]],
@@ -312,6 +318,44 @@ def test_trust_1_names_that_people_see_are_printable_and_have_an_end(
     async def body(workloads: Workloads, _: OneThatBreaks) -> None:
         with pytest.raises(SpecError, match="is no name of a user, a project or a callable"):
             workloads.check(deploy("1", replace(SPEC, **changed)), "ns", "f")
+
+    run(tmp_path, body)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"tree": "0" * 63}, "names no code or arguments"),
+        ({"tree": "../" + "0" * 61}, "names no code or arguments"),
+        ({"init_args": "A" * 64}, "names no code or arguments"),
+        (of(image=ImageSpec(steps=(CopyStep("/a", "a", digest="x"),))), "names no code"),
+        (of(replicas=0), "replicas is 0"),
+        (of(replicas=10_001), "replicas is 10001"),
+        (of(launch_timeout=0), "launch_timeout is 0"),
+        (of(distribution=DistributionSpec("spmd", workers=10_001)), "10,000 are the most"),
+        (of(inactivity_ttl="soon"), "soon"),
+        (of(secrets=(SecretRef("s", "s", "env", ("K",)),) * 201), "201 secrets and volumes"),
+    ],
+)
+def test_what_no_client_sends_is_refused_with_the_value(
+    tmp_path: Path, changed: dict[str, Any], said: str
+) -> None:
+    async def body(workloads: Workloads, _: OneThatBreaks) -> None:
+        with pytest.raises(SpecError, match=said):
+            workloads.check(deploy("1", replace(SPEC, **changed)), "ns", "f")
+
+    run(tmp_path, body)
+
+
+@pytest.mark.parametrize("name", ["F", "a_b", "-a", "a" * 64, "a/b"])
+def test_what_is_no_name_is_refused(tmp_path: Path, name: str) -> None:
+    async def body(workloads: Workloads, _: OneThatBreaks) -> None:
+        with pytest.raises(SpecError, match="is no name"):
+            workloads.check(deploy("1", replace(SPEC, name=name)), "ns", name)
+        with pytest.raises(SpecError, match="is no name"):
+            workloads.check(deploy("1", replace(SPEC, namespace=name)), name, "f")
+        with pytest.raises(SpecError, match="the spec is of ns/f, the request for ns/g"):
+            workloads.check(deploy("1"), "ns", "g")
 
     run(tmp_path, body)
 

@@ -27,6 +27,7 @@ from kubetorch.errors import (
     ControllerUnavailableError,
     ForbiddenError,
     ForeignOriginError,
+    KubetorchError,
     SpecError,
     UnauthorizedError,
 )
@@ -231,6 +232,27 @@ def test_nobody_gets_in_while_the_api_server_is_away() -> None:
             await world.identify("ann's")
         with pytest.raises(ControllerUnavailableError):
             await world.access.authorize(ANN, NEED)
+
+    run(body)
+
+
+def test_of_a_token_that_has_ended_is_said_when() -> None:
+    async def body(world: World) -> None:
+        ended = jwt({"exp": world.clock.time() - 90})
+        with pytest.raises(UnauthorizedError, match="the token expired 90 s ago"):
+            await world.identify(ended)
+        with pytest.raises(UnauthorizedError, match="does not know this token"):
+            await world.identify(jwt({"exp": world.clock.time() + 90}))
+
+    run(body)
+
+
+@pytest.mark.parametrize("namespace", ["*", "Team", "a/b", ".."])
+def test_what_is_no_namespace_is_not_asked_about(namespace: str) -> None:
+    async def body(world: World) -> None:
+        with pytest.raises(KubetorchError):
+            await world.access.authorize(ANN, Need("get", namespace))
+        assert world.server.asked == []
 
     run(body)
 
