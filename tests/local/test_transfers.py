@@ -144,13 +144,16 @@ def test_a_controller_that_is_away_for_a_moment_is_asked_again(tmp_path: Path) -
     run(scenario)
 
 
-def test_a_controller_whose_address_is_not_known_yet_is_waited_for(tmp_path: Path) -> None:
+def test_a_controller_whose_address_is_not_known_yet_is_waited_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def scenario() -> None:
         async with pod(tmp_path) as (transfers, _):
             url_file = tmp_path / "controller-url"
             hidden = url_file.rename(tmp_path / "hidden")
             fetching = asyncio.create_task(transfers.fetch([digest_of(FILE)]))
-            await asyncio.sleep(0.02)
+            while "the controller's URL is unknown" not in caplog.text and not fetching.done():
+                await asyncio.sleep(0.01)
             hidden.rename(url_file)
             assert await fetching == 1
 

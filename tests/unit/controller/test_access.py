@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from kubetorch.controller.access import LocalAccess, PodIdentity, Principal, User
+from kubetorch.controller.access import LocalAccess, Need, PodIdentity, Principal, User
 from kubetorch.errors import ForeignOriginError, UnauthorizedError
 from kubetorch.wire import tokens
 
@@ -94,3 +94,14 @@ def test_requests_of_this_machine_pass(host: str, origin: str | None) -> None:
 def test_requests_of_foreign_pages_are_refused(headers: dict[str, str]) -> None:
     with pytest.raises(ForeignOriginError):
         access().check_origin(headers)
+
+
+def test_the_user_may_do_everything_and_a_pod_nothing_but_be_itself() -> None:
+    need = Need("get", "ns", "f")
+    asyncio.run(access().authorize(User(), need))
+    with pytest.raises(UnauthorizedError, match="the token of a pod is not for this"):
+        asyncio.run(access().authorize(POD, need))
+    access().check_pod(POD, POD)
+    access().check_pod(User(), POD)
+    with pytest.raises(UnauthorizedError, match="not the one of pod f-2"):
+        access().check_pod(POD, PodIdentity("ns", "f", "f-2"))

@@ -441,7 +441,6 @@ class PodTokens:
         token = await self._read(namespace)
         if token and self._left(namespace, token) > RENEWED_BEFORE:
             return
-        self._current.forget(namespace)
         manifest = self._manifest(namespace)
         try:
             await self._client.create(manifest)
