@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 _PROGRAM = """
 import dataclasses, sys, threading
 from kubetorch.lib.decoders import json_decoder
@@ -18,24 +20,25 @@ for number in range(300):
     start, found = threading.Barrier(THREADS), []
 
     def decode():
-        start.wait(10)
+        start.wait(60)
         found.append(json_decoder(kind).decode(b'{"one": {"f1": 1}, "more": [{"f2": 2}]}'))
 
     threads = [threading.Thread(target=decode) for _ in range(THREADS)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert [(one.one.f1, one.more[0].f2) for one in found] == [(1, 2)] * THREADS
 """
 
 
+@pytest.mark.timeout(300)  # seconds on a machine with time
 def test_threads_may_decode_a_type_for_the_first_time_at_the_same_time() -> None:
     done = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-c", _PROGRAM],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stderr

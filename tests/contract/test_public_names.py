@@ -91,7 +91,7 @@ def test_a_name_that_nobody_knows_is_an_attribute_error():
 
 
 def in_a_new_process(code):
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -124,7 +124,7 @@ def test_a_program_says_where_its_pods_run_unless_it_is_to_be_quiet(is_quiet, tm
     terminal, given = os.openpty()
     with os.fdopen(terminal, "rb", buffering=0) as shown:
         environ = {"HOME": str(tmp_path)}
-        subprocess.run([sys.executable, "-c", code], stderr=given, env=environ, timeout=30)
+        subprocess.run([sys.executable, "-c", code], stderr=given, env=environ, timeout=100)
         text = shown.read(1000)
         os.close(given)
 

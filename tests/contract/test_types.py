@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 
+#: A type checker takes seconds, and minutes on a busy machine.
+pytestmark = pytest.mark.timeout(400)
+
 PROGRAMS = Path(__file__).parent / "typing"
 
 
 def run(*command):
     return subprocess.run(
-        [sys.executable, "-m", *command], cwd=PROGRAMS, capture_output=True, text=True, timeout=110
+        [sys.executable, "-m", *command], cwd=PROGRAMS, capture_output=True, text=True, timeout=380
     ).stdout
 
 
