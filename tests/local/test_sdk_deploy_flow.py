@@ -307,8 +307,10 @@ def test_interrupting_a_deploy_leaves_nothing_behind(client, tmp_path):
             def interrupt():
                 fake.stalled.wait(40)
                 # Python does not see a signal that comes just before a thread begins to wait.
-                while not over.wait(5):
+                pause = 0.5
+                while not over.wait(pause):
                     signal.pthread_kill(main, signal.SIGINT)
+                    pause = 10  # in which the first one has done its work
 
             threading.Thread(target=interrupt).start()
             try:
