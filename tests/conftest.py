@@ -157,8 +157,9 @@ def _environment() -> Iterator[None]:
         patch.setenv("KT_BACKEND", "local")
         # A local service that a file shares has nothing to do while its tests wait for others.
         patch.setenv("KT_LOCAL_IDLE", "3600")
-        _point_home_at(folder, patch)
+        home = _point_home_at(folder, patch)
         yield
+        _stop_service(home)
 
 
 @pytest.fixture(autouse=True)
