@@ -41,7 +41,7 @@ def in_namespace(folder: Path, program: str, *, before: str = "") -> Any:
     """
     text = before + _BEGIN + textwrap.dedent(program)
     done = subprocess.run(
-        [sys.executable, "-c", text, str(folder)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", text, str(folder)], capture_output=True, text=True, timeout=280
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -125,6 +125,7 @@ def test_a_mount_after_a_shield_and_one_in_another_are_possible(folder: Path) ->
     assert not Path("/opt/kubetorch-test").exists()
 
 
+@pytest.mark.timeout(300)  # seconds on a machine with time and few mounts
 def test_a_shield_that_failed_is_none_and_the_next_one_goes_on_with_it(folder: Path) -> None:
     outer, inner = folder / "outer", folder / "inner"
     for path in (outer / "at", inner):
