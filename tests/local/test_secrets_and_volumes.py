@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 import kubetorch as kt
-from kubetorch.config.settings import config
 from kubetorch.lib import mounts as mounts_module
 from kubetorch.sdk import backend
 from kubetorch.sdk.deploys.attachments import upload_secret
@@ -184,7 +183,7 @@ def test_a_secret_is_one_of_its_namespace(jobs: ModuleType) -> None:
 def test_trust_15_a_secret_by_its_name_is_the_one_where_the_service_is(jobs: ModuleType) -> None:
     def store(namespace: str, **values: str) -> None:
         secret = kt.Secret("tokens" if "T" in values else "there", values=values)
-        upload = partial(upload_secret, secret=secret, username=config.username, collision="same")
+        upload = partial(upload_secret, secret=secret, collision="same")
         backend.session().ask(lambda asked: upload(asked, namespace))
 
     store("default", T="of default", D="default alone")
