@@ -62,7 +62,7 @@ class World:
     @contextlib.asynccontextmanager
     async def state(self, **options: Any) -> AsyncIterator[KubernetesState]:
         state = KubernetesState(self.client, **options)
-        await state.load(timeout=5)
+        await state.load(timeout=30)
         state.observe(self.watcher)
         try:
             yield state
@@ -88,10 +88,10 @@ def run(body: Callable[[World], Awaitable[None]]) -> None:
         ):
             await body(World(server, client))
 
-    asyncio.run(asyncio.wait_for(main(), 30))
+    asyncio.run(asyncio.wait_for(main(), 110))
 
 
-async def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
+async def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not come true"
@@ -148,6 +148,7 @@ def test_what_is_put_is_seen_at_once_and_a_delete_is_durable_once_it_is_flushed(
 def test_many_changes_of_a_status_are_written_once_a_second() -> None:
     async def body(world: World) -> None:
         async with world.state() as state:
+            begun = time.monotonic()
             record = await deploy(state)
             await until(lambda: len(world.statuses) == 1)
             for number in range(200):
@@ -155,11 +156,11 @@ def test_many_changes_of_a_status_are_written_once_a_second() -> None:
                 state.put_workload(replace(record, epoch=number, good=1))
                 state.touch(*KEY)
                 await asyncio.sleep(0.001)
-            assert len(world.statuses) == 1
-            await until(lambda: len(world.statuses) == 2)
+            assert len(world.statuses) <= 1 + (time.monotonic() - begun)
+            await until(lambda: world.object["status"].get("epoch") == 199)
             assert world.object["status"]["ready"] == "2/2"
             assert world.object["status"]["good"] == 1
-            assert world.object["status"]["epoch"] == 199
+            assert len(world.statuses) <= 1 + (time.monotonic() - begun)
 
     run(body)
 
@@ -192,7 +193,7 @@ def test_a_deploy_waits_for_an_api_server_that_comes_back() -> None:
 
 def test_a_generation_that_cannot_be_stored_is_forgotten() -> None:
     async def body(world: World) -> None:
-        async with world.state(patience=0.5) as state:
+        async with world.state(patience=1.0) as state:
             world.server.go_away()
             with pytest.raises(KubernetesUnavailableError):
                 await deploy(state)

@@ -44,7 +44,7 @@ def path_of(route: object) -> str:
 def upgrade(service: Service, token: str, path: str = routes.SESSIONS) -> int:
     """The status that an attempt to open a session is answered with."""
     host, port = service.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=10) as sock:
+    with socket.create_connection((host, int(port)), timeout=60) as sock:
         lines = [
             f"GET {path} HTTP/1.1",
             f"Host: {host}:{port}",
@@ -234,7 +234,7 @@ def test_a_deploy_whose_head_never_ends_is_refused(service: Service) -> None:
 
 def test_a_request_whose_head_never_ends_is_refused(service: Service) -> None:
     host, port = service.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=10) as sock:
+    with socket.create_connection((host, int(port)), timeout=60) as sock:
         sock.sendall(b"GET /health HTTP/1.1\r\n")
         with pytest.raises(ConnectionError):
             for _ in range(1000):

@@ -131,7 +131,7 @@ def test_a_fixed_workload_deploys_after_a_crash_loop(service: Service) -> None:
 
 
 def test_a_deploy_that_takes_too_long_says_what_it_waited_for(service: Service) -> None:
-    events = service.deploy("f", env={"FAKE_SLOW": "1"}, launch_timeout=1)
+    events = service.deploy("f", env={"FAKE_SLOW": "1"}, launch_timeout=10)
     kind, message = error_of(events)
     assert kind == "ServiceTimeoutError"
     assert "0 of 1 pods serve generation 1" in message
@@ -156,7 +156,7 @@ def test_two_clients_that_deploy_the_same_at_once_get_the_same_generation(
     barrier = threading.Barrier(2)
 
     def one() -> list[object]:
-        barrier.wait(10)
+        barrier.wait(60)
         return service.deploy("f")
 
     with in_background(one) as first, in_background(one) as second:
@@ -177,7 +177,7 @@ def test_many_clients_that_deploy_different_code_end_in_one_generation(service: 
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(100)
     view = service.until("f", lambda view: view.pods[0].generation == view.generation)
     assert view.generation == len(blobs)
     assert view.failure is None

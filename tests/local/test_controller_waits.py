@@ -37,21 +37,21 @@ def given_late(ask: Callable[[Controller], T], *, late: bytes, soon: bytes = b""
         if asked is not None and b"/silent" not in asked[0]:
             connection.send(soon)
             has_come.set()
-            is_late.wait(10)
+            is_late.wait(60)
             connection.send(late)
         connection.request()
 
     with (
         serving(serve) as server,
-        HttpClient(server.url, timeout=0.2) as http,
+        HttpClient(server.url, timeout=1.5) as http,
         ThreadPoolExecutor(1) as pool,
     ):
         waiting = pool.submit(ask, Controller(http))
-        assert has_come.wait(10)
+        assert has_come.wait(60)
         with pytest.raises(ControllerUnavailableError, match="timed out"):
             http.request("GET", "/silent")
         is_late.set()
-        return waiting.result(10)
+        return waiting.result(60)
 
 
 def test_a_request_that_waits_for_ever_outlives_the_clients_own_limit() -> None:

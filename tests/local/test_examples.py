@@ -114,7 +114,7 @@ def test_a_notebook_deploys_its_own_functions_and_classes(folder):
 
         notebook = nbformat.read(folder / "notebook.ipynb", as_version=4)
         client = NotebookClient(
-            notebook, timeout=60, kernel_name="python3", resources={"metadata": {"path": folder}}
+            notebook, timeout=100, kernel_name="python3", resources={"metadata": {"path": folder}}
         )
         client.execute()
 

@@ -23,7 +23,7 @@ def _pidfd(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.delattr(os, "pidfd_open", raising=False)
 
 
-async def ended(pid: int, timeout: float = 10.0) -> None:
+async def ended(pid: int, timeout: float = 60.0) -> None:
     event = asyncio.Event()
     watch = ExitWatch(pid, event.set)
     try:

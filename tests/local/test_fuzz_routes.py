@@ -33,7 +33,7 @@ from tests.local.fake_reviews import FakeReviews, ReviewedController
 from tests.local.service_harness import FAKE, Service, deploy, pack, spec
 from tools.routes import of_controller
 
-PATIENCE = 15.0
+PATIENCE = 60.0
 # Read here: a test has no such variable.
 CONTROLLER = [(route.method, route.path) for route in of_controller()]
 # Stopping the service ends the test; pods and their apps have tests of their own.

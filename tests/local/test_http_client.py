@@ -497,7 +497,7 @@ def test_a_server_that_stops_in_the_middle_of_a_body_times_out() -> None:
         connection.send(CHUNKED + b"2\r\nok\r\n")
         connection.request()
 
-    with talking_to(serve) as (client, _), client.request("GET", "/", timeout=0.2) as answer:
+    with talking_to(serve) as (client, _), client.request("GET", "/", timeout=1.5) as answer:
         pieces = answer.iter_bytes()
         assert next(pieces) == b"ok"
         with pytest.raises(ControllerUnavailableError, match="timed out"):
@@ -509,18 +509,19 @@ def test_the_timeout_is_for_each_step_and_not_for_the_whole() -> None:
         connection.request()
         connection.send(CHUNKED)
         for _ in range(5):
-            time.sleep(0.1)
+            time.sleep(0.5)
             connection.send(b"1\r\n.\r\n")
         connection.send(b"0\r\n\r\n")
 
-    with talking_to(serve) as (client, _), client.request("GET", "/", timeout=0.4) as answer:
+    with talking_to(serve) as (client, _), client.request("GET", "/", timeout=2.0) as answer:
         assert answer.read() == b"....."
 
 
 def test_the_timeout_of_one_request_is_not_that_of_the_next() -> None:
     with talking_to(always(OK)) as (client, server):
-        client.request("GET", "/", timeout=0.05).read()
+        client.request("GET", "/", timeout=7.0).read()
         (connection, _) = client._idle[0]
+        assert connection.sock.gettimeout() == 7.0
         client.request("GET", "/").read()
         assert connection.sock.gettimeout() == 10.0
         assert server.connections == 1

@@ -27,7 +27,7 @@ TAKEN = 32 * 1024 * 1024
 #: Bytes by which the process may grow.
 GROWTH = 32 * 1024 * 1024
 #: Seconds in which it is over.
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
 POST = b"POST /x HTTP/1.1\r\nHost: h\r\n" + CHUNKED

@@ -56,7 +56,7 @@ class Client:
     async def is_closed(self) -> bool:
         """Whether the server closes the connection."""
         try:
-            return await asyncio.wait_for(self.reader.read(), 5) == b""
+            return await asyncio.wait_for(self.reader.read(), 15) == b""
         except ConnectionError:
             return True
 
@@ -143,7 +143,7 @@ def run(scenario: Scenario, *, keep_alive: float = 30.0, most: int | None = None
         await server.start(listener)
         try:
             await client.connect()
-            async with deadlines.timeout(20):
+            async with deadlines.timeout(60):
                 await scenario(client)
         finally:
             client.close()

@@ -20,7 +20,7 @@ WEB = Ref(PODS, "web", "team")
 
 
 @contextlib.asynccontextmanager
-async def client_of(handler, *, user=None, patience=2.0, timeout=5.0, variables=None):
+async def client_of(handler, *, user=None, patience=20.0, timeout=30.0, variables=None):
     async with FakeApiServer(handler) as server:
         access = server.access(user)
         async with Client(
@@ -321,7 +321,7 @@ def test_requests_that_wait_until_they_may_be_sent_again_hold_up_no_other():
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
 
-    asyncio.run(asyncio.wait_for(scenario(), 20))
+    asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
 def test_a_write_waits_for_a_server_that_is_not_there_yet():
@@ -386,24 +386,30 @@ def test_a_silent_server_is_an_error_within_the_timeout():
             begun = time.monotonic()
             with pytest.raises(errors.KubernetesUnavailableError, match=r"within 0\.3 s"):
                 await client.get(WEB)
-            assert time.monotonic() - begun < 3
+            assert time.monotonic() - begun < 20
 
     asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.05])
 def test_what_a_server_says_unasked_is_not_taken_for_the_next_answer(delay):
+    said = asyncio.Event()
+
     async def handler(exchange):
         exchange.answer(200, pod("web", 1))
         await exchange.writer.drain()
         await asyncio.sleep(delay)
         exchange.answer(200, {"kind": "Secret"})
+        said.set()
 
     async def scenario():
         async with client_of(handler) as (client, _):
             for _ in range(3):
                 assert (await client.get(WEB))["kind"] == "Pod"
-                await asyncio.sleep(0.1)
+                await said.wait()
+                said.clear()
+                for _ in range(5):  # however late this wakes up, the loop has seen what came
+                    await asyncio.sleep(0.01)
 
     asyncio.run(scenario())
 
@@ -580,12 +586,12 @@ def test_certificates_of_both_ends_are_checked(tmp_path):
             async with Client(server.access(user, authority.pem), variables={}) as client:
                 assert (await client.get(WEB))["metadata"]["name"] == "web"
             async with Client(
-                server.access(user, Authority().pem), patience=5, variables={}
+                server.access(user, Authority().pem), patience=60, variables={}
             ) as client:
                 begun = time.monotonic()
                 with pytest.raises(errors.KubernetesCredentialsError, match="does not verify"):
                     await client.get(WEB)
-                assert time.monotonic() - begun < 3, "a wrong certificate is not tried again"
+                assert time.monotonic() - begun < 30, "a wrong certificate is not tried again"
 
     asyncio.run(scenario())
 

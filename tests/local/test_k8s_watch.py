@@ -84,9 +84,9 @@ def test_what_is_listed_and_what_changes_is_told_in_order():
     async def scenario():
         told = Told()
         async with watching(Script([listing(5, pod("a", 3))], watch), told) as (informer, _):
-            await informer.listed(timeout=5)
+            await informer.listed(timeout=30)
             assert informer.get("a", "team") is not None
-            await informer.until(lambda _: len(told.changes) == 4, timeout=5)
+            await informer.until(lambda _: len(told.changes) == 4, timeout=30)
         assert told.changes == [("added", "a"), ("added", "b"), ("modified", "a"), ("deleted", "b")]
         assert informer.get("a", "team")["metadata"]["resourceVersion"] == "7"
 
@@ -106,7 +106,7 @@ def test_a_watch_that_is_cut_in_mid_line_goes_on_at_the_last_bookmark():
         told = Told()
         script = Script([listing(5)], watch, next_watch)
         async with watching(script, told) as (informer, _):
-            await informer.until(has("b", "c"), timeout=5)
+            await informer.until(has("b", "c"), timeout=30)
             assert informer.error is None
         assert script.seen == ["list", 5, 40]
         assert told.changes == [("added", "b"), ("added", "c")]
@@ -127,8 +127,8 @@ def test_a_forgotten_version_is_listed_anew_and_deletions_are_told(as_event):
         told = Told()
         script = Script([listing(5, pod("a", 1), pod("b", 2)), listing(90, pod("b", 2))], watch)
         async with watching(script, told) as (informer, _):
-            await informer.until(has("b"), timeout=5)
-            await informer.until(lambda _: len(script.seen) == 4, timeout=5)
+            await informer.until(has("b"), timeout=30)
+            await informer.until(lambda _: len(script.seen) == 4, timeout=30)
         assert script.seen == ["list", 5, "list", 90]
         assert told.changes == [("added", "a"), ("added", "b"), ("deleted", "a")]
 
@@ -147,7 +147,7 @@ def test_a_server_that_goes_and_comes_back_is_listened_to_again():
     async def scenario():
         script = Script([listing(5)], hang, next_watch)
         async with watching(script) as (informer, server):
-            await informer.listed(timeout=5)
+            await informer.listed(timeout=30)
             while len(script.seen) < 2:
                 await asyncio.sleep(0.01)
             await server.stop()
@@ -155,7 +155,7 @@ def test_a_server_that_goes_and_comes_back_is_listened_to_again():
                 await asyncio.sleep(0.01)
             assert isinstance(informer.error, errors.KubernetesUnavailableError)
             await server.start()
-            await informer.until(has("late"), timeout=10)
+            await informer.until(has("late"), timeout=30)
             assert informer.error is None
             assert script.seen == ["list", 5, 5]
 
@@ -170,8 +170,8 @@ def test_a_missing_permission_is_an_error_at_once():
         async with watching(Script([forbidden])) as (informer, _):
             begun = time.monotonic()
             with pytest.raises(errors.KubernetesForbiddenError, match="cannot list pods"):
-                await informer.listed(timeout=20)
-            assert time.monotonic() - begun < 5
+                await informer.listed(timeout=60)
+            assert time.monotonic() - begun < 30
 
     asyncio.run(scenario())
 
@@ -200,7 +200,7 @@ def test_garbage_in_a_watch_is_an_error_and_the_watch_goes_on():
     async def scenario():
         script = Script([listing(5)], watch, next_watch)
         async with watching(script) as (informer, _):
-            await informer.until(has("a", "b"), timeout=5)
+            await informer.until(has("a", "b"), timeout=30)
         assert script.seen == ["list", 5, 6]
 
     asyncio.run(scenario())
@@ -211,10 +211,10 @@ def test_a_watch_that_the_server_forgets_to_end_is_given_up():
         script = Script([listing(5)])
         async with FakeApiServer(script) as server:
             access = server.access()
-            async with Client(access, timeout=0.3, variables={}) as client:
+            async with Client(access, timeout=1.5, variables={}) as client:
                 events = client.watch(TEAM, "5", seconds=0.2)
                 with pytest.raises(errors.KubernetesUnavailableError, match="no more of the"):
-                    await asyncio.wait_for(anext(events), 5)
+                    await asyncio.wait_for(anext(events), 60)
 
     asyncio.run(scenario())
 
@@ -229,7 +229,7 @@ def test_a_callback_that_fails_does_not_stop_the_watch(caplog):
 
     async def scenario():
         async with watching(Script([listing(5, pod("a", 1))], watch), fail) as (informer, _):
-            await informer.until(has("a", "b"), timeout=5)
+            await informer.until(has("a", "b"), timeout=30)
 
     asyncio.run(scenario())
     assert "the owner's bug" in caplog.text
@@ -245,10 +245,10 @@ def test_an_informer_that_is_closed_leaves_the_server():
             left.set()
 
         async with watching(Script([listing(5)], watch)) as (informer, server):
-            await informer.listed(timeout=5)
+            await informer.listed(timeout=30)
             while len(server.requests) < 2:
                 await asyncio.sleep(0.01)
             await informer.close()
-            await asyncio.wait_for(left.wait(), 5)
+            await asyncio.wait_for(left.wait(), 30)
 
     asyncio.run(scenario())

@@ -89,7 +89,7 @@ async def server() -> AsyncIterator[tuple[Objects, Client, FakeApiServer]]:
     objects = Objects()
     async with (
         FakeApiServer(objects) as fake,
-        Client(fake.access(), timeout=5.0, patience=0.0, variables={}) as client,
+        Client(fake.access(), timeout=30.0, patience=0.0, variables={}) as client,
     ):
         yield objects, client, fake
 

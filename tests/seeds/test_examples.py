@@ -69,7 +69,7 @@ def test_the_example_does_what_its_document_says(number, name, about, tmp_path, 
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=110,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
