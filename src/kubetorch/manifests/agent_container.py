@@ -278,7 +278,6 @@ PARAMETERS = (
         "C.image",
         _read_image,
         _write_image,
-        "the base; steps are run by live pods and are no part of it",
         _IMAGES,
     ),
     ManifestParameter(
@@ -288,7 +287,6 @@ PARAMETERS = (
         lambda template, compute: assign(
             template.container, "imagePullPolicy", compute.image_pull_policy
         ),
-        "",
         _IMAGES,
     ),
     ManifestParameter(
@@ -296,7 +294,6 @@ PARAMETERS = (
         "C.workingDir",
         lambda template: template.container.get("workingDir"),
         lambda template, compute: assign(template.container, "workingDir", compute.working_dir),
-        "",
         _CONTAINER,
     ),
     ManifestParameter(
@@ -306,7 +303,6 @@ PARAMETERS = (
         lambda template, compute: assign(
             template.spec, "serviceAccountName", compute.service_account_name or SERVICE_ACCOUNT
         ),
-        f"`{SERVICE_ACCOUNT}` if not given",
         _ACCOUNTS,
     ),
     ManifestParameter(
@@ -314,7 +310,6 @@ PARAMETERS = (
         f"M.annotations: {labels.FREEZE}",
         _read_freeze,
         _write_freeze,
-        "pods take no live code and run no image steps",
         "Kubetorch",
     ),
     ManifestParameter(
@@ -322,7 +317,6 @@ PARAMETERS = (
         "C.ports: http1",
         _read_port,
         _write_port,
-        "32300, or the port of that name in a manifest; the probes ask it too",
         _PORTS,
     ),
     ManifestParameter(
@@ -330,7 +324,6 @@ PARAMETERS = (
         "C.startupProbe.failureThreshold",
         _read_timeout,
         _write_timeout,
-        f"counted in probes of {STARTUP_PERIOD} seconds; it is the deadline of a deploy too",
         _PROBING,
     ),
 )
@@ -341,8 +334,6 @@ ENVIRONMENT_PARAMETERS = (
         "C.env",
         _read_variables,
         _write_variables,
-        "`$NAME` in a value is expanded when a worker starts, not by Kubernetes; a variable that "
-        "mentions itself, such as `$PATH:/opt/bin`, is told to the workers alone",
         _ENV,
     ),
     ManifestParameter(
@@ -350,7 +341,6 @@ ENVIRONMENT_PARAMETERS = (
         "C.env: KT_LOG_LEVEL",
         _read_level,
         _write_level,
-        "only the level, in capitals, unless `env_vars` has that variable",
         _ENV,
     ),
 )

@@ -116,7 +116,6 @@ PARAMETERS = (
         "P.containerConcurrency",
         _read,
         _write,
-        "makes the object a Knative Service; `min_scale` that is not given is 1",
         _SCALING,
     ),
 )

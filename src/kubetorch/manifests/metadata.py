@@ -73,7 +73,7 @@ def _write_annotations(template: PodTemplate, compute: ComputeSpec) -> None:
 
 
 def _annotation(
-    name: str, key: str, text: Callable[[ComputeSpec], str | None], about: str
+    name: str, key: str, text: Callable[[ComputeSpec], str | None]
 ) -> ManifestParameter:
     """A setting that stands in an annotation of the object."""
 
@@ -84,7 +84,7 @@ def _annotation(
     def read(template: PodTemplate) -> str | None:
         return template.read_object("annotations").get(key)
 
-    return ManifestParameter(name, f"M.annotations: {key}", read, write, about, _OURS)
+    return ManifestParameter(name, f"M.annotations: {key}", read, write, _OURS)
 
 
 def _read_codecs(template: PodTemplate) -> tuple[str, ...] | None:
@@ -112,7 +112,6 @@ PARAMETERS = (
         "M.labels, PT.labels",
         lambda template: _shared(template, "labels", is_own_label),
         _write_labels,
-        "reserved keys are left out",
         _LABELS,
     ),
     ManifestParameter(
@@ -120,7 +119,6 @@ PARAMETERS = (
         "PT.labels",
         _read_pod_labels,
         _write_pod_labels,
-        "`add_pod_template_labels`",
         _LABELS,
     ),
     ManifestParameter(
@@ -128,7 +126,6 @@ PARAMETERS = (
         "M.annotations, PT.annotations",
         lambda template: _shared(template, "annotations", is_own_annotation),
         _write_annotations,
-        "",
         _ANNOTATIONS,
     ),
     ManifestParameter(
@@ -136,19 +133,8 @@ PARAMETERS = (
         f"M.annotations: {labels.ALLOWED_SERIALIZATION}",
         _read_codecs,
         _write_codecs,
-        "names separated by commas; pods get them at each deploy",
         _OURS,
     ),
-    _annotation(
-        "inactivity_ttl",
-        labels.INACTIVITY_TTL,
-        lambda compute: compute.inactivity_ttl,
-        "the controller counts it",
-    ),
-    _annotation(
-        "kubeconfig_path",
-        labels.KUBECONFIG_PATH,
-        lambda compute: compute.kubeconfig_path,
-        "used by the user's machine alone",
-    ),
+    _annotation("inactivity_ttl", labels.INACTIVITY_TTL, lambda compute: compute.inactivity_ttl),
+    _annotation("kubeconfig_path", labels.KUBECONFIG_PATH, lambda compute: compute.kubeconfig_path),
 )

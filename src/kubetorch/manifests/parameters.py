@@ -39,17 +39,6 @@ PARAMETERS: tuple[ManifestParameter, ...] = (
     *knative.PARAMETERS,
 )
 
-#: Fields of `ComputeSpec` that shape the object, or are no part of it, and what becomes of them.
-ELSEWHERE = {
-    "service_template": "laid over the whole manifest at the end, lists replaced",
-    "manifest": "the object itself",
-    "pod_template_path": "where the pods of `manifest` are; then only their command is ours",
-    "selector": "which pods belong to the workload, and selector of the Service",
-    "endpoint": "`url`: no Service; `selector`: the Service's",
-    "distribution": '`"ray"` makes the object a RayCluster; the rest is sent to the pods',
-}
-
-
 # What a server adds to an object, and what kubectl keeps in it.
 _OF_SERVER = ("creationTimestamp", "generation", "managedFields", "resourceVersion", "selfLink")
 _SERVER_IDENTITY = "uid"

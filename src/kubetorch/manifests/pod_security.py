@@ -54,10 +54,7 @@ def restrict(
     if container.get("image") in root_images and "runAsUser" not in of_pod:
         container["securityContext"].setdefault("runAsUser", USER)
     if not is_scaled:
-        spec["securityContext"] = {
-            "fsGroup": USER,
-            "fsGroupChangePolicy": "OnRootMismatch",
-        } | of_pod
+        spec["securityContext"] = _GROUP | of_pod
         return
     for volume in spec.get("volumes") or ():
         if "secret" in volume:

@@ -164,7 +164,6 @@ PARAMETERS = (
         "the number of pods of the kind, such as `spec.replicas`",
         lambda template: read(template.workload),
         _write,
-        "workers of `distribute` go before it; more than one: `spec.strategy.type` is `Recreate`",
         _REPLICAS,
     ),
 )

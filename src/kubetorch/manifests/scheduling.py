@@ -91,16 +91,14 @@ def request_resource(
         assign(found, section, amounts)
 
 
-def _resource_parameter(name: str, resource: str, about: str) -> ManifestParameter:
+def _resource_parameter(name: str, resource: str) -> ManifestParameter:
     def write(template: PodTemplate, compute: ComputeSpec) -> None:
         request_resource(template, resource, getattr(compute, name))
 
     def read(template: PodTemplate) -> str | None:
         return requested_resource(template, resource)
 
-    return ManifestParameter(
-        name, f"C.resources.requests.{resource}", read, write, about, _RESOURCES
-    )
+    return ManifestParameter(name, f"C.resources.requests.{resource}", read, write, _RESOURCES)
 
 
 GPU_RESOURCE = "nvidia.com/gpu"
@@ -466,17 +464,14 @@ def _write_queue(template: PodTemplate, compute: ComputeSpec) -> None:
 
 #: In the order in which they are written.
 PARAMETERS = (
-    _resource_parameter("cpus", "cpu", "a request; there is no limit"),
-    _resource_parameter(
-        "memory", "memory", "a request; a limit comes from `service_template` or a manifest"
-    ),
-    _resource_parameter("disk_size", "ephemeral-storage", "a request"),
+    _resource_parameter("cpus", "cpu"),
+    _resource_parameter("memory", "memory"),
+    _resource_parameter("disk_size", "ephemeral-storage"),
     ManifestParameter(
         "gpus",
         "C.resources.{requests,limits}.nvidia.com/gpu; P.tolerations",
         read_gpu_count,
         _write_gpu_count,
-        "with the tolerations that nodes with GPUs usually demand",
         _GPUS,
     ),
     ManifestParameter(
@@ -485,8 +480,6 @@ PARAMETERS = (
         "PT.annotations.gpu-memory in MiB",
         lambda template: template.read_object("annotations").get(labels.GPU_MEMORY),
         _write_memory,
-        "asks for one GPU unless `gpus` says otherwise; Knative: annotation of the pods too; "
-        "without `queue` nothing is limited",
         _SHARING,
     ),
     ManifestParameter(
@@ -495,9 +488,6 @@ PARAMETERS = (
         "P.nodeSelector",
         _read_type,
         _write_type,
-        "a node has one of the labels of GPU feature discovery, GKE, Karpenter, EKS, CoreWeave; "
-        '`"key: value"` names a label, and reads back as `node_selector`; of a TrainJob it is that '
-        "of GPU feature discovery; asks for one GPU unless `gpus` says otherwise",
         _DISCOVERY,
     ),
     ManifestParameter(
@@ -505,14 +495,13 @@ PARAMETERS = (
         "P.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution",
         _read_anti_affinity,
         _write_anti_affinity,
-        "three labels that nodes with GPUs have must not exist; only where no GPU is asked for",
         _AFFINITY,
     ),
     ManifestParameter(
-        "node_selector", "P.nodeSelector", _read_node_selector, _write_node_selector, "", _NODES
+        "node_selector", "P.nodeSelector", _read_node_selector, _write_node_selector, _NODES
     ),
     ManifestParameter(
-        "tolerations", "P.tolerations", _read_tolerations, _write_tolerations, "", _TAINTS
+        "tolerations", "P.tolerations", _read_tolerations, _write_tolerations, _TAINTS
     ),
     ManifestParameter(
         "priority_class_name",
@@ -521,7 +510,6 @@ PARAMETERS = (
         lambda template, compute: assign(
             template.spec, "priorityClassName", compute.priority_class_name
         ),
-        "",
         _PRIORITY,
     ),
     ManifestParameter(
@@ -529,8 +517,6 @@ PARAMETERS = (
         "M.labels, PT.labels: kueue.x-k8s.io/queue-name",
         _read_queue_name,
         _write_queue_name,
-        "training jobs, JobSet and TrainJob begin suspended; the jobs of a CronJob are queued; "
-        "distributed Deployments: on the pods alone, which are one group",
         _KUEUE,
     ),
     ManifestParameter(
@@ -538,7 +524,6 @@ PARAMETERS = (
         "M.labels, PT.labels: kai.scheduler/queue; P.schedulerName",
         _read_queue,
         _write_queue,
-        "the scheduler is `kai-scheduler`",
         _KAI,
     ),
 )

@@ -117,7 +117,6 @@ PARAMETERS = (
         "C.env: valueFrom.secretKeyRef; C.envFrom; P.volumes: secrets-<name>; C.volumeMounts",
         _read,
         _write,
-        "references only; files are read-only, and `~` is `/root`",
         _SECRETS,
     ),
 )

@@ -145,7 +145,6 @@ PARAMETERS = (
         "P.volumes: persistentVolumeClaim; C.volumeMounts",
         _read_volumes,
         _write_volumes,
-        "reads back as existing claims: size and class stand in the claim",
         _CLAIMS,
     ),
     ManifestParameter(
@@ -153,7 +152,6 @@ PARAMETERS = (
         "P.volumes: dshm.emptyDir.sizeLimit",
         _read_limit,
         _write_limit,
-        "memory is always mounted at `/dev/shm`",
         _EMPTY,
     ),
 )

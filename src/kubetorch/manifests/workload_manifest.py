@@ -119,8 +119,7 @@ class ManifestParameter:
     target: str
     read: Callable[[PodTemplate], Any]
     write: Callable[[PodTemplate, ComputeSpec], None]
-    about: str = ""
-    source: str = ""
+    source: str
 
 
 _WHERE = "pod_template_path"
