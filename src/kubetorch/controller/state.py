@@ -140,19 +140,23 @@ class State(Protocol):
 
     def observe(self, observer: Observer) -> None:
         """Ask this observer for summaries, and notify it of deletions by others."""
+        return
 
     def touch(self, namespace: str, name: str) -> None:
         """A workload may be in another phase than before; called often."""
+        return
 
     async def flush(self, namespace: str, name: str) -> None:
         """Wait until what was put or deleted of a workload survives the controller."""
+        return
 
     async def flush_worlds(self, namespace: str, name: str) -> None:
         """Wait until the worlds that were put do; not for long, as pods wait for it."""
+        return
 
 
-class SqliteState:
-    """The state in an SQLite file."""
+class SqliteState(State):
+    """The state in an SQLite file, which nobody else changes."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self._path = path
@@ -224,18 +228,6 @@ class SqliteState:
     def reject_workload(self, namespace: str, name: str, reason: str) -> None:
         _log.error("workload forgotten workload=%s/%s reason=%s", namespace, name, reason)
         self.delete_workload(namespace, name)
-
-    def observe(self, observer: Observer) -> None:
-        """Nobody else changes the file."""
-
-    def touch(self, namespace: str, name: str) -> None:
-        """The phase is not kept."""
-
-    async def flush(self, namespace: str, name: str) -> None:
-        """Every change was on disk before its method returned."""
-
-    async def flush_worlds(self, namespace: str, name: str) -> None:
-        """As everything."""
 
     # ------------------------------------------------------------------------------------ pods
 

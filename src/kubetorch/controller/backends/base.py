@@ -225,7 +225,7 @@ class Backend(Protocol):
     """Runs workloads as pods.
 
     A backend makes pods from specs and reports pods; it knows nothing of generations. Call `watch`
-    and then `start` first.
+    and then `start` first. What has a body here is so for a backend that has nothing of the kind.
     """
 
     @property
@@ -258,13 +258,16 @@ class Backend(Protocol):
         """The pods of a workload, by ordinal."""
 
     def described(self, namespace: str, name: str) -> list[Manifest]:
-        """The pods of a workload as their cluster describes them; none without a cluster."""
+        """The pods of a workload as their cluster describes them."""
+        return []
 
     def trouble(self, namespace: str, name: str) -> Trouble:
         """The reason why a workload does not have its pods, if there is one."""
+        return Trouble()
 
     def news(self, namespace: str, name: str) -> list[News]:
         """The events of its pods since the last call of this method, from its last apply on."""
+        return []
 
     def expected(self, namespace: str, name: str) -> int | None:
         """The least number of pods of its present template that a workload should have."""
@@ -272,26 +275,33 @@ class Backend(Protocol):
     def mark_ready(self, namespace: str, name: str, pods: Set[str]) -> None:
         """Note pods that serve the wanted generation; once all new ones do, retiring ones can end.
 
-        Called often; the set is not to be kept.
+        Called often; the set is not to be kept. On Kubernetes the object's own controller does it,
+        by the readiness probe.
         """
+        return
 
     def prepare(self) -> None:
         """A workload that does not exist yet will be applied in a moment."""
+        return
 
     def warnings(self, manifest: Manifest) -> tuple[str, ...]:
         """Warnings about a manifest for the user who deploys it, one sentence each."""
 
     def applied(self, spec: WorkloadSpec) -> WorkloadSpec:
         """The spec that is applied: this one, or the earlier one if this could not be applied."""
+        return spec
 
     def url(self, spec: WorkloadSpec, manifest: Manifest) -> str:
         """The URL at which all pods of a workload are called together; empty without such a URL."""
+        return ""
 
     def scaler(self, spec: WorkloadSpec, manifest: Manifest) -> str:
         """The URL of the scaler, which makes pods for calls; empty without a scaler."""
+        return ""
 
     def equipment(self, namespace: str, name: str) -> Equipment | None:
         """The additions to the object of a workload; `None` without an object."""
+        return None
 
     def notes(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
         """The parts of a compute and its manifest that have no effect here, one sentence each."""
@@ -308,9 +318,11 @@ class Backend(Protocol):
 
     def hold_ports(self, namespace: str, name: str, ports: Sequence[int]) -> None:
         """A workload has these already, since an earlier controller."""
+        return
 
     def end_pod(self, namespace: str, name: str, pod: str, error: KubetorchError) -> None:
         """End a pod that must not have what it has mounted; this error is why."""
+        return
 
     async def log_tail(self, namespace: str, pod: str, count: int) -> list[bytes]:
         """The last lines that a pod wrote, without its agent's help."""

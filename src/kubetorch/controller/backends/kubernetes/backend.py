@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from msgspec.structs import replace
 
 from kubetorch.controller.backends.base import (
+    Backend,
     Listener,
     Manifest,
     News,
@@ -75,9 +76,7 @@ AS_USER = f"it is made anew as user {pod_security.USER}"
 _log = logging.getLogger(__name__)
 
 
-class KubernetesBackend:
-    """Runs workloads as objects of a cluster."""
-
+class KubernetesBackend(Backend):
     def __init__(
         self,
         client: Client,
@@ -453,10 +452,6 @@ class KubernetesBackend:
         owners = [] if workload.main is None else self._cluster_watch.owners(workload.main)
         return workload.expected(owners)
 
-    def mark_ready(self, namespace: str, name: str, pods: Set[str]) -> None:
-        # Who replaces pods here is the object's own controller, by the readiness probe.
-        return None
-
     def _keep_ordinals(self, key: Key) -> None:
         """Keep the numbers of pods under the next controller, where ranks follow them."""
         workload = self._workloads.get(key)
@@ -495,9 +490,6 @@ class KubernetesBackend:
             self._watch.mark(key)
 
     # ----------------------------------------------------------------------------------- the rest
-
-    def prepare(self) -> None:
-        return None
 
     def warnings(self, manifest: Manifest) -> tuple[str, ...]:
         if manifest["kind"] == "CronJob":
@@ -563,9 +555,6 @@ class KubernetesBackend:
     def ports(self, namespace: str, name: str, wanted: PortsWanted) -> tuple[int, ...]:
         # Each pod has an address, and all ports, of its own.
         return tuple(wanted.first + number % wanted.per_pod for number in range(wanted.count))
-
-    def hold_ports(self, namespace: str, name: str, ports: Sequence[int]) -> None:
-        return None
 
     async def log_tail(self, namespace: str, pod: str, count: int) -> list[bytes]:
         found = self._watch.named(namespace, pod)

@@ -29,20 +29,19 @@ from msgspec.structs import replace
 
 from kubetorch.config.settings import DEFAULT_IMAGE
 from kubetorch.controller.backends.base import (
+    Backend,
     Listener,
     Manifest,
-    News,
     PodStatus,
     PortsWanted,
     Stores,
-    Trouble,
 )
 from kubetorch.controller.backends.process import pods, spares
 from kubetorch.controller.backends.process.attachments import PodAttachments, PodInputs
 from kubetorch.controller.backends.process.pods import Pod, PodHome
 from kubetorch.controller.backends.process.spares import SpareAgents
 from kubetorch.controller.state import PodRecord, SqliteState
-from kubetorch.errors import KubetorchError, ResourceNotAvailableError, SpecError
+from kubetorch.errors import ResourceNotAvailableError, SpecError
 from kubetorch.lib import processes, sockets
 from kubetorch.lib.clock import Clock
 from kubetorch.lib.tasks import cancel_all
@@ -89,9 +88,7 @@ class _Workload(msgspec.Struct):
         return [pod for pod in self.pods if not (pod.is_retiring or pod.is_leaving)]
 
 
-class ProcessBackend:
-    """Runs workloads as processes."""
-
+class ProcessBackend(Backend):
     def __init__(
         self,
         pod_home: PodHome,
@@ -201,18 +198,9 @@ class ProcessBackend:
         found = [] if workload is None else [pod.status() for pod in workload.pods]
         return sorted(found, key=lambda pod: (pod.ordinal, pod.is_retiring))
 
-    def described(self, namespace: str, name: str) -> list[Manifest]:
-        return []
-
-    def trouble(self, namespace: str, name: str) -> Trouble:
-        return Trouble()
-
     def expected(self, namespace: str, name: str) -> int | None:
         workload = self._workloads.get((namespace, name))
         return None if workload is None else workload.wanted.replicas
-
-    def news(self, namespace: str, name: str) -> list[News]:
-        return []
 
     def mark_ready(self, namespace: str, name: str, pods: Set[str]) -> None:
         workload = self._workloads.get((namespace, name))
@@ -247,27 +235,12 @@ class ProcessBackend:
     def warnings(self, manifest: Manifest) -> tuple[str, ...]:
         return unsupported_warnings(manifest)
 
-    def applied(self, spec: WorkloadSpec) -> WorkloadSpec:
-        return spec
-
-    def url(self, spec: WorkloadSpec, manifest: Manifest) -> str:
-        return ""
-
-    def scaler(self, spec: WorkloadSpec, manifest: Manifest) -> str:
-        return ""
-
-    def equipment(self, namespace: str, name: str) -> None:
-        return None
-
     def notes(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
         attached = self._attachments.notes(desired_pods.read(manifest).attached)
         return (*unsupported_notes(compute, manifest), *attached)
 
     def mounted(self, namespace: str, name: str, pod: str) -> Mounted:
         return Mounted()  # all of them are the user's own
-
-    def end_pod(self, namespace: str, name: str, pod: str, error: KubetorchError) -> None:
-        return None
 
     def ports(self, namespace: str, name: str, wanted: PortsWanted) -> tuple[int, ...]:
         agents = {pod.record.port for pod in self._all_pods()}
