@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable
 
-from kubetorch.controller import rollout
 from kubetorch.controller.backends.base import PodStatus
 from kubetorch.errors import (
     ControllerUnavailableError,
@@ -123,7 +122,7 @@ class PendingDeploys:
 
     def fail_all(self, error: KubetorchError) -> None:
         for progress in list(self._waiting):
-            self.end(progress, Failed(failure=exceptions.describe_refusal(error).to_dict()))
+            self.end(progress, failed(error))
 
     def interrupt(self, service: str, reason: str, *, goes_on: bool) -> None:
         """Fail all deploys: the workload ends, or goes on under another controller."""
@@ -137,15 +136,19 @@ class PendingDeploys:
         for progress in list(self._waiting):
             generation = progress.generation
             if generation < wanted:
-                message = rollout.superseded_message(generation, wanted)
-                self.end(
-                    progress,
-                    Failed(failure=exceptions.describe_refusal(StartupError(message)).to_dict()),
+                error = StartupError(
+                    f"generation {generation} was superseded by generation {wanted}, which "
+                    "somebody deployed"
                 )
+                self.end(progress, failed(error))
             elif generation == wanted and ready is not None:
                 self.end(progress, ready())
             elif generation == wanted and failure is not None:
                 self.end(progress, Failed(failure=failure.to_dict()))
+
+
+def failed(error: KubetorchError) -> Failed:
+    return Failed(failure=exceptions.describe_refusal(error).to_dict())
 
 
 def not_applied(service: str, error: Exception) -> KubetorchError:

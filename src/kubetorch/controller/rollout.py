@@ -1,14 +1,13 @@
 """Which pods run which generation of one workload: events in, effects out, no I/O.
 
     Deployed ──► undecided ──(every pod serves it)──────────────────────────► Reached
-                    │  └────(a later Deployed)──────────────────────────────► Superseded
                     └───────(a pod fails it, cannot start, or time is over)─► NotReached
 
-A generation leaves `undecided` once, so each of the three is said at most once for it (but see
-below). What a pod
-should serve is the *target*: the wanted generation, or the last good one after the wanted one
-was given up. `Reload` is sent to every connected pod that serves something else and was not told
-yet on its connection; so it does not matter in which order events arrive, nor how often.
+A generation leaves `undecided` once, so each of the two is said at most once for it (but see
+below), unless a later one comes before. What a pod should serve is the *target*: the wanted
+generation, or the last good one after the wanted one was given up. `Reload` is sent to every
+connected pod that serves something else and was not told yet on its connection; so it does not
+matter in which order events arrive, nor how often.
 
 A workload without pods may *rest*: its scaler makes some when they are needed. Then a generation
 is reached at once, but stays *unproven*: the next pod shows whether it can be served, and if it
@@ -108,20 +107,13 @@ class NotReached(msgspec.Struct, frozen=True):
     failure: Failure
 
 
-class Superseded(msgspec.Struct, frozen=True):
-    """A later generation came before this one was reached."""
-
-    generation: int
-    by: int
-
-
 class Recovered(msgspec.Struct, frozen=True):
     """Every pod serves a generation that had been given up."""
 
     generation: int
 
 
-Effect = Reload | Reached | NotReached | Superseded | Recovered
+Effect = Reload | Reached | NotReached | Recovered
 
 
 class _Session(msgspec.Struct):
@@ -150,7 +142,8 @@ class Rollout(msgspec.Struct):
         course = self._course
         match event:
             case Deployed(generation, failure):
-                effects += self._deployed(generation)
+                if generation > self.wanted:
+                    self.wanted, self.failure = generation, None
                 if failure is not None:
                     effects += self._give_up(generation, failure)
             case PodsChanged(pods, retiring, expected, needed):
@@ -169,8 +162,10 @@ class Rollout(msgspec.Struct):
         alone = event.pod if isinstance(event, Connected | Observed | Lost) else None
         self._count(alone)
         effects += self._decide()
-        is_alone = alone is not None and self._course == course
-        effects += self._reloads([alone] if is_alone else self._sessions)
+        if alone is not None and self._course == course:
+            effects += self._reloads([alone])
+        else:
+            effects += self._reloads(self._sessions)
         return effects
 
     # -------------------------------------------------------------------------------- questions
@@ -233,13 +228,6 @@ class Rollout(msgspec.Struct):
 
     # -------------------------------------------------------------------------------- decisions
 
-    def _deployed(self, generation: int) -> Iterable[Effect]:
-        if generation <= self.wanted:
-            return ()
-        superseded, undecided = self.wanted, self.is_undecided
-        self.wanted, self.failure = generation, None
-        return (Superseded(superseded, generation),) if undecided else ()
-
     def _give_up(self, generation: int, failure: Failure) -> Iterable[Effect]:
         is_open = self.is_undecided or (self._is_unproven and self.failure is None)
         if generation != self.wanted or not is_open:
@@ -262,17 +250,14 @@ class Rollout(msgspec.Struct):
         self.good, self.failure = self.wanted, None
         return (Recovered(self.wanted) if was_given_up else Reached(self.wanted),)
 
-    def _reloads(self, pods: Iterable[str | None]) -> Iterable[Effect]:
+    def _reloads(self, pods: Iterable[str]) -> Iterable[Effect]:
         for pod in pods:
-            session = self._sessions.get(pod or "")
-            if pod is not None and session is not None and self._is_known(pod):
+            session = self._sessions.get(pod)
+            if session is not None and (pod in self.pods or pod in self.retiring):
                 target = self.target(pod)
                 if target and session.serving != target and session.told != target:
                     session.told = target
                     yield Reload(pod, target)
-
-    def _is_known(self, pod: str) -> bool:
-        return pod in self.pods or pod in self.retiring
 
     @property
     def _course(self) -> tuple[int, int, bool]:
@@ -287,8 +272,3 @@ class Rollout(msgspec.Struct):
             self._ready.add(pod)
         else:
             self._ready.discard(pod)
-
-
-def superseded_message(generation: int, by: int) -> str:
-    """The message of the deploy of a superseded generation."""
-    return f"generation {generation} was superseded by generation {by}, which somebody deployed"

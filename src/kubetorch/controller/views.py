@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence, Set
 
 import msgspec
 
-from kubetorch.controller.backends.base import Backend, PodStatus
+from kubetorch.controller.backends.base import PodStatus
 from kubetorch.controller.rollout import Rollout
 from kubetorch.controller.state import Summary
 from kubetorch.errors import ServiceTimeoutError
@@ -185,13 +185,6 @@ def timed_out(name: str, seconds: float, waits: str) -> ServiceTimeoutError:
         f"{name} is not ready after {seconds:.0f} s: {waits}",
         hint="kt.Compute(launch_timeout=...) allows more time; kt logs shows what the pods say",
     )
-
-
-def warned(backend: Backend, manifest: Manifest) -> list[Stage]:
-    """The warnings that the deploy of a manifest begins with."""
-    return [
-        Stage(stage="backend", message=text, warning=True) for text in backend.warnings(manifest)
-    ]
 
 
 def stage(pod: str, message: StageReport) -> Stage:

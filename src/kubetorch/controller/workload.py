@@ -203,7 +203,7 @@ class Workload:
     def has_session(self, pod: str) -> bool:
         return pod in self._sessions
 
-    def view(self, *, token: str = "", token_expires: float = 0.0) -> WorkloadView:
+    def view(self) -> WorkloadView:
         """The workload, as lists and clients see it."""
         record, spec = self.record, self._services.backend.applied(self.spec)
         manifest = rendering.of_workload(spec)
@@ -220,8 +220,6 @@ class Workload:
             pods=pods,
             url=url or next((pod.url for pod in pods if pod.is_ready), ""),
             scaler=self._services.backend.scaler(spec, manifest),
-            token=token,
-            token_expires=token_expires,
             created=record.created,
             updated=record.updated,
             last_active=record.active,
@@ -317,8 +315,8 @@ class Workload:
 
     def _applied(self, progress: DeployProgress, failure: Failure | None) -> None:
         if failure is None:
-            for warning in views.warned(self._services.backend, rendering.of_workload(self.spec)):
-                progress.add(warning)
+            for text in self._services.backend.warnings(rendering.of_workload(self.spec)):
+                progress.add(Stage("backend", text, warning=True))
         # Only now: pods that the backend replaces are not to load the generation.
         self.pods_changed()
         self._handle(rollout.Deployed(progress.generation, failure))
@@ -552,8 +550,6 @@ class Workload:
             case rollout.NotReached(generation, failure):
                 self._keep(replace(self.record, failure=failure.to_json().decode()))
                 _log.info("generation given up workload=%s/%s generation=%s", *self.key, generation)
-            case rollout.Superseded():
-                return  # `PendingDeploys.settle` ends its deploy
 
     def _release_part(self) -> None:
         """Some pods of a distributed service are no use without the others: keep none of them."""

@@ -278,7 +278,7 @@ class Workloads:
                 with store.keep(deploy.spec):
                     missing = await store.missing(deploy.spec)
                     if missing:
-                        return _only(Missing(blobs=tuple(missing)))
+                        return _after(Missing(blobs=tuple(missing)))
                     progress = self._deploys[key] = await self._deploy(deploy.spec, grant)
                 while len(self._deploys) > _REMEMBERED_DEPLOYS:
                     self._deploys.popitem(last=False)
@@ -318,11 +318,6 @@ class Workloads:
         for key, workload in sorted(self._workloads.items()):
             if namespace in (None, key[0]) and workload.specs:
                 yield workload
-
-    def view(self, workload: Workload, subject: str) -> WorkloadView:
-        """A workload with a token to call it, for a user who may."""
-        token = self.token(*workload.key, ttl=TOKEN_LIFETIME, subject=subject)
-        return workload.view(token=token.token, token_expires=token.expires)
 
     def token(
         self,
@@ -420,16 +415,13 @@ class Workloads:
             _log.warning("workload not deleted workload=%s/%s error=%s", namespace, name, error)
 
 
-async def _only(event: DeployEvent) -> AsyncIterator[DeployEvent]:
-    yield event
-
-
 async def _after(
-    first: DeployEvent, events: AsyncIterator[DeployEvent]
+    first: DeployEvent, events: AsyncIterator[DeployEvent] | None = None
 ) -> AsyncIterator[DeployEvent]:
     yield first
-    async for event in events:
-        yield event
+    if events is not None:
+        async for event in events:
+            yield event
 
 
 def _attached(spec: WorkloadSpec, manifest: Manifest) -> Attached:

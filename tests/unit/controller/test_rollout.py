@@ -18,7 +18,6 @@ from kubetorch.controller.rollout import (
     Recovered,
     Reload,
     Rollout,
-    Superseded,
 )
 from kubetorch.wire.exceptions import Failure
 
@@ -114,7 +113,7 @@ def test_a_generation_that_was_given_up_can_still_be_reached() -> None:
 def test_a_later_deploy_supersedes_one_that_is_under_way() -> None:
     state = rolled_out("a")
     run(state, Deployed(2))
-    assert run(state, Deployed(3)) == [Superseded(2, 3), Reload("a", 3)]
+    assert run(state, Deployed(3)) == [Reload("a", 3)]
     assert run(state, Observed("a", 2, 2)) == []
     assert run(state, Observed("a", 3, 3)) == [Reached(3)]
 
@@ -192,7 +191,7 @@ def test_any_order_and_duplication_of_events_converges(
                 pending += run(state, Observed(effect.pod, effect.generation, effect.generation))
     assert {state.serving(pod) for pod in PODS} == {5}
     assert effects.count(Reached(5)) == 1
-    decided = [e.generation for e in effects if isinstance(e, (Reached, NotReached, Superseded))]
+    decided = [e.generation for e in effects if isinstance(e, (Reached, NotReached))]
     assert len(decided) == len(set(decided)), "a generation was decided twice"
 
 

@@ -74,13 +74,9 @@ class WorkloadRoutes:
 
     async def get(self, exchange: Exchange, namespace: str, name: str) -> None:
         """One workload, with a token to call it for those who may."""
-        workload = self._workloads.get(namespace, name)
-        if await exchange.asker.may(_VERBS[tokens.CALL].of(namespace, name)):
-            view = self._workloads.view(workload, exchange.asker.name)
-        else:
-            view = workload.view()
+        view = self._workloads.get(namespace, name).view()
         user = exchange.asker.creator(None).user
-        await exchange.respond_message(_owned(self._with_host(view), user))
+        await exchange.respond_message(_owned(await self._complete(exchange.asker, view), user))
 
     async def pods(self, exchange: Exchange, namespace: str, name: str) -> None:
         """The pods of a workload as their cluster describes them.
@@ -138,24 +134,20 @@ class WorkloadRoutes:
         self, exchange: Exchange, events: AsyncIterator[DeployEvent]
     ) -> AsyncGenerator[bytes, None]:
         async for event in events:
-            if isinstance(event, Ready):
-                event = await self._with_token(exchange.asker, event)
+            if isinstance(event, Ready):  # others may wait for the same deploy
+                view = await self._complete(exchange.asker, event.workload)
+                event = replace(event, workload=view)
             yield messages.encode(event) + b"\n"
 
-    async def _with_token(self, asker: Asker, ready: Ready) -> Ready:
-        """The end of a deploy as who deployed sees it; others may wait for the same deploy."""
-        view = self._with_host(ready.workload)
-        key = (view.spec.namespace, view.spec.name)
+    async def _complete(self, asker: Asker, view: WorkloadView) -> WorkloadView:
+        """A workload with the host of its app, and with a token for who may call it."""
+        app, key = view.spec.callable.app, (view.spec.namespace, view.spec.name)
+        if app is not None and app.port is not None:
+            view = replace(view, app_host=self._hosts.of(*key))
         if await asker.may(_VERBS[tokens.CALL].of(*key)):
             token = self._workloads.token(*key, ttl=TOKEN_LIFETIME, subject=asker.name)
             view = replace(view, token=token.token, token_expires=token.expires)
-        return replace(ready, workload=view)
-
-    def _with_host(self, view: WorkloadView) -> WorkloadView:
-        app = view.spec.callable.app
-        is_reached = app is not None and app.port is not None
-        own = self._hosts.of(view.spec.namespace, view.spec.name) if is_reached else ""
-        return replace(view, app_host=own)
+        return view
 
     async def logs(self, exchange: Exchange, namespace: str, name: str) -> None:
         """The last lines of the pods, and with `?follow=true` those that come."""
