@@ -46,8 +46,6 @@ class User(msgspec.Struct, frozen=True):
 
 
 class PodIdentity(msgspec.Struct, frozen=True):
-    """A pod of a workload."""
-
     namespace: str
     workload: str
     pod: str
@@ -99,8 +97,6 @@ class Need(msgspec.Struct, frozen=True):
 
 
 class Access(Protocol):
-    """Checks requests."""
-
     def check_origin(self, headers: Mapping[str, str]) -> None:
         """Refuse what the page of another site made a browser send."""
 
@@ -151,7 +147,6 @@ class Asker:
 
     @property
     def name(self) -> str:
-        """The name of the sender in tokens and in the audit log."""
         return name_of(self.principal)
 
     def creator(self, username: str | None) -> Creator:
@@ -159,11 +154,9 @@ class Asker:
 
     @property
     def pod_namespace(self) -> str | None:
-        """The namespace of the pod that asks, if it is one that belongs to a workload."""
         return self._access.namespace_of_pod(self.principal)
 
     async def require(self, need: Need) -> None:
-        """Refuse what they must not do."""
         await self._access.authorize(self.principal, need)
 
     async def check_deploy(self, spec: WorkloadSpec) -> Grant | None:

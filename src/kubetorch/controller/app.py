@@ -149,8 +149,6 @@ class App:
 
 
 class Controller:
-    """A controller on one listening socket."""
-
     def __init__(  # noqa: PLR0913  # its collaborators
         self,
         *,

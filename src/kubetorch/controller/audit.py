@@ -37,7 +37,6 @@ class Audit:
         principal: Principal | None,
         status: int,
     ) -> None:
-        """Write the line of one request."""
         now = self._clock()
         if principal is None and not self._is_listed(int(now // 60)):
             return

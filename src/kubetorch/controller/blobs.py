@@ -157,8 +157,6 @@ class NamespaceBlobs:
 
 
 class BlobStores:
-    """The blobs of all namespaces."""
-
     def __init__(self, folder: Path, *, is_shared: bool = False, room: Room | None = None) -> None:
         self._folder = folder
         self._room = room or Room()

@@ -78,7 +78,6 @@ class CallRecords:
         return self._state.results(namespace) | {call.result for call in held if call.result}
 
     def put(self, call: CallRecord) -> None:
-        """Add or replace a call."""
         before = self.find(call.id)
         if before is not None:
             self._count(before, -1)
@@ -132,8 +131,6 @@ class CallRecords:
 
 
 class Calls:
-    """The spawned calls of all workloads."""
-
     def __init__(
         self,
         state: SqliteState,

@@ -36,8 +36,6 @@ _log = logging.getLogger(__name__)
 
 
 class DeployProgress:
-    """The events of the deploy of one generation."""
-
     def __init__(self, generation: int, *first: DeployEvent) -> None:
         self.generation = generation
         self._events = list(first)
@@ -105,7 +103,6 @@ class PendingDeploys:
         self._waiting[progress] = self._clock.call_later(timeout, on_timeout)
 
     def find(self, generation: int) -> DeployProgress | None:
-        """A deploy that waits for a generation."""
         return next((one for one in self._waiting if one.generation == generation), None)
 
     def report(self, event: DeployEvent, generation: int | None = None) -> None:

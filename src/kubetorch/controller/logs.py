@@ -48,8 +48,6 @@ _decoder = msgspec.json.Decoder(_Line)
 
 
 class PodLogs:
-    """Reads the logs of one workload."""
-
     def __init__(
         self,
         workload: Workload,

@@ -124,8 +124,6 @@ class _Session(msgspec.Struct):
 
 
 class Rollout(msgspec.Struct):
-    """The state of one workload."""
-
     wanted: int = 0
     good: int = 0
     failure: Failure | None = None

@@ -85,11 +85,9 @@ class Session(Endpoint):
     # --------------------------------------------------------------------------- for a workload
 
     def send(self, message: FromController) -> None:
-        """Send a message to the agent; dropped when the session is over."""
         self.send_text(messages.encode(message))
 
     def send_text(self, text: bytes) -> None:
-        """Send a message that is encoded already; dropped when the session is over."""
         if self._connection is not None:
             self._connection.send(text, opcode=websocket_protocol.TEXT)
 
@@ -248,7 +246,6 @@ class Session(Endpoint):
             self._silence = None
 
     def _hear(self) -> None:
-        """The pod has said something."""
         self._heard = self._clock.time()
         if self._silence is None:
             self._silence = self._clock.call_later(SILENCE, self._on_silence)

@@ -305,8 +305,6 @@ class SqliteState(State):
 
 
 class ControllerState(msgspec.Struct, frozen=True):
-    """The state of a controller: of workloads, and of calls."""
-
     workloads: State
     calls: SqliteState
 

@@ -180,7 +180,6 @@ def late(pods: Sequence[PodStatus], reports: dict[str, PodReport], state: Rollou
 
 
 def timed_out(name: str, seconds: float, waits: str) -> ServiceTimeoutError:
-    """The error of a deploy whose time is over."""
     return ServiceTimeoutError(
         f"{name} is not ready after {seconds:.0f} s: {waits}",
         hint="kt.Compute(launch_timeout=...) allows more time; kt logs shows what the pods say",
@@ -188,7 +187,6 @@ def timed_out(name: str, seconds: float, waits: str) -> ServiceTimeoutError:
 
 
 def stage(pod: str, message: StageReport) -> Stage:
-    """The stage of a pod, for clients that wait for it."""
     return Stage(
         stage=message.stage,
         message=message.message,
@@ -200,12 +198,10 @@ def stage(pod: str, message: StageReport) -> Stage:
 
 
 def served(pod: str, state: Rollout) -> Stage:
-    """The stage for one more pod that serves the wanted generation."""
     return Stage(stage="ready", pod=pod, ready=len(state.ready), pods=state.total)
 
 
 def line(pod: str, message: LogReport) -> DeployLog:
-    """A line that the user's code wrote while it was loaded, for who waits for that."""
     return DeployLog(
         text=message.text,
         pod=pod,
@@ -216,7 +212,6 @@ def line(pod: str, message: LogReport) -> DeployLog:
 
 
 def summary(view: WorkloadView, now: float) -> Summary:
-    """A workload as it is at this moment."""
     failure = view.failure or {}
     return Summary(
         phase=view.status,

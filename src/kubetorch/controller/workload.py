@@ -98,8 +98,6 @@ class PodSession(Protocol):
 
 
 class WorkloadServices(msgspec.Struct, frozen=True):
-    """Backend, state, clock and callbacks, which all workloads share."""
-
     backend: Backend
     state: State
     clock: Clock
@@ -252,7 +250,6 @@ class Workload:
         return self.record.good == 0 and self._rollout.failure is not None
 
     def _failure(self) -> Failure | None:
-        """Why the wanted generation is not served."""
         return self._pod_failure if self._rollout.failure is None else self._rollout.failure
 
     # --------------------------------------------------------------------------------- deploys
@@ -407,7 +404,6 @@ class Workload:
             self._replaced = ", ".join(ends)
 
     def connected(self, hello: Hello, session: PodSession) -> None:
-        """A session of a pod began."""
         old = self._sessions.get(hello.pod)
         self._sessions[hello.pod] = session
         self._reports[hello.pod] = PodReport(url=hello.url)
@@ -425,7 +421,6 @@ class Workload:
         self._handle(rollout.GaveUp(self.record.generation, exceptions.describe_refusal(error)))
 
     def disconnected(self, pod: str, session: PodSession) -> None:
-        """A session of a pod ended."""
         if self._sessions.get(pod) is session:
             del self._sessions[pod]
             del self._reports[pod]
@@ -446,14 +441,12 @@ class Workload:
         self._handle(rollout.Connected(pod, serving))
 
     def observed(self, pod: str, message: Observed) -> None:
-        """A pod serves a generation, or failed to."""
         failure = None if message.failure is None else exceptions.parse(message.failure)
         self._handle(rollout.Observed(pod, message.generation, message.serving, failure))
         if failure is None:
             self._deploys.report(views.served(pod, self._rollout), message.generation)
 
     def staged(self, pod: str, message: StageReport) -> None:
-        """A pod reported a stage of its start."""
         self._reports[pod] = replace(
             self._reports[pod], stage=" ".join(filter(None, (message.stage, message.message)))
         )
@@ -464,7 +457,6 @@ class Workload:
         self._deploys.report(views.line(pod, message), message.generation)
 
     def active(self, pod: str, message: Activity) -> None:
-        """A pod reported how busy it is."""
         self._reports[pod] = replace(self._reports[pod], activity=message)
         self._activities.reported(pod, message)
         if message.is_stopping and self._rendezvous.is_wanted:
@@ -474,7 +466,6 @@ class Workload:
         self._idle.update()
 
     def heard(self, pod: str) -> None:
-        """A pod sent a message."""
         if self._rendezvous.is_wanted:
             self._rendezvous.heard(pod, self._services.clock.time())
 
@@ -887,7 +878,6 @@ class Activities:
         self._last = 0.0
 
     def keep(self, pods: Set[str]) -> None:
-        """Forget all other pods."""
         self._pods = pods
         self._quiet &= pods
 
@@ -912,8 +902,6 @@ class Activities:
 
 
 class IdleWatch:
-    """Notices that a workload has been idle for too long."""
-
     def __init__(
         self,
         clock: Clock,

@@ -206,7 +206,6 @@ class Workloads:
         return self.workload_of(pod) is not None
 
     def on_call(self, pod: PodIdentity, report: CallReport) -> None:
-        """News of a spawned call."""
         self._calls.report(pod.namespace, pod.workload, pod.pod, report)
 
     def on_calls(self, pod: PodIdentity, ids: Collection[str]) -> None:
@@ -388,7 +387,6 @@ class Workloads:
             _log.info("workload deleted workload=%s/%s", *key)
 
     def cancel_call(self, call_id: str) -> CallView:
-        """Cancel a spawned call, if it still runs."""
         call = self._calls.get(call_id)
         if call.ended is not None:
             return call

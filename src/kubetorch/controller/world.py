@@ -93,8 +93,6 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 class PodsChanged(msgspec.Struct, frozen=True):
-    """The backend has these pods now."""
-
     pods: Sequence[PodStatus]
 
 
@@ -107,8 +105,6 @@ class Connected(msgspec.Struct, frozen=True):
 
 
 class Disconnected(msgspec.Struct, frozen=True):
-    """The session of a pod ended."""
-
     pod: str
 
 

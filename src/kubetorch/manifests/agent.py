@@ -163,7 +163,6 @@ def _is_equipped(template: PodTemplate) -> bool:
 
 
 def _remove(node: Manifest, key: str, gone: Collection[str]) -> None:
-    """Leave entries of these names out of a list."""
     if key in node:
         assign(node, key, [one for one in node[key] or () if one.get("name") not in gone])
 

@@ -216,7 +216,6 @@ def _write_level(template: PodTemplate, compute: ComputeSpec) -> None:
 
 
 def write_app(template: PodTemplate, app: AppSpec) -> None:
-    """Say where the app listens."""
     if app.port is not None:
         _set(template, (APP_PORT, str(app.port)))
     if app.health_check is not None:

@@ -28,8 +28,6 @@ class Group:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of object that runs pods."""
-
     kind: str
     group: str
     versions: tuple[str, ...]

@@ -38,7 +38,6 @@ _LEAST = 1
 
 
 def skeleton() -> Manifest:
-    """A Knative Service with nothing in it."""
     return {
         "apiVersion": KIND.api_version,
         "kind": KIND.kind,

@@ -94,13 +94,11 @@ def distribution_of(kind: Kind, replicas: int) -> DistributionSpec | None:
 
 
 def name_of(manifest: Mapping[str, Any]) -> str | None:
-    """Name of the object, if it has one."""
     found = (manifest.get("metadata") or {}).get("name")
     return str(found) if found else None
 
 
 def namespace_of(manifest: Mapping[str, Any]) -> str | None:
-    """Namespace of the object, if it says."""
     found = (manifest.get("metadata") or {}).get("namespace")
     return str(found) if found else None
 

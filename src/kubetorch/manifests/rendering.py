@@ -279,7 +279,6 @@ def _name_pods(manifest: Manifest) -> None:
 
 
 def _template_label(compute: ComputeSpec, kind: Kind) -> str:
-    """The value of the label `kubetorch.com/template`."""
     if kind == knative.KIND:
         return knative.TEMPLATE_LABEL
     return raycluster.TEMPLATE_LABEL if kind == raycluster.KIND else kind.kind.lower()

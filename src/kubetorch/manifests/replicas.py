@@ -66,7 +66,6 @@ def _number(manifest: Manifest, path: Path | None, default: int) -> int:
 
 
 def write(workload: WorkloadManifest, wanted: int) -> None:
-    """Ask for so many pods."""
     if wanted == read(workload):
         return
     manifest, kind = workload.object, workload.kind

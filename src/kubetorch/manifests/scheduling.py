@@ -31,7 +31,6 @@ def parse_toleration(found: Mapping[str, Any]) -> Toleration:
 
 
 def render_toleration(wanted: Toleration) -> Manifest:
-    """One entry of `tolerations`."""
     found = {
         "key": wanted.key,
         "operator": wanted.operator,
@@ -43,12 +42,10 @@ def render_toleration(wanted: Toleration) -> Manifest:
 
 
 def read_tolerations(template: PodTemplate) -> list[Toleration]:
-    """All that the pods tolerate."""
     return [parse_toleration(one) for one in template.spec.get("tolerations") or ()]
 
 
 def add_tolerations(template: PodTemplate, wanted: Collection[Toleration]) -> None:
-    """Tolerate these too."""
     there = read_tolerations(template)
     found = [render_toleration(one) for one in wanted if one not in there]
     if found:
@@ -56,7 +53,6 @@ def add_tolerations(template: PodTemplate, wanted: Collection[Toleration]) -> No
 
 
 def remove_tolerations(template: PodTemplate, unwanted: Collection[Toleration]) -> None:
-    """Tolerate these no longer."""
     found = template.spec.get("tolerations") or []
     assign(
         template.spec,
@@ -71,7 +67,6 @@ _RESOURCES = "https://kubernetes.io/docs/concepts/configuration/manage-resources
 def requested_resource(
     template: PodTemplate, resource: str, *, section: str = "requests"
 ) -> str | None:
-    """The amount of a resource that the container requests."""
     found = ((template.container.get("resources") or {}).get(section) or {}).get(resource)
     return None if found is None else str(found)
 
@@ -119,7 +114,6 @@ _AFFINITY = "https://kubernetes.io/docs/concepts/scheduling-eviction/assign-pod-
 
 
 def gpu_count(compute: ComputeSpec) -> str | None:
-    """Number of GPUs; who wants memory of one, or a type, needs one."""
     return compute.gpus or ("1" if compute.gpu_memory or compute.gpu_type else None)
 
 

@@ -77,7 +77,6 @@ class KubernetesServices:
 
     @property
     def url(self) -> str:
-        """The URL of the workload for programs in the cluster."""
         endpoint = self._compute.endpoint
         if endpoint is not None and endpoint.base_url is not None:
             return endpoint.base_url

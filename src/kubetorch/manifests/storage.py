@@ -32,7 +32,6 @@ def volume_name(name: str) -> str:
 
 
 def mount(template: PodTemplate, volume: Manifest, path: str, *, read_only: bool = False) -> None:
-    """Mount a volume into the container."""
     name = volume["name"]
     volumes = items(template.spec, "volumes")
     there = named(volumes, name)
@@ -56,7 +55,6 @@ def mount(template: PodTemplate, volume: Manifest, path: str, *, read_only: bool
 
 
 def _source(volume: Manifest) -> str:
-    """The key of the mounted source in a volume."""
     claim = (volume.get("persistentVolumeClaim") or {}).get("claimName")
     secret = (volume.get("secret") or {}).get("secretName")
     if claim or secret:
@@ -65,7 +63,6 @@ def _source(volume: Manifest) -> str:
 
 
 def mount_paths(template: PodTemplate) -> dict[str, str]:
-    """The mount path of each volume, by its name."""
     mounts = template.container.get("volumeMounts") or []
     whole = [one for one in mounts if "subPath" not in one]
     return {one["name"]: str(one["mountPath"]) for one in reversed(whole)}
@@ -108,7 +105,6 @@ def _volume_of(template: PodTemplate, claim: str) -> str | None:
 
 
 def _shared_memory(template: PodTemplate) -> Manifest | None:
-    """The memory that is mounted at `/dev/shm`."""
     mounted = named(
         template.container.get("volumeMounts") or [], SHARED_MEMORY_PATH, by="mountPath"
     )

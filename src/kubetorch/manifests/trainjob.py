@@ -38,7 +38,6 @@ _OF_POD = ("serviceAccountName", "nodeSelector", "tolerations", "volumes", "init
 
 
 def template(manifest: Manifest) -> Manifest:
-    """The pod template of a TrainJob."""
     spec = manifest.get("spec")
     if not isinstance(spec, dict) or not spec.get("runtimeRef"):
         raise SpecError(
@@ -150,7 +149,6 @@ def _own_name(manifest: Manifest) -> str:
 
 
 def pod_template(spec: Manifest) -> Manifest:
-    """The template of the pods that train, of a runtime."""
     node = named(_jobs(spec), NODE) or {}
     found: Manifest = node["template"]["spec"]["template"]
     return found

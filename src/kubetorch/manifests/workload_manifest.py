@@ -26,7 +26,6 @@ class PodTemplate:
 
     @property
     def kind(self) -> Kind:
-        """The row of the object's kind."""
         return self.workload.kind
 
     @property
@@ -47,7 +46,6 @@ class PodTemplate:
         return [entry(entry(owner, "metadata"), key) for owner in owners]
 
     def annotations_of_object(self) -> dict[str, str]:
-        """The object's own annotations, to be written."""
         return entry(entry(self.workload.object, "metadata"), "annotations")
 
     def read_object(self, key: str) -> dict[str, str]:
@@ -84,7 +82,6 @@ class WorkloadManifest:
 
     @property
     def primary(self) -> PodTemplate:
-        """The template of the pods that are called."""
         return self.templates[0]
 
     def locate_templates(self) -> None:
@@ -126,7 +123,6 @@ _WHERE = "pod_template_path"
 
 
 def _kind(manifest: Mapping[str, Any], path: Path | None) -> Kind:
-    """The row of a manifest's kind."""
     for key in ("apiVersion", "kind"):
         if not isinstance(manifest.get(key), str) or not manifest[key]:
             raise SpecError(

@@ -75,8 +75,6 @@ class VolumeStore(Protocol):
 
 
 class Stores(NamedTuple):
-    """The stores of secrets and volumes of a backend."""
-
     secrets: SecretStore
     volumes: VolumeStore
 
@@ -108,7 +106,6 @@ def check_views(
 
 
 def missing_volume(namespace: str, claim: str) -> VolumeNotFoundError:
-    """The error for a volume that does not exist."""
     return VolumeNotFoundError(
         f"Volume {claim!r} does not exist in namespace {namespace!r}",
         hint=f"kt volumes -n {namespace} lists the volumes; kt volumes create makes one",

@@ -405,7 +405,6 @@ class WorkloadPods:
         self._workloads = workloads
 
     def workload_of(self, pod: BoundPod) -> Workload | None:
-        """The workload that a pod is one of."""
         for workload in self._workloads.in_namespace(pod.namespace):
             for one in workload.pods:
                 if one.name == pod.name:
@@ -428,8 +427,6 @@ class WorkloadPods:
 
 
 class PodTokens:
-    """Makes the tokens, and checks them."""
-
     def __init__(self, client: Client, *, secret: bytes, clocks: Clocks) -> None:
         self._client = client
         self._secret = secret

@@ -98,7 +98,6 @@ class Election:
 
     @property
     def holder(self) -> str:
-        """The leader, as far as is known."""
         return self._candidate.holder
 
     async def won(self) -> None:
@@ -196,7 +195,6 @@ class LeaderLabel:
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> LeaderLabel:
-        """Mark it."""
         await self._mark()
         await self._informer.__aenter__()
         self._task = asyncio.create_task(self._keep(), name="mark")

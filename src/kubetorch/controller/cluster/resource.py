@@ -114,8 +114,6 @@ def _mapping(value: object) -> dict[str, object]:
 
 
 class Content(msgspec.Struct, frozen=True):
-    """The record of a workload with its generations."""
-
     record: WorkloadRecord
     generations: tuple[Generation, ...]
 
@@ -257,7 +255,6 @@ def _cut(value: Any) -> Any:  # noqa: ANN401  # any value of a failure
 
 
 def read(found: Object) -> Content:
-    """The workload that an object is."""
     try:
         return _read(found)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -330,6 +327,5 @@ def _user(found: Mapping[str, Any] | None) -> User | None:
 
 
 def _moment(time: float) -> str:
-    """A time as Kubernetes writes it."""
     moment = datetime.fromtimestamp(time, timezone.utc)
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")

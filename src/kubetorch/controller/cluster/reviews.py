@@ -58,8 +58,6 @@ _Value = TypeVar("_Value")
 
 
 class Verdict(NamedTuple):
-    """The answer of the API server to a SubjectAccessReview."""
-
     is_allowed: bool
     reason: str
 

@@ -200,7 +200,6 @@ async def _answer_as_standby(scope: Scope, receive: Receive, send: Send) -> None
 
 
 def main(environ: Mapping[str, str]) -> int:
-    """Run the controller; its exit status."""
     try:
         settings = Settings.read(environ)
         access = kubeconfig.find()
@@ -226,8 +225,6 @@ def main(environ: Mapping[str, str]) -> int:
 
 
 class _Service:
-    """The controller and what it consists of."""
-
     def __init__(
         self, settings: Settings, access: KubernetesAccess, listener: socket.socket
     ) -> None:

@@ -348,8 +348,6 @@ def _check_deployed(generation: Generation) -> None:
 
 
 class _Entry:
-    """A workload and its pending write."""
-
     def __init__(self, namespace: str, name: str) -> None:
         self.pending = PendingWrite(namespace, name)
         self.changes = Changes()

@@ -43,8 +43,6 @@ _MOMENTARY = (401, 408, 409, 429)
 
 @dataclass(frozen=True)
 class Create:
-    """Make the object."""
-
     body: Object
 
 
@@ -64,8 +62,6 @@ class ReplaceStatus:
 
 @dataclass(frozen=True)
 class Delete:
-    """Delete the object with this identity."""
-
     uid: str
 
 
@@ -133,7 +129,6 @@ class PendingWrite:
     # ------------------------------------------------------------------------- what is wanted
 
     def put(self, content: Content, *, is_new: bool) -> None:
-        """Want this content."""
         if is_new:
             self._spec = resource.spec(content)
             self._is_news, self.error = True, None
@@ -149,7 +144,6 @@ class PendingWrite:
         self._settle()
 
     def delete(self) -> None:
-        """Want the object deleted."""
         self.wanted, self._spec, self.error = None, None, None
         self._is_news = True
 

@@ -145,7 +145,6 @@ async def find_applied(
 
 
 def _template(one: Manifest) -> str | None:
-    """The template of an object, as its label says."""
     found: str | None = (one["metadata"].get("labels") or {}).get(labels.TEMPLATE)
     return found
 

@@ -127,12 +127,10 @@ class Applier:
                 raise
 
     async def ref(self, manifest: Manifest) -> Ref:
-        """The reference of a manifest's object."""
         resource: Resource = await self._client.discovery.resource_of(manifest)
         return Ref(resource, manifest["metadata"]["name"], manifest["metadata"].get("namespace"))
 
     async def find(self, ref: Ref) -> Object | None:
-        """An object, if it is there."""
         try:
             return await self._client.get(ref)
         except KubernetesNotFoundError:
@@ -205,7 +203,6 @@ class Applier:
             ) from error
 
     async def gone(self, ref: Ref) -> None:
-        """Wait until an object is gone."""
         if await self.find(ref) is None:
             return
         try:
@@ -231,7 +228,6 @@ class Applier:
             )
 
     async def _gone(self, selection: Selection) -> None:
-        """Wait until there is nothing of a selection any more."""
         async with Informer(self._client, selection) as informer:
             await informer.until(lambda objects: not objects, timeout=GONE_TIMEOUT)
 
@@ -327,7 +323,6 @@ def controller_of(one: Object) -> Object | None:
 
 
 def _check_own(there: Object, wanted: Manifest) -> None:
-    """Refuse to change an object of somebody else."""
     if is_own(there):
         return
     kind, namespace, name = _names(wanted)
@@ -356,8 +351,6 @@ def _names(manifest: Manifest) -> tuple[str, str, str]:
 
 
 class WantedObjects(NamedTuple):
-    """Objects of a workload that are to be there."""
-
     manifests: Sequence[Manifest]
     taken: Manifest | None
     owner: Manifest | None
@@ -366,8 +359,6 @@ class WantedObjects(NamedTuple):
 
 
 class ApplyRetry:
-    """Applies objects, again and again until the API server takes them."""
-
     def __init__(
         self, applier: Applier, *, now: Callable[[], float], on_wait: Callable[[Key], None]
     ) -> None:
@@ -378,7 +369,6 @@ class ApplyRetry:
         self.reasons: dict[Key, str] = {}
 
     async def apply(self, key: Key, wanted: WantedObjects) -> list[Object]:
-        """Apply the objects of a workload; returns them as they are then."""
         async with self.within(key, wanted.timeout):
             return [await self._apply(key, manifest, wanted) for manifest in wanted.manifests]
 

@@ -293,7 +293,6 @@ class KubernetesBackend(Backend):
         return before.main
 
     async def _look(self, spec: WorkloadSpec, main: Manifest | None) -> Known:
-        """Get the objects of a workload."""
         wanted = KubernetesServices.of(spec, main).render()
         return await self._applier.look(wanted if main is None else (*wanted, main))
 

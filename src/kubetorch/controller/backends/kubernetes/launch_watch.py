@@ -73,8 +73,6 @@ class ClusterChange(NamedTuple):
 
 
 class ClusterWatch:
-    """The events, nodes, claims, queues and owners around pods."""
-
     def __init__(
         self,
         client: Client,
@@ -153,7 +151,6 @@ class ClusterWatch:
     # ---------------------------------------------------------------------------------- questions
 
     def cluster(self) -> Cluster:
-        """The objects that concern all workloads, as they are now."""
         kept = self._kept.items()
         known = frozenset(name for name, informers in kept if all(map(_is_known, informers)))
         gone = {
@@ -236,7 +233,6 @@ class ClusterWatch:
             await informer.__aenter__()
 
     async def _look_for(self, watch: Watch) -> None:
-        """Watch a kind as soon as the cluster serves it."""
         while True:
             if await self._is_served(watch):
                 return
@@ -313,8 +309,6 @@ def _cluster_changed(one: Object) -> ClusterChange:
 
 
 class LaunchVerdicts:
-    """The verdicts on pods, kept as long as they can be right."""
-
     def __init__(
         self, client: Client, cluster_watch: ClusterWatch, on_change: Callable[[Key], None]
     ) -> None:

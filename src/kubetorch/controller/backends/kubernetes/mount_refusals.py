@@ -36,8 +36,6 @@ class _Refused(NamedTuple):
 
 
 class RefusedPods:
-    """Ends pods."""
-
     def __init__(self, client: Client, now: Callable[[], float]) -> None:
         self._client = client
         self._now = now

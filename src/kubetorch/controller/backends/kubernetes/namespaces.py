@@ -123,8 +123,6 @@ def _said(error: KubernetesRequestError) -> str:
 
 
 class Namespaces:
-    """Makes namespaces ready for pods."""
-
     def __init__(
         self,
         client: Client,

@@ -108,8 +108,6 @@ def _of_kind(owners: Sequence[Object], kind: str) -> list[Object]:
 
 
 class AppliedWorkload(msgspec.Struct):
-    """A workload with the objects that were applied for it."""
-
     spec: WorkloadSpec
     main: Manifest | None
     called: dict[str, str]
@@ -174,7 +172,6 @@ class AppliedWorkload(msgspec.Struct):
         return templates[0]
 
     def equipment(self, runtime: Runtime) -> Equipment | None:
-        """The additions to its object, if there is an object."""
         if self.main is None:
             return None
         kind = rendering.operated_kind(self.spec.compute)
@@ -194,7 +191,6 @@ class AppliedWorkload(msgspec.Struct):
         return {str(one.container.get("image")) for one in found}
 
     def applied(self, there: Object) -> None:
-        """The API server took its object."""
         self._generation = _generation(there)
 
     def expected(self, owners: Sequence[Object]) -> int | None:
@@ -230,8 +226,6 @@ def _generation(there: Object) -> int:
 
 
 class ObjectReplacement:
-    """Removes the objects of an earlier spec that the wanted one does not have."""
-
     def __init__(self, client: Client, applier: Applier, apply_retry: ApplyRetry) -> None:
         self._client = client
         self._applier = applier

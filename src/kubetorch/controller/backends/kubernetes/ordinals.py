@@ -62,8 +62,6 @@ def _of_type(number: int, of_type: str, metadata: Object) -> int | None:
 
 
 class Ordinals:
-    """The ordinals of the pods of one workload, by name."""
-
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
         #: Pods of which nothing but this says the ordinal.

@@ -33,8 +33,6 @@ _log = logging.getLogger(__name__)
 
 
 class PodOwners:
-    """Looks owners up, each once."""
-
     def __init__(
         self,
         client: Client,

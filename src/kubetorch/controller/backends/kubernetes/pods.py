@@ -125,7 +125,6 @@ def _is_down(pod: Object, container: Manifest) -> bool:
 
 
 def _ending(pod: Object, container: Manifest) -> Ending | None:
-    """Why it, or its agent, ends or has ended."""
     return _out_of_memory(container.get("state")) or lost_pods.ending(pod)
 
 
@@ -169,8 +168,6 @@ def _joined(reason: str | None, message: str | None) -> str:
 
 
 class PodWatch:
-    """The pods of workloads, as they change."""
-
     def __init__(
         self,
         client: Client,
@@ -209,7 +206,6 @@ class PodWatch:
     # ---------------------------------------------------------------------------------- questions
 
     def of(self, key: Key) -> Mapping[str, Object]:
-        """The pods of a workload by name."""
         return self._pods.get(key, {})
 
     def named(self, namespace: str, name: str) -> Object | None:
@@ -270,7 +266,6 @@ class PodWatch:
                     yield pod
 
     def _take(self, key: Key, pods: Iterable[Object]) -> None:
-        """Replace the pods of a workload."""
         found = {pod["metadata"]["name"]: pod for pod in pods}
         for name, pod in [*self.of(key).items()]:
             if name not in found:

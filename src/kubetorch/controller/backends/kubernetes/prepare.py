@@ -36,8 +36,6 @@ async def check_attached(stores: Stores, namespace: str, attached: Attached) -> 
 
 
 class PodPrerequisites:
-    """Makes the prerequisites of pods, or raises an error that names what is missing."""
-
     def __init__(
         self,
         namespaces: Namespaces,

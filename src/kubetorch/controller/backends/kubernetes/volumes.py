@@ -62,7 +62,6 @@ _ENDED = ("Succeeded", "Failed")
 
 
 def choose(classes: Sequence[Object], access_mode: str) -> str:
-    """The name of the class."""
     ordered = sorted(classes, key=_order)
     annotated = [one for one in ordered if access_mode in _annotated(one)]
     if annotated:
@@ -85,7 +84,6 @@ def is_default(found: Object) -> bool:
 
 
 def missing(classes: Sequence[Object], name: str) -> SpecError:
-    """The error for a class that does not exist."""
     return SpecError(
         f"storage_class is {name!r}, which this cluster does not have",
         hint=f"it has {_listed(classes)}",

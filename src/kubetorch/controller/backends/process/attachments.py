@@ -38,8 +38,6 @@ class PodInputs(NamedTuple):
 
 
 class PodAttachments:
-    """Finds the secrets and volumes of pods."""
-
     def __init__(self, secrets: SecretFiles, volumes: VolumeFolders) -> None:
         #: Where the controller keeps them.
         self.stores = Stores(secrets, volumes)
@@ -49,7 +47,6 @@ class PodAttachments:
         self._refusal: str | None = None
 
     async def check(self, namespace: str, attached: Attached) -> None:
-        """Refuse what pods could not be given."""
         self._check(namespace, attached)
         for _ in self._variables(namespace, attached):
             pass

@@ -72,8 +72,6 @@ _ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
 
 
 class _Workload(msgspec.Struct):
-    """The wanted pods of a workload, and those that there are."""
-
     wanted: DesiredPods
     pods: list[Pod] = msgspec.field(default_factory=list)
     is_released: bool = False
@@ -464,7 +462,6 @@ class WorldPorts:
         self._held[key] = {port: sockets.claim(port) for port in ports}
 
     def release(self, key: tuple[str, str]) -> None:
-        """A service has none any more."""
         for claim in self._held.pop(key, {}).values():
             if claim is not None:
                 claim.close()
@@ -517,7 +514,6 @@ def _port_taken(
 
 
 def device_variables(wanted: DesiredPods, record: PodRecord) -> dict[str, str]:
-    """Variables that say what the pod may use."""
     found = {}
     limit = dict(wanted.limits).get("memory")
     if limit is not None:
@@ -537,7 +533,6 @@ _CHOOSING = ("nodeSelector", "affinity", "priorityClassName")
 
 
 def check_supported(manifest: Manifest) -> None:
-    """Refuse an object that cannot be run."""
     if kinds.find(manifest) is None:
         raise SpecError(
             f"the kind {manifest.get('kind')!r} of {manifest.get('apiVersion')!r} cannot be run on "
@@ -562,7 +557,6 @@ def check_room(spec: WorkloadSpec) -> None:
 
 
 def unsupported_warnings(manifest: Manifest) -> tuple[str, ...]:
-    """Warnings that a deploy begins with."""
     kind = kinds.find(manifest)
     if kind is None or (kind.kind in SUPPORTED_KINDS and not kind.is_autoscaled):
         return ()
@@ -583,7 +577,6 @@ def unsupported_warnings(manifest: Manifest) -> tuple[str, ...]:
 
 
 def unsupported_notes(compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
-    """Notes that `kt describe` shows."""
     kind = kinds.find(manifest)
     if kind is None:
         return (f"a {manifest.get('kind')} cannot be run on this machine",)

@@ -54,8 +54,6 @@ _KILL_ROUNDS = 5
 
 
 class PodHome(msgspec.Struct, frozen=True):
-    """The folder of the pods, and all that they share."""
-
     home: Path
     secret: bytes
     user: str
@@ -358,7 +356,6 @@ class Pod:
 
 
 async def _wait_for_ends(pids: set[int], *, timeout: float) -> None:
-    """Wait until processes have ended, at most so many seconds."""
     with contextlib.suppress(TimeoutError):
         async with deadlines.timeout(timeout):
             await process_watch.wait_for_ends(pids)

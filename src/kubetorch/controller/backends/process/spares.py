@@ -74,7 +74,6 @@ class SpareAgents:
 
     @property
     def marks(self) -> frozenset[str]:
-        """The marks of spares that wait."""
         return frozenset() if self._spare is None else frozenset({self._spare.mark})
 
     def prepare(self) -> None:

@@ -98,7 +98,6 @@ class SecretFiles:
     # ---------------------------------------------------------------------------- for the backend
 
     def view(self, namespace: str, object_name: str) -> SecretView | None:
-        """A secret without its values, if there is one of that name."""
         found = self._read(namespace, object_name)
         return None if found is None else _view(namespace, object_name, found)
 
@@ -240,7 +239,6 @@ class VolumeFolders:
     # ---------------------------------------------------------------------------- for the backend
 
     def view(self, namespace: str, claim: str) -> VolumeView | None:
-        """A volume, if there is one of that name."""
         note = self._note(namespace, claim)
         try:
             stored = json_decoder(_Stored).decode(note.read_bytes())

@@ -49,7 +49,6 @@ _INVALID = re.compile(r'\S+ "[^"]*" is invalid: (?P<said>.*)$', re.S)
 
 
 def judge(said: str, *, namespace: str, since: float | None, now: float, count: int = 1) -> Verdict:
-    """Judge what the API server said when it refused an object."""
     silent = _SILENT.search(said)
     if silent:
         return waiting(f"the webhook {silent['who']!r} does not answer: {silent['said']}", since)

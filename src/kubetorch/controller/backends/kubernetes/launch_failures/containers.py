@@ -135,7 +135,6 @@ def _told(one: _Container, events: Sequence[Object]) -> Object | None:
 
 
 def _events_of(one: _Container, events: Sequence[Object]) -> list[Object]:
-    """The events of the pod that are about this container."""
     found = snapshot.about(events, "Pod", one.pod["metadata"]["name"])
     field = f"{{{one.name}}}"
     return [

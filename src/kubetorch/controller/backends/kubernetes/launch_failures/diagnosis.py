@@ -67,7 +67,6 @@ def _judge_pod(pod: Object, events: Sequence[Object], cluster: Cluster) -> Verdi
 def judge_owner(
     manifest: Object, owners: Sequence[Object], *, events: Sequence[Object], cluster: Cluster
 ) -> Verdict:
-    """Judge what makes the pods of a workload."""
     identity = (manifest.get("kind"), manifest["metadata"]["name"])
     same = (one for one in owners if (one.get("kind"), one["metadata"]["name"]) == identity)
     applied = next(same, manifest)
@@ -80,7 +79,6 @@ def judge_owner(
 
 
 def judge_refusal(error: KubetorchError, manifest: Object, *, now: float) -> Verdict:
-    """Judge why the API server refused an object that was applied."""
     if not isinstance(error, KubernetesRequestError):
         is_away = isinstance(error, KubernetesUnavailableError)
         return waiting(error.message, now) if is_away else doomed(error, now)

@@ -39,8 +39,6 @@ LIMIT = 500
 
 @dataclass(frozen=True)
 class LaunchEvent:
-    """An event of a pod, or on the way to a pod."""
-
     reason: str
     message: str
     about: str
@@ -49,7 +47,6 @@ class LaunchEvent:
 
     @property
     def line(self) -> str:
-        """The line that a deploy shows."""
         return f"{self.reason}: {self.message}"
 
 
@@ -91,8 +88,6 @@ def _worded(reason: str, said: str) -> str | None:
 
 
 class ReportedEvents:
-    """The events of one launch that were reported."""
-
     def __init__(self, since: float, earlier: ReportedEvents | None = None) -> None:
         # Times of events are whole seconds, rounded down: events of this second may be known.
         self._since = float(int(since))

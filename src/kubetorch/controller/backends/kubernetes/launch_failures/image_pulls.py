@@ -50,7 +50,6 @@ _LOADED = "localhost/"
 
 
 def judge(pod: Object, state: Object, image: str, events: Sequence[Object]) -> Verdict:
-    """Judge a container that waits for its image."""
     reason = state.get("reason", "")
     text = _said(pod, str(state.get("message") or ""), image, events)
     failed = snapshot.about(

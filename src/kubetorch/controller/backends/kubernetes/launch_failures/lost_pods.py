@@ -92,7 +92,6 @@ def _on_lost_node(pod: Object, events: Sequence[Object], cluster: Cluster) -> Ve
 
 
 def _deleted_at(pod: Object) -> float | None:
-    """The time of the request to delete a pod."""
     until = snapshot.time_of(pod["metadata"].get("deletionTimestamp"))
     grace = float(pod["metadata"].get("deletionGracePeriodSeconds") or 0)
     return None if until is None else until - grace

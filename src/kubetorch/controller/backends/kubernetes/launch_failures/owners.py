@@ -42,7 +42,6 @@ def current(manifest: Object, owners: Sequence[Object]) -> list[Object]:
 
 
 def _digest(owner: Object) -> str:
-    """Digest of the template of an object's pods."""
     template = (owner.get("spec") or {}).get("template")
     return agent.digest_of(template) if isinstance(template, dict) else ""
 
@@ -98,7 +97,6 @@ def _is_complete(owner: Object) -> bool:
 
 
 def _wanted(owner: Object) -> int:
-    """The number of pods that the owner wants to have together."""
     if _REVISION in (owner["metadata"].get("labels") or {}):
         return 1  # how many pods of an autoscaled service there are is nobody's demand
     spec = owner.get("spec") or {}

@@ -88,7 +88,6 @@ def judge_scheduler(pod: Object, cluster: Cluster) -> Verdict:
 
 
 def judge_gated(pod: Object, cluster: Cluster) -> Verdict:
-    """Judge a pod with scheduling gates."""
     owners = {one.get("uid") for one in pod["metadata"].get("ownerReferences") or ()}
     owners.add(pod["metadata"].get("uid"))
     verdict = judge_workload(owners, cluster)

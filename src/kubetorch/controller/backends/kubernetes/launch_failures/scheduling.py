@@ -40,8 +40,6 @@ _POOL = "incompatible with nodepool"
 
 @dataclass(frozen=True)
 class Misfit:
-    """Why a node can never take a pod."""
-
     node: str
     reasons: tuple[str, ...]
     shortfall: float
@@ -261,7 +259,6 @@ def _autoscaled(
 
 
 def _unnoticed(pod: Object, cluster: Cluster) -> Verdict:
-    """A pod that its scheduler has not looked at."""
     made = snapshot.time_of(pod["metadata"].get("creationTimestamp"))
     if made is None or (pod.get("status") or {}).get("conditions"):
         return NOTHING

@@ -28,8 +28,6 @@ _SCALING = ("TriggeredScaleUp", "NotTriggerScaleUp", "Nominated")
 
 @dataclass(frozen=True)
 class Watch:
-    """One kind of objects to keep."""
-
     name: str
     selection: Selection
     is_optional: bool = False
@@ -79,8 +77,6 @@ WATCHED = (
 
 @dataclass(frozen=True)
 class Cluster:
-    """The watched objects at one moment."""
-
     now: float
     objects: Mapping[str, Sequence[Object]] = field(default_factory=dict)
     absent: frozenset[str] = frozenset()
@@ -140,7 +136,6 @@ def time_of(text: object) -> float | None:
 
 
 def reporter(event: Object) -> str:
-    """The component that reports an event."""
     source = (event.get("source") or {}).get("component")
     return str(event.get("reportingComponent") or source or "")
 

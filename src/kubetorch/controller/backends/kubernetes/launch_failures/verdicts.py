@@ -74,7 +74,6 @@ NOTHING = Verdict()
 
 
 def doomed(error: KubetorchError, since: float | None = None) -> Verdict:
-    """The launch cannot succeed."""
     error.since = since
     return Verdict(error, error.message, since)
 

@@ -31,7 +31,6 @@ _NEVER = re.compile(r"only supports? |not supported|unsupported|invalid access ?
 
 
 def judge(pod: Object, events: Sequence[Object], cluster: Cluster) -> Verdict:
-    """Judge the claims of a pod."""
     if not cluster.knows(CLAIMS):
         return NOTHING
     found = [_claim(pod, name, events, cluster) for name in claims(pod["spec"])]
