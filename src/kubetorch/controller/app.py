@@ -19,14 +19,7 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 
-from kubetorch.controller.access import (
-    Access,
-    Asker,
-    Principal,
-    User,
-    identity_of,
-    name_of,
-)
+from kubetorch.controller.access import Access, Asker, Principal, User, identity_of, name_of
 from kubetorch.controller.audit import Audit
 from kubetorch.controller.backends.base import Backend
 from kubetorch.controller.blobs import BlobRecovery, BlobStores, GarbageCollector

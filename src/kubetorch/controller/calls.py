@@ -16,12 +16,7 @@ from kubetorch.controller.backends.base import DELETED
 from kubetorch.controller.blobs import BlobStores, NamespaceBlobs
 from kubetorch.controller.state import CallRecord, SqliteState
 from kubetorch.datastore.blobs import BlobStore, digest_of
-from kubetorch.errors import (
-    AgentDiedError,
-    DataStoreError,
-    KubetorchError,
-    ResultExpiredError,
-)
+from kubetorch.errors import AgentDiedError, DataStoreError, KubetorchError, ResultExpiredError
 from kubetorch.lib import deadlines
 from kubetorch.lib.clock import Clock, Timer
 from kubetorch.wire import exceptions

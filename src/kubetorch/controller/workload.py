@@ -25,12 +25,7 @@ from kubetorch.controller.backends.base import (
     PortsWanted,
     Trouble,
 )
-from kubetorch.controller.deploys import (
-    DeployProgress,
-    PendingDeploys,
-    expect_agents,
-    not_applied,
-)
+from kubetorch.controller.deploys import DeployProgress, PendingDeploys, expect_agents, not_applied
 from kubetorch.controller.rollout import Effect, Event, Rollout
 from kubetorch.controller.state import Generation, State, WorkloadRecord
 from kubetorch.controller.views import PodReport

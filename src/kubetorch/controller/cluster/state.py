@@ -21,12 +21,7 @@ from kubetorch.controller.cluster.access import beyond_rendered
 from kubetorch.controller.cluster.resource import WORKLOADS, Content
 from kubetorch.controller.cluster.writes import PendingWrite, Step
 from kubetorch.controller.state import Contents, Generation, Observer, Summary, WorkloadRecord
-from kubetorch.errors import (
-    KubernetesNotFoundError,
-    KubetorchError,
-    ServiceTimeoutError,
-    SpecError,
-)
+from kubetorch.errors import KubernetesNotFoundError, KubetorchError, ServiceTimeoutError, SpecError
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.informers import Informer
 from kubetorch.k8s.resources import Object, Ref, Selection, key

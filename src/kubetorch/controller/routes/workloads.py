@@ -14,12 +14,7 @@ from kubetorch.controller.logs import TAIL, PodLogs, check_pod, encode
 from kubetorch.controller.relay import Hosts
 from kubetorch.controller.routes.blobs import receive
 from kubetorch.controller.routes.table import Exchange, Permission, Route
-from kubetorch.controller.workloads import (
-    TOKEN_LEAST,
-    TOKEN_LIFETIME,
-    TOKEN_MOST,
-    Workloads,
-)
+from kubetorch.controller.workloads import TOKEN_LEAST, TOKEN_LIFETIME, TOKEN_MOST, Workloads
 from kubetorch.errors import ProtocolError, SpecError
 from kubetorch.lib.asgi import NDJSON
 from kubetorch.wire import messages, routes, tokens

@@ -47,12 +47,7 @@ from kubetorch.controller.backends.kubernetes.pods import (
     root_image,
 )
 from kubetorch.controller.backends.kubernetes.prepare import PodPrerequisites
-from kubetorch.errors import (
-    AdmissionError,
-    KubernetesNotFoundError,
-    KubetorchError,
-    WorkloadError,
-)
+from kubetorch.errors import AdmissionError, KubernetesNotFoundError, KubetorchError, WorkloadError
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.resources import PODS, Ref, is_leaving
 from kubetorch.lib import deadlines

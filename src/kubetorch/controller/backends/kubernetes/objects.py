@@ -30,15 +30,7 @@ from kubetorch.controller.backends.kubernetes.pods import Key
 from kubetorch.errors import KubernetesForbiddenError, KubernetesNotFoundError
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.resources import SERVICES, Object, Ref, Resource, Selection
-from kubetorch.manifests import (
-    agent,
-    kinds,
-    labels,
-    pod_security,
-    rendering,
-    replicas,
-    trainjob,
-)
+from kubetorch.manifests import agent, kinds, labels, pod_security, rendering, replicas, trainjob
 from kubetorch.manifests.kinds import KINDS, Manifest, Path
 from kubetorch.manifests.services import KubernetesServices
 from kubetorch.manifests.workload_manifest import PodTemplate, WorkloadManifest

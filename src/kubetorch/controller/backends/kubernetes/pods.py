@@ -23,15 +23,7 @@ from kubetorch.k8s import podlogs
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.informers import Informer
 from kubetorch.k8s.podlogs import LogOptions
-from kubetorch.k8s.resources import (
-    PODS,
-    Object,
-    Ref,
-    Selection,
-    is_leaving,
-    is_over,
-    seconds,
-)
+from kubetorch.k8s.resources import PODS, Object, Ref, Selection, is_leaving, is_over, seconds
 from kubetorch.k8s.watching import ADDED, DELETED, Change
 from kubetorch.manifests import labels
 from kubetorch.manifests.agent import digest_of
