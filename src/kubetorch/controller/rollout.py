@@ -23,7 +23,7 @@ the wanted one is reached without it; then the backend ends it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable
 
 import msgspec
 
@@ -133,7 +133,8 @@ class Rollout(msgspec.Struct):
     needed: frozenset[str] | None = None
     _is_unproven: bool = False
     _sessions: dict[str, _Session] = msgspec.field(default_factory=dict)
-    _ready: set[str] = msgspec.field(default_factory=set)
+    #: The pods of the wanted template that serve the wanted generation; not to be kept.
+    ready: set[str] = msgspec.field(default_factory=set)
 
     def handle(self, event: Event) -> list[Effect]:
         effects: list[Effect] = []
@@ -193,11 +194,6 @@ class Rollout(msgspec.Struct):
         return self.good or self.wanted
 
     @property
-    def ready(self) -> Set[str]:
-        """The pods of the wanted template that serve the wanted generation; not to be kept."""
-        return self._ready
-
-    @property
     def rests(self) -> bool:
         """True if the workload is without pods, as it should be."""
         return self.expected == 0 and not self.pods
@@ -216,13 +212,13 @@ class Rollout(msgspec.Struct):
     def is_served(self) -> bool:
         """True if all pods that there should be serve, or those that are needed, if not all are."""
         if self.needed is not None:
-            return bool(self.needed) and self.needed <= self._ready
-        is_all = bool(self.pods) and len(self._ready) == len(self.pods)
+            return bool(self.needed) and self.needed <= self.ready
+        is_all = bool(self.pods) and len(self.ready) == len(self.pods)
         return self.rests or (is_all and self.is_complete)
 
     def lagging(self) -> list[str]:
         """The pods that the wanted generation still waits for."""
-        return sorted(self.pods - self._ready)
+        return sorted(self.pods - self.ready)
 
     # -------------------------------------------------------------------------------- decisions
 
@@ -238,7 +234,7 @@ class Rollout(msgspec.Struct):
             self._is_unproven = True
             if not self.is_undecided:
                 return ()
-        elif self._ready:
+        elif self.ready:
             self._is_unproven = False
         if not self.is_served:
             return ()
@@ -265,8 +261,8 @@ class Rollout(msgspec.Struct):
     def _count(self, pod: str | None) -> None:
         """Count who is ready again: one pod, or all."""
         if pod is None:
-            self._ready = {pod for pod in self.pods if self.is_ready(pod)}
+            self.ready = {pod for pod in self.pods if self.is_ready(pod)}
         elif pod in self.pods and self.is_ready(pod):
-            self._ready.add(pod)
+            self.ready.add(pod)
         else:
-            self._ready.discard(pod)
+            self.ready.discard(pod)

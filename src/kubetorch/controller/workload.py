@@ -109,7 +109,8 @@ class Workload:
     ) -> None:
         self.record = record
         self.pods: list[PodStatus] = []
-        self._names: frozenset[str] = frozenset()
+        #: The names of its pods; of ending pods, until they brought all outcomes.
+        self.pod_names: frozenset[str] = frozenset()
         self._ending: frozenset[str] = frozenset()
         # Pods that went away, with the moment.
         self._lost: dict[str, tuple[float, PodView]] = {}
@@ -185,11 +186,6 @@ class Workload:
         """The mounts of a pod that the user who deployed it must not see."""
         return self._services.backend.mounted(*self.key, pod)
 
-    @property
-    def pod_names(self) -> Set[str]:
-        """The names of its pods; of ending pods, until they brought all outcomes."""
-        return self._names
-
     def _pods_without_agent(self) -> list[PodStatus]:
         return [pod for pod in self.pods if pod.name not in self._sessions]
 
@@ -220,7 +216,7 @@ class Workload:
             notes=self._services.backend.notes(spec.compute, manifest),
             kind=manifest["kind"],
             reason=self._reason,
-            lost=tuple(pod for _, pod in self._lost.values() if pod.name not in self._names),
+            lost=tuple(pod for _, pod in self._lost.values() if pod.name not in self.pod_names),
             world=self._members.world,
             creator=self.creator,
             pool=self.pool,
@@ -348,9 +344,9 @@ class Workload:
         before, self.pods = self.pods, backend.pods(*self.key)
         state, names = self._rollout, frozenset(pod.name for pod in self.pods)
         is_behind = not state.failure and self._apply.is_behind(self._specs, state.wanted)
-        self._names = names | self._ending
+        self.pod_names = names | self._ending
         current = frozenset(p.name for p in self.pods if not (p.is_retiring or is_behind))
-        self._activities.keep(self._names)
+        self._activities.keep(self.pod_names)
         if not self._ending:
             self._remember(lost_pods(before, self.pods), before)
         failures = (pod.failure for pod in self.pods if not pod.is_retiring and pod.failure)
@@ -486,7 +482,7 @@ class Workload:
         error = ServiceNotFoundError(f"{self.record.name} was torn down while it was deployed")
         self._deploys.fail_all(error)
         await self._apply.stop()
-        self._ending = self._names
+        self._ending = self.pod_names
         for session in self._sessions.values():
             session.send(Terminate(grace=grace, reason=TORN_DOWN))
         await self._services.backend.delete(*self.key, grace=grace)

@@ -83,7 +83,7 @@ class Workloads:
         clock: Clock,
         secret: bytes,
     ) -> None:
-        self._backend = backend
+        self.backend = backend
         self._state = state
         self._blob_stores = blob_stores
         self._calls = calls
@@ -122,7 +122,7 @@ class Workloads:
             )
             workload = Workload(record, kept, self._surroundings)
             try:
-                _check_spec(workload.spec, self._backend)
+                _check_spec(workload.spec, self.backend)
             except Exception as error:  # noqa: BLE001  # another version wrote it, or a user
                 _log.exception("workload cannot be read workload=%s/%s", *key)
                 self._state.reject_workload(*key, f"{type(error).__name__}: {error}")
@@ -130,9 +130,9 @@ class Workloads:
             else:
                 self._workloads[key] = workload
                 specs.append(workload.specs)
-        self._backend.watch(self._on_pods)
+        self.backend.watch(self._on_pods)
         self._state.observe(self)
-        await self._backend.start(specs)
+        await self.backend.start(specs)
         for key, workload in self._workloads.items():
             self._try(key, workload.adopted, None)
         # By then pods are known, and agents have reported the calls that they still run.
@@ -141,7 +141,7 @@ class Workloads:
     def _is_possible(self, spec: WorkloadSpec) -> bool:
         """True if an earlier generation, which somebody may have written, may be served again."""
         try:
-            _check_spec(spec, self._backend)
+            _check_spec(spec, self.backend)
         except Exception as error:  # noqa: BLE001  # as for the wanted one
             _log.warning("generation dropped workload=%s/%s: %s", spec.namespace, spec.name, error)
             return False
@@ -167,7 +167,7 @@ class Workloads:
         workload = self._workloads.get((namespace, name))
         if workload is None:
             return (namespace, name) in self._rejected
-        if not workload.pods and self._backend.trouble(namespace, name).reason:
+        if not workload.pods and self.backend.trouble(namespace, name).reason:
             return True  # its pods are not known yet
         return any(one.name == pod and one.may_run_calls for one in workload.pods)
 
@@ -178,10 +178,6 @@ class Workloads:
             stop = partial(workload.close, "the controller stops", goes_on=not pods)
             self._try(key, stop, None)
         await cancel_all(self._tasks)
-
-    @property
-    def backend(self) -> Backend:
-        return self._backend
 
     @property
     def is_empty(self) -> bool:
@@ -238,16 +234,16 @@ class Workloads:
             deploy.protocol,
             peer=f"this client, version {deploy.version},",
             fix_peer=versions.FIX_CLIENT,
-            fix_self=versions.FIX_CONTROLLER[self._backend.name],
+            fix_self=versions.FIX_CONTROLLER[self.backend.name],
         )
         spec = deploy.spec
         if (spec.namespace, spec.name) != (namespace, name):
             raise SpecError(
                 f"the spec is of {spec.namespace}/{spec.name}, the request for {namespace}/{name}"
             )
-        _check_spec(spec, self._backend)
+        _check_spec(spec, self.backend)
         if (namespace, name) not in self._workloads:
-            self._backend.prepare()
+            self.backend.prepare()
 
     def check_owner(self, deploy: Deploy, creator: Creator) -> str:
         """Refuse a deploy over somebody else's service; returns what it replaces, in words."""
@@ -330,7 +326,7 @@ class Workloads:
         audience = tokens.audience(namespace, name)
         now = self._clock.time()
         # Pods on this machine have this clock: their tokens need no tolerance.
-        issued = 0.0 if self._backend.name == "local" else now
+        issued = 0.0 if self.backend.name == "local" else now
         claims = tokens.Claims(audience, now + ttl, subject, verbs, issued)
         key = tokens.workload_key(self._secret, audience)
         return TokenView(tokens.sign(key, claims), claims.expires)

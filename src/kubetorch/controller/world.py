@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -267,8 +267,9 @@ class Rendezvous:
         self._agents: dict[str, _Agent] = {}
         # Those of the eligible that are connected, and not cut off from the others.
         self._here: set[str] = set()
-        # Pods that nobody reached, until they say something; and when others reached which.
-        self._cut_off: set[str] = set()
+        #: Pods that are connected, and that nobody reached, until they say something.
+        self.cut_off: set[str] = set()
+        # When others reached which.
         self._reached: dict[str, float] = {}
         # By generation: the wanted one, and the one that served before.
         self._states = {world.generation: _State(world) for world in kept}
@@ -299,11 +300,6 @@ class Rendezvous:
     def worlds(self) -> list[World]:
         """All that is to be kept, so that a later controller goes on with it."""
         return [state.world for state in self._states.values()]
-
-    @property
-    def cut_off(self) -> Set[str]:
-        """Pods that are connected and that nobody reaches."""
-        return self._cut_off
 
     @property
     def _state(self) -> _State | None:
@@ -359,8 +355,8 @@ class Rendezvous:
         if agent is not None:
             agent.heard = now
             self._suspects.pop(pod, None)
-            if pod in self._cut_off:
-                self._cut_off.discard(pod)
+            if pod in self.cut_off:
+                self.cut_off.discard(pod)
                 self._count(pod)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -412,7 +408,7 @@ class Rendezvous:
     def _take_pods(self, pods: Mapping[str, PodStatus], now: float) -> Iterable[Effect]:
         before, self._pods = self._pods, pods
         self._here = {pod for pod in self._eligible if pod in pods and self._is_here(pod)}
-        self._cut_off &= pods.keys()
+        self.cut_off &= pods.keys()
         known = {pod for state in self._states.values() for pod in state.index}
         losses = {}
         for name in known:
@@ -445,7 +441,7 @@ class Rendezvous:
         self._agents[pod] = agent
         self._reached.pop(pod, None)
         self._suspects.pop(pod, None)
-        self._cut_off.discard(pod)
+        self.cut_off.discard(pod)
         self._count(pod)
         for state in self._states.values():
             member = state.member(pod)
@@ -507,7 +503,7 @@ class Rendezvous:
 
     def _is_here(self, pod: str) -> bool:
         agent = self._agents.get(pod)
-        if agent is None or agent.is_stopping or pod in self._cut_off:
+        if agent is None or agent.is_stopping or pod in self.cut_off:
             return False
         status = self._pods.get(pod)
         return status is not None and status.phase not in _ENDING
@@ -691,7 +687,7 @@ class Rendezvous:
                 message = "neither the controller nor other pods reach it"
                 reason = UNREACHABLE if suspect.certain is None else AGENT_DIED
                 lost[pod] = Ending(reason=reason, message=message)
-                self._cut_off.add(pod)
+                self.cut_off.add(pod)
                 self._here.discard(pod)
             elif is_over:
                 del self._suspects[pod]

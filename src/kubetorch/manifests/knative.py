@@ -37,15 +37,6 @@ _NUMBERS = ("target", "min_scale", "max_scale", "initial_scale", "target_utiliza
 _LEAST = 1
 
 
-def skeleton() -> Manifest:
-    return {
-        "apiVersion": KIND.api_version,
-        "kind": KIND.kind,
-        "metadata": {},
-        "spec": {"template": {"metadata": {}, "spec": {"containers": [{"name": KIND.container}]}}},
-    }
-
-
 def render(scaling: AutoscalingSpec) -> dict[str, str]:
     """The complete set of annotations."""
     least = _LEAST if scaling.min_scale is None else scaling.min_scale

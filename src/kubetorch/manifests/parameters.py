@@ -40,12 +40,15 @@ PARAMETERS: tuple[ManifestParameter, ...] = (
 )
 
 # What a server adds to an object, and what kubectl keeps in it.
-_OF_SERVER = ("creationTimestamp", "generation", "managedFields", "resourceVersion", "selfLink")
-_SERVER_IDENTITY = "uid"
-_SERVER_ANNOTATIONS = (
-    "deployment.kubernetes.io/revision",
-    labels.LAST_APPLIED,
+_OF_SERVER = (
+    "creationTimestamp",
+    "generation",
+    "managedFields",
+    "resourceVersion",
+    "selfLink",
+    "uid",
 )
+_SERVER_ANNOTATIONS = ("deployment.kubernetes.io/revision", labels.LAST_APPLIED)
 
 
 def read_manifest(
@@ -110,9 +113,7 @@ def _without_server(manifest: Manifest) -> Manifest:
         for key, text in (metadata.pop("annotations", None) or {}).items()
         if key not in _SERVER_ANNOTATIONS
     }
-    kept = {
-        key: value for key, value in metadata.items() if key not in (*_OF_SERVER, _SERVER_IDENTITY)
-    }
+    kept = {key: value for key, value in metadata.items() if key not in _OF_SERVER}
     if annotations:
         kept["annotations"] = annotations
     rest = {key: value for key, value in manifest.items() if key != "status"}

@@ -1,8 +1,4 @@
-"""Laying one manifest over another.
-
-The pods of a workload as a whole.
-
-Specs → the object that a deploy applies.
+"""Specs → the object that a deploy applies.
 
     a user's manifest, or the skeleton of a kind
       → as many pods as are asked for
@@ -208,24 +204,18 @@ def _base(compute: ComputeSpec) -> tuple[WorkloadManifest, ComputeSpec]:
         _check_mode(compute, workload.kind)
         return workload, parameters.read_workload(workload)
     kind = operated_kind(compute)
-    if kind == knative.KIND:
-        return WorkloadManifest(knative.skeleton(), kind), _DEFAULTS
     if kind == raycluster.KIND:
         return WorkloadManifest(raycluster.skeleton(), kind), _DEFAULTS
-    return WorkloadManifest(_skeleton(), _DEPLOYMENT), _DEFAULTS
-
-
-def _skeleton() -> Manifest:
-    return {
-        "apiVersion": _DEPLOYMENT.api_version,
-        "kind": _DEPLOYMENT.kind,
+    kind = kind or _DEPLOYMENT
+    pods = {"metadata": {}, "spec": {"containers": [{"name": kind.container}]}}
+    skeleton: Manifest = {
+        "apiVersion": kind.api_version,
+        "kind": kind.kind,
         "metadata": {},
-        "spec": {
-            "replicas": 1,
-            "selector": {},
-            "template": {"metadata": {}, "spec": {"containers": [{"name": _DEPLOYMENT.container}]}},
-        },
+        "spec": {"replicas": 1, "selector": {}} if kind == _DEPLOYMENT else {},
     }
+    skeleton["spec"]["template"] = pods
+    return WorkloadManifest(skeleton, kind), _DEFAULTS
 
 
 def _check_mode(compute: ComputeSpec, kind: Kind) -> None:

@@ -282,14 +282,8 @@ def _write_type(template: PodTemplate, compute: ComputeSpec) -> None:
         _put_terms(template, _without(_terms(template), _type_expressions(before)))
     if wanted is not None and label is None:
         terms = _terms(template) or [{}]
-        _put_terms(
-            template,
-            [
-                {**term, "matchExpressions": [*(term.get("matchExpressions") or ()), one]}
-                for term in terms
-                for one in _type_expressions(wanted)
-            ],
-        )
+        types = _type_expressions(wanted)
+        _put_terms(template, [_with(term, one) for term in terms for one in types])
 
 
 # ---------------------------------------------------------------------------------------- affinity
@@ -297,11 +291,16 @@ def _write_type(template: PodTemplate, compute: ComputeSpec) -> None:
 
 def _put_terms(template: PodTemplate, terms: list[Manifest]) -> None:
     """Set the alternatives of which a node has to fulfil one; without any, it may be any node."""
-    if not any(terms):
-        _drop_terms(template)
-        return
-    affinity = entry(entry(template.spec, "affinity"), "nodeAffinity")
-    entry(affinity, "requiredDuringSchedulingIgnoredDuringExecution")["nodeSelectorTerms"] = terms
+    affinity = entry(template.spec, "affinity")
+    of_nodes = entry(affinity, "nodeAffinity")
+    required = {"nodeSelectorTerms": terms} if any(terms) else None
+    assign(of_nodes, "requiredDuringSchedulingIgnoredDuringExecution", required)
+    assign(affinity, "nodeAffinity", of_nodes)
+    assign(template.spec, "affinity", affinity)
+
+
+def _with(term: Manifest, *expressions: Manifest) -> Manifest:
+    return {**term, "matchExpressions": [*(term.get("matchExpressions") or ()), *expressions]}
 
 
 def _without(terms: Iterable[Manifest], unwanted: Collection[Manifest]) -> list[Manifest]:
@@ -335,23 +334,8 @@ def _write_anti_affinity(template: PodTemplate, compute: ComputeSpec) -> None:
     terms = _without(_terms(template), _ABSENT)
     if compute.gpu_anti_affinity and gpu_count(compute) is None:
         # The terms are alternatives, so each of them has to say it.
-        terms = [
-            {
-                **term,
-                "matchExpressions": [*(term.get("matchExpressions") or ()), *map(dict, _ABSENT)],
-            }
-            for term in terms or [{}]
-        ]
+        terms = [_with(term, *map(dict, _ABSENT)) for term in terms or [{}]]
     _put_terms(template, terms)
-
-
-def _drop_terms(template: PodTemplate) -> None:
-    """Remove the terms, and what is empty without them."""
-    affinity = template.spec.get("affinity") or {}
-    node = affinity.get("nodeAffinity") or {}
-    node.pop("requiredDuringSchedulingIgnoredDuringExecution", None)
-    assign(affinity, "nodeAffinity", node)
-    assign(template.spec, "affinity", affinity)
 
 
 KAI_SCHEDULER = "kai-scheduler"

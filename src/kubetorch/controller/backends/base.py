@@ -225,13 +225,10 @@ class Backend(Protocol):
     and then `start` first. What has a body here is so for a backend that has nothing of the kind.
     """
 
-    @property
-    def name(self) -> str:
-        """The value of the `backend` setting for this backend."""
-
-    @property
-    def stores(self) -> Stores:
-        """The stores of the secrets and volumes of its pods."""
+    #: The value of the `backend` setting for this backend.
+    name: str
+    #: Of its pods.
+    stores: Stores
 
     def watch(self, listener: Listener) -> None:
         """Notify `listener` of every change from now on."""

@@ -72,6 +72,8 @@ _log = logging.getLogger(__name__)
 
 
 class KubernetesBackend(Backend):
+    name = "kubernetes"
+
     def __init__(
         self,
         client: Client,
@@ -85,7 +87,7 @@ class KubernetesBackend(Backend):
     ) -> None:
         self._client = client
         self._runtime = runtime
-        self._stores = stores
+        self.stores = stores
         self._prerequisites = prerequisites
         self._owner = owner
         self._watched = watched
@@ -111,14 +113,6 @@ class KubernetesBackend(Backend):
         self._root_images: set[str] = set()
         # Workloads that are applied once more, because their pods were refused.
         self._repeats: dict[Key, asyncio.Task[None]] = {}
-
-    @property
-    def name(self) -> str:
-        return "kubernetes"
-
-    @property
-    def stores(self) -> Stores:
-        return self._stores
 
     def watch(self, listener: Listener) -> None:
         self._listener = listener

@@ -63,13 +63,9 @@ def _of_type(number: int, of_type: str, metadata: Object) -> int | None:
 
 class Ordinals:
     def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}
+        self.numbers: dict[str, int] = {}
         #: Pods of which nothing but this says the ordinal.
         self.unsaid: set[str] = set()
-
-    @property
-    def numbers(self) -> Mapping[str, int]:
-        return self._numbers
 
     def put(self, pod: Object, pods: Mapping[str, Object]) -> None:
         """Number a pod that is new among these pods, or that changed."""
@@ -78,18 +74,18 @@ class Ordinals:
             self.unsaid.add(name)
         else:
             self.unsaid.discard(name)
-        if name not in self._numbers:
-            self._numbers[name] = self._number(pod, given, pods)
+        if name not in self.numbers:
+            self.numbers[name] = self._number(pod, given, pods)
 
     def drop(self, name: str) -> None:
-        self._numbers.pop(name, None)
+        self.numbers.pop(name, None)
         self.unsaid.discard(name)
 
     def _number(self, pod: Object, given: int | None, pods: Mapping[str, Object]) -> int:
         """The number of a new pod: the given one, or the first that no pod has that stays."""
         staying = {
             number: name
-            for name, number in self._numbers.items()
+            for name, number in self.numbers.items()
             if name in pods and not is_leaving(pods[name]) and not is_over(pods[name])
         }
         # The head of a RayCluster is the first, whenever it comes.
@@ -102,7 +98,7 @@ class Ordinals:
             return given
         if holder not in self.unsaid:
             return free
-        self._numbers[holder] = free
+        self.numbers[holder] = free
         return given
 
 

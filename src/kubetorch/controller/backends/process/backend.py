@@ -34,7 +34,6 @@ from kubetorch.controller.backends.base import (
     Manifest,
     PodStatus,
     PortsWanted,
-    Stores,
 )
 from kubetorch.controller.backends.process import pods, spares
 from kubetorch.controller.backends.process.attachments import PodAttachments, PodInputs
@@ -87,6 +86,8 @@ class _Workload(msgspec.Struct):
 
 
 class ProcessBackend(Backend):
+    name = "local"
+
     def __init__(
         self,
         pod_home: PodHome,
@@ -100,6 +101,7 @@ class ProcessBackend(Backend):
         self._pod_home = pod_home
         self._state = state
         self._attachments = attachments
+        self.stores = attachments.stores
         self._clock = clock
         self._spare_command = spare_command
         start = None if spare_command is None else self._start_spare
@@ -109,14 +111,6 @@ class ProcessBackend(Backend):
         self._ports = WorldPorts()
         self._listener: Listener = lambda namespace, name: None
         self._tasks: set[asyncio.Task[None]] = set()
-
-    @property
-    def name(self) -> str:
-        return "local"
-
-    @property
-    def stores(self) -> Stores:
-        return self._attachments.stores
 
     def watch(self, listener: Listener) -> None:
         self._listener = listener

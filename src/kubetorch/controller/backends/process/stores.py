@@ -86,7 +86,7 @@ class SecretFiles:
         return [view for view in found if view is not None]
 
     async def delete(self, namespace: str, object_name: str) -> bool:  # SecretStore's
-        path = self._path(namespace, object_name)
+        path = self.file(namespace, object_name)
         try:
             path.unlink()
         except FileNotFoundError:
@@ -107,9 +107,6 @@ class SecretFiles:
         return None if found is None else SecretBytes(found.values)
 
     def file(self, namespace: str, object_name: str) -> Path:
-        return self._path(namespace, object_name)
-
-    def _path(self, namespace: str, object_name: str) -> Path:
         return self._folder / namespace / f"{object_name}{_SUFFIX}"
 
     def _keys(self, namespace: str | None) -> Iterator[tuple[str, str]]:
@@ -117,7 +114,7 @@ class SecretFiles:
             yield path.parent.name, path.name.removesuffix(_SUFFIX)
 
     def _read(self, namespace: str, object_name: str) -> SecretFile | None:
-        path = self._path(namespace, object_name)
+        path = self.file(namespace, object_name)
         try:
             data = path.read_bytes()
         except FileNotFoundError:
@@ -146,7 +143,7 @@ class SecretFiles:
         new = SecretFile(
             draft=draft, values=values, version=os.urandom(8).hex(), created=created, updated=now
         )
-        path = self._path(namespace, object_name)
+        path = self.file(namespace, object_name)
         try:
             for folder in (self._folder, path.parent):
                 folder.mkdir(mode=0o700, exist_ok=True)
