@@ -21,7 +21,6 @@ from kubetorch.controller.backends.base import (
     Trouble,
 )
 from kubetorch.controller.backends.kubernetes import namespaces, objects, prepare
-from kubetorch.controller.backends.kubernetes.adopt import Adopter, find_applied
 from kubetorch.controller.backends.kubernetes.apply import Applier, ApplyRetry, Known, WantedObjects
 from kubetorch.controller.backends.kubernetes.launch_failures.events import ReportedEvents
 from kubetorch.controller.backends.kubernetes.launch_failures.verdicts import Verdict
@@ -30,16 +29,17 @@ from kubetorch.controller.backends.kubernetes.launch_watch import (
     ClusterWatch,
     LaunchVerdicts,
 )
-from kubetorch.controller.backends.kubernetes.mount_refusals import RefusedPods
 from kubetorch.controller.backends.kubernetes.objects import (
+    Adopter,
     AppliedWorkload,
     ObjectReplacement,
+    find_applied,
     identities,
 )
-from kubetorch.controller.backends.kubernetes.ordinals import OrdinalKeeper
-from kubetorch.controller.backends.kubernetes.pod_owners import PodOwners
+from kubetorch.controller.backends.kubernetes.pod_owners import PodOwners, RefusedPods
 from kubetorch.controller.backends.kubernetes.pods import (
     Key,
+    OrdinalKeeper,
     PodWatch,
     agent_container,
     log_tail,

@@ -5,11 +5,16 @@ and GPUs, and their names may be in the way: of a Service of ours where the new 
 makes its own, or of what the old kind's controller made. So they go first, but not before the API
 server has said that it would take the new ones. They are found by their labels, so that a
 controller which starts in between finds them, too.
+
+A controller that starts adopts what an earlier one applied. It asks for much at once then, and one
+request too many is refused: a workload that is not known for that reason is adopted later, without
+a new deploy.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
@@ -27,9 +32,17 @@ from kubetorch.controller.backends.kubernetes.apply import (
 )
 from kubetorch.controller.backends.kubernetes.launch_failures import snapshot
 from kubetorch.controller.backends.kubernetes.pods import Key
-from kubetorch.errors import KubernetesForbiddenError, KubernetesNotFoundError
+from kubetorch.errors import (
+    KubernetesForbiddenError,
+    KubernetesNotFoundError,
+    KubernetesUnavailableError,
+    KubetorchError,
+    SpecError,
+)
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.resources import SERVICES, Object, Ref, Resource, Selection
+from kubetorch.lib import backoff
+from kubetorch.lib.tasks import cancel_all
 from kubetorch.manifests import agent, kinds, labels, pod_security, rendering, replicas, trainjob
 from kubetorch.manifests.kinds import KINDS, Manifest, Path
 from kubetorch.manifests.services import KubernetesServices
@@ -356,3 +369,134 @@ def _made_by(wanted: Sequence[Manifest]) -> list[Ref]:
 def _is_ours(one: Object, owner: Manifest | None) -> bool:
     """True if an object was applied here for this very workload, and has no other maker."""
     return is_own(one) and is_applied(one, owner)
+
+
+# Workloads at one time.
+_AT_ONCE = 16
+# Seconds until one is tried again: at first, and at most.
+_AGAIN = (1.0, 30.0)
+
+
+class Adopter:
+    def __init__(
+        self,
+        adopt: Callable[[Sequence[WorkloadSpec]], Awaitable[None]],
+        on_change: Callable[[Key], None],
+    ) -> None:
+        self._adopt = adopt
+        self._on_change = on_change
+        self._room = asyncio.Semaphore(_AT_ONCE)
+        self._tasks: dict[Key, asyncio.Task[None]] = {}
+        #: Why workloads are not adopted yet.
+        self.reasons: dict[Key, str] = {}
+
+    async def start(self, specs: Sequence[Sequence[WorkloadSpec]]) -> None:
+        """Try each workload once; those that fail are tried again, and concern no other one."""
+        await asyncio.gather(*map(self._try_first, specs))
+        for of_one in specs:
+            key = _key_of(of_one)
+            if key in self.reasons:
+                self._tasks[key] = asyncio.create_task(
+                    self._adopt_later(of_one), name=f"adopt {key}"
+                )
+
+    def forget(self, key: Key) -> None:
+        """Stop adopting a workload that is gone, or was applied."""
+        self.reasons.pop(key, None)
+        task = self._tasks.pop(key, None)
+        if task is not None:
+            task.cancel()
+
+    async def close(self) -> None:
+        await cancel_all(self._tasks.values())
+
+    async def _try_first(self, specs: Sequence[WorkloadSpec]) -> None:
+        error = await self._try(specs)
+        if isinstance(error, KubernetesUnavailableError):
+            raise error
+
+    async def _adopt_later(self, specs: Sequence[WorkloadSpec]) -> None:
+        pauses = backoff.jittered(backoff.exponential(first=_AGAIN[0], limit=_AGAIN[1]))
+        for pause in pauses:
+            await asyncio.sleep(pause)
+            if await self._try(specs) is None:
+                break
+        key = _key_of(specs)
+        _log.info("workload adopted after all workload=%s/%s", *key)
+        del self._tasks[key]
+        self._on_change(key)
+
+    async def _try(self, specs: Sequence[WorkloadSpec]) -> Exception | None:
+        """Adopt a workload; returns the error if that fails."""
+        key = _key_of(specs)
+        try:
+            async with self._room:
+                await self._adopt(specs)
+        except Exception as error:  # noqa: BLE001  # a user may have written its object
+            self._note(key, error)
+            return error
+        self.reasons.pop(key, None)
+        return None
+
+    def _note(self, key: Key, error: Exception) -> None:
+        is_refusal = isinstance(error, KubetorchError)
+        reason = str(error) if is_refusal else f"{type(error).__name__}: {error}"
+        if self.reasons.get(key) != reason:
+            trace = None if is_refusal else error
+            _log.warning(
+                "workload not adopted workload=%s/%s error=%s", *key, error, exc_info=trace
+            )
+        self.reasons[key] = reason
+
+
+def _key_of(specs: Sequence[WorkloadSpec]) -> Key:
+    return specs[0].namespace, specs[0].name
+
+
+async def find_applied(
+    applier: Applier, runtime: Runtime, specs: Sequence[WorkloadSpec]
+) -> AppliedWorkload:
+    """Find the applied spec: the wanted one, which is first, or an earlier one of another kind."""
+    wanted = AppliedWorkload.of(specs[0])
+    if wanted.main is None:
+        return wanted
+    there = await _find_main(applier, wanted.main)
+    if there is None and rendering.operated_kind(specs[0].compute) is not None:
+        plain = AppliedWorkload.of(specs[0], has_operator=False)
+        other = None if plain.main is None else await _find_main(applier, plain.main)
+        if other is not None and _template_label(other) == _template_label(plain.main or {}):
+            wanted, there = plain, other
+    for spec in () if there is not None else specs[1:]:
+        with contextlib.suppress(SpecError):  # another version took it
+            before = AppliedWorkload.of(spec)
+            if before.main is not None and (other := await _find_main(applier, before.main)):
+                before.found(other)
+                return before
+    wanted.equip(runtime)
+    wanted.found(there)
+    is_known = there is not None and identity(there) in _identities_of(wanted.spec)
+    if is_known and len({_identities_of(spec) for spec in specs}) == 1:
+        wanted.objects = _identities_of(wanted.spec)
+    return wanted
+
+
+def _template_label(one: Manifest) -> str | None:
+    found: str | None = (one["metadata"].get("labels") or {}).get(labels.TEMPLATE)
+    return found
+
+
+async def _find_main(applier: Applier, main: Manifest) -> Manifest | None:
+    try:
+        return await applier.find(await applier.ref(main))
+    except KubernetesNotFoundError:  # its kind is not there any more
+        return None
+
+
+def _identities_of(spec: WorkloadSpec) -> frozenset[Identity]:
+    """The objects that a deploy applies, but for those that depend on the cluster."""
+    try:
+        main = None if spec.compute.is_selector_only else rendering.of_workload(spec)
+    except SpecError:  # another version took it
+        return frozenset()
+    beside = KubernetesServices.of(spec, main).render()
+    return identities(beside if main is None else [*beside, main])

@@ -7,8 +7,7 @@ from typing import Any, cast
 import pytest
 
 from clock_loop import pause, run
-from kubetorch.controller.backends.kubernetes import ordinals
-from kubetorch.controller.backends.kubernetes.ordinals import OrdinalKeeper, Ordinals
+from kubetorch.controller.backends.kubernetes.pods import OrdinalKeeper, Ordinals, ordinal_of
 from kubetorch.errors import KubernetesConflictError, KubernetesUnavailableError
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.resources import Object, Ref
@@ -55,7 +54,7 @@ RAY = "ray.io/node-type"
 def test_the_ordinal_of_a_pod_is_its_owners_and_no_other_pods(
     kind: str, tags: dict[str, str], number: int | None
 ) -> None:
-    assert ordinals.index(pod(kind=kind, **tags)) == number
+    assert ordinal_of(pod(kind=kind, **tags)) == number
 
 
 def count(*arriving: Object, found: Ordinals | None = None) -> dict[str, int]:
