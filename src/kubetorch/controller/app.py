@@ -4,11 +4,8 @@
                       │                │         │          │            │
                       └────────────────┴─── failure envelope ┴───────────┘
 
-What is for a pod is passed on to its agent (`kubetorch.controller.relay`) before all that.
-
-The sessions of agents are WebSockets, which `accept` takes; they pass the same checks.
-
-Everything that a controller consists of, put together.
+What is for a pod is passed on to its agent (`kubetorch.controller.relay`) before all that. The
+sessions of agents are WebSockets, which `accept` takes; they pass the same checks.
 """
 
 from __future__ import annotations
@@ -89,7 +86,6 @@ class App:
             await self._refuse(exchange, error)
 
     async def accept(self, path: str, headers: Mapping[str, str]) -> Endpoint:
-        """The session of an agent that asks for an upgrade."""
         try:
             self._access.check_origin(headers)
             principal = await self._access.identify(headers)
@@ -212,7 +208,6 @@ class Controller:
         self._server = Server(self.app, upgrade=upgrade)
 
     async def start(self, listener: socket.socket) -> None:
-        """Take up what an earlier controller left, and serve."""
         await self.workloads.start()
         await self._server.start(listener)
         self._garbage.start()

@@ -140,7 +140,6 @@ class NamespaceBlobs:
         return self.namespace in (None, namespace)
 
     async def missing(self, spec: WorkloadSpec) -> list[str]:
-        """The blobs that have to come before the generation can exist."""
         async with self.turn:
             if self.completeness.is_known(spec):
                 return self.completeness.missing(spec)

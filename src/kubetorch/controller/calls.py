@@ -207,7 +207,6 @@ class Calls:
         return self._view(self._record(call_id))
 
     def list(self, *, namespace: str = "", workload: str = "") -> list[CallView]:
-        """Calls, newest first, of a namespace and a workload if they are given."""
         found = self._book.calls(namespace=namespace, workload=workload)
         return [self._view(call) for call in found]
 
@@ -225,7 +224,6 @@ class Calls:
         )
 
     def results(self, store: NamespaceBlobs) -> set[str]:
-        """Digests of all results that are kept in a store."""
         return self._book.results(store.namespace or "")
 
     def expire(self) -> None:

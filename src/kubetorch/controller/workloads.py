@@ -194,7 +194,6 @@ class Workloads:
     # ------------------------------------------------------------------------------ pods' sessions
 
     def workload_of(self, pod: PodIdentity) -> Workload | None:
-        """The workload of a pod, if there is such a pod."""
         workload = self._workloads.get((pod.namespace, pod.workload))
         return workload if workload is not None and pod.pod in workload.pod_names else None
 
@@ -211,14 +210,12 @@ class Workloads:
     # ------------------------------------------------------------------------- for the state
 
     def summary(self, namespace: str, name: str) -> Summary | None:
-        """A workload in a few words; `None` when there is none of that name."""
         workload = self._workloads.get((namespace, name))
         if workload is None or not workload.specs:
             return None
         return views.summary(workload.view(), self._clock.time())
 
     def on_deleted_elsewhere(self, namespace: str, name: str) -> None:
-        """Delete the pods of a workload whose object a user deleted."""
         self._delete_soon(namespace, name)
 
     def _on_pods(self, namespace: str, name: str) -> None:
@@ -336,7 +333,6 @@ class Workloads:
         return self._users(namespace, lambda attached: attached.all_secrets)
 
     def users_of_volumes(self, namespace: str | None) -> Users:
-        """The workloads of a namespace, or of all, that have each volume mounted."""
         return self._users(namespace, lambda attached: [one.claim for one in attached.claims])
 
     def _users(self, namespace: str | None, used: Callable[[Attached], Iterable[str]]) -> Users:

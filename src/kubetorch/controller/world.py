@@ -58,15 +58,9 @@ _PROVISIONAL = (UNREACHABLE, AGENT_RESTARTED, AGENT_DIED, DELETED.reason)
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """The demands of a generation on its world.
+    """The demands of a generation on its world: so many pods, of which a quorum suffices.
 
-    Attributes:
-        generation: Its number.
-        workers: Pods that it should have.
-        quorum: Pods that suffice.
-        timeout: Seconds that they are waited for.
-        processes: Processes of each pod.
-        good: The generation that all pods served last.
+    `good` is the generation that all pods served last.
     """
 
     generation: int
@@ -287,7 +281,6 @@ class Rendezvous:
 
     @property
     def is_wanted(self) -> bool:
-        """True if there is to be a world."""
         return self._plan is not None
 
     @property

@@ -196,7 +196,6 @@ def beside(
 
 
 def _bring(template: PodTemplate, runtime: Runtime) -> None:
-    """Provide the runtime at `FOLDER`."""
     container = template.container
     if container.get("image") in (DEFAULT_IMAGE, runtime.default_image):
         container["image"] = runtime.default_image

@@ -20,8 +20,6 @@ _NAME = re.compile("[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?")
 
 @dataclass(frozen=True)
 class SecretVariables:
-    """Variables that get their values from a secret."""
-
     secret: str
     variable: str | None = None
     key: str = ""
@@ -49,8 +47,6 @@ class ClaimMount:
 
 @dataclass(frozen=True)
 class Attached:
-    """Everything that is attached."""
-
     variables: tuple[SecretVariables, ...] = ()
     files: tuple[SecretFiles, ...] = ()
     claims: tuple[ClaimMount, ...] = ()
@@ -181,8 +177,6 @@ _NAMED = ("Pod", "StatefulSet")
 
 
 class DesiredPods(msgspec.Struct, frozen=True):
-    """The pods that a manifest asks for, for a backend that is no Kubernetes."""
-
     namespace: str
     name: str
     replicas: int
@@ -199,7 +193,6 @@ class DesiredPods(msgspec.Struct, frozen=True):
 
 
 def read(manifest: Manifest, *, pod_template_path: tuple[str, ...] | None = None) -> DesiredPods:
-    """Read the pods that a manifest asks for."""
     workload = WorkloadManifest.parse(manifest, pod_template_path)
     kind, primary = workload.kind, workload.primary
     container, spec = primary.container, manifest.get("spec") or {}

@@ -99,7 +99,6 @@ def of_pods(*, name: str | None, username: str | None) -> dict[str, str]:
 def of_object(
     *, name: str | None, callable: CallableRef | None, username: str | None, template: str
 ) -> dict[str, str]:
-    """The labels of a workload's object."""
     found = of_pods(name=name, username=username)
     if callable is not None:
         found[MODULE] = value(callable.module)

@@ -128,7 +128,6 @@ def shell(
     namespace: str,
     username: str | None = None,
     provider: str | None = None,
-    user_identifier: str | None = None,
     override: bool = False,
 ) -> Manifest:
     """The Secret without its values."""
@@ -137,7 +136,6 @@ def shell(
         labels.SECRET_NAME: labels.value(one.name),
         labels.USERNAME: username,
         labels.PROVIDER: provider,
-        labels.USER_IDENTIFIER: user_identifier and labels.value(user_identifier),
     }
     annotations = {labels.OVERRIDE: str(override)}
     if one.mount_type == "volume":

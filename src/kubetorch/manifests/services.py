@@ -26,11 +26,7 @@ _JOB_NAME = "training.kubeflow.org/job-name"
 class KubernetesServices:
     """The Services of one workload, and the labels of the pods behind them.
 
-    Args:
-        compute: What the workload asks for.
-        manifest: The rendered object; `None` where the user only names pods that are there.
-        namespace: Namespace of the workload.
-        name: Name of the workload.
+    There is no manifest where the user only names pods that are there.
     """
 
     def __init__(
@@ -45,7 +41,6 @@ class KubernetesServices:
 
     @classmethod
     def of(cls, spec: WorkloadSpec, manifest: Manifest | None) -> KubernetesServices:
-        """The Services of a workload whose object is rendered."""
         return cls(spec.compute, manifest, namespace=spec.namespace, name=spec.name)
 
     @property

@@ -195,14 +195,13 @@ def claim_of(
     return _claim(volume, namespace, claim, spec) | {"status": {"phase": phase}}
 
 
-def volume_of_claim(found: Manifest, *, mount_path: str | None = None) -> VolumeSpec:
-    """The volume of a claim that exists."""
+def volume_of_claim(found: Manifest) -> VolumeSpec:
     metadata, spec = found["metadata"], found["spec"]
     name = metadata["name"]
     annotated = (metadata.get("annotations") or {}).get(labels.MOUNT_PATH)
     return VolumeSpec(
         name=name,
-        mount_path=mount_path or annotated or default_mount_path(name),
+        mount_path=annotated or default_mount_path(name),
         size=str(spec["resources"]["requests"]["storage"]),
         storage_class=spec.get("storageClassName"),
         access_mode=spec["accessModes"][0],

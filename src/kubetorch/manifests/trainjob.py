@@ -159,7 +159,6 @@ def _jobs(spec: Manifest) -> list[Any]:
 
 
 def _override(spec: Manifest, *, is_made: bool = False) -> Manifest:
-    """The override for the pods of the job `node`."""
     key = _NEW if _NEW in spec else _OLD
     target = {"name": NODE}
     for one in spec.get(key) or ():

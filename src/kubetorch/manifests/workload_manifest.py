@@ -38,7 +38,6 @@ class PodTemplate:
         return self._metadata("labels")
 
     def annotations(self) -> list[dict[str, str]]:
-        """As `labels`, for annotations."""
         return self._metadata("annotations")
 
     def _metadata(self, key: str) -> list[dict[str, str]]:

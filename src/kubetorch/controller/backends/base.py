@@ -137,10 +137,7 @@ class PodStatus(msgspec.Struct, frozen=True):
     """A pod, as its backend sees it.
 
     Attributes:
-        name: Its name, which it keeps as long as it lives.
-        ordinal: Its number in the workload.
-        phase: Kubernetes' word.
-        url: Base URL of its agent.
+        name: It keeps its name as long as it lives.
         is_retiring: It was made from an older template, or is surplus, and ends soon.
         restarts: How often its agent was started again.
         reason: Why it does not run.
@@ -178,24 +175,16 @@ class PodStatus(msgspec.Struct, frozen=True):
 
 
 class Trouble(msgspec.Struct, frozen=True):
-    """The reason why a workload does not have its pods.
-
-    Attributes:
-        reason: As one sentence; empty when nothing does.
-        failure: Why it never will have them, once that is certain.
-    """
+    """Why a workload does not have its pods, if so, and why it never will, once that is certain."""
 
     reason: str = ""
     failure: Failure | None = None
 
 
 class PortsWanted(msgspec.Struct, frozen=True):
-    """Ports that the processes of a distributed service are to meet on.
+    """Ports that the processes of a distributed service are to meet on, as many as `count`.
 
-    Attributes:
-        first: The first of them.
-        is_declared: The user said which; else others will do.
-        count: How many, of how many processes `per_pod`.
+    Others than from `first` on will do, unless the user declared that.
     """
 
     first: int
@@ -205,13 +194,7 @@ class PortsWanted(msgspec.Struct, frozen=True):
 
 
 class News(msgspec.Struct, frozen=True):
-    """An event on the way to the pods of a workload.
-
-    Attributes:
-        message: As one line.
-        pod: What it happened to.
-        is_warning: Whether it should not have.
-    """
+    """An event on the way to the pods of a workload, as one line."""
 
     message: str
     pod: str = ""

@@ -72,9 +72,8 @@ class Exchange(Request):
     ) -> None:
         await self._responder.answer(status, body, content_type, **headers)
 
-    async def respond_message(self, message: object, *, status: int = 200) -> None:
-        """Answer with a message, or a list of them."""
-        await self.respond(messages.encode(message), status=status)
+    async def respond_message(self, message: object) -> None:
+        await self.respond(messages.encode(message))
 
     async def respond_stream(self, chunks: AsyncIterator[bytes], *, content_type: str) -> None:
         """Answer with chunks as they come; they are closed when the client goes away."""
@@ -105,7 +104,6 @@ class Permission(msgspec.Struct, frozen=True):
     when: str = ""
 
     def need(self, exchange: Exchange, parameters: Mapping[str, str]) -> Need:
-        """The right that one request needs."""
         namespace = ""
         if self.scope == "path":
             namespace = parameters["namespace"]

@@ -299,7 +299,7 @@ class ObjectReplacement:
             one
             for found in lists
             for one in found
-            if identity(one) not in kept and _is_ours(one, owner)
+            if identity(one) not in kept and is_own(one) and is_applied(one, owner)
         ]
 
     async def _served(self, kind: tuple[str, str], versions: Sequence[str]) -> Resource | None:
@@ -364,11 +364,6 @@ def _made_by(wanted: Sequence[Manifest]) -> list[Ref]:
     if kind is None or not (kind.is_autoscaled or kind.has_service):
         return []
     return [Ref(SERVICES, main["metadata"]["name"], main["metadata"]["namespace"])]
-
-
-def _is_ours(one: Object, owner: Manifest | None) -> bool:
-    """True if an object was applied here for this very workload, and has no other maker."""
-    return is_own(one) and is_applied(one, owner)
 
 
 # Workloads at one time.

@@ -312,7 +312,6 @@ class PodWatch:
         self._waiting: set[str | None] = set()
 
     async def start(self) -> None:
-        """Know all pods with our label."""
         for namespace in self._namespaces or (None,):
             selection = Selection(PODS, namespace, labels=labels.SERVICE)
             informer = Informer(self._client, selection, self._changed)

@@ -77,7 +77,6 @@ class _Workload(msgspec.Struct):
 
     @property
     def replicas(self) -> int:
-        """Number of pods that it may have."""
         return 0 if self.is_released else self.wanted.replicas
 
     def current(self) -> list[Pod]:

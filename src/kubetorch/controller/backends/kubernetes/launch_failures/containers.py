@@ -235,7 +235,13 @@ def _ended(one: _Container, ended: Object, events: Sequence[Object], *, is_final
         return doomed(_memory_error(one), since)
     probe = _probe(one, events, since)
     if probe is not None and (is_final or probe[0] == "startup"):
-        return doomed(_probe_error(one, *probe), since)
+        failed = ProbeFailedError(
+            f"{one.called} of {one.pod['metadata']['name']} was killed because its {probe[0]} "
+            f"probe failed: {probe[1]}",
+            hint="correct the probe, or give it more time (failureThreshold, periodSeconds); "
+            "kt logs has what the container said",
+        )
+        return doomed(failed, since)
     if not (is_final or code in _NOT_STARTED):
         how = f"ended with exit code {code}"
         if probe is not None:
@@ -306,12 +312,3 @@ def _probe_said(name: str, probe: str, events: Sequence[Object]) -> str:
         if text.startswith(prefix):
             return text[len(prefix) :].strip()
     return "it gave no reason"
-
-
-def _probe_error(one: _Container, probe: str, said: str) -> ProbeFailedError:
-    name = one.pod["metadata"]["name"]
-    return ProbeFailedError(
-        f"{one.called} of {name} was killed because its {probe} probe failed: {said}",
-        hint="correct the probe, or give it more time (failureThreshold, periodSeconds); "
-        "kt logs has what the container said",
-    )

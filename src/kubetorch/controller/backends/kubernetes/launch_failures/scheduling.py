@@ -10,7 +10,12 @@ from fractions import Fraction
 import msgspec
 
 from kubetorch.controller.backends.kubernetes.launch_failures import queues, snapshot, volumes
-from kubetorch.controller.backends.kubernetes.launch_failures.snapshot import NODES, Cluster
+from kubetorch.controller.backends.kubernetes.launch_failures.snapshot import (
+    AUTOSCALER_STATUS,
+    NODE_POOLS,
+    NODES,
+    Cluster,
+)
 from kubetorch.controller.backends.kubernetes.launch_failures.verdicts import (
     NOTHING,
     Verdict,
@@ -226,7 +231,8 @@ def _unschedulable(
     autoscaler = cluster.autoscaler or next(filter(None, map(snapshot.autoscaler, said)), None)
     if autoscaler is not None:
         return _autoscaled(pod, message, events, autoscaler, since)
-    if not (cluster.knows_capacity and cluster.all(NODES)):
+    knows_capacity = all(map(cluster.knows, (NODES, AUTOSCALER_STATUS, NODE_POOLS)))
+    if not (knows_capacity and cluster.all(NODES)):
         return waits
     asked = ("misfits", demand(pod["spec"]))
     found = cluster.once(asked, lambda: misfits(pod, cluster.all(NODES)))

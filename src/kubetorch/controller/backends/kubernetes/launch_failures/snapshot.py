@@ -101,11 +101,6 @@ class Cluster:
         return found
 
     @property
-    def knows_capacity(self) -> bool:
-        """True if the nodes are known, and what adds nodes."""
-        return all(map(self.knows, (NODES, AUTOSCALER_STATUS, NODE_POOLS)))
-
-    @property
     def autoscaler(self) -> str | None:
         """The name of the autoscaler that adds nodes, if there is one."""
         return self.once("autoscaler", self._autoscaler)
