@@ -14,10 +14,9 @@ from pathlib import Path
 from kubetorch.controller.routes import status
 from kubetorch.controller.routes.blobs import BlobRoutes
 from kubetorch.controller.routes.calls import CallRoutes
-from kubetorch.controller.routes.secrets import SecretRoutes
 from kubetorch.controller.routes.status import ServiceRoutes
+from kubetorch.controller.routes.stores import SecretRoutes, VolumeRoutes
 from kubetorch.controller.routes.table import Route
-from kubetorch.controller.routes.volumes import VolumeRoutes
 from kubetorch.controller.routes.workloads import WorkloadRoutes
 from kubetorch.pod.http.app import TABLE
 from kubetorch.wire import routes

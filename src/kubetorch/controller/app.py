@@ -24,10 +24,9 @@ from kubetorch.controller.calls import Calls
 from kubetorch.controller.relay import NO_HOSTS, Hosts, Relay
 from kubetorch.controller.routes.blobs import BlobRoutes
 from kubetorch.controller.routes.calls import CallRoutes
-from kubetorch.controller.routes.secrets import SecretRoutes
 from kubetorch.controller.routes.status import ServiceRoutes
+from kubetorch.controller.routes.stores import SecretRoutes, VolumeRoutes
 from kubetorch.controller.routes.table import Exchange, Route, Table
-from kubetorch.controller.routes.volumes import VolumeRoutes
 from kubetorch.controller.routes.workloads import WorkloadRoutes
 from kubetorch.controller.sessions import MESSAGE_LIMIT, WAITING_LIMIT, Session
 from kubetorch.controller.state import ControllerState
