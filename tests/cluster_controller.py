@@ -32,9 +32,14 @@ from kubetorch.controller.backends.kubernetes.secrets import SecretObjects
 from kubetorch.controller.backends.kubernetes.volumes import VolumeClaims
 from kubetorch.controller.backends.process.stores import SecretFiles, VolumeFolders
 from kubetorch.controller.blobs import BlobStores
-from kubetorch.controller.cluster.access import Clocks, ClusterAccess, PodTokens, WorkloadPods
+from kubetorch.controller.cluster.access import (
+    Clocks,
+    ClusterAccess,
+    PodTokens,
+    Reviews,
+    WorkloadPods,
+)
 from kubetorch.controller.cluster.resource import WORKLOADS
-from kubetorch.controller.cluster.reviews import Reviews
 from kubetorch.controller.cluster.state import KubernetesState
 from kubetorch.controller.state import ControllerState, SqliteState, State
 from kubetorch.controller.workloads import Workloads

@@ -7,8 +7,7 @@ import signal
 import sys
 import time
 
-from kubetorch.controller.cluster.leader import Election
-from kubetorch.controller.cluster.lease import Times
+from kubetorch.controller.cluster.leader import Election, Times
 from kubetorch.k8s import kubeconfig
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.kubeconfig import Access, Cluster, User

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import datetime
 from pathlib import Path
 
-from kubetorch.controller.cluster import lease
+from kubetorch.controller.cluster import leader
 from local.candidate import PERIOD
 from local.fake_apiserver import FakeApiServer
 from local.object_server import ObjectServer
@@ -51,7 +51,7 @@ async def candidate(url: str, place: str, duration: float = SHORT) -> AsyncItera
 
 def run(body: Callable[[str, ObjectServer], Awaitable[None]]) -> None:
     async def main() -> None:
-        resource = lease.LEASES
+        resource = leader.LEASES
         server = ObjectServer((resource.api_version, resource.plural, resource.kind))
         async with FakeApiServer(server) as listening:
             await body(listening.url, server)

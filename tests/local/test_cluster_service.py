@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from kubetorch.controller.cluster import lease
+from kubetorch.controller.cluster import leader
 from kubetorch.controller.cluster.leader import PODS_OF_CONTROLLER
 from kubetorch.controller.cluster.resource import WORKLOADS
 from kubetorch.controller.cluster.service import NAME
@@ -25,7 +25,7 @@ from local.object_server import ObjectServer
 LEASES = "apis/coordination.k8s.io/v1/leases/kubetorch"
 PODS = "api/v1/pods/kubetorch"
 KINDS = (
-    (lease.LEASES.api_version, lease.LEASES.plural, lease.LEASES.kind),
+    (leader.LEASES.api_version, leader.LEASES.plural, leader.LEASES.kind),
     (WORKLOADS.api_version, WORKLOADS.plural, WORKLOADS.kind),
     ("v1", "pods", "Pod"),
     ("v1", "secrets", "Secret"),

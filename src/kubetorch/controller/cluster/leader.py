@@ -4,6 +4,20 @@ async with Election(client, namespace="kubetorch", place=pod_name) as election:
     await election.won()
     ...                       # until `election.lost()` returns: then end this process
 
+A `Candidate` decides, without I/O: a Lease comes in, an action out.
+
+    not there, free, or not renewed for its duration ──► Take ──► leading ──(each period)──► Take
+    somebody else's ──► Wait                                         │
+                                       (somebody else's) ──► lost ◄──┘
+
+The clocks of two machines are never compared: what counts is how long this candidate has seen the
+lease unchanged, by its own clock. A lease is written only over the version that was seen, so of two
+candidates that take it at the same time one finds out.
+
+A leader that cannot reach the API server does not know whether it still leads, and changes nothing.
+It goes on when it finds its lease as it left it: as long as nobody reaches the API server, nobody
+takes over. A candidate that could not look counts from when it could.
+
 The Service and clients find the pod that leads by the label.
 """
 
@@ -12,21 +26,172 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime, timezone
 
-from kubetorch.controller.cluster import lease
-from kubetorch.controller.cluster.lease import LEASES, Candidate
 from kubetorch.errors import KubernetesConflictError, KubernetesNotFoundError, KubetorchError
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.informers import Informer
-from kubetorch.k8s.resources import PODS, Object, Ref, Selection
+from kubetorch.k8s.resources import PODS, Object, Ref, Resource, Selection
 from kubetorch.k8s.watching import DELETED, Change
 from kubetorch.lib import deadlines
 from kubetorch.lib.changes import Changes
 from kubetorch.lib.tasks import cancel_all
 from kubetorch.manifests import labels
+
+LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
+
+
+@dataclass(frozen=True)
+class Times:
+    duration: float = 10.0
+    tenure: float = 7.0
+    period: float = 2.0
+
+
+TIMES = Times()
+
+
+@dataclass(frozen=True)
+class Read:
+    """Look at the lease."""
+
+
+@dataclass(frozen=True)
+class Take:
+    """Write the lease: to lead, or to go on leading."""
+
+    body: Object
+    is_new: bool
+
+
+@dataclass(frozen=True)
+class Wait:
+    seconds: float
+
+
+Step = Read | Take | Wait
+
+
+class Candidate:
+    def __init__(
+        self, *, namespace: str, name: str, place: str, nonce: str, times: Times = TIMES
+    ) -> None:
+        self.identity = f"{place}_{nonce}"
+        self.was_leading = False
+        self._place = place
+        self._times = times
+        self._metadata = {"namespace": namespace, "name": name}
+        self._lease: Object | None = None
+        self._is_known = False
+        self._since = 0.0
+        self._renewed: float | None = None
+        self._pause_until = -math.inf
+
+    @property
+    def holder(self) -> str:
+        """The leader, as far as is known; empty without a leader."""
+        spec = (self._lease or {}).get("spec") or {}
+        return str(spec.get("holderIdentity") or "")
+
+    @property
+    def is_lost(self) -> bool:
+        """True if another candidate leads now, after this one."""
+        is_others = self.holder not in ("", self.identity)
+        return self.was_leading and self._is_known and is_others
+
+    def is_leading(self, now: float) -> bool:
+        """True if this candidate may change something now."""
+        return (
+            self._renewed is not None
+            and now < self._renewed + self._times.tenure
+            and not self.is_lost
+        )
+
+    def seen(self, lease: Object | None, now: float) -> None:
+        """The server has this lease, or none."""
+        if _told(lease) != _told(self._lease) or not self._is_known:
+            self._since = now
+        self._lease, self._is_known = lease, True
+        if self.holder != self.identity:
+            self._renewed = None
+
+    def taken(self, lease: Object, now: float) -> None:
+        """The server took what was written at this moment."""
+        self.seen(lease, now)
+        self._renewed = now
+        self.was_leading = True
+        self._pause_until = -math.inf
+
+    def blind(self, now: float) -> None:
+        """Changes of the lease would not arrive at this moment."""
+        self._since = now
+
+    def refused(self, now: float) -> None:
+        """Another candidate was faster."""
+        self._is_known = False
+        self._pause_until = now
+
+    def failed(self, now: float) -> None:
+        """The server did not answer, so nobody can say how old the lease is."""
+        self._is_known = False
+        self._since = now
+        self._pause_until = now + self._times.period / 2
+
+    def step(self, now: float, moment: float) -> Step:
+        if now < self._pause_until:
+            return Wait(self._pause_until - now)
+        if not self._is_known:
+            return Read()
+        left = self._left(now)
+        return Wait(left) if left > 0 else Take(self._body(moment), self._lease is None)
+
+    def resignation(self, moment: float) -> Object:
+        """The lease without a holder: the next one takes it at once."""
+        body = self._body(moment)
+        return {**body, "spec": {**body["spec"], "holderIdentity": "", "leaseDurationSeconds": 1}}
+
+    def _left(self, now: float) -> float:
+        """Seconds until the lease can be taken, or has to be renewed."""
+        if self.holder == self.identity:
+            return 0.0 if self._renewed is None else self._renewed + self._times.period - now
+        if not self.holder or self.holder.rpartition("_")[0] == self._place:
+            return 0.0
+        duration = (self._lease or {})["spec"].get("leaseDurationSeconds") or self._times.duration
+        return self._since + float(duration) - now
+
+    def _body(self, moment: float) -> Object:
+        old = (self._lease or {}).get("spec") or {}
+        time = datetime.fromtimestamp(moment, timezone.utc).isoformat(timespec="microseconds")
+        time = time.replace("+00:00", "Z")
+        is_mine = self.holder == self.identity
+        changes = int(old.get("leaseTransitions") or 0)
+        metadata = (self._lease or {}).get("metadata") or self._metadata
+        return {
+            "apiVersion": LEASES.api_version,
+            "kind": LEASES.kind,
+            "metadata": metadata,
+            "spec": {
+                "holderIdentity": self.identity,
+                "leaseDurationSeconds": int(self._times.duration),
+                "acquireTime": old.get("acquireTime") if is_mine else time,
+                "renewTime": time,
+                "leaseTransitions": changes if is_mine or not old else changes + 1,
+            },
+        }
+
+
+def _told(lease: Object | None) -> tuple[object, object] | None:
+    """The parts of a lease that change with each renewal."""
+    if lease is None:
+        return None
+    spec = lease.get("spec") or {}
+    return spec.get("holderIdentity"), spec.get("renewTime")
+
 
 #: Name of the controller's Deployment, Service, service account and Lease.
 NAME = "kubetorch-controller"
@@ -52,7 +217,7 @@ class Election:
         *,
         namespace: str,
         place: str,
-        times: lease.Times = lease.TIMES,
+        times: Times = TIMES,
         name: str = NAME,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -125,7 +290,7 @@ class Election:
         candidate = self._candidate
         while not candidate.is_lost:
             step = candidate.step(self._clock(), time.time())
-            if isinstance(step, lease.Wait):
+            if isinstance(step, Wait):
                 with contextlib.suppress(TimeoutError):
                     async with deadlines.timeout(min(step.seconds, _LOOK)):
                         await self._changes.wait()
@@ -151,15 +316,15 @@ class Election:
             await self._client.replace(self._candidate.resignation(time.time()))
         except KubernetesConflictError:
             # A renewal that was cut off a moment ago arrived all the same.
-            await self._do(lease.Read())
+            await self._do(Read())
             if self._candidate.holder != self._candidate.identity:
                 return
             await self._client.replace(self._candidate.resignation(time.time()))
         _log.info("resigned identity=%s", self._candidate.identity)
 
-    async def _do(self, step: lease.Read | lease.Take) -> None:
+    async def _do(self, step: Read | Take) -> None:
         begun = self._clock()
-        if isinstance(step, lease.Take):
+        if isinstance(step, Take):
             write = self._client.create if step.is_new else self._client.replace
             self._candidate.taken(await write(step.body), begun)
             return

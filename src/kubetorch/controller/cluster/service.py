@@ -38,10 +38,15 @@ from kubetorch.controller.backends.kubernetes.prepare import PodPrerequisites
 from kubetorch.controller.backends.kubernetes.secrets import SECRETS, SecretObjects
 from kubetorch.controller.backends.kubernetes.volumes import VolumeClaims
 from kubetorch.controller.blobs import BlobStores
-from kubetorch.controller.cluster.access import Clocks, ClusterAccess, PodTokens, WorkloadPods
+from kubetorch.controller.cluster.access import (
+    Clocks,
+    ClusterAccess,
+    PodTokens,
+    Reviews,
+    WorkloadPods,
+)
 from kubetorch.controller.cluster.leader import NAME, Election, LeaderLabel
 from kubetorch.controller.cluster.resource import WORKLOADS
-from kubetorch.controller.cluster.reviews import Reviews
 from kubetorch.controller.cluster.state import KubernetesState
 from kubetorch.controller.relay import NO_HOSTS, Hosts
 from kubetorch.controller.routes.table import Exchange

@@ -21,8 +21,14 @@ from kubetorch.controller.access import (
     User,
 )
 from kubetorch.controller.backends.base import Stores
-from kubetorch.controller.cluster.access import Clocks, ClusterAccess
-from kubetorch.controller.cluster.reviews import ALLOWED_SECONDS, DENIED_SECONDS, Reviews, Verdict
+from kubetorch.controller.cluster.access import (
+    ALLOWED_SECONDS,
+    DENIED_SECONDS,
+    Clocks,
+    ClusterAccess,
+    Reviews,
+    Verdict,
+)
 from kubetorch.errors import (
     ControllerUnavailableError,
     ForbiddenError,

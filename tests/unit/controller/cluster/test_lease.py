@@ -7,10 +7,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubetorch.controller.cluster import lease
-from kubetorch.controller.cluster.lease import Candidate, Read, Take, Wait
+from kubetorch.controller.cluster import leader
+from kubetorch.controller.cluster.leader import Candidate, Read, Take, Wait
 
-DURATION, TENURE = lease.TIMES.duration, lease.TIMES.tenure
+DURATION, TENURE = leader.TIMES.duration, leader.TIMES.tenure
 
 
 class Server:

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from kubetorch.controller.access import BoundPod, Need, User
-from kubetorch.controller.cluster.reviews import (
+from kubetorch.controller.cluster.access import (
     Answer,
     AnswerCache,
     Claims,
