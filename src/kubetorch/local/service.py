@@ -29,11 +29,10 @@ from kubetorch.config import environment as variables
 from kubetorch.controller import database
 from kubetorch.controller.access import LocalAccess
 from kubetorch.controller.app import Controller
-from kubetorch.controller.backends.process.attachments import PodAttachments
 from kubetorch.controller.backends.process.backend import ProcessBackend
 from kubetorch.controller.backends.process.pods import PodHome
 from kubetorch.controller.backends.process.spares import SpareAgent
-from kubetorch.controller.backends.process.stores import SecretFiles, VolumeFolders
+from kubetorch.controller.backends.process.stores import PodAttachments, SecretFiles, VolumeFolders
 from kubetorch.controller.blobs import BlobStores
 from kubetorch.controller.state import ControllerState, SqliteState
 from kubetorch.errors import ControllerUnavailableError, KubetorchError

@@ -36,9 +36,9 @@ from kubetorch.controller.backends.base import (
     PortsWanted,
 )
 from kubetorch.controller.backends.process import pods, spares
-from kubetorch.controller.backends.process.attachments import PodAttachments, PodInputs
 from kubetorch.controller.backends.process.pods import Pod, PodHome
 from kubetorch.controller.backends.process.spares import SpareAgents
+from kubetorch.controller.backends.process.stores import PodAttachments, PodInputs
 from kubetorch.controller.state import PodRecord, SqliteState
 from kubetorch.errors import ResourceNotAvailableError, SpecError
 from kubetorch.lib import processes, sockets

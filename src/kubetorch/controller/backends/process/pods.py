@@ -26,8 +26,8 @@ import msgspec
 from msgspec.structs import replace
 
 from kubetorch.controller.backends.base import Phase, PodStatus
-from kubetorch.controller.backends.process.attachments import PodInputs
 from kubetorch.controller.backends.process.spares import SpareAgent, SpareAgents
+from kubetorch.controller.backends.process.stores import PodInputs
 from kubetorch.controller.state import PodRecord, SqliteState
 from kubetorch.errors import KubetorchError, ServiceHealthError
 from kubetorch.lib import backoff, deadlines, files, process_watch, processes, sockets

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kubetorch.controller.backends.process.attachments import PodAttachments
-from kubetorch.controller.backends.process.stores import SecretFiles, VolumeFolders
+from kubetorch.controller.backends.process.stores import PodAttachments, SecretFiles, VolumeFolders
 from kubetorch.errors import SpecError
 from kubetorch.manifests.desired_pods import Attached, ClaimMount, DesiredPods
 from kubetorch.specs.volume import VolumeSpec
