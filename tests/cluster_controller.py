@@ -41,7 +41,7 @@ from kubetorch.controller.cluster.access import (
 )
 from kubetorch.controller.cluster.resource import WORKLOADS
 from kubetorch.controller.cluster.state import KubernetesState
-from kubetorch.controller.state import ControllerState, SqliteState, State
+from kubetorch.controller.state import SqliteState, State
 from kubetorch.controller.workloads import Workloads
 from kubetorch.k8s.client import Client
 from kubetorch.lib import websocket, websocket_protocol
@@ -200,7 +200,8 @@ class InCluster:
         backend, state = await self._runner()
         self.controller = Controller(
             backend=backend,
-            state=ControllerState(state, self._state),
+            state=state,
+            call_state=self._state,
             blob_stores=BlobStores(self.folder / "blobs"),
             clock=clock,
             secret=SECRET,

@@ -25,7 +25,7 @@ from kubetorch.controller.app import Controller
 from kubetorch.controller.backends.process.stores import SecretFiles, VolumeFolders
 from kubetorch.controller.blobs import BlobStores
 from kubetorch.controller.cluster import service
-from kubetorch.controller.state import ControllerState, SqliteState
+from kubetorch.controller.state import SqliteState
 from kubetorch.lib.clock import SystemClock
 from kubetorch.wire import tokens
 
@@ -56,7 +56,8 @@ async def main(listener: socket.socket, folder: Path) -> None:
     loop.add_signal_handler(signal.SIGUSR1, backend.lose, *LOSING, LOST)
     controller = Controller(
         backend=backend,
-        state=ControllerState(state, state),
+        state=state,
+        call_state=state,
         blob_stores=BlobStores(folder / "blobs"),
         clock=clock,
         secret=SECRET,

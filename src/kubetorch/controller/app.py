@@ -29,7 +29,7 @@ from kubetorch.controller.routes.stores import SecretRoutes, VolumeRoutes
 from kubetorch.controller.routes.table import Exchange, Route, Table
 from kubetorch.controller.routes.workloads import WorkloadRoutes
 from kubetorch.controller.sessions import MESSAGE_LIMIT, WAITING_LIMIT, Session
-from kubetorch.controller.state import ControllerState
+from kubetorch.controller.state import SqliteState, State
 from kubetorch.controller.workload import Workload
 from kubetorch.controller.workloads import Workloads
 from kubetorch.errors import KubetorchError, UnauthorizedError
@@ -141,7 +141,8 @@ class Controller:
         self,
         *,
         backend: Backend,
-        state: ControllerState,
+        state: State,
+        call_state: SqliteState,
         blob_stores: BlobStores,
         clock: Clock,
         secret: bytes,
@@ -149,7 +150,7 @@ class Controller:
         stop: Callable[[bool], None] | None = None,
         hosts: Hosts = NO_HOSTS,
     ) -> None:
-        calls = Calls(state.calls, blob_stores, clock)
+        calls = Calls(call_state, blob_stores, clock)
         self._clock = clock
         self._backend = backend
         self._sessions: set[Session] = set()
@@ -159,7 +160,7 @@ class Controller:
         self._last_request = clock.time()
         self.workloads = Workloads(
             backend=backend,
-            state=state.workloads,
+            state=state,
             blob_stores=blob_stores,
             calls=calls,
             clock=clock,

@@ -194,8 +194,6 @@ class BlobStores:
 
 
 class BlobRecovery:
-    """Asks pods for blobs that the controller lost."""
-
     def __init__(self, blob_stores: BlobStores, clock: Clock) -> None:
         self._blob_stores = blob_stores
         self._clock = clock
@@ -234,8 +232,6 @@ class BlobRecovery:
 
 
 class GarbageCollector:
-    """Deletes blobs that nothing refers to, from time to time."""
-
     def __init__(
         self,
         blob_stores: BlobStores,

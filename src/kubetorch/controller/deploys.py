@@ -90,8 +90,6 @@ class DeployProgress:
 
 
 class PendingDeploys:
-    """The deploys of one workload that are not over."""
-
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._waiting: dict[DeployProgress, Timer] = {}

@@ -117,8 +117,6 @@ Effect = Reload | Reached | NotReached | Recovered
 
 
 class _Session(msgspec.Struct):
-    """The known state of a connected pod."""
-
     serving: int
     told: int = 0
 

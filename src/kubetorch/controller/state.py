@@ -304,11 +304,6 @@ class SqliteState(State):
             raise database.failure(self._path, error) from error
 
 
-class ControllerState(msgspec.Struct, frozen=True):
-    workloads: State
-    calls: SqliteState
-
-
 def _replace(table: str, record: type[msgspec.Struct]) -> str:
     marks = ", ".join("?" * len(record.__struct_fields__))
     return f"insert or replace into {table} values ({marks})"

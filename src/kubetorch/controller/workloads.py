@@ -197,9 +197,6 @@ class Workloads:
         workload = self._workloads.get((pod.namespace, pod.workload))
         return workload if workload is not None and pod.pod in workload.pod_names else None
 
-    def is_pod(self, pod: PodIdentity) -> bool:
-        return self.workload_of(pod) is not None
-
     def on_call(self, pod: PodIdentity, report: CallReport) -> None:
         self._calls.report(pod.namespace, pod.workload, pod.pod, report)
 

@@ -34,7 +34,7 @@ from kubetorch.controller.backends.process.pods import PodHome
 from kubetorch.controller.backends.process.spares import SpareAgent
 from kubetorch.controller.backends.process.stores import PodAttachments, SecretFiles, VolumeFolders
 from kubetorch.controller.blobs import BlobStores
-from kubetorch.controller.state import ControllerState, SqliteState
+from kubetorch.controller.state import SqliteState
 from kubetorch.errors import ControllerUnavailableError, KubetorchError
 from kubetorch.lib import processes, sockets
 from kubetorch.lib.clock import SystemClock
@@ -189,7 +189,8 @@ class Service:
         )
         return Controller(
             backend=backend,
-            state=ControllerState(state, state),
+            state=state,
+            call_state=state,
             blob_stores=BlobStores(self.place.blobs, is_shared=True),
             clock=clock,
             secret=self.secret,
@@ -198,7 +199,7 @@ class Service:
                 secret=self.secret,
                 clock=clock.time,
                 session_of=lambda pod: (
-                    pod_home.session(pod.namespace, pod.pod) if workloads.is_pod(pod) else ""
+                    pod_home.session(pod.namespace, pod.pod) if workloads.workload_of(pod) else ""
                 ),
             ),
             stop=self._stop,

@@ -141,7 +141,6 @@ class Reviews:
         self._turns = asyncio.Semaphore(AT_ONCE)
 
     async def user(self, token: str, audiences: tuple[str, ...]) -> User | None:
-        """The user of a token; `None` for an invalid token."""
         asked = [AUDIENCE] if AUDIENCE in audiences else []
         spec = {"token": token, **({"audiences": asked} if asked else {})}
         status = await self._review("authentication.k8s.io/v1", "TokenReview", spec)
@@ -689,7 +688,6 @@ class PodTokens:
         self._current.forget(namespace)
 
     async def check(self, token: str) -> str:
-        """The namespace that a token is of."""
         audience = tokens.claimed_audience(token)
         namespace, _, what = audience.partition("/")
         if what != "*":

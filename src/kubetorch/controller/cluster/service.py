@@ -50,7 +50,7 @@ from kubetorch.controller.cluster.resource import WORKLOADS
 from kubetorch.controller.cluster.state import KubernetesState
 from kubetorch.controller.relay import NO_HOSTS, Hosts
 from kubetorch.controller.routes.table import Exchange
-from kubetorch.controller.state import ControllerState, SqliteState
+from kubetorch.controller.state import SqliteState
 from kubetorch.controller.workloads import Workloads
 from kubetorch.datastore.blobs import Room
 from kubetorch.errors import (
@@ -325,7 +325,8 @@ class _Service:
         )
         return Controller(
             backend=backend,
-            state=ControllerState(state, calls),
+            state=state,
+            call_state=calls,
             blob_stores=BlobStores(
                 settings.blobs / "blobs", room=replace(ROOM, limit_bytes=settings.blobs_quota)
             ),

@@ -103,7 +103,6 @@ class PendingWrite:
 
     @property
     def uid(self) -> str:
-        """Identity of the object; empty while there is none."""
         return str(self.there["metadata"]["uid"]) if self.there is not None else ""
 
     @property

@@ -170,7 +170,6 @@ class ClusterWatch:
         return replace(self._cluster, now=self._time())
 
     def events(self, namespace: str, names: Iterator[tuple[str, str]]) -> list[Object]:
-        """The events of objects, by kind and name."""
         return [
             event
             for kind, name in names
@@ -349,7 +348,6 @@ class LaunchVerdicts:
         return verdict
 
     def of_owner(self, key: Key, manifest: Object) -> Verdict:
-        """The verdict on what makes the pods of a workload."""
         owners = self._cluster_watch.owners(manifest)
         names = ((one["kind"], one["metadata"]["name"]) for one in owners)
         verdict = diagnosis.judge_owner(

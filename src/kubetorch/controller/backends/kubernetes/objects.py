@@ -189,7 +189,6 @@ class AppliedWorkload(msgspec.Struct):
 
     @property
     def images(self) -> set[str]:
-        """The images of its agents' containers."""
         if self.main is None:
             return set()
         found = WorkloadManifest.parse(self.main, self.spec.compute.pod_template_path).templates

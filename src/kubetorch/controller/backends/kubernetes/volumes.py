@@ -78,23 +78,13 @@ def choose(classes: Sequence[Object], access_mode: str) -> str:
     return _name(min(shared, key=lambda one: _rank(one) or 0))
 
 
-def is_default(found: Object) -> bool:
-    noted = found["metadata"].get("annotations") or {}
-    return noted.get(_DEFAULT) == "true" or noted.get(_DEFAULT_BETA) == "true"
-
-
-def missing(classes: Sequence[Object], name: str) -> SpecError:
-    return SpecError(
-        f"storage_class is {name!r}, which this cluster does not have",
-        hint=f"it has {_listed(classes)}",
-    )
-
-
 def _order(found: Object) -> tuple[int, int, str]:
     """Defaults first, of several the newest one, as Kubernetes does; the rest by name."""
     made = found["metadata"].get("creationTimestamp") or ""
     newest = -int("".join(re.findall(r"\d", made)) or 0)
-    return (0, newest, _name(found)) if is_default(found) else (1, 0, _name(found))
+    noted = found["metadata"].get("annotations") or {}
+    is_default = "true" in (noted.get(_DEFAULT), noted.get(_DEFAULT_BETA))
+    return (0, newest, _name(found)) if is_default else (1, 0, _name(found))
 
 
 def _rank(found: Object) -> int | None:
@@ -232,7 +222,10 @@ class VolumeClaims:
             return choose(classes, spec.access_mode)
         names = {one["metadata"]["name"] for one in classes}
         if spec.storage_class and spec.storage_class not in names:
-            raise missing(classes, spec.storage_class)
+            raise SpecError(
+                f"storage_class is {spec.storage_class!r}, which this cluster does not have",
+                hint=f"it has {_listed(classes)}",
+            )
         return spec.storage_class
 
     async def _pods(self, namespace: str, claim: str, *, are_going: bool = False) -> Objects:

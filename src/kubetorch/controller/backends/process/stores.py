@@ -117,7 +117,6 @@ class SecretFiles:
         return None if found is None else _view(namespace, object_name, found)
 
     def read(self, namespace: str, object_name: str) -> SecretBytes | None:
-        """The values of a secret, for pods."""
         found = self._read(namespace, object_name)
         return None if found is None else SecretBytes(found.values)
 
@@ -340,7 +339,6 @@ class PodAttachments:
         return hashlib.sha256(" ".join(versions).encode()).hexdigest()[:8] if versions else ""
 
     def give(self, wanted: DesiredPods, folder: Path) -> PodInputs:
-        """The variables and paths of a pod when its agent starts."""
         namespace, attached = wanted.namespace, wanted.attached
         self._check(namespace, attached)
         variables = {**dict(wanted.environment), **dict(self._variables(namespace, attached))}
@@ -364,7 +362,6 @@ class PodAttachments:
         return Attachments(tuple(folders), tuple(files))
 
     def sweep(self) -> None:
-        """Remove what a service that was killed left of volumes that were deleted."""
         self._volumes.sweep()
 
     def notes(self, attached: Attached) -> tuple[str, ...]:

@@ -102,7 +102,6 @@ class Cluster:
 
     @property
     def autoscaler(self) -> str | None:
-        """The name of the autoscaler that adds nodes, if there is one."""
         return self.once("autoscaler", self._autoscaler)
 
     def _autoscaler(self) -> str | None:
@@ -189,7 +188,6 @@ def of_these(events: Iterable[Object], things: Iterable[Object]) -> list[Object]
 
 
 def container_statuses(pod: Object) -> list[Object]:
-    """The statuses of all containers of a pod, init containers first."""
     status = pod.get("status") or {}
     return [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
 
