@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from kubetorch.controller.cluster import resource
 from kubetorch.controller.cluster.resource import Content
-from kubetorch.controller.cluster.writes import Create, PendingWrite, Read, ReplaceStatus, Wait
+from kubetorch.controller.cluster.state import Create, PendingWrite, Read, ReplaceStatus, Wait
 from kubetorch.controller.state import Generation, WorkloadRecord
 from kubetorch.errors import KubernetesUnavailableError
 from kubetorch.specs.callable import CallableRef
