@@ -41,8 +41,6 @@ from kubetorch.wire.tokens import AppRequest
 
 #: The first part of the controller's own paths, which no namespace can have here.
 RESERVED = b"v1"
-#: Genuine tokens that are remembered, so that each is verified once.
-_CACHE_SIZE = 1024
 #: Characters of a DNS label.
 _LABEL_LIMIT = 63
 #: Of paths as they are sent: the pod decodes the rest, and nobody decodes anything twice.
@@ -117,8 +115,6 @@ class Relay:
         self._hosts = hosts
         self._secret = secret
         self._clock = clock
-        #: When genuine tokens end, by audience and token.
-        self._known: dict[tuple[str, str], float] = {}
 
     def locate(self, path: bytes, headers: Iterable[Header]) -> Place | None:
         """The target of a request to a quoted path; `None` for the controller itself."""
@@ -243,11 +239,12 @@ class Relay:
             "this needs a token of the service",
             hint="send it as Authorization: Bearer <token>; kt token NAME prints one",
         )
+        key = tokens.workload_key(self._secret, audience)
 
         def is_passed(token: str) -> bool:
             nonlocal refused
             try:
-                self._check(audience, token)
+                tokens.verify(key, token, audience=audience, now=self._clock())
             except UnauthorizedError as error:
                 # What an app takes for a token of its own is none of ours that is wrong.
                 refused = error if refused is not None and tokens.is_signed(token) else refused
@@ -257,16 +254,6 @@ class Relay:
 
         asked = tokens.inspect(headers, query, is_ours=tokens.is_signed, is_passed=is_passed)
         return refused, asked
-
-    def _check(self, audience: str, token: str) -> None:
-        now = self._clock()
-        if self._known.get((audience, token), 0.0) > now:
-            return
-        key = tokens.workload_key(self._secret, audience)
-        claims = tokens.verify(key, token, audience=audience, now=now)
-        if len(self._known) >= _CACHE_SIZE:
-            self._known.clear()
-        self._known[audience, token] = claims.expires
 
 
 def _passed(headers: Iterable[Header]) -> list[Header]:

@@ -192,28 +192,20 @@ class SqliteState(State):
         key = (workload.namespace, workload.name)
         statements: list[tuple[str, tuple[Any, ...]]]
         if generation is not None:
-            statements = [(_replace("workloads", WorkloadRecord), astuple(workload))]
+            spec = messages.encode(generation.spec).decode()
+            added = "insert or replace into generations values (?, ?, ?, ?)"
+            statements = [
+                (_replace("workloads", WorkloadRecord), astuple(workload)),
+                (added, (*key, generation.number, spec)),
+            ]
         else:  # a change, which must not bring back what was deleted meanwhile
             values = ", ".join(f"{name} = ?" for name in WorkloadRecord.__struct_fields__)
             update = f"update workloads set {values} where namespace = ? and name = ?"
             statements = [(update, (*astuple(workload), *key))]
-        if generation is not None:
-            spec = messages.encode(generation.spec).decode()
-            statements.append(
-                (
-                    "insert or replace into generations values (?, ?, ?, ?)",
-                    (*key, generation.number, spec),
-                )
-            )
         if keep:
             marks = ", ".join("?" * len(keep))
-            statements.append(
-                (
-                    "delete from generations where namespace = ? and name = ?"
-                    f" and number not in ({marks})",
-                    (*key, *keep),
-                )
-            )
+            others = f"namespace = ? and name = ? and number not in ({marks})"
+            statements.append((f"delete from generations where {others}", (*key, *keep)))
         self._transaction(statements)
 
     def delete_workload(self, namespace: str, name: str) -> None:  # State's

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
 from dataclasses import astuple
 from functools import partial
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 from kubetorch.controller import views
 from kubetorch.controller.access import Grant, PodIdentity
@@ -90,9 +90,8 @@ class Workloads:
         self._clock = clock
         self._secret = secret
         self._workloads: dict[tuple[str, str], Workload] = {}
-        self._locks: dict[tuple[str, str], asyncio.Lock] = {}
-        # How many tasks hold a lock or wait for it.
-        self._lock_users: Counter[tuple[str, str]] = Counter()
+        # Each allows one change of a workload at a time, as long as somebody holds it or waits.
+        self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         self._deploys: OrderedDict[tuple[str, str, str], DeployProgress] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
         self._sweep: Timer | None = None
@@ -257,9 +256,10 @@ class Workloads:
         The deploy goes on when no client follows the events any more.
         """
         replaced = ""
-        async with self._locked((deploy.spec.namespace, deploy.spec.name)):
+        where = (deploy.spec.namespace, deploy.spec.name)
+        async with self._locks.setdefault(where, asyncio.Lock()):
             # Ids are chosen by clients: one of another workload is another deploy.
-            key = (deploy.spec.namespace, deploy.spec.name, deploy.id)
+            key = (*where, deploy.id)
             progress = self._deploys.get(key)
             if progress is None:
                 replaced = self.check_owner(deploy, creator)
@@ -343,25 +343,12 @@ class Workloads:
 
     # ---------------------------------------------------------------------------------- changing
 
-    @contextlib.asynccontextmanager
-    async def _locked(self, key: tuple[str, str]) -> AsyncIterator[None]:
-        """Allow one change of a workload at a time; a lock that nobody uses is dropped."""
-        lock = self._locks.setdefault(key, asyncio.Lock())
-        self._lock_users[key] += 1
-        try:
-            async with lock:
-                yield
-        finally:
-            self._lock_users[key] -= 1
-            if not self._lock_users[key]:
-                del self._lock_users[key], self._locks[key]
-
     async def delete(
         self, namespace: str, name: str, *, grace: float = routes.DELETE_GRACE
     ) -> None:
         """Delete a workload; returns when nothing of it is left."""
         key = (namespace, name)
-        async with self._locked(key):
+        async with self._locks.setdefault(key, asyncio.Lock()):
             workload = self.get(namespace, name)
             torn_down = Ending(reason="Deleted", message="its service was torn down")
             pods = dict.fromkeys(workload.pod_names, torn_down)
