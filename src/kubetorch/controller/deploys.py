@@ -69,14 +69,11 @@ class DeployProgress:
             await self._changes.wait()
 
     def _is_too_much(self, event: DeployEvent) -> bool:
-        if isinstance(event, DeployLog):
-            return self._is_line_too_much(event)
         if isinstance(event, Stage):
             self._stages += 1
             return self._stages > STAGE_LIMIT
-        return False
-
-    def _is_line_too_much(self, event: DeployLog) -> bool:
+        if not isinstance(event, DeployLog):
+            return False
         if self._logs >= LOG_LIMIT:
             return True
         self._logs += 1

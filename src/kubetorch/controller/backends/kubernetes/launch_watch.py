@@ -121,8 +121,7 @@ class ClusterWatch:
                 *(self._is_served(watch) for watch in WATCHED if watch.is_optional)
             )
         if namespace not in self._of_events:
-            events = Selection(EVENTS.resource, namespace)
-            informer = Informer(self._client, events, self._on_event)
+            informer = Informer(self._client, Selection(EVENTS, namespace), self._on_event)
             self._of_events[namespace] = informer
             await informer.__aenter__()
         between = _BETWEEN.get(manifest["kind"], ())
@@ -217,13 +216,12 @@ class ClusterWatch:
     # ------------------------------------------------------------------------------------- inside
 
     async def _keep(self, watch: Watch) -> None:
-        given = watch.selection
-        is_everywhere = watch.is_everywhere or not given.resource.is_namespaced
+        is_everywhere = watch.is_everywhere or not watch.resource.is_namespaced
         where = (None,) if is_everywhere else self._namespaces
         self._kept[watch.name] = [
             Informer(
                 self._client,
-                Selection(given.resource, namespace, given.labels, given.fields),
+                Selection(watch.resource, namespace, fields=watch.fields),
                 self._on_cluster,
             )
             for namespace in where
@@ -239,9 +237,8 @@ class ClusterWatch:
 
     async def _is_served(self, watch: Watch) -> bool:
         """True if the cluster serves a kind, which is watched then."""
-        resource = watch.selection.resource
         try:
-            await self._client.discovery.find(resource.api_version, resource.kind)
+            await self._client.discovery.find(watch.resource.api_version, watch.resource.kind)
         except KubernetesNotFoundError:
             self._absent.add(watch.name)
             return False

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any, TypeVar
 
-from kubetorch.k8s.resources import Object, Resource, Selection, key
+from kubetorch.k8s.resources import Object, Resource, key
 
 _T = TypeVar("_T")
-EVENTS = Selection(Resource("", "v1", "events", "Event"))
+EVENTS = Resource("", "v1", "events", "Event")
 NODES = "nodes"
 CLAIMS = "claims"
 STORAGE_CLASSES = "storage_classes"
@@ -29,47 +29,44 @@ _SCALING = ("TriggeredScaleUp", "NotTriggerScaleUp", "Nominated")
 @dataclass(frozen=True)
 class Watch:
     name: str
-    selection: Selection
+    resource: Resource
+    fields: str = ""
     is_optional: bool = False
     is_everywhere: bool = False
 
 
 #: What a backend keeps, beside pods, what owns them, and `EVENTS` of both.
 WATCHED = (
-    Watch(NODES, Selection(Resource("", "v1", "nodes", "Node", is_namespaced=False))),
-    Watch(CLAIMS, Selection(Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim"))),
+    Watch(NODES, Resource("", "v1", "nodes", "Node", is_namespaced=False)),
+    Watch(CLAIMS, Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")),
     Watch(
         STORAGE_CLASSES,
-        Selection(
-            Resource("storage.k8s.io", "v1", "storageclasses", "StorageClass", is_namespaced=False)
-        ),
+        Resource("storage.k8s.io", "v1", "storageclasses", "StorageClass", is_namespaced=False),
     ),
     Watch(
         AUTOSCALER_STATUS,
-        Selection(
-            Resource("", "v1", "configmaps", "ConfigMap"),
-            fields="metadata.name=cluster-autoscaler-status",
-        ),
+        Resource("", "v1", "configmaps", "ConfigMap"),
+        fields="metadata.name=cluster-autoscaler-status",
         is_everywhere=True,
     ),
     Watch(
         NODE_POOLS,
-        Selection(Resource("karpenter.sh", "v1", "nodepools", "NodePool", is_namespaced=False)),
+        Resource("karpenter.sh", "v1", "nodepools", "NodePool", is_namespaced=False),
         is_optional=True,
     ),
     Watch(
         LOCAL_QUEUES,
-        Selection(Resource("kueue.x-k8s.io", "v1beta1", "localqueues", "LocalQueue")),
+        Resource("kueue.x-k8s.io", "v1beta1", "localqueues", "LocalQueue"),
         is_optional=True,
     ),
     Watch(
         KUEUE_WORKLOADS,
-        Selection(Resource("kueue.x-k8s.io", "v1beta1", "workloads", "Workload")),
+        Resource("kueue.x-k8s.io", "v1beta1", "workloads", "Workload"),
         is_optional=True,
     ),
     Watch(
         KAI_QUEUES,
-        Selection(Resource("scheduling.run.ai", "v2", "queues", "Queue", is_namespaced=False)),
+        Resource("scheduling.run.ai", "v2", "queues", "Queue", is_namespaced=False),
         is_optional=True,
     ),
 )
