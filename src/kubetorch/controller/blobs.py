@@ -81,30 +81,41 @@ class TreeFiles:
             return files
 
 
-class Completeness:
-    """Finds the blobs that a spec needs and a store lacks."""
+class NamespaceBlobs:
+    """The blobs of one namespace, or of all where namespaces share them."""
 
-    def __init__(self, blobs: BlobStore, files: TreeFiles) -> None:
-        self._blobs = blobs
-        self._files = files
+    def __init__(self, blobs: BlobStore, namespace: str | None, stores: BlobStores) -> None:
+        self.namespace = namespace
+        self.blobs = blobs
+        #: Specs of deploys that are not stored yet, but need their blobs already.
+        self.awaited: list[WorkloadSpec] = []
+        #: Held while blobs are looked for, and while some are deleted.
+        self.turn = asyncio.Lock()
+        self._stores = stores
+        # Trees whose files were all there, as long as the store has this mark.
         self._complete: set[str] = set()
         self._mark = blobs.mark
 
-    def missing(self, spec: WorkloadSpec) -> list[str]:
+    def is_of(self, namespace: str) -> bool:
+        return self.namespace in (None, namespace)
+
+    async def missing(self, spec: WorkloadSpec) -> list[str]:
         """The blobs that have to come before the generation can exist."""
-        if self._mark is not self._blobs.mark:
-            self._mark = self._blobs.mark
+        async with self.turn:
+            if self._mark is self.blobs.mark and self._complete.issuperset(spec.trees):
+                return self.find_missing(spec)  # no tree is to be read
+            return await self._stores.in_thread(lambda: self.find_missing(spec))
+
+    def find_missing(self, spec: WorkloadSpec) -> list[str]:
+        if self._mark is not self.blobs.mark:
+            self._mark = self.blobs.mark
             self.forget()
         arguments = [] if spec.init_args is None else [spec.init_args]
-        missing = self._blobs.missing([*spec.trees, *arguments])
+        missing = self.blobs.missing([*spec.trees, *arguments])
         here = [tree for tree in spec.trees if tree not in missing]
         for tree in here:
             missing += self._missing_files(tree)
         return missing
-
-    def is_known(self, spec: WorkloadSpec) -> bool:
-        """True if `missing` reads no tree, and so is no work."""
-        return self._mark is self._blobs.mark and self._complete.issuperset(spec.trees)
 
     def forget(self) -> None:
         """Blobs were deleted, or found broken."""
@@ -113,37 +124,14 @@ class Completeness:
     def _missing_files(self, tree: str) -> list[str]:
         if tree in self._complete:
             return []
-        files = self._files.read(self._blobs, tree)
+        files = self._stores.files.read(self.blobs, tree)
         known: set[str] = set()
         for digest in self._complete:
-            known |= self._files.get(digest)
-        missing = self._blobs.missing(files - known)
+            known |= self._stores.files.get(digest)
+        missing = self.blobs.missing(files - known)
         if not missing:
             self._complete.add(tree)
         return missing
-
-
-class NamespaceBlobs:
-    """The blobs of one namespace, or of all where namespaces share them."""
-
-    def __init__(self, blobs: BlobStore, namespace: str | None, stores: BlobStores) -> None:
-        self.namespace = namespace
-        self.blobs = blobs
-        self.completeness = Completeness(blobs, stores.files)
-        #: Specs of deploys that are not stored yet, but need their blobs already.
-        self.awaited: list[WorkloadSpec] = []
-        #: Held while blobs are looked for, and while some are deleted.
-        self.turn = asyncio.Lock()
-        self._stores = stores
-
-    def is_of(self, namespace: str) -> bool:
-        return self.namespace in (None, namespace)
-
-    async def missing(self, spec: WorkloadSpec) -> list[str]:
-        async with self.turn:
-            if self.completeness.is_known(spec):
-                return self.completeness.missing(spec)
-            return await self._stores.in_thread(lambda: self.completeness.missing(spec))
 
     @contextlib.contextmanager
     def keep(self, spec: WorkloadSpec) -> Iterator[None]:
@@ -285,7 +273,7 @@ class GarbageCollector:
                 specs, results = self._specs_of(store), self._results(store)
                 batch = [one for one in candidates[start : start + _BATCH] if one not in results]
                 deleted += await asyncio.to_thread(needed.delete_others, specs, batch)
-                store.completeness.forget()
+                store.forget()
         _log.info("blobs collected deleted=%s kept=%s", deleted, len(candidates) - deleted)
         return deleted
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kubetorch.controller.blobs import Completeness, TreeFiles
+from kubetorch.controller.blobs import BlobStores, NamespaceBlobs
 from kubetorch.datastore import trees
 from kubetorch.datastore.blobs import BlobStore, digest_of
 from kubetorch.datastore.trees import Entry
@@ -30,67 +30,71 @@ def put(store: BlobStore, *blobs: bytes) -> None:
         store.put(digest_of(blob), blob)
 
 
+def of(store: BlobStore) -> NamespaceBlobs:
+    return NamespaceBlobs(store, None, BlobStores(store.root))
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> BlobStore:
     return BlobStore(tmp_path)
 
 
 def test_a_workload_without_code_lacks_nothing(store: BlobStore) -> None:
-    assert Completeness(store, TreeFiles()).missing(SPEC) == []
+    assert of(store).find_missing(SPEC) == []
 
 
 def test_the_tree_and_the_init_args_are_missing_first(store: BlobStore) -> None:
     found = tree(FILES)
     spec = replace(SPEC, tree=found.digest, init_args=digest_of(b"{}"))
-    assert Completeness(store, TreeFiles()).missing(spec) == [found.digest, digest_of(b"{}")]
+    assert of(store).find_missing(spec) == [found.digest, digest_of(b"{}")]
 
 
 def test_then_its_files_are(store: BlobStore) -> None:
     found = tree(FILES)
     put(store, found.encoded, FILES["a.py"])
     spec = replace(SPEC, tree=found.digest)
-    assert Completeness(store, TreeFiles()).missing(spec) == [digest_of(FILES["b.py"])]
+    assert of(store).find_missing(spec) == [digest_of(FILES["b.py"])]
 
 
 def test_nothing_is_missing_when_all_is_there(store: BlobStore) -> None:
     found = tree(FILES)
     put(store, found.encoded, *FILES.values())
-    assert Completeness(store, TreeFiles()).missing(replace(SPEC, tree=found.digest)) == []
+    assert of(store).find_missing(replace(SPEC, tree=found.digest)) == []
 
 
 def test_after_an_edit_only_the_new_file_is_missing(store: BlobStore) -> None:
     before, after = tree(FILES), tree(FILES | {"a.py": b"a = 3"})
     put(store, before.encoded, *FILES.values(), after.encoded)
-    completeness = Completeness(store, TreeFiles())
-    completeness.missing(replace(SPEC, tree=before.digest))
-    assert completeness.missing(replace(SPEC, tree=after.digest)) == [digest_of(b"a = 3")]
+    blobs = of(store)
+    blobs.find_missing(replace(SPEC, tree=before.digest))
+    assert blobs.find_missing(replace(SPEC, tree=after.digest)) == [digest_of(b"a = 3")]
 
 
 def test_after_blobs_were_deleted_they_are_looked_for_again(store: BlobStore) -> None:
     found = tree(FILES)
     put(store, found.encoded, *FILES.values())
-    completeness = Completeness(store, TreeFiles())
+    blobs = of(store)
     spec = replace(SPEC, tree=found.digest)
-    assert completeness.missing(spec) == []
+    assert blobs.find_missing(spec) == []
     store.delete(digest_of(FILES["a.py"]))
-    completeness.forget()
-    assert completeness.missing(spec) == [digest_of(FILES["a.py"])]
+    blobs.forget()
+    assert blobs.find_missing(spec) == [digest_of(FILES["a.py"])]
 
 
 def test_a_file_that_was_found_broken_is_missing(store: BlobStore) -> None:
     found = tree(FILES)
     put(store, found.encoded, *FILES.values())
-    completeness = Completeness(store, TreeFiles())
+    blobs = of(store)
     spec = replace(SPEC, tree=found.digest)
-    assert completeness.missing(spec) == []
+    assert blobs.find_missing(spec) == []
     digest = digest_of(FILES["a.py"])
     store.path(digest).write_bytes(b"a = 0")
     with pytest.raises(DataStoreError, match="damaged"):
         b"".join(store.stream(digest)[1])
-    assert completeness.missing(spec) == [digest]
+    assert blobs.find_missing(spec) == [digest]
 
 
 def test_what_is_no_tree_is_refused(store: BlobStore) -> None:
     put(store, b"no tree")
     with pytest.raises(DataStoreError):
-        Completeness(store, TreeFiles()).missing(replace(SPEC, tree=digest_of(b"no tree")))
+        of(store).find_missing(replace(SPEC, tree=digest_of(b"no tree")))
