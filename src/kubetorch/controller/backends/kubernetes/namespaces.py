@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 
 from kubetorch.errors import (
@@ -37,8 +38,8 @@ NAMESPACES = Resource("", "v1", "namespaces", "Namespace", is_namespaced=False)
 BINDINGS = Resource("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding")
 #: What pods may do in their own namespace: deploy, call, read logs; the chart makes it.
 ROLE = "kubetorch-edit"
-#: Seconds for which it is taken for known which pods a namespace admits.
-LEVEL_SECONDS = 300.0
+#: Seconds for which it is taken for known which pods a namespace admits, and of how many.
+LEVEL_SECONDS, LEVELS_MOST = 300.0, 1000
 _VIOLATED = "violates PodSecurity"
 #: Kubernetes makes it in every namespace, though not at once.
 _EVERYWHERE = "default"
@@ -133,7 +134,7 @@ class Namespaces:
         self._annotations = dict(annotations or {})
         self._now = now
         # By namespace: whether it is restricted, and until when that is taken for known.
-        self._levels: dict[str, tuple[bool, float]] = {}
+        self._levels: OrderedDict[str, tuple[bool, float]] = OrderedDict()
         # By namespace, the `uid` of the account whose binding was seen to.
         self._ready: dict[str, str] = {}
 
@@ -172,6 +173,9 @@ class Namespaces:
             or await self._refusal(_pod(namespace, account, pod_security.USER)) is None
         )
         self._levels[namespace] = found, self._now() + LEVEL_SECONDS
+        self._levels.move_to_end(namespace)
+        while len(self._levels) > LEVELS_MOST:
+            self._levels.popitem(last=False)
         return found
 
     async def _refusal(self, pod: Object) -> KubernetesRequestError | None:
