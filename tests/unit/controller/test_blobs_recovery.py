@@ -63,7 +63,7 @@ def test_what_is_lost_later_is_asked_for_at_once(tmp_path):
     world.bring(TREE.encoded, ARGUMENTS, FILE)
     world.connect()
     world.blob_stores.of("ns").blobs.delete(digest_of(FILE))
-    world.blob_stores.of("ns").completeness.forget()
+    world.blob_stores.of("ns").forget()
     world.connect()
     assert world.asked == [SendBlobs(blobs=(digest_of(FILE),))]
 

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import msgspec
 
 from kubetorch.controller.access import Asker, Need
-from kubetorch.errors import ProtocolError
+from kubetorch.errors import ControllerError, ProtocolError
 from kubetorch.lib import asgi
 from kubetorch.lib.asgi import JSON, Receive, Request, Responder, Send, refusal
 from kubetorch.wire import messages, routes
@@ -23,15 +23,23 @@ _T = TypeVar("_T")
 class Exchange(Request):
     """A request, and the means to answer it."""
 
-    #: Who asks; set when the request is let in.
-    asker: Asker
-
     def __init__(self, scope: asgi.Scope, receive: Receive, send: Send) -> None:
         super().__init__(scope, receive)
         given = self.headers.get(routes.REQUEST_ID.lower(), "")
         # The audit log of a cluster is to find each of them again, years later.
         self.request_id = asgi.request_id(given, size=16)
         self._responder = Responder(send, {routes.REQUEST_ID.lower(): self.request_id})
+        self._asker: Asker | None = None
+
+    @property
+    def asker(self) -> Asker:
+        if self._asker is None:
+            raise ControllerError(f"{self.method} {self.path} was let in by nobody")
+        return self._asker
+
+    @asker.setter
+    def asker(self, asker: Asker) -> None:
+        self._asker = asker
 
     def flag(self, name: str) -> bool:
         """A parameter that is `true` or `false`, which it is when it is missing."""
