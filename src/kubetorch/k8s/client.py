@@ -192,7 +192,7 @@ class Client:
         while True:
             found = await self._send("GET", action, path, query)
             page_of = found.get("items") or []
-            if not _are_objects(page_of):
+            if not isinstance(page_of, list) or not all(map(_is_object, page_of)):
                 raise failures.garbled(action, self.session.server, f"{page_of!r:.80}")
             # Lists leave out what kind their items are of.
             items += [{**kind, **item} for item in page_of]
@@ -374,12 +374,8 @@ class Client:
 _LISTS = ("conditions", "containerStatuses")
 
 
-def _are_objects(items: object) -> bool:
-    """True if these are objects of Kubernetes, as far as readers take that for granted."""
-    return isinstance(items, list) and all(map(_is_object, items))
-
-
 def _is_object(item: object) -> bool:
+    """True if this is an object of Kubernetes, as far as readers take that for granted."""
     if not isinstance(item, dict):
         return False
     metadata, status = item.get("metadata"), item.get("status") or {}

@@ -251,7 +251,9 @@ def proxy_for(server: str, environment: Mapping[str, str]) -> str | None:
     parts = urlsplit(server)
     host = (parts.hostname or "").rstrip(".")
     proxy = _variable(environment, f"{parts.scheme}_proxy")
-    if not proxy or host == "localhost" or _is_loopback(host):
+    address = _address(host)
+    is_loopback = address is not None and address.is_loopback
+    if not proxy or host == "localhost" or is_loopback:
         return None
     port = parts.port or (443 if parts.scheme == "https" else 80)
     exceptions = _variable(environment, "no_proxy").split(",")
@@ -269,11 +271,6 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return ipaddress.ip_address(host)
     except ValueError:
         return None
-
-
-def _is_loopback(host: str) -> bool:
-    address = _address(host)
-    return address is not None and address.is_loopback
 
 
 def _excludes(exception: str, host: str, port: int) -> bool:

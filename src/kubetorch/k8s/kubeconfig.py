@@ -104,50 +104,49 @@ _INTERACTIONS = ("Never", "IfAvailable", "Always")
 
 
 @dataclass(frozen=True)
-class _Entry:
-    value: dict[str, Any]
-    file: Path
-
-
-@dataclass(frozen=True)
 class Kubeconfig:
-    files: tuple[Path, ...] = ()
-    current_context: str = ""
-    _clusters: Mapping[str, _Entry] = field(default_factory=dict)
-    _users: Mapping[str, _Entry] = field(default_factory=dict)
-    _contexts: Mapping[str, _Entry] = field(default_factory=dict)
+    """Merged files: the entries of each kind (`cluster`, `user`, `context`) by their names."""
+
+    files: tuple[Path, ...]
+    current_context: str
+    entries: Mapping[str, Mapping[str, _Fields]]
 
     @property
     def contexts(self) -> list[str]:
-        return sorted(self._contexts)
+        return sorted(self.entries["context"])
 
     def access(self, context: str | None = None) -> Access:
         """Resolve a context to its cluster and user."""
         name = context or self.current_context
-        where = ", ".join(map(str, self.files)) or "no file"
         if not name:
             raise KubernetesCredentialsError(
-                f"the kubeconfig ({where}) has no current context",
+                f"the kubeconfig ({self._where}) has no current context",
                 hint=f"choose one of {self.contexts}: kubectl config use-context NAME",
             )
-        entry = _pick(self._contexts, name, "context", where)
-        settings = _Fields(entry, f"context {name!r}")
-        cluster_name = settings.text("cluster")
+        settings = self._pick("context", name)
+        cluster_name, user_name = settings.text("cluster"), settings.text("user")
         if cluster_name is None:
             raise settings.wrong("cluster", "names no cluster")
-        cluster = _pick(self._clusters, cluster_name, "cluster", where)
-        user_name = settings.text("user")
-        user = User()
-        if user_name is not None:
-            found = _pick(self._users, user_name, "user", where)
-            user = _user(_Fields(found, f"user {user_name!r}"))
         return Access(
-            cluster=_cluster(_Fields(cluster, f"cluster {cluster_name!r}")),
-            user=user,
+            cluster=_cluster(self._pick("cluster", cluster_name)),
+            user=User() if user_name is None else _user(self._pick("user", user_name)),
             namespace=settings.text("namespace") or "default",
             context=name,
-            origin=f"context {name!r} of {entry.file}",
+            origin=settings.where,
         )
+
+    @property
+    def _where(self) -> str:
+        return ", ".join(map(str, self.files)) or "no file"
+
+    def _pick(self, kind: str, name: str) -> _Fields:
+        found = self.entries[kind]
+        if name not in found:
+            raise KubernetesCredentialsError(
+                f"the kubeconfig ({self._where}) has no {kind} {name!r}",
+                hint=f"it has {sorted(found)}",
+            )
+        return found[name]
 
 
 def paths(variable: str | None, home: Path) -> list[Path]:
@@ -185,20 +184,15 @@ def load_file(file: Path) -> Kubeconfig:
 
 def merge(documents: Sequence[tuple[Path, str]]) -> Kubeconfig:
     current = ""
-    merged: dict[str, dict[str, _Entry]] = {"cluster": {}, "user": {}, "context": {}}
+    merged: dict[str, dict[str, _Fields]] = {"cluster": {}, "user": {}, "context": {}}
     for file, text in documents:
         document = _parse(file, text)
         current = current or str(document.get("current-context") or "")
         for kind, entries in merged.items():
             for name, value in _named(document, kind, file).items():
-                entries.setdefault(name, _Entry(value, file))
-    return Kubeconfig(
-        files=tuple(file for file, _ in documents),
-        current_context=current,
-        _clusters=merged["cluster"],
-        _users=merged["user"],
-        _contexts=merged["context"],
-    )
+                where = f"{kind} {name!r} of {file}"
+                entries.setdefault(name, _Fields(value, file.parent, where))
+    return Kubeconfig(tuple(file for file, _ in documents), current, merged)
 
 
 def _parse(file: Path, text: str) -> dict[str, Any]:
@@ -234,28 +228,19 @@ def _unusable(file: Path, why: str) -> KubernetesCredentialsError:
     )
 
 
-def _pick(entries: Mapping[str, _Entry], name: str, kind: str, where: str) -> _Entry:
-    if name not in entries:
-        raise KubernetesCredentialsError(
-            f"the kubeconfig ({where}) has no {kind} {name!r}",
-            hint=f"it has {sorted(entries)}",
-        )
-    return entries[name]
-
-
 # ------------------------------------------------------------------------------- single entries
 
 
 class _Fields:
-    """The fields of an entry, checked as they are read."""
+    """The fields of an entry, checked as they are read; `folder` is that of its file."""
 
-    def __init__(self, entry: _Entry, what: str) -> None:
-        self._value = entry.value
-        self._folder = entry.file.parent
-        self._where = f"{what} of {entry.file}"
+    def __init__(self, value: Mapping[str, Any], folder: Path, where: str) -> None:
+        self._value = value
+        self._folder = folder
+        self.where = where
 
     def wrong(self, name: str, why: str) -> KubernetesCredentialsError:
-        return KubernetesCredentialsError(f"{self._where}: {name} {why}", hint="correct the file")
+        return KubernetesCredentialsError(f"{self.where}: {name} {why}", hint="correct the file")
 
     def get(self, name: str) -> Any:  # noqa: ANN401  # what YAML has
         return self._value.get(name)
@@ -312,7 +297,7 @@ class _Fields:
             return None
         if not isinstance(value, dict):
             raise self.wrong(name, f"should be a mapping, not {value!r}")
-        return _Fields(_Entry(value, self._folder / "config"), f"{self._where}: {name}")
+        return _Fields(value, self._folder, f"{self.where}: {name}")
 
 
 def _cluster(fields: _Fields) -> Cluster:
