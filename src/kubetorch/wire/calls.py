@@ -18,7 +18,6 @@ import json
 import os
 import re
 import struct
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -34,21 +33,11 @@ CALL_ID = re.compile(r"[A-Za-z0-9_-]{8,64}")
 ARGUMENTS_LIMIT = 1024**3
 _HEAD = struct.Struct("!4sI")
 _MAGIC = b"KTO1"
-#: Identities that are made together: asking the system for each would be a part of a call's time.
-_IDS = 64
-_ids: deque[str] = deque()
-# The child of a fork would use the same ones.
-os.register_at_fork(after_in_child=_ids.clear)
 
 
 def new_call_id() -> str:
     """The identity of a new call, unique in the world: 32 hexadecimal digits."""
-    try:
-        return _ids.pop()
-    except IndexError:
-        digits = os.urandom(16 * _IDS).hex()
-        _ids.extend(digits[at : at + 32] for at in range(32, len(digits), 32))
-        return digits[:32]
+    return os.urandom(16).hex()
 
 
 def check_arguments(size: int) -> None:
