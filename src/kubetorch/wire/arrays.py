@@ -141,16 +141,12 @@ def _dtype(numpy: Any, described: object, depth: int = 0) -> Any:  # noqa: ANN40
     return numpy.dtype(
         {
             "names": [expect(name, str) for name in expect(fields["names"], list)],
-            "titles": [_title(title) for title in titles],
+            "titles": [None if title is None else expect(title, str) for title in titles],
             "formats": [_dtype(numpy, one, depth + 1) for one in formats],
             "offsets": _sizes(fields["offsets"]),
             "itemsize": expect(fields["itemsize"], int),
         }
     )
-
-
-def _title(value: object) -> str | None:
-    return None if value is None else expect(value, str)
 
 
 @functools.lru_cache(64)
@@ -752,10 +748,6 @@ def _unpack_arrow(unpacker: Unpacker, place: object) -> Any:  # noqa: ANN401  # 
     return column
 
 
-def _unpack_arrow_array(unpacker: Unpacker, place: object) -> Any:  # noqa: ANN401  # of Arrow
-    return _unpack_arrow(unpacker, place).combine_chunks()
-
-
 def _pack_polars(packer: Packer, value: Any, mode: int) -> Tag | None:  # noqa: ANN401  # of polars
     del mode
     polars = sys.modules["polars"]
@@ -951,7 +943,7 @@ UNPACKERS: dict[str, Callable[..., Any]] = {
     "pa.Table": _unpack_table,
     "pa.RecordBatch": _unpack_batch,
     "pa.ChunkedArray": _unpack_arrow,
-    "pa.Array": _unpack_arrow_array,
+    "pa.Array": lambda unpacker, place: _unpack_arrow(unpacker, place).combine_chunks(),
     "pl.DataFrame": _unpack_polars,
     "pl.Series": lambda unpacker, place: _unpack_polars(unpacker, place).to_series(),
 }
