@@ -127,7 +127,7 @@ async def forget(client: Client, namespace: str) -> None:
         return
 
 
-_HELM = "Helm"
+HELM = "Helm"
 _RELEASE_NAME = "meta.helm.sh/release-name"
 _RELEASE_NAMESPACE = "meta.helm.sh/release-namespace"
 
@@ -140,15 +140,9 @@ def owner(found: Object) -> str | None:
     return labels(found).get(INSTALL_NAMESPACE)
 
 
-def is_of(found: Object, namespace: str) -> bool:
-    """True if `kt install` made an object for the installation in that namespace."""
-    is_ours = labels(found).get(MANAGED_BY) == OURS
-    return is_ours and owner(found) == namespace
-
-
-def is_of_release(found: Object, namespace: str) -> bool:
-    """True if helm made an object for the installation in that namespace."""
-    return labels(found).get(MANAGED_BY) == _HELM and owner(found) == namespace
+def is_of(found: Object, namespace: str, manager: str = OURS) -> bool:
+    """True if `kt install`, or helm, made an object for the installation in that namespace."""
+    return labels(found).get(MANAGED_BY) == manager and owner(found) == namespace
 
 
 async def give_up(client: Client, found: Object) -> None:
@@ -162,7 +156,7 @@ async def give_up(client: Client, found: Object) -> None:
 def check(found: Object, namespace: str, *, verb: str) -> None:
     """Refuse an object that is somebody else's."""
     item = Item.of(found)
-    if labels(found).get(MANAGED_BY) == _HELM:
+    if labels(found).get(MANAGED_BY) == HELM:
         notes = found["metadata"].get("annotations") or {}
         release = notes.get(_RELEASE_NAME, "RELEASE")
         where = notes.get(_RELEASE_NAMESPACE, namespace)

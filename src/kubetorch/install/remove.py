@@ -246,8 +246,8 @@ class _Run:
         return found is not None and self._owns(found)
 
     def _owns(self, found: Object) -> bool:
-        is_of = releases.is_of_release if self._removal.contents_only else releases.is_of
-        return is_of(found, self._removal.namespace)
+        manager = releases.HELM if self._removal.contents_only else releases.OURS
+        return releases.is_of(found, self._removal.namespace, manager)
 
     async def _delete(self, items: list[Item]) -> None:
         """Delete objects with all that they own, and wait until they are gone."""
