@@ -23,9 +23,7 @@ class RunRequest(NamedTuple):
     """The request of `kt run`.
 
     Attributes:
-        command: The command.
         file: The Python file whose `kt.app` says what it runs on.
-        name: The name of the app, if one was given.
         is_async: Whether it is left to itself once it serves.
     """
 

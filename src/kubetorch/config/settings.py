@@ -156,13 +156,7 @@ DEFAULT_FILE = "~/.kt/config.yaml"
 
 
 class Setting(Generic[T]):
-    """One setting, as an attribute of `KubetorchConfig`.
-
-    Args:
-        parse: What it may be, see `kubetorch.config.values`.
-        default: What it is when nobody says anything.
-        doc: What it means.
-    """
+    """One setting, as an attribute of `KubetorchConfig`; `kubetorch.config.values` parses it."""
 
     def __init__(self, parse: Callable[[object], T], default: T, doc: str) -> None:
         self.parse = parse

@@ -108,7 +108,7 @@ class BlobStore:
     """Blobs in a folder, which several threads and processes may use at once."""
 
     def __init__(self, root: Path, room: Room = _HERE) -> None:
-        self._root = root
+        self.root = root
         self._room = room
         self._folder = os.fspath(root)
         self._lock = threading.Lock()
@@ -116,10 +116,6 @@ class BlobStore:
         self._used: int | None = None
         #: Another object since a blob was found broken: what is remembered to be here may not be.
         self.mark = object()
-
-    @property
-    def root(self) -> Path:
-        return self._root
 
     def path(self, digest: str) -> Path:
         """The path of a blob, which need not exist."""
@@ -142,7 +138,7 @@ class BlobStore:
         try:
             return self.path(digest).open("rb")
         except FileNotFoundError as error:
-            raise DataStoreError(f"the blob {digest} is not in {self._root}") from error
+            raise DataStoreError(f"the blob {digest} is not in {self.root}") from error
 
     def size(self, digest: str) -> int:
         with self.open(digest) as file:
@@ -173,7 +169,7 @@ class BlobStore:
     def _broken(self, digest: str) -> DataStoreError:
         self.delete(digest)
         self.mark = object()
-        return poisoned(digest, f"the file in {self._root} was damaged; it is removed")
+        return poisoned(digest, f"the file in {self.root} was damaged; it is removed")
 
     # ------------------------------------------------------------------------------------ writing
 
@@ -225,8 +221,8 @@ class BlobStore:
                 self._used = sum(max(blob.size, BLOCK) for blob in self.iterate())
             if self._used + max(length, BLOCK) > limit:
                 raise StorageFullError(
-                    f"{self._room.whose or self._root} has no room left for namespace "
-                    f"{self._root.name}: it has {self._used:,} of its {limit:,} bytes, and a blob "
+                    f"{self._room.whose or self.root} has no room left for namespace "
+                    f"{self.root.name}: it has {self._used:,} of its {limit:,} bytes, and a blob "
                     f"of {length:,} came",
                     hint=self._room.hint,
                 )

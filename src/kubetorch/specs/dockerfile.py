@@ -38,12 +38,9 @@ SUPPORTED = (
 
 @dataclass(frozen=True)
 class Instruction:
-    """One instruction.
+    """One instruction, its keyword in upper case and continuation lines joined.
 
-    Attributes:
-        keyword: In upper case.
-        text: What follows it, continuation lines joined.
-        line: Number of its first line, from 1.
+    `line` is the number of its first line, from 1.
     """
 
     keyword: str

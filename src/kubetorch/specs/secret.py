@@ -39,7 +39,6 @@ class Provider:
     """The places where a provider keeps its credentials.
 
     Attributes:
-        name: As users write it.
         folder: Folder of its files, `""` when it has none.
         filenames: The files in it.
         env: Pairs of the name of a value and the variable that holds it.
