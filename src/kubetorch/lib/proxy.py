@@ -315,7 +315,7 @@ class Tunnel(_Side):
         super().__init__()
         self._request = request
         self._opener = opener
-        self._connections: Connections | None = None
+        self._connections: Connections
         self._opening: asyncio.Task[None] | None = None
         self._finish: Callable[[], None] | None = None
         #: What the client sent before the upgrade was made; `None` from then on.
@@ -338,7 +338,7 @@ class Tunnel(_Side):
         request = self._request
         try:
             target, headers, self._finish = await self._opener(request)
-            if request.is_admitted and self._connections is not None:
+            if request.is_admitted:
                 self._connections.admit(self)
             async with deadlines.timeout(CONNECT_TIMEOUT):
                 loop = asyncio.get_running_loop()
@@ -391,8 +391,7 @@ class Tunnel(_Side):
         self.close()
 
     def abort(self) -> None:
-        if self._connections is not None:
-            self._connections.discard(self)
+        self._connections.discard(self)
         if self._transport is not None:
             self._transport.abort()
 
@@ -402,8 +401,7 @@ class Tunnel(_Side):
             self._opening.cancel()
         if self._finish is not None:
             self._finish()
-        if self._connections is not None:
-            self._connections.discard(self)
+        self._connections.discard(self)
 
 
 class _ServerSide(_Side):

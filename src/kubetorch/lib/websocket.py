@@ -203,9 +203,6 @@ class Connection(asyncio.BufferedProtocol):
         except websocket_protocol.WebSocketError as error:
             self._break(error)
 
-    def eof_received(self) -> bool:  # asyncio's
-        return False
-
     def pause_writing(self) -> None:  # asyncio's
         self.is_congested = True
 
@@ -272,8 +269,8 @@ class _ServerHandshake(asyncio.Protocol):
         self._request = request
         self._acceptor = acceptor
         self._max_message = max_message
-        self._transport: asyncio.Transport | None = None
-        self._connections: Connections | None = None
+        self._transport: asyncio.Transport
+        self._connections: Connections
         self._deciding: asyncio.Task[None] | None = None
         self._rest = b""
 
@@ -319,7 +316,6 @@ class _ServerHandshake(asyncio.Protocol):
 
     def _begin(self, key: str, endpoint: Endpoint) -> None:
         transport = self._transport
-        assert transport is not None
         accept = websocket_protocol.accept_key(key).encode()
         headers = [
             (b"Upgrade", b"websocket"),
@@ -335,31 +331,24 @@ class _ServerHandshake(asyncio.Protocol):
         )
         transport.set_protocol(connection)
         connection.connection_made(transport)
-        self._leave()
-        if self._rest:
-            connection.feed(self._rest)
+        self._connections.discard(self)
+        connection.feed(self._rest)
         if self._deciding is not None:
             transport.resume_reading()
 
     def _refuse(self, refusal: Refusal) -> None:
-        self._leave()
-        if self._transport is not None:
-            self._transport.write(refusal.answer)
-            self._transport.close()
-
-    def _leave(self) -> None:
-        if self._connections is not None:
-            self._connections.discard(self)
+        self._connections.discard(self)
+        self._transport.write(refusal.answer)
+        self._transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:  # asyncio's
-        self._leave()
+        self._connections.discard(self)
         if self._deciding is not None:
             self._deciding.cancel()
 
     def abort(self) -> None:
-        self._leave()
-        if self._transport is not None:
-            self._transport.abort()
+        self._connections.discard(self)
+        self._transport.abort()
 
     #: The server stops.
     shutdown = abort
@@ -441,16 +430,13 @@ class _ClientHandshaking(asyncio.Protocol):
         self._handshake = handshake
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def data_received(self, data: bytes) -> None:  # asyncio's
-        self._feed(data)
-
     def connection_lost(self, exc: Exception | None) -> None:  # asyncio's
         if exc is None or self._handshake.is_refused:
-            self._feed(b"")
+            self.data_received(b"")
         elif not self.done.done():
             self.done.set_exception(exc)
 
-    def _feed(self, data: bytes) -> None:
+    def data_received(self, data: bytes) -> None:  # asyncio's
         try:
             is_done = self._handshake.feed(data)
         except (OSError, websocket_protocol.WebSocketError, UpgradeRefusedError) as error:
