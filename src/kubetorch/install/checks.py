@@ -21,7 +21,7 @@ from kubetorch.install import readiness
 from kubetorch.install.readiness import LABELS, NAME
 from kubetorch.k8s import pod_streams
 from kubetorch.k8s.client import Client
-from kubetorch.k8s.resources import PODS, Object, Ref, Resource, Selection
+from kubetorch.k8s.resources import DEPLOYMENTS, PODS, Object, Ref, Resource, Selection
 
 #: `note` is no fault, but worth knowing; `skipped` was not looked at.
 State = Literal["ok", "note", "broken", "skipped"]
@@ -38,7 +38,6 @@ NEEDED = (
 #: And in that of the installation, to reach the controller.
 NEEDED_TO_REACH = (("list", "", "pods"), ("create", "", "pods/portforward"))
 
-_DEPLOYMENTS = Resource("apps", "v1", "deployments", "Deployment")
 _NODES = Resource("", "v1", "nodes", "Node", is_namespaced=False)
 _CLASSES = Resource("storage.k8s.io", "v1", "storageclasses", "StorageClass", is_namespaced=False)
 _DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
@@ -158,7 +157,7 @@ async def _kind(client: Client) -> Finding:
 
 async def _controller(client: Client, namespace: str) -> Finding:
     try:
-        deployment = await client.get(Ref(_DEPLOYMENTS, NAME, namespace))
+        deployment = await client.get(Ref(DEPLOYMENTS, NAME, namespace))
     except KubernetesNotFoundError:
         reason = f"there is no Deployment {NAME} in namespace {namespace}"
         hint = f"kt install --namespace {namespace}; or set install_namespace to where it is"
@@ -214,7 +213,7 @@ async def _storage(client: Client) -> Finding:
 
 async def _images(client: Client, namespace: str) -> Finding:
     """Check that nodes have the images already; a node lists only some of its images."""
-    deployment = await client.get(Ref(_DEPLOYMENTS, NAME, namespace))
+    deployment = await client.get(Ref(DEPLOYMENTS, NAME, namespace))
     container = deployment["spec"]["template"]["spec"]["containers"][0]
     variables = {one["name"]: one.get("value") for one in container.get("env") or []}
     wanted = [container["image"], variables.get(_POD_IMAGE)]

@@ -20,7 +20,7 @@ from kubetorch.errors import (
 from kubetorch.k8s import podlogs
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.informers import Informer
-from kubetorch.k8s.resources import PODS, Object, Ref, Resource, Selection, version
+from kubetorch.k8s.resources import DEPLOYMENTS, PODS, Object, Ref, Resource, Selection, version
 from kubetorch.lib import deadlines
 from kubetorch.lib.changes import Changes
 from kubetorch.manifests import labels
@@ -38,7 +38,6 @@ _LISTED = 30.0
 #: Seconds in which a cluster that is asked again makes the pods that it had refused.
 _AGAIN = 5.0
 
-_DEPLOYMENTS = Resource("apps", "v1", "deployments", "Deployment")
 _REPLICA_SETS = Resource("apps", "v1", "replicasets", "ReplicaSet")
 _EVENTS = Resource("", "v1", "events", "Event")
 _REVISION = "deployment.kubernetes.io/revision"
@@ -125,7 +124,7 @@ async def _watching(client: Client, namespace: str) -> AsyncIterator[_Watch]:
         return Informer(client, selection, lambda change: changes.notify())
 
     watch = _Watch(
-        informer(_DEPLOYMENTS, fields=f"metadata.name={NAME}"),
+        informer(DEPLOYMENTS, fields=f"metadata.name={NAME}"),
         informer(_REPLICA_SETS, LABELS),
         informer(PODS, LABELS),
         informer(_EVENTS, fields="type=Warning"),

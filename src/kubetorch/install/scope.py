@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from kubetorch.errors import InstallError, KubernetesNotFoundError
 from kubetorch.install import readiness
 from kubetorch.k8s.client import Client
-from kubetorch.k8s.resources import Object, Resource, Selection
+from kubetorch.k8s.resources import DEPLOYMENTS, Object, Resource, Selection
 
 #: The kind of a workload's own object.
 WORKLOADS = Resource(
@@ -73,9 +73,6 @@ def names(workloads: Iterable[Object]) -> list[str]:
     return found if more <= 0 else [*found[:_NAMED], f"{more} more"]
 
 
-_DEPLOYMENTS = Resource("apps", "v1", "deployments", "Deployment")
-
-
 @dataclass(frozen=True)
 class Installation:
     namespace: str
@@ -84,7 +81,7 @@ class Installation:
 
 async def everywhere(client: Client) -> list[Installation]:
     """The installations of the cluster, but for those that are being removed."""
-    listing = await client.list(Selection(_DEPLOYMENTS, labels=readiness.LABELS))
+    listing = await client.list(Selection(DEPLOYMENTS, labels=readiness.LABELS))
     return [
         Installation(one["metadata"]["namespace"], Scope.of(readiness.watched(one)))
         for one in listing.items

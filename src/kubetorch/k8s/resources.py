@@ -81,6 +81,7 @@ def group_path(api_version: str) -> str:
 PODS = Resource("", "v1", "pods", "Pod")
 SERVICE_ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
 SERVICES = Resource("", "v1", "services", "Service")
+DEPLOYMENTS = Resource("apps", "v1", "deployments", "Deployment")
 
 
 def key(manifest: Mapping[str, Any]) -> tuple[str, str]:

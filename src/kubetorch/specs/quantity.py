@@ -31,13 +31,13 @@ _MEMORY_HINT = 'for example "512Mi", "2Gi" or "1G"; a plain number is bytes'
 _DURATION_HINT = 'a whole number and one of s, m, h, d, for example "30m"'
 
 
-def cpus(value: object, *, parameter: str = "cpus") -> str:
+def cpus(value: object) -> str:
     """An amount of CPUs as a manifest has it."""
-    text = _text(value, parameter, _CPU_HINT)
-    amount = _amount(text, value, parameter, _CPU_HINT)
+    text = _text(value, "cpus", _CPU_HINT)
+    amount = _amount(text, value, "cpus", _CPU_HINT)
     if (amount * 1000).denominator != 1 or not amount:
         raise SpecError(
-            f"{parameter} is {value!r}; it must be a whole number of thousandths of a core, "
+            f"cpus is {value!r}; it must be a whole number of thousandths of a core, "
             "and more than 0",
             hint=_CPU_HINT,
         )

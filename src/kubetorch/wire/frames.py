@@ -78,9 +78,9 @@ UNCOUNTED = frozenset({Kind.ACK, Kind.WELCOME, Kind.GOAWAY})
 KINDS = {int(kind): kind for kind in Kind}
 
 
-def pack_header(kind: int, call: int, meta_length: int = 0, flags: int = 0) -> bytes:
+def pack_header(kind: int, call: int, meta_length: int = 0) -> bytes:
     """The 16 bytes that a frame begins with."""
-    return HEADER.pack(kind, flags, 0, meta_length, call)
+    return HEADER.pack(kind, 0, 0, meta_length, call)
 
 
 def split(message: memoryview) -> tuple[int, int, memoryview, memoryview]:
