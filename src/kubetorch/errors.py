@@ -12,7 +12,8 @@ cannot be imported here.
     │   ├── AutoScalingError
     │   ├── NotebookError
     │   ├── ProjectTooLargeError
-    │   └── SecretConflictError
+    │   ├── SecretConflictError
+    │   └── UnknownParameterError (TypeError)
     ├── ControllerError
     │   ├── ControllerUnavailableError (ConnectionError)
     │   ├── ControllerRequestError
@@ -41,6 +42,7 @@ cannot be imported here.
     │   │   ├── OperatorMissingError
     │   │   ├── AdmissionError (PermissionError)
     │   │   ├── PodContainerError
+    │   │   ├── ImageStepError
     │   │   ├── KnativeServiceConflictError
     │   │   └── ServiceHealthError
     │   │       ├── ImagePullError

@@ -17,6 +17,7 @@ import msgspec
 
 from kubetorch.datastore.blobs import digest_of
 from kubetorch.datastore.trees import Entry
+from kubetorch.lib.files import write_atomically
 
 #: The coarsest clock of a file system is FAT's, of 2 s; most have 1 to 10 ms.
 RACY_SECONDS = 2.0
@@ -104,15 +105,10 @@ class ListingCache:
         """Keep what a scan saw. A cache that cannot be written makes the next scan slower only."""
         if self._path is None:
             return
-        temporary = self._path.with_suffix(f".{os.getpid()}")
-        try:
+        with suppress(OSError):
             if not self._path.exists():
                 self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 for path in self._path.parent.iterdir():
                     if time.time() - path.stat().st_mtime > UNUSED_AFTER:
                         path.unlink(missing_ok=True)
-            temporary.write_bytes(_encoder.encode(listings))
-            temporary.replace(self._path)
-        except OSError:
-            with suppress(OSError):
-                temporary.unlink()
+            write_atomically(self._path, _encoder.encode(listings))

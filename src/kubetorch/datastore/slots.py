@@ -12,6 +12,7 @@ a slot differs from its record and is written again; files that it added stay.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import threading
@@ -24,6 +25,7 @@ import msgspec
 from kubetorch.datastore.blobs import Source, storage_error
 from kubetorch.datastore.trees import Tree, WrittenFile, compare, materialise
 from kubetorch.errors import DataStoreError
+from kubetorch.lib.files import write_atomically
 
 #: Slots that are kept: one that serves, and one for the next generation.
 KEPT = 2
@@ -79,7 +81,8 @@ class CodeSlots:
                 with self._lock:
                     self._held.remove(number)
                 if isinstance(error, OSError) and not isinstance(error, DataStoreError):
-                    raise _failure(error, self._root) from error
+                    why = f"the project cannot be written to {self._root}: {error}"
+                    raise storage_error(error, self._root) or DataStoreError(why) from error
                 raise
             return Slot(number, self._root / str(number) / project, tree.digest)
 
@@ -150,7 +153,8 @@ class CodeSlots:
             free = [number for number in numbers if number not in self._held]
             for number in free[max(0, KEPT - (len(numbers) - len(free))) :]:
                 self._record_path(number).unlink(missing_ok=True)
-                _remove(self._root / str(number))
+                with contextlib.suppress(FileNotFoundError):
+                    shutil.rmtree(self._root / str(number))
 
     def _record_path(self, number: int) -> Path:
         return self._root / f"{number}.record"
@@ -169,7 +173,8 @@ class CodeSlots:
         is_there = (folder / project).is_dir() and not (folder / project).is_symlink()
         if record is None or record.project != project or not is_there:
             self._record_path(number).unlink(missing_ok=True)
-            _remove(folder)
+            with contextlib.suppress(FileNotFoundError):
+                shutil.rmtree(folder)
             (folder / project).mkdir(parents=True, mode=0o755)
             record = _Record(_RECORD_VERSION, project, "", [])
         base = f"{folder}/{project}"
@@ -179,10 +184,7 @@ class CodeSlots:
         self._record_path(number).unlink(missing_ok=True)
         files = materialise(base, tree, source, kept, removed)
         record = _Record(_RECORD_VERSION, project, tree.digest, files)
-        path = self._record_path(number)
-        temporary = path.with_suffix(".new")
-        temporary.write_bytes(_encoder.encode(record))
-        temporary.replace(path)
+        write_atomically(self._record_path(number), _encoder.encode(record))
 
 
 def uncover(folder: Path, root: Path, names: Iterable[str]) -> None:
@@ -224,16 +226,3 @@ def _rank(record: _Record | None, digest: str) -> int:
     if record is None:
         return 2
     return 0 if record.tree == digest else 1
-
-
-def _failure(error: OSError, folder: Path) -> DataStoreError:
-    return storage_error(error, folder) or DataStoreError(
-        f"the project cannot be written to {folder}: {error}"
-    )
-
-
-def _remove(folder: Path) -> None:
-    try:
-        shutil.rmtree(folder)
-    except FileNotFoundError:
-        return

@@ -83,7 +83,7 @@ class PeerCall:
         self.sink.on_result(*packed(entries), streamed=streamed)
 
     def fail(self, error: Exception, **more: Any) -> None:
-        self.sink.on_error(exceptions.describe(error, **more).to_json())
+        self.sink.on_error(replace(exceptions.describe(error), **more).to_json())
 
 
 class Peers:
