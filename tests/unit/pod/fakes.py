@@ -117,9 +117,16 @@ class FakeResults:
     def __init__(self) -> None:
         self.begun: list[str] = []
         self.ended: dict[str, tuple[str, Outcome]] = {}
+        self.reports: list[CallReport] = []
+        self.is_full = False
 
     def begin(self, report: CallReport) -> None:
+        if self.is_full:
+            raise OSError("no space left")
         self.begun.append(report.id)
+
+    def progress(self, report: CallReport) -> None:
+        self.reports.append(report)
 
     def end(self, report: CallReport, outcome: Outcome) -> None:
         self.ended[report.id] = (report.state, outcome)

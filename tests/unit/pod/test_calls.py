@@ -1,5 +1,6 @@
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -17,13 +18,15 @@ from kubetorch.pod import calls as module
 from kubetorch.pod.calls import Call
 from kubetorch.pod.results import Outcomes
 from kubetorch.pod.worker_process.worker import OwnedPayload
-from kubetorch.specs.callable import CallableRef
+from kubetorch.specs.callable import CALLABLES, CallableRef
+from kubetorch.specs.compute import ComputeSpec
+from kubetorch.specs.distribution import DistributionSpec
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import exceptions
 from kubetorch.wire.calls import ARGUMENTS_LIMIT, Raised, Returned
 from kubetorch.wire.exceptions import Failure
 from kubetorch.wire.frames import Body, Open, Progress
-from kubetorch.wire.messages import Ending
+from kubetorch.wire.messages import CallProgress, Ending
 from tests.unit.pod.fakes import (
     FakeCaller,
     FakeResults,
@@ -501,6 +504,121 @@ def test_a_detached_generator_is_ended_with_the_reason():
         assert "is a generator" in caller.failure.message
         assert isinstance(results.ended["call-0001"][1], Raised)
         assert runner.cancelled[0][0] == 1
+
+    run(scenario())
+
+
+def test_a_generator_that_has_ended_cannot_be_joined_either():
+    async def scenario():
+        calls, runner = started()
+        begin(calls, opening(idempotency_key="k"), FakeCaller())
+        runner.give_one(1, b"1")
+        runner.give(1, b"null", streamed=True)
+        kept = calls.repeated(opening(idempotency_key="k"))
+        assert isinstance(kept, Raised)
+        assert "streams its values" in kept.failure.message
+
+    run(scenario())
+
+
+def test_a_spawned_call_does_not_get_the_values_of_a_generator_with_its_key():
+    async def scenario():
+        results = FakeResults()
+        calls, runner = started(results)
+        call = begin(calls, opening(idempotency_key="k"), FakeCaller())
+        runner.give_one(1, b"1")
+        with pytest.raises(CallRefusedError, match="streams its values"):
+            calls.add_twin(call, opening(id="call-0002", detached=True, idempotency_key="k"))
+        assert results.begun == []
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("confirm", [True, False])
+def test_a_spawned_call_that_cannot_be_written_down_runs_only_for_who_waits_for_no_word(confirm):
+    async def scenario():
+        results, caller = FakeResults(), FakeCaller()
+        calls, runner = started(results)
+        results.is_full = True
+        begin(calls, opening(detached=True, confirm=confirm), caller)
+        if confirm:
+            assert caller.failure.error_type == "DataStoreError"
+            assert "cannot write the call to its disk: no space left" in caller.failure.message
+            assert not caller.failure.started
+            assert runner.calls == {}
+        else:
+            runner.give(1, b"42")
+            assert caller.events == [("result", b"42", 1)]
+
+    run(scenario())
+
+
+def test_of_a_spawned_call_is_reported_how_far_it_has_come_as_json_can_say_it():
+    async def scenario():
+        results = FakeResults()
+        calls, runner = started(results)
+        begin(calls, opening(detached=True), FakeCaller())
+        nothing, endless = float("nan"), float("inf")
+        for report in (Progress(nothing, 9.0), Progress(1, endless, "x" * 500), Progress(2, 9.0)):
+            runner.sink(1).on_progress(report)
+            await pause(module.PROGRESS_INTERVAL + 0.1)
+        cut = "x" * module.PROGRESS_CHARACTERS
+        told = [(one.id, one.state, one.progress) for one in results.reports]
+        assert told == [
+            ("call-0001", "running", CallProgress(1, None, cut)),
+            ("call-0001", "running", CallProgress(2, 9.0, None)),
+        ]
+
+    run(scenario())
+
+
+def test_reports_of_a_spawned_call_have_pauses_and_end_with_it():
+    async def scenario():
+        results = FakeResults()
+        calls, runner = started(results)
+        begin(calls, opening(detached=True), FakeCaller())
+        for number in range(5):
+            runner.sink(1).on_progress(Progress(number))
+        assert [one.progress.current for one in results.reports] == [0]
+        await pause(module.PROGRESS_INTERVAL + 0.1)
+        assert [one.progress.current for one in results.reports] == [0, 4]
+        runner.sink(1).on_progress(Progress(5))
+        runner.give(1, b"42")
+        await pause(2 * module.PROGRESS_INTERVAL)
+        assert [one.progress.current for one in results.reports] == [0, 4]
+
+    run(scenario())
+
+
+def test_who_asks_for_the_names_of_callables_is_not_the_one_to_tell_of_a_new_instance():
+    async def scenario():
+        calls = make_calls()
+        calls.serve(of_class("error"), FakeRunner(), "it was killed")
+        begin(calls, opening(method=CALLABLES), FakeCaller())
+        caller = FakeCaller()
+        begin(calls, opening(id="call-0002"), caller)
+        assert caller.failure.error_type == "InstanceReplacedError"
+
+    run(scenario())
+
+
+def test_only_a_call_for_new_processes_waits_for_as_long_as_a_launch_may_take():
+    async def scenario():
+        calls = make_calls()
+        compute = ComputeSpec(
+            distribution=DistributionSpec("spmd", workers=2, quorum_timeout=100),
+            launch_timeout=200,
+            allowed_serialization=("json",),
+        )
+        calls.hold(replace(spec(), compute=compute))
+        plain, anew = FakeCaller(), FakeCaller()
+        begin(calls, opening(), plain)
+        begin(calls, opening(id="call-0002", restart_procs=True), anew)
+        await pause(module.WORKER_TIMEOUT + 1)
+        assert plain.failure.error_type == "CallRefusedError"
+        assert anew.events == []
+        await pause(300 - module.WORKER_TIMEOUT)
+        assert "has had no worker for 300 s" in anew.failure.message
 
     run(scenario())
 

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -6,11 +7,14 @@ from hypothesis import strategies as st
 
 from clock_loop import pause, run
 from kubetorch.lib import websocket_protocol
+from kubetorch.lib.http_server import Refusal
 from kubetorch.pod import streams as module
 from kubetorch.pod import streams as relays
+from kubetorch.pod.http.auth import Credentials, Guard
 from kubetorch.pod.streams import ClientStream
 from kubetorch.pod.worker_process.worker import OwnedPayload
-from kubetorch.wire import frames
+from kubetorch.specs.workload import Origin
+from kubetorch.wire import frames, routes, tokens, versions
 from kubetorch.wire.frames import Ack, Attach, Body, Cancel, Credit, Inbox, Kind, Open, Outbox
 from tests.decoding import decode
 from tests.unit.pod.fakes import FakeRunner, line, make_calls, spec
@@ -38,20 +42,24 @@ class Connection:
         self.is_open = False
 
 
+def allocated(size):
+    return OwnedPayload(bytearray(size))
+
+
 class Client:
     """The other end, without a network: what it sends arrives at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, served=None, *, allocate=allocated) -> None:
         self.calls = make_calls()
         self.runner = FakeRunner()
-        self.calls.serve(spec(allowed=("json", "pickle")), self.runner)
+        self.calls.serve(served or spec(allowed=("json", "pickle")), self.runner)
         self.ended: list[ClientStream] = []
         self.stream = ClientStream(
             "client",
             incarnation="one",
             pod_name="demo-0",
             calls=self.calls,
-            allocate=lambda size: OwnedPayload(bytearray(size)),
+            allocate=allocate,
             on_over=self.ended.append,
         )
         self.stream.expect(None)
@@ -349,7 +357,7 @@ def test_whoever_attaches_stands_for_no_call():
             incarnation="one",
             pod_name="demo-0",
             calls=client.calls,
-            allocate=lambda size: OwnedPayload(bytearray(size)),
+            allocate=allocated,
             on_over=lambda _: None,
         )
         other.expect(None)
@@ -358,6 +366,146 @@ def test_whoever_attaches_stands_for_no_call():
         other.on_message(websocket_protocol.BINARY, memoryview(attach))
         assert other.counted_calls() == set()
         assert other.calls() == {call}
+
+    run(scenario())
+
+
+def test_arguments_for_which_there_is_no_memory_fail_their_call_alone():
+    def no_memory(size):
+        raise MemoryError("on purpose")
+
+    async def scenario():
+        client = Client(allocate=no_memory)
+        client.open(1, bytes(3 * MIB))
+        client.open(2)
+        client.runner.give(1, b"42")
+        (kind, number, _, failure), (other, *_) = (f for f in client.take() if f[0] != Kind.ACK)
+        assert (kind, number, other) == (Kind.ERROR, 1, Kind.RESULT)
+        found = json.loads(failure)
+        assert f"no memory for arguments of {3 * MIB} bytes" in found["message"]
+        assert found["started"] is False
+        assert client.connection.is_open
+
+    run(scenario())
+
+
+def test_a_spawned_call_with_the_key_of_another_is_confirmed_too():
+    async def scenario():
+        client = Client()
+        client.open(1, detached=True, confirm=True, idempotency_key="k")
+        client.open(2, id="call-0002", detached=True, confirm=True, idempotency_key="k")
+        client.open(3, id="call-0003", detached=True, idempotency_key="k")
+        assert [(kind, number) for kind, number, *_ in client.take()] == [
+            (Kind.ACCEPTED, 1),
+            (Kind.ACCEPTED, 2),
+        ]
+        client.runner.give(1, b"42")
+        assert client.kinds() == [Kind.RESULT] * 3
+
+    run(scenario())
+
+
+def test_whose_code_runs_is_said_before_a_call_of_other_code_is_refused():
+    async def scenario():
+        origin = Origin("1111", "shop", "train.py:f")
+        client = Client(replace(spec("other"), origin=origin))
+        client.open(1, origin="another")
+        (log, _, said, _), (error, *_) = client.take()
+        assert (log, error) == (Kind.LOG, Kind.ERROR)
+        assert f"now runs {origin}" in said.text
+        # Whoever spawns takes a line for the begin of the call.
+        client.open(2, id="call-0002", origin="another", detached=True)
+        assert client.kinds() == [Kind.ERROR]
+
+    run(scenario())
+
+
+# ------------------------------------------------------------------------------------- upgrades
+
+
+class Door:
+    """The streams of an agent, and the headers of a client that is let in."""
+
+    def __init__(self) -> None:
+        key = b"k" * 32
+        guard = Guard(Credentials(key), audience="ns/f", host="127.0.0.1", clock=lambda: 0.0)
+        self.streams = module.Streams(
+            incarnation="one",
+            pod_name="demo-0",
+            calls=make_calls(),
+            guard=guard,
+            allocate=allocated,
+        )
+        self.headers = {
+            "host": "localhost",
+            "authorization": f"Bearer {tokens.sign(key, tokens.Claims('ns/f', 60.0))}",
+            routes.PROTOCOL.lower(): str(versions.PROTOCOL),
+            routes.CLIENT.lower(): "client",
+        }
+
+    def accept(self, path=routes.STREAM, **more):
+        return self.streams.accept(path, {**self.headers, **more})
+
+    def refused(self, path=routes.STREAM, **more):
+        with pytest.raises(Refusal) as caught:
+            self.accept(path, **more)
+        return caught.value.status, json.loads(caught.value.body)
+
+
+def test_a_client_has_one_stream_until_it_is_gone():
+    async def scenario():
+        door = Door()
+        first = door.accept()
+        assert door.accept(**{routes.RESUME.lower(): "one:0"}) is first
+        assert door.accept(**{routes.RESUME.lower(): "before:0"}) is not first
+        assert door.accept(**{routes.CLIENT.lower(): "another"}) is not first
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("more", "status", "said"),
+    [
+        ({"origin": "https://evil.example"}, 403, "evil.example"),
+        ({"host": "evil.example"}, 403, "evil.example"),
+        ({"authorization": ""}, 401, "this needs a token"),
+        ({"path": "/v1/other"}, 404, "there is no stream at '/v1/other'"),
+        ({routes.PROTOCOL.lower(): "x"}, 409, "version"),
+        ({routes.CLIENT.lower(): ""}, 400, "must name the client"),
+        ({routes.CLIENT.lower(): "a b"}, 400, "must name the client"),
+        ({routes.RESUME.lower(): "one"}, 400, "it must be <name>:<number>"),
+    ],
+)
+def test_what_may_not_have_a_stream_is_refused(more, status, said):
+    async def scenario():
+        found, failure = Door().refused(**more)
+        assert found == status
+        assert said in failure["message"]
+
+    run(scenario())
+
+
+def test_a_pod_that_is_being_stopped_takes_no_new_clients_and_keeps_those_that_it_has():
+    async def scenario():
+        door = Door()
+        known = door.accept()
+        door.streams.go_away("SIGTERM")
+        assert door.accept(**{routes.RESUME.lower(): "one:0"}) is known
+        _, failure = door.refused(**{routes.CLIENT.lower(): "another"})
+        assert "pod demo-0 is being stopped: SIGTERM" in failure["message"]
+
+    run(scenario())
+
+
+def test_a_pod_has_no_more_clients_than_the_limit():
+    async def scenario():
+        door = Door()
+        for number in range(module.CLIENT_LIMIT):
+            door.accept(**{routes.CLIENT.lower(): f"client-{number}"})
+        _, failure = door.refused(**{routes.CLIENT.lower(): "another"})
+        assert f"has {module.CLIENT_LIMIT} clients" in failure["message"]
+        await pause(module.LINGER + 1)
+        assert door.accept(**{routes.CLIENT.lower(): "another"})
 
     run(scenario())
 
