@@ -7,6 +7,8 @@ import msgspec
 import pytest
 
 from kubetorch.errors import CallRefusedError, ControllerUnavailableError
+from kubetorch.lib import deadlines
+from kubetorch.pod import results as module
 from kubetorch.pod.results import Results
 from kubetorch.wire.calls import Raised, Returned, unpack_outcome
 from kubetorch.wire.messages import CallReport
@@ -244,5 +246,79 @@ def test_outcomes_that_wait_for_the_controller_are_bounded(tmp_path):
         ended = {report.id: report for report in controller.reports if report.ended is not None}
         assert sorted(ended) == ["call-0001", "call-0002", "call-0003"]
         assert {(report.state, report.result) for report in ended.values()} == {("succeeded", None)}
+
+    asyncio.run(scenario())
+
+
+def report_of(number: int, ended: float | None = None) -> CallReport:
+    state = "running" if ended is None else "succeeded"
+    return CallReport(id=f"call-{number:04}", callable="f", state=state, started=1, ended=ended)
+
+
+def returned(payload: bytes) -> Returned:
+    return Returned("json", (len(payload),), payload)
+
+
+def test_an_outcome_that_cannot_be_uploaded_keeps_no_other_from_it(tmp_path):
+    async def scenario():
+        controller = Controller()
+        uploaded = controller.upload
+
+        async def upload(made):
+            if any(b"poison" in b"".join(pieces()) for pieces in made):
+                raise ControllerUnavailableError("this one never")
+            return await uploaded(made)
+
+        controller.upload = upload
+        results = make(tmp_path, controller)
+        for number, payload in enumerate((b"poison", b"a", b"b"), start=1):
+            results.begin(report_of(number))
+            results.end(report_of(number, 2), returned(payload))
+        async with deadlines.timeout(20):
+            while len(controller.blobs) < 2:
+                controller.arrived.clear()
+                await controller.arrived.wait()
+        await results.close(0)
+        ended = [one.id for one in controller.reports if one.ended is not None]
+        assert sorted(ended) == ["call-0002", "call-0003"]
+        assert [one.id for one in recovered(tmp_path) if one.state == "running"] == ["call-0001"]
+
+    asyncio.run(scenario())
+
+
+def test_what_the_controller_knows_is_left_out_of_the_list_of_calls_some_day(tmp_path):
+    async def scenario():
+        results = make(tmp_path, Controller())
+        results.begin(report_of(0))
+        for number in range(1, module._STALE + 100):
+            results.forget(f"call-{number:05}")
+        assert len((tmp_path / "calls").read_bytes().splitlines()) < 200
+        await results.close(1)
+        assert [one.id for one in recovered(tmp_path)][:1] == ["call-0000"]
+
+    asyncio.run(scenario())
+
+
+def test_outcomes_of_which_the_list_says_nothing_are_removed(tmp_path):
+    async def scenario():
+        (tmp_path / "outcomes-of-before").write_bytes(b"nobody knows")
+        results = make(tmp_path, Controller())
+        results.recover()
+        assert outcome_files(tmp_path) == 0
+        await results.close(1)
+
+    asyncio.run(scenario())
+
+
+def test_an_outcome_that_is_cut_has_an_end_without_it(tmp_path):
+    async def scenario():
+        (tmp_path / "outcomes-1").write_bytes(b"cut")
+        line = msgspec.json.encode({"report": report_of(1, 2), "outcome": ["outcomes-1", 0, 10]})
+        (tmp_path / "calls").write_bytes(line + b"\n")
+        controller = Controller()
+        results = make(tmp_path, controller)
+        results.recover()
+        assert controller.reports == [report_of(1, 2)]
+        await results.close(1)
 
     asyncio.run(scenario())
