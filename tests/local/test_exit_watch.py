@@ -7,11 +7,12 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from kubetorch.lib import deadlines
-from kubetorch.lib.process_watch import ExitWatch
+from kubetorch.lib import deadlines, processes
+from kubetorch.lib.process_watch import ExitWatch, run
 from kubetorch.lib.processes import exit_status
 
 
@@ -63,3 +64,43 @@ def test_a_closed_watch_notices_nothing() -> None:
             await asyncio.sleep(0.1)
 
     asyncio.run(scenario())
+
+
+def test_a_program_that_is_not_wanted_any_more_ends_with_all_that_it_started() -> None:
+    async def scenario() -> None:
+        pids: list[int] = []
+        started = asyncio.Event()
+
+        def on_line(line: str) -> None:
+            pids.extend(map(int, line.split()))
+            started.set()
+
+        command = ["sh", "-c", "sleep 1000 & echo $$ $!; wait"]
+        running = asyncio.ensure_future(run(command, os.environ, folder="/", on_line=on_line))
+        await started.wait()
+        running.cancel()
+        await asyncio.wait([running])
+        assert running.cancelled()
+        for pid in pids:
+            await ended(pid)
+            while processes.start_time(pid) is not None or Path(f"/proc/{pids[0]}").exists():
+                await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))
+
+
+def test_a_program_runs_in_its_folder_and_its_lines_are_told_apart(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        out: list[str] = []
+        errors: list[str] = []
+        command = ["sh", "-c", "pwd; echo bad >&2; printf 'half\rwhole\nlast'; exit 3"]
+        status = await run(
+            command,
+            os.environ,
+            folder=str(tmp_path),
+            on_line=out.append,
+            on_error_line=errors.append,
+        )
+        assert (status, out, errors) == (3, [str(tmp_path), "whole", "last"], ["bad"])
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))

@@ -671,6 +671,21 @@ def test_bytes_after_an_answer_do_not_spoil_it() -> None:
             assert server.connections == number, "what follows cannot be told from the next answer"
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nok",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    ],
+)
+def test_an_answer_that_says_in_two_ways_how_long_it_is_is_refused(answer: bytes) -> None:
+    with (
+        talking_to(always(answer)) as (client, _),
+        pytest.raises(ControllerUnavailableError, match="in two ways how long"),
+    ):
+        client.request("GET", "/")
+
+
 def test_trailers_are_no_headers() -> None:
     answer = CHUNKED + b"2\r\nok\r\n0\r\nX-T: v\r\nConnection: close\r\n\r\n"
     with talking_to(always(answer)) as (client, server):

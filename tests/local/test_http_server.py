@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+import clock_loop
 from kubetorch.lib import deadlines, sockets
 from kubetorch.lib.http1 import HEAD_LIMIT
-from kubetorch.lib.http_server import BODY_WAITING, Server
+from kubetorch.lib.http_server import BODY_WAITING, PIPELINE_MOST, REFUSAL_TIMEOUT, Server
 
 Scenario = Callable[["Client"], Awaitable[None]]
 
@@ -529,3 +530,50 @@ def test_closing_lets_a_client_read_what_was_sent_to_it() -> None:
         assert [(await client.answer())[0] for _ in range(2)] == [200, 200]
 
     run(scenario)
+
+
+def test_a_request_that_outlasts_the_end_of_the_server_is_ended() -> None:
+    async def scenario(client: Client) -> None:
+        await client.send(b"GET /later HTTP/1.1\r\nHost: h\r\n\r\n")
+        while not client.server.open_requests:
+            await asyncio.sleep(0.01)
+        await client.server.close(0.01)
+        assert client.server.open_requests == 0
+        assert await client.is_closed()
+
+    run(scenario)
+
+
+def test_the_application_hears_of_what_is_no_request_behind_its_own() -> None:
+    async def scenario(client: Client) -> None:
+        await client.send(b"GET /wait HTTP/1.1\r\nHost: h\r\n\r\n" + b"no request\r\n\r\n")
+        await client.app.disconnected.wait()
+        assert await client.is_closed()
+
+    run(scenario)
+
+
+def test_who_sends_too_many_requests_at_once_is_refused() -> None:
+    async def scenario(client: Client) -> None:
+        await client.send(b"GET /later HTTP/1.1\r\nHost: h\r\n\r\n" + GET * (PIPELINE_MOST + 2))
+        assert await client.is_closed()
+        assert client.app.seen == []
+
+    run(scenario)
+
+
+def test_who_does_not_leave_when_refused_is_cut_off() -> None:
+    async def scenario() -> None:
+        listener = sockets.listen(sockets.LOOPBACK, 0)
+        server = Server(App())
+        await server.start(listener)
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        writer.write(b"no request\r\n\r\n")
+        assert b"no valid HTTP" in await reader.read()
+        assert len(server.connections) == 1
+        await clock_loop.put_ahead(REFUSAL_TIMEOUT + 0.1)
+        assert not server.connections
+        writer.transport.abort()
+        await server.close(1.0)
+
+    clock_loop.run(scenario(), clock_loop.AheadLoop)

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+import clock_loop
 from kubetorch.lib import http_server, sockets, transports, websocket, websocket_protocol
 from kubetorch.lib.http_server import Refusal
 from kubetorch.lib.websocket import Connection
@@ -422,6 +423,60 @@ def test_a_server_that_does_not_answer_is_given_up(runs):
             await connect_to(b"HTTP/1.1 101", then_close=False, timeout=1.0)
 
     runs(scenario)
+
+
+class Undecided:
+    """A server whose acceptor does not decide."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.is_given_up = asyncio.Event()
+        upgrade = websocket.upgrader(self._accept, max_message=LIMIT)
+        self._server = http_server.Server(None, upgrade=upgrade)
+
+    async def __aenter__(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        listener = sockets.listen(sockets.LOOPBACK, 0)
+        await self._server.start(listener)
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        writer.write(ClientHandshake("localhost", "/x", ()).request)
+        await self.asked.wait()
+        return reader, writer
+
+    async def __aexit__(self, *_exc) -> None:
+        await self._server.close(5.0)
+
+    async def _accept(self, path, headers):
+        self.asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.is_given_up.set()
+
+
+def test_a_server_that_stops_waits_for_no_decision():
+    async def scenario():
+        server = Undecided()
+        async with server as (reader, writer):
+            pass
+        await asyncio.wait_for(server.is_given_up.wait(), 10)
+        assert await reader.read() == b""
+        writer.close()
+
+    asyncio.run(scenario())
+
+
+def test_an_upgrade_about_which_nobody_decides_is_refused_in_the_end():
+    async def scenario():
+        server = Undecided()
+        async with server as (reader, writer):
+            await clock_loop.put_ahead(websocket.DECISION_TIMEOUT - 1)
+            assert not server.is_given_up.is_set()
+            await clock_loop.put_ahead(2)
+            assert server.is_given_up.is_set()
+            assert (await reader.read()).startswith(b"HTTP/1.1 500")
+            writer.close()
+
+    clock_loop.run(scenario(), clock_loop.AheadLoop)
 
 
 def test_nobody_listening_is_an_os_error(runs):

@@ -1,9 +1,10 @@
+import asyncio
 import gzip
 import zlib
 
 import pytest
 
-from clock_loop import run
+from clock_loop import pause, run
 from kubetorch.errors import ForeignOriginError, ProtocolError
 from kubetorch.lib.asgi import ClientGoneError, Request, Responder, check_link, request_id
 from kubetorch.wire import exceptions
@@ -175,3 +176,39 @@ def test_only_links_of_other_sites_pass(method, site, more, expected, may_be_bes
             check_link(headers, method, may_be_beside=may_be_beside)
     else:
         check_link(headers, method, may_be_beside=may_be_beside)
+
+
+def test_a_stream_ends_with_its_client():
+    async def scenario():
+        sent, closed = [], []
+
+        async def send(message):
+            sent.append(message)
+
+        async def chunks():
+            try:
+                yield b"one"
+                await asyncio.Event().wait()
+            finally:
+                closed.append(True)
+
+        await asyncio.wait_for(Responder(send, {}).stream(chunks(), "text/plain", pause(5)), 60)
+        assert closed == [True]
+        assert [one.get("more_body") for one in sent] == [None, True]
+
+    run(scenario())
+
+
+def test_an_error_in_a_stream_reaches_whoever_answers():
+    async def scenario():
+        async def send(message):
+            pass
+
+        async def chunks():
+            yield b"one"
+            raise ValueError("on purpose")
+
+        with pytest.raises(ValueError, match="on purpose"):
+            await Responder(send, {}).stream(chunks(), "text/plain", pause(5))
+
+    run(scenario())
