@@ -19,7 +19,7 @@ import uvloop
 from kubetorch._version import __version__
 from kubetorch.datastore.blobs import BlobStore
 from kubetorch.errors import KubetorchError
-from kubetorch.lib import files, http_server, memory, processes, proxy, websocket
+from kubetorch.lib import files, http_server, memory, processes, proxy, runtime, websocket
 from kubetorch.lib.process_watch import OrphanReaper
 from kubetorch.lib.tasks import cancel_all
 from kubetorch.lib.websocket import Endpoint
@@ -27,12 +27,7 @@ from kubetorch.pod import environment, identity
 from kubetorch.pod.apps.process import AppHost, AppProcess
 from kubetorch.pod.apps.proxy import AppNames, AppProxy
 from kubetorch.pod.calls import Call, Calls
-from kubetorch.pod.environment import (
-    Interpreters,
-    agent_python,
-    container_environ,
-    user_environ,
-)
+from kubetorch.pod.environment import Interpreters, container_environ, user_environ
 from kubetorch.pod.filesystem import PodFilesystem
 from kubetorch.pod.http.app import App
 from kubetorch.pod.http.auth import Credentials, Guard
@@ -122,16 +117,14 @@ def main(
 
 def bind(host: str, port: int) -> socket.socket:
     """A socket that takes connections at this address; they wait until the server is started."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((host, port))
-        sock.listen(BACKLOG)
-        sock.setblocking(False)
-    except BaseException:
-        sock.close()
-        raise
+    is_ipv6 = ":" in host
+    sock = socket.create_server(
+        (host, port),
+        family=socket.AF_INET6 if is_ipv6 else socket.AF_INET,
+        backlog=BACKLOG,
+        dualstack_ipv6=is_ipv6 and socket.has_dualstack_ipv6(),
+    )
+    sock.setblocking(False)
     return sock
 
 
@@ -203,7 +196,7 @@ class Agent:
             on_change=self._session.activity_changed,
         )
         self._apps = AppHost(
-            root,
+            root=root,
             pod_name=pod.pod,
             on_line=self._write_line,
             on_exit=self._on_app_exit,
@@ -245,7 +238,9 @@ class Agent:
             incarnation=self._incarnation,
             on_line=self._write_line,
         )
-        interpreters = Interpreters(pod, environ, agent_python())
+        # The agent's interpreter, where it is the user's too.
+        own = None if runtime.is_used() else sys.executable
+        interpreters = Interpreters(pod, environ, own)
         interpreters.start()
         self._supervisor = Supervisor(
             pod=pod,

@@ -19,6 +19,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from msgspec.structs import replace
@@ -344,23 +345,17 @@ def join(found: Call | Outcome, caller: Caller) -> Call | None:
     return None
 
 
+@dataclass(eq=False, kw_only=True)
 class Calls:
     """All calls of a pod, and the worker that serves them."""
 
-    def __init__(
-        self,
-        *,
-        pod_name: str,
-        results: Results,
-        on_line: Callable[[Line, int], None],
-        outcomes: Outcomes,
-        on_change: Callable[[], None],
-    ) -> None:
-        self._pod_name = pod_name
-        self._results = results
-        self._on_line = on_line
-        self._on_change = on_change
-        self._outcomes = outcomes
+    pod_name: str
+    results: Results
+    on_line: Callable[[Line, int], None]
+    outcomes: Outcomes
+    on_change: Callable[[], None]
+
+    def __post_init__(self) -> None:
         self._open: set[Call] = set()
         self._by_id: dict[str, Call] = {}
         self._by_key: dict[tuple[str, str | None, str], Call] = {}
@@ -473,13 +468,13 @@ class Calls:
         """Refuse a call of something else, or in a codec that the workload does not allow."""
         if self._is_draining:
             raise CallRefusedError(
-                f"pod {self._pod_name} is being stopped", hint="call again: another pod takes it"
+                f"pod {self.pod_name} is being stopped", hint="call again: another pod takes it"
             )
         if self._refusal is not None:
             raise self._refusal.with_traceback(None)
         if len(self._open) >= CALL_LIMIT:
             raise CallRefusedError(
-                f"pod {self._pod_name} has {CALL_LIMIT} calls", hint="call again in a while"
+                f"pod {self.pod_name} has {CALL_LIMIT} calls", hint="call again in a while"
             )
         if self.spec is not None:
             deployed = self.spec.callable.name
@@ -508,7 +503,7 @@ class Calls:
             call.limit(request.timeout)
         self.total += 1
         self.last = call.opened
-        self._on_change()
+        self.on_change()
         return call
 
     def other_origin(self, request: Open) -> Origin | None:
@@ -523,14 +518,14 @@ class Calls:
         if request.idempotency_key is None:
             return None
         key = _key(request)
-        return _unanswered(self._by_key.get(key)) or self._outcomes.get(key)
+        return _unanswered(self._by_key.get(key)) or self.outcomes.get(key)
 
     def find(self, call_id: str) -> Call | Outcome | None:
         """A detached call by its id, or what became of it lately."""
-        return _unanswered(self._by_id.get(call_id)) or self._results.find(call_id)
+        return _unanswered(self._by_id.get(call_id)) or self.results.find(call_id)
 
     def describe(self, error: KubetorchError, *, started: bool) -> exceptions.Failure:
-        return exceptions.describe_refusal(error, pod_name=self._pod_name, started=started)
+        return exceptions.describe_refusal(error, pod_name=self.pod_name, started=started)
 
     # --------------------------------------------------------------------------------- calls
 
@@ -559,11 +554,11 @@ class Calls:
         """Write into the log that the instance is another one; the same for callers."""
         now = time.time()
         notice = (
-            f"{name} in pod {self._pod_name} is a new instance ({self.instance}), made at "
+            f"{name} in pod {self.pod_name} is a new instance ({self.instance}), made at "
             f"{time.strftime('%H:%M:%S', time.localtime(now))} without the state of the one "
             f"before: {why}"
         )
-        self._on_line(Line(notice, "logger", "WARNING", now, None), worker.generation)
+        self.on_line(Line(notice, "logger", "WARNING", now, None), worker.generation)
         return notice
 
     def _tell(self, call: Call, notice: str) -> bool:
@@ -600,7 +595,7 @@ class Calls:
         if not call.request.detached or call.is_recorded:
             return True
         try:
-            self._results.begin(_report(call.request, "running", call.opened))
+            self.results.begin(_report(call.request, "running", call.opened))
         except OSError as error:
             if not call.request.confirm:
                 return True
@@ -611,7 +606,7 @@ class Calls:
 
     def _unwritten(self, error: OSError) -> DataStoreError:
         return DataStoreError(
-            f"pod {self._pod_name} cannot write the call to its disk: {error}",
+            f"pod {self.pod_name} cannot write the call to its disk: {error}",
             hint="free some of the pod's disk, or call it without .spawn()",
         )
 
@@ -621,7 +616,7 @@ class Calls:
             raise found.refusal
         now = time.time()
         try:
-            self._results.begin(_report(request, "running", now))
+            self.results.begin(_report(request, "running", now))
         except OSError as error:
             raise self._unwritten(error) from error
         if isinstance(found, Call):
@@ -638,7 +633,7 @@ class Calls:
             answer = outcome
             if refusal is not None:
                 answer = Raised(self.describe(refusal, started=True))
-            self._outcomes.put(_key(request), answer)
+            self.outcomes.put(_key(request), answer)
         for spawned in call.spawned:
             self._keep_spawned(spawned, outcome, call.opened, call.cancelled)
 
@@ -648,7 +643,7 @@ class Calls:
         state = "succeeded" if isinstance(outcome, Returned) else "failed"
         if state == "failed" and cancelled is not None:
             state = "cancelled"
-        self._results.end(_report(request, state, started, ended=time.time()), outcome)
+        self.results.end(_report(request, state, started, ended=time.time()), outcome)
 
     def report_progress(self, call: Call, report: Progress) -> None:
         """Tell the controller how far a spawned call has come."""
@@ -659,7 +654,7 @@ class Calls:
         progress = CallProgress(report.current, total, message)
         for spawned in call.spawned:
             news = _report(spawned, "running", call.opened)
-            self._results.progress(replace(news, progress=progress))
+            self.results.progress(replace(news, progress=progress))
 
     def on_lost(self, call: Call) -> None:
         """The worker of a call ended before the call did."""
@@ -676,7 +671,7 @@ class Calls:
             self._by_key.pop(_key(request), None)
         self.failed += is_failure
         self.last = time.time()
-        self._on_change()
+        self.on_change()
         if self._idle is not None and not self._open:
             self._idle.set()
         if self._waiting and self._worker is not None and self._worker.takes_calls:
@@ -697,13 +692,10 @@ class Calls:
         self._waiting.append(call)
         is_first = call.wait_until(self._patience(call.request), self._give_up)
         if is_first and call.request.restart_procs:
-            self._tell_later(call, TELLING)
+            asyncio.get_running_loop().call_later(TELLING, self._tell_waiting, call, TELLING)
 
-    def _tell_later(self, call: Call, seconds: float) -> None:
-        """Say, after a while, what new processes wait for."""
-        asyncio.get_running_loop().call_later(seconds, self._tell_waiting, call, 2 * seconds)
-
-    def _tell_waiting(self, call: Call, again: float) -> None:
+    def _tell_waiting(self, call: Call, waited: float) -> None:
+        """Say what new processes wait for, now and in twice the time."""
         if call not in self._waiting:
             return
         waits_for = self._worker.waits_for if isinstance(self._worker, RankGroup) else None
@@ -713,7 +705,8 @@ class Calls:
                 'workers="ready" those that are there begin'
             )
             call.on_log(Line(text, "logger", "WARNING", time.time(), None))
-        self._tell_later(call, again)
+        seconds = 2 * waited
+        asyncio.get_running_loop().call_later(seconds, self._tell_waiting, call, seconds)
 
     def _patience(self, request: Open) -> float:
         """Seconds that a call waits for a worker: longer where it is for those of a new world."""
@@ -728,7 +721,7 @@ class Calls:
     def _give_up(self, call: Call) -> None:
         self._waiting.remove(call)
         error = CallRefusedError(
-            f"pod {self._pod_name} has had no worker for {self._patience(call.request):g} s",
+            f"pod {self.pod_name} has had no worker for {self._patience(call.request):g} s",
             hint="its code is still being loaded, or it fails again and again: kt logs shows it",
         )
         call.fail(error, started=False)
@@ -749,7 +742,7 @@ class Calls:
         self._is_draining = True
         self._waiting.clear()
         for call in [call for call in self._open if call.worker is None]:
-            refusal = CallRefusedError(f"pod {self._pod_name} is being stopped")
+            refusal = CallRefusedError(f"pod {self.pod_name} is being stopped")
             call.fail(refusal, started=False)
         if self._open:
             self._idle = asyncio.Event()
@@ -757,7 +750,7 @@ class Calls:
                 await asyncio.wait_for(self._idle.wait(), grace)
         for call in list(self._open):
             ending = self.ending or Ending(reason=reason)
-            call.fail(ending.error(self._pod_name), started=True)
+            call.fail(ending.error(self.pod_name), started=True)
 
 
 def _unanswered(call: Call | None) -> Call | None:

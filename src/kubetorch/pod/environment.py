@@ -401,8 +401,3 @@ async def _probe(path: str, environ: Mapping[str, str]) -> Interpreter | None:
             return Interpreter(executable or path, tuple(version), tuple(site))
         _log.info("interpreter path=%s says=%s", path, line)
     return None
-
-
-def agent_python() -> str | None:
-    """The agent's interpreter, where it is the user's too."""
-    return None if runtime.is_used() else sys.executable

@@ -49,7 +49,11 @@ class PodFilesystem:
         both: list[FolderAt | FilesAt] = [*given.folders, *given.files]
         for one in sorted(both, key=lambda one: len(Path(one.target).parts)):
             try:
-                self._show(one)
+                if isinstance(one, FolderAt):
+                    Path(one.source).mkdir(mode=0o700, parents=True, exist_ok=True)
+                    self._view.add(mounts.Mount(one.source, one.target, one.read_only))
+                else:
+                    self._view.add_files(one.target, _values(one))
             except OSError as error:
                 raise _failed(error, f"{one.target}: ") from error
 
@@ -75,13 +79,6 @@ class PodFilesystem:
             self.warning = f"the working directory of a pod is {own}, and not {path}: {reason}"
             return replace(pod, working_dir=str(own))
         return pod
-
-    def _show(self, one: FolderAt | FilesAt) -> None:
-        if isinstance(one, FolderAt):
-            Path(one.source).mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._view.add(mounts.Mount(one.source, one.target, one.read_only))
-        else:
-            self._view.add_files(one.target, _values(one))
 
     async def shield(self, frozen: Iterable[str] = ()) -> None:
         """See to it that what the pod writes at absolute paths from now on stays in the pod.

@@ -143,12 +143,7 @@ class RayNode(Node):
         super().__init__(python, own, on_line)
 
     async def start(self, host: str, port: int, *, own_host: str, is_head: bool) -> None:
-        """Start the node; it is part of the cluster at `host:port` then. Waits for a head.
-
-        Raises:
-            ResourceNotAvailableError: The interpreter of the workers has no Ray.
-            StartupError: Ray does not start.
-        """
+        """Start the node; it is part of the cluster at `host:port` then. Waits for a head."""
         options = [f"--node-ip-address={own_host}", "--disable-usage-stats", "--block"]
         if is_head:
             folder = f"--temp-dir={self._folder}"
@@ -171,12 +166,7 @@ class MonarchNode(Node):
     """A host of Monarch, as the processes below its worker loop."""
 
     async def start(self, addresses: Sequence[str], node: int) -> None:
-        """Start the host with this number; on the first pod, wait for those of the other pods.
-
-        Raises:
-            ResourceNotAvailableError: The interpreter of the workers cannot import Monarch.
-            StartupError: The host does not start.
-        """
+        """Start the host with this number; on the first pod, wait for those of the other pods."""
         address = addresses[node]
         if not await self._run(_HOST, address, until=_IMPORTED):
             said = self._lines[-1] if self._lines else "it says nothing"
@@ -211,11 +201,7 @@ def lacks_ray(environ: Mapping[str, str]) -> bool:
 
 
 async def wait_until_joined(environ: Mapping[str, str], timeout: float) -> None:
-    """Wait until the node that KubeRay has started is part of the cluster.
-
-    Raises:
-        StartupError: It is not after so many seconds.
-    """
+    """Wait until the node that KubeRay has started is part of the cluster."""
     found = _HEALTH_PORT.search(environ[OPERATED])
     url = _HEALTH.format(port=found[1] if found else 52365)
     said = "nothing"

@@ -273,13 +273,12 @@ class LogPipe:
         self._assembler.latest = call
 
     def _read(self) -> None:
-        data = b""
         try:
             data = os.read(self._descriptor, _READ)
         except BlockingIOError:
             return
         except OSError:
-            pass
+            data = b""
         if data:
             self._feed(data)
         else:

@@ -803,11 +803,7 @@ def select(
     lost: Collection[int],
     node: int | None,
 ) -> tuple[int, ...]:
-    """The nodes that `workers=` means.
-
-    Raises:
-        SpecError: It means none, or one that does not exist.
-    """
+    """The nodes that `workers=` means."""
     everyone = range(len(members))
     if workers is None:
         return tuple(everyone)

@@ -27,7 +27,7 @@ import msgspec
 from msgspec.structs import replace
 
 from kubetorch.errors import AgentDiedError, KubetorchError
-from kubetorch.lib import backoff
+from kubetorch.lib import backoff, files
 from kubetorch.lib.decoders import json_decoder
 from kubetorch.lib.tasks import cancel_all
 from kubetorch.wire import exceptions
@@ -283,22 +283,14 @@ class _CallList:
 
     def _begin(self) -> None:
         """Write it anew, without what says nothing any more."""
-        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        new = self._path.with_suffix(".new")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
-        descriptor = os.open(new, flags, 0o600)
-        try:
-            data = b"".join(msgspec.json.encode(news) + b"\n" for news in self._last.values())
-            view = memoryview(data)
-            while view:
-                view = view[os.write(descriptor, view) :]
-            new.replace(self._path)
-        except OSError:
-            os.close(descriptor)
-            raise
         if self._descriptor is not None:
             os.close(self._descriptor)
-        self._descriptor, self._size, self._lines = descriptor, len(data), len(self._last)
+            self._descriptor = None
+        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        data = b"".join(msgspec.json.encode(news) + b"\n" for news in self._last.values())
+        files.write_atomically(self._path, data)
+        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        self._size, self._lines = len(data), len(self._last)
 
 
 class _Ended:

@@ -90,23 +90,16 @@ class ControllerAddress:
         return Path(self.token_file).read_text().strip() if self.token_file else self.fixed_token
 
 
+@dataclass(eq=False, kw_only=True)
 class Session:
-    def __init__(
-        self,
-        *,
-        address: ControllerAddress,
-        hello: Callable[[], Hello],
-        activity: Callable[[], Activity],
-        on_message: Callable[[FromController], None],
-        on_settled: Callable[[str], None],
-        on_abandoned: Callable[[], None],
-    ) -> None:
-        self._address = address
-        self._hello = hello
-        self._activity = activity
-        self._on_message = on_message
-        self._on_settled = on_settled
-        self._on_abandoned = on_abandoned
+    address: ControllerAddress
+    hello: Callable[[], Hello]
+    activity: Callable[[], Activity]
+    on_message: Callable[[FromController], None]
+    on_settled: Callable[[str], None]
+    on_abandoned: Callable[[], None]
+
+    def __post_init__(self) -> None:
         self._endpoint: _SessionEndpoint | None = None
         self._heartbeat = HEARTBEAT
         self._observed: Observed | None = None
@@ -183,7 +176,7 @@ class Session:
 
     def _send_edge(self) -> None:
         self._edge = None
-        activity = self._activity()
+        activity = self.activity()
         # A call that began and ended since then counts as well: its service was used.
         if _activity_edge(activity) != self._last_edge:
             self._last_edge = _activity_edge(activity)
@@ -199,14 +192,14 @@ class Session:
             is_over = report.ended is not None
             if is_over and sent is not None and now - sent > REPORT_SETTLED:
                 del self._reports[call_id]
-                self._on_settled(call_id)
+                self.on_settled(call_id)
 
     # --------------------------------------------------------------------------------- to run
 
     async def run(self) -> None:
         """Keep a session until this is cancelled, or there can be none any more."""
         delays, refusal = _delays(), ""
-        while not self._address.is_lost:
+        while not self.address.is_lost:
             try:
                 if await self._run_once():
                     delays, refusal = _delays(), ""
@@ -224,23 +217,23 @@ class Session:
             ) as error:
                 _log.info("no session error=%s", error)
             await asyncio.sleep(next(delays))
-        self._on_abandoned()
+        self.on_abandoned()
 
     async def _run_once(self) -> bool:
         """One session, from its connect to its end; whether the controller took part in it."""
         endpoint = _SessionEndpoint(self._on_text)
         await websocket.connect(
-            self._address.url() + routes.SESSIONS,
+            self.address.url() + routes.SESSIONS,
             endpoint,
             headers={
-                routes.AUTHORIZATION: f"Bearer {self._address.token()}",
+                routes.AUTHORIZATION: f"Bearer {self.address.token()}",
                 routes.PROTOCOL: str(versions.PROTOCOL),
             },
             max_message=MESSAGE_LIMIT,
             timeout=CONNECT_TIMEOUT,
             dial_timeout=DIAL_TIMEOUT,
         )
-        endpoint.send(structs.replace(self._hello(), calls=tuple(self._reports)))
+        endpoint.send(structs.replace(self.hello(), calls=tuple(self._reports)))
         if self._observed is not None:
             endpoint.send(self._observed)
         self._endpoint = endpoint
@@ -248,7 +241,7 @@ class Session:
             self.report_call(report)
         try:
             while not endpoint.is_closed:
-                activity = self._activity()
+                activity = self.activity()
                 self._last_edge = _activity_edge(activity)
                 endpoint.send(activity)
                 self._forget_settled()
@@ -266,7 +259,7 @@ class Session:
         except ProtocolError as error:  # a newer controller may say what this agent does not know
             _log.warning("message ignored error=%s", error)
             return
-        self._on_message(message)
+        self.on_message(message)
 
 
 class _SessionEndpoint(Endpoint):

@@ -12,6 +12,7 @@ import signal
 import struct
 import termios
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from kubetorch.errors import CallRefusedError, KubetorchError, ProtocolError
 from kubetorch.lib import process_watch, processes, websocket_protocol
@@ -45,19 +46,14 @@ _ON_PIPES = 'cd -- "$0" && exec "$@"'
 ShellEnvironment = Callable[[], tuple[str, Mapping[str, str]]]
 
 
+@dataclass(eq=False, kw_only=True)
 class Shells:
-    def __init__(
-        self,
-        *,
-        pod_name: str,
-        guard: Guard,
-        shell_environment: ShellEnvironment,
-        on_change: Callable[[], None],
-    ) -> None:
-        self._pod_name = pod_name
-        self._guard = guard
-        self._surroundings = shell_environment
-        self._on_change = on_change
+    pod_name: str
+    guard: Guard
+    shell_environment: ShellEnvironment
+    on_change: Callable[[], None]
+
+    def __post_init__(self) -> None:
         self._shells: set[Shell] = set()
 
     @property
@@ -67,16 +63,16 @@ class Shells:
     def accept(self, headers: Mapping[str, str]) -> Endpoint:
         """A shell for a request to upgrade; see `kubetorch.lib.websocket.Acceptor`."""
         try:
-            self._guard.check_origin(headers.get("host"), headers.get("origin"))
-            self._guard.check_token(headers.get(routes.AUTHORIZATION.lower()), tokens.EXEC)
-            folder, env = self._surroundings()
+            self.guard.check_origin(headers.get("host"), headers.get("origin"))
+            self.guard.check_token(headers.get(routes.AUTHORIZATION.lower()), tokens.EXEC)
+            folder, env = self.shell_environment()
             if len(self._shells) >= SHELL_LIMIT:
-                raise CallRefusedError(f"pod {self._pod_name} has {SHELL_LIMIT} shells")
+                raise CallRefusedError(f"pod {self.pod_name} has {SHELL_LIMIT} shells")
         except KubetorchError as error:
-            raise refused(error, self._pod_name) from error
+            raise refused(error, self.pod_name) from error
         shell = Shell(folder, env, self._on_over)
         self._shells.add(shell)
-        self._on_change()
+        self.on_change()
         return shell
 
     async def close(self) -> None:
@@ -84,7 +80,7 @@ class Shells:
 
     def _on_over(self, shell: Shell) -> None:
         self._shells.discard(shell)
-        self._on_change()
+        self.on_change()
 
 
 class Shell(Endpoint):
@@ -188,14 +184,12 @@ class Shell(Endpoint):
         if connection is not None and connection.is_congested:
             self._loop.remove_reader(descriptor)
             return
-        data = b""
-        with contextlib.suppress(BlockingIOError):
-            try:
-                data = os.read(descriptor, _PIECE)
-            except BlockingIOError:
-                return
-            except OSError:  # a terminal that nobody has open any more
-                data = b""
+        try:
+            data = os.read(descriptor, _PIECE)
+        except BlockingIOError:
+            return
+        except OSError:  # a terminal that nobody has open any more
+            data = b""
         if data:
             self._send(self._outputs[descriptor], data)
         else:

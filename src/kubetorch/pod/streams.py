@@ -612,31 +612,25 @@ class ClientStream(Endpoint):
                 ready.append(streamed)
 
 
+@dataclass(eq=False, kw_only=True)
 class Streams:
     """Accepts the connections of clients."""
 
-    def __init__(
-        self,
-        *,
-        incarnation: str,
-        pod_name: str,
-        calls: Calls,
-        guard: Guard,
-        allocate: Callable[[int], Payload],
-    ) -> None:
-        self._incarnation = incarnation
-        self._pod_name = pod_name
-        self._calls = calls
-        self._guard = guard
-        self._allocate = allocate
+    incarnation: str
+    pod_name: str
+    calls: Calls
+    guard: Guard
+    allocate: Callable[[int], Payload]
+
+    def __post_init__(self) -> None:
         self._streams: dict[str, ClientStream] = {}
         self._draining: str | None = None
 
     def accept(self, path: str, headers: Mapping[str, str]) -> Endpoint:
         """The stream for a request to upgrade; see `kubetorch.lib.websocket.Acceptor`."""
         try:
-            self._guard.check_origin(headers.get("host"), headers.get("origin"))
-            self._guard.check_token(headers.get(routes.AUTHORIZATION.lower()), tokens.CALL)
+            self.guard.check_origin(headers.get("host"), headers.get("origin"))
+            self.guard.check_token(headers.get(routes.AUTHORIZATION.lower()), tokens.CALL)
             if path != routes.STREAM:
                 raise refusal(404, f"there is no stream at {path[:200]!r}")
             versions.check(
@@ -648,7 +642,7 @@ class Streams:
             client, resume_at = self._identify(headers)
             return self._stream(client, resume_at)
         except KubetorchError as error:
-            raise refused(error, self._pod_name) from error
+            raise refused(error, self.pod_name) from error
 
     def has_unseen_call(self) -> bool:
         """True if there is a call that no client's first connection stands for.
@@ -658,7 +652,7 @@ class Streams:
         streams = list(self._streams.values())
         counted = {call for stream in streams for call in stream.counted_calls()}
         others = {call for stream in streams for call in stream.calls()}
-        return not counted.issuperset(others | self._calls.detached())
+        return not counted.issuperset(others | self.calls.detached())
 
     def go_away(self, reason: str) -> None:
         """Take no new clients, and send the present ones elsewhere."""
@@ -677,7 +671,7 @@ class Streams:
         match = _RESUME.fullmatch(resume)
         if match is None:
             raise ProtocolError(f"{routes.RESUME} is {resume[:80]!r}; it must be <name>:<number>")
-        return client, int(match[2]) if match[1] == self._incarnation else None
+        return client, int(match[2]) if match[1] == self.incarnation else None
 
     def _stream(self, client: str, resume_at: int | None) -> ClientStream:
         known = self._streams.get(client)
@@ -691,17 +685,17 @@ class Streams:
             known.end()
         if self._draining is not None:
             raise CallRefusedError(
-                f"pod {self._pod_name} is being stopped: {self._draining}",
+                f"pod {self.pod_name} is being stopped: {self._draining}",
                 hint="call again: another pod takes it",
             )
         if len(self._streams) >= CLIENT_LIMIT:
-            raise CallRefusedError(f"pod {self._pod_name} has {CLIENT_LIMIT} clients")
+            raise CallRefusedError(f"pod {self.pod_name} has {CLIENT_LIMIT} clients")
         stream = ClientStream(
             client,
-            incarnation=self._incarnation,
-            pod_name=self._pod_name,
-            calls=self._calls,
-            allocate=self._allocate,
+            incarnation=self.incarnation,
+            pod_name=self.pod_name,
+            calls=self.calls,
+            allocate=self.allocate,
             on_over=self._forget,
         )
         self._streams[client] = stream

@@ -356,25 +356,19 @@ class AppProcess:
         self._on_line(line, self.generation)
 
 
+@dataclass(eq=False, kw_only=True)
 class AppHost:
     """Starts apps, and knows the one that serves."""
 
-    def __init__(
-        self,
-        root: Path,
-        *,
-        pod_name: str,
-        on_line: Callable[[Line, int], None],
-        on_exit: Callable[[AppProcess], None],
-        on_change: Callable[[], None],
-        on_activity: Callable[[], None],
-    ) -> None:
-        self._memory = AppExitFile(root / "app.json")
-        self._pod_name = pod_name
-        self._on_line = on_line
-        self._on_exit = on_exit
-        self._on_change = on_change
-        self._on_activity = on_activity
+    root: Path
+    pod_name: str
+    on_line: Callable[[Line, int], None]
+    on_exit: Callable[[AppProcess], None]
+    on_change: Callable[[], None]
+    on_activity: Callable[[], None]
+
+    def __post_init__(self) -> None:
+        self._memory = AppExitFile(self.root / "app.json")
         self._process: AppProcess | None = None
         self._latest: AppProcess | None = None
         self._refusal: KubetorchError | None = None
@@ -390,14 +384,14 @@ class AppHost:
         port = wanted.app.port
         if port is not None and not sockets.is_free(port):
             raise StartupError(
-                f"port {port} is taken on the machine of {self._pod_name}, "
+                f"port {port} is taken on the machine of {self.pod_name}, "
                 f"so the app {wanted.app.command!r} cannot listen on it",
                 hint="choose another port; pods without a cluster share the ports of the machine",
             )
         self._latest = AppProcess(
             wanted,
-            pod_name=self._pod_name,
-            on_line=self._on_line,
+            pod_name=self.pod_name,
+            on_line=self.on_line,
             on_change=self._changed,
             ended=self._memory.find(wanted.generation),
         )
@@ -424,9 +418,9 @@ class AppHost:
             if process.is_done and not process.is_asked:
                 self._memory.keep(ended)
             elif process is self._process and not process.is_asked:
-                self._on_exit(process)
+                self.on_exit(process)
         self._changes.notify()
-        self._on_change()
+        self.on_change()
 
     # ------------------------------------------------------------------------------ the routes
 
@@ -461,16 +455,16 @@ class AppHost:
         process = self._process
         if process is None:
             raise CallRefusedError(
-                f"pod {self._pod_name} has had no app that serves for {PATIENCE:g} s",
+                f"pod {self.pod_name} has had no app that serves for {PATIENCE:g} s",
                 hint="kt logs shows what it does",
             )
         if process.is_script:
             raise CallRefusedError(
-                f"the app in {self._pod_name} serves nothing: it was deployed without a port",
+                f"the app in {self.pod_name} serves nothing: it was deployed without a port",
                 hint="kt.app(..., port=...)",
             )
         if not process.is_alive:
-            raise CallRefusedError(f"{process.ending} in {self._pod_name}", hint="deploy it again")
+            raise CallRefusedError(f"{process.ending} in {self.pod_name}", hint="deploy it again")
         return process
 
     async def end(self, generation: int) -> None:
@@ -488,7 +482,7 @@ class AppHost:
     def begin(self) -> None:
         """A request begins, which counts as activity until `finish`."""
         if self._requests >= REQUEST_LIMIT:
-            raise CallRefusedError(f"pod {self._pod_name} has {REQUEST_LIMIT} requests")
+            raise CallRefusedError(f"pod {self.pod_name} has {REQUEST_LIMIT} requests")
         self._count(1)
 
     def finish(self) -> None:
@@ -497,4 +491,4 @@ class AppHost:
     def _count(self, change: int) -> None:
         self._requests += change
         self.last = time.time()
-        self._on_activity()
+        self.on_activity()

@@ -112,15 +112,14 @@ class Guard:
         if expires > now:
             return verbs
         if self._user and hmac.compare_digest(tokens.fingerprint(token), self._user):
-            return self._remember(token, now + 60.0, tokens.VERBS)
-        if not self._key:
+            expires, verbs = now + 60.0, tokens.VERBS
+        elif self._key:
+            claims = tokens.verify(self._key, token, audience=self._audience, now=now)
+            expires, verbs = claims.expires, claims.verbs
+        else:
             raise CallRefusedError(
                 "this pod is not ready: its controller has not said yet whom to let in"
             )
-        claims = tokens.verify(self._key, token, audience=self._audience, now=now)
-        return self._remember(token, claims.expires, claims.verbs)
-
-    def _remember(self, token: str, expires: float, verbs: tuple[str, ...]) -> tuple[str, ...]:
         if len(self._known) >= _CACHE_SIZE:
             self._known.clear()
         self._known[token] = expires, verbs

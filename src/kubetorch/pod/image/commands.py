@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from kubetorch.errors import ProtocolError
@@ -20,7 +20,8 @@ from kubetorch.pod.environment import NAMES, Prepared
 from kubetorch.pod.filesystem import PodFilesystem
 from kubetorch.pod.image import image_steps, venvs
 from kubetorch.pod.image.image_steps import Copier
-from kubetorch.specs.image import CopyStep, ImageSpec, PipStep, RunStep, Step
+from kubetorch.specs.image import CopyStep, ImageSpec, PipStep, RunStep
+from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import messages
 from kubetorch.wire.pod_commands import RunEnd, RunLine, RunStepNow
 
@@ -71,19 +72,16 @@ class CommandRunner:
 
     async def run(
         self,
-        step: Step,
-        image: ImageSpec | None,
+        order: RunStepNow,
+        spec: WorkloadSpec,
         prepared: Prepared,
-        site: Sequence[str],
         on_line: OnLine,
-        *,
-        frozen: Sequence[str],
-        timeout: float,
     ) -> int:
-        if image_steps.needs_own_paths(step, image or ImageSpec()):
-            await self._filesystem.shield(frozen)
+        step, image, runtime = order.step, spec.compute.image or ImageSpec(), spec.runtime
+        if image_steps.needs_own_paths(step, image):
+            await self._filesystem.shield(runtime.path)
         try:
-            async with deadlines.timeout(timeout):
+            async with deadlines.timeout(order.timeout):
                 environ = await asyncio.to_thread(self._environ, prepared)
                 if isinstance(step, CopyStep):
                     await self._copier.run(step, environ, lambda text: on_line(text, "stdout"))
@@ -94,7 +92,10 @@ class CommandRunner:
                     return await self._shell(image_steps.background(step.command), environ, on_line)
                 if not isinstance(step, PipStep):
                     raise ProtocolError(f"{step!r} cannot be run in a pod that serves")
-                install = (image.install_cmd if image else None) or "pip install"
+                install = image.install_cmd or "pip install"
+                venv = Path(prepared.python).parents[1]
+                own = [str(path) for path in venv.glob("lib/python*/site-packages")]
+                site = [*own, *runtime.site]
                 async with self._installing:
                     await asyncio.to_thread(venvs.put_stand_ins, self.packages, site)
                     try:
@@ -102,7 +103,7 @@ class CommandRunner:
                     finally:
                         await asyncio.to_thread(venvs.remove_stand_ins, self.packages)
         except TimeoutError:
-            on_line(f"ended after {timeout:g} s", "stderr")
+            on_line(f"ended after {order.timeout:g} s", "stderr")
             return TIMED_OUT
 
     def _link(self, step: CopyStep) -> None:

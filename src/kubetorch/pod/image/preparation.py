@@ -22,7 +22,7 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -148,25 +148,18 @@ class StepReports:
         self._on_line(text, self._generation)
 
 
+@dataclass(eq=False)
 class Preparation:
-    def __init__(
-        self,
-        generation: int,
-        images: Images,
-        image: ImageSpec,
-        spec: WorkloadSpec,
-        environ: Mapping[str, str],
-        progress: StepReports,
-    ) -> None:
-        self._generation = generation
-        self._images = images
-        self._image = image
-        self._spec = spec
-        self._runtime = spec.runtime
-        self._python = interpreter(spec)
-        self._environ = environ
-        self._progress = progress
-        self._folder = images.working_dir
+    generation: int
+    images: Images
+    image: ImageSpec
+    spec: WorkloadSpec
+    given: Mapping[str, str]
+    progress: StepReports
+
+    def __post_init__(self) -> None:
+        self._python = interpreter(self.spec)
+        self._folder = self.images.working_dir
         self._uv = ""
         self._base = ""
         #: The step that is run now.
@@ -178,25 +171,25 @@ class Preparation:
 
     async def run(self) -> Path | None:
         """Run what has to be run; the environment of the workers, if the image needs one."""
-        steps, runtime = self._image.steps, self._runtime
+        steps, runtime = self.image.steps, self.spec.runtime
         allowed = (step for step in steps if self._refused(step) is None)
-        if any(image_steps.needs_own_paths(step, self._image) for step in allowed):
-            await self._images.filesystem.shield(frozen=runtime.path)
+        if any(image_steps.needs_own_paths(step, self.image) for step in allowed):
+            await self.images.filesystem.shield(frozen=runtime.path)
         if any(image_steps.needs_environment(step) for step in steps):
             self._uv = venvs.find_uv()
             self._base = await asyncio.to_thread(
                 venvs.base_digest, self._python, runtime.version, runtime.site
             )
-        records = self._images.records
+        records = self.images.records
         records.keep(self._base)
-        todo = records.todo(self._generation, steps)
-        shared = image_steps.shared_steps(self._image)
+        todo = records.todo(self.generation, steps)
+        shared = image_steps.shared_steps(self.image)
         venv = await self._share(shared)
         own = records.ran.own if todo.kept >= shared else None
         for number, step in enumerate(steps):
             self.at = number
             if isinstance(step, WorkdirStep):  # it holds for the steps after it, run or not
-                self._folder = posixpath.join(self._images.working_dir, step.path)
+                self._folder = posixpath.join(self.images.working_dir, step.path)
             if number < todo.kept:
                 continue
             if isinstance(step, PipStep):
@@ -216,54 +209,52 @@ class Preparation:
                 own = await self._run_in_copy(number, step, self._own(own) or venv)
             records.ran = RanSteps(self._base, steps[: number + 1], own)
         packages = [step for step in steps if isinstance(step, CopyStep) and step.is_package]
-        entries = (entry for step in packages for entry in self._images.copier.entries(step))
+        entries = (entry for step in packages for entry in self.images.copier.entries(step))
         self.path = tuple(dict.fromkeys(entries))
         if not any(image_steps.needs_environment(step) for step in steps[shared:]):
             own = None
-        records.ran = RanSteps(self._base, steps, own, self._generation)
+        records.ran = RanSteps(self._base, steps, own, self.generation)
         # Without an environment: its folder is no part of what a variable keeps.
         after = self.environ(len(steps), None)
-        given = dict(self._spec.compute.env_vars)
+        given = dict(self.spec.compute.env_vars)
         said = (step.name for step in steps if isinstance(step, EnvStep))
         records.variables.update({name: after[name] for name in said if name not in given})
         return self._own(own) or venv
 
     def environ(self, count: int, venv: Path | None) -> dict[str, str]:
         """The variables after so many steps."""
-        before = self._images.records.environ(self._environ, self._image.steps)
+        before = self.images.records.environ(self.given, self.image.steps)
         if venv is not None:
             before = image_steps.without_places(before)
-        said = [step for step in self._image.steps[:count] if isinstance(step, EnvStep)]
-        found = worker_environ(before, self._images.pod, self._spec, said)
+        said = [step for step in self.image.steps[:count] if isinstance(step, EnvStep)]
+        found = worker_environ(before, self.images.pod, self.spec, said)
         if venv is not None:
-            downloads = self._images.shared.downloads
+            downloads = self.images.shared.downloads
             found = image_steps.variables(found, venv=venv, downloads=downloads)
         return found
 
     async def _run(
         self, step: Step, command: str | Sequence[str], environ: Mapping[str, str], folder: str
     ) -> None:
-        await image_steps.run(step, command, environ, folder, self._progress.on_output)
+        await image_steps.run(step, command, environ, folder, self.progress.on_output)
 
     # ------------------------------------------------------------------------------------ walking
 
     async def _write(self, step: CopyStep | WorkdirStep, environ: Mapping[str, str]) -> None:
         if isinstance(step, CopyStep):
-            await self._images.copier.run(step, environ, self._progress.on_output)
+            await self.images.copier.run(step, environ, self.progress.on_output)
         else:
             await self._run(step, ["/bin/mkdir", "-p", self._folder], environ, "/")
 
     def _refused(self, step: Step) -> str | None:
         """The package manager that a step calls, where that is not allowed."""
-        if self._runtime.package_managers or not isinstance(step, RunStep):
+        if self.spec.runtime.package_managers or not isinstance(step, RunStep):
             return None
         return image_steps.package_manager(step.command)
 
     def _check_rights(self, step: Step) -> None:
         """Say what is wrong better than a package manager does, which only cannot open its lock."""
-        if not (
-            self._images.filesystem.is_container and isinstance(step, RunStep) and os.geteuid()
-        ):
+        if not (self.images.filesystem.is_container and isinstance(step, RunStep) and os.geteuid()):
             return
         manager = image_steps.package_manager(step.command)
         if manager is not None and not re.search(r"\bsudo\b", step.command):
@@ -276,7 +267,7 @@ class Preparation:
             raise error
 
     def _announce(self, number: int, step: Step) -> None:
-        text = f"{image_steps.describe(step)} ({number + 1}/{len(self._image.steps)})"
+        text = f"{image_steps.describe(step)} ({number + 1}/{len(self.image.steps)})"
         refused = self._refused(step)
         if refused is not None:
             text = (
@@ -284,13 +275,13 @@ class Preparation:
                 "KT_PACKAGE_MANAGERS=true allows it in the pod's own view of the machine's files"
             )
         elif isinstance(step, UserStep):
-            is_container = self._images.filesystem.is_container
+            is_container = self.images.filesystem.is_container
             whose = "its container says" if is_container else "the user of this machine"
             text = f"USER {step.user} has no effect: the pod runs as {whose}"
         elif isinstance(step, EnvStep):
             return
         is_warning = refused is not None or isinstance(step, UserStep)
-        self._progress.on_step(text, number + 1, len(self._image.steps), warning=is_warning)
+        self.progress.on_step(text, number + 1, len(self.image.steps), warning=is_warning)
 
     # ------------------------------------------------------------------------------- environments
 
@@ -298,16 +289,16 @@ class Preparation:
         """The shared environment after so many steps; `None` while there is nothing installed."""
         chain = []
         digest = self._base
-        for number, step in enumerate(self._image.steps[:count]):
+        for number, step in enumerate(self.image.steps[:count]):
             wanted = None
             if isinstance(step, PipStep):
-                wanted = image_steps.installation(self._image.steps, number, count)
+                wanted = image_steps.installation(self.image.steps, number, count)
             if wanted is not None:
                 digest = image_steps.digest(digest, wanted.requirement, self.environ(number, None))
                 chain.append((number, wanted, digest))
         if not chain:
             return None
-        shared, venv = self._images.shared, None
+        shared, venv = self.images.shared, None
         there = len(chain)
         while there and venv is None:
             venv = shared.use(chain[there - 1][2])
@@ -321,7 +312,7 @@ class Preparation:
     async def _make_shared(
         self, number: int, step: PipStep, venv: Path | None, digest: str
     ) -> Path:
-        shared = self._images.shared
+        shared = self.images.shared
         made = shared.new()
         try:
             await self._copy(venv, made)
@@ -333,12 +324,12 @@ class Preparation:
         return found
 
     def _own(self, number: int | None) -> Path | None:
-        return None if number is None else self._images.records.own(number)
+        return None if number is None else self.images.records.own(number)
 
     async def _run_in_copy(self, number: int, step: PipStep | RunStep, venv: Path | None) -> int:
         """Run a step in a copy of an environment, for this pod alone; the number of the copy."""
-        own = self._images.records.new_own()
-        made = self._images.records.own(own)
+        own = self.images.records.new_own()
+        made = self.images.records.own(own)
         try:
             await self._copy(venv, made)
             await self._install(number, step, made)
@@ -354,8 +345,8 @@ class Preparation:
                 return
             target.parent.mkdir(parents=True, exist_ok=True)
             command = venvs.create_command(self._uv, self._python, target)
-            await self._run(self._image.steps[self.at], command, self.environ(0, target), "/")
-            await asyncio.to_thread(venvs.finish_creation, target, self._runtime.site, self._uv)
+            await self._run(self.image.steps[self.at], command, self.environ(0, target), "/")
+            await asyncio.to_thread(venvs.finish_creation, target, self.spec.runtime.site, self._uv)
         except OSError as error:
             raise self._broken(error) from error
 
@@ -364,11 +355,11 @@ class Preparation:
         environ = image_steps.installing(environ, python=venvs.python_of(venv))
         try:
             own = await asyncio.to_thread(venvs.site_packages, venv)
-            await asyncio.to_thread(venvs.put_stand_ins, own, self._runtime.site)
+            await asyncio.to_thread(venvs.put_stand_ins, own, self.spec.runtime.site)
             command = (
                 image_steps.background(step.command)
                 if isinstance(step, RunStep)
-                else (f"{self._image.install_cmd or f'${INSTALL_VARIABLE}'} {step.requirement}")
+                else (f"{self.image.install_cmd or f'${INSTALL_VARIABLE}'} {step.requirement}")
             )
             await self._run(step, command, environ, self._folder)
             await asyncio.to_thread(venvs.remove_stand_ins, own)
@@ -376,7 +367,7 @@ class Preparation:
             raise self._broken(error) from error
 
     def _broken(self, error: OSError) -> ImageStepError:
-        return image_steps.failure(self._image.steps[self.at], f"could not be run: {error}")
+        return image_steps.failure(self.image.steps[self.at], f"could not be run: {error}")
 
 
 class Images:
@@ -457,18 +448,7 @@ class Images:
         """Run a step in the pod as it is, whose image does not change by it; its exit code."""
         if self._prepared is None:
             raise CallRefusedError("nothing is deployed on this pod yet")
-        spec, prepared = self._prepared
-        venv = Path(prepared.python).parents[1]
-        site = [str(path) for path in venv.glob("lib/python*/site-packages")]
-        return await self._commands.run(
-            order.step,
-            spec.compute.image,
-            prepared,
-            [*site, *spec.runtime.site],
-            on_line,
-            frozen=spec.runtime.path,
-            timeout=order.timeout,
-        )
+        return await self._commands.run(order, *self._prepared, on_line)
 
     async def close(self) -> None:
         if self._collecting is not None:

@@ -16,6 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
@@ -217,27 +218,20 @@ class RunningCall:
             self._agent.send(protocol.PROGRESS, self.number, report)
 
 
+@dataclass(eq=False)
 class CallRunner:
-    def __init__(  # noqa: PLR0913  # what a worker gets at its start
-        self,
-        agent: AgentSocket,
-        loop: asyncio.AbstractEventLoop,
-        pipe: OutputPipe,
-        *,
-        pod_name: str,
-        modules: Mapping[str, str],
-        working_dir: str,
-        code: str | None,
-        stacks: int | None,
-    ) -> None:
-        self._stacks = stacks
-        self._working_dir = working_dir
-        self._code = code
-        self._agent = agent
-        self._loop = loop
-        self._pipe = pipe
-        self._pod_name = pod_name
-        self._modules = modules
+    """The calls that run in this process."""
+
+    agent: AgentSocket
+    loop: asyncio.AbstractEventLoop
+    pipe: OutputPipe
+    pod_name: str
+    modules: Mapping[str, str]
+    working_dir: str
+    code: str | None
+    stacks: int | None
+
+    def __post_init__(self) -> None:
         self._pid = os.getpid()
         #: The agent has asked this process to end.
         self.is_stopped = False
@@ -257,21 +251,21 @@ class CallRunner:
     def next_job(self) -> Job | None:
         """Wait for the next call to run in this thread; `None` when there will be no more."""
         while True:
-            frame = self._agent.read()
+            frame = self.agent.read()
             if frame.kind == protocol.CALL:
                 job = self._open(frame)
                 if job is not None:
                     return job
             elif frame.kind == protocol.STOP:
                 self.is_stopped = True
-                self._loop.call_soon_threadsafe(self._loop.stop)
+                self.loop.call_soon_threadsafe(self.loop.stop)
                 return None
             elif frame.kind == protocol.DUMP:
                 # Later than that, nobody reads it, or somebody who has asked again.
-                if self._stacks is not None and time.monotonic() * 1000 < frame.call:
-                    faulthandler.dump_traceback(self._stacks)
+                if self.stacks is not None and time.monotonic() * 1000 < frame.call:
+                    faulthandler.dump_traceback(self.stacks)
             elif frame.kind == protocol.PREEMPT:
-                callbacks.run(lambda: self._agent.send(protocol.PREEMPTED))
+                callbacks.run(lambda: self.agent.send(protocol.PREEMPTED))
             else:
                 self._control(frame)
 
@@ -291,7 +285,7 @@ class CallRunner:
         codec, sizes, meta = protocol.unpack_sizes(frame)
         method, request_id = protocol.unpack_call(meta)
         try:
-            payload = memoryview(self._agent.payload(frame))
+            payload = memoryview(self.agent.payload(frame))
             segments = codecs.split(payload, sizes)
         except (OSError, SerializationError) as error:
             self._send_failure(frame.call, error, started=False)
@@ -302,8 +296,8 @@ class CallRunner:
             method=method,
             codec=codec,
             segments=segments,
-            agent=self._agent,
-            loop=self._loop,
+            agent=self.agent,
+            loop=self.loop,
         )
         self._calls[call.number] = call
         context = self._context.copy()
@@ -365,7 +359,7 @@ class CallRunner:
 
     def _start_async(self, call: RunningCall, value: Any, context: contextvars.Context) -> None:  # noqa: ANN401
         coroutine = self._run_async(call, value)
-        self._loop.call_soon_threadsafe(self._loop.create_task, coroutine, context=context)
+        self.loop.call_soon_threadsafe(self.loop.create_task, coroutine, context=context)
 
     async def _run_async(self, call: RunningCall, value: Any) -> None:  # noqa: ANN401  # the user's
         """Run the callable, or go on with what it returned."""
@@ -423,22 +417,22 @@ class CallRunner:
         except FileNotFoundError:
             self._make_working_dir()
         segments, call.segments = call.segments, []
-        args, kwargs = decode(call.codec, segments, self._modules)
+        args, kwargs = decode(call.codec, segments, self.modules)
         if self._hosts is not None:
             self._hosts.give(function, args, kwargs)
         return function, args, kwargs
 
     def _make_working_dir(self) -> None:
         """Go back to the working directory, with the project in it: a call deleted it."""
-        folder = Path(self._working_dir)
+        folder = Path(self.working_dir)
         folder.mkdir(parents=True, exist_ok=True)
         os.chdir(folder)
-        if self._code is not None:
+        if self.code is not None:
             with contextlib.suppress(FileExistsError):
-                folder.joinpath(Path(self._code).name).symlink_to(self._code)
+                folder.joinpath(Path(self.code).name).symlink_to(self.code)
 
     def _yield(self, call: RunningCall, value: object) -> None:
-        self._agent.send_value(protocol.YIELD, call.number, call.codec, value)
+        self.agent.send_value(protocol.YIELD, call.number, call.codec, value)
 
     def _succeed(self, call: RunningCall, value: object, *, streamed: bool) -> None:
         if os.getpid() != self._pid:
@@ -446,7 +440,7 @@ class CallRunner:
         self._finish(call)
         flags = protocol.STREAMED if streamed else 0
         try:
-            self._agent.send_value(protocol.RESULT, call.number, call.codec, value, flags)
+            self.agent.send_value(protocol.RESULT, call.number, call.codec, value, flags)
         except BaseException as error:  # noqa: BLE001  # encoding runs the user's code
             self._send_failure(call.number, error, started=True)
 
@@ -470,18 +464,18 @@ class CallRunner:
             _leave_child(1)
         self._calls.pop(call.number, None)
         what = f"the end of the call could not be reported: {introspection.name_of(type(error))}"
-        told = exceptions.Failure("RemoteError", what, pod_name=self._pod_name)
-        self._agent.send(protocol.ERROR, call.number, told.to_json())
+        told = exceptions.Failure("RemoteError", what, pod_name=self.pod_name)
+        self.agent.send(protocol.ERROR, call.number, told.to_json())
 
     def _finish(self, call: RunningCall) -> None:
         self._calls.pop(call.number, None)
         callbacks.forget(call.number)
-        self._pipe.finish(call.number)
+        self.pipe.finish(call.number)
         call.finish_progress()
 
     def _send_failure(self, number: int, error: BaseException, *, started: bool) -> None:
-        failure = exceptions.describe(error, pod_name=self._pod_name, started=started, skip=CODE)
-        self._agent.send(protocol.ERROR, number, failure.to_json())
+        failure = exceptions.describe(error, pod_name=self.pod_name, started=started, skip=CODE)
+        self.agent.send(protocol.ERROR, number, failure.to_json())
 
 
 def decode(

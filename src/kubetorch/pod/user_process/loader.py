@@ -1,4 +1,4 @@
-"""Ends the import of the deployed file at its first deploying statement.
+"""From the name of a callable to the callable: `sys.path`, import, constructor.
 
 A program may deploy at module level, without a `__main__` guard. When a pod imports that file, what
 follows the first `.to()`, `kt.app` or call of a handle is the deploying program, not the deployed
@@ -13,8 +13,13 @@ code that runs in a pod deploys and calls as everywhere. While it is under way, 
 the statement belongs to another module, and ends the import by raising `EndOfImport` if it belongs
 to the deployed file and the callable is defined by then. If it is not defined yet, a `.to()` leaves
 its handle as it is, which the callable may want to call later; a call, which has no result to go
-on with, ends the import, and `definitions` looks for the callable in the rest of the file. The name
-of a decorated callable means the callable itself here, which has no `.deploy()`: that ends it too.
+on with, ends the import. The name of a decorated callable means the callable itself here, which has
+no `.deploy()`: that ends it too.
+
+A callable that is defined below the statement that ended the import, as the next one that the
+program deploys, is found all the same: of the rest of the file those statements run that define
+something (imports, functions, classes, assignments, and conditions around them). One that fails,
+since it needs what a deploy would have returned, is passed over.
 
 A process serves calls only once its import is over, and never imports the file a second time. So
 what other threads do meanwhile, which the file began and may wait for, is module level too: there
@@ -25,23 +30,6 @@ A process that user code starts and that imports the deployed file again (a spaw
 `multiprocessing` child) has no loader of ours. The variable `FILE_VARIABLE` names the file to it:
 the SDK may call `is_deploying` there too, which is then true while any thread runs the file's own
 module level. The command of an app, which `APPS_VARIABLE` tells, runs the file as a program.
-
-What a deployed file defines below a deploying statement.
-
-A program may deploy one callable at module level and define the next one further down:
-
-    f = kt.fn(train).to(compute)
-    print(f(1))
-    def evaluate(): ...
-    kt.fn(evaluate).to(compute)
-
-A pod that is to load `evaluate` meets the first `.to()` before the callable exists. From there on
-the file is two things at once: a program that deploys, which is none of the pod's business, and
-definitions that the callable needs. So the rest of the file runs statement by statement, and only
-those statements that define something: imports, functions, classes, assignments, and conditions
-around them. One that fails, since it needs what a deploy would have returned, is passed over.
-
-From the name of a callable to the callable: `sys.path`, import, constructor.
 """
 
 from __future__ import annotations
@@ -75,7 +63,7 @@ APPS_VARIABLE = "KT_DEPLOYED_APPS"
 CHILDREN = str(Path(__file__).with_name("children"))
 #: The import of the deployed file; at most one.
 _under_way: list[Import] = []
-#: ThreadPool that it began, and that go on.
+#: Threads that it began, and that go on.
 _left_behind: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 _DEFINING = (
     ast.Import,

@@ -43,11 +43,7 @@ class MonarchHosts:
 
 
 def check(found: Callable[..., Any]) -> None:
-    """Refuse a function, or a class with a method, that takes what Monarch has not any more.
-
-    Raises:
-        SpecError: It has the parameter.
-    """
+    """Refuse a function, or a class with a method, that takes what Monarch has not any more."""
     functions = [found]
     if isinstance(found, type):
         names = (name for name in dir(found) if not name.startswith("_"))

@@ -139,17 +139,9 @@ class _Worker:
         hosts: MonarchHosts | None = None
         try:
             os.chdir(spec["cwd"])
-            source = loader.Source(
-                kind=spec["kind"],
-                module=spec["module"],
-                qualname=spec["qualname"],
-                source_file=spec["source_file"],
-                sys_path=spec["sys_path"],
-                is_script=spec["is_script"],
-                init_args=spec["init_args"],
-            )
             if monarch_hosts.HOSTS in os.environ:
                 hosts = MonarchHosts()
+            source = loader.Source(**spec["source"])
             value = loader.load(source, hosts)
         except BaseException as error:  # noqa: BLE001  # SystemExit of user code is a failure
             failure = exceptions.describe(
@@ -161,7 +153,7 @@ class _Worker:
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(Exception):  # user code may have replaced it
                     stream.flush()
-        deployed = DeployedCallable(spec["name"], value, is_instance=spec["kind"] == "cls")
+        deployed = DeployedCallable(spec["name"], value, is_instance=source.kind == "cls")
         self._runner.serve(deployed, hosts)
         return deployed
 
@@ -183,10 +175,10 @@ def _set_environment(spec: dict[str, Any]) -> None:
     os.environ.setdefault(*protocol.BREAKPOINT)
     if hasattr(time, "tzset"):
         time.tzset()
-    sys.argv = [spec["source_file"] or ""]
+    sys.argv = [spec["source"]["source_file"] or ""]
     # Not the file of the zygote, which spawned children would import.
     sys.modules["__main__"] = ModuleType("__main__")
-    loader.prepare_path(spec["sys_path"])
+    loader.prepare_path(spec["source"]["sys_path"])
     if jax_cluster.PROCESS in os.environ:
         jax_cluster.install()
 

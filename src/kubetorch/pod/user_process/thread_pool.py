@@ -43,13 +43,9 @@ class Job(NamedTuple):
 
 
 class ThreadPool:
-    """A pool whose threads take their work from `read`.
+    """Runs `limit` jobs at once, which its threads take from `read`; `None` is the end.
 
-    Args:
-        limit: How many jobs run at once.
-        read: Waits for the next job; `None` is the end.
-        wait_for_unread: Waits until there is a job that nobody waits for in `read`.
-        on_start: Called in each new thread.
+    `wait_for_unread` waits until there is a job that nobody waits for in `read`.
     """
 
     def __init__(

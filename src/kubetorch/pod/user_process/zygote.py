@@ -37,7 +37,7 @@ from kubetorch.wire import codecs  # noqa: F401  # workers need it with their fi
 
 #: What runs in a fresh interpreter.
 PROGRAM = str(Path(__file__).with_name("__main__.py"))
-#: ThreadPool that are known to survive a fork, by name: their libraries start them anew.
+#: Threads that are known to survive a fork, by name: their libraries start them anew.
 SAFE_THREADS = ("jemalloc_bg_thd",)
 
 

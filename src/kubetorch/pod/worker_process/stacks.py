@@ -75,13 +75,14 @@ class StackFile:
     async def _answer(self, seconds: float) -> str:
         """Read the answer until nothing more comes."""
         until = time.monotonic() + seconds
-        found, before = b"", b"before"
-        while found != before and time.monotonic() < until:
+        found = b""
+        while time.monotonic() < until:
             await asyncio.sleep(QUIET)
             if self._is_closed:
                 break
-            before = found or b"nothing yet"
-            found = os.pread(self.descriptor, LIMIT, 0)
+            before, found = found, os.pread(self.descriptor, LIMIT, 0)
+            if found and found == before:
+                break
         return found.decode(errors="replace")
 
     def close(self) -> None:

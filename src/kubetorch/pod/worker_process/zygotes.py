@@ -147,7 +147,7 @@ class Zygote:
         self._forks: dict[int, asyncio.Future[Forked]] = {}
         self._statuses: dict[int, asyncio.Future[int]] = {}
         self._readies: deque[asyncio.Future[str | None]] = deque()
-        self._on_module: Callable[[str], None] = _nothing
+        self._on_module: Callable[[str], None] = lambda _: None
         self._importing = ""
         self._is_retired = False
         self._control.setblocking(False)
@@ -315,10 +315,6 @@ class Zygote:
     def _reap(self) -> None:
         processes.exit_status(self.pid)
         self._reaped.set()
-
-
-def _nothing(_: str) -> None:
-    return None
 
 
 class ZygoteEnvironment(NamedTuple):
