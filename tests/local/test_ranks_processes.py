@@ -14,6 +14,7 @@ import pytest
 
 import kubetorch as kt
 from agent_harness import end_softly, wait_until
+from kubetorch.pod.worker_process.zygotes import ZygoteSpec
 from tests.local.user_project import UserProject
 from tests.local.worker_harness import DEADLINE, agent, run
 
@@ -33,7 +34,7 @@ def test_all_ranks_are_forks_of_one_zygote_each_with_variables_of_its_own(tmp_pa
     async def main() -> None:
         async with agent(tmp_path) as running:
             spec = running.spec("f")
-            await running.host.prewarm(spec.python, spec.env, (), ())
+            await running.host.prewarm(ZygoteSpec(spec.python, spec.env, (), ()))
             zygote = running.host.zygote_pid
             workers = await asyncio.gather(
                 *(

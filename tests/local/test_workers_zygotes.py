@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kubetorch.pod.worker_process.zygotes import launch_zygote
+from kubetorch.pod.worker_process.zygotes import ZygoteSpec, launch_zygote
 from tests.local.worker_harness import agent, environment, run
 
 SHOP = """
@@ -154,7 +154,8 @@ def test_a_zygote_can_be_made_ready_before_it_is_needed(folder: Path) -> None:
     async def main() -> None:
         async with agent(folder) as a:
             spec = a.spec("Shop", library_path=(str(folder / "libraries"),), preload=("plugin",))
-            await a.host.prewarm(spec.python, spec.env, spec.library_path, spec.preload)
+            wanted = ZygoteSpec(spec.python, spec.env, spec.library_path, spec.preload)
+            await a.host.prewarm(wanted)
             first = a.host.zygote_pid
             worker = await a.host.start(spec, lambda *stage: a.stages.append(stage))
             await worker.load(20)

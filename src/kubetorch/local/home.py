@@ -90,10 +90,10 @@ class Home:
         except OSError as error:
             raise ConfigError(f"the token in {self.token} cannot be read: {error}") from error
 
-    def secret_bytes(self, path: Path, length: int = 32) -> bytes:
+    def secret_bytes(self, path: Path) -> bytes:
         """The content of a secret file, which is created on first use."""
         if not path.exists():
-            files.write_atomically(path, os.urandom(length).hex().encode())
+            files.write_atomically(path, os.urandom(32).hex().encode())
         check_private(path)
         return path.read_bytes().strip()
 

@@ -105,45 +105,39 @@ def status(folder: Path | None = None) -> Status:
     return Status(place.path, place.log, place.running())
 
 
-class _Spawned(NamedTuple):
-    """A service that was started: its process, and the pipe that says when it listens."""
-
-    pid: int
-    pipe: int
-
-
 def _ensure_after_another(place: Home) -> Endpoint:
     with _locked(place.start_lock, START_TIMEOUT, "another program starts the local service"):
         return find(place.path) or _started(place, _spawn(place))
 
 
-def _spawn(place: Home) -> _Spawned:
+def _spawn(place: Home) -> tuple[int, int]:
+    """Start a service: its process, and the pipe that says when it listens."""
     started = process.for_service(os.environ, place.path)
     place.rotate_log()
     log = os.open(place.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     reading, writing = os.pipe()
     try:
-        return _Spawned(
-            processes.spawn(process.SERVICE, started, output=writing, errors=log), reading
-        )
+        pid = processes.spawn(process.SERVICE, started, output=writing, errors=log)
     except OSError as error:
         os.close(reading)
         raise ControllerUnavailableError(f"the local service cannot be started: {error}") from error
     finally:
         os.close(writing)
         os.close(log)
+    return pid, reading
 
 
-def _started(place: Home, spawned: _Spawned, lock: FileLock | None = None) -> Endpoint:
+def _started(place: Home, spawned: tuple[int, int], lock: FileLock | None = None) -> Endpoint:
     """Wait until a service that was started listens; let go of the lock then."""
+    pid, reading = spawned
     with (
         contextlib.closing(lock) if lock is not None else contextlib.nullcontext(),
-        os.fdopen(spawned.pipe, "rb", buffering=0) as pipe,
+        os.fdopen(reading, "rb", buffering=0) as pipe,
     ):
         line = _first_line(pipe.fileno(), time.monotonic() + START_TIMEOUT)
     # What was spawned has only forked the service.
     with contextlib.suppress(ChildProcessError):
-        os.waitpid(spawned.pid, 0)
+        os.waitpid(pid, 0)
     answer = json.loads(line) if line else {}
     if "failure" in answer:
         raise exceptions.rebuild(exceptions.parse(answer["failure"]))

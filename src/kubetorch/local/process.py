@@ -70,7 +70,6 @@ def for_service(environ: Mapping[str, str], home: Path) -> dict[str, str]:
 
 
 def idle_seconds(environ: Mapping[str, str]) -> float:
-    """Seconds without a request after which a service with nothing deployed stops."""
     text = environ.get(IDLE, "")
     try:
         seconds = float(text) if text else IDLE_DEFAULT

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import json
 import os
 import re
@@ -127,8 +126,8 @@ class Node:
                         self._news.clear()
                         await self._news.wait()
         if self._pid:
-            kill = functools.partial(processes.kill_session, self._pid, marker=self._marker)
-            for pid in await asyncio.to_thread(kill):
+            marker = self._marker
+            for pid in await asyncio.to_thread(processes.kill_session, self._pid, marker=marker):
                 process_watch.reap(pid)
         if self._watch is not None:
             self._watch.close()

@@ -14,6 +14,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from kubetorch.lib import websocket, websocket_protocol
 from kubetorch.lib.websocket import Connection, Endpoint
@@ -32,21 +33,15 @@ _MESSAGE_LIMIT = frames.HEADER_BYTES + frames.META_LIMIT
 _log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class KnativeKeepAlive:
-    def __init__(
-        self,
-        has_unseen_call: Callable[[], bool],
-        token: Callable[[], str | None],
-        environ: Mapping[str, str],
-        *,
-        url: str = URL,
-        interval: float = INTERVAL,
-    ) -> None:
-        self._has_unseen_call = has_unseen_call
-        self._token = token
-        self._is_scaled = bool(environ.get(REVISION))
-        self._url = url
-        self._interval = interval
+    has_unseen_call: Callable[[], bool]
+    token: Callable[[], str | None]
+    environ: Mapping[str, str]
+    url: str = URL
+    interval: float = INTERVAL
+
+    def __post_init__(self) -> None:
         self._connection: Connection | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -56,7 +51,7 @@ class KnativeKeepAlive:
 
     def start(self) -> None:
         """Look for such calls from now on, in a pod of Knative."""
-        if self._is_scaled:
+        if self.environ.get(REVISION):
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     def close(self) -> None:
@@ -67,8 +62,8 @@ class KnativeKeepAlive:
 
     async def _run(self) -> None:
         while True:
-            await asyncio.sleep(self._interval)
-            if not self._has_unseen_call():
+            await asyncio.sleep(self.interval)
+            if not self.has_unseen_call():
                 self._close_request()
             elif not self.is_open:
                 await self._open_request()
@@ -79,7 +74,7 @@ class KnativeKeepAlive:
             connection.close(websocket_protocol.NORMAL, "no call needs it any more")
 
     async def _open_request(self) -> None:
-        token = self._token()
+        token = self.token()
         if token is None:
             return
         headers = {
@@ -89,7 +84,7 @@ class KnativeKeepAlive:
         }
         try:
             self._connection = await websocket.connect(
-                self._url + routes.STREAM,
+                self.url + routes.STREAM,
                 Endpoint(),
                 headers=headers,
                 max_message=_MESSAGE_LIMIT,
@@ -102,4 +97,4 @@ class KnativeKeepAlive:
             websocket_protocol.UpgradeRefusedError,
             websocket_protocol.WebSocketError,
         ) as error:
-            _log.warning("pod not kept busy url=%s error=%s", self._url, error)
+            _log.warning("pod not kept busy url=%s error=%s", self.url, error)

@@ -21,6 +21,7 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -38,6 +39,8 @@ from kubetorch.wire.messages import CallReport
 KEEP_SECONDS = 600.0
 #: Bytes of all of them together.
 LIMIT_BYTES = 64 * 1024 * 1024
+#: Bytes of a file, after which another one is begun.
+_FILE_BYTES = LIMIT_BYTES // 8
 #: What one takes beside its bytes.
 _OVERHEAD = 1024
 #: Seconds until a failed upload is tried again, doubled each time up to the second number.
@@ -111,16 +114,15 @@ class Place:
 class OutcomeFiles:
     """Files that outcomes are appended to; each is removed when nothing in it is wanted."""
 
-    def __init__(self, folder: Path, *, file_bytes: int = LIMIT_BYTES // 8) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._file_bytes = file_bytes
         self._files: dict[str, _File] = {}
         self._last: _File | None = None
 
     def reserve(self, length: int) -> Place:
         """Room for an outcome, to be kept or held."""
         last = self._last
-        if last is None or last.size > self._file_bytes:
+        if last is None or last.size > _FILE_BYTES:
             self._last = None
             if last is not None:
                 self._tidy(last)
@@ -175,21 +177,17 @@ class OutcomeFiles:
             file.close()
 
 
+@dataclass(eq=False)
 class Outcomes:
     """Outcomes by key, on disk, the oldest first out."""
 
-    def __init__(
-        self,
-        folder: Path,
-        clock: Callable[[], float],
-        *,
-        keep_seconds: float = KEEP_SECONDS,
-        limit_bytes: int = LIMIT_BYTES,
-    ) -> None:
-        self._files = OutcomeFiles(folder)
-        self._clock = clock
-        self._keep_seconds = keep_seconds
-        self._limit_bytes = limit_bytes
+    folder: Path
+    clock: Callable[[], float]
+    keep_seconds: float = KEEP_SECONDS
+    limit_bytes: int = LIMIT_BYTES
+
+    def __post_init__(self) -> None:
+        self._files = OutcomeFiles(self.folder)
         self._kept: OrderedDict[object, tuple[float, Place]] = OrderedDict()
         self._bytes = 0
         self._files.clear()
@@ -199,7 +197,7 @@ class Outcomes:
         self._drop(key)
         parts = packed(outcome)
         length = sum(map(len, parts))
-        if _OVERHEAD + length > self._limit_bytes:
+        if _OVERHEAD + length > self.limit_bytes:
             return
         try:
             place = self._files.reserve(length)
@@ -208,7 +206,7 @@ class Outcomes:
             _log.warning("outcome not kept error=%s", error)
             return
         self._files.keep(place)
-        self._kept[key] = (self._clock() + self._keep_seconds, place)
+        self._kept[key] = (self.clock() + self.keep_seconds, place)
         self._bytes += _OVERHEAD + length
         self._expire()
 
@@ -218,10 +216,10 @@ class Outcomes:
         return found[1].outcome() if found else None
 
     def _expire(self) -> None:
-        now = self._clock()
+        now = self.clock()
         while self._kept:
             key, (expires, _) = next(iter(self._kept.items()))
-            if expires > now and self._bytes <= self._limit_bytes:
+            if expires > now and self._bytes <= self.limit_bytes:
                 return
             self._drop(key)
 
@@ -233,16 +231,12 @@ class Outcomes:
 
 
 class _News(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line of the list of calls.
-
-    Attributes:
-        report: The call.
-        outcome: Name of a file, where the outcome begins in it, its length.
-        is_over: Nothing is to be known of it any more.
-    """
+    """One line of the list of calls."""
 
     report: CallReport
+    #: Name of a file, where the outcome begins in it, its length.
     outcome: tuple[str, int, int] | None = None
+    #: Nothing is to be known of it any more.
     is_over: bool = False
 
 
@@ -322,24 +316,19 @@ class _Ended:
 Upload = Callable[[Sequence[Callable[[], Iterable[bytes]]]], Awaitable[list[str]]]
 
 
+@dataclass(eq=False)
 class Results:
     """Records of spawned calls."""
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        pod_name: str,
-        upload: Upload,
-        report: Callable[[CallReport], None],
-        waiting_bytes: int = WAITING_BYTES,
-    ) -> None:
-        self._list = _CallList(folder / "calls")
-        self._files = OutcomeFiles(folder)
-        self._pod_name = pod_name
-        self._upload = upload
-        self._report = report
-        self._waiting_bytes = waiting_bytes
+    folder: Path
+    pod_name: str
+    upload: Upload
+    report: Callable[[CallReport], None]
+    waiting_bytes: int = WAITING_BYTES
+
+    def __post_init__(self) -> None:
+        self._list = _CallList(self.folder / "calls")
+        self._files = OutcomeFiles(self.folder)
         self._waiting: dict[str, _Ended] = {}
         # Bytes of their outcomes.
         self._size = 0
@@ -354,21 +343,21 @@ class Results:
             if not CALL_ID.fullmatch(report.id):
                 continue
             if report.ended is None:
-                self._report(report)
-                error = AgentDiedError(self._pod_name, "the agent was started again")
-                failure = exceptions.describe(error, pod_name=self._pod_name)
+                self.report(report)
+                error = AgentDiedError(self.pod_name, "the agent was started again")
+                failure = exceptions.describe(error, pod_name=self.pod_name)
                 self.end(replace(report, state="failed", ended=time.time()), Raised(failure))
             elif news.outcome is None:
-                self._report(report)
+                self.report(report)
             else:
                 try:
                     place = self._files.find(*news.outcome)
                     self._files.keep(place)
                 except (OSError, EOFError):
-                    self._report(report)
+                    self.report(report)
                     continue
                 # Until its outcome is uploaded: the controller gives up unreported calls.
-                self._report(replace(report, state="running", ended=None))
+                self.report(replace(report, state="running", ended=None))
                 self._wait(_Ended(report, None, place))
         self._files.clear()
 
@@ -379,10 +368,10 @@ class Results:
         try:
             self._list.add(_News(report))
         finally:
-            self._report(report)
+            self.report(report)
 
     def progress(self, report: CallReport) -> None:
-        self._report(report)
+        self.report(report)
 
     def end(self, report: CallReport, outcome: Outcome) -> None:
         """A spawned call ended; `report` does not name the outcome yet."""
@@ -419,7 +408,7 @@ class Results:
     def _wait(self, ended: _Ended) -> None:
         self._waiting[ended.report.id] = ended
         self._size += ended.size
-        while len(self._waiting) > 1 and self._size > self._waiting_bytes:
+        while len(self._waiting) > 1 and self._size > self.waiting_bytes:
             oldest = min(self._waiting.values(), key=lambda one: one.report.ended or 0.0)
             self._settle(oldest, oldest.report)
         if self._delivery is None or self._delivery.done():
@@ -469,7 +458,7 @@ class Results:
             batch = self._next(most)
             try:
                 with self._files.holding(ended.place for ended in batch):
-                    digests = await self._upload([ended.pieces for ended in batch])
+                    digests = await self.upload([ended.pieces for ended in batch])
             except (KubetorchError, OSError) as error:
                 _log.warning("upload failed calls=%s error=%s", len(batch), error)
                 for ended in batch:
@@ -503,7 +492,7 @@ class Results:
         with contextlib.suppress(OSError):
             self._list.add(_News(report))
         self._discard(report.id)
-        self._report(report)
+        self.report(report)
 
     def _discard(self, call_id: str) -> None:
         found = self._waiting.pop(call_id, None)

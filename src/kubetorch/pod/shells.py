@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import functools
 import os
 import secrets
 import signal
@@ -251,10 +250,10 @@ class Shell(Endpoint):
 
     async def _finish_exit(self) -> None:
         status = processes.exit_status(self._pid)
-        kill = functools.partial(processes.kill_session, self._pid, marker=self._marker)
         # Twice: what the shell started last may be between two programs, and shows no marker then.
         for _ in range(2):
-            for pid in await self._loop.run_in_executor(None, kill):
+            left = await asyncio.to_thread(processes.kill_session, self._pid, marker=self._marker)
+            for pid in left:
                 process_watch.reap(pid)
         self._close_input()
         for descriptor, kind in self._outputs.items():

@@ -317,25 +317,18 @@ class StreamedCall:
             self.call.cancel(self, reason)
 
 
+@dataclass(eq=False)
 class ClientStream(Endpoint):
     """One client's stream; the endpoint of whichever connection it has."""
 
-    def __init__(
-        self,
-        client: str,
-        *,
-        incarnation: str,
-        pod_name: str,
-        calls: Calls,
-        allocate: Callable[[int], Payload],
-        on_over: Callable[[ClientStream], None],
-    ) -> None:
-        self.client = client
-        self._incarnation = incarnation
-        self._pod_name = pod_name
-        self._calls = calls
-        self._allocate = allocate
-        self._on_over = on_over
+    client: str
+    incarnation: str
+    pod_name: str
+    calls: Calls
+    allocate: Callable[[int], Payload]
+    on_over: Callable[[ClientStream], None]
+
+    def __post_init__(self) -> None:
         self._connection: Connection | None = None
         self._outbox = Outbox()
         self._inbox = Inbox()
@@ -383,7 +376,7 @@ class ClientStream(Endpoint):
         self._ready.clear()
         for call in streamed:
             call.abandon()
-        self._on_over(self)
+        self.on_over(self)
 
     def counted_calls(self) -> set[Call]:
         """The calls that Knative's queue-proxy counts: it sees the first connection alone."""
@@ -392,7 +385,7 @@ class ClientStream(Endpoint):
         found = self._streamed.items()
         return {r.call for n, r in found if r.call is not None and n not in self._attached}
 
-    def calls(self) -> set[Call]:
+    def open_calls(self) -> set[Call]:
         return {streamed.call for streamed in self._streamed.values() if streamed.call is not None}
 
     # ----------------------------------------------------------------------- the connection
@@ -404,9 +397,9 @@ class ClientStream(Endpoint):
             self._linger.cancel()
         resume_at, self._resume_at = self._resume_at, None
         welcome = frames.Welcome(
-            incarnation=self._incarnation,
-            pod=self._pod_name,
-            generation=self._calls.generation,
+            incarnation=self.incarnation,
+            pod=self.pod_name,
+            generation=self.calls.generation,
             protocol=versions.PROTOCOL,
             received=self._inbox.received,
             resumed=resume_at is not None,
@@ -523,28 +516,28 @@ class ClientStream(Endpoint):
         if len(payload) != (size if is_inline else 0):
             raise ProtocolError(f"an OPEN frame with {len(payload)} of {size} bytes")
         streamed = self._new_call(number, request.log_level if request.stream_logs else None)
-        earlier = self._calls.repeated(request)
+        earlier = self.calls.repeated(request)
         try:
             if earlier is not None:
                 if request.detached:
-                    self._calls.add_twin(earlier, request)
+                    self.calls.add_twin(earlier, request)
                     if request.confirm:
                         streamed.confirm()
                 streamed.call = join(earlier, streamed)
                 return
-            streamed.call = call = self._calls.open(request, streamed)
+            streamed.call = call = self.calls.open(request, streamed)
         except KubetorchError as error:
             # Of one that cannot be joined something runs: to send it again would not help.
             started = isinstance(earlier, Call)
             if not request.detached:  # whoever spawns takes a line for the begin of the call
-                streamed.say_origin(self._calls.other_origin(request))
-            streamed.on_failure(self._calls.describe(error, started=started).to_json())
+                streamed.say_origin(self.calls.other_origin(request))
+            streamed.on_failure(self.calls.describe(error, started=started).to_json())
             return
         if is_inline:
             streamed.begin(OwnedPayload(bytes(payload)))
             return
         try:
-            streamed.receive_into(self._allocate(size))
+            streamed.receive_into(self.allocate(size))
         except (OSError, MemoryError) as error:
             full = KubetorchError(f"no memory for arguments of {size} bytes: {error}")
             call.fail(full, started=False)
@@ -552,13 +545,13 @@ class ClientStream(Endpoint):
     def _on_attach(self, number: int, meta: frames.Attach) -> None:
         streamed = self._new_call(number, "debug" if meta.stream_logs else None)
         self._attached.add(number)
-        found = self._calls.find(meta.id)
+        found = self.calls.find(meta.id)
         try:
             if found is None:
-                raise ResultExpiredError(f"pod {self._pod_name} knows no call {meta.id}")
+                raise ResultExpiredError(f"pod {self.pod_name} knows no call {meta.id}")
             streamed.call = join(found, streamed)
         except KubetorchError as error:
-            streamed.on_failure(self._calls.describe(error, started=True).to_json())
+            streamed.on_failure(self.calls.describe(error, started=True).to_json())
 
     def _placed(self, number: int, size: int) -> None:
         streamed = self._streamed.get(number)
@@ -569,7 +562,7 @@ class ClientStream(Endpoint):
     def _new_call(self, number: int, level: str | None) -> StreamedCall:
         if number in self._streamed:
             raise ProtocolError(f"there is a call with the number {number} already")
-        streamed = StreamedCall(self, number, pod_name=self._pod_name, log_level=level)
+        streamed = StreamedCall(self, number, pod_name=self.pod_name, log_level=level)
         self._streamed[number] = streamed
         return streamed
 
@@ -651,7 +644,7 @@ class Streams:
         """
         streams = list(self._streams.values())
         counted = {call for stream in streams for call in stream.counted_calls()}
-        others = {call for stream in streams for call in stream.calls()}
+        others = {call for stream in streams for call in stream.open_calls()}
         return not counted.issuperset(others | self.calls.detached())
 
     def go_away(self, reason: str) -> None:

@@ -44,6 +44,7 @@ from kubetorch.pod.rank_calls import RankGroup
 from kubetorch.pod.session import Session
 from kubetorch.pod.transfers import Transfers
 from kubetorch.pod.worker_process.worker import LoadFailed, Worker, WorkerHost, WorkerSpec
+from kubetorch.pod.worker_process.zygotes import ZygoteSpec
 from kubetorch.specs.distribution import SINGLE_CONTROLLER
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import exceptions
@@ -434,7 +435,7 @@ class GenerationLoader:
         preload = spec.runtime.preload
         if is_first and preload:
             self._on_stage(generation, "preloading", ", ".join(preload))
-        await self.host.prewarm(prepared.python, prepared.env, prepared.path, preload)
+        await self.host.prewarm(ZygoteSpec(prepared.python, prepared.env, prepared.path, preload))
         return prepared
 
     def _on_stage(

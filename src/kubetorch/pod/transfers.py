@@ -8,7 +8,8 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar, cast
+from concurrent.futures import Future
+from typing import TypeVar
 
 from blake3 import blake3
 
@@ -42,8 +43,8 @@ class Transfers:
     def __init__(self, store: BlobStore, address: ControllerAddress) -> None:
         self._store = store
         self._address = address
-        self._fetching = _Threads(MOST_THREADS)
-        self._sending = _Threads(MOST_THREADS)
+        self._fetching = _Threads()
+        self._sending = _Threads()
         self._lock = threading.Lock()
         self._client: HttpClient | None = None
         # What the client was made for.
@@ -181,30 +182,21 @@ class _Threads:
     A controller that hangs would otherwise hold up the end of the agent.
     """
 
-    def __init__(self, most: int) -> None:
-        self._free = asyncio.Semaphore(most)
+    def __init__(self) -> None:
+        self._free = asyncio.Semaphore(MOST_THREADS)
 
     async def run(self, function: Callable[[], _T]) -> _T:
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[_T] = loop.create_future()
-
-        def settle(result: _T | None, error: BaseException | None) -> None:
-            self._free.release()
-            if future.done():  # nobody waits any more
-                return
-            if error is None:
-                future.set_result(cast("_T", result))
-            else:
-                future.set_exception(error)
+        future: Future[_T] = Future()
+        future.set_running_or_notify_cancel()  # nobody can cancel it: the thread goes on anyhow
 
         def run() -> None:
-            result, error = None, None
             try:
-                result = function()
-            except BaseException as raised:  # noqa: BLE001  # it is raised where it is awaited
-                error = raised
+                future.set_result(function())
+            except BaseException as error:  # noqa: BLE001  # it is raised where it is awaited
+                future.set_exception(error)
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(settle, result, error)
+                loop.call_soon_threadsafe(self._free.release)
 
         await self._free.acquire()
         try:
@@ -215,7 +207,7 @@ class _Threads:
                 f"the pod cannot start a thread to talk to its controller: {error}",
                 hint="it has as many processes and threads as it may have, or no memory is left",
             ) from error
-        return await future
+        return await asyncio.wrap_future(future)
 
 
 def _check(answer: Response) -> None:

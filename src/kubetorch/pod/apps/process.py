@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import os
 import secrets
 import signal
@@ -148,38 +147,33 @@ async def _answers(address: str, port: int, path: str | None) -> bool:
         writer.transport.abort()
 
 
+@dataclass(eq=False)
 class AppProcess:
     """An app that runs, or has run."""
 
-    def __init__(
-        self,
-        wanted: AppRun,
-        *,
-        pod_name: str,
-        on_line: Callable[[Line, int], None],
-        on_change: Callable[[AppProcess], None],
-        ended: AppExit | None = None,
-    ) -> None:
-        self.app = wanted.app
-        self.generation = wanted.generation
-        self._pod_name = pod_name
-        self._on_line = on_line
-        self._on_change = on_change
+    wanted: AppRun
+    pod_name: str
+    on_line: Callable[[Line, int], None]
+    on_change: Callable[[AppProcess], None]
+    ended: AppExit | None = None
+
+    def __post_init__(self) -> None:
+        self.app = self.wanted.app
+        self.generation = self.wanted.generation
         #: Where it listens.
         self.address = ADDRESSES[0]
         #: Whether it was asked to end.
         self.is_asked = False
-        self._is_settled = ended is not None
+        self._is_settled = self.ended is not None
         self._last: deque[str] = deque(maxlen=LAST_LINES)
-        self.ended = ended
         self._exited = asyncio.Event()
         self._is_out_of_time = asyncio.Event()
         self._exiting: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._marker = f"{MARKER}={secrets.token_hex(8)}"
         self.pid, self.started = 0, time.time()
-        if ended is None:
-            self._start(wanted)
+        if self.ended is None:
+            self._start(self.wanted)
         else:
             self._exited.set()
 
@@ -194,7 +188,7 @@ class AppProcess:
             )
         except OSError as error:
             os.close(output)
-            text = f"no shell can be started in {self._pod_name}: {error}"
+            text = f"no shell can be started in {self.pod_name}: {error}"
             raise PodContainerError(text) from error
         finally:
             os.close(theirs)
@@ -271,19 +265,19 @@ class AppProcess:
         finally:
             await cancel_all((exit_, healthy))
         self._is_settled = True
-        self._on_change(self)
+        self.on_change(self)
 
     def _failure(self, what: str, seconds: float | None = None) -> ServiceHealthError:
         within = "" if seconds is None else f" within {seconds:.0f} s"
         lines = "".join(f"\n  {line}" for line in self._last)
         error = ServiceHealthError(
-            f"the app {self.app.command!r} in {self._pod_name} {what}{within}"
+            f"the app {self.app.command!r} in {self.pod_name} {what}{within}"
             + (f"; its last lines:{lines}" if lines else "; it wrote nothing"),
             hint="kt logs NAME shows all of it"
             if seconds is None
             else "does it listen on that port? kt.Compute(launch_timeout=...) allows more time",
         )
-        error.pod_name = self._pod_name
+        error.pod_name = self.pod_name
         return error
 
     # ---------------------------------------------------------------------------------- its end
@@ -334,7 +328,7 @@ class AppProcess:
         code = exit_code(status)
         self.ended = AppExit(self.generation, code, self.started, time.time())
         self._exited.set()
-        self._on_change(self)
+        self.on_change(self)
 
     async def _let_others_end(self) -> None:
         """Shells end at SIGTERM at once; what they run has the rest of the time that was given."""
@@ -346,14 +340,13 @@ class AppProcess:
 
     async def _find(self, look: Callable[..., list[int]]) -> list[int]:
         # What left the session is found by its marker.
-        looked = functools.partial(look, self.pid, marker=self._marker)
-        return await self._loop.run_in_executor(None, looked)
+        return await asyncio.to_thread(look, self.pid, marker=self._marker)
 
     # ----------------------------------------------------------------------------------- output
 
     def _deliver(self, line: Line) -> None:
         self._last.append(line.text)
-        self._on_line(line, self.generation)
+        self.on_line(line, self.generation)
 
 
 @dataclass(eq=False, kw_only=True)

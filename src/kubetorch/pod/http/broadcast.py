@@ -138,11 +138,11 @@ class _Output:
             await self._respond.write(b'{"pod":%d,%b\n' % (ordinal, line[1:]))
 
 
+@dataclass(frozen=True)
 class _Part:
-    def __init__(self, ordinal: int, members: Membership, patience: float) -> None:
-        self._ordinal = ordinal
-        self._members = members
-        self._patience = patience
+    ordinal: int
+    members: Membership
+    patience: float
 
     async def run(
         self, path: str, headers: Mapping[str, str], body: bytes, output: _Output
@@ -153,10 +153,10 @@ class _Part:
         """
         refused = None
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._patience
+        deadline = loop.time() + self.patience
         headers = {**headers, routes.ALONE: "1"}
         for delay in backoff.exponential(first=0.05, limit=1.0):
-            member = self._members.find(self._ordinal)
+            member = self.members.find(self.ordinal)
             if member is not None:
                 fetched = async_http.fetch(
                     "POST",
@@ -176,8 +176,8 @@ class _Part:
                 break
             with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
                 async with deadlines.timeout(min(delay, left)):
-                    await self._members.changes.wait()
-        error = CallRefusedError(f"pod {self._ordinal} could not be reached")
+                    await self.members.changes.wait()
+        error = CallRefusedError(f"pod {self.ordinal} could not be reached")
         return refused or _failure(error, None, started=False)
 
     async def _exchange(
@@ -204,7 +204,7 @@ class _Part:
             body = [piece async for piece in answer.pieces(timeout=None)]
             return _Answer(answer.status, content_type, b"".join(body))
         async for line in answer.lines(limit=_VALUE_LIMIT, timeout=None):
-            await output.write(self._ordinal, line)
+            await output.write(self.ordinal, line)
         return _Answer(200)
 
 

@@ -11,6 +11,7 @@ import asyncio
 import os
 import shlex
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from kubetorch.errors import ProtocolError
@@ -51,23 +52,19 @@ BODY_LIMIT = 1024 * 1024
 _LINES = 10_000
 
 
+@dataclass(eq=False)
 class CommandRunner:
-    def __init__(
-        self,
-        root: Path,
-        working_dir: str,
-        filesystem: PodFilesystem,
-        copier: Copier,
-        downloads: Path,
-    ) -> None:
-        self._programs = root / "bin"
-        self._working_dir = working_dir
-        self._filesystem = filesystem
-        self._copier = copier
-        self._downloads = downloads
+    root: Path
+    working_dir: str
+    filesystem: PodFilesystem
+    copier: Copier
+    downloads: Path
+
+    def __post_init__(self) -> None:
+        self._programs = self.root / "bin"
         self._installing = asyncio.Lock()
         #: Where packages are installed that no image has.
-        self.packages = root / "packages"
+        self.packages = self.root / "packages"
         self.packages.mkdir(parents=True, exist_ok=True)
 
     async def run(
@@ -79,12 +76,12 @@ class CommandRunner:
     ) -> int:
         step, image, runtime = order.step, spec.compute.image or ImageSpec(), spec.runtime
         if image_steps.needs_own_paths(step, image):
-            await self._filesystem.shield(runtime.path)
+            await self.filesystem.shield(runtime.path)
         try:
             async with deadlines.timeout(order.timeout):
                 environ = await asyncio.to_thread(self._environ, prepared)
                 if isinstance(step, CopyStep):
-                    await self._copier.run(step, environ, lambda text: on_line(text, "stdout"))
+                    await self.copier.run(step, environ, lambda text: on_line(text, "stdout"))
                     if step.is_package:
                         await asyncio.to_thread(self._link, step)
                     return 0
@@ -108,9 +105,9 @@ class CommandRunner:
 
     def _link(self, step: CopyStep) -> None:
         """Let a package be imported from where it was copied to."""
-        target = Path(self._copier.target(step))
+        target = Path(self.copier.target(step))
         modules = [target] if (target / "__init__.py").exists() else []
-        for entry in () if modules else self._copier.entries(step):
+        for entry in () if modules else self.copier.entries(step):
             folders = [path.parent for path in Path(entry).glob("*/__init__.py")]
             modules += [*folders, *Path(entry).glob("*.py")]
         for module in modules:
@@ -122,7 +119,7 @@ class CommandRunner:
         return await process_watch.run(
             [image_steps.SHELL, "-c", command],
             environ,
-            folder=self._working_dir,
+            folder=self.working_dir,
             on_line=lambda text: on_line(text, "stdout"),
             on_error_line=lambda text: on_line(text, "stderr"),
         )
@@ -137,7 +134,7 @@ class CommandRunner:
             "uv": shlex.quote(uv),
         }
         # User code may have removed them.
-        for folder in (self._working_dir, self._programs, self.packages):
+        for folder in (self.working_dir, self._programs, self.packages):
             Path(folder).mkdir(parents=True, exist_ok=True)
         for name in (*_PIPS, "uv"):
             program = self._programs / name
@@ -150,7 +147,7 @@ class CommandRunner:
             "PYTHONPATH": os.pathsep.join(prepared.path),
             "PIP_TARGET": str(self.packages),
         }
-        found.setdefault("UV_CACHE_DIR", str(self._downloads))
+        found.setdefault("UV_CACHE_DIR", str(self.downloads))
         found.update(image_steps.QUIET)
         return found
 

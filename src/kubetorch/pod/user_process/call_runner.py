@@ -102,24 +102,18 @@ class Interruptible:
         gate.release()
 
 
+@dataclass(eq=False)
 class RunningCall:
-    def __init__(
-        self,
-        number: int,
-        *,
-        request_id: str,
-        method: str | None,
-        codec: str,
-        segments: list[memoryview],
-        agent: AgentSocket,
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
-        self.number = number
-        self.request_id = request_id
-        self.method = method
-        self.codec = codec
-        #: The encoded arguments; taken away when they are decoded, so that memory is freed.
-        self.segments = segments
+    number: int
+    request_id: str
+    method: str | None
+    codec: str
+    #: The encoded arguments; taken away when they are decoded, so that memory is freed.
+    segments: list[memoryview]
+    agent: AgentSocket
+    loop: asyncio.AbstractEventLoop
+
+    def __post_init__(self) -> None:
         self.interruptible = Interruptible()
         #: Why it is to end.
         self.cancelled: KubetorchError | None = None
@@ -127,8 +121,6 @@ class RunningCall:
         self._claims = [None]
         #: The task that runs it, for a call on the event loop.
         self.task: asyncio.Task[Any] | None = None
-        self._agent = agent
-        self._loop = loop
         # Values that a generator may still send.
         self._grant = protocol.FIRST_GRANT
         self._grants: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -154,7 +146,7 @@ class RunningCall:
         self.cancelled = error(reason)
         self.interruptible.interrupt(error)
         self._grants.put(0)
-        self._loop.call_soon_threadsafe(self._cancel_task)
+        self.loop.call_soon_threadsafe(self._cancel_task)
 
     def check(self) -> None:
         if self.cancelled is not None:
@@ -168,7 +160,7 @@ class RunningCall:
 
     def grant(self, count: int) -> None:
         self._grants.put(count)
-        self._loop.call_soon_threadsafe(self._wake)
+        self.loop.call_soon_threadsafe(self._wake)
 
     def wait_for_grant(self) -> None:
         """Wait in a thread until a value may be sent."""
@@ -186,7 +178,7 @@ class RunningCall:
             if self._grant:
                 self._grant -= 1
                 return
-            self._granted = self._loop.create_future()
+            self._granted = self.loop.create_future()
             await self._granted
 
     def _wake(self) -> None:
@@ -203,19 +195,19 @@ class RunningCall:
         due = self._progress_sent + PROGRESS_INTERVAL
         if now >= due:
             self._progress, self._progress_sent = None, now
-            self._agent.send(protocol.PROGRESS, self.number, report)
+            self.agent.send(protocol.PROGRESS, self.number, report)
             return
         is_scheduled = self._progress is not None
         self._progress = report
         if not is_scheduled:
-            self._loop.call_soon_threadsafe(self._loop.call_later, due - now, self.finish_progress)
+            self.loop.call_soon_threadsafe(self.loop.call_later, due - now, self.finish_progress)
 
     def finish_progress(self) -> None:
         """Send the last report if it is still to be sent."""
         report, self._progress = self._progress, None
         if report is not None:
             self._progress_sent = time.monotonic()
-            self._agent.send(protocol.PROGRESS, self.number, report)
+            self.agent.send(protocol.PROGRESS, self.number, report)
 
 
 @dataclass(eq=False)

@@ -24,6 +24,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from kubetorch.pod.user_process import protocol
@@ -42,23 +43,20 @@ class Job(NamedTuple):
     run: Callable[[], None]
 
 
+@dataclass(eq=False)
 class ThreadPool:
     """Runs `limit` jobs at once, which its threads take from `read`; `None` is the end.
 
     `wait_for_unread` waits until there is a job that nobody waits for in `read`.
     """
 
-    def __init__(
-        self,
-        limit: int,
-        read: Callable[[], Job | None],
-        wait_for_unread: Callable[[], object],
-        on_start: Callable[[], None],
-    ) -> None:
-        self._limit = limit
-        self._read = read
-        self._wait_for_unread = wait_for_unread
-        self._on_start = on_start
+    limit: int
+    read: Callable[[], Job | None]
+    wait_for_unread: Callable[[], object]
+    #: Called in each new thread.
+    on_start: Callable[[], None]
+
+    def __post_init__(self) -> None:
         self._is_over = False
         # Held by, or on behalf of, the leader.
         self._lead = threading.Lock()
@@ -108,7 +106,7 @@ class ThreadPool:
         threading.Thread(target=self._begin, name=name, daemon=True).start()
 
     def _begin(self) -> None:
-        self._on_start()
+        self.on_start()
         self._work(self._next(self._take_lead()))
 
     def _work(self, job: Job | None) -> None:
@@ -162,12 +160,12 @@ class ThreadPool:
     def _next(self, job: Job | None) -> Job | None:
         """Lead, with a job that was read already, until there is one to run without the lead."""
         while not self._is_over:
-            job = job or self._read()
+            job = job or self.read()
             with self._state:
                 if job is None:
                     self._is_over = True
                     break
-                if self._running >= self._limit:
+                if self._running >= self.limit:
                     self._waiting.append(job)
                     job = None
                     continue
@@ -222,7 +220,7 @@ class ThreadPool:
         if protocol.STACKS is not None:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [protocol.STACKS])
         while not self._is_over:
-            self._wait_for_unread()
+            self.wait_for_unread()
             seen = self._turn
             time.sleep(GRACE)
             with self._state:

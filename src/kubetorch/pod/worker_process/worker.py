@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import functools
 import itertools
 import json
 import logging
@@ -49,6 +48,7 @@ from kubetorch.pod.worker_process.zygotes import (
     Zygote,
     ZygoteError,
     Zygotes,
+    ZygoteSpec,
 )
 from kubetorch.specs.callable import CallableRef
 from kubetorch.wire import exceptions
@@ -190,25 +190,19 @@ class _Running:
     timer: asyncio.TimerHandle | None = None
 
 
+@dataclass(eq=False)
 class Worker:
-    def __init__(
-        self,
-        spec: WorkerSpec,
-        process: WorkerProcess,
-        *,
-        pod_name: str,
-        on_line: OnLine,
-        on_exit: Callable[[Worker, KubetorchError], None],
-    ) -> None:
-        self.pid = process.pid
-        self.generation = spec.generation
+    spec: WorkerSpec
+    process: WorkerProcess
+    pod_name: str
+    on_line: OnLine
+    on_exit: Callable[[Worker, KubetorchError], None]
+
+    def __post_init__(self) -> None:
+        self.pid = self.process.pid
+        self.generation = self.spec.generation
         #: In a distributed service.
-        self.rank = spec.rank
-        self._spec = spec
-        self._process = process
-        self._pod_name = pod_name
-        self._on_line = on_line
-        self._on_exit = on_exit
+        self.rank = self.spec.rank
         self._loop = asyncio.get_running_loop()
         self._running: dict[int, _Running] = {}
         self._numbers = itertools.count(1)
@@ -231,13 +225,13 @@ class Worker:
         self._preempted = asyncio.Event()
         self._kills = OomKills(self.pid)
         self._nonce = b"\x1eKT" + os.urandom(13)
-        self._output = LogPipe(process.output, self._nonce, self._deliver)
+        self._output = LogPipe(self.process.output, self._nonce, self._deliver)
         # At its end the process is about to end too, or user code closed the socket: nothing more
         # can come.
-        self._socket = WorkerSocket(process.sock, self._on_frame, lambda: self.abort(None))
+        self._socket = WorkerSocket(self.process.sock, self._on_frame, lambda: self.abort(None))
         self._watch: ExitWatch | None = None
         with contextlib.suppress(OSError):  # else the end of the socket tells that of the process
-            self._watch = ExitWatch(self.pid, self._end, process.pidfd)
+            self._watch = ExitWatch(self.pid, self._end, self.process.pidfd)
 
     @property
     def is_alive(self) -> bool:
@@ -261,28 +255,28 @@ class Worker:
         """Import the callable, and construct the instance of a class."""
         text = json.dumps(self._load_message()).encode()
         head = protocol.pack(protocol.LOAD, flags=protocol.DESCRIPTOR, meta=text)
-        self._socket.send(head, self._process.stacks.descriptor)
+        self._socket.send(head, self.process.stacks.descriptor)
         try:
             async with deadlines.timeout(timeout):
                 await asyncio.shield(self._loaded)
         except TimeoutError:
             await self.kill()
             error = WorkerDiedError(
-                f"{self._spec.ref.name} was not loaded within {timeout:.0f} s in {self._pod_name}",
+                f"{self.spec.ref.name} was not loaded within {timeout:.0f} s in {self.pod_name}",
                 hint="give it more time: kt.Compute(launch_timeout=...)",
             )
-            raise _in_pod(error, self._pod_name) from None
+            raise _in_pod(error, self.pod_name) from None
         except asyncio.CancelledError:
             self.abort(None)
             raise
         self._has_loaded = True
 
     def _load_message(self) -> dict[str, Any]:
-        spec, ref = self._spec, self._spec.ref
+        spec, ref = self.spec, self.spec.ref
         return {
             "nonce": self._nonce.hex(),
-            "marker": self._process.marker,
-            "pod_name": self._pod_name,
+            "marker": self.process.marker,
+            "pod_name": self.pod_name,
             "name": ref.name,
             "source": {
                 "kind": ref.kind,
@@ -295,7 +289,7 @@ class Worker:
             },
             "cwd": spec.cwd,
             "code": spec.code,
-            "env": {**spec.env, **spec.own_env, MARKER: self._process.marker.partition("=")[2]},
+            "env": {**spec.env, **spec.own_env, MARKER: self.process.marker.partition("=")[2]},
             "log_level": spec.log_level,
             "modules": spec.modules,
             "threads": spec.threads,
@@ -307,7 +301,7 @@ class Worker:
         is_going = self._is_draining or self._is_killed or self._exiting is not None
         if is_going or len(self._running) >= CALL_LIMIT:
             payload.release()
-            raise CallRefusedError(f"the worker in {self._pod_name} takes no more calls")
+            raise CallRefusedError(f"the worker in {self.pod_name} takes no more calls")
         number = next(self._numbers)
         self._running[number] = _Running(sink, request.request_id)
         self._idle.clear()
@@ -323,7 +317,7 @@ class Worker:
         if call is None or call.cancelled is not None:
             return
         error = (CallTimeoutError if timed_out else CallCancelledError)(reason)
-        call.cancelled = _in_pod(error, self._pod_name)
+        call.cancelled = _in_pod(error, self.pod_name)
         self._interrupting += 1
         flags = protocol.TIMED_OUT if timed_out else 0
         self._socket.send(protocol.pack(protocol.CANCEL, number, flags=flags, meta=reason.encode()))
@@ -339,14 +333,14 @@ class Worker:
             call.timer = self._loop.call_later(CANCEL_GRACE, self._recycle, call)
             return
         error = WorkerRecycledError(
-            f"the worker in {self._pod_name} was replaced: "
+            f"the worker in {self.pod_name} was replaced: "
             "another call on it could not be interrupted"
         )
-        self.abort(_in_pod(error, self._pod_name))
+        self.abort(_in_pod(error, self.pod_name))
 
     async def stacks(self) -> WorkerStacks:
-        text = await self._process.stacks.ask(self.pid, self._socket.send)
-        return WorkerStacks(self._pod_name, self.pid, self.generation, self.rank, text)
+        text = await self.process.stacks.ask(self.pid, self._socket.send)
+        return WorkerStacks(self.pod_name, self.pid, self.generation, self.rank, text)
 
     # ------------------------------------------------------------------------------------- end
 
@@ -385,8 +379,8 @@ class Worker:
             await asyncio.shield(self._exiting)
 
     def _stopped(self) -> WorkerRecycledError:
-        text = f"the worker of generation {self.generation} in {self._pod_name} was stopped"
-        return _in_pod(WorkerRecycledError(text), self._pod_name)
+        text = f"the worker of generation {self.generation} in {self.pod_name} was stopped"
+        return _in_pod(WorkerRecycledError(text), self.pod_name)
 
     def abort(self, reason: WorkerDiedError | None) -> None:
         """Kill the process; the calls on it get this error, or one that says how it ended."""
@@ -406,11 +400,11 @@ class Worker:
         with contextlib.suppress(OSError):
             os.killpg(self.pid, signal.SIGKILL)
         self._socket.read_rest()
-        status = await self._process.exit_status()
+        status = await self.process.exit_status()
         self._output.close()
-        doing = "" if self._has_loaded else f" while it loaded {self._spec.ref.name}"
+        doing = "" if self._has_loaded else f" while it loaded {self.spec.ref.name}"
         error = self._reason or death_error(
-            status, pod_name=self._pod_name, kills=self._kills, doing=doing
+            status, pod_name=self.pod_name, kills=self._kills, doing=doing
         )
         for number, call in list(self._running.items()):
             self._forget(number, call)
@@ -419,16 +413,16 @@ class Worker:
             self._loaded.set_exception(error)
             self._loaded.exception()  # it may be that nobody waits
         self._socket.close()
-        self._process.stacks.close()
+        self.process.stacks.close()
         if self._watch is not None:
             self._watch.close()
         self._ended.set()
         self._preempted.set()
         if self._has_loaded and not self._is_asked:
-            self._on_exit(self, error)
+            self.on_exit(self, error)
         # What it started may have become a child of this process.
-        kill = functools.partial(processes.kill_session, self.pid, marker=self._process.marker)
-        for pid in await self._loop.run_in_executor(None, kill):
+        marker = self.process.marker
+        for pid in await asyncio.to_thread(processes.kill_session, self.pid, marker=marker):
             process_watch.reap(pid)
 
     # ---------------------------------------------------------------------------------- frames
@@ -442,7 +436,7 @@ class Worker:
             current, total, message = json.loads(frame.payload)
             call.sink.on_progress(Progress(current, total, message, self.rank))
             return
-        if self._reason is not None and self._spec.ref.kind == "cls":
+        if self._reason is not None and self.spec.ref.kind == "cls":
             return  # its state is given up: what it says is true no more
         # Lines that were written before this frame are delivered before it.
         self._output.drain()
@@ -455,7 +449,7 @@ class Worker:
             payload = self._socket.payload(frame)
         except (OSError, ValueError) as error:  # for example no descriptor is left
             self._forget(frame.call, call)
-            failure = exceptions.describe_refusal(error, pod_name=self._pod_name)
+            failure = exceptions.describe_refusal(error, pod_name=self.pod_name)
             call.sink.on_error(failure.to_json())
             self._socket.send(protocol.pack(protocol.CANCEL, frame.call))
             return
@@ -496,7 +490,7 @@ class Worker:
         if self.rank is not None:
             line = line._replace(rank=self.rank)
         call = self._running.get(line.call) if line.call is not None else None
-        self._on_line(line, self.generation, None if call is None else call.request_id)
+        self.on_line(line, self.generation, None if call is None else call.request_id)
         if call is not None:
             call.sink.on_log(line)
 
@@ -664,21 +658,17 @@ class WorkerSocket:
         self._socket.close()
 
 
+@dataclass(eq=False, kw_only=True)
 class WorkerHost:
     """Starts the workers of one agent."""
 
-    def __init__(
-        self,
-        *,
-        pod_name: str,
-        on_line: OnLine,
-        on_exit: Callable[[Worker, KubetorchError], None],
-        zygote: Launched | None = None,
-    ) -> None:
-        self._pod_name = pod_name
-        self._on_line = on_line
-        self._on_exit = on_exit
-        self._zygotes = Zygotes(zygote)
+    pod_name: str
+    on_line: OnLine
+    on_exit: Callable[[Worker, KubetorchError], None]
+    zygote: Launched | None = None
+
+    def __post_init__(self) -> None:
+        self._zygotes = Zygotes(self.zygote)
         self._workers: set[Worker] = set()
 
     @property
@@ -703,10 +693,7 @@ class WorkerHost:
         marker = f"{MARKER}={secrets.token_hex(8)}"
         try:
             zygote, (pid, pidfd) = await self._zygotes.start(
-                spec.python,
-                spec.env,
-                spec.library_path,
-                spec.preload,
+                ZygoteSpec(spec.python, spec.env, spec.library_path, spec.preload),
                 on_stage,
                 lambda zygote: zygote.fork(theirs, their_output, marker),
             )
@@ -716,10 +703,10 @@ class WorkerHost:
             stacks.close()
             if isinstance(error, (OSError, ZygoteError)):
                 failed = WorkerDiedError(
-                    f"the interpreter {spec.python} cannot be started in {self._pod_name}: {error}",
+                    f"the interpreter {spec.python} cannot be started in {self.pod_name}: {error}",
                     hint="deploy again with an interpreter that exists there",
                 )
-                raise _in_pod(failed, self._pod_name) from error
+                raise _in_pod(failed, self.pod_name) from error
             raise
         finally:
             theirs.close()
@@ -727,23 +714,17 @@ class WorkerHost:
         worker = Worker(
             spec,
             WorkerProcess(pid, pidfd, zygote, sock, output, stacks, marker),
-            pod_name=self._pod_name,
-            on_line=self._on_line,
-            on_exit=self._on_exit,
+            pod_name=self.pod_name,
+            on_line=self.on_line,
+            on_exit=self.on_exit,
         )
         self._workers = {each for each in self._workers if each.is_alive} | {worker}
         return worker
 
-    async def prewarm(
-        self,
-        python: str,
-        env: Mapping[str, str],
-        sys_path: Sequence[str],
-        preload: Sequence[str],
-    ) -> None:
+    async def prewarm(self, spec: ZygoteSpec) -> None:
         """Keep a zygote ready for workers that are started later."""
         with contextlib.suppress(ZygoteError, OSError):  # `start` meets them again and says so
-            await self._zygotes.prewarm(python, env, sys_path, preload)
+            await self._zygotes.prewarm(spec)
 
     async def preempt(self, grace: float) -> None:
         """The pod is about to end: user code has so many seconds for what it wants to do then."""

@@ -317,6 +317,15 @@ class Zygote:
         self._reaped.set()
 
 
+class ZygoteSpec(NamedTuple):
+    """The interpreter of workers, their environment, what they import from, what they import."""
+
+    python: str
+    env: Mapping[str, str]
+    sys_path: Sequence[str]
+    preload: Sequence[str]
+
+
 class ZygoteEnvironment(NamedTuple):
     """The environment for which a zygote can be used."""
 
@@ -344,13 +353,7 @@ class Zygotes:
         return self._present.pid if self._present and self._present.is_alive else None
 
     async def start(
-        self,
-        python: str,
-        env: Mapping[str, str],
-        sys_path: Sequence[str],
-        preload: Sequence[str],
-        on_stage: OnStage,
-        fork: Callable[[Zygote], Awaitable[Forked]],
+        self, spec: ZygoteSpec, on_stage: OnStage, fork: Callable[[Zygote], Awaitable[Forked]]
     ) -> tuple[Zygote, Forked]:
         """Fork a worker from a zygote; a zygote that is lost meanwhile is replaced."""
         attempt = 0
@@ -358,7 +361,7 @@ class Zygotes:
             while True:
                 attempt += 1
                 try:
-                    zygote = await self._ready(python, env, sys_path, preload, on_stage)
+                    zygote = await self._ready(spec, on_stage)
                     if zygote.unfit is not None:
                         on_stage("starting", f"a fresh interpreter: {zygote.unfit}")
                     return zygote, await fork(zygote)
@@ -367,11 +370,9 @@ class Zygotes:
                     if attempt == _ATTEMPTS:
                         raise
 
-    async def prewarm(
-        self, python: str, env: Mapping[str, str], sys_path: Sequence[str], preload: Sequence[str]
-    ) -> None:
+    async def prewarm(self, spec: ZygoteSpec) -> None:
         async with self._lock:
-            await self._ready(python, env, sys_path, preload, lambda _stage, _message: None)
+            await self._ready(spec, lambda _stage, _message: None)
 
     async def close(self) -> None:
         async with self._lock:
@@ -380,15 +381,9 @@ class Zygotes:
             await asyncio.gather(*(zygote.close() for zygote in self._retired))
             self._retired.clear()
 
-    async def _ready(
-        self,
-        python: str,
-        env: Mapping[str, str],
-        sys_path: Sequence[str],
-        preload: Sequence[str],
-        on_stage: OnStage,
-    ) -> Zygote:
+    async def _ready(self, spec: ZygoteSpec, on_stage: OnStage) -> Zygote:
         """The zygote for this environment, with these modules imported if that is sound."""
+        python, env, sys_path, preload = spec
         environment = _zygote_environment(python, env, sys_path)
         wanted = frozenset(name for name in preload if name.partition(".")[0] not in NOT_PRELOADED)
         unfit = self._unfit.get((environment, wanted))
