@@ -148,7 +148,7 @@ class Relay:
         target, asked = self._target(place, scope["query_string"], scope["headers"], exchange.admit)
         scope = {**scope, "query_string": asked.query}
         try:
-            await proxy.relay(scope, _passed(asked.headers), receive, send_on, target)
+            await proxy.relay(scope, asked.headers, receive, send_on, target)
         except (OSError, TimeoutError, asyncio.TimeoutError) as error:
             raise ControllerUnavailableError(
                 f"the pod did not answer the controller: {type(error).__name__}",
@@ -166,9 +166,7 @@ class Relay:
             failure = exceptions.describe_refusal(error)
             raise Refusal(failure.status, failure.to_json()) from error
         upgrade.query = asked.query
-        return target, _passed(asked.headers), lambda: None
-
-    # ------------------------------------------------------------------------------------ inside
+        return target, asked.headers, lambda: None
 
     def _moved(self, place: Place, method: str, headers: list[Header]) -> str:
         """The host that a browser is to be sent to, with its scheme; empty for all else.
@@ -252,12 +250,9 @@ class Relay:
             refused = None
             return True
 
-        asked = tokens.inspect(headers, query, is_ours=tokens.is_signed, is_passed=is_passed)
+        passed = [header for header in headers if header[0] != _POD]
+        asked = tokens.inspect(passed, query, is_ours=tokens.is_signed, is_passed=is_passed)
         return refused, asked
-
-
-def _passed(headers: Iterable[Header]) -> list[Header]:
-    return [header for header in headers if header[0] != _POD]
 
 
 def _choose(name: str, pods: Iterable[PodView], wanted: str | None) -> PodView:

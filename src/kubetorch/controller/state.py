@@ -165,8 +165,6 @@ class SqliteState(State):
     def close(self) -> None:
         self._database.close()
 
-    # ------------------------------------------------------------------------------- workloads
-
     def contents(self) -> Contents:  # State's
         generations: dict[tuple[str, str], tuple[Generation, ...]] = {}
         for namespace, name, number, spec in self._query(
@@ -221,8 +219,6 @@ class SqliteState(State):
         _log.error("workload forgotten workload=%s/%s reason=%s", namespace, name, reason)
         self.delete_workload(namespace, name)
 
-    # ------------------------------------------------------------------------------------ pods
-
     def pods(self) -> list[PodRecord]:
         return self._records(PodRecord, self._query("select * from pods order by ordinal"))
 
@@ -232,8 +228,6 @@ class SqliteState(State):
     def delete_pods(self, pods: Iterable[tuple[str, str]]) -> None:
         where = "delete from pods where namespace = ? and name = ?"
         self._transaction([(where, pod) for pod in pods])
-
-    # ----------------------------------------------------------------------------------- calls
 
     def call(self, call_id: str) -> CallRecord | None:
         rows = self._query("select * from calls where id = ?", call_id)
@@ -266,8 +260,6 @@ class SqliteState(State):
 
     def delete_calls(self, ids: Iterable[str]) -> None:
         self._transaction([("delete from calls where id = ?", (call_id,)) for call_id in ids])
-
-    # ---------------------------------------------------------------------------------- SQLite
 
     def _records(self, record: type[_Record], rows: Sequence[tuple[Any, ...]]) -> list[_Record]:
         try:

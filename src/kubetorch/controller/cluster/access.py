@@ -69,6 +69,7 @@ from kubetorch.k8s.client import Client
 from kubetorch.k8s.resources import PODS, Object, Ref, Resource
 from kubetorch.lib import deadlines
 from kubetorch.manifests import kinds, labels, rendering
+from kubetorch.manifests.agent import AUDIENCE
 from kubetorch.manifests.agent_container import SERVICE_ACCOUNT
 from kubetorch.manifests.desired_pods import Mounted, read_mounted
 from kubetorch.manifests.kinds import Manifest
@@ -78,8 +79,6 @@ from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import tokens, versions
 from kubetorch.wire.messages import Creator, Welcome
 
-#: Audience of tokens that are meant for the controller alone.
-AUDIENCE = "kubetorch"
 #: Characters that a token may have.
 TOKEN_LIMIT = 32 * 1024
 #: Reviews at one time: fewer than the client has turns, so that strangers with many tokens hold up
@@ -554,8 +553,6 @@ class ClusterAccess:
                 f"administrator bind you the ClusterRole edit in namespace {need.namespace}"
             )
             raise
-
-    # ------------------------------------------------------------------------------------- pods
 
     def creator(self, principal: Principal, username: str | None) -> Creator:
         """See `Access`: a pod deploys for the creator of its workload."""

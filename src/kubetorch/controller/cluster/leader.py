@@ -261,10 +261,6 @@ class Election:
     def is_leading(self) -> bool:
         return self._candidate.is_leading(self._clock())
 
-    @property
-    def holder(self) -> str:
-        return self._candidate.holder
-
     async def won(self) -> None:
         """Wait until this process leads."""
         while not self.is_leading:

@@ -309,13 +309,10 @@ def _granted(status: Mapping[str, Any], number: int, spec: WorkloadSpec) -> Gran
             secrets, volumes = (
                 tuple((each["name"], each["identity"]) for each in part) for part in parts
             )
-            creator = _creator(one.get("creator"))
+            by = one.get("creator")
+            creator = None if by is None else Creator(by["user"], by.get("username"))
             return Grant(_user(one.get("user")), secrets, volumes, creator)
     return Grant()
-
-
-def _creator(found: Mapping[str, Any] | None) -> Creator | None:
-    return None if found is None else Creator(found["user"], found.get("username"))
 
 
 def _user(found: Mapping[str, Any] | None) -> User | None:

@@ -17,6 +17,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from kubetorch.controller.backends.kubernetes.launch_failures import diagnosis
+from kubetorch.controller.backends.kubernetes.launch_failures.snapshot import controller_of
 from kubetorch.controller.backends.kubernetes.pods import Key
 from kubetorch.errors import (
     KubernetesConflictError,
@@ -314,12 +315,6 @@ def is_applied(one: Object, owner: Manifest | None) -> bool:
     owners = one["metadata"].get("ownerReferences") or ()
     uids = [each["uid"] for each in owners]
     return bool(_applied(one)) and (owner is None or owner["metadata"]["uid"] in uids)
-
-
-def controller_of(one: Object) -> Object | None:
-    """The reference to what made an object and keeps it, if something does."""
-    owners: list[Object] = one["metadata"].get("ownerReferences") or []
-    return next((owner for owner in owners if owner.get("controller")), None)
 
 
 def _check_own(there: Object, wanted: Manifest) -> None:

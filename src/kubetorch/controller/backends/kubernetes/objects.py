@@ -26,7 +26,6 @@ from kubetorch.controller.backends.kubernetes.apply import (
     Applier,
     ApplyRetry,
     WantedObjects,
-    controller_of,
     is_applied,
     is_own,
 )
@@ -335,7 +334,7 @@ class ObjectReplacement:
             metadata = one["metadata"]
             if metadata["uid"] in uids or metadata.get("deletionTimestamp"):
                 return True
-            owner = controller_of(one)
+            owner = snapshot.controller_of(one)
             if owner is None:
                 return False
             try:

@@ -19,7 +19,8 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from typing import NamedTuple
 
-from kubetorch.controller.backends.kubernetes.apply import controller_of, is_applied
+from kubetorch.controller.backends.kubernetes.apply import is_applied
+from kubetorch.controller.backends.kubernetes.launch_failures.snapshot import controller_of
 from kubetorch.controller.backends.kubernetes.objects import identity
 from kubetorch.controller.backends.kubernetes.pods import Key
 from kubetorch.errors import (

@@ -102,8 +102,8 @@ class SecretObjects:
         self, namespace: str, object_name: str, put: PutSecret, old: Object | None
     ) -> StoredSecret:
         """Store values on top of what was found."""
-        if old is not None and put.collision != "keep" and _is_foreign(old):
-            raise _foreign(old, "give yours another name")
+        if old is not None and put.collision != "keep":
+            _check_ours(old, "give yours another name")
         outcome, values = decide_put(namespace, put, None if old is None else _values(old))
         if old is None:
             shell = _shell(namespace, object_name, put.draft, tuple(values))
@@ -160,22 +160,14 @@ def _values(found: Object) -> dict[str, bytes]:
     return {key: base64.b64decode(value) for key, value in data.items()}
 
 
-def _is_foreign(found: Object) -> bool:
-    return _OURS not in (found["metadata"].get("labels") or {})
-
-
-def _check_ours(found: Object, command: str) -> None:
-    if _is_foreign(found):
-        raise _foreign(found, command)
-
-
-def _foreign(found: Object, hint: str) -> SpecError:
-    name, namespace = found["metadata"]["name"], found["metadata"]["namespace"]
-    return SpecError(
-        f"the secret {name!r} in namespace {namespace!r} was not made by Kubetorch, which neither "
-        "shows nor changes its values",
-        hint=hint,
-    )
+def _check_ours(found: Object, hint: str) -> None:
+    if _OURS not in (found["metadata"].get("labels") or {}):
+        name, namespace = found["metadata"]["name"], found["metadata"]["namespace"]
+        raise SpecError(
+            f"the secret {name!r} in namespace {namespace!r} was not made by Kubetorch, which "
+            "neither shows nor changes its values",
+            hint=hint,
+        )
 
 
 def _stored(outcome: Outcome, found: Object) -> StoredSecret:

@@ -21,7 +21,7 @@ from kubetorch.errors import (
 from kubetorch.k8s import resources
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.informers import Informer
-from kubetorch.k8s.resources import PODS, Object, Ref, Resource, Selection
+from kubetorch.k8s.resources import PODS, Object, Ref, Resource, Selection, is_leaving, is_over
 from kubetorch.manifests import labels, storage
 from kubetorch.specs import volume as specs
 from kubetorch.specs.volume import VolumeSpec
@@ -57,8 +57,6 @@ _LOCAL_PATH = "rancher.io/local-path"
 CLAIMS = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
 CLASSES = Resource("storage.k8s.io", "v1", "storageclasses", "StorageClass", is_namespaced=False)
 Objects = list[Object]
-#: Pods that hold no volume any more.
-_ENDED = ("Succeeded", "Failed")
 
 
 def choose(classes: Sequence[Object], access_mode: str) -> str:
@@ -133,8 +131,6 @@ class VolumeClaims:
     def __init__(self, client: Client, watched: tuple[str, ...] = ()) -> None:
         self._client = client
         self._watched = watched
-
-    # -------------------------------------------------------------------------------- VolumeStore
 
     async def create(self, namespace: str, spec: VolumeSpec) -> CreatedVolume:
         found, is_new = await self._find(namespace, spec.claim_name), False
@@ -235,8 +231,8 @@ class VolumeClaims:
             pod
             for pod in found.items
             if claim in claims(pod.get("spec") or {})
-            and (pod.get("status") or {}).get("phase") not in _ENDED
-            and (are_going or not pod["metadata"].get("deletionTimestamp"))
+            and not is_over(pod)
+            and (are_going or not is_leaving(pod))
         ]
 
     async def _is_gone(self, namespace: str, claim: str, uid: str, wait: float) -> bool:

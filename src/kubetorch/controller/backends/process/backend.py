@@ -146,7 +146,7 @@ class ProcessBackend(Backend):
             marks=lambda: {pod.record.mark for pod in self._all_pods()} | self._spares.marks,
             pods=lambda: {(pod.record.namespace, pod.record.name) for pod in self._all_pods()},
         )
-        await asyncio.to_thread(self._attachments.sweep)
+        await asyncio.to_thread(self._attachments.volumes.sweep)
 
     # ------------------------------------------------------------------------------- workloads
 

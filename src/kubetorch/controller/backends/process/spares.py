@@ -28,14 +28,13 @@ class SpareAgent:
         self.mark = mark
         self._pipe = pipe
 
-    def become(self, environment: Mapping[str, str], log: str) -> int:
-        """Make the agent the pod with this environment and log; returns its process id."""
+    def become(self, environment: Mapping[str, str], log: str) -> None:
+        """Make the agent the pod with this environment and log."""
         pod = {"environment": dict(environment), "log": log}
         with os.fdopen(self._pipe, "wb", buffering=0) as pipe:
             data = memoryview(json.dumps(pod).encode() + b"\n")
             while data:
                 data = data[pipe.write(data) :]
-        return self.pid
 
     def drop(self) -> None:
         os.close(self._pipe)

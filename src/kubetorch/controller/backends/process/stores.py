@@ -43,6 +43,7 @@ from kubetorch.lib.decoders import json_decoder
 from kubetorch.lib.secret_bytes import SecretBytes
 from kubetorch.manifests import secrets as manifests
 from kubetorch.manifests.desired_pods import Attached, DesiredPods, path_of_machine
+from kubetorch.manifests.storage import SHARED_MEMORY_PATH
 from kubetorch.specs.secret import SecretRef
 from kubetorch.specs.volume import VolumeSpec
 from kubetorch.wire.podenv import Attachments, FilesAt, FolderAt
@@ -77,8 +78,6 @@ class SecretFiles:
         self._folder = folder
         self._clock = clock
 
-    # -------------------------------------------------------------------------------- SecretStore
-
     async def put(self, namespace: str, object_name: str, put: PutSecret) -> StoredSecret:
         old = self._read(namespace, object_name)
         outcome, values = decide_put(namespace, put, None if old is None else old.values)
@@ -109,8 +108,6 @@ class SecretFiles:
         except OSError as error:
             fail(path, error)
         return True
-
-    # ---------------------------------------------------------------------------- for the backend
 
     def view(self, namespace: str, object_name: str) -> SecretView | None:
         found = self._read(namespace, object_name)
@@ -205,8 +202,6 @@ class VolumeFolders:
         self._folder = folder
         self._clock = clock
 
-    # -------------------------------------------------------------------------------- VolumeStore
-
     async def create(self, namespace: str, spec: VolumeSpec) -> CreatedVolume:
         claim = spec.claim_name
         found = self.view(namespace, claim)
@@ -246,8 +241,6 @@ class VolumeFolders:
 
     async def storage_class(self, access_mode: str) -> str:  # VolumeStore's
         return STORAGE_CLASS
-
-    # ---------------------------------------------------------------------------- for the backend
 
     def view(self, namespace: str, claim: str) -> VolumeView | None:
         note = self._note(namespace, claim)
@@ -292,8 +285,6 @@ class VolumeFolders:
         )
 
 
-#: Where Kubernetes mounts shared memory; every process of a machine has that.
-_SHARED_MEMORY = "/dev/shm"
 #: Seconds that the machine has to show whether it allows mount namespaces.
 PROBE_TIMEOUT = 20.0
 
@@ -311,7 +302,7 @@ class PodAttachments:
         #: Where the controller keeps them.
         self.stores = Stores(secrets, volumes)
         self._secrets = secrets
-        self._volumes = volumes
+        self.volumes = volumes
         # What the machine says of mount namespaces, once it was asked; empty: it allows them.
         self._refusal: str | None = None
 
@@ -324,7 +315,7 @@ class PodAttachments:
 
     def _check(self, namespace: str, attached: Attached) -> None:
         secrets = {name: self._secrets.view(namespace, name) for name in attached.all_secrets}
-        claims = {one.claim: self._volumes.view(namespace, one.claim) for one in attached.claims}
+        claims = {one.claim: self.volumes.view(namespace, one.claim) for one in attached.claims}
         check_views(namespace, attached, secrets, claims)
 
     def version(self, namespace: str, attached: Attached) -> str:
@@ -353,7 +344,7 @@ class PodAttachments:
                 files.append(FilesAt(file, path_of_machine(one.path, home), one.items))
         folders = []
         for claim in attached.claims:
-            source = _inside(self._volumes.folder(namespace, claim.claim), claim.sub_path)
+            source = _inside(self.volumes.folder(namespace, claim.claim), claim.sub_path)
             target = path_of_machine(claim.path, home)
             folders.append(FolderAt(str(source), target, claim.read_only))
         for number, path in enumerate(_empty(attached)):
@@ -361,16 +352,13 @@ class PodAttachments:
             folders.append(FolderAt(str(source), path_of_machine(path, home)))
         return Attachments(tuple(folders), tuple(files))
 
-    def sweep(self) -> None:
-        self._volumes.sweep()
-
     def notes(self, attached: Attached) -> tuple[str, ...]:
         """The volumes that pods do not get here, one sentence each."""
         shown = set(_empty(attached))
         return tuple(
             f"there is no volume of the kind {kind} at {path} here"
             for path, kind in attached.others
-            if path not in shown and path != _SHARED_MEMORY
+            if path not in shown and path != SHARED_MEMORY_PATH
         )
 
     def _variables(self, namespace: str, attached: Attached) -> Iterator[tuple[str, str]]:
@@ -409,7 +397,7 @@ def _inside(volume: Path, folder: str) -> Path:
 
 def _empty(attached: Attached) -> list[str]:
     """Paths of folders that begin empty and live as long as their pod."""
-    return [p for p, kind in attached.others if kind == "emptyDir" and p != _SHARED_MEMORY]
+    return [p for p, kind in attached.others if kind == "emptyDir" and p != SHARED_MEMORY_PATH]
 
 
 def _text(secret: str, key: str, value: bytes) -> str:

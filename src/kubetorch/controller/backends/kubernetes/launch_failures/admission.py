@@ -64,7 +64,7 @@ def judge(said: str, *, namespace: str, since: float | None, now: float, count: 
         return waiting(f"the webhook {unseen['who']!r} does not know the {what} yet", since)
     error = verdicts.missing_object_in(said, namespace=namespace)
     if error is not None:
-        return settled(doomed(error, since), now, verdicts.SETTLE)
+        return settled(doomed(error, since), now)
     return _refused(said, namespace, since)
 
 

@@ -148,7 +148,7 @@ def _not_created(one: _Container, said: str, events: Sequence[Object], cluster: 
     since = _failed_since(one, events)
     error = verdicts.missing_object_in(said, namespace=one.pod["metadata"].get("namespace") or "")
     if error is not None:
-        return settled(doomed(error, since), cluster.now, verdicts.SETTLE)
+        return settled(doomed(error, since), cluster.now)
     if _PASSING.search(said):
         return waiting(f"{one.called} is not made yet: {said}", since)
     return doomed(_start_error(one, said), since)
@@ -247,12 +247,8 @@ def _ended(one: _Container, ended: Object, events: Sequence[Object], *, is_final
         if probe is not None:
             how = f"was killed: its {probe[0]} probe failed: {probe[1]}"
         return waiting(f"{one.called} {how}", since)
-    return _with_log(doomed(_exit_error(one, code, reason), since), one, said)
-
-
-def _with_log(verdict: Verdict, one: _Container, said: str) -> Verdict:
-    """Add the last lines of the log: the kubelet's message may have them, else they are fetched."""
-    if said:
+    verdict = doomed(_exit_error(one, code, reason), since)
+    if said:  # the last lines of its log, which are fetched otherwise
         return verdict.with_log(said.splitlines())
     is_previous = "terminated" not in (one.status.get("state") or {})
     return replace(verdict, log=one.name, is_previous=is_previous)

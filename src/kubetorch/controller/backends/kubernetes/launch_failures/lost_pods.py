@@ -46,13 +46,8 @@ def judge(pod: Object, events: Sequence[Object], cluster: Cluster) -> Verdict:
 
 def is_replaced(pod: Object) -> bool:
     """True if the owner replaces a lost pod, whose object may stay for long."""
-    owner = _owner(pod)
+    owner = snapshot.controller_of(pod)
     return owner is not None and owner.get("kind") in _REPLACING
-
-
-def _owner(pod: Object) -> Object | None:
-    references = pod["metadata"].get("ownerReferences") or ()
-    return next((one for one in references if one.get("controller")), None)
 
 
 def ending(pod: Object) -> Ending | None:
@@ -136,7 +131,7 @@ def _gone(
     if is_replaced(pod):
         name = pod["metadata"]["name"]
         return waiting(f"{name} is replaced ({word}: {text.strip()})", since)
-    if _owner(pod) is not None and word != "NodeLost":
+    if snapshot.controller_of(pod) is not None and word != "NodeLost":
         # Jobs count it against their limit, and say so when it is reached.
         return waiting(f"{pod['metadata']['name']} was lost ({word}: {text.strip()})", since)
     return doomed(_error(pod, word, text, events), since)

@@ -76,7 +76,7 @@ def _no_kai(message: str) -> OperatorMissingError:
 def _missing(error: MissingObjectError, cluster: Cluster, made: float | None) -> Verdict:
     if made is None:  # it is not applied yet, and may be the first of several objects
         return waiting(error.message)
-    return settled(doomed(error, made), cluster.now, verdicts.SETTLE)
+    return settled(doomed(error, made), cluster.now)
 
 
 def judge_scheduler(pod: Object, cluster: Cluster) -> Verdict:

@@ -189,6 +189,12 @@ def container_statuses(pod: Object) -> list[Object]:
     return [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
 
 
+def controller_of(one: Object) -> Object | None:
+    """The reference to what made an object and keeps it, if something does."""
+    owners: list[Object] = one["metadata"].get("ownerReferences") or []
+    return next((owner for owner in owners if owner.get("controller")), None)
+
+
 def condition(manifest: Object, kind: str) -> Object:
     """A condition in the status of an object; empty if it has none of that type."""
     for one in (manifest.get("status") or {}).get("conditions") or ():

@@ -82,11 +82,11 @@ def waiting(reason: str, since: float | None = None, *, again: float | None = No
     return Verdict(None, reason, since, again)
 
 
-def settled(verdict: Verdict, now: float, seconds: float) -> Verdict:
+def settled(verdict: Verdict, now: float) -> Verdict:
     """A doom that counts only once its fact is so old: what is missing may be on its way."""
-    if verdict.since is None or not verdict.is_doomed or now - verdict.since >= seconds:
+    if verdict.since is None or not verdict.is_doomed or now - verdict.since >= SETTLE:
         return verdict
-    rest = seconds - max(0.0, now - verdict.since)
+    rest = SETTLE - max(0.0, now - verdict.since)
     return Verdict(None, verdict.reason, verdict.since, again=rest)
 
 

@@ -56,7 +56,7 @@ def judge_mounts(pod: Object, events: Sequence[Object], cluster: Cluster) -> Ver
     since = min(snapshot.began(event) for event in found)
     error = verdicts.missing_object_in(said, namespace=pod["metadata"].get("namespace") or "")
     if error is not None:
-        return settled(doomed(error, since), cluster.now, verdicts.SETTLE)
+        return settled(doomed(error, since), cluster.now)
     return waiting(f"a volume is not there yet: {said}", since)
 
 
@@ -66,7 +66,7 @@ def _claim(pod: Object, name: str, events: Sequence[Object], cluster: Cluster) -
     if claim is None:
         since = snapshot.time_of(pod["metadata"].get("creationTimestamp"))
         error = verdicts.missing_object("PersistentVolumeClaim", name, namespace)
-        return settled(doomed(error, since), cluster.now, verdicts.SETTLE)
+        return settled(doomed(error, since), cluster.now)
     if (claim.get("status") or {}).get("phase") != "Pending":
         return NOTHING
     return _pending(claim, events, cluster)
@@ -99,7 +99,7 @@ def _pending(claim: Object, events: Sequence[Object], cluster: Cluster) -> Verdi
         verdict = doomed(_unbindable(name, text, hint), since)
     elif text:
         return waiting(f"the volume {name} is not provided yet: {text}", since)
-    return settled(verdict, cluster.now, verdicts.SETTLE)
+    return settled(verdict, cluster.now)
 
 
 def _unbindable(name: str, why: str, hint: str) -> StartupError:
