@@ -39,33 +39,6 @@ from kubetorch.specs import quantity
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import exceptions, messages
 from kubetorch.wire.exceptions import Failure
-from kubetorch.wire.messages import (
-    TERMINATING,
-    TORN_DOWN,
-    Accepted,
-    Activity,
-    Creator,
-    Ending,
-    Failed,
-    FromController,
-    Hello,
-    LogReport,
-    Member,
-    Members,
-    Observed,
-    PodView,
-    Probe,
-    Probed,
-    Ready,
-    Regroup,
-    RegroupFailed,
-    Reload,
-    Stage,
-    StageReport,
-    Terminate,
-    WorkloadView,
-    World,
-)
 
 #: Seconds that the news of a call may take to get here; a service is given them beyond its time.
 REPORTING = 1.0
@@ -82,7 +55,7 @@ _log = logging.getLogger(__name__)
 class PodSession(Protocol):
     """The session of a pod, as its workload uses it."""
 
-    def send(self, message: FromController) -> None:
+    def send(self, message: messages.FromController) -> None:
         """Send a message to the agent; dropped when the session is over."""
 
     def send_text(self, text: bytes) -> None:
@@ -97,7 +70,7 @@ class WorkloadServices(msgspec.Struct, frozen=True):
     state: State
     clock: Clock
     on_idle: Callable[[Workload], None]
-    on_lost: Callable[[Workload, Mapping[str, Ending]], None]
+    on_lost: Callable[[Workload, Mapping[str, messages.Ending]], None]
 
 
 class Workload:
@@ -113,7 +86,7 @@ class Workload:
         self.pod_names: frozenset[str] = frozenset()
         self._ending: frozenset[str] = frozenset()
         # Pods that went away, with the moment.
-        self._lost: dict[str, tuple[float, PodView]] = {}
+        self._lost: dict[str, tuple[float, messages.PodView]] = {}
         self._reason = ""
         self._pod_failure: Failure | None = None
         self._specs = {generation.number: generation.spec for generation in generations}
@@ -175,11 +148,11 @@ class Workload:
         return [self._grants.get(number) for number in sorted(self._specs, reverse=True)]
 
     @property
-    def creator(self) -> Creator | None:
+    def creator(self) -> messages.Creator | None:
         """The user who deployed the wanted generation; `None` if an earlier version deployed it."""
         grant = self.grants[0]
         if grant is None and self._services.backend.name == "local":
-            return Creator("", self.spec.username)
+            return messages.Creator("", self.spec.username)
         return None if grant is None else grant.creator
 
     def mounted(self, pod: str) -> Mounted:
@@ -192,7 +165,7 @@ class Workload:
     def has_session(self, pod: str) -> bool:
         return pod in self._sessions
 
-    def view(self) -> WorkloadView:
+    def view(self) -> messages.WorkloadView:
         """The workload, as lists and clients see it."""
         record, spec = self.record, self._services.backend.applied(self.spec)
         manifest = rendering.of_workload(spec)
@@ -200,10 +173,10 @@ class Workload:
         pods = views.pod_views(self.pods, self._reports, self._rollout, cut_off)
         url = self._services.backend.url(spec, manifest)
         failure = self._failure()
-        return WorkloadView(
+        return messages.WorkloadView(
             spec=spec,
             generation=record.generation,
-            status=TERMINATING
+            status=messages.TERMINATING
             if self._ending
             else views.status(self.pods, self._reports, self._rollout, spec),
             pods=pods,
@@ -260,7 +233,7 @@ class Workload:
             generation = Generation(self.record.generation, self.spec, grant)
             self._services.state.put_workload(self.record, generation=generation)
             self._grants[generation.number] = grant
-        return await self._wait(Accepted(generation=self.record.generation, changed=False))
+        return await self._wait(messages.Accepted(generation=self.record.generation, changed=False))
 
     async def _begin(self, spec: WorkloadSpec, grant: Grant | None) -> DeployProgress:
         before, now = self.record, self._services.clock.time()
@@ -286,9 +259,9 @@ class Workload:
             )
             raise
         _log.info("generation wanted workload=%s/%s generation=%s", *self.key, number)
-        return await self._wait(Accepted(generation=number))
+        return await self._wait(messages.Accepted(generation=number))
 
-    async def _wait(self, accepted: Accepted) -> DeployProgress:
+    async def _wait(self, accepted: messages.Accepted) -> DeployProgress:
         """Follow the wanted generation until it is served, or given up."""
         progress = DeployProgress(accepted.generation, accepted)
         timeout = self.spec.compute.launch_timeout
@@ -304,12 +277,12 @@ class Workload:
     def _applied(self, progress: DeployProgress, failure: Failure | None) -> None:
         if failure is None:
             for text in self._services.backend.warnings(rendering.of_workload(self.spec)):
-                progress.add(Stage("backend", text, warning=True))
+                progress.add(messages.Stage("backend", text, warning=True))
         # Only now: pods that the backend replaces are not to load the generation.
         self.pods_changed()
         self._handle(rollout.Deployed(progress.generation, failure))
         if failure is not None:
-            self._deploys.end(progress, Failed(failure=failure.to_dict()))
+            self._deploys.end(progress, messages.Failed(failure=failure.to_dict()))
 
     def _expire(self, progress: DeployProgress, timeout: float) -> None:
         waits = views.late(self.pods, self._reports, self._rollout)
@@ -319,7 +292,7 @@ class Workload:
     def _give_up(self, progress: DeployProgress, error: KubetorchError) -> None:
         failure = exceptions.describe_refusal(error)
         self._handle(rollout.GaveUp(progress.generation, failure))
-        self._deploys.end(progress, Failed(failure=failure.to_dict()))
+        self._deploys.end(progress, messages.Failed(failure=failure.to_dict()))
 
     # ------------------------------------------------------------------------------------ pods
 
@@ -380,12 +353,14 @@ class Workload:
         for failure in filter(None, (trouble.failure, self._pod_failure)):
             self._handle(rollout.GaveUp(self.record.generation, failure))
 
-    def _remember(self, lost: Mapping[str, Ending], before: Sequence[PodStatus]) -> None:
+    def _remember(self, lost: Mapping[str, messages.Ending], before: Sequence[PodStatus]) -> None:
         """Pods went away: their calls have failed, and callers ask why."""
         now = self._services.clock.time()
         for pod in before:
             if (ending := lost.get(pod.name)) is not None:
-                gone = PodView(name=pod.name, ordinal=pod.ordinal, phase="Gone", ended=ending)
+                gone = messages.PodView(
+                    name=pod.name, ordinal=pod.ordinal, phase="Gone", ended=ending
+                )
                 self._lost[pod.name] = now, gone
         kept = [(n, one) for n, one in self._lost.items() if now - one[0] < REMEMBER_SECONDS]
         self._lost = dict(kept[-REMEMBER_PODS:])
@@ -394,7 +369,7 @@ class Workload:
             ends = (f"pod {pod} ended ({ending.reason})" for pod, ending in lost.items())
             self._replaced = ", ".join(ends)
 
-    def connected(self, hello: Hello, session: PodSession) -> None:
+    def connected(self, hello: messages.Hello, session: PodSession) -> None:
         old = self._sessions.get(hello.pod)
         self._sessions[hello.pod] = session
         self._reports[hello.pod] = PodReport(url=hello.url)
@@ -431,23 +406,23 @@ class Workload:
         self._reports[pod] = replace(self._reports[pod], is_silent=False)
         self._handle(rollout.Connected(pod, serving))
 
-    def observed(self, pod: str, message: Observed) -> None:
+    def observed(self, pod: str, message: messages.Observed) -> None:
         failure = None if message.failure is None else exceptions.parse(message.failure)
         self._handle(rollout.Observed(pod, message.generation, message.serving, failure))
         if failure is None:
             self._deploys.report(views.served(pod, self._rollout), message.generation)
 
-    def staged(self, pod: str, message: StageReport) -> None:
+    def staged(self, pod: str, message: messages.StageReport) -> None:
         self._reports[pod] = replace(
             self._reports[pod], stage=" ".join(filter(None, (message.stage, message.message)))
         )
         self._deploys.report(views.stage(pod, message), message.generation)
 
-    def logged(self, pod: str, message: LogReport) -> None:
+    def logged(self, pod: str, message: messages.LogReport) -> None:
         """The user's code wrote a line while it was loaded."""
         self._deploys.report(views.line(pod, message), message.generation)
 
-    def active(self, pod: str, message: Activity) -> None:
+    def active(self, pod: str, message: messages.Activity) -> None:
         self._reports[pod] = replace(self._reports[pod], activity=message)
         self._activities.reported(pod, message)
         if message.is_stopping and self._rendezvous.is_wanted:
@@ -460,15 +435,15 @@ class Workload:
         if self._rendezvous.is_wanted:
             self._rendezvous.heard(pod, self._services.clock.time())
 
-    def regroup(self, pod: str, message: Regroup) -> None:
+    def regroup(self, pod: str, message: messages.Regroup) -> None:
         """A call on a pod asks for a new world."""
         self._gather(world.Regroup(pod, message.id, message.epoch, message.is_quorum_awaited))
 
-    def probed(self, pod: str, message: Probed) -> None:
+    def probed(self, pod: str, message: messages.Probed) -> None:
         """A pod has tried to reach another one."""
         self._gather(world.Probed(pod, message.id, message.is_reached))
 
-    def send(self, pod: str, message: FromController) -> bool:
+    def send(self, pod: str, message: messages.FromController) -> bool:
         """Send a message to the agent of a pod; returns whether it has a session."""
         session = self._sessions.get(pod)
         if session is not None:
@@ -484,7 +459,7 @@ class Workload:
         await self._apply.stop()
         self._ending = self.pod_names
         for session in self._sessions.values():
-            session.send(Terminate(grace=grace, reason=TORN_DOWN))
+            session.send(messages.Terminate(grace=grace, reason=messages.TORN_DOWN))
         await self._services.backend.delete(*self.key, grace=grace)
         self.close("the service was torn down")
 
@@ -546,12 +521,12 @@ class Workload:
         except KubetorchError as error:  # the next change writes all of it
             _log.warning("workload not kept workload=%s/%s error=%s", *self.key, error)
 
-    def _ready(self) -> Ready:
+    def _ready(self) -> messages.Ready:
         if self.spec.compute.is_pool:
             self._keep(replace(self.record, pool=",".join(map(str, self._present()))))
             is_changed, self._members.pool = self._members.pool != self.pool, self.pool
             self._send_members(is_changed=is_changed)
-        return Ready(generation=self._rollout.wanted, workload=self.view())
+        return messages.Ready(generation=self._rollout.wanted, workload=self.view())
 
     def _reload_text(self, pod: str, generation: int) -> bytes:
         spec = self._specs[generation]
@@ -559,9 +534,9 @@ class Workload:
         if is_again and spec.compute.autoscaling is None and not spec.compute.is_selector_only:
             # It was served already, so this pod takes the place of another one.
             why, self._replaced = self._replaced or "its pod was started again", ""
-            return messages.encode(Reload(generation=generation, spec=spec, replaces=why))
+            return messages.encode(messages.Reload(generation=generation, spec=spec, replaces=why))
         if self._reload[0] != generation:
-            message = Reload(generation=generation, spec=spec)
+            message = messages.Reload(generation=generation, spec=spec)
             self._reload = (generation, messages.encode(message))
         return self._reload[1]
 
@@ -601,7 +576,7 @@ class Workload:
             self._gather(world.Tick())
             self._ticking = self._services.clock.call_later(world.TICK, self._tick)
 
-    def _world_ports(self, plan: Plan, members: Sequence[Member]) -> tuple[int, ...]:
+    def _world_ports(self, plan: Plan, members: Sequence[messages.Member]) -> tuple[int, ...]:
         distribution = self._specs[plan.generation].compute.distribution
         assert distribution is not None
         each = plan.processes if distribution.has_port_each else 1
@@ -628,12 +603,12 @@ class Workload:
                     self._handle(rollout.GaveUp(generation, exceptions.describe_refusal(error)))
                 case world.Refuse(pod, request, error):
                     failure = exceptions.describe_refusal(error).to_dict()
-                    self.send(pod, RegroupFailed(id=request, failure=failure))
+                    self.send(pod, messages.RegroupFailed(id=request, failure=failure))
                 case world.Repeat(pod):
                     if pod in self._sessions:
                         self._sessions[pod].send_text(self._members.message(self.record.epoch))
                 case world.Ask(pod, request, url):
-                    self.send(pod, Probe(id=request, url=url))
+                    self.send(pod, messages.Probe(id=request, url=url))
 
     def _serve_members(self) -> None:
         """A quorum is there: the service is up when these pods serve."""
@@ -642,7 +617,7 @@ class Workload:
             pods = rollout.PodsChanged(state.pods, state.retiring, state.expected, needed)
             self._handle(pods)
 
-    def _announce_durably(self, formed: World) -> None:
+    def _announce_durably(self, formed: messages.World) -> None:
         """Notify pods of a new world once it would survive this process."""
         _log.info(
             "world formed workload=%s/%s generation=%s epoch=%s pods=%s",
@@ -767,7 +742,7 @@ class Debounce:
 class PodEventReporter:
     """Reports to deploys what happened to pods, each thing when it is new."""
 
-    def __init__(self, report: Callable[[Stage], None]) -> None:
+    def __init__(self, report: Callable[[messages.Stage], None]) -> None:
         self._report = report
         # By pod; the reason that no pod has for itself is under the empty name.
         self._reasons: dict[str, str] = {}
@@ -787,13 +762,15 @@ class PodEventReporter:
             text = one.message.partition(": ")[2]
             explained = [reason for reason in reasons.values() if text and text in reason]
             if not explained:
-                self._report(Stage("event", one.message, one.pod or None, warning=one.is_warning))
+                self._report(
+                    messages.Stage("event", one.message, one.pod or None, warning=one.is_warning)
+                )
             elif one.is_warning:
                 bad.update(explained)
         for pod, reason in reasons.items():
             if reason and reason not in known:
                 known.add(reason)
-                self._report(Stage("event", reason, pod or None, warning=reason in bad))
+                self._report(messages.Stage("event", reason, pod or None, warning=reason in bad))
         self._reasons = reasons
 
 
@@ -802,10 +779,10 @@ class MemberList:
 
     def __init__(self) -> None:
         self._pods: dict[str, PodStatus] = {}
-        self._members: dict[str, Member] = {}
+        self._members: dict[str, messages.Member] = {}
         self._message: tuple[int, bytes] = (-1, b"")
         #: That of a distributed service.
-        self.world: World | None = None
+        self.world: messages.World | None = None
         #: That of a service whose pods a selector finds.
         self.pool: tuple[int, ...] = ()
 
@@ -827,16 +804,18 @@ class MemberList:
     def message(self, epoch: int) -> bytes:
         if self._message[0] != epoch:
             pods = tuple(self._members.values())
-            members = Members(epoch=epoch, members=pods, world=self.world, pool=self.pool)
+            members = messages.Members(epoch=epoch, members=pods, world=self.world, pool=self.pool)
             self._message = (epoch, messages.encode(members))
         return self._message[1]
 
-    def _member(self, name: str, reports: Mapping[str, PodReport]) -> Member:
+    def _member(self, name: str, reports: Mapping[str, PodReport]) -> messages.Member:
         pod = self._pods[name]
-        return Member(name, pod.ordinal, views.url(pod, reports.get(name)))
+        return messages.Member(name, pod.ordinal, views.url(pod, reports.get(name)))
 
 
-def lost_pods(before: Sequence[PodStatus], after: Sequence[PodStatus]) -> dict[str, Ending]:
+def lost_pods(
+    before: Sequence[PodStatus], after: Sequence[PodStatus]
+) -> dict[str, messages.Ending]:
     """The pods that could run calls before and cannot any more, with the reason of each loss."""
     now = {pod.name: pod for pod in after}
     gone = {}
@@ -872,7 +851,7 @@ class Activities:
         self._pods = pods
         self._quiet &= pods
 
-    def reported(self, pod: str, activity: Activity | None) -> None:
+    def reported(self, pod: str, activity: messages.Activity | None) -> None:
         """Take over the activity of a pod; `None` when the pod is away."""
         if activity is not None:
             self._last = max(self._last, activity.last)

@@ -72,6 +72,16 @@ def _read_account(template: PodTemplate) -> str | None:
     return None if found == SERVICE_ACCOUNT else found
 
 
+def _container_parameter(name: str, key: str, source: str) -> ManifestParameter:
+    return ManifestParameter(
+        name,
+        f"C.{key}",
+        lambda template: template.container.get(key),
+        lambda template, compute: assign(template.container, key, getattr(compute, name)),
+        source,
+    )
+
+
 #: Knative takes ports of this name for HTTP/1.
 AGENT_PORT_NAME = "http1"
 #: Seconds between two startup probes; `launch_timeout` is counted in them.
@@ -279,22 +289,8 @@ PARAMETERS = (
         _write_image,
         _IMAGES,
     ),
-    ManifestParameter(
-        "image_pull_policy",
-        "C.imagePullPolicy",
-        lambda template: template.container.get("imagePullPolicy"),
-        lambda template, compute: assign(
-            template.container, "imagePullPolicy", compute.image_pull_policy
-        ),
-        _IMAGES,
-    ),
-    ManifestParameter(
-        "working_dir",
-        "C.workingDir",
-        lambda template: template.container.get("workingDir"),
-        lambda template, compute: assign(template.container, "workingDir", compute.working_dir),
-        _CONTAINER,
-    ),
+    _container_parameter("image_pull_policy", "imagePullPolicy", _IMAGES),
+    _container_parameter("working_dir", "workingDir", _CONTAINER),
     ManifestParameter(
         "service_account_name",
         "P.serviceAccountName",
