@@ -119,9 +119,9 @@ def test_calls_of_an_autoscaled_service_go_to_its_scaler_unless_they_name_a_pod(
     token = tokens.sign(tokens.workload_key(b"secret", audience), claims)
     headers = [(b"host", b"localhost:8080"), (b"authorization", f"Bearer {token}".encode())]
 
-    target, _ = passing._target(locate(b"/team/train/v1/stream"), b"", headers, lambda: None)
+    target, asked = passing._target(locate(b"/team/train/v1/stream"), b"", headers, lambda: None)
     assert (target.host, target.port) == ("train.team.svc.cluster.local", 80)
-    passed = target.passed(relay._passed(headers))
+    passed = target.passed(asked.headers)
     assert [value for name, value in passed if name == b"host"] == [b"train.team.svc.cluster.local"]
 
     named = [*headers, (b"x-kubetorch-pod", b"a")]
