@@ -14,6 +14,7 @@ A file that readers need not see stands in the comment itself, below its first l
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import re
@@ -22,6 +23,8 @@ import sys
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
+
+import shared
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted({ROOT / "README.md", ROOT / "ARCHITECTURE.md", *(ROOT / "docs").rglob("*.md")})
@@ -84,15 +87,18 @@ class Block:
         command, name = COMMANDS[self.language]
         (folder / name).write_text(self.code, encoding="utf-8")
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-        done = subprocess.run(
-            [*command, name],
-            cwd=folder,
-            env={**os.environ, "PATH": path, **environ},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=100,
-        )
+        # All blocks forward the same port of the machine.
+        takes_turns = "port-forward" in self.code
+        with shared.turn("port-forward") if takes_turns else contextlib.nullcontext():
+            done = subprocess.run(
+                [*command, name],
+                cwd=folder,
+                env={**os.environ, "PATH": path, **environ},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=100,
+            )
         assert done.returncode == 0, f"{self}\n{done.stdout}{done.stderr}"
         if self.expected is not None:
             assert _without_pod_names(done.stdout) == _without_pod_names(self.expected), self

@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 
+import shared
 from benchmarks import wheels
 from example_programs import EDITS, EXAMPLES, EXPECTED, FRAMEWORKS, run
 
@@ -97,8 +98,10 @@ def test_an_image_gets_one_more_step_without_a_restart(service_home, folder, tmp
     assert "\none-more-step\nthe same pod: True\nFROM " in output
 
 
+@pytest.mark.timeout(300)
 def test_curl_calls_a_function_with_a_token(folder):
-    output = run("sh", "curl.sh", cwd=folder)
+    with shared.turn("port-forward"):  # documents forward the same port of the machine
+        output = run("sh", "curl.sh", cwd=folder)
 
     assert '{"loss":0.05}' in output.replace(" ", "")
     assert "status 500" in output

@@ -4,6 +4,7 @@ import pathlib
 import urllib.request
 
 import kubetorch as kt
+from kubetorch.lib import sockets
 
 
 def process(items):
@@ -30,7 +31,7 @@ assert [remote_cache.put("a", 1), remote_cache.put("b", 2)] == [1, 2]
 remote_cache.teardown()
 
 # "kt.app(command): Arbitrary processes: FastAPI servers, training scripts"
-port = 18734
+port = sockets.choose(())
 app = kt.app(f"python -m http.server {port} --bind 127.0.0.1", port=port, public=True)
 app = app.to(kt.Compute(cpus="0.1"))
 with urllib.request.urlopen(app.endpoint("module_types.py"), timeout=20) as answer:
