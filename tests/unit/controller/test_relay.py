@@ -125,9 +125,9 @@ def test_calls_of_an_autoscaled_service_go_to_its_scaler_unless_they_name_a_pod(
     assert [value for name, value in passed if name == b"host"] == [b"train.team.svc.cluster.local"]
 
     named = [*headers, (b"x-kubetorch-pod", b"a")]
-    target, _ = passing._target(locate(b"/team/train/v1/stream"), b"", named, lambda: None)
+    target, asked = passing._target(locate(b"/team/train/v1/stream"), b"", named, lambda: None)
     assert (target.host, target.port) == ("1.2.3.4", 32300)
-    assert relay._passed(named) == headers
+    assert asked.headers == headers
 
 
 HOSTS = Hosts("kt.example.com", ("apps.example.com",), are_per_service=True)
