@@ -75,7 +75,7 @@ def train(folder):
 def save(folder, seconds):
     rank = AT_IMPORT["RANK"]
     def keep():
-        time.sleep(4)  # longer than it takes to form a new world without this pod
+        time.sleep(12)  # longer than it takes to form a new world without this pod
         open(os.path.join(folder, f"saved-{rank}"), "w").close()
     kt.on_preempt(keep)
     open(os.path.join(folder, f"begun-{rank}"), "w").close()
