@@ -81,7 +81,7 @@ class Pod:
 def running(pod: Pod) -> Iterator[Session]:
     with serving(pod.serve) as server:
         pod.url = server.url
-        session = Session(lambda: lambda: Controller(HttpClient(server.url)))
+        session = Session(lambda: Controller(HttpClient(server.url)))
         with contextlib.closing(session):
             yield session
 

@@ -85,7 +85,7 @@ def returned(value: object) -> calls.Returned:
 @contextmanager
 def spawning(agent: ScriptedAgent, controller: Controller) -> Iterator[Callable[..., Caller]]:
     """Makes callers whose spawned calls ask the controller."""
-    session = Session(lambda: lambda: controller)  # type: ignore[arg-type,return-value]  # as one
+    session = Session(lambda: controller)  # type: ignore[arg-type,return-value]  # as one
     with route_to(agent.locate) as route:
         route.session = session
         yield lambda name, level="info", **options: _caller(route, name, level, options)
@@ -308,7 +308,7 @@ def test_a_call_whose_confirmation_is_lost_with_its_agent_is_spawned_if_it_is_kn
 
 def test_a_handle_follows_its_call_however_often_its_connection_is_lost() -> None:
     with ScriptedAgent(never=never) as agent:
-        session = Session(lambda: lambda: Controller(agent))  # type: ignore[arg-type,return-value]
+        session = Session(lambda: Controller(agent))  # type: ignore[arg-type,return-value]
         following = SpawnedCall("0" * 32, lambda: session, agreement=0.0)
         attached: list[Call] = []
         agent.on_attach = attached.append
@@ -325,7 +325,7 @@ def test_a_handle_follows_its_call_however_often_its_connection_is_lost() -> Non
 
 def test_a_pod_that_does_not_know_a_call_that_is_said_to_run_in_it_is_asked_for_a_while() -> None:
     with ScriptedAgent() as agent:
-        session = Session(lambda: lambda: Controller(agent))  # type: ignore[arg-type,return-value]
+        session = Session(lambda: Controller(agent))  # type: ignore[arg-type,return-value]
         following = SpawnedCall("0" * 32, lambda: session, agreement=1.0)
         agent.on_attach = lambda call: call.error(ResultExpiredError("no call"))
 
@@ -377,7 +377,7 @@ def test_a_deadline_is_kept_while_the_controller_says_nothing() -> None:
     with ScriptedAgent() as agent:
         controller = Controller(agent)
         controller.answers.clear()
-        session = Session(lambda: lambda: controller)  # type: ignore[arg-type,return-value]
+        session = Session(lambda: controller)  # type: ignore[arg-type,return-value]
         handle = CallHandle("0" * 32, session=session)
         try:
             with pytest.raises(TimeoutError, match="it goes on"):
@@ -397,7 +397,7 @@ def test_a_call_that_has_ended_is_found_however_little_time_there_is() -> None:
     with ScriptedAgent() as agent:
         controller = Controller(agent)
         controller.outcome = returned("done")
-        session = Session(lambda: lambda: controller)  # type: ignore[arg-type,return-value]
+        session = Session(lambda: controller)  # type: ignore[arg-type,return-value]
         assert CallHandle("0" * 32, session=session).get(timeout=0) == "done"
         assert asyncio.run(main()) == "done"
 
@@ -406,7 +406,7 @@ def test_a_thread_that_cannot_be_started_is_an_error_of_those_who_wait() -> None
     with ScriptedAgent() as agent:
         controller = Controller(agent)
         controller.outcome = returned("done")
-        session = Session(lambda: lambda: controller)  # type: ignore[arg-type,return-value]
+        session = Session(lambda: controller)  # type: ignore[arg-type,return-value]
         handle = CallHandle("0" * 32, session=session)
         with no_new_threads(), pytest.raises(CallLostError, match="cannot be looked for"):
             handle.get(timeout=20)
@@ -447,7 +447,7 @@ def test_what_is_wrong_with_a_handle_is_raised_to_all_who_wait_and_asked_again_l
     with ScriptedAgent() as agent:
         controller = Forgetful(agent)
         controller.answers.clear()
-        session = Session(lambda: lambda: controller)  # type: ignore[arg-type,return-value]
+        session = Session(lambda: controller)  # type: ignore[arg-type,return-value]
         handle = CallHandle("0" * 32, session=session)
         assert {type(one) for one in asyncio.run(main())} == {ResultExpiredError}
         controller.outcome = returned("there")

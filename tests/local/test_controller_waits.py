@@ -101,7 +101,7 @@ def test_connections_that_are_cut_again_and_again_do_not_end_following() -> None
                 connection.send(answer(200, line))
 
     with serving(serve) as server:
-        session = Session(lambda: lambda: Controller(HttpClient(server.url)))
+        session = Session(lambda: Controller(HttpClient(server.url)))
         with contextlib.closing(session):
             found = ServiceLogs(session, "team", "quiet").lines(tail=10, follow=True)
             assert list(found) == [LINE]

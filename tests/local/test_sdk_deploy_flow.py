@@ -56,7 +56,7 @@ class Client:
     ):
         def connect():
             self.connections += 1
-            return lambda: Controller(HttpClient(fake.url, "token"))
+            return Controller(HttpClient(fake.url, "token"))
 
         source = Source(kind, None, Placement(), (str(self.project), "jobs", "train"))
         spec = WorkloadSpec("default", "train", source.ref())
@@ -335,5 +335,5 @@ def test_interrupting_a_deploy_leaves_nothing_behind(client, tmp_path):
         text=True,
         timeout=90,
     )
-    client.session = Session(lambda: lambda: None)
+    client.session = Session(lambda: None)
     assert done.stdout == "interrupted None\n", done.stderr

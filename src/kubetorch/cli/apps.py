@@ -242,5 +242,4 @@ def apply(  # the documented options
     if as_json:
         output.value(views.service_json(service))
     else:
-        output.report(f"kt logs {name} -n {made.namespace} -f    shows what it writes")
-        output.report(f"kt teardown {name} -n {made.namespace}    stops it")
+        _hint(made, output)

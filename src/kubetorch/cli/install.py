@@ -20,7 +20,7 @@ from kubetorch.install.apply import Applied
 from kubetorch.install.chart import Chart
 from kubetorch.install.readiness import NAME
 from kubetorch.install.releases import Item, Release
-from kubetorch.install.remove import Kept, Removal, Removed
+from kubetorch.install.remove import Removal, Removed
 from kubetorch.install.values import Values
 from kubetorch.k8s import kubeconfig
 from kubetorch.k8s.client import Client
@@ -315,7 +315,11 @@ async def _ask(client: Client, removal: Removal, output: Output) -> None:
 
 
 def _report(done: Removed, where: str, output: Output) -> None:
-    _report_kept(done.kept, output)
+    for word, items in (("volumes", done.kept.volumes), ("secrets", done.kept.secrets)):
+        if items:
+            output.report(f"These {word} of users stay (--{word} deletes them):", "yellow")
+            for item in items:
+                output.report(f"  • {item.namespace}/{item.name}")
     if done.leftovers:
         output.report(f"The namespace {where} stays, for it has or may have:", "yellow")
         for one in done.leftovers:
@@ -329,14 +333,6 @@ def _report(done: Removed, where: str, output: Output) -> None:
             "installation own it, and bring the roles for users"
         )
     output.report(f"✓ Kubetorch is removed from namespace {where}", "green")
-
-
-def _report_kept(found: Kept, output: Output) -> None:
-    for word, items in (("volumes", found.volumes), ("secrets", found.secrets)):
-        if items:
-            output.report(f"These {word} of users stay (--{word} deletes them):", "yellow")
-            for one in items:
-                output.report(f"  • {one.namespace}/{one.name}")
 
 
 def _names(items: tuple[Item, ...]) -> str:

@@ -113,20 +113,11 @@ class Screen:
         self.line(text, _YELLOW if warning else _GREEN)
 
     def _write(self, stream: TextIO, text: str) -> None:
-        try:
-            stream.write(text)
-            stream.flush()
-        except UnicodeEncodeError:
-            self._write_encodable(stream, text)
-        except (OSError, ValueError) as error:  # a broken pipe, a closed file
-            self._complain(error)
-
-    def _write_encodable(self, stream: TextIO, text: str) -> None:
-        encoding = stream.encoding or "ascii"
+        encoding = getattr(stream, "encoding", None) or "utf-8"
         try:
             stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
             stream.flush()
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError) as error:  # a broken pipe, a closed file
             self._complain(error)
 
     def _complain(self, error: Exception) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
@@ -143,26 +142,25 @@ def _session(
     is_relayed = forward is None and transport is not DIRECT
     contact = FirstContact(url if is_relayed else None)
 
+    is_again = False
+
     def connect() -> Controller:
-        failure = None if forward is None else forward.prepare()
+        nonlocal is_again
+        failure = None
+        if forward is not None:
+            if is_again:  # the last one did not answer
+                forward.forget_controller()
+            failure = forward.prepare()
+        is_again = True
         if isinstance(failure, KubernetesUnavailableError) and not contact.is_over:
             raise contact.explain(failure)
         headers = transport.headers(url)
         http = HttpClient(url, credential, hint=_HINT, headers=headers, dialler=dialler)
         return Controller(http, contact)
 
-    is_again = False
-
-    def begin() -> Callable[[], Controller]:
-        nonlocal is_again
-        if is_again and forward is not None:  # the last one did not answer
-            forward.forget_controller()
-        is_again = True
-        return connect
-
     context = None if forward is None else forward.access.context
     return Session(
-        begin, transport, patience=_PATIENCE, is_local=False, place=place, context=context
+        connect, transport, patience=_PATIENCE, is_local=False, place=place, context=context
     )
 
 

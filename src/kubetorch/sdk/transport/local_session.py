@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from kubetorch.lib.http_client import HttpClient
@@ -12,13 +11,8 @@ from kubetorch.sdk.transport.session import Session
 
 
 def open_session(home: Path) -> Session:
-    def begin() -> Callable[[], Controller]:
-        wait = lifetime.begin(home)
+    def connect() -> Controller:
+        service = lifetime.ensure(home)
+        return Controller(HttpClient(service.url, service.token, hint="kt local status"))
 
-        def connect() -> Controller:
-            service = wait()
-            return Controller(HttpClient(service.url, service.token, hint="kt local status"))
-
-        return connect
-
-    return Session(begin)
+    return Session(connect)

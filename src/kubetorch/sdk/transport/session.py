@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from kubetorch.errors import ControllerUnavailableError, KubetorchError, ServiceNotFoundError
+from kubetorch.errors import ControllerUnavailableError, ServiceNotFoundError
 from kubetorch.sdk.transport.pod_transport import DIRECT, PodTransport
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Session:
     """A controller, and how to reach it again. Threads may share it.
 
     Args:
-        begin: Begins to reach the controller; what it returns waits for the end of that.
+        connect: Reaches the controller.
         transport: The way to pods.
         patience: Seconds for which a question is asked again while the controller is away.
         is_local: Whether it is this machine's own.
@@ -59,7 +59,7 @@ class Session:
 
     def __init__(
         self,
-        begin: Callable[[], Callable[[], Controller]],
+        connect: Callable[[], Controller],
         transport: PodTransport = DIRECT,
         *,
         patience: float = 0.0,
@@ -72,11 +72,11 @@ class Session:
         self.is_local = is_local
         self.place = place
         self.context = context
-        self._begin = begin
+        self._connect = connect
         self._lock = threading.Lock()
         self._controller: Controller | None = None
         #: Why `warm` did not reach it the last time.
-        self._failure: KubetorchError | None = None
+        self._failure: Exception | None = None
 
     def controller(self) -> Controller:
         is_under_way = self._lock.locked()
@@ -84,33 +84,29 @@ class Session:
             if self._controller is None:
                 if is_under_way and self._failure is not None:
                     raise self._failure
-                self._controller = self._begin()()
+                self._controller = self._connect()
             return self._controller
 
     def warm(self) -> None:
-        """Begin to reach the controller; a thread waits for it while the caller does other things.
+        """Reach the controller in a thread, while the caller does other things.
 
         That it cannot be reached is said to whoever needs it.
         """
         if self._controller is not None or not self._lock.acquire(blocking=False):
             return
         try:
-            wait = self._begin()
-            threading.Thread(
-                target=self._finish, args=(wait,), name="kubetorch-connect", daemon=True
-            ).start()
-        except BaseException as error:
+            threading.Thread(target=self._warm, name="kubetorch-connect", daemon=True).start()
+        except BaseException:
             self._lock.release()
-            if not isinstance(error, KubetorchError):
-                raise
+            raise
 
-    def _finish(self, wait: Callable[[], Controller]) -> None:
-        """Wait for the controller, with the lock held."""
+    def _warm(self) -> None:
+        """Reach the controller, with the lock held."""
         self._failure = None
         try:
-            self._controller = wait()
-        except KubetorchError as error:
-            self._failure = error  # for those who wait for it
+            self._controller = self._connect()
+        except Exception as error:  # noqa: BLE001  # it is raised where the controller is waited for
+            self._failure = error
         finally:
             self._lock.release()
 
