@@ -12,10 +12,10 @@ from kubetorch.cli.args import AllNamespaces, AsJson, Namespace
 from kubetorch.cli.output import Output
 from kubetorch.cli.services import open_session
 from kubetorch.config.settings import config
-from kubetorch.errors import SecretNotFound, SpecError, VolumeInUseError, VolumeNotFoundError
+from kubetorch.errors import SecretNotFound, SpecError, VolumeInUseError
 from kubetorch.sdk.deploys.attachments import upload_secret
 from kubetorch.sdk.secret import Secret
-from kubetorch.sdk.volume import DELETE_TIMEOUT, Volume, missing
+from kubetorch.sdk.volume import DELETE_TIMEOUT, Volume
 from kubetorch.specs import names
 from kubetorch.specs.volume import default_mount_path
 from kubetorch.wire.secrets import Collision, SecretView, StoredSecret
@@ -62,23 +62,10 @@ class SecretKeeper(_Keeper):
         )
         return {key: hidden[key].decode(errors="replace") for key in hidden}
 
-    def create(self, name: str | None, source: dict[str, Any]) -> StoredSecret:
-        """Make a secret of a source; one that is there stays as it is."""
-        return self._put(Secret(name, **_given(source)), "keep")
-
-    def update(self, name: str | None, source: dict[str, Any]) -> StoredSecret:
-        secret = Secret(name, **_given(source))
-        try:
-            self.find(secret.name)
-        except SecretNotFound as error:
-            error.hint = "kt secrets create makes one"
-            raise
-        return self._put(secret, "merge")
-
     def delete(self, view: SecretView) -> None:
         self._session.ask(lambda asked: asked.secrets.delete(view.namespace, view.object_name))
 
-    def _put(self, secret: Secret, collision: Collision) -> StoredSecret:
+    def put(self, secret: Secret, collision: Collision) -> StoredSecret:
         return self._session.ask(
             lambda asked: upload_secret(asked, self.namespace, secret, collision)
         )
@@ -104,9 +91,6 @@ class VolumeKeeper(_Keeper):
                 view.namespace, view.claim, wait=DELETE_TIMEOUT, is_forced=is_forced
             )
         )
-
-    def missing(self, claim: str) -> VolumeNotFoundError:
-        return self._session.ask(lambda asked: missing(asked, claim, self.namespace))
 
 
 def _given(source: dict[str, Any]) -> dict[str, Any]:
@@ -189,7 +173,7 @@ def _list_secrets(asked: _SecretRequest) -> None:
 
 
 def _create_secret(asked: _SecretRequest) -> None:
-    stored = asked.keeper.create(asked.name, asked.source)
+    stored = asked.keeper.put(Secret(asked.name, **_given(asked.source)), "keep")
     view, output = stored.secret, asked.output
     if output.as_json:
         output.value(_secret_json(view))
@@ -206,7 +190,13 @@ def _create_secret(asked: _SecretRequest) -> None:
 
 
 def _update_secret(asked: _SecretRequest) -> None:
-    stored = asked.keeper.update(asked.name, asked.source).secret
+    secret = Secret(asked.name, **_given(asked.source))
+    try:
+        asked.keeper.find(secret.name)
+    except SecretNotFound as error:
+        error.hint = "kt secrets create makes one"
+        raise
+    stored = asked.keeper.put(secret, "merge").secret
     view = asked.keeper.find(stored.object_name)
     if asked.output.as_json:
         asked.output.value(_secret_json(view))
@@ -387,8 +377,6 @@ def _create_volume(keeper: VolumeKeeper, output: Output, volume: Volume) -> None
 def _delete_volume(
     keeper: VolumeKeeper, output: Output, volume: Volume, *, yes: bool, force: bool
 ) -> None:
-    if not volume.exists():
-        raise keeper.missing(volume.pvc_name)
     view = keeper.get(volume)
     # A list says who uses each.
     users = next((one.used_by for one in keeper.all() if one.claim == view.claim), ())
