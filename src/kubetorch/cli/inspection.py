@@ -19,6 +19,7 @@ from kubetorch.cli.output import Output, Style
 from kubetorch.cli.services import Services
 from kubetorch.config.settings import config
 from kubetorch.errors import KubetorchError
+from kubetorch.sdk import backend
 from kubetorch.sdk.cls import OF_COMPUTE, Cls
 from kubetorch.sdk.transport import pod_transport
 from kubetorch.specs.callable import AppSpec, CallableRef
@@ -165,7 +166,7 @@ def _operations(services: Services, service: WorkloadView, output: Output) -> li
 
 def _place(services: Services, service: WorkloadView) -> Place:
     name, namespace = service.spec.name, service.spec.namespace
-    url = services.base_url(service)
+    url = backend.known_url(services.session, service)
     if url is not None:
         url = url or "http://SERVICE_IS_NOT_READY"
         return Place(name, namespace, url, app_url=pod_transport.app_url(url, service))

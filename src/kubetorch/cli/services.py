@@ -63,14 +63,6 @@ class Services:
         #: The way to the controller.
         self.session = open_session(self.namespace, output, is_changing=is_changing)
 
-    def base_url(self, service: WorkloadView) -> str | None:
-        """The URL of a service for programs of this machine; `None` if that takes a forward."""
-        own, spec = service.spec.compute.endpoint, service.spec
-        if own is not None and own.base_url is not None:
-            return own.base_url
-        found = self.session.transport.base_url(spec.namespace, spec.name)
-        return service.url if found == "" else found
-
     def all(self, *, all_namespaces: bool = False) -> list[WorkloadView]:
         where = None if all_namespaces else self.namespace
         return self.session.ask(lambda controller: controller.list_workloads(where))

@@ -260,15 +260,21 @@ def port_of(opened: Session, namespace: str, name: str) -> int:
     return found.port
 
 
-def base_url(opened: Session, view: WorkloadView) -> str:
-    """The URL of a workload for other programs of this machine."""
+def known_url(opened: Session, view: WorkloadView) -> str | None:
+    """The URL of a workload for other programs of this machine; `None` if that takes a forward."""
     own, spec = view.spec.compute.endpoint, view.spec
     if own is not None and own.base_url is not None:
         return own.base_url
     found = opened.transport.base_url(spec.namespace, spec.name)
+    return view.url if found == "" else found
+
+
+def base_url(opened: Session, view: WorkloadView) -> str:
+    """As `known_url`, which a port of this machine is made for if it takes one."""
+    found = known_url(opened, view)
     if found is None:
-        return f"http://localhost:{port_of(opened, spec.namespace, spec.name)}"
-    return found or view.url
+        found = f"http://localhost:{port_of(opened, view.spec.namespace, view.spec.name)}"
+    return found
 
 
 def remember(opened: Session, view: WorkloadView) -> None:

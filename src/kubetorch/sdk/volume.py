@@ -113,14 +113,11 @@ class Volume:
         found = backend.session().ask(lambda asked: asked.volumes.get(where, claim))
         if found is not None:
             place = path or found.spec.mount_path
-            volume._spec = VolumeSpec(
-                name=found.spec.name,
+            volume._spec = replace(
+                found.spec,
                 mount_path=place,
-                size=found.spec.size,
                 storage_class=found.storage_class or None,
-                access_mode=found.spec.access_mode,
                 namespace=namespace,
-                volume_name=found.spec.volume_name,
                 claim=None if found.is_ours else claim,
             )
             volume._reference = replace(

@@ -470,13 +470,7 @@ class Source:
     def locate(self) -> ProjectRef:
         if self._location is None:
             file, module = self.file()
-            self._location = locate(
-                file,
-                module,
-                sync_dir=self.placement.sync_dir,
-                remote_dir=self.placement.remote_dir,
-                remote_import_path=self.placement.remote_import_path,
-            )
+            self._location = locate(file, module, **vars(self.placement))
         return self._location
 
     def ref(self) -> CallableRef:
