@@ -11,7 +11,6 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -160,15 +159,11 @@ def _load(request: RunRequest) -> App:
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
     """SIGTERM ends the waiting as Ctrl-C does."""
-    before = signal.signal(signal.SIGTERM, _interrupt)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _hint(found: App, output: Output) -> None:

@@ -20,21 +20,18 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Callable
 from typing import TYPE_CHECKING, TextIO
 
 from kubetorch.errors import InstanceReplacedWarning
 from kubetorch.lib import terminal
 from kubetorch.sdk import bars, inpod, parameters
 from kubetorch.sdk.bars import Bar
+from kubetorch.sdk.calls.options import OnProgress
 from kubetorch.specs.logging import LEVELS, LoggingConfig
 from kubetorch.wire import frames
 
 if TYPE_CHECKING:
     from kubetorch.wire.messages import DeployLog
-
-#: Called with how far a call has come: what is done, of how much, and what is happening.
-OnProgress = Callable[[float, float | None, str | None], object]
 
 _RESET = "\x1b[0m"
 _CYAN, _GREEN, _YELLOW = "\x1b[36m", "\x1b[32m", "\x1b[33m"

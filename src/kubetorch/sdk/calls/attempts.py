@@ -28,7 +28,7 @@ from kubetorch.errors import (
 from kubetorch.sdk.calls.options import CallOptions
 from kubetorch.sdk.calls.route import Route
 from kubetorch.sdk.calls.stream import Stream
-from kubetorch.sdk.calls.stream_writer import EXPIRED, LOST, Event, PendingCall
+from kubetorch.sdk.calls.stream_writer import EXPIRED, LOST, Buffer, Event, PendingCall
 from kubetorch.sdk.deploys.source import ProjectRef, explain_missing
 from kubetorch.sdk.logs import CallLines
 from kubetorch.specs.callable import CALLABLES
@@ -36,8 +36,6 @@ from kubetorch.specs.logging import LoggingConfig
 from kubetorch.wire import calls, codecs, exceptions, frames, rank_values
 from kubetorch.wire.frames import Kind
 from kubetorch.wire.messages import TORN_DOWN
-
-Buffer = bytes | bytearray | memoryview
 
 #: Seconds that the agent gets to say itself that a call timed out.
 GRACE = 2.0

@@ -30,6 +30,8 @@ from urllib.parse import urlsplit
 from kubetorch.errors import AgentDiedError, CallLostError, KubetorchError, ProtocolError
 from kubetorch.lib import processes, websocket_protocol
 from kubetorch.sdk.calls.stream_writer import (
+    AT_ONCE,
+    Buffer,
     Event,
     Frame,
     PendingCall,
@@ -391,8 +393,6 @@ class Incoming:
 
 # ---------------------------------------------------------------------------------- the stream
 
-Buffer = bytes | bytearray | memoryview
-
 #: Seconds of silence after which the agent is asked for a sign of life; after twice as many it is
 #: given up.
 PING_AFTER = 10.0
@@ -403,7 +403,6 @@ _GLANCE = 0.005
 _IDLE = 0.1
 
 _T = TypeVar("_T")
-_AT_ONCE = (False,)
 
 
 class Stream:
@@ -491,7 +490,7 @@ class Stream:
         held: list[bool] = []
         try:
             # See `Sender`: a lock is never held without being noted.
-            held.extend(map(self._reading.acquire, _AT_ONCE))
+            held.extend(map(self._reading.acquire, AT_ONCE))
             if held[0]:
                 self._turns += 1
                 self._read_until(events, deadline)

@@ -309,7 +309,8 @@ _LINGER = 5.0
 #: Milliseconds after which a wait for room looks again whether the connection is still the same.
 _ROOM_WAIT = 1000
 
-_AT_ONCE = (False,)
+#: Arguments of a lock's `acquire` that does not wait.
+AT_ONCE = (False,)
 
 
 class Sender:
@@ -448,7 +449,7 @@ class Sender:
             try:
                 # A signal handler that raises runs between two instructions of Python, never inside
                 # this one: so the lock is never held without being noted.
-                held.extend(map(self._lock.acquire, _AT_ONCE))
+                held.extend(map(self._lock.acquire, AT_ONCE))
                 if not held[0]:
                     return  # its holder looks at the queue after letting go
                 self._drain()
