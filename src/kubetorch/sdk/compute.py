@@ -641,21 +641,9 @@ class Compute:
             AutoScalingError: A value is impossible, or a keyword is a near miss of a known one.
             SpecError: It is distributed, or has `replicas`.
         """
-        given = {
-            "target": target,
-            "window": window,
-            "metric": metric,
-            "target_utilization": target_utilization,
-            "min_scale": min_scale,
-            "max_scale": max_scale,
-            "initial_scale": initial_scale,
-            "concurrency": concurrency,
-            "scale_to_zero_pod_retention_period": scale_to_zero_pod_retention_period,
-            "scale_down_delay": scale_down_delay,
-            "autoscaler_class": autoscaler_class,
-            "progress_deadline": progress_deadline,
-            **extra_annotations,
-        }
+        given = dict(locals())
+        del given["self"]
+        given |= given.pop("extra_annotations")
         timeout = self._spec.launch_timeout
         found = autoscaling.parse(given, launch_timeout=timeout)
         if "launch_timeout" in self._unsaid and found.progress_deadline is not None:
@@ -713,14 +701,9 @@ class Compute:
             SpecError: A value is impossible, a keyword is a near miss of a known one, or it is
                 autoscaled.
         """
-        given = {
-            "distribution_type": distribution_type,
-            "workers": workers,
-            "quorum_timeout": quorum_timeout,
-            "quorum_workers": quorum_workers,
-            "monitor_members": monitor_members,
-            **kwargs,
-        }
+        given = dict(locals())
+        del given["self"]
+        given |= given.pop("kwargs")
         found, warnings = distribution.parse(given)
         self._set(distribution=found)
         for warning in warnings:
