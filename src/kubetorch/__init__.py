@@ -89,6 +89,8 @@ if TYPE_CHECKING:
     from kubetorch.sdk.cls import Cls as Cls
     from kubetorch.sdk.cls import cls as cls
     from kubetorch.sdk.compute import Compute as Compute
+    from kubetorch.sdk.current_call import on_preempt as on_preempt
+    from kubetorch.sdk.current_call import progress as progress
     from kubetorch.sdk.data_store import BroadcastWindow as BroadcastWindow
     from kubetorch.sdk.data_store import get as get
     from kubetorch.sdk.data_store import ls as ls
@@ -104,8 +106,6 @@ if TYPE_CHECKING:
     from kubetorch.sdk.fn import fn as fn
     from kubetorch.sdk.image import Image as Image
     from kubetorch.sdk.module import Module as Module
-    from kubetorch.sdk.preemption import on_preempt as on_preempt
-    from kubetorch.sdk.progress import progress as progress
     from kubetorch.sdk.secret import Secret as Secret
     from kubetorch.sdk.secret import secret as secret
     from kubetorch.sdk.volume import Volume as Volume
@@ -248,8 +248,8 @@ _MODULES = {
     "globals": "kubetorch.sdk.backend",
     "images": "kubetorch.sdk.images",
     "ls": "kubetorch.sdk.data_store",
-    "on_preempt": "kubetorch.sdk.preemption",
-    "progress": "kubetorch.sdk.progress",
+    "on_preempt": "kubetorch.sdk.current_call",
+    "progress": "kubetorch.sdk.current_call",
     "put": "kubetorch.sdk.data_store",
     "rm": "kubetorch.sdk.data_store",
     "secret": "kubetorch.sdk.secret",

@@ -1,4 +1,7 @@
-"""`kt.on_preempt`: what user code does when its pod has to end."""
+"""What user code says to the worker that runs it: `kt.progress` and `kt.on_preempt`.
+
+A worker has the module that hears it loaded; looking it up spares everybody else the import.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,20 @@ from typing import Any, TypeVar
 from kubetorch.errors import SpecError
 
 _F = TypeVar("_F", bound=Callable[[], Any])
+_MODULE = "kubetorch.pod.user_process.current_call"
+
+
+def progress(current: float, total: float | None = None, message: str | None = None) -> None:
+    """Tell the caller how far this call has come. Outside a pod it does nothing.
+
+    Args:
+        current: What is done, in any unit.
+        total: What is to be done, in the same unit, when it is known.
+        message: What is happening.
+    """
+    found = sys.modules.get(_MODULE)
+    if found is not None:
+        found.progress(current, total, message)
 
 
 def on_preempt(callback: _F) -> _F:
@@ -40,8 +57,7 @@ def on_preempt(callback: _F) -> _F:
             f"on_preempt was given {callback!r}, an async function; it runs in a thread",
             hint="give it a plain function",
         )
-    # A pod's worker has this module loaded; looking it up spares everybody else the import.
-    found = sys.modules.get("kubetorch.pod.user_process.current_call")
+    found = sys.modules.get(_MODULE)
     if found is not None:
         found.callbacks.add(callback)
     return callback
