@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 
@@ -51,17 +51,8 @@ Value = TypeVar("Value")
 _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
 
 
-def json_array(text: str | None, option: str) -> list[Any]:
-    """The array that an option was given; empty when it was not."""
-    return _parse(text, option, list)
-
-
-def json_object(text: str | None, option: str) -> dict[str, Any]:
-    """The object that an option was given; empty when it was not."""
-    return _parse(text, option, dict)
-
-
-def _parse(text: str | None, option: str, kind: type[Value]) -> Value:
+def json_value(text: str | None, option: str, kind: type[Value]) -> Value:
+    """The array or object that an option was given; empty when it was not."""
     if text is None:
         return kind()
     word, example = ("array", '[1, "two"]') if kind is list else ("object", '{"key": 1}')

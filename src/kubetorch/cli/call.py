@@ -18,8 +18,7 @@ from kubetorch.cli.args import (
     Namespace,
     ServiceName,
     duration,
-    json_array,
-    json_object,
+    json_value,
     service_names,
 )
 from kubetorch.cli.output import Output
@@ -70,7 +69,7 @@ def call(
             f"the arguments of a call are JSON: kt call {target} --args {_array(context.args)}"
         )
     output = Output(as_json=as_json)
-    positional, keyword = json_array(args, "--args"), json_object(kwargs, "--kwargs")
+    positional, keyword = json_value(args, "--args", list), json_value(kwargs, "--kwargs", dict)
     name, _, method = target.partition(":")
     services = Services(namespace, output, is_changing=True)
     output.note(f"Connecting to {name}...")

@@ -25,7 +25,7 @@ from typing import Annotated, Any
 import typer
 
 from kubetorch.cli import views
-from kubetorch.cli.args import AsJson, Namespace, Replace, json_object
+from kubetorch.cli.args import AsJson, Namespace, Replace, json_value
 from kubetorch.cli.output import Output
 from kubetorch.cli.services import Services, name_places
 from kubetorch.errors import CallableNotFoundError, SpecError, did_you_mean
@@ -298,11 +298,11 @@ def deploy(  # noqa: PLR0913  # the documented options
     """Deploy functions or classes from a file or module."""
     output = Output(as_json=as_json)
     options = _Options(
-        compute=None if compute is None else json_object(compute, "--compute"),
+        compute=None if compute is None else json_value(compute, "--compute", dict),
         image=None if image is None else parse_image(image),
-        init_args=None if init_args is None else json_object(init_args, "--init-args"),
-        distribute=None if distribute is None else json_object(distribute, "--distribute"),
-        autoscale=None if autoscale is None else json_object(autoscale, "--autoscale"),
+        init_args=None if init_args is None else json_value(init_args, "--init-args", dict),
+        distribute=None if distribute is None else json_value(distribute, "--distribute", dict),
+        autoscale=None if autoscale is None else json_value(autoscale, "--autoscale", dict),
         namespace=namespace,
     )
     # What the user's files print, here and in the pods, is no result of this command.

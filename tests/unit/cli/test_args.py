@@ -29,23 +29,23 @@ def test_what_is_no_duration_is_refused_with_the_value_and_an_example(text):
 
 
 def test_json_options_give_their_value():
-    assert args.json_array('[1, "a", null]', "--args") == [1, "a", None]
-    assert args.json_object('{"lr": 0.5}', "--kwargs") == {"lr": 0.5}
+    assert args.json_value('[1, "a", null]', "--args", list) == [1, "a", None]
+    assert args.json_value('{"lr": 0.5}', "--kwargs", dict) == {"lr": 0.5}
 
 
 def test_json_options_that_are_not_given_are_empty():
-    assert args.json_array(None, "--args") == []
-    assert args.json_object(None, "--kwargs") == {}
+    assert args.json_value(None, "--args", list) == []
+    assert args.json_value(None, "--kwargs", dict) == {}
 
 
 def test_a_json_value_of_the_wrong_type_is_refused():
     with pytest.raises(SpecError, match=r"--args must be a JSON array"):
-        args.json_array('{"a": 1}', "--args")
+        args.json_value('{"a": 1}', "--args", list)
     with pytest.raises(SpecError, match=r"--kwargs must be a JSON object"):
-        args.json_object("[1]", "--kwargs")
+        args.json_value("[1]", "--kwargs", dict)
 
 
 def test_what_is_not_json_is_refused_with_an_example_that_is():
     with pytest.raises(SpecError, match=r"--kwargs must be a JSON object") as caught:
-        args.json_object("{lr: 1}", "--kwargs")
+        args.json_value("{lr: 1}", "--kwargs", dict)
     assert """--kwargs '{"key": 1}'""" in str(caught.value)
