@@ -56,8 +56,7 @@ class PortStream:
 
     async def close(self) -> None:
         """Close the connection."""
-        self._channels.close()
-        await self._channels.wait_closed()
+        await self._channels.close()
 
 
 async def connect(client: Client, pod: Ref, port: int) -> PortStream:

@@ -42,10 +42,6 @@ class Channels(Endpoint):
         self._size = 0
         self._changes = Changes()
 
-    @property
-    def subprotocol(self) -> str | None:
-        return self._connection.subprotocol if self._connection is not None else None
-
     async def receive(self) -> tuple[int, bytes] | None:
         """Channel and content of the next message; `None` when there will be none."""
         while not self._received:
@@ -71,14 +67,11 @@ class Channels(Endpoint):
         if self._connection is not None:
             self._connection.send(bytes([channel]), data)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         if self._connection is not None:
             self._connection.read_on(True)
             self._connection.close()
-
-    async def wait_closed(self) -> None:
-        """Wait until the connection is gone; that has a deadline of its own."""
-        while self.reason is None:
+        while self.reason is None:  # the connection sees to it that this does not last
             await self._changes.wait()
 
     async def _writable(self) -> websocket.Connection:
@@ -124,15 +117,15 @@ class Completed:
     stderr: bytes
 
 
-class Process:
+class Process(Channels):
     """A program in a container, seen from here; an asynchronous context manager.
 
     Leaving the context closes the streams. The program is not ended by that: Kubernetes cannot end
     one, but most end when their streams do.
     """
 
-    def __init__(self, channels: Channels, action: Action) -> None:
-        self._channels = channels
+    def __init__(self, action: Action) -> None:
+        super().__init__()
         self._action = action
         self._exit_code: int | None = None
 
@@ -142,32 +135,28 @@ class Process:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def close(self) -> None:
-        self._channels.close()
-        await self._channels.wait_closed()
-
     async def write(self, data: bytes) -> None:
         """Write to its standard input, as fast as it reads."""
         try:
-            await self._channels.send(STDIN, data)
+            await self.send(STDIN, data)
         except ConnectionResetError as error:
             raise self._broken() from error
 
     def end_input(self) -> None:
-        if self._channels.subprotocol != _V5:
+        if self._connection is None or self._connection.subprotocol != _V5:
             raise KubernetesError(
                 f"cannot end the standard input of {self._action}: the server does not speak {_V5}",
                 hint="upgrade the cluster to Kubernetes 1.30 or later",
             )
-        self._channels.send_now(_CLOSE, bytes([STDIN]))
+        self.send_now(_CLOSE, bytes([STDIN]))
 
     def resize(self, columns: int, rows: int) -> None:
         size = json.dumps({"Width": columns, "Height": rows}).encode()
-        self._channels.send_now(_RESIZE, size)
+        self.send_now(_RESIZE, size)
 
     async def output(self) -> AsyncGenerator[tuple[int, bytes], None]:
         """The output as it comes, to its end: pairs of `STDOUT` or `STDERR` and bytes."""
-        while (received := await self._channels.receive()) is not None:
+        while (received := await self.receive()) is not None:
             channel, data = received
             if channel in (STDOUT, STDERR) and data:
                 yield channel, data
@@ -184,7 +173,7 @@ class Process:
         return self._exit_code
 
     def _broken(self) -> KubernetesUnavailableError:
-        reason = self._channels.reason or "the connection is closed"
+        reason = self.reason or "the connection is closed"
         return KubernetesUnavailableError(
             f"cannot {self._action}: the connection ended before the program did: {reason}",
             hint="whether the program still runs is not known; look in the pod",
@@ -232,10 +221,10 @@ async def start(
     query += [(name, value) for name, value in wanted.items() if value]
     ref = replace(pod, subresource="exec")
     action = client.action("get", ref)
-    channels = Channels()
+    process = Process(action)
     call = Call(action, "GET", client.path(ref), tuple(query))
-    await client.session.open_channel(call, channels, (_V5, _V4))
-    return Process(channels, action)
+    await client.session.open_channel(call, process, (_V5, _V4))
+    return process
 
 
 async def run(

@@ -21,7 +21,7 @@ from urllib.parse import urlencode, urlsplit
 
 from kubetorch._version import __version__
 from kubetorch.config import environment
-from kubetorch.errors import KubernetesRequestError
+from kubetorch.errors import KubernetesRequestError, KubetorchError
 from kubetorch.k8s import failures
 from kubetorch.k8s.credentials import Credentials
 from kubetorch.k8s.failures import Action
@@ -134,17 +134,12 @@ class Session:
                 if self._renews(error.status, headers, attempts):
                     continue
                 refusal = failures.refused(call.action, error.status, error.body)
-                pause = attempts.pause(refusal.retry_after) if error.status == 429 else None
-                if pause is None:
-                    raise refusal from None
-                await asyncio.sleep(pause)
+                await asyncio.sleep(attempts.pause(refusal, may_repeat=error.status == 429))
             except transports.UntrustedError as error:
                 raise failures.untrusted(call.action, self.server, error) from error
             except transports.UnreachableError as error:
-                pause = attempts.pause()
-                if pause is None:
-                    raise failures.unavailable(call.action, self.server, error) from error
-                await asyncio.sleep(pause)
+                failure = failures.unavailable(call.action, self.server, error)
+                await asyncio.sleep(attempts.pause(failure, error))
             except TimeoutError as error:
                 silent = async_http.SilentError(f"no answer within {self._timeout:g} s")
                 raise failures.unavailable(call.action, self.server, silent) from error
@@ -163,10 +158,8 @@ class Session:
             async with found as answer:
                 return await answer.read(ANSWER_LIMIT, timeout=self._timeout)
         except (BrokenError, async_http.SilentError) as error:
-            pause = attempts.pause() if call.method == _READING else None
-            if pause is None:
-                raise failures.unavailable(call.action, self.server, error) from error
-            return pause
+            failure = failures.unavailable(call.action, self.server, error)
+            return attempts.pause(failure, error, may_repeat=call.method == _READING)
         except async_http.TooLargeError as error:
             raise failures.garbled(call.action, self.server, error) from error
 
@@ -179,21 +172,15 @@ class Session:
             raise failures.untrusted(call.action, self.server, error) from error
         except (transports.UnreachableError, BrokenError, async_http.SilentError) as error:
             is_safe = isinstance(error, transports.UnreachableError) or call.method == _READING
-            pause = attempts.pause() if is_safe else None
-            if pause is None:
-                raise failures.unavailable(call.action, self.server, error) from error
-            return pause
+            failure = failures.unavailable(call.action, self.server, error)
+            return attempts.pause(failure, error, may_repeat=is_safe)
         if 200 <= answer.status < 300:
             return answer
         refusal = await self._refusal(call, answer)
         if self._renews(answer.status, headers, attempts):
             return 0.0
-        is_busy = answer.status == 429
-        may_repeat = is_busy or (answer.status >= 500 and call.method == _READING)
-        pause = attempts.pause(refusal.retry_after) if may_repeat else None
-        if pause is None:
-            raise refusal
-        return pause
+        is_safe = answer.status >= 500 and call.method == _READING
+        return attempts.pause(refusal, may_repeat=is_safe or answer.status == 429)
 
     def _renews(
         self, status: int, headers: tuple[tuple[str, str], ...], attempts: _Attempts
@@ -233,7 +220,12 @@ class _Attempts:
         self._end = asyncio.get_running_loop().time() + patience
         self._delays = backoff.jittered(backoff.exponential(first=0.1, limit=5.0))
 
-    def pause(self, wanted: float | None = None) -> float | None:
-        """Seconds until the next attempt; `None` if there is to be none."""
+    def pause(
+        self, failure: KubetorchError, cause: Exception | None = None, *, may_repeat: bool = True
+    ) -> float:
+        """Seconds until the next attempt; raises the failure if there is to be none."""
+        wanted = failure.retry_after if isinstance(failure, KubernetesRequestError) else None
         delay = max(next(self._delays), wanted or 0.0)
-        return delay if asyncio.get_running_loop().time() + delay <= self._end else None
+        if not may_repeat or asyncio.get_running_loop().time() + delay > self._end:
+            raise failure from cause
+        return delay
