@@ -159,7 +159,7 @@ _REFERENCE = re.compile(
 
 
 def parse(reference: str) -> dict[str, str]:
-    """`repository`."""
+    """The `repository`, `tag` and `digest` of the reference of an image."""
     match = _REFERENCE.fullmatch(reference)
     if match is None:
         raise ConfigError(

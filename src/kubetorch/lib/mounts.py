@@ -16,10 +16,6 @@ view's own with all that is in that folder bound into it. So nothing is ever mad
 Linux only. Where the user is not root, or is root without the right, it takes a user namespace too,
 in which they are themselves.
 Run as a program, it tells whether this machine allows that: exit status 0, or the reason.
-
-What the views of `kubetorch.lib.mounts` are put together from.
-
-The system calls about mounts, which the standard library does not have.
 """
 
 from __future__ import annotations

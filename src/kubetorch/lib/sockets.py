@@ -1,9 +1,4 @@
-"""Free ports of the loopback interface, for processes that bind them themselves.
-
-TCP: connections of threads that block, and what all connections have.
-
-How many files and connections this process may have open.
-"""
+"""Free ports of the loopback interface, TCP connections, and how many a process may have open."""
 
 from __future__ import annotations
 
