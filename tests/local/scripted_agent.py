@@ -286,13 +286,17 @@ class ScriptedAgent:
 
     def die_now(self) -> None:
         """As `die`, in the agent's loop."""
+        self.incarnation = os.urandom(4).hex()
+        self.give_up_now()
+
+    def give_up_now(self) -> None:
+        """Give up the streams of all clients, in the agent's loop."""
         for client in self.clients.values():
             client.connection = None
             for call in client.calls.values():
                 if call.task is not None:
                     call.task.cancel()
         self.clients.clear()
-        self.incarnation = os.urandom(4).hex()
         self._abort_connections()
 
     def _abort_connections(self) -> None:

@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 
-from kubetorch.errors import AgentDiedError, KubetorchError, ProtocolError, SerializationError
+from kubetorch.errors import (
+    AgentDiedError,
+    CallLostError,
+    KubetorchError,
+    ProtocolError,
+    SerializationError,
+)
 from kubetorch.lib import deadlines
 from kubetorch.pod import peers as module
 from kubetorch.pod.logs import Line
@@ -203,6 +209,25 @@ def test_calls_on_an_agent_that_was_started_again_are_lost_at_once():
         await one.result(one.args[0])
 
     with ScriptedAgent(echo=echo, never=never) as agent:
+        run(scenario())
+
+
+def test_calls_are_lost_on_a_sibling_that_has_given_up_their_stream():
+    async def never(one: Call) -> None:
+        await asyncio.sleep(60)
+
+    async def scenario() -> None:
+        peers = Peers("train-0", lambda: "token")
+        _, sink = call(peers, member(agent), "never")
+        while not agent.opened:
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(agent.do, agent.give_up_now)
+        with pytest.raises(CallLostError, match="has given up this pod's stream"):
+            await sink.ended()
+        assert await call(peers, member(agent))[1].ended() == [1]
+        peers.close()
+
+    with ScriptedAgent(never=never) as agent:
         run(scenario())
 
 

@@ -63,6 +63,10 @@ class Pair(NamedTuple):
     right: Any = None
 
 
+class Row(tuple[int, ...]):
+    __slots__ = ()
+
+
 class Model(pydantic.BaseModel):
     count: int
     tags: tuple[str, ...] = ()
@@ -283,6 +287,11 @@ def test_classes_of_json_are_what_they_are_without_their_class() -> None:
         pass
 
     assert is_same(sent(Name("x")), "x")
+
+
+def test_a_tuple_of_a_class_without_names_is_a_tuple() -> None:
+    assert is_same(sent(Point(Row((1, 2)))), Point((1, 2)))
+    assert is_same(sent({Row((1, 2)): 3}), {(1, 2): 3})
 
 
 # --------------------------------------------------------------------------------- classes by name
