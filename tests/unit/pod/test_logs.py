@@ -127,6 +127,22 @@ def test_lines_are_repeated_on_the_agents_own_output(tmp_path, echo, expected):
     scenario(act)
 
 
+def test_the_agents_own_output_is_bounded_where_it_is_a_file(tmp_path):
+    async def act():
+        output = tmp_path / "output"
+        with output.open("ab") as file:
+            log = PodLog(tmp_path / "log", stdout=file.fileno(), output=output, segment_bytes=100)
+            for number in range(5):
+                log.write(log_line(f"{number}" * 40))
+                log.flush()
+            log.close()
+        assert output.read_text() == "3" * 40 + "\n" + "4" * 40 + "\n"
+        before = output.with_name("output.1").read_text()
+        assert before == "".join(f"{number}" * 40 + "\n" for number in range(3))
+
+    scenario(act)
+
+
 def test_a_follower_gets_the_last_lines_and_then_each_new_one_once(tmp_path):
     async def act():
         log = PodLog(tmp_path, stdout=None)

@@ -1,3 +1,4 @@
+import asyncio
 import base64
 import json
 import pickle
@@ -7,9 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubetorch.errors import ProtocolError
+from clock_loop import run
+from kubetorch.errors import ProtocolError, SerializationError
+from kubetorch.lib import asgi
 from kubetorch.pod.http import calling
-from kubetorch.wire import codecs
+from kubetorch.pod.streams import GRANT_COUNT
+from kubetorch.pod.worker_process.worker import OwnedPayload
+from kubetorch.specs.callable import CallableRef
+from kubetorch.specs.workload import WorkloadSpec
+from kubetorch.wire import codecs, routes
+from tests.unit.pod.fakes import FakeCaller, FakeRunner, begin, make_calls, opening, spec
 
 
 @pytest.mark.parametrize(
@@ -137,3 +145,175 @@ def test_out_of_band_buffers_become_one_pickle_that_gives_the_same_value():
     again["a"][0] = 5
     plain = [memoryview(segment) for segment in codecs.encode("pickle", "text")]
     assert calling.in_band(plain) == pickle.dumps("text", protocol=5)
+
+
+# ------------------------------------------------------------------------------------------- calls
+
+
+class Post:
+    """A request for a call, and what was answered."""
+
+    def __init__(self, calls, body=b"", **headers) -> None:
+        self.sent = []
+        self.gone = asyncio.Event()
+        self._pieces = [{"type": "http.request", "body": body, "more_body": False}]
+        scope = {
+            "method": "POST",
+            "path": "/f",
+            "query_string": b"",
+            "headers": [
+                (name.replace("_", "-").encode(), value.encode())
+                for name, value in {"x_request_id": "r", **headers}.items()
+            ],
+        }
+        call = calling.call(
+            asgi.Request(scope, self._receive), asgi.Responder(self._send, {}), calls, "f", None
+        )
+        self.answered = asyncio.ensure_future(call)
+
+    async def _receive(self):
+        if self._pieces:
+            return self._pieces.pop()
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message) -> None:
+        self.sent.append(message)
+
+    async def answer(self):
+        """Status, headers and body."""
+        await self.answered
+        head = {name.decode(): value.decode() for name, value in self.sent[0]["headers"]}
+        body = b"".join(one.get("body", b"") for one in self.sent)
+        return self.sent[0]["status"], head, body
+
+
+async def turns(count=5) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def serving(results=None):
+    calls, runner = make_calls(results), FakeRunner()
+    calls.serve(spec(allowed=("json", "values")), runner)
+    return calls, runner
+
+
+def test_a_value_is_the_answer():
+    async def scenario():
+        calls, runner = serving()
+        post = Post(calls, b'{"args": [1]}', x_kubetorch_timeout="5")
+        await turns()
+        assert runner.payloads == {1: b'{"args":[1],"kwargs":{}}'}
+        runner.give(1, b"[42]")
+        status, head, body = await post.answer()
+        assert (status, head["content-type"], body) == (200, "application/json", b"[42]")
+        assert calls.running == 0
+
+    run(scenario())
+
+
+def test_values_of_a_generator_are_lines_and_more_are_asked_for_as_they_go_out():
+    async def scenario():
+        calls, runner = serving()
+        post = Post(calls)
+        await turns()
+        for number in range(GRANT_COUNT + 1):
+            runner.give_one(1, b"%d" % number)
+        await turns(100)
+        assert runner.granted == [(1, GRANT_COUNT)]
+        runner.give(1, b"null", streamed=True)
+        status, head, body = await post.answer()
+        assert (status, head["content-type"]) == (200, "application/x-ndjson")
+        lines = [json.loads(line) for line in body.splitlines()]
+        assert lines == [*({"yield": n} for n in range(GRANT_COUNT + 1)), {"return": None}]
+
+    run(scenario())
+
+
+def test_a_failure_has_its_status_or_is_the_last_line():
+    async def scenario():
+        calls, runner = serving()
+        failure = b'{"error_type": "ValueError", "message": "no", "status": 500}'
+        for has_begun in (False, True):
+            post = Post(calls)
+            await turns()
+            number = len(runner.calls)
+            if has_begun:
+                runner.give_one(number, b"1")
+                await turns()
+            runner.sink(number).on_error(failure)
+            status, _, body = await post.answer()
+            assert status == (200 if has_begun else 500)
+            assert body == (b'{"yield":1}\n' + failure + b"\n" if has_begun else failure)
+
+    run(scenario())
+
+
+def test_a_call_ends_with_its_client():
+    async def scenario():
+        calls, runner = serving()
+        post = Post(calls)
+        await turns()
+        post.gone.set()
+        await post.answered
+        assert [number for number, *_ in runner.cancelled] == [1]
+        assert post.sent == []
+
+    run(scenario())
+
+
+def test_a_new_instance_is_told_in_a_header():
+    async def scenario():
+        calls, runner = make_calls(), FakeRunner()
+        served = WorkloadSpec("ns", "f", CallableRef("cls", "f", "m", "f"))
+        calls.serve(served, runner, "it was \u00fc")
+        post = Post(calls)
+        await turns()
+        runner.give(1, b"1")
+        _, head, _ = await post.answer()
+        assert "is a new instance" in head["x-kubetorch-instance-replaced"]
+        assert head["x-kubetorch-instance-replaced"].endswith("it was \\xfc")
+
+    run(scenario())
+
+
+def test_a_codec_of_streams_is_none_of_requests():
+    async def scenario():
+        calls, runner = serving()
+        with pytest.raises(SerializationError, match="'values' is for streams"):
+            await Post(calls, x_serialization="values").answered
+        assert runner.calls == {}
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("value", "is_json"), [(b'{"a": 1}', True), (b"NaN", False)])
+def test_of_a_call_of_a_program_with_the_same_key_the_value_is_answered_if_it_is_json(
+    value, is_json
+):
+    async def scenario():
+        calls, runner = serving()
+        first = opening(codec="values", idempotency_key="k")
+        begin(calls, first, FakeCaller())
+        runner.sink(1).on_result("values", (len(value),), OwnedPayload(value), streamed=False)
+        post = Post(calls, idempotency_key="k")
+        if is_json:
+            assert (await post.answer())[2] == value
+        else:
+            with pytest.raises(SerializationError, match="a program made the first call"):
+                await post.answered
+        assert len(runner.calls) == 1
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("text", ["x", "-1", "nan", "inf", "1e99"])
+def test_a_timeout_that_is_none_is_refused(text):
+    async def scenario():
+        calls, runner = serving()
+        with pytest.raises(ProtocolError, match="it must be a number of seconds from 0"):
+            await Post(calls, **{routes.TIMEOUT.lower().replace("-", "_"): text}).answered
+        assert runner.calls == {}
+
+    run(scenario())
