@@ -13,6 +13,7 @@ import pytest
 from msgspec.structs import replace as replaced
 
 from kubetorch.controller import database
+from kubetorch.controller.access import PodIdentity
 from kubetorch.controller.backends.base import (
     Listener,
     Manifest,
@@ -38,6 +39,7 @@ from kubetorch.errors import (
     SpecError,
     StartupError,
     UnauthorizedError,
+    WorkloadError,
 )
 from kubetorch.manifests.desired_pods import Mounted
 from kubetorch.specs.callable import CallableRef
@@ -47,7 +49,15 @@ from kubetorch.specs.image import CopyStep, ImageSpec
 from kubetorch.specs.secret import SecretRef
 from kubetorch.specs.workload import Origin, WorkloadSpec
 from kubetorch.wire import exceptions, messages, tokens, versions
-from kubetorch.wire.messages import Creator, Deploy, DeployEvent, Failed, FromController, Hello
+from kubetorch.wire.messages import (
+    CallReport,
+    Creator,
+    Deploy,
+    DeployEvent,
+    Failed,
+    FromController,
+    Hello,
+)
 from manual_clock import ManualClock
 
 ME = Creator("")
@@ -343,6 +353,25 @@ def test_what_no_client_sends_is_refused_with_the_value(
     async def body(workloads: Workloads, _: OneThatBreaks) -> None:
         with pytest.raises(SpecError, match=said):
             workloads.check(deploy("1", replace(SPEC, **changed)), "ns", "f")
+
+    run(tmp_path, body)
+
+
+def test_a_call_whose_pod_is_out_of_reach_is_not_said_to_be_cancelled(tmp_path: Path) -> None:
+    path = tmp_path / "state.sqlite"
+    state = SqliteState(path, database.open_database(path))
+    state.put_workload(WorkloadRecord("ns", "f", 1), generation=Generation(1, SPEC))
+    state.close()
+
+    async def body(workloads: Workloads, backend: OneThatBreaks) -> None:
+        now = backend.clock.time()
+        for name in ("f", "gone"):
+            pod = PodIdentity("ns", name, f"{name}-0")
+            workloads.on_call(pod, CallReport(f"of-{name}", "f", "running", 1.0))
+            with pytest.raises(WorkloadError, match=f"pod {name}-0, which runs .* has no session"):
+                workloads.cancel_call(f"of-{name}")
+            workloads.on_call(pod, CallReport(f"of-{name}", "f", "failed", 1.0, now))
+            assert workloads.cancel_call(f"of-{name}").state == "failed"
 
     run(tmp_path, body)
 
