@@ -317,7 +317,7 @@ def test_interrupting_a_deploy_leaves_nothing_behind(client, tmp_path):
                 deployment.run()
             except KeyboardInterrupt:
                 over.set()
-                print("interrupted", deployment._events)
+                print("interrupted", deployment._answer)
         """
     )
     here = Path(__file__).parent

@@ -165,13 +165,12 @@ class Controller:
 
     # ------------------------------------------------------------------------------------ deploy
 
-    def begin_deploy(
-        self, deploy: Deploy, packed: Iterable[bytes], *, silence: float
-    ) -> EventStream:
+    def begin_deploy(self, deploy: Deploy, packed: Iterable[bytes], *, silence: float) -> Response:
+        """The answer that has the `deploy_events`."""
         path = routes.workload(deploy.spec.namespace, deploy.spec.name, "deploy")
         body = itertools.chain((messages.encode(deploy) + b"\n",), packed)
         headers = {"Accept": NDJSON, "Content-Type": blobs.CONTENT_TYPE}
-        return EventStream(self._request("POST", path, body=body, headers=headers, timeout=silence))
+        return self._request("POST", path, body=body, headers=headers, timeout=silence)
 
     def upload(self, packed: Iterable[bytes], namespace: str) -> None:
         """Store blobs of a namespace, as `datastore.transfer.compressed` has them."""
@@ -265,24 +264,11 @@ class Controller:
             raise refusal(method, self.base_url + path, response.status, response.read())
 
 
-class EventStream:
-    def __init__(self, response: Response) -> None:
-        self._response = response
-
-    def __iter__(self) -> Iterator[DeployEvent]:
-        for line in self._response.iter_lines():
-            if line:
-                yield messages.decode(DeployEvent, line)  # type: ignore[arg-type]  # a union
-
-    def __enter__(self) -> EventStream:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._response.close()
-
-    def abort(self) -> None:
-        """Break off, from another thread; whoever reads gets `ControllerUnavailableError`."""
-        self._response.abort()
+def deploy_events(response: Response) -> Iterator[DeployEvent]:
+    """The events of a deploy, as they come."""
+    for line in response.iter_lines():
+        if line:
+            yield messages.decode(DeployEvent, line)  # type: ignore[arg-type]  # a union
 
 
 def _log_lines(response: Response) -> Iterator[DeployLog]:

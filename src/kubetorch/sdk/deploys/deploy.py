@@ -44,10 +44,11 @@ from kubetorch.datastore.blobs import digest_of
 from kubetorch.datastore.scan import FileChangedError, Scan
 from kubetorch.errors import ControllerError, ControllerUnavailableError, SpecError
 from kubetorch.lib import backoff, files
+from kubetorch.lib.http_client import Response
 from kubetorch.sdk import backend, logs, parameters, tracebacks
 from kubetorch.sdk.bars import Bar
 from kubetorch.sdk.calls.target import is_served, local_modules
-from kubetorch.sdk.controller import Controller, EventStream
+from kubetorch.sdk.controller import Controller, deploy_events
 from kubetorch.sdk.deploys import attachments, origin, source
 from kubetorch.sdk.deploys.source import Source
 from kubetorch.sdk.logs import Screen
@@ -60,6 +61,7 @@ from kubetorch.wire import codecs, exceptions, versions
 from kubetorch.wire.messages import (
     Accepted,
     Deploy,
+    DeployEvent,
     DeployLog,
     Failed,
     Missing,
@@ -188,7 +190,7 @@ class Deployment:
             limit=_PAUSES[1],
         )
         self._lock = threading.Lock()
-        self._events: EventStream | None = None
+        self._answer: Response | None = None
         self._is_cancelled = False
         self._is_accepted = False
 
@@ -207,8 +209,8 @@ class Deployment:
         """Stop waiting, from another thread. The controller may go on with the deploy."""
         with self._lock:
             self._is_cancelled = True
-            if self._events is not None:
-                self._events.abort()
+            if self._answer is not None:
+                self._answer.abort()
 
     def run(self) -> WorkloadView:
         """Deploy, and wait for the end."""
@@ -352,21 +354,21 @@ class Deployment:
         )
         silence = max(deadline - time.monotonic(), 1.0)
         packed = bundle.packed(fresh, self._lines.bar)
-        with controller.begin_deploy(head, packed, silence=silence) as events:
+        with controller.begin_deploy(head, packed, silence=silence) as answer:
             backend.note_deploy(self._session)
             with self._lock:
-                self._events = events
+                self._answer = answer
                 if self._is_cancelled:
-                    events.abort()
+                    answer.abort()
             try:
                 # What the first call needs, while there is nothing to do but wait.
                 importlib.import_module("kubetorch.sdk.calls.caller")
-                return self._follow(events, bundle)
+                return self._follow(deploy_events(answer), bundle)
             finally:
                 with self._lock:
-                    self._events = None
+                    self._answer = None
 
-    def _follow(self, events: EventStream, bundle: _Bundle) -> Ready | Missing:
+    def _follow(self, events: Iterable[DeployEvent], bundle: _Bundle) -> Ready | Missing:
         for event in events:
             self._patience.renew()
             if isinstance(event, (Ready, Missing)):
