@@ -181,8 +181,15 @@ _PRESETS: dict[str, Callable[..., Image]] = {
 }
 #: Arguments of `kt.Image`, as keys of the JSON object.
 _ARGUMENTS = ("name", "image_id", "python_path", "install_cmd")
-#: Steps, as keys of the JSON object; they are added in its order.
-_STEPS = ("pip_install", "run_bash", "set_env_vars", "copy", "sync_package")
+#: Steps, as keys of the JSON object, with the name of their first argument; they are added in the
+#: object's order.
+_STEPS = {
+    "pip_install": "reqs",
+    "run_bash": "command",
+    "set_env_vars": "env_vars",
+    "copy": "source",
+    "sync_package": "package",
+}
 _IMAGE_EXAMPLE = (
     'for example --image python:3.12, or \'{"image_id": "a/b:1", "pip_install": ["numpy"]}\''
 )
@@ -234,22 +241,12 @@ def _from_json(text: str) -> Image:
     return image
 
 
-#: Name of the first argument of each step.
-_FIRST = {
-    "pip_install": "reqs",
-    "run_bash": "command",
-    "set_env_vars": "env_vars",
-    "copy": "source",
-    "sync_package": "package",
-}
-
-
 def _calls(step: str, value: Any) -> list[dict[str, Any]]:  # noqa: ANN401  # any JSON
     """The arguments of each call: one for each copy and package, one for the whole otherwise."""
     if step in ("copy", "sync_package"):
         items = value if isinstance(value, list) else [value]
-        return [item if isinstance(item, dict) else {_FIRST[step]: item} for item in items]
-    return [{_FIRST[step]: value}]
+        return [item if isinstance(item, dict) else {_STEPS[step]: item} for item in items]
+    return [{_STEPS[step]: value}]
 
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)

@@ -142,8 +142,7 @@ class Controller:
         ttl: float | None = None,
         verbs: Sequence[str] | None = None,
     ) -> TokenView:
-        given = {"ttl": ttl, "verbs": verbs}
-        body = json.dumps({key: value for key, value in given.items() if value is not None})
+        body = json.dumps(_given(ttl=ttl, verbs=verbs))
         path = routes.workload(namespace, name, "token")
         answer = self.ask("POST", path, body=body.encode())
         return messages.decode(TokenView, answer)
@@ -158,9 +157,8 @@ class Controller:
         pod: str | None = None,
     ) -> Iterator[DeployLog]:
         """The lines that the pods of a workload wrote, the oldest first."""
-        given = {"follow": str(follow).lower(), "tail": tail, "pod": pod}
-        query = {key: value for key, value in given.items() if value is not None}
-        path = f"{routes.workload(namespace, name, 'logs')}?{urlencode(query)}"
+        query = urlencode(_given(follow=str(follow).lower(), tail=tail, pod=pod))
+        path = f"{routes.workload(namespace, name, 'logs')}?{query}"
         return _log_lines(self._request("GET", path, timeout=None if follow else 60.0))
 
     # ------------------------------------------------------------------------------------ deploy
@@ -199,8 +197,7 @@ class Controller:
     def list_calls(
         self, namespace: str | None = None, workload: str | None = None
     ) -> list[CallView]:
-        given = {"namespace": namespace, "workload": workload}
-        query = urlencode({name: value for name, value in given.items() if value is not None})
+        query = urlencode(_given(namespace=namespace, workload=workload))
         return self._get(list[CallView], f"{routes.CALLS}?{query}" if query else routes.CALLS)
 
     def get_call(self, call_id: str) -> CallView:
@@ -276,6 +273,10 @@ def _log_lines(response: Response) -> Iterator[DeployLog]:
         for line in response.iter_lines():
             if line:
                 yield messages.decode(DeployLog, line)
+
+
+def _given(**values: object) -> dict[str, object]:
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _of(path: str, namespace: str) -> str:
