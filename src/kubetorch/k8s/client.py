@@ -118,6 +118,8 @@ def _unknown(api_version: str, kind: str) -> KubernetesNotFoundError:
 
 #: Objects of one page of a list.
 PAGE = 500
+#: Who owns the fields of what is made here.
+_MANAGER = "kubetorch"
 #: Media types of patches.
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
@@ -241,16 +243,14 @@ class Client:
 
     # ------------------------------------------------------------------------------------ writing
 
-    async def create(
-        self, manifest: Object, *, field_manager: str = "kubetorch", dry_run: bool = False
-    ) -> Object:
+    async def create(self, manifest: Object, *, dry_run: bool = False) -> Object:
         resource = await self.discovery.resource_of(manifest)
         metadata = manifest.get("metadata") or {}
         namespace = self.namespace_of(resource, metadata.get("namespace"))
         action = Action(
             "create", str(resource), namespace, metadata.get("name"), self.access.origin
         )
-        query = _options(dry_run, fieldManager=field_manager)
+        query = _options(dry_run, fieldManager=_MANAGER)
         path = resource.path(namespace=namespace)
         return await self._send("POST", action, path, query, manifest)
 
@@ -262,35 +262,24 @@ class Client:
         self,
         manifest: Object,
         *,
-        field_manager: str = "kubetorch",
+        field_manager: str = _MANAGER,
         force: bool = False,
         dry_run: bool = False,
-        subresource: str = "",
     ) -> Object:
         """Server-side apply: the object has what the manifest says, made if it is not there."""
-        ref = await self._ref(manifest, subresource)
+        ref = await self._ref(manifest)
         query = _options(dry_run, fieldManager=field_manager, force="true" if force else "")
         action = self.action("patch", ref)
         return await self._send("PATCH", action, self.path(ref), query, manifest, _APPLY)
 
-    async def replace(
-        self, manifest: Object, *, dry_run: bool = False, subresource: str = ""
-    ) -> Object:
+    async def replace(self, manifest: Object) -> Object:
         """Put an object in place of what is there."""
-        ref = await self._ref(manifest, subresource)
-        query = _options(dry_run)
-        return await self._send("PUT", self.action("update", ref), self.path(ref), query, manifest)
+        ref = await self._ref(manifest)
+        return await self._send("PUT", self.action("update", ref), self.path(ref), {}, manifest)
 
-    async def patch(
-        self,
-        ref: Ref,
-        patch: Patch,
-        *,
-        field_manager: str = "kubetorch",
-        dry_run: bool = False,
-    ) -> Object:
+    async def patch(self, ref: Ref, patch: Patch, *, field_manager: str = _MANAGER) -> Object:
         kind = _JSON_PATCH if isinstance(patch, list) else _MERGE
-        query = _options(dry_run, fieldManager=field_manager)
+        query = {"fieldManager": field_manager}
         return await self._send(
             "PATCH", self.action("patch", ref), self.path(ref), query, patch, kind
         )
@@ -302,7 +291,6 @@ class Client:
         propagation: str = "Background",
         preconditions: Mapping[str, str] | None = None,
         grace_seconds: int | None = None,
-        dry_run: bool = False,
     ) -> Object:
         """Delete an object; the answer is the object that is going, or a `Status`."""
         body: Object = {
@@ -312,8 +300,6 @@ class Client:
         }
         if grace_seconds is not None:
             body["gracePeriodSeconds"] = grace_seconds
-        if dry_run:
-            body["dryRun"] = ["All"]
         if preconditions:
             body["preconditions"] = dict(preconditions)
         return await self._send("DELETE", self.action("delete", ref), self.path(ref), {}, body)
@@ -336,10 +322,10 @@ class Client:
     def action_on(self, verb: str, selection: Selection) -> Action:
         return Action(verb, str(selection.resource), selection.namespace, None, self.access.origin)
 
-    async def _ref(self, manifest: Object, subresource: str) -> Ref:
+    async def _ref(self, manifest: Object) -> Ref:
         metadata = manifest["metadata"]
         resource = await self.discovery.resource_of(manifest)
-        return Ref(resource, metadata["name"], metadata.get("namespace"), subresource)
+        return Ref(resource, metadata["name"], metadata.get("namespace"))
 
     async def _document(self, path: str) -> Object:
         return await self._send("GET", Action("get", path, origin=self.access.origin), path)
