@@ -24,94 +24,73 @@ DELAYS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 YOUNG = 10.0
 
 
-class Asked(msgspec.Struct, frozen=True):
+class _OfGeneration(msgspec.Struct, frozen=True):
+    generation: int
+
+
+class Asked(_OfGeneration, frozen=True):
     """The controller wants this generation."""
 
-    generation: int
 
-
-class Loaded(msgspec.Struct, frozen=True):
+class Loaded(_OfGeneration, frozen=True):
     """A worker of this generation can take calls."""
 
-    generation: int
 
-
-class Failed(msgspec.Struct, frozen=True):
+class Failed(_OfGeneration, frozen=True):
     """No worker of this generation could be made."""
 
-    generation: int
 
-
-class Died(msgspec.Struct, frozen=True):
+class Died(_OfGeneration, frozen=True):
     """The worker that served ended."""
 
-    generation: int
     lived: float
     had_calls: bool
 
 
-class Stopped(msgspec.Struct, frozen=True):
+class Stopped(_OfGeneration, frozen=True):
     """The served generation was ended to make room: both could not live side by side."""
 
-    generation: int
 
-
-class WorldFormed(msgspec.Struct, frozen=True):
+class WorldFormed(_OfGeneration, frozen=True):
     """The processes of this generation are to be new ones, in a world that was formed anew."""
 
-    generation: int
 
-
-class RestartDue(msgspec.Struct, frozen=True):
+class RestartDue(_OfGeneration, frozen=True):
     """The delay before a restart is over."""
-
-    generation: int
 
 
 Event = Asked | Loaded | Failed | Died | Stopped | WorldFormed | RestartDue
 
 
-class Load(msgspec.Struct, frozen=True):
+class Load(_OfGeneration, frozen=True):
     """Make a worker of this generation; ends in `Loaded` or `Failed`."""
 
-    generation: int
 
-
-class Abandon(msgspec.Struct, frozen=True):
+class Abandon(_OfGeneration, frozen=True):
     """Stop making a worker of this generation; neither `Loaded` nor `Failed` is to follow."""
 
-    generation: int
 
-
-class Switch(msgspec.Struct, frozen=True):
+class Switch(_OfGeneration, frozen=True):
     """Calls go to the worker that was made last; the one before it is drained."""
 
-    generation: int
 
-
-class Hold(msgspec.Struct, frozen=True):
+class Hold(_OfGeneration, frozen=True):
     """Calls wait for a worker of this generation."""
 
-    generation: int
 
-
-class Refuse(msgspec.Struct, frozen=True):
+class Refuse(_OfGeneration, frozen=True):
     """Calls are refused with the reason that this generation failed with."""
 
-    generation: int
 
-
-class Restart(msgspec.Struct, frozen=True):
+class Restart(_OfGeneration, frozen=True):
     """`RestartDue` is to come after so many seconds."""
 
-    generation: int
     delay: float
 
 
-class Report(msgspec.Struct, frozen=True):
+class Report(_OfGeneration, frozen=True):
     """Tell the controller what became of a generation."""
 
-    generation: int
     serving: int
     is_failure: bool = False
 

@@ -191,8 +191,8 @@ class GenerationLoader:
         # Held while blobs are brought in, used, or deleted.
         self._storing = asyncio.Lock()
         self._pruning: asyncio.Task[None] | None = None
-        # What the latest generation starts with.
-        self._prepared: Prepared | None = None
+        #: What the latest generation starts with.
+        self.prepared: Prepared | None = None
         #: The world that the processes which are being started belong to.
         self.joined: World | None = None
         # The node of processes that ended by themselves, and the epoch of its world.
@@ -402,12 +402,6 @@ class GenerationLoader:
             raise
         return Serving(app, spec, slot, time.monotonic())
 
-    def shell_environment(
-        self, spec: WorkloadSpec, code: Path | None
-    ) -> tuple[str, Mapping[str, str]]:
-        prepared = self._prepared or environment.unprepared(self.environ, self.pod, spec)
-        return self.pod.working_dir, environment.shell_environ(prepared, spec, self.pod, code)
-
     async def _fetch_code(
         self, generation: int, spec: WorkloadSpec
     ) -> tuple[Slot | None, str | None]:
@@ -426,8 +420,8 @@ class GenerationLoader:
         return slot, init_args
 
     async def _prepare(self, generation: int, spec: WorkloadSpec) -> Prepared:
-        self._prepared = await self.images.prepare(generation, spec, self.environ)
-        return self._prepared
+        self.prepared = await self.images.prepare(generation, spec, self.environ)
+        return self.prepared
 
     async def _prewarm(self, generation: int, spec: WorkloadSpec, *, is_first: bool) -> Prepared:
         """Run the image's steps; then import what the project imports, for the workers."""
@@ -527,7 +521,11 @@ class Supervisor:
             raise CallRefusedError(f"pod {self.pod.pod} is being started", hint="try again")
         with contextlib.suppress(OSError):  # whatever runs there says what is wrong
             self._make_working_dir()
-        return self.loader.shell_environment(spec, self.code)
+        prepared = self.loader.prepared or environment.unprepared(
+            self.loader.environ, self.pod, spec
+        )
+        env = environment.shell_environ(prepared, spec, self.pod, self.code)
+        return self.pod.working_dir, env
 
     # ----------------------------------------------------------------------------------- events
 

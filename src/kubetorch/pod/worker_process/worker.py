@@ -23,6 +23,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from kubetorch.errors import (
@@ -38,7 +39,6 @@ from kubetorch.lib import deadlines, memory, process_watch, processes
 from kubetorch.lib.memory import Lending, Mappings, Memory
 from kubetorch.lib.process_watch import ExitWatch
 from kubetorch.pod.logs import Line, LogPipe
-from kubetorch.pod.memory_limit import OomKills
 from kubetorch.pod.user_process import protocol
 from kubetorch.pod.user_process.protocol import Buffer, Frame
 from kubetorch.pod.worker_process.stacks import StackFile
@@ -71,6 +71,10 @@ KILL_TIMEOUT = 10.0
 CALL_LIMIT = 2000
 #: Seconds between two looks for memory files that can be given back, as long as there are any.
 TRIM_DELAY = 1.5
+
+_HIERARCHY = Path("/sys/fs/cgroup")
+# Version 1 says "no limit" by the largest number of pages that there could be.
+_UNLIMITED = 1 << 60
 
 _log = logging.getLogger(__name__)
 _NOTHING = memoryview(b"")
@@ -733,6 +737,75 @@ class WorkerHost:
     async def close(self) -> None:
         await asyncio.gather(*(worker.kill() for worker in self._workers))
         await self._zygotes.close()
+
+
+class OomKills:
+    """The number of kills for lack of memory in the control group of a process.
+
+    The process's own cgroup is asked, of either version; where its files cannot be read, the
+    machine's counter.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._files = [file for file in _counters(pid) if _count(file) is not None][:1]
+        self._before = self._now()
+
+    def has_risen(self) -> bool:
+        """True if the kernel has killed since this object was made."""
+        return self._now() > self._before
+
+    @property
+    def limit(self) -> int | None:
+        """Bytes that the cgroup may use, if it has a limit."""
+        return self._beside("memory.max", "memory.limit_in_bytes")
+
+    @property
+    def peak(self) -> int | None:
+        """Bytes that it used at most."""
+        return self._beside("memory.peak", "memory.max_usage_in_bytes")
+
+    def _beside(self, *names: str) -> int | None:
+        """A number in the folder of the counter, whichever version of cgroups it is of."""
+        for file in self._files:
+            for name in names:
+                with contextlib.suppress(OSError, ValueError):  # "max" is no limit
+                    found = int((file.parent / name).read_text())
+                    return found if found < _UNLIMITED else None
+        return None
+
+    def _now(self) -> int:
+        return sum(_count(file) or 0 for file in self._files)
+
+
+def _counters(pid: int) -> list[Path]:
+    """Files that may have the counter, the most specific first."""
+    found = []
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            below = path.lstrip("/")
+            if "memory" in controllers.split(","):
+                found.append(_HIERARCHY / "memory" / below / "memory.oom_control")
+            elif not controllers:
+                found.append(_HIERARCHY / below / "memory.events")
+    return [
+        *found,
+        _HIERARCHY / "memory.events",
+        _HIERARCHY / "memory" / "memory.oom_control",
+        Path("/proc/vmstat"),
+    ]
+
+
+def _count(file: Path) -> int | None:
+    try:
+        lines = file.read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        name, _, value = line.partition(" ")
+        if name == "oom_kill":
+            return int(value)
+    return None
 
 
 def death_error(
