@@ -42,6 +42,8 @@ spec:
 """
 
 
+#: A test runs `kt` many times.
+pytestmark = pytest.mark.timeout(300)
 #: Needs root here; elsewhere a user namespace does.
 needs_views = pytest.mark.skipif(
     sys.platform != "linux"

@@ -10,6 +10,8 @@ from queue import Empty, Queue
 
 import pytest
 
+#: A test runs `kt` many times.
+pytestmark = pytest.mark.timeout(300)
 SOURCE = """
 def say(*words):
     for word in words:

@@ -34,10 +34,7 @@ def kill(pod: PodView) -> None:
 
 def marked(service: Service) -> set[int]:
     """The processes of all pods."""
-    found = psutil.process_iter()
-    return {p.pid for p in found if p.pid in processes.processes_with(MARK)} & {
-        p.pid for p in leaks.processes_of(service.home)
-    }
+    return {*processes.processes_with(MARK)} & {p.pid for p in leaks.processes_of(service.home)}
 
 
 def until(condition: Callable[[], object], timeout: float = 60.0) -> None:
