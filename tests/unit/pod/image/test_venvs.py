@@ -1,6 +1,9 @@
 import os
 from pathlib import Path
 
+import pytest
+
+from kubetorch.errors import StartupError
 from kubetorch.pod.image import venvs
 
 
@@ -32,6 +35,11 @@ def test_a_copy_shares_files_and_its_programs_are_its_own(tmp_path):
     assert program.read_text() == f"#!{tmp_path}/b/bin/python\n"
     assert os.access(program, os.X_OK)
     assert (tmp_path / "a" / "bin" / "program").read_text() == f"#!{tmp_path}/a/bin/python\n"
+
+
+def test_a_folder_without_packages_is_no_environment(tmp_path):
+    with pytest.raises(StartupError, match="is no virtual environment"):
+        venvs.site_packages(tmp_path)
 
 
 def test_stand_ins_show_what_lies_elsewhere_and_leave_nothing(tmp_path):
