@@ -117,6 +117,18 @@ def test_files_that_are_kept_for_ever_are_given_up() -> None:
     assert [view[0] for view in views] == list(range(memory.LENT_LIMIT + 3))
 
 
+def test_no_more_unused_memory_is_kept_than_the_limit() -> None:
+    before = descriptors()
+    first = memory.allocate(1)
+    of_one = descriptors() - before
+    for each in [memory.allocate(memory.IDLE_LIMIT // 2) for _ in range(4)]:
+        each.release()
+    second = memory.allocate(1)
+    assert descriptors() == before + 4 * of_one
+    for each in (first, second):
+        each.release()
+
+
 def test_trimming_closes_what_is_unused() -> None:
     before = descriptors()
     stored = [memory.allocate(MB) for _ in range(5)]
