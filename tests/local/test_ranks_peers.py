@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import clock_loop
 from kubetorch.errors import (
     AgentDiedError,
     CallLostError,
@@ -229,6 +230,30 @@ def test_calls_are_lost_on_a_sibling_that_has_given_up_their_stream():
 
     with ScriptedAgent(never=never) as agent:
         run(scenario())
+
+
+def test_a_stream_that_is_used_again_is_not_taken_for_an_idle_one():
+    is_released = False
+
+    async def slow(one: Call) -> None:
+        while not is_released:
+            await asyncio.sleep(0.01)
+        await one.result("late")
+
+    async def scenario() -> None:
+        nonlocal is_released
+        peers = Peers("train-0", lambda: "token")
+        assert await call(peers, member(agent))[1].ended() == [1]
+        _, sink = call(peers, member(agent), "slow")
+        while len(agent.opened) < 2:
+            await asyncio.sleep(0.01)
+        await clock_loop.put_ahead(module.IDLE + 1)
+        is_released = True
+        assert await sink.ended() == "late"
+        peers.close()
+
+    with ScriptedAgent(slow=slow) as agent:
+        clock_loop.run(scenario(), clock_loop.AheadLoop)
 
 
 def test_a_cancelled_call_says_how_it_ended():
