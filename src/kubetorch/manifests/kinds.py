@@ -285,20 +285,18 @@ def expand(manifest: Manifest, path: Path) -> list[Path]:
 
 def entry(node: Manifest, key: str) -> dict[str, Any]:
     """The dictionary at `key`, made if there is none."""
-    found = node.get(key)
-    if found is None:
-        found = node[key] = {}
-    result: dict[str, Any] = found
-    return result
+    if node.get(key) is None:
+        node[key] = {}
+    found: dict[str, Any] = node[key]
+    return found
 
 
 def items(node: Manifest, key: str) -> list[Any]:
     """The list at `key`, made if there is none."""
-    found = node.get(key)
-    if found is None:
-        found = node[key] = []
-    result: list[Any] = found
-    return result
+    if node.get(key) is None:
+        node[key] = []
+    found: list[Any] = node[key]
+    return found
 
 
 def assign(node: Manifest, key: str, value: object) -> None:

@@ -100,6 +100,23 @@ UNDER_WAY = 512
 PATIENCE = 15.0
 _Key = TypeVar("_Key", bound=Hashable)
 _Value = TypeVar("_Value")
+#: What somebody needs who has an object made that goes beyond: they could make it themselves.
+_OBJECT_VERBS = ("create", "patch")
+#: What somebody needs on all pods of a namespace who selects some: verb and part.
+_SELECTED_PODS_VERBS = (("create", ""), ("patch", ""), ("get", "log"))
+#: Name of the Secret, and the key in it.
+SECRET, KEY = "kubetorch-pod-token", "token"
+#: Seconds that a token is good for, and those before its end in which the next deploy makes a new
+#: one. Pods that mount the Secret see the new one by themselves.
+LIFETIME, RENEWED_BEFORE = 365 * 86400.0, 90 * 86400.0
+#: Seconds in which the Secret is not read again, when it is there and when it is not.
+_KNOWN_SECONDS, _UNKNOWN_SECONDS = 10.0, 2.0
+_SUBJECT = "namespace-pods"
+_POD_TOKEN_HINT = f"mount the key {KEY!r} of the Secret {SECRET!r} of the pod's namespace"
+_HINT = (
+    "send a token of Kubernetes as Authorization: Bearer <token>; "
+    "kubectl create token ACCOUNT --audience kubetorch makes one"
+)
 
 
 class Verdict(NamedTuple):
@@ -319,26 +336,6 @@ class AnswerCache(Generic[_Key, _Value]):
         del self._asking[key]
         if not task.cancelled():
             task.exception()  # retrieved: all who waited for it may have gone
-
-
-#: What somebody needs who has an object made that goes beyond: they could make it themselves.
-_OBJECT_VERBS = ("create", "patch")
-#: What somebody needs on all pods of a namespace who selects some: verb and part.
-_SELECTED_PODS_VERBS = (("create", ""), ("patch", ""), ("get", "log"))
-#: Name of the Secret, and the key in it.
-SECRET, KEY = "kubetorch-pod-token", "token"
-#: Seconds that a token is good for, and those before its end in which the next deploy makes a new
-#: one. Pods that mount the Secret see the new one by themselves.
-LIFETIME, RENEWED_BEFORE = 365 * 86400.0, 90 * 86400.0
-#: Seconds in which the Secret is not read again, when it is there and when it is not.
-_KNOWN_SECONDS, _UNKNOWN_SECONDS = 10.0, 2.0
-
-_SUBJECT = "namespace-pods"
-_POD_TOKEN_HINT = f"mount the key {KEY!r} of the Secret {SECRET!r} of the pod's namespace"
-_HINT = (
-    "send a token of Kubernetes as Authorization: Bearer <token>; "
-    "kubectl create token ACCOUNT --audience kubetorch makes one"
-)
 
 
 class Seen(NamedTuple):

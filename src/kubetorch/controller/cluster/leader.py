@@ -44,6 +44,19 @@ from kubetorch.lib.tasks import cancel_all
 from kubetorch.manifests import labels
 
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
+#: Name of the controller's Deployment, Service, service account and Lease.
+NAME = "kubetorch-controller"
+#: Seconds that one request may take.
+_TIMEOUT = 3.0
+#: Seconds between two looks whether the lease is watched at all: a watch that broke is retried
+#: after longer pauses.
+_LOOK = 0.5
+#: Labels of all pods of the controller.
+PODS_OF_CONTROLLER = "app.kubernetes.io/name=kubetorch,app.kubernetes.io/component=controller"
+#: Seconds until pods that could not be marked are marked again.
+PAUSE = 1.0
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -191,21 +204,6 @@ def _told(lease: Object | None) -> tuple[object, object] | None:
         return None
     spec = lease.get("spec") or {}
     return spec.get("holderIdentity"), spec.get("renewTime")
-
-
-#: Name of the controller's Deployment, Service, service account and Lease.
-NAME = "kubetorch-controller"
-#: Seconds that one request may take.
-_TIMEOUT = 3.0
-#: Seconds between two looks whether the lease is watched at all: a watch that broke is retried
-#: after longer pauses.
-_LOOK = 0.5
-#: Labels of all pods of the controller.
-PODS_OF_CONTROLLER = "app.kubernetes.io/name=kubetorch,app.kubernetes.io/component=controller"
-#: Seconds until pods that could not be marked are marked again.
-PAUSE = 1.0
-
-_log = logging.getLogger(__name__)
 
 
 class Election:

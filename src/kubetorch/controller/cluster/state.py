@@ -58,6 +58,21 @@ REFUSED_INTERVAL = 60.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 3.0
 #: Statuses of refusals that come of a moment: somebody else was faster, or the server is busy.
 _MOMENTARY = (401, 408, 409, 429)
+#: Seconds that a deploy or a delete waits for an API server that is away.
+PATIENCE = 45.0
+#: Seconds that a new world is not announced because it is not written yet.
+WORLDS_PATIENCE = 5.0
+#: Seconds that what is not written yet has when the controller stops.
+CLOSE_GRACE = 5.0
+#: Requests at the same time.
+WRITERS = 16
+#: The number of an epoch that was not written any more is lower than the one that was by less.
+EPOCHS = 10_000
+# Seconds until a process that does not lead looks again whether it does.
+_FOLLOWING = 0.2
+_Key = tuple[str, str]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -334,24 +349,6 @@ def _explained(error: KubetorchError) -> KubetorchError:
             "the namespace has to exist, and kt install has to have been run for this cluster"
         )
     return error
-
-
-#: Seconds that a deploy or a delete waits for an API server that is away.
-PATIENCE = 45.0
-#: Seconds that a new world is not announced because it is not written yet.
-WORLDS_PATIENCE = 5.0
-#: Seconds that what is not written yet has when the controller stops.
-CLOSE_GRACE = 5.0
-#: Requests at the same time.
-WRITERS = 16
-#: The number of an epoch that was not written any more is lower than the one that was by less.
-EPOCHS = 10_000
-
-# Seconds until a process that does not lead looks again whether it does.
-_FOLLOWING = 0.2
-_Key = tuple[str, str]
-
-_log = logging.getLogger(__name__)
 
 
 class KubernetesState:

@@ -14,6 +14,10 @@ from kubetorch.wire import routes
 from kubetorch.wire.secrets import PutSecret, SecretValues
 from kubetorch.wire.volumes import StorageClass
 
+#: Seconds that a delete may wait until a volume is gone, and those when nothing is said.
+WAIT_MOST = 600.0
+WAIT = 60.0
+
 
 def _needs(stores: str, *verbs: str, scope: Scope = "path") -> tuple[Permission, ...]:
     return tuple(Permission(verb, stores, scope) for verb in verbs)
@@ -80,11 +84,6 @@ class SecretRoutes:
 def _check_secret(namespace: str, name: str) -> None:
     names.check_namespace(namespace)
     secret.check_object_name(name)
-
-
-#: Seconds that a delete may wait until a volume is gone, and those when nothing is said.
-WAIT_MOST = 600.0
-WAIT = 60.0
 
 
 class VolumeRoutes:

@@ -62,6 +62,10 @@ _VERSIONS: dict[tuple[str, str], tuple[str, ...]] = {
 }
 # Owners between an object and what it owns: a Knative Service, its Route, that one's Service.
 _DEPTH = 4
+# Workloads that are adopted at one time.
+_AT_ONCE = 16
+# Seconds until the adoption of one is tried again: at first, and at most.
+_AGAIN = (1.0, 30.0)
 _log = logging.getLogger(__name__)
 
 
@@ -362,12 +366,6 @@ def _made_by(wanted: Sequence[Manifest]) -> list[Ref]:
     if kind is None or not (kind.is_autoscaled or kind.has_service):
         return []
     return [Ref(SERVICES, main["metadata"]["name"], main["metadata"]["namespace"])]
-
-
-# Workloads at one time.
-_AT_ONCE = 16
-# Seconds until one is tried again: at first, and at most.
-_AGAIN = (1.0, 30.0)
 
 
 class Adopter:

@@ -41,6 +41,11 @@ DEPTH = 8
 SETTLING = 2.0
 # Seconds until an owner is looked up again whose server did not answer: at first, and at most.
 _AGAIN = (0.5, 15.0)
+#: The reason of the events.
+REASON = "MountRefused"
+#: Seconds that each pod of a workload waits longer than the one before, and the most.
+PAUSE, LONGEST = 2.0, 300.0
+_MESSAGE_LIMIT = 1024
 
 _log = logging.getLogger(__name__)
 
@@ -138,13 +143,6 @@ class PodOwners:
                 return False
             owner = above
         return False
-
-
-#: The reason of the events.
-REASON = "MountRefused"
-#: Seconds that each pod of a workload waits longer than the one before, and the most.
-PAUSE, LONGEST = 2.0, 300.0
-_MESSAGE_LIMIT = 1024
 
 
 class _Refused(NamedTuple):

@@ -48,6 +48,10 @@ _RAY_TYPE, _RAY_HEAD = raycluster.KIND.routing[0]
 _JOBS, _JOB = "jobset.sigs.k8s.io/replicatedjob-replicas", "jobset.sigs.k8s.io/job-index"
 # Annotations that are written at one time.
 _AT_ONCE = 16
+#: Namespace and name of a workload.
+Key = tuple[str, str]
+#: Seconds until all pods have to be known.
+LIST_TIMEOUT = 30.0
 
 _log = logging.getLogger(__name__)
 
@@ -158,12 +162,6 @@ class OrdinalKeeper:
         except KubetorchError as error:
             _log.warning("ordinal not kept pod=%s error=%s", ref.name, error)
             self._writing.pop(metadata["uid"], None)
-
-
-#: Namespace and name of a workload.
-Key = tuple[str, str]
-#: Seconds until all pods have to be known.
-LIST_TIMEOUT = 30.0
 
 
 def pod_status(

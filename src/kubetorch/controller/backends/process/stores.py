@@ -62,6 +62,8 @@ _SUFFIX = ".json"
 #: Storage class of all volumes here.
 STORAGE_CLASS = "local"
 _DELETED = ".deleted-"
+#: Seconds that the machine has to show whether it allows mount namespaces.
+PROBE_TIMEOUT = 20.0
 
 
 def fail(path: Path, error: OSError) -> NoReturn:
@@ -283,10 +285,6 @@ class VolumeFolders:
             folder=str(self._folder / namespace / claim),
             created=stored.created,
         )
-
-
-#: Seconds that the machine has to show whether it allows mount namespaces.
-PROBE_TIMEOUT = 20.0
 
 
 class PodInputs(NamedTuple):
