@@ -56,8 +56,9 @@ class Service:
         self.go_on.set()
 
     def hold(self):
+        is_released = self.go_on.wait(60)
         self.go_on.clear()
-        return "held" if self.go_on.wait(60) else "forgotten"
+        return "held" if is_released else "forgotten"
 
     def shout(self, count, width, portion=None):
         for i in range(count):
@@ -416,15 +417,18 @@ def test_a_detached_call_outlives_its_client_and_its_outcome_is_uploaded(agent, 
     assert value_of(outcome) == "slept"
 
 
-def test_a_detached_call_is_awaited_by_its_id_from_another_client(agent, client):
+def test_a_detached_call_is_awaited_by_its_id_from_another_client(agent, client, controller):
+    controller.hangs = True  # the agent keeps an outcome until the controller has it
     spawner = agent.client(client="spawner")
-    spawner.open(1, 0.4, name="Service", method="sleep", detached=True, id="detached-2")
+    spawner.open(1, name="Service", method="hold", detached=True, id="detached-2")
     call(spawner, 2, "echo", 1)  # it came after the other, which is known now
     spawner.close()
     client.send(Kind.ATTACH, 5, frames.Attach("detached-2"))
-    assert client.result(5) == "slept"
+    agent.post("/Service/release")
+    assert client.result(5) == "held"
     client.send(Kind.ATTACH, 6, frames.Attach("detached-2"))
-    assert client.result(6) == "slept"
+    assert client.result(6) == "held"
+    controller.hangs = False
 
 
 def test_a_detached_call_is_cancelled_through_an_attached_one(agent, client, controller):
