@@ -263,6 +263,21 @@ def test_a_peer_that_is_silent_for_too_long_is_given_up(runs, monkeypatch):
     runs(scenario)
 
 
+def test_a_peer_that_has_said_nothing_yet_is_not_called_silent():
+    async def scenario():
+        async with Server() as server:
+            client = Endpoint()
+            connection = await server.connect(client)
+            await clock_loop.put_ahead(websocket.PING_INTERVAL + 0.1)
+            await asyncio.sleep(0.05)
+            assert connection.is_open
+            assert server.accepted[0].connection.is_open
+            connection.close()
+            await client.reason()
+
+    clock_loop.run(scenario(), clock_loop.AheadLoop)
+
+
 def test_a_peer_that_is_not_read_is_not_called_silent(runs, monkeypatch):
     monkeypatch.setattr(websocket, "PING_INTERVAL", 0.05)
 

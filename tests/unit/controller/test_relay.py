@@ -6,7 +6,12 @@ import pytest
 
 from kubetorch.controller import relay
 from kubetorch.controller.relay import Hosts, Relay
-from kubetorch.errors import CallRefusedError, ServiceNotFoundError, UnauthorizedError
+from kubetorch.errors import (
+    CallRefusedError,
+    ForeignOriginError,
+    ServiceNotFoundError,
+    UnauthorizedError,
+)
 from kubetorch.specs.callable import AppSpec, CallableRef
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.workload import WorkloadSpec
@@ -181,3 +186,21 @@ def test_all_paths_of_the_host_of_a_service_are_those_of_its_app():
         assert place.mount.enter(path) == b"/http" + path
     assert locate(b"/team/web/http/", passing).is_own_host is False
     assert locate(b"/v1/workloads", passing) is None
+
+
+def test_a_page_is_sent_to_the_host_of_its_app_by_the_way_that_it_came():
+    passing = Relay(nothing, secret=b"secret", clock=lambda: 0.0, hosts=HOSTS)
+    place = locate(b"/team/web/http/page", passing)
+    page = ((b"sec-fetch-site", b"none"), (b"sec-fetch-mode", b"navigate"))
+
+    def moved(*headers, method="GET"):
+        return passing._moved(place, method, [*page, *headers])
+
+    host = "web--team.kt.example.com"
+    assert moved() == f"https://{host}"
+    assert moved((b"x-forwarded-proto", b"https")) == f"https://{host}"
+    assert moved((b"x-forwarded-proto", b"http")) == f"http://{host}"
+    assert moved((b"host", b"kt.example.com:8443")) == f"https://{host}:8443"
+    with pytest.raises(ForeignOriginError, match=f"pages of web are at {host}"):
+        moved(method="POST")
+    assert passing._moved(place, "GET", []) == ""  # a program's

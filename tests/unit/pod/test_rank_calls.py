@@ -377,6 +377,7 @@ def test_a_member_that_is_lost_ends_its_calls_and_new_ones_with_the_reason():
         error = sink.error
         assert isinstance(error, WorkerMembershipChanged)
         assert error.reasons == {"train-2": "OOMKilled"}
+        assert error.pod_name == "train-2"
         assert error.removed_ips == {"10.0.0.2"}
         assert error.current_ips == {"10.0.0.0", "10.0.0.1"}
         assert error.is_critical

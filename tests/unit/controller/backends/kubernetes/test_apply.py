@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from kubetorch.controller.backends.kubernetes.apply import Applier
-from kubetorch.errors import KubernetesNotFoundError, KubernetesUnavailableError
+from kubetorch.errors import KubernetesNotFoundError, KubernetesUnavailableError, StartupError
 from kubetorch.k8s.client import Client, Listing
 from kubetorch.k8s.failures import Action
 from kubetorch.k8s.resources import Object, Ref, Resource, Selection
@@ -93,6 +93,20 @@ def test_what_the_server_did_not_say_at_first_is_asked_again() -> None:
 
     asyncio.run(main())
     assert server.asked == ["get", "get", "apply"]
+
+
+def test_an_object_of_somebody_else_is_refused_unless_it_is_to_be_taken() -> None:
+    server = OneObject()
+    server.there = MANIFEST
+
+    async def main() -> None:
+        one = applier(server)
+        with pytest.raises(StartupError, match="that Kubetorch did not make"):
+            await one.check(MANIFEST)
+        await one.check(MANIFEST, takes=True)
+
+    asyncio.run(main())
+    assert server.asked == ["get", "get"]
 
 
 def test_a_deployment_of_more_pods_loses_the_defaults_of_the_other_strategy_first() -> None:
