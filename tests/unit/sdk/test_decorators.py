@@ -122,7 +122,9 @@ def test_what_is_no_function_is_refused():
             decorator(5)
 
 
-def test_a_program_can_switch_decorators_off(monkeypatch):
-    monkeypatch.setattr(kt.globals, "disable_decorators", True)
-
-    assert decorated(train, AUTOSCALED) is train
+def test_a_program_can_switch_decorators_off():
+    kt.globals.disable_decorators = True
+    try:
+        assert decorated(train, AUTOSCALED) is train
+    finally:
+        kt.globals.disable_decorators = False
