@@ -104,7 +104,7 @@ class Call:
         self.spec: WorkloadSpec | None = None
         #: The worker that runs it, and its number there.
         self.worker: Worker | RankGroup | None = None
-        self.number = 0
+        self.number: int
         #: Why it is to end.
         self.cancelled: str | None = None
         #: The callers have its end.

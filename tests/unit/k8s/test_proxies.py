@@ -43,6 +43,8 @@ def test_a_scheme_has_its_variable(
         ("https://10.1.2.3", "10.1.2.3", True),
         ("https://10.1.2.3:6443", "10.1.2.3:6443", True),
         ("https://10.1.2.3:6443", "10.1.2.3:443", False),
+        ("https://10.1.2.3", "10.1.2.3:443", True),
+        ("https://10.1.2.3", "10.1.2.3:80", False),
         ("https://[fd00::1]", "fd00::/8", True),
         ("https://a.example", "10.0.0.0/8,nonsense/99", False),
         ("https://a.example", "", False),
@@ -53,3 +55,9 @@ def test_exceptions_are_hosts_domains_addresses_and_networks(
 ) -> None:
     found = proxy_for(server, {"HTTPS_PROXY": PROXY, "NO_PROXY": exception})
     assert (found is None) == is_excluded
+
+
+def test_the_usual_port_of_a_server_without_tls_is_80() -> None:
+    environment = {"HTTP_PROXY": PROXY, "NO_PROXY": "10.1.2.3:80"}
+    assert proxy_for("http://10.1.2.3", environment) is None
+    assert proxy_for("http://10.1.2.3:443", environment) == PROXY

@@ -530,6 +530,13 @@ def test_a_compressed_stream_is_refused(codec: str) -> None:
             _decode({"$": [kind, [0, len(data)]]}, data)
 
 
+def test_a_stream_whose_parts_cannot_be_looked_at_is_refused() -> None:
+    data = _stream(TABLE, use_legacy_format=True)
+    for kind in ("pa.Table", "pl.DataFrame"):
+        with pytest.raises(SerializationError, match="in an old format"):
+            _decode({"$": [kind, [0, len(data)]]}, data)
+
+
 class Registered(pyarrow.ExtensionType):
     def __init__(self) -> None:
         super().__init__(pyarrow.int64(), "kt.registered")
