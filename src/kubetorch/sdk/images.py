@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import partial
 
 from kubetorch.sdk.image import Image
 
@@ -41,8 +40,29 @@ def _digits(version: str) -> str:
 
 
 # The names that programs use.
-Debian, Ubuntu, Ray = debian, ubuntu, ray
-Python310 = partial(python, "3.10")
-Python311 = partial(python, "3.11")
-Python312 = partial(python, "3.12")
-Pytorch2312 = partial(pytorch, "23.12-py3")
+Debian, Ubuntu = debian, ubuntu
+
+
+def Ray() -> Image:  # the name that programs use
+    """As `ray`."""
+    return ray()
+
+
+def Python310() -> Image:  # the name that programs use
+    """Python 3.10."""
+    return python("3.10")
+
+
+def Python311() -> Image:  # the name that programs use
+    """Python 3.11."""
+    return python("3.11")
+
+
+def Python312() -> Image:  # the name that programs use
+    """Python 3.12."""
+    return python("3.12")
+
+
+def Pytorch2312() -> Image:  # the name that programs use
+    """NVIDIA's PyTorch 23.12."""
+    return pytorch("23.12-py3")
