@@ -46,6 +46,17 @@ def test_calls_go_to_no_pod_of_ranks_that_nobody_reaches():
     assert [pod.is_ready for pod in found] == [True, False]
 
 
+def test_only_a_pod_of_our_own_whose_agent_says_nothing_is_unknown():
+    state = rollout.Rollout(wanted=1)
+    theirs = msgspec.structs.replace(PODS[0], is_ours=False)
+    for pod, report, phase in (
+        (PODS[0], None, "Unknown"),
+        (PODS[0], PodReport(), "Running"),
+        (theirs, None, "Running"),
+    ):
+        assert views.pod_view(pod, report, state, is_ready=False).phase == phase
+
+
 def test_trust_a_pod_that_has_answered_runs_whatever_its_kubelet_has_said_so_far():
     state = rollout.Rollout(wanted=1)
     pending = msgspec.structs.replace(PODS[0], phase="Pending", url="")
