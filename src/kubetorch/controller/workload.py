@@ -556,13 +556,11 @@ class Workload:
         if spec is not None and distribution is not None:
             all_pods = state.pods | state.retiring
             pods = frozenset(pod for pod in all_pods if state.target(pod) == generation)
-            there = len(pods) if spec.compute.is_selector_only else spec.compute.pods
-            workers = max(1, distribution.workers or there)
             plan = Plan(
                 generation=generation,
-                workers=workers,
-                quorum=min(distribution.quorum_workers or workers, workers),
-                timeout=distribution.quorum_timeout or spec.compute.launch_timeout,
+                workers=spec.compute.world_pods(len(pods)),
+                quorum=spec.compute.quorum(len(pods)),
+                timeout=spec.compute.quorum_timeout,
                 processes=distribution.processes(spec.compute.gpus),
                 good=state.good,
             )

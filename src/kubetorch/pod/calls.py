@@ -715,8 +715,7 @@ class Calls:
             return WORKER_TIMEOUT
         if not request.restart_procs and request.part is None:
             return WORKER_TIMEOUT
-        quorum = compute.distribution.quorum_timeout or compute.launch_timeout
-        return float(quorum + compute.launch_timeout)
+        return float(compute.quorum_timeout + compute.launch_timeout)
 
     def _give_up(self, call: Call) -> None:
         self._waiting.remove(call)

@@ -44,9 +44,11 @@ from kubetorch.lib.memory import Memory
 from kubetorch.pod.logs import Line
 from kubetorch.pod.membership import Membership
 from kubetorch.pod.peers import PeerCall, Peers, fan_out
+from kubetorch.pod.rank_environment import rank_of
 from kubetorch.pod.user_process.protocol import INLINE
 from kubetorch.pod.worker_process.worker import CallSink, OwnedPayload, Payload, Worker
-from kubetorch.specs.distribution import SINGLE_CONTROLLER, DistributionSpec
+from kubetorch.specs.compute import ComputeSpec
+from kubetorch.specs.distribution import SINGLE_CONTROLLER
 from kubetorch.wire import codecs, exceptions, rank_values
 from kubetorch.wire.calls import new_call_id
 from kubetorch.wire.frames import Open, Part, Progress
@@ -68,8 +70,6 @@ LOOKING = 1.0
 ATTACHED, ATTACHED_BYTES = 16, 512 * 1024
 #: Said to the ranks whose calls are cancelled.
 RECALLED = "the call failed on another rank"
-#: Seconds that a new world may take where nothing is declared.
-REGROUPING = 900.0
 
 # How near a failure is to the cause.
 _LOSS, _DEATH, _OWN, _CONSEQUENCE, _RECALL = range(5)
@@ -97,8 +97,10 @@ class RankGroup:
         generation: int,
         membership: Membership,
         peers: Peers,
-        distribution: DistributionSpec,
+        compute: ComputeSpec,
     ) -> None:
+        distribution = compute.distribution
+        assert distribution is not None
         self.world = world
         self.node = node
         self.workers = tuple(workers)
@@ -110,8 +112,7 @@ class RankGroup:
         self.is_monitored = distribution.is_monitored
         self._framework = distribution.distribution_type
         self._fanout = int(options.get("tree_fanout", 50))
-        self._quorum_timeout = float(distribution.quorum_timeout or REGROUPING)
-        self._quorum = distribution.quorum_workers or distribution.workers or len(world.members)
+        self._compute = compute
         self._membership = membership
         self._numbers = itertools.count(1)
         self._runs: dict[int, Run] = {}
@@ -150,9 +151,10 @@ class RankGroup:
     def takes(self, request: Open, opened: float) -> bool:
         """True if a call of this time may run now; else it waits for processes of a newer world.
 
-        New processes that the call itself wants are requested here, unless those of this world
-        were started while the call waited: simultaneous calls do not end each other. Processes that
-        this pod starts again, since one has ended, do not count: those of other pods are older.
+        It has an effect beside its answer: new processes that the call itself wants are requested
+        here, unless those of this world were started while the call waited, since simultaneous
+        calls are not to end each other. Processes that this pod starts again, since one has ended,
+        do not count: those of other pods are older.
         """
         newest = self._membership.world_of(self.generation)
         if not self.takes_calls or (newest is not None and newest.epoch > self.world.epoch):
@@ -162,7 +164,7 @@ class RankGroup:
         if not request.restart_procs or (opened < self._started and not self.world.lost):
             return True
         epoch = self._membership.regroup(
-            request.id, self._quorum_timeout, is_quorum_awaited=request.workers != "ready"
+            request.id, self._compute.quorum_timeout, is_quorum_awaited=request.workers != "ready"
         )
         return epoch < self.world.epoch
 
@@ -176,7 +178,8 @@ class RankGroup:
         members = self._membership.members
         here = [one for one in members if one.url and (one.pod, one.url) not in gone]
         lost = "; ".join(f"pod {one.member.pod}: {one.reason}" for one in self.world.lost)
-        return f"{len(here)} of {self._quorum} pods are there" + (f" ({lost})" if lost else "")
+        quorum = self._compute.quorum(len(members))
+        return f"{len(here)} of {quorum} pods are there" + (f" ({lost})" if lost else "")
 
     def call(self, sink: CallSink, request: Open, payload: Payload) -> int:
         """Have all ranks run a call, or those that it selects."""
@@ -388,7 +391,7 @@ class Run:
         group = self.group
         world = group.world
         if group.node in self._nodes:
-            first = group.node * world.processes
+            first = rank_of(world, group.node, 0)
             workers = group.workers[:1] if group.is_single else group.workers
             for own, worker, rank in zip(
                 _share(payload, len(workers)), workers, itertools.count(first), strict=False
@@ -600,7 +603,10 @@ class Run:
 
 
 class RankPart(ABC):
-    """The part of a call that one worker, or one other pod, runs: the `CallSink` of it."""
+    """The part of a call that one worker, or one other pod, runs.
+
+    It is the `CallSink` of that part; a subclass has `on_error` and `on_lost`.
+    """
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -723,7 +729,7 @@ class PeerPart(RankPart):
     @property
     def name(self) -> str:
         world = self.run.group.world
-        first = self.nodes[0] * world.processes
+        first = rank_of(world, self.nodes[0], 0)
         if len(self.nodes) > 1:
             return f"ranks in {len(self.nodes)} pods from {self._member.pod} on"
         if world.processes == 1:

@@ -1,8 +1,10 @@
 """The owner of a pod's workers: carries out what `kubetorch.pod.reload` decides.
 
-Supervisor ── GenerationLoader ──┬── ProjectCode      the project, from the controller's blobs
-                                 ├── Images    the steps of the image
-                                 └── WorkerHost or AppHost
+Supervisor ── GenerationLoader ──┬── ProjectCode            the project: blobs, slots, what the
+                                 │                          working directory shows of it
+                                 ├── Images                 the steps of the image
+                                 ├── WorkerHost or AppHost  a worker, one for each rank, or an app
+                                 └── framework_nodes        the node of Ray or Monarch beside ranks
 """
 
 from __future__ import annotations
@@ -281,7 +283,7 @@ class GenerationLoader:
             generation=wanted.generation,
             membership=self.membership,
             peers=self.peers,
-            distribution=distribution,
+            compute=spec.compute,
         )
         return group, own_node
 

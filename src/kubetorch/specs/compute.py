@@ -160,6 +160,23 @@ class ComputeSpec:
         workers = self.distribution.workers if self.distribution is not None else None
         return workers or self.replicas
 
+    def world_pods(self, found: int) -> int:
+        """Number of pods of a complete world; with a selector those that it has `found`."""
+        workers = self.distribution.workers if self.distribution is not None else None
+        return max(1, workers or (found if self.is_selector_only else self.pods))
+
+    def quorum(self, found: int) -> int:
+        """Number of pods without which no world is formed; for `found` see `world_pods`."""
+        quorum = self.distribution.quorum_workers if self.distribution is not None else None
+        pods = self.world_pods(found)
+        return min(quorum or pods, pods)
+
+    @property
+    def quorum_timeout(self) -> int:
+        """Seconds for which a world waits for the pods that it lacks."""
+        timeout = self.distribution.quorum_timeout if self.distribution is not None else None
+        return timeout or self.launch_timeout
+
     @property
     def broadcast(self) -> int | None:
         """Number of pods that each call goes to, with a result of each; `None`: one of them.

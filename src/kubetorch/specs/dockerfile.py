@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from kubetorch.errors import SpecError
 
-#: Instructions that a live image can follow; see `kubetorch.specs.image.from_dockerfile`.
+#: Instructions that a live image can follow; see `kubetorch.sdk.image.Image.from_dockerfile`.
 SUPPORTED = (
     "FROM",
     "RUN",

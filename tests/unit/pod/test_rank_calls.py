@@ -29,6 +29,7 @@ from kubetorch.pod.membership import REPEAT, Membership
 from kubetorch.pod.peers import fan_out
 from kubetorch.pod.rank_calls import DOUBT, HANGING, NEWS, SETTLING, RankGroup, select
 from kubetorch.pod.worker_process.worker import CallSink, OwnedPayload, Payload
+from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.distribution import DistributionSpec
 from kubetorch.wire import codecs, exceptions, rank_values
 from kubetorch.wire.frames import Open, Part, Progress
@@ -171,7 +172,12 @@ class Pod:
         own = [] if node is None else [Worker(first + at) for at in range(processes)]
         self.workers = own
         self.peers = Peers()
-        self.node, self.distribution = node, DistributionSpec(**settings)
+        launch_timeout = settings.pop("launch_timeout", 900)
+        distribution = DistributionSpec(**settings)
+        self.node = node
+        self.compute = ComputeSpec(
+            replicas=count, launch_timeout=launch_timeout, distribution=distribution
+        )
         self.group = self.start()
 
     def start(self) -> RankGroup:
@@ -185,7 +191,7 @@ class Pod:
             generation=1,
             membership=self.membership,
             peers=self.peers,  # type: ignore[arg-type]  # a fake
-            distribution=self.distribution,
+            compute=self.compute,
         )
 
     def call(self, payload: Payload | None = None, **more: Any) -> tuple[int, Sink]:
@@ -470,6 +476,29 @@ def test_restart_procs_of_those_that_are_ready_awaits_no_quorum():
         request = opening(restart_procs=True, workers="ready", id="call-9")
         assert not pod.group.takes(request, time.time())
         assert [one.is_quorum_awaited for one in pod.sent] == [False]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("settings", "seconds"), [({}, 2000), ({"quorum_timeout": 100}, 100), ({"workers": 2}, 2000)]
+)
+def test_a_newer_world_is_asked_for_as_long_as_the_controller_waits_for_it(settings, seconds):
+    async def scenario():
+        pod = Pod(2, launch_timeout=2000, **settings)
+        assert not pod.group.takes(opening(restart_procs=True), time.time())
+        await pause(3000)
+        assert len(pod.sent) == pytest.approx(seconds / REPEAT, abs=2)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("workers", "found", "needed"), [(None, 3, 2), (3, 3, 2), (1, 3, 1)])
+def test_the_pods_that_are_waited_for_are_those_of_the_quorum(workers, found, needed):
+    async def scenario():
+        pod = Pod(found, workers=workers, quorum_workers=2)
+        pod.lose(1)
+        assert pod.group.waits_for.startswith(f"{found - 1} of {needed} pods are there")
 
     run(scenario())
 

@@ -5,7 +5,8 @@
     route ──► need ──────────────────┘
 
 Where the API server does not answer, nobody gets in. An answer is remembered for 10 s if it was
-yes, for 2 s if it was no, and never beyond the end of the token. Of a token only a hash is kept.
+yes, for 2 s if it was no, and never beyond the end of the token. Of users' tokens only hashes are
+kept.
 Equal questions at one time are asked once. Refusals are remembered apart from permissions, so that
 a stranger with many questions cannot push out the answers of users who are allowed in.
 
@@ -124,27 +125,27 @@ class Verdict(NamedTuple):
     reason: str
 
 
-class Claims(NamedTuple):
-    """The claims of a token, unchecked."""
+class UncheckedClaims(NamedTuple):
+    """What a token says of itself, which nobody has verified."""
 
     audiences: tuple[str, ...] = ()
     expires: float | None = None
 
 
-def token_claims(token: str) -> Claims:
+def token_claims(token: str) -> UncheckedClaims:
     """The claims of a token, if it is a JWT; any text is accepted, and nothing is checked."""
     parts = token.split(".")
     if len(parts) != 3:
-        return Claims()
+        return UncheckedClaims()
     try:
         found = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
     except (ValueError, binascii.Error, RecursionError):
-        return Claims()
+        return UncheckedClaims()
     if not isinstance(found, dict):
-        return Claims()
+        return UncheckedClaims()
     given, expires = found.get("aud"), found.get("exp")
     audiences = given if isinstance(given, list) else [given]
-    return Claims(
+    return UncheckedClaims(
         tuple(one for one in audiences if isinstance(one, str)),
         float(expires) if isinstance(expires, (int, float)) and abs(expires) < 1e15 else None,
     )
@@ -663,6 +664,8 @@ class WorkloadPods:
 
 
 class PodTokens:
+    """The tokens of namespaces, which pods bring that Kubetorch did not make."""
+
     def __init__(self, client: Client, *, secret: bytes, clocks: Clocks) -> None:
         self._client = client
         self._secret = secret
@@ -682,6 +685,7 @@ class PodTokens:
         self._current.forget(namespace)
 
     async def check(self, token: str) -> str:
+        """The namespace that a token is of."""
         audience = tokens.claimed_audience(token)
         namespace, _, what = audience.partition("/")
         if what != "*":

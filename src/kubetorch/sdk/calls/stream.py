@@ -230,7 +230,7 @@ class Link:
         self._heard = time.monotonic()
         self._take(size)
 
-    def has_ended(self) -> bool:
+    def was_closed(self) -> bool:
         """True if the peer closed the connection and has sent nothing for a while."""
         if time.monotonic() - self._heard < _RECENT:
             return False
@@ -406,7 +406,10 @@ _T = TypeVar("_T")
 
 
 class Stream:
-    """Calls on one connection after the other to the agent of one pod."""
+    """Calls on one connection after the other to the agent of one pod.
+
+    A stream that `is_single` is closed with its only call.
+    """
 
     def __init__(
         self,
@@ -455,7 +458,10 @@ class Stream:
         *,
         reads: bool = False,
     ) -> None:
-        """Open a call, or attach to one. Whatever this raises, the call can be cancelled."""
+        """Open a call, or attach to one. Whatever this raises, the call can be cancelled.
+
+        The stream's own thread reads what comes, unless the caller `reads`.
+        """
         number = call.number
         pieces: Sequence[Buffer] = ()
         size = 0
@@ -470,7 +476,7 @@ class Stream:
                 pieces = list(codecs.join(segments))
         frame = Frame(message(frames.encode(kind, number, meta), pieces, size), call=call)
         link = self._link
-        if link is not None and not self._reading.locked() and link.has_ended():
+        if link is not None and not self._reading.locked() and link.was_closed():
             # Nobody read, so nobody noticed. What is sent now would be lost.
             self._sender.detach()
         self.calls[number] = call
@@ -509,11 +515,13 @@ class Stream:
             return None
 
     def took(self, event: Event) -> None:
+        """Its caller has an event: once it is enough, the agent may send as many bytes again."""
         grant = event.call.take(event.weight)
         if grant:
             self._sender.submit(credit(event.call.number, grant))
 
     def cancel(self, call: PendingCall, reason: str = "", *, abandons: bool = True) -> None:
+        """Have a call end in its pod; nothing of it is wanted any more, unless not `abandons`."""
         if call.is_abandoned or call.number not in self.calls:
             return
         call.is_abandoned = abandons

@@ -42,9 +42,9 @@ from kubetorch.controller.backends.kubernetes.pods import (
     OrdinalKeeper,
     PodWatch,
     agent_container,
+    image_refused_as_root,
     log_tail,
     pod_status,
-    root_image,
 )
 from kubetorch.controller.backends.kubernetes.prepare import PodPrerequisites
 from kubetorch.errors import AdmissionError, KubernetesNotFoundError, KubetorchError, WorkloadError
@@ -223,7 +223,7 @@ class KubernetesBackend(Backend):
             images: Set[str] = frozenset()
             is_worth_it = not (workload.is_restricted or workload.repeats)
         else:
-            images = frozenset() if pod is None else root_image(pod, error)
+            images = frozenset() if pod is None else image_refused_as_root(pod, error)
             is_worth_it = bool(images) and workload.is_restricted and workload.repeats < REPEATS
         if not is_worth_it or self._has_running(key, workload):
             return False

@@ -84,6 +84,8 @@ def _of_type(number: int, of_type: str, metadata: Object) -> int | None:
 
 
 class Ordinals:
+    """The ordinals of the pods of one workload, by name."""
+
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}
         #: Pods of which nothing but this says the ordinal.
@@ -167,7 +169,11 @@ class OrdinalKeeper:
 def pod_status(
     pod: Object, *, ordinal: int, wanted: str, called: Mapping[str, str] | None = None
 ) -> PodStatus:
-    """A pod as `PodStatus`, without the verdict on it."""
+    """A pod as `PodStatus`, without the verdict on it.
+
+    `wanted` is the digest of the template that its pods are to have, `called` are the labels of
+    those that take calls.
+    """
     container = agent_status(pod)
     digest = digest_of(pod)
     is_old = bool(wanted and digest and digest != wanted)
@@ -195,7 +201,7 @@ def agent_container(pod: Object) -> Manifest:
     return dict(_marked(pod) or pod["spec"]["containers"][0])
 
 
-def root_image(pod: Object, error: KubetorchError) -> set[str]:
+def image_refused_as_root(pod: Object, error: KubetorchError) -> set[str]:
     """The image of a pod's agent, if this error is that its user may not be root, and is."""
     container = agent_container(pod)
     is_refused = "runAsNonRoot and image" in error.message
@@ -244,6 +250,7 @@ def _is_down(pod: Object, container: Manifest) -> bool:
 
 
 def _ending(pod: Object, container: Manifest) -> Ending | None:
+    """Why it, or its agent, ends or has ended."""
     return _out_of_memory(container.get("state")) or lost_pods.ending(pod)
 
 
@@ -287,6 +294,12 @@ def _joined(reason: str | None, message: str | None) -> str:
 
 
 class PodWatch:
+    """The pods of workloads, as they change.
+
+    `on_change` hears of a workload whose pods, or what is known of them, changed; `on_gone` gets a
+    pod that was deleted.
+    """
+
     def __init__(
         self,
         client: Client,
@@ -324,6 +337,7 @@ class PodWatch:
     # ---------------------------------------------------------------------------------- questions
 
     def of(self, key: Key) -> Mapping[str, Object]:
+        """The pods of a workload by name."""
         return self._pods.get(key, {})
 
     def named(self, namespace: str, name: str) -> Object | None:
