@@ -9,10 +9,13 @@ from kubetorch.local import lifetime
 from kubetorch.sdk.controller import Controller
 from kubetorch.sdk.transport.session import Session
 
+#: Seconds in which a service that ends may still look as if it ran, although it answers no more.
+_ENDING = 5.0
+
 
 def open_session(home: Path) -> Session:
     def connect() -> Controller:
         service = lifetime.ensure(home)
         return Controller(HttpClient(service.url, service.token, hint="kt local status"))
 
-    return Session(connect)
+    return Session(connect, patience=_ENDING)

@@ -12,8 +12,8 @@ from kubetorch.controller.access import BoundPod, Need, User
 from kubetorch.controller.cluster.access import (
     Answer,
     AnswerCache,
-    Claims,
     Reviews,
+    UncheckedClaims,
     Verdict,
     grant,
     token_claims,
@@ -36,19 +36,21 @@ def jwt(payload: object) -> str:
 @pytest.mark.parametrize(
     ("token", "expected"),
     [
-        (jwt({"aud": ["kubetorch"], "exp": 12}), Claims(("kubetorch",), 12.0)),
-        (jwt({"aud": "api"}), Claims(("api",), None)),
-        (jwt({"aud": [1, None, "x"], "exp": "soon"}), Claims(("x",), None)),
-        (jwt({"exp": 1e300}), Claims((), None)),
-        (jwt([1]), Claims()),
-        ("opaque", Claims()),
-        ("a.b.c", Claims()),
-        ("..", Claims()),
-        ("a.\u00fc.c", Claims()),
-        (f"a.{base64.urlsafe_b64encode(b'[' * 100_000).decode()}.c", Claims()),
+        (jwt({"aud": ["kubetorch"], "exp": 12}), UncheckedClaims(("kubetorch",), 12.0)),
+        (jwt({"aud": "api"}), UncheckedClaims(("api",), None)),
+        (jwt({"aud": [1, None, "x"], "exp": "soon"}), UncheckedClaims(("x",), None)),
+        (jwt({"exp": 1e300}), UncheckedClaims((), None)),
+        (jwt([1]), UncheckedClaims()),
+        ("opaque", UncheckedClaims()),
+        ("a.b.c", UncheckedClaims()),
+        ("..", UncheckedClaims()),
+        ("a.\u00fc.c", UncheckedClaims()),
+        (f"a.{base64.urlsafe_b64encode(b'[' * 100_000).decode()}.c", UncheckedClaims()),
     ],
 )
-def test_what_a_token_says_of_itself_is_read_whatever_it_is(token: str, expected: Claims) -> None:
+def test_what_a_token_says_of_itself_is_read_whatever_it_is(
+    token: str, expected: UncheckedClaims
+) -> None:
     assert token_claims(token) == expected
 
 
