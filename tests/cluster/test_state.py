@@ -30,6 +30,8 @@ from kubetorch.specs.workload import WorkloadSpec
 from tools import crd
 
 CANDIDATE = Path(__file__).parents[1] / "local/candidate.py"
+#: Seconds that a lease lasts.
+LEASE = 20.0
 
 
 class Watcher:
@@ -157,7 +159,8 @@ def test_a_namespace_that_is_not_there_is_named(kubectl: Kubectl, namespace: str
 
 async def _start(namespace: str, place: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, str(CANDIDATE), "", namespace, place), stdout=asyncio.subprocess.PIPE
+        *(sys.executable, str(CANDIDATE), "", namespace, place, str(LEASE)),
+        stdout=asyncio.subprocess.PIPE,
     )
 
 
@@ -178,12 +181,12 @@ def test_of_two_controllers_one_leads_and_is_followed(kubectl: Kubectl, namespac
             await asyncio.sleep(1.0)
             processes[0].terminate()
             stopped = await _says(processes[0], "stops")
-            assert await _says(processes[1], "leads") - stopped < 2.0  # and the lease lasts for 3 s
+            assert await _says(processes[1], "leads") - stopped < LEASE / 2
             processes.append(await _start(namespace, "c"))
             await asyncio.sleep(1.0)
             processes[1].kill()
             killed = time.time()
-            assert await _says(processes[2], "leads") - killed < 30.0
+            assert await _says(processes[2], "leads") - killed < 3 * LEASE
         finally:
             for process in processes:
                 if process.returncode is None:
