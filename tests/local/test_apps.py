@@ -45,20 +45,17 @@ def port():
 class Deployed:
     """An app that was deployed, and requests to it."""
 
-    def __init__(self, project, port, **options):
+    def __init__(self, project, port, after="", **options):
         self.project = project
+        self.command = f"{sys.executable} server.py {port}{after}"
         self.port = port
         self.options = {"name": f"web{project.suffix}", "port": port, **options}
         self.app = self.deploy()
 
     def deploy(self, **compute):
         settings = {"cpus": "0.1", **compute}
-        app = kt.App(
-            None,
-            f"{sys.executable} server.py {self.port}",
-            (str(self.project.folder), "server", "app"),
-            **self.options,
-        )
+        code = (str(self.project.folder), "server", "app")
+        app = kt.App(None, self.command, code, **self.options)
         self.app = app.to(kt.Compute(**settings))
         return self.app
 
@@ -416,6 +413,17 @@ def test_a_killed_server_is_started_again_and_requests_wait_for_it(web):
 
     assert web.about()["pid"] != before
     assert "the app ended with exit code 137, and is started again" in log(web.app)
+
+
+def test_requests_wait_also_while_only_the_server_of_the_app_has_ended(project, port):
+    web = Deployed(project, port, after="; code=$?; sleep 0.1; exit $code")
+    try:
+        before = web.about()["pid"]
+        os.kill(before, signal.SIGKILL)
+        wait_until(lambda: not psutil.pid_exists(before))
+        assert web.about()["pid"] != before
+    finally:
+        web.app.teardown()
 
 
 def test_a_killed_agent_takes_the_app_with_it_and_brings_it_back(web):

@@ -233,6 +233,13 @@ class AppProcess:
         """Wait until it has ended, and everything that it wrote was read."""
         await self._exited.wait()
 
+    async def ends_within(self, seconds: float) -> bool:
+        """True if it has ended, or does so in this time."""
+        with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+            async with deadlines.timeout(seconds):
+                await self._exited.wait()
+        return self.ended is not None
+
     # -------------------------------------------------------------------------------- its begin
 
     async def wait_until_serving(self, timeout: float) -> None:

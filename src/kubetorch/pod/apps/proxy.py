@@ -28,6 +28,8 @@ COOKIE_AGE = 12 * 3600
 
 _MOUNT = Mount(outside=routes.APP, inside="")
 _PREFIX = b"x-forwarded-prefix"
+#: Seconds until the end of an app is noticed whose port refuses connections.
+_NOTICED = 2.0
 _PATH = re.compile(rb"/[!-:<-~]*")
 _HINT = (
     "send it as Authorization: Bearer <token>; a browser is sent to the page with "
@@ -119,7 +121,14 @@ class AppProxy:
             asked = {**scope, "query_string": passage.query}
             passed = [*passage.headers, *_forwarded(headers)]
             try:
-                await proxy.relay(asked, passed, receive, send_on, _target(process, headers))
+                try:
+                    await proxy.relay(asked, passed, receive, send_on, _target(process, headers))
+                except ConnectionRefusedError:
+                    # Nothing was sent. If it has just ended, its successor gets the request.
+                    if not await process.ends_within(_NOTICED):
+                        raise
+                    process = await self._host.serving()
+                    await proxy.relay(asked, passed, receive, send_on, _target(process, headers))
             except (OSError, TimeoutError, asyncio.TimeoutError) as error:
                 if has_begun:
                     raise ClientGoneError from error
