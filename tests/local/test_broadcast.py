@@ -125,10 +125,12 @@ def deployed(jobs):
 
 
 def eventually(condition):
-    deadline = time.monotonic() + 30
-    while not condition():
+    """What a condition says as soon as that is something."""
+    deadline = time.monotonic() + 60
+    while not (found := condition()):
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.02)
+    return found
 
 
 @contextlib.contextmanager
@@ -145,17 +147,6 @@ def once_there_are(count, folder, kill):
         yield
     finally:
         killer.join()
-
-
-def together(attempt):
-    """What an attempt returns as soon as that is something.
-
-    Which errors come together is a matter of time: a busy machine gets more tries.
-    """
-    deadline = time.monotonic() + 60
-    while not (found := attempt()):
-        assert time.monotonic() < deadline, "they never came together"
-    return found
 
 
 def pod_names(handle):
@@ -323,7 +314,7 @@ def test_the_first_error_in_pod_order_carries_the_others(deployed):
             fail_in([1, 2], names)
         return caught.value if caught.value.other_errors else None
 
-    error = together(attempt)
+    error = eventually(attempt)
     assert str(error).startswith("bad 1")
     assert error.pod_name == names[1]
     assert [str(other) for other in error.other_errors] == ["bad 2"]
@@ -367,7 +358,7 @@ def test_a_timeout_ends_the_call_on_all_pods(deployed):
         assert time.monotonic() - begun < 30
         return [type(other) for other in caught.value.other_errors] == [CallTimeoutError] * 2
 
-    together(attempt)
+    eventually(attempt)
 
 
 def test_a_worker_that_is_killed_fails_the_call_and_names_its_pod(deployed):
@@ -477,7 +468,7 @@ def test_a_post_that_fails_on_a_pod_says_how_it_failed_on_the_others(deployed):
         failure = json.loads(body)
         return failure if failure["other_errors"] else None
 
-    failure = together(attempt)
+    failure = eventually(attempt)
     assert (failure["error_type"], failure["message"]) == ("ValueError", "bad 1")
     assert failure["pod_name"] == names[1]
     assert [other["message"] for other in failure["other_errors"]] == ["bad 2"]
@@ -510,7 +501,7 @@ def test_a_post_has_a_timeout_on_all_pods(deployed):
         assert (status, failure["error_type"]) == (504, "CallTimeoutError")
         return len(failure["other_errors"]) == 2
 
-    together(attempt)
+    eventually(attempt)
 
 
 def test_a_post_fails_when_an_agent_is_killed(deployed, tmp_path):

@@ -180,6 +180,14 @@ def exit_status(pid: int) -> int | None:
     return os.waitstatus_to_exitcode(status) if found else None
 
 
+def signal_name(number: int) -> str:
+    """The name of a signal; those of real time have none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def members(leader: int, *, marker: str) -> list[int]:
     """The processes of a session, and those that left it; none where the system does not say."""
     if sys.platform != "linux":

@@ -7,13 +7,12 @@ ensure ── service.json names a living process ──────────
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,30 +57,14 @@ def find(folder: Path | None = None) -> Endpoint | None:
 
 def ensure(folder: Path | None = None) -> Endpoint:
     """The running service, which is started if there is none."""
-    return begin(folder)()
-
-
-def begin(folder: Path | None = None) -> Callable[[], Endpoint]:
-    """Start the service if there is none, without waiting for it."""
     place = Home(folder or home())
     found = find(place.path)
-    if found is None:
-        place.create()
-        lock = FileLock(place.start_lock)
-        if not lock.get_at_once():
-            lock.close()
-            return functools.partial(_ensure_after_another, place)
-        try:
-            # Another program may have started it just before.
-            found = find(place.path)
-            if found is None:
-                return functools.partial(_started, place, _spawn(place), lock)
-        except BaseException:
-            lock.close()
-            raise
-        lock.close()
-    running = found
-    return lambda: running
+    if found is not None:
+        return found
+    place.create()
+    with _locked(place.start_lock, START_TIMEOUT, "another program starts the local service"):
+        # Another program may have started it meanwhile.
+        return find(place.path) or _start(place)
 
 
 def stop(folder: Path | None = None, *, pods: bool = True, timeout: float = STOP_TIMEOUT) -> bool:
@@ -105,13 +88,8 @@ def status(folder: Path | None = None) -> Status:
     return Status(place.path, place.log, place.running())
 
 
-def _ensure_after_another(place: Home) -> Endpoint:
-    with _locked(place.start_lock, START_TIMEOUT, "another program starts the local service"):
-        return find(place.path) or _started(place, _spawn(place))
-
-
-def _spawn(place: Home) -> tuple[int, int]:
-    """Start a service: its process, and the pipe that says when it listens."""
+def _start(place: Home) -> Endpoint:
+    """Start a service, and wait until it listens."""
     started = process.for_service(os.environ, place.path)
     place.rotate_log()
     log = os.open(place.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -124,16 +102,7 @@ def _spawn(place: Home) -> tuple[int, int]:
     finally:
         os.close(writing)
         os.close(log)
-    return pid, reading
-
-
-def _started(place: Home, spawned: tuple[int, int], lock: FileLock | None = None) -> Endpoint:
-    """Wait until a service that was started listens; let go of the lock then."""
-    pid, reading = spawned
-    with (
-        contextlib.closing(lock) if lock is not None else contextlib.nullcontext(),
-        os.fdopen(reading, "rb", buffering=0) as pipe,
-    ):
+    with os.fdopen(reading, "rb", buffering=0) as pipe:
         line = _first_line(pipe.fileno(), time.monotonic() + START_TIMEOUT)
     # What was spawned has only forked the service.
     with contextlib.suppress(ChildProcessError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from math import inf
 
 import pytest
@@ -26,3 +27,8 @@ def test_a_quota_is_time_by_its_period(text: str, expected: float) -> None:
 def test_at_least_one_processor_is_usable() -> None:
     assert processes.usable()
     assert processes.quota() > 0
+
+
+def test_a_signal_without_a_name_is_its_number():
+    assert processes.signal_name(signal.SIGKILL) == "SIGKILL"
+    assert processes.signal_name(40) == "signal 40"

@@ -842,9 +842,5 @@ def describe_exit(status: int | None) -> str:
     if status is None:
         return "ended"
     if status < 0:
-        try:
-            name = signal.Signals(-status).name
-        except ValueError:
-            name = f"signal {-status}"
-        return f"was killed by {name}"
+        return f"was killed by {processes.signal_name(-status)}"
     return f"ended with exit code {status}"

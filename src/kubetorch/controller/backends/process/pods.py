@@ -370,7 +370,7 @@ def _describe_exit(code: int | None) -> str:
     if code is None:
         return "an unknown exit status"
     if code < 0:
-        return signal.Signals(-code).name
+        return processes.signal_name(-code)
     return f"exit code {code}"
 
 
