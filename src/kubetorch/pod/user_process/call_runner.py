@@ -565,7 +565,7 @@ class DeployedCallable:
             raise CallableNotFoundError(f"{self._name}.{method} is private and cannot be called")
         if isinstance(inspect.getattr_static(type(self._value), method, None), property):
             raise self._no_method(method, "is a property")
-        # Not getattr's default: an AttributeError may come from the user's own __getattr__.
+        # Not None, which an attribute may be.
         found = getattr(self._value, method, _NOTHING)
         if found is _NOTHING:
             raise CallableNotFoundError(
