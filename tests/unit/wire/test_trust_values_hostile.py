@@ -23,6 +23,8 @@ from hypothesis import strategies as st
 from kubetorch.errors import SerializationError
 from kubetorch.wire import arrays, codecs, values
 
+pytestmark = pytest.mark.security
+
 
 def _run(*_: object, **__: object) -> NoReturn:
     Bomb.ran.append(sys._getframe(1).f_code.co_name)
