@@ -28,29 +28,20 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from kubetorch.errors import SerializationError
-from kubetorch.wire import introspection
+from kubetorch.wire import dtypes, introspection
 from kubetorch.wire.values import Packer, Tag, Unpacker, checked_zone, expect, is_zone
 
-_INTEGERS = frozenset({int})
 _DENSE = "send tensor.to_dense(), or its parts; pickle carries others where it is allowed"
 
 
-def _sizes(value: object) -> list[int]:
-    sizes = expect(value, list)
-    if not _INTEGERS.issuperset(map(type, sizes)) or min(sizes, default=0) < 0:
-        raise ValueError("numbers that are no sizes")
-    return sizes  # type: ignore[no-any-return]  # it is a list
-
-
-#: Dimensions of an array: the product of more would take long.
-_DIMENSIONS = 64
-
-
-def _shape(value: object) -> tuple[int, ...]:
-    sizes = _sizes(value)
-    if len(sizes) > _DIMENSIONS:
-        raise ValueError(f"an array of {len(sizes)} dimensions")
-    return tuple(sizes)
+def _check_shape(packer: Packer, value: Any) -> list[int]:  # noqa: ANN401  # an array or a tensor
+    """The shape of a value, unless the other end refuses it."""
+    sizes = list(value.shape)
+    try:
+        dtypes.shape(sizes)
+    except ValueError as error:
+        packer.refuse(value, f", which cannot travel: {error}", "send its shape")
+    return sizes
 
 
 # ---------------------------------------------------------------------------------------- NumPy
@@ -76,7 +67,7 @@ def _pack_numpy(packer: Packer, value: Any, mode: int) -> Tag | None:  # noqa: A
 
 def _pack_objects(packer: Packer, value: Any, mode: int) -> Tag:  # noqa: ANN401  # an array
     items = packer.items(value.reshape(-1).tolist(), max(mode, packer.EXACT))
-    return packer.tag("np.objects", list(value.shape), items)
+    return packer.tag("np.objects", _check_shape(packer, value), items)
 
 
 def _pack_array(packer: Packer, value: Any) -> Tag:  # noqa: ANN401  # an array
@@ -84,76 +75,31 @@ def _pack_array(packer: Packer, value: Any) -> Tag:  # noqa: ANN401  # an array
         if hasattr(value.dtype, "na_object"):
             packer.refuse(value, " of strings that may be missing, which cannot travel")
         texts = packer.items(value.reshape(-1).tolist())
-        return packer.tag("np.strings", list(value.shape), texts, [0, 0])
+        return packer.tag("np.strings", _check_shape(packer, value), texts, [0, 0])
     dtype, flags = _describe_dtype(packer, value, value.dtype), value.flags
     order, rows = "C", value
     if not flags.c_contiguous:
         order = "F" if flags.f_contiguous else "C"
         rows = value.T if order == "F" else value.copy(order="C")
     place = packer.add(rows.reshape(-1).view("u1")) if value.size else [0, 0]
-    return packer.tag("np.array", dtype, list(value.shape), order, place)
+    return packer.tag("np.array", dtype, _check_shape(packer, value), order, place)
 
 
 def _describe_dtype(packer: Packer, value: object, dtype: Any) -> Any:  # noqa: ANN401  # of JSON
     """A dtype as JSON: its name, or the parts that it has."""
     if dtype.isbuiltin == 1:
         return dtype.str
-    if dtype.subdtype is not None:
-        base, shape = dtype.subdtype
-        return [_describe_dtype(packer, value, base), list(shape)]
-    if dtype.names is not None:
-        fields = [dtype.fields[name] for name in dtype.names]
-        formats = [_describe_dtype(packer, value, field[0]) for field in fields]
-        titles = [packer.pack(field[2] if len(field) > 2 else None) for field in fields]
-        return {
-            "names": list(dtype.names),
-            "titles": titles,
-            "formats": formats,
-            "offsets": [field[1] for field in fields],
-            "itemsize": dtype.itemsize,
-        }
-    if dtype.isbuiltin == 2 or not _DTYPE.fullmatch(dtype.str) or not dtype.itemsize:
+    try:
+        return dtypes.describe(dtype)
+    except (ValueError, TypeError):  # NumPy's own, of a dtype that somebody else has made
         packer.refuse(
             value,
             f" of dtype {dtype}, which cannot travel",
             "convert it first: array.astype(numpy.float32), for example",
         )
-    return dtype.str
 
 
-_DTYPE = re.compile(r"[<>|=][biufcSUVmM][0-9]{1,9}(\[[0-9]{0,9}[A-Za-z]{1,9}\])?")
 _SCALARS = frozenset({str, int, float, bool, type(None)})
-#: Levels of a dtype that has fields.
-_DTYPE_DEPTH = 16
-
-
-def _dtype(numpy: Any, described: object, depth: int = 0) -> Any:  # noqa: ANN401  # a module
-    """The dtype that JSON describes."""
-    if type(described) is str:
-        return _named_dtype(described)
-    if depth > _DTYPE_DEPTH:
-        raise ValueError("a dtype nested too deep")
-    if type(described) is list:
-        base, shape = described
-        return numpy.dtype((_dtype(numpy, base, depth + 1), _shape(shape)))
-    fields = expect(described, dict)
-    formats, titles = expect(fields["formats"], list), expect(fields["titles"], list)
-    return numpy.dtype(
-        {
-            "names": [expect(name, str) for name in expect(fields["names"], list)],
-            "titles": [None if title is None else expect(title, str) for title in titles],
-            "formats": [_dtype(numpy, one, depth + 1) for one in formats],
-            "offsets": _sizes(fields["offsets"]),
-            "itemsize": expect(fields["itemsize"], int),
-        }
-    )
-
-
-@functools.lru_cache(64)
-def _named_dtype(name: str) -> Any:  # noqa: ANN401  # a dtype
-    if not _DTYPE.fullmatch(name):
-        raise ValueError(f"the dtype {name!r:.80}")
-    return sys.modules["numpy"].dtype(name)
 
 
 def _numpy(unpacker: Unpacker) -> Any:  # noqa: ANN401  # a module
@@ -164,7 +110,7 @@ def _unpack_array(
     unpacker: Unpacker, described: object, shape: object, order: object, place: object
 ) -> Any:  # noqa: ANN401  # an array
     numpy = _numpy(unpacker)
-    dtype, sizes = _dtype(numpy, described), _shape(shape)
+    dtype, sizes = dtypes.parse(described), dtypes.shape(shape)
     buffer = unpacker.buffer(place, is_writable=True)
     if dtype.hasobject or not dtype.itemsize or math.prod(sizes) * dtype.itemsize != len(buffer):
         raise ValueError(f"an array of {sizes} {dtype} in {len(buffer)} bytes")
@@ -182,7 +128,7 @@ def _unpack_scalar(unpacker: Unpacker, described: object, data: object, *plain: 
             return plain[0]
         raise
     content = bytearray.fromhex(expect(data, str))
-    dtype = _dtype(numpy, described)
+    dtype = dtypes.parse(described)
     if dtype.hasobject or dtype.itemsize != len(content):
         raise ValueError(f"a {dtype} of {len(content)} bytes")
     return numpy.ndarray((), dtype, content)[()]
@@ -196,7 +142,7 @@ def _unpack_numbers(unpacker: Unpacker, dtype: object, place: object) -> list[An
         if expect(dtype, str) != ("<f8" if sys.byteorder == "little" else ">f8"):
             raise
         return buffer.cast("d").tolist()
-    return list(numpy.frombuffer(buffer, _named_dtype(expect(dtype, str))))
+    return list(numpy.frombuffer(buffer, dtypes.named(expect(dtype, str))))
 
 
 def _unpack_text(unpacker: Unpacker, text: object) -> Any:  # noqa: ANN401  # a scalar
@@ -208,7 +154,7 @@ def _unpack_text(unpacker: Unpacker, text: object) -> Any:  # noqa: ANN401  # a 
 
 def _unpack_objects(unpacker: Unpacker, shape: object, items: object) -> Any:  # noqa: ANN401
     numpy = _numpy(unpacker)
-    sizes, values = _shape(shape), expect(items, list)
+    sizes, values = dtypes.shape(shape), expect(items, list)
     if math.prod(sizes) != len(values):
         raise ValueError(f"an array of {sizes} with {len(values)} objects")
     found = numpy.empty(len(values), object)
@@ -223,7 +169,7 @@ def _unpack_objects(unpacker: Unpacker, shape: object, items: object) -> Any:  #
 def _unpack_strings(unpacker: Unpacker, shape: object, items: object, _: object) -> Any:  # noqa: ANN401
     numpy = _numpy(unpacker)
     values = [expect(item, str) for item in expect(items, list)]
-    return numpy.array(values, numpy.dtypes.StringDType()).reshape(_shape(shape))
+    return numpy.array(values, numpy.dtypes.StringDType()).reshape(dtypes.shape(shape))
 
 
 # ---------------------------------------------------------------------------------------- torch
@@ -259,7 +205,7 @@ def _pack_tensor(packer: Packer, value: Any) -> Tag:  # noqa: ANN401  # a tensor
     return packer.tag(
         "torch.tensor",
         str(tensor.dtype).removeprefix("torch."),
-        list(rows.shape),
+        _check_shape(packer, rows),
         axes,
         value.requires_grad,
         type(value).__name__ == "Parameter",
@@ -278,7 +224,7 @@ def _unpack_tensor(  # what a tensor is made of
 ) -> Any:  # noqa: ANN401  # a tensor
     torch = unpacker.library("torch", "a tensor")
     dtype = vars(torch).get(expect(name, str))
-    sizes, order = _shape(shape), _shape(axes)
+    sizes, order = dtypes.shape(shape), dtypes.sizes(axes)
     # torch dies of quantized numbers that lack their scale.
     is_known = isinstance(dtype, torch.dtype) and not str(dtype).startswith("torch.q")
     if not is_known or sorted(order) != list(range(len(sizes))):

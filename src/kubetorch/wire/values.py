@@ -441,13 +441,16 @@ _MANY = 16
 
 
 def _pack_numbers(packer: Packer, values: Sequence[Any]) -> Tag | None:
-    """A list of many numbers of NumPy, all of one kind, as an array; `None` if that is none."""
+    """A list of many numbers of NumPy, all of one dtype, as an array; `None` if that is none."""
     if len(values) < _MANY or "numpy" not in sys.modules:
         return None
     kinds = set(map(type, values))
     numpy = sys.modules["numpy"]
     (kind, *others) = kinds
     if others or not issubclass(kind, (numpy.number, numpy.bool_)) or kind.__module__ != "numpy":
+        return None
+    # An array has one unit of time; to have them all in it would change the others.
+    if kind is numpy.timedelta64 and len({value.dtype for value in values}) > 1:
         return None
     array = numpy.array(values)
     return packer.tag("np.list", array.dtype.str, packer.add(array.view("u1")))
