@@ -208,6 +208,7 @@ class Agent:
             on_line=self._write_line,
             on_exit=lambda worker, error: self._supervisor.on_exit(worker, error),
             zygote=zygote,
+            memory_limit=pod.memory_limit,
         )
         self._limit = None
         if pod.memory_limit is not None:

@@ -153,7 +153,7 @@ def parse_json(body: bytes | memoryview) -> Failure:
     text = bytes(body).decode(errors="replace")
     try:
         data = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         data = None
     if isinstance(data, dict):
         return parse(data)
