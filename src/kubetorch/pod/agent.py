@@ -363,7 +363,7 @@ class Agent:
             protocol=versions.PROTOCOL,
             version=__version__,
             generation=self._supervisor.generation,
-            python=(spec.runtime.version if spec else None) or sys.version.split()[0],
+            python=((spec.runtime.version if spec else None) or sys.version.split()[0])[:100],
         )
 
     def _activity(self) -> Activity:

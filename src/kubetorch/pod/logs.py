@@ -161,13 +161,13 @@ class Assembler:
         if not 0 <= when < _LATEST:  # the user's own record of a message may have any
             when = self._clock()
         middle = at + protocol.RECORD_HEADER_BYTES + level_length
-        level = data[at + protocol.RECORD_HEADER_BYTES : middle].decode(errors="replace")
+        level = data[at + protocol.RECORD_HEADER_BYTES : middle][: protocol.LEVEL_LIMIT]
         text = data[middle : middle + text_length]
         key = (writer, call, source)
         if source == protocol.LOGGER:
-            yield from self._message(
-                key, text, level, when, is_last=bool(flags & protocol.END_OF_MESSAGE)
-            )
+            is_last = bool(flags & protocol.END_OF_MESSAGE)
+            name = level.decode(errors="replace")
+            yield from self._message(key, text, name, when, is_last=is_last)
         elif source in protocol.SOURCES:
             yield from self._add(key, text, when)
 

@@ -47,7 +47,7 @@ values.UNPACKERS.update(arrays.UNPACKERS)
 
 ALIGNMENT = 64
 #: Segments of a payload, whose sizes travel in one frame, and bytes of their sizes and number.
-SEGMENTS_LIMIT = 100_000
+SEGMENTS_LIMIT = 10_000
 SIZES_BYTES = 4 + 8 * SEGMENTS_LIMIT
 Segment = Buffer | Gathered
 #: Values that are measured at most, and types of those that are small.

@@ -28,6 +28,9 @@ from kubetorch.wire.rank_values import Buffer
 
 #: Bytes that the body of a `POST` may have, decompressed; streams take more.
 BODY_LIMIT = 64 * 1024 * 1024
+_BYTES = "application/octet-stream"
+#: What a header takes of a content type that user code made itself.
+_CONTENT_TYPE = re.compile(rb"[\x20-\x7e]{1,200}")
 
 
 class _Arguments(msgspec.Struct, forbid_unknown_fields=True):
@@ -208,7 +211,8 @@ async def _answer(result: _Value, respond: Responder) -> None:
         await respond.answer(200, b"[%b]" % b",".join(values), JSON)
     elif codec == "none" and len(segments) == 2:
         # Raw content and its type, which the user's code made itself.
-        await respond.answer(200, segments[0], bytes(segments[1]).decode("latin-1"))
+        kind = _CONTENT_TYPE.fullmatch(segments[1])
+        await respond.answer(200, segments[0], kind[0].decode() if kind else _BYTES)
     else:
         await respond.answer(200, _json(codec, segments), JSON)
 

@@ -76,7 +76,9 @@ INLINE: Final = 256 * 1024
 INLINE_LIMIT: Final = 1024**3
 #: Values that a generator may send before the first GRANT.
 FIRST_GRANT: Final = 16
-#: Characters of the message of a report of progress.
+#: Bytes of the content type of a result.
+CONTENT_TYPE_LIMIT: Final = 200
+#: Bytes of the message of a report of progress.
 MESSAGE_LIMIT: Final = 4096
 
 LOAD: Final = 1
@@ -151,6 +153,8 @@ _RECORD_HEADER: Final = struct.Struct("<16sBBHIIQd")
 RECORD_HEADER_BYTES: Final = _RECORD_HEADER.size
 #: Bytes of a record, header included.
 RECORD_LIMIT: Final = min(select.PIPE_BUF, 4096)
+#: Bytes of the name of a level.
+LEVEL_LIMIT: Final = 64
 STDOUT: Final = 1
 STDERR: Final = 2
 LOGGER: Final = 3
@@ -648,5 +652,6 @@ def _encode(codec: str, value: object, root: str) -> list[codecs.Segment]:
         headers = getattr(value, "headers", None)
         with contextlib.suppress(Exception):
             kind = headers["content-type"] if headers else kind
-        return [body, str(kind or "application/octet-stream").encode()]
+        text = str(kind or "application/octet-stream")
+        return [body, text.encode("ascii", "replace")[:CONTENT_TYPE_LIMIT]]
     return codecs.encode(codec, value)
