@@ -53,6 +53,8 @@ PROBE_TIMEOUT = 1.0
 REPORT_SETTLED = 30.0
 #: Longest message of a controller.
 MESSAGE_LIMIT = 16 * 1024 * 1024
+#: Characters of a line or of the text of a stage that are sent.
+TEXT_CHARACTERS = 64 * 1024
 #: Lines of a loading worker that wait for the session.
 LOG_LIMIT = 1000
 _log = logging.getLogger(__name__)
@@ -120,7 +122,7 @@ class Session:
     def report_stage(self, message: StageReport) -> None:
         """Report the progress of a reload; lost without a session."""
         self._logs_left = LOG_LIMIT
-        self.send(message)
+        self.send(structs.replace(message, message=message.message[:TEXT_CHARACTERS]))
 
     def report_line(self, message: LogReport) -> None:
         """A line of a loading worker; lost without a session, and beyond a limit per stage."""
@@ -129,7 +131,7 @@ class Session:
             text = f"… more than {LOG_LIMIT} lines; kt logs has the others"
             self.send(LogReport(generation=message.generation, text=text, source="stderr"))
         elif self._logs_left > 0:
-            self.send(message)
+            self.send(structs.replace(message, text=message.text[:TEXT_CHARACTERS]))
 
     def report_call(self, message: CallReport) -> None:
         """News of a spawned call; repeated on later sessions until it has certainly arrived."""

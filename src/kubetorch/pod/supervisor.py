@@ -634,7 +634,7 @@ class Supervisor:
                 loop = asyncio.get_running_loop()
                 self._restart = loop.call_later(delay, self._handle, due)
             case reload.Report(generation, serving, is_failure):
-                failure = self._failure.to_dict() if is_failure and self._failure else None
+                failure = self._failure.to_message() if is_failure and self._failure else None
                 self.session.report_observed(
                     Observed(generation=generation, serving=serving, failure=failure)
                 )

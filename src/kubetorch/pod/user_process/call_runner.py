@@ -190,7 +190,8 @@ class RunningCall:
     def progress(self, current: float, total: float | None, message: str | None) -> None:
         # Numbers of NumPy are numbers, too.
         numbers = [float(current), None if total is None else float(total)]
-        report = json.dumps([*numbers, None if message is None else str(message)]).encode()
+        text = None if message is None else _cut(str.__str__(str(message)))
+        report = json.dumps([*numbers, text]).encode()
         now = time.monotonic()
         due = self._progress_sent + PROGRESS_INTERVAL
         if now >= due:
@@ -485,6 +486,14 @@ def decode(
             f"not a value of type {type(found).__name__}"
         )
     return list(args), kwargs
+
+
+def _cut(text: str) -> str:
+    """The message of a report, of so many bytes that it fits into a frame."""
+    data = text.encode(errors="replace")
+    if len(data) > protocol.MESSAGE_LIMIT:
+        data = data[: protocol.MESSAGE_LIMIT - 3] + "…".encode()
+    return data.decode(errors="ignore")
 
 
 def _is_unbound(error: BaseException) -> bool:
