@@ -465,7 +465,8 @@ class Module(Generic[HandleT]):
 
         log = logging.getLogger(__name__)
         try:
-            backend.delete(self._session(), self.namespace, self.service_name)
+            for left in backend.delete(self._session(), self.namespace, self.service_name):
+                log.warning("the teardown of %s leaves %s", self.service_name, left)
         except ServiceNotFoundError:
             log.info("there is no service %s to tear down", self.service_name)
         except ControllerError as error:
