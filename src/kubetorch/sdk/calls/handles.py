@@ -428,7 +428,7 @@ class SpawnedCall:
         workload = session.get_workload(view.namespace, view.workload)
         pods = (pod for pod in workload.pods if pod.name == view.pod and pod.url)
         urls = tuple(session.address(workload, pod) for pod in pods)
-        return Location(urls, workload.token)
+        return Location(urls, session.call_token(workload))
 
 
 #: Seconds that an older agent has to say something of a call before the controller is asked.

@@ -34,6 +34,7 @@ from kubetorch.errors import (
     CallRefusedError,
     ConfigError,
     ControllerError,
+    ForbiddenError,
     KubernetesError,
     KubernetesForbiddenError,
     KubetorchError,
@@ -190,7 +191,13 @@ def _why_away(pod: PodView) -> str:
 #: kubelet closes what it forwards to a pod 1 s after the pod has closed it.
 RANK_PING, FORWARDED_RANK_PING = 1.25, 0.4
 #: What no further attempt can help; some of them are an `OSError` too.
-FINAL = (ServiceNotFoundError, UnauthorizedError, VersionMismatchError, ProtocolError)
+FINAL = (
+    ServiceNotFoundError,
+    UnauthorizedError,
+    ForbiddenError,
+    VersionMismatchError,
+    ProtocolError,
+)
 #: What the user has to mend: rights, credentials, settings. A cluster that restarts may say so too.
 MISTAKES = (KubernetesForbiddenError, ConfigError)
 #: What an attempt fails with when the next one may succeed.
@@ -787,7 +794,9 @@ class Route:
             stream = self.stream()
             if stream is not None:
                 return stream
-            location = self._location or self._connector.ask()
+            location = self._location
+            if location is None or not location.token:  # who may not call is told why
+                location = self._connector.ask()
             scaler = location.scaler
             if scaler is None:
                 return self._connect(location, backoff)
