@@ -183,6 +183,47 @@ def test_a_token_is_for_what_who_asks_may_do(shared: World, verbs: list[str], st
         assert claims.verbs == tuple(verbs)
 
 
+def test_a_kind_of_ones_own_takes_a_right_of_the_controller_and_the_error_grants_it(
+    world: World,
+) -> None:
+    controller = "system:serviceaccount:kubetorch:kubetorch-controller"
+    spec = {"template": {"spec": {"containers": [{"name": "c", "image": "i"}]}}}
+
+    def deploy(name: str) -> tuple[int, str, str]:
+        metadata = {"name": name}
+        fleet = {
+            "apiVersion": "example.com/v1",
+            "kind": "Fleet",
+            "metadata": metadata,
+            "spec": spec,
+        }
+        text, path = json.dumps(fleet), ("spec", "template")
+        # Each of its own name: a refusal is remembered for a while.
+        status, answer = world.deploy("ann's", "a", name, manifest=text, pod_template_path=path)
+        return status, str(answer.get("message")), str((answer.get("state") or {}).get("hint"))
+
+    def commands(*subjects: str) -> str:
+        verbs = "get,list,watch,create,update,patch,delete"
+        kind = "kubetorch-fleets.example.com"
+        return (
+            f"kubectl create clusterrole {kind} --verb={verbs} --resource=fleets.example.com\n"
+            f"kubectl create rolebinding {kind} -n a --clusterrole={kind} {' '.join(subjects)}\n"
+        )
+
+    ours = "--serviceaccount=kubetorch:kubetorch-controller"
+    status, message, hint = deploy("h1")
+    assert (status, "ann may not create fleets.example.com" in message) == (403, True), message
+    assert "the controller lacks the rule apiGroups: [example.com], resources: [fleets]" in hint
+    assert commands("--user=ann", ours) in hint
+    world.reviews.allow("ann", "create patch", "fleets", "a")
+    world.reviews.allow(controller, "get list", "fleets", "a")
+    status, message, hint = deploy("h2")
+    assert (status, commands(ours) in hint) == (403, True), hint
+    assert "resources: [fleets], verbs: [watch, create, update, patch, delete]" in message
+    world.reviews.allow(controller, "watch create update patch delete", "fleets", "a")
+    assert deploy("h3")[0] == 200
+
+
 def test_blobs_of_a_namespace_are_nobody_elses(shared: World) -> None:
     blob = b"the code of a"
     named = json.dumps({"blobs": [digest_of(blob)]}).encode()
