@@ -34,6 +34,7 @@ from kubetorch.errors import (
     ServiceNotFoundError,
     SpecError,
 )
+from kubetorch.lib import terminal
 from kubetorch.sdk import backend, tracebacks
 from kubetorch.sdk.calls.attempts import Again, Done, Invocation
 from kubetorch.sdk.calls.broadcast import combine
@@ -678,6 +679,12 @@ def spawn_one(invocation: Invocation) -> CallHandle:
     if invocation.options.async_:
         HandOvers.of_program().add(handle._call, invocation)
     else:
+        if slots := invocation.route.slots:
+            terminal.say_once(
+                f"a pod of {target.service} takes {slots} {'call' if slots == 1 else 'calls'} at a "
+                "time, so spawn() waits until one has room: Knative passes on no call before; "
+                "spawn(..., async_=True) returns at once"
+            )
         handle._call.hand_over(invocation)
     return handle
 

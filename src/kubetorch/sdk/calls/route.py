@@ -78,6 +78,7 @@ class Scaler(NamedTuple):
     pods: dict[str, str]
     patience: float
     failure: str = ""
+    slots: int | None = None
 
 
 class Location(NamedTuple):
@@ -108,11 +109,13 @@ class Location(NamedTuple):
         if view.scaler:
             said = {} if ready else view.failure or {}
             failure = f"{said.get('error_type')}: {said.get('message')}" if said else ""
+            scaling = spec.compute.autoscaling
             scaler = Scaler(
                 session.transport.scaler(spec.namespace, spec.name, view.scaler),
                 {pod.name: session.address(view, pod) for pod in view.pods if pod.url},
                 spec.compute.launch_timeout,
                 failure,
+                None if scaling is None else scaling.concurrency,
             )
         return cls(
             tuple(session.address(view, pod) for pod in ready),
@@ -596,6 +599,11 @@ class Route:
     @property
     def _scaler(self) -> Scaler | None:
         return None if self._location is None else self._location.scaler
+
+    @property
+    def slots(self) -> int | None:
+        """The calls that a scaler lets into a pod at one time; `None` without such a bound."""
+        return None if self._scaler is None else self._scaler.slots
 
     @property
     def shows_logs(self) -> bool:
