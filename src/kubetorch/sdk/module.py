@@ -682,7 +682,7 @@ class Module(Generic[HandleT]):
     @property
     def request_headers(self) -> dict[str, str]:
         """Headers that other clients have to send."""
-        return {routes.AUTHORIZATION: f"Bearer {self._known().token}"}
+        return {routes.AUTHORIZATION: f"Bearer {self._session().call_token(self._known())}"}
 
     def _known(self) -> WorkloadView:
         if self._view is None:
