@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, TextIO, cast
 
 from kubetorch.pod.user_process import protocol
 from kubetorch.pod.user_process.current_call import current
+from kubetorch.wire import introspection
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -252,9 +253,9 @@ class RecordHandler(logging.Handler):
         return False
 
     def _prints(self, handler: logging.Handler) -> bool:
-        stream = getattr(handler, "stream", None)
+        stream = introspection.attribute(handler, "stream")
         if stream is None:  # rich has a console with a file
-            stream = getattr(getattr(handler, "console", None), "file", None)
+            stream = introspection.attribute(introspection.attribute(handler, "console"), "file")
         return any(stream is each or stream is each.buffer for each in self._streams)
 
 
