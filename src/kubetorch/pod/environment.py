@@ -33,7 +33,7 @@ from kubetorch.specs.image import EnvStep
 from kubetorch.specs.logging import LEVELS
 from kubetorch.specs.workload import RuntimeSpec, WorkloadSpec
 from kubetorch.wire import messages
-from kubetorch.wire.podenv import BACKEND, HOME, PodEnv
+from kubetorch.wire.podenv import BACKEND, HOME, INHERITED, PodEnv
 
 #: Variables that only the agent itself is concerned with.
 INTERNAL = "KT_POD_"
@@ -109,6 +109,18 @@ def denials(spec: WorkloadSpec, pod: PodEnv) -> list[str]:
         for path, mode, verb, what in wanted
         if not os.access(path, mode)
     ]
+
+
+def program_environ(environ: Mapping[str, str], spec: WorkloadSpec) -> Mapping[str, str]:
+    """The environment of a pod with what its deployer's program says of machine and user.
+
+    Where the pod has a variable from its manifest, a secret or its devices, that value stays.
+    """
+    if not spec.runtime.environ:
+        return environ
+    inherited = environ.get(INHERITED, "").split(",")
+    own = {name: value for name, value in environ.items() if name not in inherited}
+    return {**dict(spec.runtime.environ), **own}
 
 
 def worker_environ(
@@ -193,6 +205,7 @@ def worker_spec(
         env=prepared.env,
         init_args=init_args,
         preload=spec.runtime.preload,
+        umask=spec.runtime.umask,
         log_level=level if level in LEVELS else spec.compute.logging.level,
         modules={"__main__": ref.module} if ref.is_script else {},
         library_path=prepared.path,
@@ -202,7 +215,8 @@ def worker_spec(
 
 def unprepared(environ: Mapping[str, str], pod: PodEnv, spec: WorkloadSpec) -> Prepared:
     """The interpreter and variables before the image is there."""
-    return Prepared(interpreter(spec), worker_environ(environ, pod, spec), spec.runtime.path)
+    env = worker_environ(program_environ(environ, spec), pod, spec)
+    return Prepared(interpreter(spec), env, spec.runtime.path)
 
 
 def shell_environ(

@@ -47,7 +47,7 @@ def run(
     os.setsid()
     for descriptor in (sock.fileno(), output):
         os.set_inheritable(descriptor, False)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _disregard_interrupts()
     agent = AgentSocket(sock)
     frame = agent.read()
     while frame.kind != protocol.LOAD:
@@ -60,6 +60,8 @@ def run(
     agent.marker = spec["marker"]
     pipe = _take_output(output, bytes.fromhex(spec["nonce"]))
     _set_environment(spec)
+    if spec["umask"] is not None:
+        os.umask(spec["umask"])
     capture.install(pipe, spec["log_level"])
     worker = _Worker(agent, pipe, spec, stacks=frame.descriptor)
     if numeric is not None:
@@ -68,6 +70,26 @@ def run(
     worker.start(numeric.on_thread if numeric is not None else lambda: None)
     worker.run()
     _leave()
+
+
+def _disregard_interrupts() -> None:
+    """Have SIGINT do nothing here, and in children what it does in any program.
+
+    A signal that is ignored would be ignored in the programs that user code starts, too; one that
+    is handled is not. A forked child of user code has Python's own handler again.
+    """
+    signal.signal(signal.SIGINT, _disregard)
+    signal.siginterrupt(signal.SIGINT, False)
+    os.register_at_fork(after_in_child=_regard_interrupts)
+
+
+def _disregard(_number: int, _frame: object) -> None:
+    """Nothing: a worker ends when its agent says so."""
+
+
+def _regard_interrupts() -> None:
+    if signal.getsignal(signal.SIGINT) is _disregard:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class _Worker:
