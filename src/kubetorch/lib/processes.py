@@ -145,8 +145,8 @@ def _spawn(command: tuple[str, ...], environment: Mapping[str, str], standard: l
     if pid == 0:
         try:
             os.setsid()
-            for number in defaults:
-                signal.signal(number, signal.SIG_DFL)
+            for ignored in defaults:
+                signal.signal(ignored, signal.SIG_DFL)
             for number, fd in enumerate(standard):
                 os.dup2(fd, number)
             os.execve(command[0], command, environment)
