@@ -19,6 +19,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -28,6 +29,7 @@ from kubetorch.lib import deadlines, process_watch, runtime
 from kubetorch.pod.apps.process import AppRun
 from kubetorch.pod.user_process import protocol
 from kubetorch.pod.worker_process.worker import WorkerSpec
+from kubetorch.specs.compute import ComputeSpec, thaw
 from kubetorch.specs.dockerfile import VARIABLE, variable_value
 from kubetorch.specs.image import EnvStep
 from kubetorch.specs.logging import LEVELS
@@ -159,10 +161,29 @@ def worker_environ(
     for step in image:
         said[step.name] = expand(step.value, {**env, **own, **said})
     env |= {**own, **said, **secret}
+    resolved = _of_manifest(compute) if compute.manifest is not None else ()
     for name, value in compute.env_vars:
-        if name in said or name not in own:
+        if (name, value) in resolved and name in environ:
+            if name in said:
+                env[name] = environ[name]
+        elif name in said or name not in own:
             env[name] = expand(value, env)
     return env
+
+
+def _of_manifest(compute: ComputeSpec) -> list[tuple[str, str]]:
+    """The variables of the user's manifest: who started the pod has replaced their references."""
+    found: list[tuple[str, str]] = []
+    rest: list[Any] = [thaw(compute.manifest or "{}")]
+    while rest:
+        node = rest.pop()
+        if isinstance(node, list):
+            rest += node
+        elif isinstance(node, dict):
+            rest += node.values()
+            if isinstance(node.get("name"), str) and "valueFrom" not in node:
+                found.append((node["name"], node.get("value") or ""))
+    return found
 
 
 def interpreter(spec: WorkloadSpec) -> str:
