@@ -162,13 +162,13 @@ class Assembler:
         if not 0 <= when < _LATEST:  # the user's own record of a message may have any
             when = self._clock()
         middle = at + protocol.RECORD_HEADER_BYTES + level_length
-        level = data[at + protocol.RECORD_HEADER_BYTES : middle][: protocol.LEVEL_LIMIT]
+        header = data[at + protocol.RECORD_HEADER_BYTES : middle]
+        level = header[: protocol.LEVEL_LIMIT].decode(errors="replace")
         text = data[middle : middle + text_length]
         key = (writer, call, source)
         if source == protocol.LOGGER:
             is_last = bool(flags & protocol.END_OF_MESSAGE)
-            name = level.decode(errors="replace")
-            yield from self._message(key, text, name, when, is_last=is_last)
+            yield from self._message(key, text, level, when, is_last=is_last)
         elif source in protocol.SOURCES:
             yield from self._add(key, text, when, level or None)
 
