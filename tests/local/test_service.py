@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import threading
 import time
@@ -293,3 +294,16 @@ def _try(action: Callable[[], object]) -> object:
         return action()
     except ConnectionError as error:
         return error
+
+
+@pytest.mark.faults
+def test_a_service_that_can_open_no_more_files_ends_so_that_another_can_be_started(
+    service: Service,
+) -> None:
+    spec, blobs = project(SOURCE.replace("VERSION", "1"))
+    assert isinstance(list(service.events(deploy(spec), blobs))[-1], Ready)
+    resource.prlimit(service.pid, resource.RLIMIT_NOFILE, (4, 4))
+    service.wait()
+    assert "it may open 4 files" in service.log()
+    service.start()
+    assert isinstance(list(service.events(deploy(spec), blobs))[-1], Ready)
