@@ -29,10 +29,11 @@ import json
 import sys
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import FunctionType, GetSetDescriptorType, MemberDescriptorType, ModuleType
+from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any, NoReturn, TypeVar
 
 from kubetorch.errors import SerializationError
+from kubetorch.lib.modules import names_of
 from kubetorch.wire import introspection
 from kubetorch.wire.introspection import is_a
 
@@ -640,7 +641,7 @@ def _layout(cls: type) -> _Layout | None:
 def _is_base_model(cls: type) -> bool:
     module = sys.modules.get(introspection.module_of(cls))
     is_pydantics = introspection.module_of(cls) in ("pydantic.main", "pydantic.v1.main")
-    return is_pydantics and vars(module).get("BaseModel") is cls
+    return is_pydantics and names_of(module).get("BaseModel") is cls
 
 
 def _is_named_tuple(cls: type) -> bool:
@@ -666,9 +667,7 @@ def _hashes_plainly(cls: type) -> bool:
 def find_class(module: str, qualname: str, modules: Mapping[str, str]) -> type | None:
     """A class of a module that is loaded; no `__getattr__` is asked."""
     loaded = sys.modules.get(modules.get(module, module))
-    if not is_a(loaded, ModuleType):
-        return None
-    space: Mapping[str, Any] = vars(ModuleType)["__dict__"].__get__(loaded)
+    space = names_of(loaded)
     found: object = space.get(qualname)  # a generic model has dots in its name
     if found is None:
         for part in qualname.split("."):
@@ -793,7 +792,7 @@ class Unpacker(_Rows):
         """Import one of `LIBRARIES`, for a value that is described."""
         assert name in LIBRARIES
         try:
-            return sys.modules.get(name) or importlib.import_module(name)
+            return importlib.import_module(name)
         except ImportError as error:
             raise SerializationError(
                 f"{what} arrived, and {name} cannot be imported here: {error}",

@@ -23,6 +23,8 @@ from hypothesis import strategies as st
 from kubetorch.errors import SerializationError
 from kubetorch.wire import arrow_streams, codecs, values
 
+pytestmark = pytest.mark.security
+
 #: Names of the methods that ran.
 RAN: list[str] = []
 
