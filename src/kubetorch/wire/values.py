@@ -305,18 +305,13 @@ class Packer(_Rows):
                 raise
         return self.tag("dict", pairs)
 
-    def part(self, step: str, pack: Callable[[], Any]) -> Any:  # noqa: ANN401  # of JSON
-        """The result of `pack` for a part of a value, which `step` shows in a path."""
+    def at(self, key: object, pack: Callable[[], Any], *, is_attribute: bool = False) -> Any:  # noqa: ANN401  # of JSON
+        """The result of `pack` for the value under a key, or of an attribute."""
         try:
             return pack()
         except UnfitError as error:
-            error.path.append(step)
+            error.path.append(f".{key}" if is_attribute else _subscript(key))
             raise
-
-    @staticmethod
-    def subscript(key: object) -> str:
-        """The step of a path to what is under a key."""
-        return _subscript(key)
 
     def _scalar(self, value: Any) -> Any:  # noqa: ANN401  # as `pack`
         if type(value) is int and value.bit_length() > _INTEGER_BITS:
