@@ -44,7 +44,7 @@ from kubetorch.specs.callable import CALLABLES
 from kubetorch.specs.workload import Origin, WorkloadSpec
 from kubetorch.wire import codecs, exceptions, routes
 from kubetorch.wire.calls import CALL_ID, Outcome, Raised, Returned, check_arguments
-from kubetorch.wire.frames import Open, Progress
+from kubetorch.wire.frames import OWN, Open, Progress
 from kubetorch.wire.messages import CallProgress, CallReport, Ending
 
 #: Calls that the pod knows at one time, whatever their state.
@@ -709,7 +709,7 @@ class Calls:
                 f"waiting for pods to start the ranks again: {waits_for}; with "
                 'workers="ready" those that are there begin'
             )
-            call.on_log(Line(text, "logger", "WARNING", time.time(), None))
+            call.on_log(Line(text, OWN, "WARNING", time.time(), None))
         seconds = 2 * waited
         asyncio.get_running_loop().call_later(seconds, self._tell_waiting, call, seconds)
 

@@ -196,12 +196,17 @@ class Yield(msgspec.Struct, frozen=True):
     body: Body
 
 
+#: Sources of lines that no code of the user wrote: steps of an image, and Kubetorch itself.
+IMAGE, OWN = "image", "kubetorch"
+NOT_USERS = frozenset({IMAGE, OWN})
+
+
 class Log(msgspec.Struct, frozen=True, omit_defaults=True):
     """Meta of LOG: one line.
 
     Attributes:
         text: The line without its end; for a logger the message alone.
-        source: `stdout`, `stderr` or `logger`.
+        source: `stdout`, `stderr`, `logger`, or one of `NOT_USERS`.
         level: Level of a logger's line, such as `INFO`.
         time: Seconds since the epoch.
         instance: The line is no output: it says that the instance of the class was made anew, and
