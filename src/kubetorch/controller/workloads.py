@@ -484,7 +484,14 @@ def check_owner(
         said = f", deployed by {_named(owner)}" if is_foreign and owner else ""
         return f"{service} ran {was}{said}; this deploy replaces the service"
     whose = f"belongs to {_named(owner)}, and " if is_foreign and owner else ""
-    this = f"this deploy is by {_named(by)}" if is_foreign else f"this deploy would run {now} there"
+    this = f"this deploy is by {_named(by)}"
+    if not is_foreign:
+        this = f"this deploy would run {now} there"
+        if str(now) == str(was):  # two homes have machines of their own, a folder has one name
+            this = (
+                "this deploy is of the same folder, but of another machine or home "
+                f"(~/.kt/machine): project {now.project}, not {was.project}"
+            )
     error = ServiceTakenError(
         f"{service} {whose}runs {was}; {this}",
         hint="choose another name (name=...), or set a user name, which begins the names of your "

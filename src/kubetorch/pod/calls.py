@@ -219,8 +219,8 @@ class Call:
         self._end(is_failure=True)
 
     def _time_out(self) -> None:
-        # What was left of it when the call was sent.
-        timeout = round(self.request.timeout or 0.0, 2)
+        whole = self.request.whole_timeout  # an earlier client says what was left of it
+        timeout = round(whole or self.request.timeout or 0.0, 2)
         reason = f"the call did not end within its timeout of {timeout:g} s"
         if self.worker is None:
             self.fail(CallTimeoutError(f"{reason}: no worker took it"), started=False)

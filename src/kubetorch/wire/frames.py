@@ -144,6 +144,7 @@ class Open(msgspec.Struct, frozen=True, omit_defaults=True):
         restart_procs: The world is formed again, with new processes, before it runs.
         part: It is a part of a distributed call, made by another agent.
         origin: The code that the caller means, as `Origin.key`; the agent says if it runs other.
+        whole_timeout: Seconds that the caller gave, of which `timeout` was left when it was sent.
     """
 
     id: str
@@ -163,6 +164,7 @@ class Open(msgspec.Struct, frozen=True, omit_defaults=True):
     restart_procs: bool = False
     part: Part | None = None
     origin: str | None = None
+    whole_timeout: float | None = None
 
 
 class Attach(msgspec.Struct, frozen=True, omit_defaults=True):
