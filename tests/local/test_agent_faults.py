@@ -25,6 +25,8 @@ from kubetorch.wire.messages import (
     Terminate,
 )
 
+pytestmark = pytest.mark.faults
+
 SOURCE = """
 import os, time, asyncio
 

@@ -173,7 +173,7 @@ class Agent:
         output = root / "agent.log" if pod.backend == "local" else None
         self._log = PodLog(root / "log", stdout=sys.stdout.fileno(), output=output)
         contact = ControllerAddress.of_pod(pod, credentials.session)
-        self._transfers = Transfers(store, contact)
+        self._transfers = Transfers(store, contact, workload=pod.workload, pod=pod.pod)
         self._session = Session(
             address=contact,
             hello=self._hello,

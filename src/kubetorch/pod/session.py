@@ -105,6 +105,8 @@ class Session:
         self._endpoint: _SessionEndpoint | None = None
         self._heartbeat = HEARTBEAT
         self._observed: Observed | None = None
+        # What a reload that goes on is doing.
+        self._stage: StageReport | None = None
         # Reports by call, and when they were written to a session.
         self._reports: dict[str, tuple[CallReport, float | None]] = {}
         self._edge: asyncio.TimerHandle | None = None
@@ -116,13 +118,16 @@ class Session:
     # --------------------------------------------------------------------------------- to send
 
     def report_observed(self, message: Observed) -> None:
-        self._observed = message
+        self._observed, self._stage = message, None
         self.send(message)
 
     def report_stage(self, message: StageReport) -> None:
-        """Report the progress of a reload; lost without a session."""
+        """Report the progress of a reload; the last step is repeated on later sessions."""
         self._logs_left = LOG_LIMIT
-        self.send(structs.replace(message, message=message.message[:TEXT_CHARACTERS]))
+        message = structs.replace(message, message=message.message[:TEXT_CHARACTERS])
+        if not message.warning:
+            self._stage = message
+        self.send(message)
 
     def report_line(self, message: LogReport) -> None:
         """A line of a loading worker; lost without a session, and beyond a limit per stage."""
@@ -238,6 +243,8 @@ class Session:
         endpoint.send(structs.replace(self.hello(), calls=tuple(self._reports)))
         if self._observed is not None:
             endpoint.send(self._observed)
+        if self._stage is not None:
+            endpoint.send(self._stage)
         self._endpoint = endpoint
         for report, _ in list(self._reports.values()):
             self.report_call(report)

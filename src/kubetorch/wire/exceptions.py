@@ -37,6 +37,8 @@ from kubetorch.wire.introspection import (
     safely,
     shown,
 )
+from kubetorch.wire.introspection import of_error as _of_error
+from kubetorch.wire.introspection import set_of_error as _put
 from kubetorch.wire.values import EXACT, decode, encode
 
 #: A message or traceback that is longer is cut in the middle; the pod's log has all of it.
@@ -182,14 +184,6 @@ def parse_json(body: bytes | memoryview) -> Failure:
 
 
 # -------------------------------------------------------------------------- the user's exceptions
-
-
-def _of_error(error: BaseException, name: str) -> Any:  # noqa: ANN401  # by name
-    return vars(BaseException)[name].__get__(error)
-
-
-def _put(error: BaseException, name: str, value: object) -> None:
-    vars(BaseException)[name].__set__(error, value)
 
 
 def trace_of(error: BaseException) -> TracebackType | None:
@@ -542,7 +536,7 @@ class _Copier:
         kind = type(value)
         if not self.tags:
             raise ValueError("no plain value")
-        if hasattr(kind, "__fspath__") and kind.__module__.partition(".")[0] == "pathlib":
+        if hasattr(kind, "__fspath__") and module_of(kind).partition(".")[0] == "pathlib":
             return {"path": self.copy(os.fspath(value), deeper)}
         if is_a(value, BaseException) and not _ends(value, self.above):
             # The traceback of the whole exception has this one's.

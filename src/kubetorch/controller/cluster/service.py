@@ -310,7 +310,7 @@ class _Service:
 
         def new_access(workloads: Workloads) -> Access:
             return ClusterAccess(
-                Reviews(client, watched),
+                Reviews(client, watched, settings.namespace),
                 pods=WorkloadPods(workloads),
                 pod_tokens=pod_tokens,
                 stores=stores,

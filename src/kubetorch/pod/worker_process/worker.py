@@ -104,6 +104,7 @@ class WorkerSpec:
     #: In a distributed service.
     rank: int | None = None
     code: str | None = None
+    umask: int | None = None
 
 
 class Payload(Protocol):
@@ -302,6 +303,7 @@ class Worker:
             "cwd": spec.cwd,
             "code": spec.code,
             "env": {**spec.env, **spec.own_env, MARKER: self.process.marker.partition("=")[2]},
+            "umask": spec.umask,
             "log_level": spec.log_level,
             "modules": spec.modules,
             "threads": spec.threads,
