@@ -74,6 +74,18 @@ def test_trust_24_what_cannot_be_done_with_secrets_is_said_and_is_exit_status_1(
     assert done.returncode == status
 
 
+def test_variables_of_a_secret_have_the_value_that_is_given_or_that_of_here(run: Run) -> None:
+    arguments = ("-v", "A=1", "-v", "B=x=y", "-v", "HERE")
+    made = run("secrets", "create", "mixed", *arguments, HERE="here")
+    assert made.returncode == 0, made.stderr
+    shown = run("secrets", "describe", "mixed", "--show").stdout
+    assert all(pair in shown for pair in ("A: 1", "B: x=y", "HERE: here")), shown
+    assert run("secrets", "update", "mixed", "-v", "A=2").returncode == 0
+    assert "A: 2" in run("secrets", "describe", "mixed", "--show").stdout
+    assert run("secrets", "create", "other", "-v", "no-name=1").returncode == 1
+    run("secrets", "delete", "mixed", "-y")
+
+
 def test_trust_23_a_mistyped_volume_is_named(run: Run) -> None:
     run("volumes", "create", "dataset")
     done = run("volumes", "delete", "datset", "-y")

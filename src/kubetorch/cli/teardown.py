@@ -134,8 +134,8 @@ def _report_others(output: Output, services: Services, others: list[WorkloadView
     named = ", ".join(f"{one.spec.name}{_whose(services, one)}" for one in others[:_NAMED])
     more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
     output.note(
-        f"Not yours in {services.namespace} namespace: {named}{more}; kt teardown NAME deletes "
-        "one, --namespace-wide all"
+        f"Not yours in {services.namespace} namespace: {named}{more}; "
+        f"kt teardown {others[0].spec.name} deletes that one, --namespace-wide all"
     )
 
 
