@@ -122,6 +122,7 @@ def test_uploads_that_nobody_waits_for_any_more_make_room_when_they_end(tmp_path
     run(scenario)
 
 
+@pytest.mark.faults
 def test_fault_a_pod_that_can_start_no_thread_says_so_and_goes_on_later(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with pod(tmp_path) as (transfers, controller):

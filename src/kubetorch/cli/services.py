@@ -135,12 +135,11 @@ class Services:
         return called(*args, **kwargs)
 
     def ask_pod(self, service: WorkloadView, pod: PodView, path: str) -> bytes:
-        token = service.token or self.token(service).token
         with (
             ways.client(
                 self.session.transport,
                 self.session.address(service, pod),
-                token,
+                self.session.call_token(service),
                 timeout=_POD_PATIENCE,
             ) as http,
             http.request("GET", path) as response,

@@ -285,7 +285,7 @@ class Workload:
             self._deploys.end(progress, messages.Failed(failure=failure.to_dict()))
 
     def _expire(self, progress: DeployProgress, timeout: float) -> None:
-        waits = views.late(self.pods, self._reports, self._rollout)
+        waits = views.late(self.pods, self._reports, self._rollout, self._reason)
         error = self._rendezvous.no_quorum(progress.generation)
         self._give_up(progress, error or views.timed_out(self.record.name, timeout, waits))
 

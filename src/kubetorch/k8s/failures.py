@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,8 @@ from kubetorch import errors
 _TEXT_LIMIT = 300
 #: Parts of pods that are connections.
 _STREAMS = ("pods/exec", "pods/portforward")
+#: What it takes to make objects of a kind, to follow them and to delete them.
+MAKER_VERBS = ("get", "list", "watch", "create", "update", "patch", "delete")
 _CLASSES: dict[int, type[errors.KubernetesRequestError]] = {
     401: errors.KubernetesForbiddenError,
     403: errors.KubernetesForbiddenError,
@@ -100,6 +102,21 @@ def refused_by(
     ]
     error.retry_after = _retry_after(details, headers or {})
     return error
+
+
+def grant_commands(
+    resource: str, verbs: Sequence[str], subjects: Sequence[str], namespace: str
+) -> str:
+    """The two commands with which an administrator grants rights on a kind in a namespace.
+
+    `subjects` are options of `kubectl create rolebinding`.
+    """
+    name = f"kubetorch-{resource}"
+    return (
+        f"kubectl create clusterrole {name} --verb={','.join(verbs)} --resource={resource}\n"
+        f"kubectl create rolebinding {name} -n {namespace} --clusterrole={name} "
+        f"{' '.join(subjects)}"
+    )
 
 
 def parse_status(body: bytes) -> dict[str, Any]:

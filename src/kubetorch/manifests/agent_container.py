@@ -10,6 +10,7 @@ from typing import Any
 from kubetorch.config.settings import DEFAULT_IMAGE
 from kubetorch.errors import SpecError
 from kubetorch.manifests import labels
+from kubetorch.manifests.container_variables import expand_references
 from kubetorch.manifests.kinds import Manifest, Path, assign, entry, items, named
 from kubetorch.manifests.workload_manifest import ManifestParameter, PodTemplate, WorkloadManifest
 from kubetorch.specs.callable import AppSpec
@@ -241,7 +242,7 @@ def _variables(template: PodTemplate) -> Iterable[dict[str, Any]]:
 
 
 def _read_variables(template: PodTemplate) -> Pairs | None:
-    found = ((one["name"], str(one.get("value", ""))) for one in _variables(template))
+    found = ((one["name"], str(one.get("value") or "")) for one in _variables(template))
     return tuple(one for one in found if one[0] != LOG_LEVEL) or None
 
 
@@ -254,7 +255,7 @@ def _set(template: PodTemplate, *variables: tuple[str, str]) -> None:
         if there is None:
             known[name] = {"name": name, "value": value}
             found.append(known[name])
-        elif there.get("value") != value:
+        elif (there.get("value") or "") != value:
             there.pop("valueFrom", None)
             there["value"] = value
 
@@ -275,7 +276,7 @@ def mentions_itself(name: str, value: str) -> bool:
 
 def _read_level(template: PodTemplate) -> LoggingConfig | None:
     there = named(list(_variables(template)), LOG_LEVEL)
-    level = str(there.get("value", "")).lower() if there is not None else None
+    level = str(there.get("value") or "").lower() if there is not None else None
     return next((LoggingConfig(level=known) for known in LEVELS if known == level), None)
 
 
@@ -299,7 +300,6 @@ def fill_log_level(template: PodTemplate, compute: ComputeSpec) -> None:
 
 #: What a pod runs when nobody says what.
 IDLE = "sleep infinity"
-_REFERENCE = re.compile(r"\$(\$?)\(([A-Za-z_.-][\w.-]*)\)", re.ASCII)
 
 
 def command_of(manifest: Mapping[str, Any], pod_template_path: Path | None = None) -> str | None:
@@ -313,7 +313,7 @@ def command_of(manifest: Mapping[str, Any], pod_template_path: Path | None = Non
     if not words:
         return None
     known = variables(container)
-    return shlex.join(_expand(str(word), known) for word in words)
+    return shlex.join(expand_references(str(word), known) for word in words)
 
 
 def variables(container: Mapping[str, Any]) -> dict[str, str]:
@@ -321,17 +321,8 @@ def variables(container: Mapping[str, Any]) -> dict[str, str]:
     found: dict[str, str] = {}
     for one in container.get("env") or ():
         if "valueFrom" not in one:
-            found[str(one["name"])] = _expand(str(one.get("value", "")), found)
+            found[str(one["name"])] = expand_references(str(one.get("value") or ""), found)
     return found
-
-
-def _expand(text: str, variables: Mapping[str, str]) -> str:
-    def value(match: re.Match[str]) -> str:
-        if match[1]:
-            return match[0][1:]
-        return variables.get(match[2], match[0])
-
-    return _REFERENCE.sub(value, text)
 
 
 def command_line(command: Command) -> str | None:

@@ -53,6 +53,8 @@ PROBE_TIMEOUT = 1.0
 REPORT_SETTLED = 30.0
 #: Longest message of a controller.
 MESSAGE_LIMIT = 16 * 1024 * 1024
+#: Characters of a line or of the text of a stage that are sent.
+TEXT_CHARACTERS = 64 * 1024
 #: Lines of a loading worker that wait for the session.
 LOG_LIMIT = 1000
 _log = logging.getLogger(__name__)
@@ -122,6 +124,7 @@ class Session:
     def report_stage(self, message: StageReport) -> None:
         """Report the progress of a reload; the last step is repeated on later sessions."""
         self._logs_left = LOG_LIMIT
+        message = structs.replace(message, message=message.message[:TEXT_CHARACTERS])
         if not message.warning:
             self._stage = message
         self.send(message)
@@ -133,7 +136,7 @@ class Session:
             text = f"… more than {LOG_LIMIT} lines; kt logs has the others"
             self.send(LogReport(generation=message.generation, text=text, source="stderr"))
         elif self._logs_left > 0:
-            self.send(message)
+            self.send(structs.replace(message, text=message.text[:TEXT_CHARACTERS]))
 
     def report_call(self, message: CallReport) -> None:
         """News of a spawned call; repeated on later sessions until it has certainly arrived."""

@@ -428,7 +428,11 @@ class GenerationLoader:
         return slot, init_args
 
     async def _prepare(self, generation: int, spec: WorkloadSpec) -> Prepared:
-        self.prepared = await self.images.prepare(generation, spec, self.environ)
+        if spec.runtime.umask is not None:
+            # Also for apps, shells and steps, which inherit it; the folder of the pod is private.
+            os.umask(spec.runtime.umask & 0o077)
+        environ = environment.program_environ(self.environ, spec)
+        self.prepared = await self.images.prepare(generation, spec, environ)
         return self.prepared
 
     async def _prewarm(self, generation: int, spec: WorkloadSpec, *, is_first: bool) -> Prepared:
@@ -641,7 +645,7 @@ class Supervisor:
                 loop = asyncio.get_running_loop()
                 self._restart = loop.call_later(delay, self._handle, due)
             case reload.Report(generation, serving, is_failure):
-                failure = self._failure.to_dict() if is_failure and self._failure else None
+                failure = self._failure.to_message() if is_failure and self._failure else None
                 self.session.report_observed(
                     Observed(generation=generation, serving=serving, failure=failure)
                 )

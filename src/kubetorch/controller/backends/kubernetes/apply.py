@@ -32,7 +32,7 @@ from kubetorch.errors import (
 from kubetorch.k8s import failures
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.informers import Informer
-from kubetorch.k8s.resources import PODS, Object, Ref, Resource, Selection
+from kubetorch.k8s.resources import PODS, Object, Ref, Resource, Selection, version
 from kubetorch.lib import backoff, deadlines
 from kubetorch.manifests import agent, kinds, labels, services
 from kubetorch.manifests.kinds import Manifest
@@ -254,6 +254,17 @@ class Applier:
         if there is not None and _applied(there):
             _log.info("object to be made anew ref=%s", ref)
             await self._remove(ref, manifest)
+
+    async def try_again(self, manifest: Manifest) -> Object:
+        """Have Knative make a new Revision of the same template, in place of one that failed.
+
+        The field is not one of those that are applied, so no later apply takes it away.
+        """
+        ref = await self.ref(manifest)
+        there = await self._client.get(ref)
+        noted = {"annotations": {labels.TRIED_AGAIN: version(there)}}
+        patch = {"spec": {"template": {"metadata": noted}}}
+        return await self._client.patch(ref, patch, field_manager=f"{FIELD_MANAGER}-again")
 
     async def _change_strategy(self, ref: Ref, there: Object, wanted: Manifest) -> None:
         """Make a Deployment ready for an apply that has its pods recreated.

@@ -29,6 +29,7 @@ from kubetorch.controller.backends.kubernetes.apply import (
     WantedObjects,
 )
 from kubetorch.controller.backends.kubernetes.launch_failures.events import ReportedEvents
+from kubetorch.controller.backends.kubernetes.launch_failures.owners import has_failed_revision
 from kubetorch.controller.backends.kubernetes.launch_failures.verdicts import Verdict
 from kubetorch.controller.backends.kubernetes.launch_watch import (
     ClusterChange,
@@ -166,6 +167,7 @@ class KubernetesBackend(Backend):
             before = AppliedWorkload.of(spec)  # there is something, and nobody knows what
         self._adopter.forget(key)
         self._reported[key] = ReportedEvents(self._now(), self._reported.get(key))
+        has_failed = self._has_failed_revision(key)
         known, is_restricted = await self._prepare(spec, main, is_repeated=repeats > 0)
         root_images = self._root_images if is_restricted else None
         workload.equip(self._runtime, root_images)
@@ -197,7 +199,9 @@ class KubernetesBackend(Backend):
                 await self._cluster_watch.look_at(main)
         made = await self._apply_retry.apply(key, wanted)
         if main is not None:
-            workload.applied(made[-1])
+            is_repeated = before is not None and before.template == workload.template
+            is_tried_again = has_failed and is_repeated
+            workload.applied(await self._applier.try_again(main) if is_tried_again else made[-1])
         self._pod_owners.look_again(key)
         self._refused.forget(key)
         self._watch.mark(key)
@@ -279,7 +283,7 @@ class KubernetesBackend(Backend):
 
         It tries again after longer and longer pauses, whatever was put right meanwhile, and a new
         object's at once. What a user brought is not ours to delete, and an autoscaled service has
-        more to lose than its pods: the revision that served before.
+        more to lose than its pods: the revision that served before (`_has_failed_revision`).
         """
         before = self._workloads.get(key)
         if before is None or before.main is None or before.spec.compute.manifest is not None:
@@ -289,6 +293,21 @@ class KubernetesBackend(Backend):
         if self._members(key) or not self._verdicts.of_owner(key, before.main).is_doomed:
             return None
         return before.main
+
+    def _has_failed_revision(self, key: Key) -> bool:
+        """True if Knative has given up the present template of an autoscaled service.
+
+        It makes a Revision of a template once, whatever was put right since.
+        """
+        before = self._workloads.get(key)
+        if before is None or before.main is None or kinds.find(before.main) != knative.KIND:
+            return False
+        if self._has_running(key, before):
+            return False
+        pods = self._members(key).values()
+        owners = self._cluster_watch.owners(before.main)
+        is_doomed = any(self._verdicts.of_pod(key, pod).is_doomed for pod in pods)
+        return is_doomed or has_failed_revision(before.main, owners)
 
     async def _look(self, spec: WorkloadSpec, main: Manifest | None) -> Known:
         wanted = KubernetesServices.of(spec, main).render()
@@ -401,6 +420,8 @@ class KubernetesBackend(Backend):
         for pod_name, pod in self._members(key).items():
             number = ordinals[pod_name]
             status = pod_status(pod, ordinal=number, wanted=wanted, called=called)
+            if workload is not None and workload.has_given_up(pod):
+                status = replace(status, is_retiring=True)
             found.append(self._judged(key, pod, status))
         return sorted(found, key=lambda pod: (pod.ordinal, pod.is_retiring))
 
@@ -426,6 +447,8 @@ class KubernetesBackend(Backend):
             return Trouble()
         if refused := self._refused.reason(key):
             return Trouble(refused)
+        if not workload.is_seen(self._cluster_watch.owners(workload.main)):
+            return Trouble()  # what is known is of the object before it was applied
         verdict = self._verdicts.of_owner(key, workload.main)
         if verdict.error is not None and self._is_repeated(key, verdict.error):
             return Trouble(f"{verdict.reason}; {RESTRICTED}")

@@ -134,6 +134,8 @@ class AppliedWorkload(msgspec.Struct):
     secrets: str = ""
     # That of the object which it was applied as (`metadata.generation`).
     _generation: int = 0
+    # The attempt that Knative makes at a Revision of its template.
+    _attempt: str = ""
 
     @classmethod
     def of(cls, spec: WorkloadSpec, *, has_operator: bool = True) -> AppliedWorkload:
@@ -200,6 +202,11 @@ class AppliedWorkload(msgspec.Struct):
 
     def applied(self, there: Object) -> None:
         self._generation = _generation(there)
+        self._attempt = _attempt((there.get("spec") or {}).get("template") or {})
+
+    def has_given_up(self, pod: Object) -> bool:
+        """True if a pod is of a Revision in whose place Knative was asked for another one."""
+        return _attempt(pod) != self._attempt
 
     def expected(self, owners: Sequence[Object]) -> int | None:
         """The number of pods, as in `Backend.expected`."""
@@ -207,9 +214,12 @@ class AppliedWorkload(msgspec.Struct):
             return self.spec.compute.pods
         if rests(owners, self.template):
             return 0
-        # What was seen last may be older than what was applied.
-        newer = (one for one in owners[:1] if _generation(one) >= self._generation)
-        return expected(next(newer, self.main), self.spec.compute.pod_template_path)
+        there = owners[0] if owners and self.is_seen(owners) else self.main
+        return expected(there, self.spec.compute.pod_template_path)
+
+    def is_seen(self, owners: Sequence[Object]) -> bool:
+        """False if what was seen last of its object is older than what was applied."""
+        return all(_generation(one) >= self._generation for one in owners[:1])
 
 
 def replaced_containers(spec: WorkloadSpec) -> frozenset[str]:
@@ -236,6 +246,11 @@ def identity(manifest: Manifest) -> Identity:
 
 def identities(manifests: Iterable[Manifest]) -> frozenset[Identity]:
     return frozenset(map(identity, manifests))
+
+
+def _attempt(one: Object) -> str:
+    noted = (one.get("metadata") or {}).get("annotations") or {}
+    return str(noted.get(labels.TRIED_AGAIN) or "")
 
 
 def _generation(there: Object) -> int:

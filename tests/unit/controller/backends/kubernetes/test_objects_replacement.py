@@ -363,3 +363,38 @@ def test_trust_an_autoscaled_service_scales_once_there_is_knative() -> None:
 
     run(cluster, scenario)
     assert cluster.names() == OBJECTS["SCALED"][1]
+
+
+KNATIVE = "serving.knative.dev/v1"
+
+
+@pytest.mark.parametrize(("status", "asked"), [("False", ["patch Service"]), ("True", [])])
+def test_a_revision_that_knative_has_given_up_is_made_anew_by_the_next_deploy(
+    status: str, asked: list[str]
+) -> None:
+    cluster = SmallCluster()
+    run(cluster, lambda one: one.apply(SCALED))
+    service = cluster.take(KNATIVE, "Service")
+    metadata = {**service["metadata"], **service["spec"]["template"]["metadata"]}
+    owner = {"kind": "Service", "name": "f", "uid": service["metadata"]["uid"]}
+    failed = {"type": "Ready", "status": status, "reason": "ContainerMissing", "message": "404"}
+    cluster.put(
+        {
+            "apiVersion": KNATIVE,
+            "kind": "Revision",
+            "metadata": {**metadata, "name": "f-00001", "ownerReferences": [owner]},
+            "status": {"conditions": [failed], "observedGeneration": 1},
+        }
+    )
+    cluster.asked.clear()
+
+    async def scenario(one: KubernetesBackend) -> None:
+        is_known = asyncio.Event()
+        one.watch(lambda namespace, name: is_known.set())
+        await is_known.wait()
+        await one.apply(SCALED)
+
+    run(cluster, scenario, [SCALED])
+    assert cluster.asked == asked
+    noted = cluster.take(KNATIVE, "Service")["spec"]["template"]["metadata"]["annotations"]
+    assert (labels.TRIED_AGAIN in noted) is bool(asked)
