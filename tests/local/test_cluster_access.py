@@ -23,6 +23,8 @@ from tests.cluster_controller import SECRET, open_session
 from tests.local.fake_reviews import FakeReviews, ReviewedController
 from tests.local.service_harness import pack
 
+pytestmark = pytest.mark.security
+
 KIND = "kubetorchworkloads"
 #: A token that says whom it is for; its signature is the API server's business.
 POD = "eyJ.eyJhdWQiOiBbImt1YmV0b3JjaCJdfQ.c2ln"

@@ -102,9 +102,10 @@ class Services:
             return self.username is not None and service.spec.username == self.username
         return service.is_own and creator.username == self.username
 
-    def delete(self, service: WorkloadView, *, force: bool) -> None:
+    def delete(self, service: WorkloadView, *, force: bool) -> list[str]:
+        """Delete a service; returns what it leaves, in words."""
         spec, grace = service.spec, 0.0 if force else None
-        self.session.ask(
+        return self.session.ask(
             lambda asked: asked.delete_workload(spec.namespace, spec.name, grace=grace)
         )
 

@@ -320,6 +320,8 @@ def forget(opened: Session, namespace: str, name: str) -> None:
         listener.close()
 
 
-def delete(opened: Session, namespace: str, name: str) -> None:
-    opened.ask(lambda asked: asked.delete_workload(namespace, name))
+def delete(opened: Session, namespace: str, name: str) -> list[str]:
+    """Delete a service; returns what it leaves, in words."""
+    left = opened.ask(lambda asked: asked.delete_workload(namespace, name))
     forget(opened, namespace, name)
+    return left

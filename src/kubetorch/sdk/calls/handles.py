@@ -46,7 +46,7 @@ from kubetorch.sdk.calls.stream_writer import LOST, Event, PendingCall
 from kubetorch.sdk.calls.target import local_modules
 from kubetorch.sdk.logs import CallLines
 from kubetorch.specs.logging import LoggingConfig
-from kubetorch.wire import calls, codecs, exceptions, frames
+from kubetorch.wire import calls, codecs, exceptions, frames, introspection
 from kubetorch.wire.frames import Kind
 from kubetorch.wire.messages import CallView
 
@@ -738,7 +738,7 @@ class HandOvers:
             except CallCancelledError as error:
                 call.refuse(error)
             except Exception as error:  # noqa: BLE001  # it is raised where the handle is asked
-                lost = CallLostError(f"it could not be sent: {error!r}")
+                lost = CallLostError(f"it could not be sent: {introspection.shown(error)}")
                 call.refuse(error if isinstance(error, KubetorchError) else lost)
                 self._failed.append((call, invocation))
             with self._lock:

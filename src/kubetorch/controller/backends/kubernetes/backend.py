@@ -21,7 +21,13 @@ from kubetorch.controller.backends.base import (
     Trouble,
 )
 from kubetorch.controller.backends.kubernetes import namespaces, objects, prepare
-from kubetorch.controller.backends.kubernetes.apply import Applier, ApplyRetry, Known, WantedObjects
+from kubetorch.controller.backends.kubernetes.apply import (
+    Applier,
+    ApplyRetry,
+    Known,
+    Taking,
+    WantedObjects,
+)
 from kubetorch.controller.backends.kubernetes.launch_failures.events import ReportedEvents
 from kubetorch.controller.backends.kubernetes.launch_failures.owners import has_failed_revision
 from kubetorch.controller.backends.kubernetes.launch_failures.verdicts import Verdict
@@ -164,10 +170,6 @@ class KubernetesBackend(Backend):
         self._reported[key] = ReportedEvents(self._now(), self._reported.get(key))
         has_failed = self._has_failed_revision(key)
         known, is_restricted = await self._prepare(spec, main, is_repeated=repeats > 0)
-        given_up = self._given_up(key)
-        if given_up is not None:
-            await self._applier.remove(given_up)
-            known = {}
         root_images = self._root_images if is_restricted else None
         workload.equip(self._runtime, root_images)
         workload.repeats = repeats
@@ -178,9 +180,16 @@ class KubernetesBackend(Backend):
             manifests.append(main)
         # Whoever brings a manifest may have applied it already.
         taken = main if spec.compute.manifest is not None else None
+        taking = Taking(objects.replaced_containers(spec))
         wanted = WantedObjects(
-            manifests, taken, self._owner(*key), known, spec.compute.launch_timeout
+            manifests, taken, taking, self._owner(*key), known, spec.compute.launch_timeout
         )
+        if main is not None:
+            await self._apply_retry.check_form(key, wanted)
+        given_up = self._given_up(key)
+        if given_up is not None:
+            await self._applier.remove(given_up)
+            known.clear()
         # Until then it is what it was before, which goes on if this cannot be made.
         await self._replacement.make_room(key, wanted, before)
         workload.objects = identities(manifests)
@@ -318,28 +327,30 @@ class KubernetesBackend(Backend):
         compute = workload.spec.compute
         changed = replicas.none(WorkloadManifest.parse(workload.main, compute.pod_template_path))
         empty = rendering.merge_manifests(workload.main, changed)
-        is_brought = compute.manifest is not None
+        takes = None if compute.manifest is None else Taking()
         owner = self._owner(*key)
-        workload.applied(await self._applier.apply(empty, owner=owner, takes=is_brought))
+        workload.applied(await self._applier.apply(empty, owner=owner, takes=takes))
 
-    async def delete(self, namespace: str, name: str, *, grace: float) -> None:
+    async def delete(self, namespace: str, name: str, *, grace: float) -> list[str]:
         key = (namespace, name)
         await self._stop_repeating(key)
         workload = self._workloads.pop(key, None)
         self._reported.pop(key, None)
         self._adopter.forget(key)
         if workload is None:
-            return
+            return []
         spec, main = workload.spec, workload.main
+        left: list[str | None] = []
         for service in KubernetesServices.of(spec, main).render():
-            await self._applier.delete_own(await self._applier.ref(service))
+            left.append(await self._applier.delete_own(await self._applier.ref(service)))
         if main is not None:
             try:
-                await self._applier.delete_own(await self._applier.ref(main))
+                left.append(await self._applier.delete_own(await self._applier.ref(main)))
             except KubernetesNotFoundError:  # its kind is gone, and all objects of it
                 _log.info("kind is gone kind=%s", main["kind"])
-        await self._replacement.remove_left(key, workload, self._owner(*key))
-        if main is not None:
+        left += await self._replacement.remove_left(key, workload, self._owner(*key))
+        if main is not None and not any(left):
+            # The pods of what is left are replaced by its own controller, in its own time.
             await self._end_pods(key, workload, grace)
         self._verdicts.forget_owner(key)
         self._pod_owners.forget(key)
@@ -347,6 +358,7 @@ class KubernetesBackend(Backend):
         await self._watch.forget(key)
         if not any(known == namespace for known, _ in self._workloads):
             await self._cluster_watch.forget(namespace)
+        return [one for one in left if one is not None]
 
     async def _end_pods(self, key: Key, workload: AppliedWorkload, grace: float) -> None:
         """End the pods with no more patience than `grace`; return when they are gone.
