@@ -80,7 +80,7 @@ def status(name: ServiceName, namespace: Namespace = None, as_json: AsJson = Fal
 
 def show(service: WorkloadView, output: Output) -> None:
     """A line about the service, the table of its pods, and why it failed, if it did."""
-    ready, pods = views.ready_pods(service), len(service.pods)
+    ready, pods = views.ready_pods(service), service.pods_wanted or len(service.pods)
     calls = sum(pod.calls for pod in service.pods)
     style: Style = "green" if service.status == "Ready" else "yellow"
     output.report(
@@ -183,7 +183,7 @@ def _access(app: AppSpec | None) -> str | None:
 
 def _pods(service: WorkloadView) -> str:
     if not service.scaler:
-        return f"{views.ready_pods(service)} of {service.spec.compute.pods} ready"
+        return f"{views.ready_pods(service)} of {views.pods_wanted(service)} ready"
     if views.is_at_zero(service):
         return "none: scaled to zero, a call makes one"
     return f"{views.ready_pods(service)} ready, as many as calls need"

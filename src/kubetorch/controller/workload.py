@@ -194,6 +194,7 @@ class Workload:
             creator=self.creator,
             pool=self.pool,
             equipment=self._services.backend.equipment(*self.key),
+            pods_wanted=self._rollout.total,
         )
 
     @property

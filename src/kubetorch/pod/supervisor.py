@@ -31,6 +31,7 @@ from kubetorch.errors import (
     ResourceNotAvailableError,
 )
 from kubetorch.lib import deadlines
+from kubetorch.lib.changes import Changes
 from kubetorch.lib.tasks import cancel_all
 from kubetorch.pod import environment, framework_nodes, rank_environment, reload
 from kubetorch.pod.apps.process import AppHost, AppProcess
@@ -488,6 +489,8 @@ class Supervisor:
     filesystem: PodFilesystem
 
     def __post_init__(self) -> None:
+        #: Notified of every change of what is served.
+        self.changes = Changes()
         self._machine = reload.Reconciler()
         self._specs: dict[int, WorkloadSpec] = {}
         self._failure: exceptions.Failure | None = None
@@ -506,6 +509,13 @@ class Supervisor:
     def generation(self) -> int:
         """The generation that serves calls; 0 when none does."""
         return self._machine.serving if self._machine.has_worker else 0
+
+    @property
+    def is_starting(self) -> bool:
+        """True if it has served nothing yet, and may still."""
+        machine = self._machine
+        may_load = machine.loading is not None or self._failure is None
+        return not machine.serving and may_load and not self._is_closing
 
     @property
     def restarts(self) -> int:
@@ -623,6 +633,7 @@ class Supervisor:
     def _handle(self, event: reload.Event) -> None:
         for effect in self._machine.handle(event):
             self._apply(effect)
+        self.changes.notify()
 
     def _apply(self, effect: reload.Effect) -> None:
         match effect:
