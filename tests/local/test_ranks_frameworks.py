@@ -112,7 +112,7 @@ class Held:
         return host_mesh.extent["hosts"], host_mesh is self.hosts
 
 if __name__ == "__main__":
-    compute = kt.Compute(cpus="0.1").distribute("monarch", workers=2)
+    compute = kt.Compute(cpus="0.1").distribute("monarch", workers=2, monitor_members=True)
     service = kt.fn(actors).to(compute)
     first = service(0)
     agents = [int(open(f"/proc/{host}/stat").read().split()[3]) for host in first]

@@ -133,10 +133,10 @@ class DistributionSpec:
     def is_monitored(self) -> bool:
         """True if the loss of a pod ends the calls that it is part of.
 
-        Ray goes on without a pod. Monarch does not, and notices a loss after more than a minute.
+        Ray and Monarch notice a loss by themselves, Monarch after more than a minute.
         """
         if self.monitor_members is None:
-            return self.distribution_type != "ray"
+            return self.distribution_type not in SINGLE_CONTROLLER
         return self.monitor_members
 
     def config(self, *, replicas: int, launch_timeout: int) -> dict[str, Any]:

@@ -26,6 +26,13 @@ PLACES = [
     ("gpus", "0", None, f"{POD}.tolerations", None),
     ("gpu_type", "L4", "L4", f"{MAIN}.resources.limits", {"nvidia.com/gpu": "1"}),
     ("gpu_type", "pool: big", "pool: big", f"{POD}.nodeSelector", {"pool": "big"}),
+    (
+        "gpu_type",
+        f"{PRODUCT}: L4",
+        "L4",
+        f"{POD}.nodeSelector",
+        {PRODUCT: "L4"},
+    ),
     ("gpu_memory", "4Gi", "4Gi", "metadata.annotations.gpu-memory", "4Gi"),
     ("gpu_memory", "4Gi", "4Gi", f"{MAIN}.resources.limits", {"nvidia.com/gpu": "1"}),
     ("priority_class_name", "high", "high", f"{POD}.priorityClassName", "high"),
