@@ -131,7 +131,8 @@ def secrets(  # noqa: PLR0913  # the documented options
     all_namespaces: AllNamespaces = False,
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask before deleting.")] = False,
     path: Annotated[
-        str | None, typer.Option("-p", "--path", help="File or folder with the values.")
+        str | None,
+        typer.Option("-p", "--path", "--from-file", help="File or folder with the values."),
     ] = None,
     provider: Annotated[
         str | None, typer.Option("-c", "--provider", help="Provider of the credentials.")
@@ -139,6 +140,9 @@ def secrets(  # noqa: PLR0913  # the documented options
     env_vars: Annotated[
         list[str] | None,
         typer.Option("-v", "--env-vars", help="Environment variable with a value; repeatable."),
+    ] = None,
+    from_env: Annotated[
+        str | None, typer.Option("--from-env", help="The same, several with commas: A,B.")
     ] = None,
     show: Annotated[
         bool, typer.Option("-s", "--show", help="Show the values too, when describing.")
@@ -151,7 +155,8 @@ def secrets(  # noqa: PLR0913  # the documented options
         raise typer.BadParameter(
             f"{action!r} is none of {', '.join(_SECRET_ACTIONS)}", param_hint="ACTION"
         )
-    source = {"provider": provider, "path": path, "env_vars": env_vars or None}
+    variables = [*(env_vars or ()), *filter(None, (from_env or "").split(","))]
+    source = {"provider": provider, "path": path, "env_vars": variables or None}
     is_changing = action not in ("list", "describe")
     keeper = SecretKeeper(namespace, output, is_changing=is_changing, all_namespaces=all_namespaces)
     _SECRET_ACTIONS[action](_SecretRequest(keeper, output, name, prefix, yes, show, source))

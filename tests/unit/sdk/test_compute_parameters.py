@@ -6,6 +6,7 @@ import pytest
 
 import kubetorch as kt
 from kubetorch.manifests import kinds
+from kubetorch.manifests.scheduling import GPU_PRODUCT_LABEL as PRODUCT
 from kubetorch.specs.endpoint import Endpoint
 from kubetorch.specs.volume import VolumeSpec
 from unit.manifests.users import manifests
