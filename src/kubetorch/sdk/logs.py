@@ -44,7 +44,7 @@ def moment(seconds: float) -> str:
 
 
 def is_wanted(level: str | None, lowest: str) -> bool:
-    """True if a logger's line of this level is shown; levels of the user's own always are."""
+    """True if a line of this level is shown; without one, or with one of the user's, it is."""
     severity = _SEVERITY.get((level or "").lower())
     return severity is None or severity >= _SEVERITY[lowest]
 
@@ -140,7 +140,7 @@ class CallLines:
         """A call wrote a line, or the line says that its instance was made anew."""
         if line.instance is not None:
             parameters.warn(line.text, InstanceReplacedWarning)
-        elif line.source != "logger" or is_wanted(line.level, self._config.level):
+        elif is_wanted(line.level, self._config.level):
             text = line.text
             if not (line.source != "logger" and _FORMATTED.fullmatch(text)):
                 text = of_call(line, include_name=self._config.include_name)

@@ -467,7 +467,8 @@ class Module(Generic[HandleT]):
 
         log = logging.getLogger(__name__)
         try:
-            backend.delete(self._session(), self.namespace, self.service_name)
+            for left in backend.delete(self._session(), self.namespace, self.service_name):
+                log.warning("the teardown of %s leaves %s", self.service_name, left)
         except ServiceNotFoundError:
             log.info("there is no service %s to tear down", self.service_name)
         except ControllerError as error:
@@ -683,7 +684,7 @@ class Module(Generic[HandleT]):
     @property
     def request_headers(self) -> dict[str, str]:
         """Headers that other clients have to send."""
-        return {routes.AUTHORIZATION: f"Bearer {self._known().token}"}
+        return {routes.AUTHORIZATION: f"Bearer {self._session().call_token(self._known())}"}
 
     def _known(self) -> WorkloadView:
         if self._view is None:

@@ -46,6 +46,9 @@ values.PACKERS.update(arrays.PACKERS)
 values.UNPACKERS.update(arrays.UNPACKERS)
 
 ALIGNMENT = 64
+#: Segments of a payload, whose sizes travel in one frame, and bytes of their sizes and number.
+SEGMENTS_LIMIT = 10_000
+SIZES_BYTES = 4 + 8 * SEGMENTS_LIMIT
 Segment = Buffer | Gathered
 #: Values that are measured at most, and types of those that are small.
 _MEASURED = 1000
@@ -354,10 +357,17 @@ def _text(content: bytes, charset: str) -> str:
 
 
 def _encode_pickle(value: object) -> list[Segment]:
-    """The pickle stream, then one segment for each buffer of the value."""
+    """The pickle stream, then one segment for each buffer of the value, as far as there may be."""
     buffers: list[pickle.PickleBuffer] = []
+
+    def is_in_stream(buffer: pickle.PickleBuffer) -> bool:
+        if len(buffers) == SEGMENTS_LIMIT - 1:
+            return True
+        buffers.append(buffer)
+        return False
+
     try:
-        stream = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+        stream = pickle.dumps(value, protocol=5, buffer_callback=is_in_stream)
         return [stream, *(buffer.raw() for buffer in buffers)]
     except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
         raise SerializationError(

@@ -202,7 +202,8 @@ class Log(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         text: The line without its end; for a logger the message alone.
         source: `stdout`, `stderr` or `logger`.
-        level: Level of a logger's line, such as `INFO`.
+        level: Level of a logger's line, such as `INFO`. What a program prints that has handlers of
+            its own counts as `INFO` on stdout and as `ERROR` on stderr; else a print has none.
         time: Seconds since the epoch.
         instance: The line is no output: it says that the instance of the class was made anew, and
             this is the new one.

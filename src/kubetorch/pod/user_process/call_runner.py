@@ -190,7 +190,8 @@ class RunningCall:
     def progress(self, current: float, total: float | None, message: str | None) -> None:
         # Numbers of NumPy are numbers, too.
         numbers = [float(current), None if total is None else float(total)]
-        report = json.dumps([*numbers, None if message is None else str(message)]).encode()
+        text = None if message is None else _cut(str.__str__(str(message)))
+        report = json.dumps([*numbers, text]).encode()
         now = time.monotonic()
         due = self._progress_sent + PROGRESS_INTERVAL
         if now >= due:
@@ -428,7 +429,7 @@ class CallRunner:
 
     def _succeed(self, call: RunningCall, value: object, *, streamed: bool) -> None:
         if os.getpid() != self._pid:
-            _leave_child(0)
+            _leave_child(0, self.pipe)
         self._finish(call)
         flags = protocol.STREAMED if streamed else 0
         try:
@@ -438,7 +439,7 @@ class CallRunner:
 
     def _fail(self, call: RunningCall, error: BaseException, *, started: bool) -> None:
         if os.getpid() != self._pid:
-            _leave_child(introspection.safely(_exit_status, 1, error))
+            _leave_child(introspection.safely(_exit_status, 1, error), self.pipe)
         self._finish(call)
         cancelled = call.cancelled
         if cancelled is not None and introspection.is_a(
@@ -453,7 +454,7 @@ class CallRunner:
     def _give_up(self, call: RunningCall, error: BaseException) -> None:
         """End a call whose end itself failed: nobody is to wait for it."""
         if os.getpid() != self._pid:
-            _leave_child(1)
+            _leave_child(1, self.pipe)
         self._calls.pop(call.number, None)
         what = f"the end of the call could not be reported: {introspection.name_of(type(error))}"
         told = exceptions.Failure("RemoteError", what, pod_name=self.pod_name)
@@ -487,6 +488,14 @@ def decode(
     return list(args), kwargs
 
 
+def _cut(text: str) -> str:
+    """The message of a report, of so many bytes that it fits into a frame."""
+    data = text.encode(errors="replace")
+    if len(data) > protocol.MESSAGE_LIMIT:
+        data = data[: protocol.MESSAGE_LIMIT - 3] + "…".encode()
+    return data.decode(errors="ignore")
+
+
 def _is_unbound(error: BaseException) -> bool:
     """True if the arguments did not fit the function, so that none of its code ran."""
     trace = exceptions.trace_of(error)
@@ -510,13 +519,14 @@ def _exit_status(error: BaseException) -> int:
     return 1
 
 
-def _leave_child(status: int) -> None:
+def _leave_child(status: int, pipe: OutputPipe) -> None:
     """End a process that user code forked and that returned into ours."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except (OSError, ValueError):
             continue
+    pipe.c_output.flush_all()
     os._exit(status)
 
 
@@ -584,6 +594,11 @@ class DeployedCallable:
         except CallableNotFoundError as error:
             missing = str(error)
         return {"names": sorted(self._callables()), "missing": missing}
+
+    @property
+    def is_sync(self) -> bool:
+        """True for a function that is no `async def`, and for a class without such methods."""
+        return self.is_sync_class if self._is_instance else not self.runs_on_loop(None)
 
     @property
     def is_sync_class(self) -> bool:

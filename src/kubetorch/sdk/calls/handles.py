@@ -34,6 +34,7 @@ from kubetorch.errors import (
     ServiceNotFoundError,
     SpecError,
 )
+from kubetorch.lib import terminal
 from kubetorch.sdk import backend, tracebacks
 from kubetorch.sdk.calls.attempts import Again, Done, Invocation
 from kubetorch.sdk.calls.broadcast import combine
@@ -428,7 +429,7 @@ class SpawnedCall:
         workload = session.get_workload(view.namespace, view.workload)
         pods = (pod for pod in workload.pods if pod.name == view.pod and pod.url)
         urls = tuple(session.address(workload, pod) for pod in pods)
-        return Location(urls, workload.token)
+        return Location(urls, session.call_token(workload))
 
 
 #: Seconds that an older agent has to say something of a call before the controller is asked.
@@ -678,6 +679,12 @@ def spawn_one(invocation: Invocation) -> CallHandle:
     if invocation.options.async_:
         HandOvers.of_program().add(handle._call, invocation)
     else:
+        if slots := invocation.route.slots:
+            terminal.say_once(
+                f"a pod of {target.service} takes {slots} {'call' if slots == 1 else 'calls'} at a "
+                "time, so spawn() waits until one has room: Knative passes on no call before; "
+                "spawn(..., async_=True) returns at once"
+            )
         handle._call.hand_over(invocation)
     return handle
 

@@ -454,7 +454,7 @@ class LaunchLines:
 
     def log(self, line: DeployLog) -> None:
         """The user's code wrote a line while it was loaded."""
-        is_wanted = line.source != "logger" or logs.is_wanted(line.level, self._config.level)
+        is_wanted = logs.is_wanted(line.level, self._config.level)
         if self._stream_logs and is_wanted and self._is_new(line):
             level = line.level if line.source == "logger" else None
             self._launch(line.text, level, line.time)

@@ -11,6 +11,7 @@ there: the same code from two machines is one generation.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import site
@@ -25,6 +26,7 @@ from kubetorch.config.settings import config
 from kubetorch.datastore import ignore_rules
 from kubetorch.errors import SpecError
 from kubetorch.lib import modules
+from kubetorch.local import process
 from kubetorch.sdk import inpod
 from kubetorch.sdk.calls import options
 from kubetorch.specs.callable import CallableKind, CallableRef
@@ -366,7 +368,20 @@ def describe_runtime(
         site=_site(),
         package_managers=config.package_managers,
         pretends_gpus=environment.pretends_gpus(),
+        environ=tuple(sorted(process.for_pods(environment.for_programs()).items())),
+        umask=_umask(),
     )
+
+
+def _umask() -> int:
+    """The file mode creation mask of this program, which is told by setting another."""
+    with contextlib.suppress(OSError):  # Linux tells it without that
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("Umask:"):
+                return int(line.partition(":")[2], 8)
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def _site() -> tuple[str, ...]:
