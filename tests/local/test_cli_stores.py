@@ -54,6 +54,18 @@ def test_a_secret_from_its_creation_to_its_end(run: Run) -> None:
     assert json.loads(run("secrets", "--json").stdout) == []
 
 
+def test_a_secret_has_the_spellings_of_the_earlier_guides(run: Run, tmp_path: Path) -> None:
+    key = tmp_path / "key.pem"
+    key.write_text("hush-key")
+    made = run("secret", "create", "both", "--from-env", "ONE,TWO", ONE="hush-1", TWO="hush-2")
+    assert "created" in made.stdout, made.stderr
+    assert "created" in run("secret", "create", "key", "--from-file", str(key)).stdout
+    shown = run("secret", "describe", "both", "-s", "--json").stdout
+    assert json.loads(shown)["data"] == {"ONE": "hush-1", "TWO": "hush-2"}
+    shown = run("secret", "describe", "key", "-s", "--json").stdout
+    assert json.loads(shown)["data"] == {"key.pem": "hush-key"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [

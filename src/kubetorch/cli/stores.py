@@ -142,7 +142,8 @@ def secrets(  # noqa: PLR0913  # the documented options
     all_namespaces: AllNamespaces = False,
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask before deleting.")] = False,
     path: Annotated[
-        str | None, typer.Option("-p", "--path", help="File or folder with the values.")
+        str | None,
+        typer.Option("-p", "--path", "--from-file", help="File or folder with the values."),
     ] = None,
     provider: Annotated[
         str | None, typer.Option("-c", "--provider", help="Provider of the credentials.")
@@ -156,6 +157,9 @@ def secrets(  # noqa: PLR0913  # the documented options
             help="Environment variable, and its value if not that of here; repeatable.",
         ),
     ] = None,
+    from_env: Annotated[
+        str | None, typer.Option("--from-env", help="The same, several with commas: A,B.")
+    ] = None,
     show: Annotated[
         bool, typer.Option("-s", "--show", help="Show the values too, when describing.")
     ] = False,
@@ -167,7 +171,8 @@ def secrets(  # noqa: PLR0913  # the documented options
         raise typer.BadParameter(
             f"{action!r} is none of {', '.join(_SECRET_ACTIONS)}", param_hint="ACTION"
         )
-    source = {"provider": provider, "path": path, **_variables(env_vars or [])}
+    variables = [*(env_vars or ()), *filter(None, (from_env or "").split(","))]
+    source = {"provider": provider, "path": path, **_variables(variables)}
     is_changing = action not in ("list", "describe")
     keeper = SecretKeeper(namespace, output, is_changing=is_changing, all_namespaces=all_namespaces)
     _SECRET_ACTIONS[action](_SecretRequest(keeper, output, name, prefix, yes, show, source))

@@ -329,8 +329,8 @@ def test_trust_an_autoscaled_service_has_a_fixed_number_of_pods_without_knative(
         made = cluster.take("apps/v1", "Deployment")
         assert made["spec"]["replicas"] == pods
         assert made["spec"]["strategy"] == {"type": "RollingUpdate"}
-        assert one.warnings(manifest) == one.notes(wanted.compute, manifest)
-        (warning,) = one.warnings(manifest)
+        assert one.warnings(wanted.compute, manifest) == one.notes(wanted.compute, manifest)
+        (warning,) = one.warnings(wanted.compute, manifest)
         assert "there is no Knative here" in warning
         assert f"it runs on {pods} pod" in warning
 
@@ -359,7 +359,7 @@ def test_trust_an_autoscaled_service_scales_once_there_is_knative() -> None:
         await one.apply(SCALED)
         cluster.unserved.discard(KNATIVE)
         await one.apply(SCALED)
-        assert one.warnings(rendering.of_workload(SCALED)) == ()
+        assert one.warnings(SCALED.compute, rendering.of_workload(SCALED)) == ()
 
     run(cluster, scenario)
     assert cluster.names() == OBJECTS["SCALED"][1]
