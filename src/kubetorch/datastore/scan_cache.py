@@ -39,6 +39,10 @@ class FileRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     is_executable: bool
     digest: str
 
+    @property
+    def is_racy(self) -> bool:
+        return self.ctime_ns == _RACY
+
     def matches(self, facts: os.stat_result) -> bool:
         return (
             facts.st_ctime_ns == self.ctime_ns

@@ -237,15 +237,18 @@ def reason_of(module: str, where: ProjectRef) -> str | None:
         return "no code was sent: its own modules must be installed in the pods"
     root = where.folder / where.root
     here = _file_of(module, root)
+    file = getattr(sys.modules.get(module), "__file__", None)
+    is_elsewhere = file is not None and not is_installed(Path(file))
     if where.only is not None:
+        if here is None and file is not None and is_elsewhere:
+            return _outside(Path(file), root)
         return _only(where, here)
     if here is not None:
         return (
             f"{here} is here, and was not sent: .ktignore, .gitignore or KT_RSYNC_FILTERS leave it "
             "out, or it is a link that leads out of the project"
         )
-    file = getattr(sys.modules.get(module), "__file__", None)
-    if file is None or is_installed(Path(file)) or Path(file).is_relative_to(where.folder):
+    if file is None or not is_elsewhere or Path(file).is_relative_to(where.folder):
         return None
     return _outside(Path(file), where.folder)
 
@@ -364,8 +367,7 @@ def describe_runtime(
     return RuntimeSpec(
         python=sys.executable or None,
         version=".".join(map(str, sys.version_info[:3])),
-        # The first is the folder of the program.
-        path=foreign_entries(sys.path[1:], own if project is None else [*own, str(project)]),
+        path=foreign_entries(_further_path(), own if project is None else [*own, str(project)]),
         preload=tuple(preload),
         site=_site(),
         package_managers=config.package_managers,
@@ -373,6 +375,24 @@ def describe_runtime(
         environ=tuple(sorted(process.for_pods(environment.for_programs()).items())),
         umask=_umask(),
     )
+
+
+def _further_path() -> list[str]:
+    """The entries of `sys.path` without the folder of the program, which Python puts first."""
+    program = sys.modules.get("__main__")
+    file, spec = getattr(program, "__file__", None), getattr(program, "__spec__", None)
+    entries = list(sys.path)
+    if file is None:
+        return entries
+    folder, _ = pointers(Path(os.path.realpath(file)), None if spec is None else spec.name)
+    first = next((at for at, each in enumerate(entries) if _is_folder(each, folder)), None)
+    if first is not None:
+        del entries[first]
+    return entries
+
+
+def _is_folder(entry: str, folder: Path) -> bool:
+    return bool(entry) and os.path.realpath(entry) == str(folder)
 
 
 def _umask() -> int:
