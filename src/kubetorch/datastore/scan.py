@@ -8,7 +8,7 @@ files. Only what changed is read, hashed, and matched against ignore rules.
 Regular files travel, with their executable bit. A link that leads to somewhere in the project stays
 a link; one that leads out of it is followed if it is named: by a line `!follow PATH` of a
 `.ktignore`, or by `Options.named`. Other links out of it, links that lead nowhere or in a circle,
-sockets, pipes and devices do not travel; a warning names them. Empty folders do not travel.
+sockets, pipes and devices do not travel; a warning names them. Empty folders travel.
 
 Decisions of the last scan are used again for names that a folder had then, so that ignore rules are
 matched for new names only. They are made anew below a folder whose ignore rules have changed.
@@ -213,7 +213,7 @@ class Walk:
             path = f"{visit.path}/{name}" if visit.path else name
             disk = f"{visit.disk}/{name}"
             self._stack.append(_Visit(path, disk, visit.is_fresh, visit.followed))
-        self._count += len(found.files) + len(found.links) + len(found.followed)
+        self._count += len(found.files) + len(found.links) + len(found.followed) + found.is_empty
         self.folders.append(found)
 
     def _read_rules(
@@ -488,6 +488,8 @@ def _tree(folders: list[FolderRecord]) -> Tree:
             mode: trees.Mode = "executable" if file.is_executable else "file"
             entries.append(Entry(prefix + file.name, mode, file.size, file.digest))
         entries.extend(folder.links)
+        if folder.is_empty and folder.path:
+            entries.append(Entry(folder.path, "folder"))
     return trees.build(entries)
 
 

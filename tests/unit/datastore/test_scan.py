@@ -77,9 +77,11 @@ def settle(cache: Path) -> None:
 def test_files_travel_with_their_content_and_executable_bit(project: Path) -> None:
     write(project, {"main.py": "x = 1\n", "pkg/deep/mod.py": "", "run.sh": "#!/bin/sh\n"})
     (project / "run.sh").chmod(0o755)
-    (project / "empty folder").mkdir()
+    (project / "empty folder" / "inner").mkdir(parents=True)
+    (project / "ignored" / "__pycache__").mkdir(parents=True)
     found = scan(project)
     assert {entry.path: entry.mode for entry in found.tree.entries} == {
+        "empty folder/inner": "folder",
         "main.py": "file",
         "pkg/deep/mod.py": "file",
         "run.sh": "executable",
@@ -93,6 +95,18 @@ def test_the_same_content_elsewhere_has_the_same_digest(project: Path, tmp_path:
     write(project, {"a.py": "1", "d/b.py": "2"})
     shutil.copytree(project, tmp_path / "copy")
     assert scan(project).digest == scan(tmp_path / "copy").digest
+
+
+def test_a_folder_that_becomes_empty_or_gets_a_file_is_seen(project: Path, tmp_path: Path) -> None:
+    options = Options(cache=tmp_path / "cache")
+    write(project, {"data/x": "1"})
+    scan(project, options)
+    (project / "data" / "x").unlink()
+    assert [(one.path, one.mode) for one in scan(project, options).tree.entries] == [
+        ("data", "folder")
+    ]
+    write(project, {"data/y": "1"})
+    assert paths(scan(project, options)) == ["data/y"]
 
 
 def test_what_is_ignored_stays_at_home_and_is_not_looked_into(project: Path) -> None:
