@@ -213,12 +213,14 @@ def _delete(
         for service, job in zip(found, jobs, strict=True):
             name = service.spec.name
             try:
-                job.result()
+                left = job.result()
             except KubetorchError as error:
                 output.error(f"Failed to delete {name}: {error.message}", error.hint)
             else:
                 deleted.append(name)
                 output.report(f"✓ {verb} {views.mode(service)} {name}", "green")
+                for one in left:
+                    output.report(f"  left: {one}")
     return deleted
 
 

@@ -162,8 +162,10 @@ def waits_for(pod: PodStatus, report: PodReport | None, state: Rollout) -> str:
     return f"it loads generation {state.wanted}{stage}"
 
 
-def late(pods: Sequence[PodStatus], reports: dict[str, PodReport], state: Rollout) -> str:
-    """The pods that a deploy still waits for, in words."""
+def late(
+    pods: Sequence[PodStatus], reports: dict[str, PodReport], state: Rollout, trouble: str = ""
+) -> str:
+    """The pods that a deploy still waits for, in words; `trouble` is why some are missing."""
     lagging = state.lagging()
     waits = [
         f"pod {pod.name}: {waits_for(pod, reports.get(pod.name), state)}"
@@ -176,7 +178,7 @@ def late(pods: Sequence[PodStatus], reports: dict[str, PodReport], state: Rollou
     elif lacking:
         waits.append(f"{lacking} of the pods {'is' if lacking == 1 else 'are'} not there yet")
     served = f"{ready} of {state.total} pods serve generation {state.wanted}"
-    return "; ".join([served, *waits])
+    return "; ".join([served, *waits, *filter(None, [trouble])])
 
 
 def timed_out(name: str, seconds: float, waits: str) -> ServiceTimeoutError:

@@ -345,8 +345,8 @@ class Workloads:
 
     async def delete(
         self, namespace: str, name: str, *, grace: float = routes.DELETE_GRACE
-    ) -> None:
-        """Delete a workload; returns when nothing of it is left."""
+    ) -> tuple[str, ...]:
+        """Delete a workload; returns what is left, as in `Backend.delete`."""
         key = (namespace, name)
         async with self._locks.setdefault(key, asyncio.Lock()):
             workload = self.get(namespace, name)
@@ -356,11 +356,12 @@ class Workloads:
             self._state.delete_workload(*key)
             await self._state.flush(*key)
             try:
-                await workload.delete(grace)
+                left = tuple(await workload.delete(grace))
             finally:
                 self._workloads.pop(key, None)
                 self._calls.lost(*key, pods)
-            _log.info("workload deleted workload=%s/%s", *key)
+            _log.info("workload deleted workload=%s/%s left=%s", *key, left)
+            return left
 
     def cancel_call(self, call_id: str) -> CallView:
         call = self._calls.get(call_id)

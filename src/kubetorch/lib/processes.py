@@ -279,6 +279,11 @@ def _proportional(pid: int) -> int:
     return 0
 
 
+def machine_memory() -> int:
+    """Bytes of memory that the machine has."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def written(size: int) -> str:
     """Bytes as manifests write them, to four digits."""
     for unit, factor in (("Gi", 2**30), ("Mi", 2**20), ("Ki", 2**10)):

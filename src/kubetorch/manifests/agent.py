@@ -152,7 +152,8 @@ def strip(manifest: Manifest, path: tuple[str, ...] | None = None) -> None:
     if not parsed.kind.has_template:
         trainjob.refer_to_base(manifest)
     annotations = metadata.get("annotations") or {}
-    annotations.pop(labels.APPLIED, None)
+    for key in (labels.APPLIED, labels.BEFORE):
+        annotations.pop(key, None)
 
 
 def _is_equipped(template: PodTemplate) -> bool:

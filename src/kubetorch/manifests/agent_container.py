@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kubetorch.config.settings import DEFAULT_IMAGE
+from kubetorch.errors import SpecError
 from kubetorch.manifests import labels
 from kubetorch.manifests.container_variables import expand_references
 from kubetorch.manifests.kinds import Manifest, Path, assign, entry, items, named
@@ -36,11 +37,52 @@ def start_agent(template: PodTemplate, *, default_image: str) -> None:
     container = template.container
     if not template.kind.is_custom:
         # Operators of training jobs look for their container by its name.
-        container["name"] = template.kind.container
+        _rename(template, template.kind.container)
         if template.kind.has_template:  # else its runtime has an image
             container.setdefault("image", default_image)
     container["command"] = list(COMMAND)
     container["args"] = [START]
+
+
+#: Keys under which a manifest names a container, wherever: a downward API volume, a variable, the
+#: failure policy of a Job.
+_REFERENCES = ("containerName", "mainContainer")
+#: Annotations of pods whose value names a container, and beginnings of those that end in its name.
+_NAMING = (
+    "kubectl.kubernetes.io/default-container",
+    "kubectl.kubernetes.io/default-logs-container",
+)
+_ENDING = (
+    "container.apparmor.security.beta.kubernetes.io/",
+    "container.seccomp.security.alpha.kubernetes.io/",
+)
+
+
+def _rename(template: PodTemplate, name: str) -> None:
+    """Give the agent's container its name, and have what refers to it by the old one follow."""
+    before, template.container["name"] = template.container.get("name"), name
+    if before in (None, name):
+        return
+    bodies = [one.body for one in template.workload.templates if one.body is not template.body]
+    _refer(template.workload.object, before, name, without=bodies)
+    annotations = template.read_pods("annotations")
+    for key in (key for key in _NAMING if annotations.get(key) == before):
+        annotations[key] = name
+    for beginning in (one for one in _ENDING if one + before in annotations):
+        annotations[beginning + name] = annotations.pop(beginning + before)
+
+
+def _refer(node: Any, before: str, name: str, *, without: list[Manifest]) -> None:  # noqa: ANN401
+    """Change references to a container, but for those of other pods, which have their own."""
+    if isinstance(node, list):
+        for one in node:
+            _refer(one, before, name, without=without)
+    elif isinstance(node, dict) and not any(node is one for one in without):
+        for key, value in node.items():
+            if key in _REFERENCES and value == before:
+                node[key] = name
+            else:
+                _refer(value, before, name, without=without)
 
 
 def fill_rights(template: PodTemplate) -> None:
@@ -102,6 +144,23 @@ def agent_port(container: Manifest) -> int:
     """Port that the agent listens on: the one named `http1`, else 32300."""
     found = named(container.get("ports") or [], AGENT_PORT_NAME)
     return AGENT_PORT if found is None else int(found["containerPort"])
+
+
+def check_port(template: PodTemplate) -> None:
+    """Refuse pods another port of which is the agent's: two cannot listen on one."""
+    port = agent_port(template.container)
+    agents = named(template.container.get("ports") or [], AGENT_PORT_NAME)
+    beside = (one for one in template.spec.get("initContainers") or () if one.get("restartPolicy"))
+    for container in (*template.spec["containers"], *beside):
+        for number, one in enumerate(container.get("ports") or ()):
+            is_same = one.get("containerPort") == port and one.get("protocol", "TCP") == "TCP"
+            if is_same and one is not agents:
+                where = f"containers[name={container.get('name')!r}].ports[{number}]"
+                raise SpecError(
+                    f"{where} of the pods is {port}, on which the agent listens",
+                    hint=f"change it, or give the agent's container a port named "
+                    f"{AGENT_PORT_NAME!r} of another number: the agent listens on that",
+                )
 
 
 def fill_probes(template: PodTemplate, compute: ComputeSpec) -> None:

@@ -53,6 +53,8 @@ CALL_LIMIT = 10_000
 WORKER_TIMEOUT = 30.0
 #: Seconds between two reports of how far a spawned call has come, and characters of its message.
 PROGRESS_INTERVAL, PROGRESS_CHARACTERS = 1.0, 200
+#: Characters of the name of a method, and of ids, which reports and lines repeat.
+NAME_CHARACTERS = 1000
 #: Seconds until a call that waits for new processes says what these wait for; doubled each time.
 TELLING = 5.0
 #: Failures that the agent itself makes and that are an answer all the same: the call ran.
@@ -451,6 +453,9 @@ class Calls:
                 f"({', '.join(asked) or 'part'})",
                 hint="kt.Compute(...).distribute(...) makes it so",
             )
+        names = (request.id, request.request_id, request.method or "")
+        if max(map(len, names)) > NAME_CHARACTERS:
+            raise ProtocolError(f"an id or a method of more than {NAME_CHARACTERS} characters")
         timeout = request.timeout
         if timeout is not None and not 0 <= timeout <= routes.LONGEST_TIMEOUT:
             raise ProtocolError(

@@ -39,6 +39,8 @@ BAR_INTERVAL = 0.5
 _Key = tuple[int, int, int]
 _RAW: _Key = (0, 0, protocol.STDOUT)
 _READ = 256 * 1024
+#: Seconds since the epoch: the year 5138.
+_LATEST = 1e11
 #: Bytes of one segment; there are two.
 SEGMENT_BYTES = 8 * 1024 * 1024
 #: Lines that wait for one slow follower; the oldest go first.
@@ -105,7 +107,11 @@ class Assembler:
             if end is None:
                 self._rest = data[found:]
                 return
-            yield from self._record(data, found)
+            if end - found > protocol.RECORD_LIMIT:  # user code has read the nonce: it is text
+                end = found + protocol.NONCE_BYTES
+                yield from self._add(_RAW, data[found:end], self._clock())
+            else:
+                yield from self._record(data, found)
             begin = end
         keep = self._nonce_begun(data, begin)
         if keep > begin:
@@ -147,20 +153,22 @@ class Assembler:
             return None
         _, _, level_length, text_length, *_ = protocol.unpack_record(data, at)
         end = at + protocol.RECORD_HEADER_BYTES + level_length + text_length
-        return end if end <= len(data) else None
+        return end if end <= len(data) or end - at > protocol.RECORD_LIMIT else None
 
     def _record(self, data: bytes, at: int) -> Iterator[Line]:
         source, flags, level_length, text_length, writer, call, when = protocol.unpack_record(
             data, at
         )
+        if not 0 <= when < _LATEST:  # the user's own record of a message may have any
+            when = self._clock()
         middle = at + protocol.RECORD_HEADER_BYTES + level_length
-        level = data[at + protocol.RECORD_HEADER_BYTES : middle].decode(errors="replace")
+        header = data[at + protocol.RECORD_HEADER_BYTES : middle]
+        level = header[: protocol.LEVEL_LIMIT].decode(errors="replace")
         text = data[middle : middle + text_length]
         key = (writer, call, source)
         if source == protocol.LOGGER:
-            yield from self._message(
-                key, text, level, when, is_last=bool(flags & protocol.END_OF_MESSAGE)
-            )
+            is_last = bool(flags & protocol.END_OF_MESSAGE)
+            yield from self._message(key, text, level, when, is_last=is_last)
         elif source in protocol.SOURCES:
             yield from self._add(key, text, when, level or None)
 

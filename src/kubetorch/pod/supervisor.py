@@ -79,16 +79,20 @@ class ProjectCode:
         self._store = store
         self._blobs = blobs
 
-    async def fetch(self, spec: WorkloadSpec) -> str | None:
+    async def fetch(self, spec: WorkloadSpec, on_wait: Callable[[str], object]) -> str | None:
         """Have everything that a generation consists of; its constructor's arguments."""
         arguments = [] if spec.init_args is None else [spec.init_args]
-        await self._blobs.fetch([*spec.trees, *arguments])
+        await self._blobs.fetch([*spec.trees, *arguments], on_wait)
         for digest in spec.trees:
             tree = await asyncio.to_thread(self._tree, digest)
-            await self._blobs.fetch(tree.digests())
+            await self._blobs.fetch(tree.digests(), on_wait)
         if spec.init_args is None:
             return None
         return (await asyncio.to_thread(self._store.read, spec.init_args)).decode()
+
+    def hurry(self) -> None:
+        """A deploy may have brought what the controller did not have."""
+        self._blobs.hurry()
 
     async def materialise(self, spec: WorkloadSpec) -> Slot | None:
         """A code slot with the project in it, held for one worker."""
@@ -410,7 +414,9 @@ class GenerationLoader:
         """The project in a slot, and the arguments of a class's constructor."""
         async with self._storing:
             self._on_stage(generation, "fetching", "")
-            init_args = await self.code.fetch(spec)
+            init_args = await self.code.fetch(
+                spec, lambda reason: self._on_stage(generation, "fetching", f"waits: {reason}")
+            )
             slot = await self.code.materialise(spec)
         try:  # before any code of it runs
             warning = await self.code.show(slot)
@@ -543,6 +549,7 @@ class Supervisor:
             if generation not in (message.generation, self._machine.serving):
                 del self._specs[generation]
         self._handle(reload.Asked(message.generation))
+        self.project.hurry()
 
     def on_line(self, line: Line, generation: int) -> None:
         """A worker or an app wrote a line: the deploy that waits for it shows it."""
@@ -638,7 +645,7 @@ class Supervisor:
                 loop = asyncio.get_running_loop()
                 self._restart = loop.call_later(delay, self._handle, due)
             case reload.Report(generation, serving, is_failure):
-                failure = self._failure.to_dict() if is_failure and self._failure else None
+                failure = self._failure.to_message() if is_failure and self._failure else None
                 self.session.report_observed(
                     Observed(generation=generation, serving=serving, failure=failure)
                 )

@@ -29,10 +29,11 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import FunctionType, GetSetDescriptorType, MemberDescriptorType, ModuleType
+from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any, NoReturn, TypeVar
 
 from kubetorch.errors import SerializationError
+from kubetorch.lib.modules import names_of
 from kubetorch.wire import introspection
 from kubetorch.wire.introspection import is_a
 
@@ -61,6 +62,8 @@ _COPIED = 4096
 #: Keys of one hash that a dictionary, a set or an index may have, and how many different ones if
 #: there are more: `-1` and `-2` have one hash, and an index may have a label more than once.
 _COLLIDING, _CROWD = 1000, 8
+#: Rows in a value that no byte accounts for.
+_ROWS = 1024 * 1024
 #: What to do about a value of which nothing better is known.
 PICKLE = 'send plain values; kt.Compute(allowed_serialization=["pickle"]) sends calls with pickle'
 #: What to do about values that pickle does not carry either, or not always.
@@ -165,7 +168,19 @@ _encoder = json.JSONEncoder(
 _digits_limit: Callable[[], int] = getattr(sys, "get_int_max_str_digits", lambda: _DIGITS)
 
 
-class Packer:
+class _Rows:
+    """Counts the rows of one value that no byte accounts for, such as those of null columns."""
+
+    _rows = 0
+
+    def count_rows(self, rows: int) -> None:
+        """Raise a `ValueError` if so many more are too many."""
+        self._rows += rows
+        if self._rows > _ROWS:
+            raise ValueError(f"more than {_ROWS} rows for which there are no bytes")
+
+
+class Packer(_Rows):
     """Encodes one value into JSON with tags, and into buffers."""
 
     EXACT, KEY = EXACT, KEY
@@ -289,13 +304,18 @@ class Packer:
                 raise
         return self.tag("dict", pairs)
 
-    def at(self, key: object, pack: Callable[[], Any]) -> Any:  # noqa: ANN401  # of JSON
-        """The result of `pack` for the value under a key."""
+    def part(self, step: str, pack: Callable[[], Any]) -> Any:  # noqa: ANN401  # of JSON
+        """The result of `pack` for a part of a value, which `step` shows in a path."""
         try:
             return pack()
         except UnfitError as error:
-            error.path.append(_subscript(key))
+            error.path.append(step)
             raise
+
+    @staticmethod
+    def subscript(key: object) -> str:
+        """The step of a path to what is under a key."""
+        return _subscript(key)
 
     def _scalar(self, value: Any) -> Any:  # noqa: ANN401  # as `pack`
         if type(value) is int and value.bit_length() > _INTEGER_BITS:
@@ -441,13 +461,16 @@ _MANY = 16
 
 
 def _pack_numbers(packer: Packer, values: Sequence[Any]) -> Tag | None:
-    """A list of many numbers of NumPy, all of one kind, as an array; `None` if that is none."""
+    """A list of many numbers of NumPy, all of one dtype, as an array; `None` if that is none."""
     if len(values) < _MANY or "numpy" not in sys.modules:
         return None
     kinds = set(map(type, values))
     numpy = sys.modules["numpy"]
     (kind, *others) = kinds
     if others or not issubclass(kind, (numpy.number, numpy.bool_)) or kind.__module__ != "numpy":
+        return None
+    # An array has one unit of time; to have them all in it would change the others.
+    if kind is numpy.timedelta64 and len({value.dtype for value in values}) > 1:
         return None
     array = numpy.array(values)
     return packer.tag("np.list", array.dtype.str, packer.add(array.view("u1")))
@@ -503,7 +526,7 @@ _known: dict[type, Pack] = {}
 
 
 def _find_packer(kind: type) -> Pack | None:
-    package = str(kind.__module__).partition(".")[0]
+    package = introspection.module_of(kind).partition(".")[0]
     found = _STANDARD.get((package, kind.__name__))
     if found is None or getattr(sys.modules.get(package), kind.__name__, None) is not kind:
         found = PACKERS.get(package)
@@ -581,7 +604,7 @@ def _layout(cls: type) -> _Layout | None:
 def _is_base_model(cls: type) -> bool:
     module = sys.modules.get(introspection.module_of(cls))
     is_pydantics = introspection.module_of(cls) in ("pydantic.main", "pydantic.v1.main")
-    return is_pydantics and vars(module).get("BaseModel") is cls
+    return is_pydantics and names_of(module).get("BaseModel") is cls
 
 
 def _is_named_tuple(cls: type) -> bool:
@@ -607,9 +630,7 @@ def _hashes_plainly(cls: type) -> bool:
 def find_class(module: str, qualname: str, modules: Mapping[str, str]) -> type | None:
     """A class of a module that is loaded; no `__getattr__` is asked."""
     loaded = sys.modules.get(modules.get(module, module))
-    if not is_a(loaded, ModuleType):
-        return None
-    space: Mapping[str, Any] = vars(ModuleType)["__dict__"].__get__(loaded)
+    space = names_of(loaded)
     found: object = space.get(qualname)  # a generic model has dots in its name
     if found is None:
         for part in qualname.split("."):
@@ -663,7 +684,7 @@ def _parse(decoder: json.JSONDecoder, text: Buffer) -> Any:  # noqa: ANN401  # t
     return value
 
 
-class Unpacker:
+class Unpacker(_Rows):
     """Makes values of what stands for them, the inner ones first."""
 
     def __init__(self, area: Buffer, modules: Mapping[str, str]) -> None:
@@ -731,7 +752,7 @@ class Unpacker:
         """Import one of `LIBRARIES`, for a value that is described."""
         assert name in LIBRARIES
         try:
-            return sys.modules.get(name) or importlib.import_module(name)
+            return importlib.import_module(name)
         except ImportError as error:
             raise SerializationError(
                 f"{what} arrived, and {name} cannot be imported here: {error}",

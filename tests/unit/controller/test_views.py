@@ -35,6 +35,8 @@ def test_a_deploy_that_is_late_says_what_it_lacks():
     said = views.late(PODS[:1], {}, state)
     assert said == "1 of 3 pods serve generation 2; 2 of the pods are not there yet"
     assert views.late([], {}, rollout.Rollout(wanted=1)).endswith("there are no pods")
+    said = views.late([], {}, rollout.Rollout(wanted=1), "the quota 'q' is full")
+    assert said.endswith("there are no pods; the quota 'q' is full")
 
 
 def test_calls_go_to_no_pod_of_ranks_that_nobody_reaches():

@@ -45,6 +45,17 @@ def started(results=None):
     return calls, runner
 
 
+@pytest.mark.parametrize("name", ["method", "request_id", "id"])
+def test_a_name_that_reports_repeat_is_bounded(name):
+    async def scenario():
+        calls, _ = started()
+        with pytest.raises(ProtocolError, match="more than 1000 characters"):
+            calls.check(opening(**{name: "m" * 1001}))
+        calls.check(opening(**{name: "m" * 1000}))
+
+    run(scenario())
+
+
 def test_a_call_runs_at_once_and_its_caller_is_told_everything_in_order():
     async def scenario():
         calls, runner = started()

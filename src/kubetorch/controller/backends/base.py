@@ -228,8 +228,13 @@ class Backend(Protocol):
     async def release(self, namespace: str, name: str) -> None:
         """Leave a workload without pods, which hold what others wait for, until its next apply."""
 
-    async def delete(self, namespace: str, name: str, *, grace: float) -> None:
-        """End all pods of a workload; returns when nothing of them is left."""
+    async def delete(self, namespace: str, name: str, *, grace: float) -> list[str]:
+        """End all pods of a workload; returns when nothing of them is left.
+
+        An object that its user had before stays, and its pods are its own again: what is left is
+        returned, in words.
+        """
+        return []
 
     def pods(self, namespace: str, name: str) -> list[PodStatus]:
         """The pods of a workload, by ordinal."""

@@ -82,7 +82,7 @@ class OutputPipe:
 
     def log(self, level: str, text: str, created: float) -> None:
         data = text.encode(errors="backslashreplace")
-        name = level.encode(errors="replace")[:64]
+        name = level.encode(errors="replace")[: protocol.LEVEL_LIMIT]
         with self._lock:
             self._records(protocol.LOGGER, _current_number(), data, name, created)
 

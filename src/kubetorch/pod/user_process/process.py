@@ -22,6 +22,7 @@ import traceback
 from types import ModuleType
 from typing import Any, NoReturn
 
+from kubetorch.lib import modules
 from kubetorch.pod.user_process import (
     capture,
     current_call,
@@ -228,9 +229,9 @@ def _set_environment(spec: dict[str, Any]) -> None:
 
 def _reseed() -> None:
     """Forks must not share a random sequence; `random` sees to itself."""
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        numpy_random.seed()
+    seed = modules.loaded("numpy.random").get("seed")
+    if callable(seed):
+        seed()
 
 
 def _leave(c_output: COutput) -> NoReturn:

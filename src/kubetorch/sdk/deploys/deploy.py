@@ -22,7 +22,6 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.machinery
-import importlib.util
 import os
 import re
 import sys
@@ -43,7 +42,7 @@ from kubetorch.datastore import scan as scanning
 from kubetorch.datastore.blobs import digest_of
 from kubetorch.datastore.scan import FileChangedError, Scan
 from kubetorch.errors import ControllerError, ControllerUnavailableError, SpecError
-from kubetorch.lib import backoff, files
+from kubetorch.lib import backoff, files, modules
 from kubetorch.lib.http_client import Response
 from kubetorch.sdk import backend, logs, parameters, tracebacks
 from kubetorch.sdk.bars import Bar
@@ -702,14 +701,11 @@ class _Search:
 
 
 def _installed(top: str) -> list[str] | None:
-    try:
-        spec = importlib.util.find_spec(top)
-    except (ImportError, ValueError, AttributeError):
-        return None
+    spec = modules.find_spec(top)
     if spec is None:
         return None
-    folders = list(spec.submodule_search_locations or ())
-    places = folders or [spec.origin or ""]
+    folders = modules.folders_of(spec)
+    places = folders or [modules.origin_of(spec) or ""]
     if not all(any(f"/{name}/" in f"{place}/" for name in _INSTALLED) for place in places):
         return None
     return folders

@@ -12,7 +12,6 @@ there: the same code from two machines is one generation.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import site
@@ -26,12 +25,13 @@ from kubetorch.config import environment
 from kubetorch.config.settings import config
 from kubetorch.datastore import ignore_rules
 from kubetorch.errors import SpecError
+from kubetorch.lib import modules
 from kubetorch.local import process
 from kubetorch.sdk import inpod
 from kubetorch.sdk.calls import options
 from kubetorch.specs.callable import CallableKind, CallableRef
 from kubetorch.specs.workload import Origin, RuntimeSpec
-from kubetorch.wire import exceptions
+from kubetorch.wire import exceptions, introspection
 
 #: What makes a folder the top of a project.
 MARKERS = (".git", "setup.py", "setup.cfg", "pyproject.toml", "requirements.txt")
@@ -214,14 +214,12 @@ def _package_of(module: str) -> str | None:
     top = module.partition(".")[0]
     if top in sys.stdlib_module_names:
         return None
-    try:
-        spec = importlib.util.find_spec(top)
-    except (ImportError, ValueError):
-        spec = None
+    spec = modules.find_spec(top)
     if spec is None:
         return top if top == module else None
-    origins = [spec.origin] if spec.has_location else list(spec.submodule_search_locations or ())
-    if not any(origin is not None and is_installed(Path(origin)) for origin in origins):
+    origin = modules.origin_of(spec)
+    origins = modules.folders_of(spec) if origin is None else [origin]
+    if not any(is_installed(Path(origin)) for origin in origins):
         return None
     from importlib import metadata  # noqa: PLC0415  # 30 ms, for this mistake alone
 
@@ -237,7 +235,7 @@ def reason_of(module: str, where: ProjectRef) -> str | None:
         return "no code was sent: its own modules must be installed in the pods"
     root = where.folder / where.root
     here = _file_of(module, root)
-    file = getattr(sys.modules.get(module), "__file__", None)
+    file = modules.file_of(sys.modules.get(module))
     is_elsewhere = file is not None and not is_installed(Path(file))
     if where.only is not None:
         if here is None and file is not None and is_elsewhere:
@@ -433,16 +431,21 @@ def entries_below(entries: Sequence[str], folder: Path) -> tuple[str, ...]:
     Those of a virtual environment in the folder are the interpreter's.
     """
     above = f"{os.path.realpath(folder)}{os.sep}"
-    real = dict.fromkeys(os.path.realpath(entry) for entry in entries if entry)
+    real = dict.fromkeys(os.path.realpath(entry) for entry in _texts(entries))
     below = [path for path in real if path.startswith(above) and os.path.exists(path)]  # noqa: PTH110
     own = {os.path.realpath(path) for path in site.getsitepackages()}
     return tuple(path[len(above) :] for path in below if path not in own)
 
 
+def _texts(entries: Iterable[object]) -> list[str]:
+    """The entries of `sys.path` that Python looks at: a `Path`, say, is none."""
+    return [entry for entry in entries if isinstance(entry, str) and entry]
+
+
 def foreign_entries(entries: Sequence[str], own: Iterable[str]) -> tuple[str, ...]:
     """The folders and archives among `entries` that lie in none of the folders `own`."""
     known = [os.path.realpath(folder) for folder in own]
-    existing = (os.path.realpath(entry) for entry in entries if entry and os.path.exists(entry))  # noqa: PTH110
+    existing = (os.path.realpath(one) for one in _texts(entries) if os.path.exists(one))  # noqa: PTH110
     return tuple(
         path
         for path in dict.fromkeys(existing)
@@ -565,7 +568,7 @@ class Source:
     @property
     def is_script(self) -> bool:
         """True if its module is `__main__` here."""
-        return getattr(self.callable_object, "__module__", None) == "__main__"
+        return self._module_name() == "__main__"
 
     @property
     def is_interactive(self) -> bool:
@@ -578,10 +581,14 @@ class Source:
             return str(Path(root, *module.split(".")).with_suffix(".py")), module
         if self.is_interactive:
             return str(self.interactive_file()), None
-        name = getattr(self.callable_object, "__module__", None)
+        name = self._module_name()
         if name == "__main__":
             return self._script(), self._main_name()
-        return getattr(sys.modules.get(name or ""), "__file__", None), name
+        return modules.file_of(sys.modules.get(name or "")), name
+
+    def _module_name(self) -> str | None:
+        name = introspection.attribute(self.callable_object, "__module__")
+        return name if type(name) is str else None
 
     def _script(self) -> str | None:
         """The file of the program: where a link leads, as Python imports from there.
@@ -600,23 +607,26 @@ class Source:
         """The names of the program, which `runpy` may run beside the one that was started."""
         found = self.callable_object
         for one in (found, *(vars(found).values() if isinstance(found, type) else ())):
-            names = getattr(getattr(one, "__wrapped__", one), "__globals__", {})
-            if names.get("__name__") == "__main__":
-                return cast("Mapping[str, Any]", names)
+            function = introspection.attribute(one, "__wrapped__", one)
+            names = introspection.attribute(function, "__globals__")
+            if type(names) is dict and names.get("__name__") == "__main__":
+                return names
         return vars(sys.modules["__main__"])
 
     def _main_file(self) -> str | None:
         """The file that this program runs; none in an interpreter or a notebook."""
-        file = self._main().get("__file__")
+        file = modules.path_of(self._main().get("__file__"))
         if file is None or file.endswith(".ipynb") or not Path(file).is_file():
             return None
-        return str(file)
+        return file
 
     def _main_name(self) -> str | None:
         """The dotted name that this program was started by, as with `python -m`."""
         main = self._main()
         spec = main.get("__spec__")
-        return spec.name if spec is not None and spec.origin == main.get("__file__") else None
+        if spec is None or modules.origin_of(spec) != modules.path_of(main.get("__file__")):
+            return None
+        return cast("str", spec.name)
 
     def interactive_file(self) -> Path:
         """The file that a callable of an interpreter or a notebook is written to."""
@@ -626,7 +636,7 @@ class Source:
 
 def unwrapped(found: CallableT) -> CallableT:
     """The user's own function or class, where a name stands for a handle that a decorator made."""
-    while type(found).__module__.partition(".")[0] == "kubetorch" and hasattr(found, "__wrapped__"):
+    while introspection.is_ours(found) and hasattr(found, "__wrapped__"):
         found = found.__wrapped__
     return found
 
@@ -644,10 +654,10 @@ def _checked(pointers: object) -> Pointers:
 
 
 def _qualname(callable_object: Callable[..., Any] | None) -> str:
-    name = getattr(callable_object, "__qualname__", None)
+    name = introspection.attribute(callable_object, "__qualname__")
     if not isinstance(name, str):
         raise SpecError(
-            f"{callable_object!r} has no name that a pod could import it by",
+            f"{introspection.shown(callable_object)} has no name that a pod could import it by",
             hint="wrap it in a function: def run(...): return ...",
         )
     if "<lambda>" in name:
@@ -658,7 +668,7 @@ def _qualname(callable_object: Callable[..., Any] | None) -> str:
             hint="move it to the top level of its file; if it is there, a decorator made it that "
             "lacks @functools.wraps(function)",
         )
-    bound = getattr(callable_object, "__self__", None)
+    bound = introspection.attribute(callable_object, "__self__")
     if bound is not None and not isinstance(bound, (type, type(sys))):
         raise SpecError(
             f"{name} is bound to an object of this program, which a pod does not have",

@@ -179,14 +179,15 @@ class ProcessBackend(Backend):
             workload.is_released = True
             self._reconcile((namespace, name))
 
-    async def delete(self, namespace: str, name: str, *, grace: float) -> None:
+    async def delete(self, namespace: str, name: str, *, grace: float) -> list[str]:
         workload = self._workloads.pop((namespace, name), None)
         self._ports.release((namespace, name))
         if workload is None:
-            return
+            return []
         # First the records: should the controller die, its successor ends what is unknown.
         self._state.delete_pods((namespace, pod.record.name) for pod in workload.pods)
         await asyncio.gather(*(self._end(pod, grace) for pod in workload.pods))
+        return []
 
     def pods(self, namespace: str, name: str) -> list[PodStatus]:
         workload = self._workloads.get((namespace, name))
