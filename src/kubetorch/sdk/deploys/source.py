@@ -393,7 +393,7 @@ def describe_runtime(
 def _further_path() -> list[str]:
     """The entries of `sys.path` without the folder of the program, which Python puts first."""
     program = sys.modules.get("__main__")
-    file, spec = getattr(program, "__file__", None), getattr(program, "__spec__", None)
+    file, spec = modules.file_of(program), getattr(program, "__spec__", None)
     entries = list(sys.path)
     if file is None:
         return entries
