@@ -416,6 +416,25 @@ def test_the_first_deploy_makes_the_account_and_its_rights(run: Run) -> None:
     run(scenario)
 
 
+def test_the_account_follows_the_annotations_of_the_chart_but_for_what_somebody_annotated(
+    run: Run,
+) -> None:
+    async def scenario(client: Client, where: str) -> None:
+        ref = Ref(ACCOUNTS, SERVICE_ACCOUNT, where)
+        await Namespaces(client).prepare(where)
+        await Namespaces(client, {"example.com/role": "a", "team": "ml"}).prepare(where)
+        by_hand = {"metadata": {"annotations": {"example.com/role": "mine"}}}
+        await client.patch(ref, by_hand, field_manager="kubectl-annotate")
+        await Namespaces(client, {"example.com/role": "b", "team": "nlp"}).prepare(where)
+        account = await client.get(ref)
+        assert account["metadata"]["annotations"] == {"example.com/role": "mine", "team": "nlp"}
+        await Namespaces(client).prepare(where)
+        account = await client.get(ref)
+        assert account["metadata"]["annotations"] == {"example.com/role": "mine"}
+
+    run(scenario)
+
+
 def test_an_account_of_the_administrator_stays_as_it_is(run: Run) -> None:
     async def scenario(client: Client, where: str) -> None:
         await client.create(_object(ACCOUNTS, SERVICE_ACCOUNT))
