@@ -325,8 +325,9 @@ def test_a_volume_for_one_node_has_the_default_class_and_waits_for_its_pod(run: 
         store = VolumeClaims(client)
         made = await store.create(where, _volume(access_mode="ReadWriteOnce"))
         assert (made.volume.storage_class, made.volume.phase) == ("local-path", "Pending")
-        assert await store.storage_class("ReadWriteOnce") == "local-path"
-        assert await store.storage_class("ReadWriteMany") == "shared"
+        for access_mode, name in (("ReadWriteOnce", "local-path"), ("ReadWriteMany", "shared")):
+            chosen = await store.storage_class(_volume(access_mode=access_mode))
+            assert (chosen.storage_class, chosen.access_mode) == (name, access_mode)
         with pytest.raises(errors.SpecError, match="'fast'") as error:
             await store.create(where, _volume("other", storage_class="fast"))
         assert "local-path, shared" in (error.value.hint or "")
