@@ -152,6 +152,7 @@ class Compute:
         env_vars: Environment of the pods; `$NAME` in a value is expanded in the pod.
         secrets: Secrets (`kt.Secret`), names of providers, or names of secrets that exist.
         freeze: Whether pods run what their image has: no code is sent, and no steps are run.
+            Without a cluster the project runs in place, with a warning.
         kubeconfig_path: The kubeconfig that reaches the cluster.
         service_account_name: Service account of the pods.
         image_pull_policy: `"Always"`, `"IfNotPresent"` or `"Never"`.
