@@ -144,6 +144,8 @@ def describe(name: ServiceName, namespace: Namespace = None, as_json: AsJson = F
     if service.notes:
         output.panel("Not honoured", [f"• {note}" for note in service.notes], style="yellow")
     is_served = app is None or app.port is not None
+    if is_served and place.before:
+        output.panel("No ingress found", without_ingress(place), style="yellow")
     output.panel("With Curl" if is_served else "Its output", curl.splitlines())
     output.panel("With Python", python.splitlines())
 
@@ -172,6 +174,14 @@ def _place(services: Services, service: WorkloadView) -> Place:
         return Place(name, namespace, url, app_url=pod_transport.app_url(url, service))
     forwarding = f"kt port-forward {name} {_PORT} -n {namespace} &"
     return Place(name, namespace, f"http://localhost:{_PORT}", (forwarding,))
+
+
+def without_ingress(place: Place) -> list[str]:
+    """The ways to a service that only pods of its cluster reach by a URL."""
+    return [
+        "From outside of the cluster a forwarded port leads to it, as below; in its pods it is",
+        f"http://{place.service}.{place.namespace}.svc.cluster.local/",
+    ]
 
 
 def _access(app: AppSpec | None) -> str | None:

@@ -309,11 +309,8 @@ class GenerationLoader:
         env = {**wanted.env, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         started: RayNode | MonarchNode
         if kind == "ray":
-            hosts = [member.host for member in world.members]
             started = RayNode(wanted.python, env, _log.debug)
-            starting = started.start(
-                hosts[0], world.ports[0], own_host=hosts[node], is_head=node == 0
-            )
+            starting = started.start(world, node)
         else:
             on_line = functools.partial(self._on_node_line, wanted.generation)
             started = MonarchNode(wanted.python, env, on_line)

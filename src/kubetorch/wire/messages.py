@@ -408,7 +408,7 @@ class Stage(Message, tag="progress", frozen=True):
 
 
 class DeployLog(Message, tag="log", frozen=True):
-    """A line that the user's code wrote while it was loaded."""
+    """A line that the user's code, or a step of its image, wrote while it was loaded."""
 
     text: str
     pod: str

@@ -235,15 +235,17 @@ def reason_of(module: str, where: ProjectRef) -> str | None:
         return "no code was sent: its own modules must be installed in the pods"
     root = where.folder / where.root
     here = _file_of(module, root)
+    file = modules.file_of(sys.modules.get(module))
+    is_elsewhere = file is not None and not is_installed(Path(file))
     if where.only is not None:
+        if here is None and file is not None and is_elsewhere:
+            return _outside(Path(file), root)
         return _only(where, here)
     if here is not None:
-        return (
-            f"{here} is here, and was not sent: .ktignore, .gitignore or KT_RSYNC_FILTERS leave it "
-            "out, or it is a link that leads out of the project"
+        return _not_sent(PurePosixPath(where.root, here), where.folder) or (
+            f"{here} is here, and was not there when the project was sent: deploy again"
         )
-    file = modules.file_of(sys.modules.get(module))
-    if file is None or is_installed(Path(file)) or Path(file).is_relative_to(where.folder):
+    if file is None or not is_elsewhere or Path(file).is_relative_to(where.folder):
         return None
     return _outside(Path(file), where.folder)
 
@@ -279,18 +281,15 @@ def _reason_of_file(name: str, where: ProjectRef) -> str | None:
     inner = PurePosixPath(name)
     if inner.is_absolute():  # a pod has the project in a folder of its own
         inner = PurePosixPath(name.rpartition(f"/{where.name}/")[2])
-    if not inner.is_absolute() and (folder / inner).exists():
+    if not inner.is_absolute() and os.path.lexists(folder / inner):
         if where.only is not None:
             return _only(where, Path(inner))
-        entry = _left_out(inner, folder)
-        if entry is not None:
-            return (
-                f"{inner} is in {folder}, and was not sent: .gitignore, .ktignore or "
-                f"KT_RSYNC_FILTERS leave {entry} out\nhint: a line !{entry} in .ktignore sends it; "
-                "a kt.Volume is for what is large"
-            )
+        not_sent = _not_sent(inner, folder)
+        if not_sent is not None:
+            return not_sent
     if not here.exists():
-        return None
+        is_in_project = not inner.is_absolute() and not os.path.lexists(folder / inner)
+        return _not_here(inner, folder) if is_in_project or inner.is_absolute() else None
     if not here.is_relative_to(folder):
         return _outside(here, folder)
     return (
@@ -299,17 +298,36 @@ def _reason_of_file(name: str, where: ProjectRef) -> str | None:
     )
 
 
-def _left_out(path: PurePosixPath, folder: Path) -> str | None:
-    """The file, or the folder above it, that ignore rules leave out of a project."""
+def _not_here(path: PurePosixPath, folder: Path) -> str:
+    place = "on this machine" if path.is_absolute() else f"in the project {folder}"
+    return f"{path} is not {place} either"
+
+
+def _not_sent(path: PurePosixPath, folder: Path) -> str | None:
+    """Why a file of the project, or a folder above it, did not travel; `None` if it did."""
     given = environment.rsync_filters()
     filters = None if given is None else ignore_rules.parse_filters(given)
     rules = ignore_rules.IgnoreRules(str(folder), filters)
     above = ""
     for part in path.parts:
         inner = f"{above}/{part}" if above else part
-        is_folder = (folder / inner).is_dir()
-        if rules.is_ignored(above, part, is_folder=is_folder):
-            return f"{inner}/" if is_folder else inner
+        entry = folder / inner
+        reason = rules.why_ignored(above, part, is_folder=entry.is_dir() and not entry.is_symlink())
+        if reason is not None:
+            shown = f"{inner}/" if entry.is_dir() else inner
+            return (
+                f"{path} is in {folder}, and was not sent: {reason} leaves {shown} out\n"
+                f"hint: a line !{shown} in .ktignore sends it; a kt.Volume is for what is large"
+            )
+        if entry.is_symlink() and not rules.is_followed(above, part):
+            target = os.path.realpath(entry)
+            if not os.path.exists(target):  # noqa: PTH110  # a text, as the other
+                return f"{inner} is a link to {target}, which is not there: links to nowhere stay"
+            if not Path(target).is_relative_to(folder.resolve()):
+                return (
+                    f"{inner} is a link to {target}, out of the project, and was not sent\n"
+                    f"hint: a line !follow {inner} in .ktignore sends what it leads to"
+                )
         above = inner
     return None
 
@@ -362,8 +380,7 @@ def describe_runtime(
     return RuntimeSpec(
         python=sys.executable or None,
         version=".".join(map(str, sys.version_info[:3])),
-        # The first is the folder of the program.
-        path=foreign_entries(sys.path[1:], own if project is None else [*own, str(project)]),
+        path=foreign_entries(_further_path(), own if project is None else [*own, str(project)]),
         preload=tuple(preload),
         site=_site(),
         package_managers=config.package_managers,
@@ -371,6 +388,24 @@ def describe_runtime(
         environ=tuple(sorted(process.for_pods(environment.for_programs()).items())),
         umask=_umask(),
     )
+
+
+def _further_path() -> list[str]:
+    """The entries of `sys.path` without the folder of the program, which Python puts first."""
+    program = sys.modules.get("__main__")
+    file, spec = modules.file_of(program), getattr(program, "__spec__", None)
+    entries = list(sys.path)
+    if file is None:
+        return entries
+    folder, _ = pointers(Path(os.path.realpath(file)), None if spec is None else spec.name)
+    first = next((at for at, each in enumerate(entries) if _is_folder(each, folder)), None)
+    if first is not None:
+        del entries[first]
+    return entries
+
+
+def _is_folder(entry: str, folder: Path) -> bool:
+    return bool(entry) and os.path.realpath(entry) == str(folder)
 
 
 def _umask() -> int:

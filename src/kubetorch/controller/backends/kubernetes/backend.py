@@ -517,7 +517,8 @@ class KubernetesBackend(Backend):
 
     # ----------------------------------------------------------------------------------- the rest
 
-    def warnings(self, manifest: Manifest) -> tuple[str, ...]:
+    def warnings(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
+        del compute
         if manifest["kind"] == "CronJob":
             schedule = manifest["spec"].get("schedule")
             return (f"pods of a CronJob start with its next run ({schedule}), and stay",)
@@ -557,7 +558,7 @@ class KubernetesBackend(Backend):
         if there is None:
             return found
         if kinds.find(manifest) == knative.KIND:
-            return (*self.warnings(manifest), *found)
+            return (*self.warnings(compute, manifest), *found)
         return (
             f"the cluster has no {manifest['kind']} (no operator): head and workers are pods of a "
             f"{there['kind']}",
