@@ -63,7 +63,7 @@ def run_tier(name: str, folder: Path, arguments: Sequence[str]) -> int:
     repeatable = report.repeatable
     if not repeatable:
         return status
-    flaky_before = sum(len(flaky_names(file.read_text())) for file in folder.glob("*.txt"))
+    flaky_before = sum(len(flaky_names(file.read_text("utf-8"))) for file in folder.glob("*.txt"))
     if len(repeatable) > MAX_FLAKY - flaky_before:
         count = f"{len(repeatable)} tests failed, {flaky_before} of this run are flaky already"
         return _refuse(name, f"none is run again: {count}, at most {MAX_FLAKY} may be", status)
@@ -71,7 +71,8 @@ def run_tier(name: str, folder: Path, arguments: Sequence[str]) -> int:
     status_again, report_again = _run_pytest(name, folder, *arguments, *_ONCE_MORE)
     flaky = [test for test in repeatable if report_again and test in report_again.passed]
     notes = [f"{test}\n{textwrap.indent(report.tracebacks[test], '    ')}\n" for test in flaky]
-    (folder / f"{name}.txt").write_text("\n".join(notes))
+    text = "\n".join(notes).encode(errors="backslashreplace")
+    (folder / f"{name}.txt").write_bytes(text)
     if flaky != repeatable:
         return _refuse(name, "a test failed twice, or was not run the second time", status)
     return status_again if status == 1 and not report.final else status

@@ -118,7 +118,7 @@ class SimulatedBackend:
     def prepare(self) -> None:
         """Nothing takes long."""
 
-    def warnings(self, manifest: Manifest) -> tuple[str, ...]:
+    def warnings(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
         """None."""
         return ()
 

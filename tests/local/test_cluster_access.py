@@ -191,11 +191,11 @@ def test_a_kind_of_ones_own_takes_a_right_of_the_controller_and_the_error_grants
     controller = "system:serviceaccount:kubetorch:kubetorch-controller"
     spec = {"template": {"spec": {"containers": [{"name": "c", "image": "i"}]}}}
 
-    def deploy(name: str) -> tuple[int, str, str]:
+    def deploy(name: str, kind: str = "Fleet") -> tuple[int, str, str]:
         metadata = {"name": name}
         fleet = {
             "apiVersion": "example.com/v1",
-            "kind": "Fleet",
+            "kind": kind,
             "metadata": metadata,
             "spec": spec,
         }
@@ -224,6 +224,8 @@ def test_a_kind_of_ones_own_takes_a_right_of_the_controller_and_the_error_grants
     assert "resources: [fleets], verbs: [watch, create, update, patch, delete]" in message
     world.reviews.allow(controller, "watch create update patch delete", "fleets", "a")
     assert deploy("h3")[0] == 200
+    world.reviews.allow("ann", "create patch", "ships", "a")
+    assert deploy("h4", "Ship")[0] == 200  # the cluster does not serve it: the deploy says so
 
 
 def test_blobs_of_a_namespace_are_nobody_elses(shared: World) -> None:

@@ -84,7 +84,7 @@ def test_a_pod_has_its_own_name(deploy):
 def test_a_training_job_becomes_plain_pods_and_says_so(deploy, capsys):
     spec = {"Master": {"template": POD}, "Worker": {"replicas": 1, "template": POD}}
     remote = deploy(manifest("kubeflow.org/v1", "PyTorchJob", "pt", pytorchReplicaSpecs=spec))
-    assert "no operator of PyTorchJob here: its 2 pods are plain ones" in capsys.readouterr().out
+    assert "no operator of PyTorchJob here: its 2 pods are plain ones" in capsys.readouterr().err
     assert len(remote()) == 2
 
 

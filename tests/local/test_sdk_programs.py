@@ -441,3 +441,32 @@ def test_folders_of_the_project_that_the_program_imports_from_are_found_in_the_p
 
     assert place.endswith("/src/shop/__init__.py")
     assert not place.startswith(str(project.folder))
+
+
+def test_stdout_has_what_the_program_and_its_functions_print_and_nothing_else(run):
+    printed = run(
+        "program.py",
+        """
+import sys
+import kubetorch as kt
+
+print("loading")
+
+def work():
+    print("working")
+    print("aside", file=sys.stderr)
+    return "done"
+
+if __name__ == "__main__":
+    image = kt.Image().run_bash("echo from a step")
+    compute = kt.Compute(cpus="0.1", image=image).autoscale(min_scale=1)
+    print(kt.fn(work, name="quiet").to(compute)())
+""",
+    )
+    assert [line.rpartition(") ")[2] for line in printed] == [
+        "loading",
+        "loading",
+        "working",
+        "aside",
+        "done",
+    ]

@@ -18,6 +18,16 @@ ORIGIN, USERNAME = "KT_ORIGIN", "KT_USERNAME"
 _SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 #: Where CI systems say which branch they build, the most specific first.
 _BRANCHES = ("GITHUB_HEAD_REF", "GITHUB_REF_NAME", "CI_COMMIT_REF_NAME", "CIRCLE_BRANCH")
+#: The variables that say something of the machine and the user, and how names of others begin.
+_MACHINE = frozenset(
+    {
+        *("HOME", "LANG", "LANGUAGE", "LOGNAME", "PATH", "SHELL", "TMPDIR", "TZ", "USER"),
+        *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
+        *("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH"),
+        *("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "VIRTUAL_ENV"),
+    }
+)
+_MACHINE_PREFIXES = ("LC_", "XDG_", "SSL_CERT_", "CUDA_", "NVIDIA_", "CONDA_", "PIP_", "UV_")
 
 
 class RunRequest(NamedTuple):
@@ -191,34 +201,15 @@ def for_programs() -> dict[str, str]:
     return dict(os.environ)
 
 
-def variable(name: str) -> str | None:
-    """A variable that the user named, as the source of a secret; none if it is empty."""
-    return os.environ.get(name) or None
-
-
-_NAMES = frozenset(
-    {
-        *("HOME", "LANG", "LANGUAGE", "LOGNAME", "PATH", "SHELL", "TMPDIR", "TZ", "USER"),
-        *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
-        *("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH"),
-        *("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PYTHONPATH", "VIRTUAL_ENV"),
-    }
-)
-_PREFIXES = ("LC_", "XDG_", "SSL_CERT_", "CUDA_", "NVIDIA_", "CONDA_", "PIP_", "UV_")
-
-
 def of_machine(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that say something of the machine and the user, and not of a program."""
     return {
         name: value
         for name, value in environ.items()
-        if name in _NAMES or name.startswith(_PREFIXES)
+        if name in _MACHINE or name.startswith(_MACHINE_PREFIXES)
     }
 
 
-def for_pods() -> dict[str, str]:
-    """The variables that pods of this machine have as this program has them.
-
-    The folders of `PYTHONPATH` are among those that pods import from.
-    """
-    return {n: text for n, text in of_machine(os.environ).items() if n != "PYTHONPATH"}
+def variable(name: str) -> str | None:
+    """A variable that the user named, as the source of a secret; none if it is empty."""
+    return os.environ.get(name) or None

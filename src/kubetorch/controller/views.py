@@ -215,13 +215,15 @@ def line(pod: str, message: LogReport) -> DeployLog:
 
 def summary(view: WorkloadView, now: float) -> Summary:
     failure = view.failure or {}
+    waiting = (pod.reason for pod in view.pods if not pod.is_ready and pod.reason)
     return Summary(
         phase=view.status,
         kind=view.kind,
         ready=sum(pod.is_ready and pod.generation == view.generation for pod in view.pods),
-        pods=view.spec.compute.pods,
+        pods=view.pods_wanted or view.spec.compute.pods,
         is_ready=view.status in _SERVED,
-        message=str(failure.get("message") or ""),
+        reason=str(failure.get("error_type") or ""),
+        message=str(failure.get("message") or view.reason or next(waiting, "")),
         ttl=view.spec.compute.inactivity_ttl or "",
         time=now,
     )

@@ -194,6 +194,7 @@ class Workload:
             creator=self.creator,
             pool=self.pool,
             equipment=self._services.backend.equipment(*self.key),
+            pods_wanted=self._rollout.total,
         )
 
     @property
@@ -276,7 +277,8 @@ class Workload:
 
     def _applied(self, progress: DeployProgress, failure: Failure | None) -> None:
         if failure is None:
-            for text in self._services.backend.warnings(rendering.of_workload(self.spec)):
+            manifest = rendering.of_workload(self.spec)
+            for text in self._services.backend.warnings(self.spec.compute, manifest):
                 progress.add(messages.Stage("backend", text, warning=True))
         # Only now: pods that the backend replaces are not to load the generation.
         self.pods_changed()
@@ -589,6 +591,7 @@ class Workload:
             is_declared=distribution.is_port_declared,
             count=len(members) * each if distribution.has_port_each else 1,
             per_pod=each,
+            further=distribution.further_ports(len(members)),
         )
         return self._services.backend.ports(*self.key, wanted)
 

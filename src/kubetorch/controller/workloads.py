@@ -485,7 +485,15 @@ def check_owner(
         said = f", deployed by {_named(owner)}" if is_foreign and owner else ""
         return f"{service} ran {was}{said}; this deploy replaces the service"
     whose = f"belongs to {_named(owner)}, and " if is_foreign and owner else ""
-    this = f"this deploy is by {_named(by)}" if is_foreign else f"this deploy would run {now} there"
+    this = f"this deploy is by {_named(by)}"
+    if not is_foreign:
+        this = f"this deploy would run {now} there"
+        # Two homes have machines of their own, and a folder has one name.
+        if now is not None and str(now) == str(was):
+            this = (
+                "this deploy is of the same folder, but of another machine or home "
+                f"(~/.kt/machine): project {now.project}, not {was.project}"
+            )
     error = ServiceTakenError(
         f"{service} {whose}runs {was}; {this}",
         hint="choose another name (name=...), or set a user name, which begins the names of your "

@@ -132,7 +132,7 @@ async def _rights(
     if not missing:
         return Finding(check, "ok", f"you may do all that is needed in namespace {namespace}")
     hint = (
-        f"ask an administrator: kubectl create rolebinding NAME --namespace {namespace} "
+        f"ask an administrator: kubectl create rolebinding kubetorch-user --namespace {namespace} "
         f"{role} --user YOU"
     )
     reason = f"in namespace {namespace} you may not " + ", ".join(missing)

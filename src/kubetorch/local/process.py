@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 
-from kubetorch.config import environment
 from kubetorch.controller.backends.process import spares
 from kubetorch.errors import ConfigError
 
@@ -47,13 +45,6 @@ def first_spare(environ: Mapping[str, str], command: tuple[str, ...]) -> spares.
 #: Seconds without a request after which a service with nothing deployed stops.
 IDLE = "KT_LOCAL_IDLE"
 IDLE_DEFAULT = 60.0
-
-
-def for_service(environ: Mapping[str, str], home: Path) -> dict[str, str]:
-    """The environment of a service that a program with this one starts."""
-    idle_seconds(environ)
-    idle = {IDLE: environ[IDLE]} if IDLE in environ else {}
-    return environment.of_machine(environ) | idle | {HOME: str(home)}
 
 
 def idle_seconds(environ: Mapping[str, str]) -> float:

@@ -130,6 +130,9 @@ AGENT_PORT_NAME = "http1"
 #: Seconds between two startup probes; `launch_timeout` is counted in them.
 STARTUP_PERIOD = 5
 
+#: Seconds for which a pod that starts is not asked again whether it serves.
+START_PATIENCE = 600
+
 _HEALTH = "/health"
 # What Kubernetes assumes where a probe does not say.
 _DEFAULT_PERIOD = 10
@@ -167,11 +170,14 @@ def fill_probes(template: PodTemplate, compute: ComputeSpec) -> None:
     """Add the port, and the probes that the container does not have."""
     if named(template.container.get("ports") or [], AGENT_PORT_NAME) is None:
         _write_port(template, compute)
-    for name, probe in _probes(compute.launch_timeout, agent_port(template.container)).items():
+    for name, probe in _probes(template, compute.launch_timeout).items():
         template.container.setdefault(name, probe)
 
 
-def _probes(launch_timeout: int, port: int) -> dict[str, Manifest]:
+def _probes(template: PodTemplate, launch_timeout: int) -> dict[str, Manifest]:
+    port = agent_port(template.container)
+    patience = 5 if template.kind.is_autoscaled else START_PATIENCE
+
     def probe(period: int, timeout: int, failures: int) -> Manifest:
         return {
             "httpGet": {"path": _HEALTH, "port": port},
@@ -183,7 +189,7 @@ def _probes(launch_timeout: int, port: int) -> dict[str, Manifest]:
     startup = probe(STARTUP_PERIOD, 2, max(1, launch_timeout // STARTUP_PERIOD))
     return {
         "startupProbe": startup | {"initialDelaySeconds": 0},
-        "readinessProbe": probe(3, 5, 5) | {"successThreshold": 1},
+        "readinessProbe": probe(3, patience, 5) | {"successThreshold": 1},
         "livenessProbe": probe(30, 5, 3),
     }
 

@@ -200,6 +200,7 @@ class Agent:
         self._apps = AppHost(
             root=root,
             pod_name=pod.pod,
+            service=pod.workload,
             on_line=self._write_line,
             on_exit=self._on_app_exit,
             on_change=self._session.report_activity,
@@ -207,6 +208,7 @@ class Agent:
         )
         host = self._workers = WorkerHost(
             pod_name=pod.pod,
+            service=pod.workload,
             on_line=self._write_line,
             on_exit=lambda worker, error: self._supervisor.on_exit(worker, error),
             zygote=zygote,

@@ -44,7 +44,7 @@ from kubetorch.specs.callable import CALLABLES
 from kubetorch.specs.workload import Origin, WorkloadSpec
 from kubetorch.wire import codecs, exceptions, routes
 from kubetorch.wire.calls import CALL_ID, Outcome, Raised, Returned, check_arguments
-from kubetorch.wire.frames import Open, Progress
+from kubetorch.wire.frames import OWN, Open, Progress
 from kubetorch.wire.messages import CallProgress, CallReport, Ending
 
 #: Calls that the pod knows at one time, whatever their state.
@@ -219,8 +219,8 @@ class Call:
         self._end(is_failure=True)
 
     def _time_out(self) -> None:
-        # What was left of it when the call was sent.
-        timeout = round(self.request.timeout or 0.0, 2)
+        whole = self.request.whole_timeout  # an earlier client says what was left of it
+        timeout = round(whole or self.request.timeout or 0.0, 2)
         reason = f"the call did not end within its timeout of {timeout:g} s"
         if self.worker is None:
             self.fail(CallTimeoutError(f"{reason}: no worker took it"), started=False)
@@ -709,7 +709,7 @@ class Calls:
                 f"waiting for pods to start the ranks again: {waits_for}; with "
                 'workers="ready" those that are there begin'
             )
-            call.on_log(Line(text, "logger", "WARNING", time.time(), None))
+            call.on_log(Line(text, OWN, "WARNING", time.time(), None))
         seconds = 2 * waited
         asyncio.get_running_loop().call_later(seconds, self._tell_waiting, call, seconds)
 

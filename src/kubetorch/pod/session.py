@@ -21,7 +21,7 @@ from msgspec import structs
 from kubetorch.errors import ProtocolError
 from kubetorch.lib import async_http, backoff, deadlines, websocket, websocket_protocol
 from kubetorch.lib.websocket import Connection, Endpoint
-from kubetorch.wire import messages, routes, versions
+from kubetorch.wire import frames, messages, routes, versions
 from kubetorch.wire.messages import (
     Activity,
     AppView,
@@ -134,7 +134,7 @@ class Session:
         self._logs_left -= 1
         if self._logs_left == 0:
             text = f"… more than {LOG_LIMIT} lines; kt logs has the others"
-            self.send(LogReport(generation=message.generation, text=text, source="stderr"))
+            self.send(LogReport(generation=message.generation, text=text, source=frames.OWN))
         elif self._logs_left > 0:
             self.send(structs.replace(message, text=message.text[:TEXT_CHARACTERS]))
 

@@ -31,6 +31,7 @@ from kubetorch.errors import (
     ResourceNotAvailableError,
 )
 from kubetorch.lib import deadlines
+from kubetorch.lib.changes import Changes
 from kubetorch.lib.tasks import cancel_all
 from kubetorch.pod import environment, framework_nodes, rank_environment, reload
 from kubetorch.pod.apps.process import AppHost, AppProcess
@@ -308,11 +309,8 @@ class GenerationLoader:
         env = {**wanted.env, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         started: RayNode | MonarchNode
         if kind == "ray":
-            hosts = [member.host for member in world.members]
             started = RayNode(wanted.python, env, _log.debug)
-            starting = started.start(
-                hosts[0], world.ports[0], own_host=hosts[node], is_head=node == 0
-            )
+            starting = started.start(world, node)
         else:
             on_line = functools.partial(self._on_node_line, wanted.generation)
             started = MonarchNode(wanted.python, env, on_line)
@@ -488,6 +486,8 @@ class Supervisor:
     filesystem: PodFilesystem
 
     def __post_init__(self) -> None:
+        #: Notified of every change of what is served.
+        self.changes = Changes()
         self._machine = reload.Reconciler()
         self._specs: dict[int, WorkloadSpec] = {}
         self._failure: exceptions.Failure | None = None
@@ -506,6 +506,13 @@ class Supervisor:
     def generation(self) -> int:
         """The generation that serves calls; 0 when none does."""
         return self._machine.serving if self._machine.has_worker else 0
+
+    @property
+    def is_starting(self) -> bool:
+        """True if it has served nothing yet, and may still."""
+        machine = self._machine
+        may_load = machine.loading is not None or self._failure is None
+        return not machine.serving and may_load and not self._is_closing
 
     @property
     def restarts(self) -> int:
@@ -623,6 +630,7 @@ class Supervisor:
     def _handle(self, event: reload.Event) -> None:
         for effect in self._machine.handle(event):
             self._apply(effect)
+        self.changes.notify()
 
     def _apply(self, effect: reload.Effect) -> None:
         match effect:

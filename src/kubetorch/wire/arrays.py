@@ -264,7 +264,8 @@ def _pack_pandas(packer: Packer, value: Any, mode: int) -> Tag | None:  # noqa: 
 
 def _pack_labels(packer: Packer, value: Any, name: object) -> list[object]:  # noqa: ANN401
     """The index of a frame or of a series, its name, and its `attrs`."""
-    index = packer.part(".index", lambda: _pack_index(packer, value.index))
+    pack = functools.partial(_pack_index, packer, value.index)
+    index = packer.at("index", pack, is_attribute=True)
     labels = [index, packer.pack(name, packer.KEY)]
     return [*labels, packer.pack(dict(value.attrs))] if value.attrs else labels
 
@@ -284,9 +285,10 @@ def _pack_frame(packer: Packer, frame: Any) -> Tag:  # noqa: ANN401  # a frame
             blocks.append(packer.pack(frame.iloc[:, at : at + count].to_numpy()))
         else:
             pack = functools.partial(_pack_column, packer, column)
-            blocks.append(packer.part(packer.subscript(frame.columns[at]), pack))
+            blocks.append(packer.at(frame.columns[at], pack))
         at += count
-    columns = packer.part(".columns", lambda: _pack_index(packer, frame.columns))
+    pack = functools.partial(_pack_index, packer, frame.columns)
+    columns = packer.at("columns", pack, is_attribute=True)
     return packer.tag("pd.frame", blocks, columns, *_pack_labels(packer, frame, None))
 
 
@@ -707,7 +709,8 @@ def _pack_table(packer: Packer, value: object, table: Any) -> list[int]:  # noqa
         writer.write(table)
     try:
         packer.count_rows(arrow_streams.check(sink.read, sink.size))
-        _validate(pyarrow, table if isinstance(table, pyarrow.Table) else pyarrow.table(table))
+        is_table = isinstance(table, pyarrow.Table)
+        _validate(pyarrow, table if is_table else pyarrow.Table.from_batches([table]))
     except (ValueError, pyarrow.ArrowException) as error:
         packer.refuse(value, f", which cannot travel: {error}", _CAST)
     return [sink.begin or 0, sink.size]

@@ -219,7 +219,7 @@ def _find_unencodable(value: object, path: str = "$", depth: int = 0) -> str | N
     if isinstance(value, dict):
         for key, item in value.items():
             if not (key is None or isinstance(key, (str, int, float, bool))):
-                return f"a key of type {_type_name(key)} at {path}"
+                return f"a key of type {values.name_of(type(key))} at {path}"
             found = _find_unencodable(item, f"{path}.{key}", depth + 1)
             if found:
                 return found
@@ -230,14 +230,7 @@ def _find_unencodable(value: object, path: str = "$", depth: int = 0) -> str | N
             if found:
                 return found
         return None
-    return f"a value of type {_type_name(value)} at {path}"
-
-
-def _type_name(value: object) -> str:
-    cls = type(value)
-    return (
-        cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
-    )
+    return f"a value of type {values.name_of(type(value))} at {path}"
 
 
 # -------------------------------------------------------------------------- segments ↔ payload

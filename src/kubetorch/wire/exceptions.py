@@ -536,7 +536,7 @@ class _Copier:
         kind = type(value)
         if not self.tags:
             raise ValueError("no plain value")
-        if hasattr(kind, "__fspath__") and module_of(kind).partition(".")[0] == "pathlib":
+        if module_of(kind).partition(".")[0] == "pathlib" and hasattr(kind, "__fspath__"):
             return {"path": self.copy(os.fspath(value), deeper)}
         if is_a(value, BaseException) and not _ends(value, self.above):
             # The traceback of the whole exception has this one's.

@@ -144,6 +144,7 @@ class Open(msgspec.Struct, frozen=True, omit_defaults=True):
         restart_procs: The world is formed again, with new processes, before it runs.
         part: It is a part of a distributed call, made by another agent.
         origin: The code that the caller means, as `Origin.key`; the agent says if it runs other.
+        whole_timeout: Seconds that the caller gave, of which `timeout` was left when it was sent.
     """
 
     id: str
@@ -163,6 +164,7 @@ class Open(msgspec.Struct, frozen=True, omit_defaults=True):
     restart_procs: bool = False
     part: Part | None = None
     origin: str | None = None
+    whole_timeout: float | None = None
 
 
 class Attach(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -196,12 +198,17 @@ class Yield(msgspec.Struct, frozen=True):
     body: Body
 
 
+#: Sources of lines that no code of the user wrote: steps of an image, and Kubetorch itself.
+IMAGE, OWN = "image", "kubetorch"
+NOT_USERS = frozenset({IMAGE, OWN})
+
+
 class Log(msgspec.Struct, frozen=True, omit_defaults=True):
     """Meta of LOG: one line.
 
     Attributes:
         text: The line without its end; for a logger the message alone.
-        source: `stdout`, `stderr` or `logger`.
+        source: `stdout`, `stderr`, `logger`, or one of `NOT_USERS`.
         level: Level of a logger's line, such as `INFO`. What a program prints that has handlers of
             its own counts as `INFO` on stdout and as `ERROR` on stderr; else a print has none.
         time: Seconds since the epoch.

@@ -83,6 +83,17 @@ def name_of(cls: type) -> str:
     return str.__str__(of_class(cls, "__name__"))
 
 
+def qualname_of(cls: type) -> str:
+    """The `__qualname__` of a class."""
+    return str.__str__(of_class(cls, "__qualname__"))
+
+
+def owner_of(cls: type, name: str) -> type | None:
+    """The class among the bases of a class, itself included, that has an attribute."""
+    mro: tuple[type, ...] = of_class(cls, "__mro__")
+    return next((base for base in mro if name in of_class(base, "__dict__")), None)
+
+
 def module_of(cls: type) -> str:
     """The `__module__` of a class, empty if that is no text."""
     module = safely(of_class, "", cls, "__module__")

@@ -27,7 +27,7 @@ import importlib
 import io
 import json
 import sys
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any, NoReturn, TypeVar
@@ -79,7 +79,8 @@ _HINTS: dict[type, str] = {
 def expect(value: Any, kind: type) -> Any:  # noqa: ANN401  # a part of a tag
     """A part of a tag, if it is of this very class: a subclass may have code of the user."""
     if type(value) is not kind:
-        raise ValueError(f"a {type(value).__name__} where a {kind.__name__} should be")
+        name = introspection.name_of(type(value))
+        raise ValueError(f"a {name} where a {kind.__name__} should be")
     return value
 
 
@@ -304,18 +305,13 @@ class Packer(_Rows):
                 raise
         return self.tag("dict", pairs)
 
-    def part(self, step: str, pack: Callable[[], Any]) -> Any:  # noqa: ANN401  # of JSON
-        """The result of `pack` for a part of a value, which `step` shows in a path."""
+    def at(self, key: object, pack: Callable[[], Any], *, is_attribute: bool = False) -> Any:  # noqa: ANN401  # of JSON
+        """The result of `pack` for the value under a key, or of an attribute."""
         try:
             return pack()
         except UnfitError as error:
-            error.path.append(step)
+            error.path.append(f".{key}" if is_attribute else _subscript(key))
             raise
-
-    @staticmethod
-    def subscript(key: object) -> str:
-        """The step of a path to what is under a key."""
-        return _subscript(key)
 
     def _scalar(self, value: Any) -> Any:  # noqa: ANN401  # as `pack`
         if type(value) is int and value.bit_length() > _INTEGER_BITS:
@@ -329,7 +325,7 @@ class Packer(_Rows):
 
     def _other(self, value: Any, kind: type, mode: int) -> Any:  # noqa: ANN401  # as `pack`
         self._begin()
-        if kind in self._layouts:  # one of many instances
+        if self._layouts.get(kind) is not None:  # one of many instances
             return self._object(value, kind, mode)
         pack = _known.get(kind) or _find_packer(kind)
         found = None if pack is None else pack(self, value, mode)
@@ -340,7 +336,9 @@ class Packer(_Rows):
         if mode and issubclass(kind, tuple) and _is_named_tuple(kind):
             self._check_hash(value, kind, mode)
             fields = self.named(dict(zip(value._fields, value, strict=True)), _attribute, mode)
-            return self.tag("named", kind.__module__, kind.__qualname__, [*fields.values()])
+            return self.tag("named", *_where(kind), [*fields.values()])
+        if mode != KEY and self._is_container(kind):
+            return self._object(value, kind, mode)
         # What JSON carries of a subclass is what it is of its base.
         for base, plain in _BASES:
             if issubclass(kind, base):
@@ -357,20 +355,27 @@ class Packer(_Rows):
         member = value._value_ if issubclass(kind, enum.Flag) else value._name_
         if issubclass(kind, enum.Flag) and type(member) is not int:
             self.refuse(value)
-        return self.tag("enum", kind.__module__, kind.__qualname__, self.pack(member), *fallback)
+        return self.tag("enum", *_where(kind), self.pack(member), *fallback)
 
     def _check_hash(self, value: object, kind: type, mode: int) -> None:
         if mode == KEY and not _hashes_plainly(kind):
             self.refuse(value, f" with a __hash__ or __eq__ of its own, {_HASHED}", _UNHASHED)
 
+    def _is_container(self, kind: type) -> bool:
+        """True for a dataclass that is a dictionary or a list, too."""
+        if kind not in self._layouts and issubclass(kind, (dict, list)):
+            layout = _layout(kind)
+            self._layouts[kind] = layout if layout is not None and self._has_name(kind) else None
+        return self._layouts.get(kind) is not None
+
     def _has_name(self, kind: type) -> bool:
         if kind not in self._named:
-            self._named[kind] = find_class(kind.__module__, kind.__qualname__, {}) is kind
+            self._named[kind] = find_class(*_where(kind), {}) is kind
         return self._named[kind]
 
     def _missing(self, value: object, kind: type) -> NoReturn:
-        where = introspection.module_of(kind)
-        if find_class(where, kind.__qualname__, {}) is not None:
+        where, qualname = _where(kind)
+        if find_class(where, qualname, {}) is not None:
             self.refuse(
                 value,
                 f" of an earlier definition of the class, which {where} has anew by now",
@@ -378,7 +383,7 @@ class Packer(_Rows):
             )
         self.refuse(
             value,
-            f", and there is no class {kind.__qualname__} in the module {where} to find it by",
+            f", and there is no class {qualname} in the module {where} to find it by",
             "define the class at the top level of a module; or send what the value is made of",
         )
 
@@ -393,7 +398,11 @@ class Packer(_Rows):
         if not self._has_name(kind):
             self._missing(value, kind)
         found = self.named(layout.read(value), _attribute, EXACT)
-        return self.tag("object", kind.__module__, kind.__qualname__, found)
+        if layout.base is not object:
+            return self.tag(
+                "container", *layout.where, found, self.pack(layout.items(value), EXACT)
+            )
+        return self.tag("object", *layout.where, found)
 
 
 _NOTHING = object()
@@ -432,8 +441,13 @@ def _attribute(name: str) -> str:
 
 def name_of(kind: type) -> str:
     """A class as messages name it."""
-    module = introspection.module_of(kind)
-    return kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}"
+    module, qualname = _where(kind)
+    return qualname if module == "builtins" else f"{module}.{qualname}"
+
+
+def _where(kind: type) -> tuple[str, str]:
+    """The module of a class, and its name there."""
+    return introspection.module_of(kind), introspection.qualname_of(kind)
 
 
 def _pack_datetime(packer: Packer, value: Any, _: int) -> Tag:  # noqa: ANN401
@@ -467,7 +481,8 @@ def _pack_numbers(packer: Packer, values: Sequence[Any]) -> Tag | None:
     kinds = set(map(type, values))
     numpy = sys.modules["numpy"]
     (kind, *others) = kinds
-    if others or not issubclass(kind, (numpy.number, numpy.bool_)) or kind.__module__ != "numpy":
+    module = introspection.module_of(kind)
+    if others or not issubclass(kind, (numpy.number, numpy.bool_)) or module != "numpy":
         return None
     # An array has one unit of time; to have them all in it would change the others.
     if kind is numpy.timedelta64 and len({value.dtype for value in values}) > 1:
@@ -526,9 +541,9 @@ _known: dict[type, Pack] = {}
 
 
 def _find_packer(kind: type) -> Pack | None:
-    package = introspection.module_of(kind).partition(".")[0]
-    found = _STANDARD.get((package, kind.__name__))
-    if found is None or getattr(sys.modules.get(package), kind.__name__, None) is not kind:
+    package, name = introspection.module_of(kind).partition(".")[0], introspection.name_of(kind)
+    found = _STANDARD.get((package, name))
+    if found is None or getattr(sys.modules.get(package), name, None) is not kind:
         found = PACKERS.get(package)
     if found is not None:
         _known[kind] = found
@@ -538,10 +553,17 @@ def _find_packer(kind: type) -> Pack | None:
 # -------------------------------------------------------------------------------- users' classes
 
 
+#: Classes that a dataclass may be one of; no code of its own makes it.
+_CONTAINERS = (OrderedDict, dict, list)
+
+
 class _Layout:
     """The places where instances of a class keep their attributes, read past the user's code."""
 
     def __init__(self, mro: Sequence[type]) -> None:
+        self.where = _where(mro[0])
+        #: What makes an instance: a dataclass may be a dictionary or a list, too.
+        self.base: Any = next((base for base in mro if base in _CONTAINERS), object)
         found: dict[str, Any] = {}
         for base in reversed(mro):
             found |= _of_type(base)
@@ -562,16 +584,25 @@ class _Layout:
                 found[name] = item
         return found
 
-    def build(self, cls: type, attributes: Mapping[str, Any]) -> object:
+    def items(self, value: Any) -> Any:  # noqa: ANN401  # an instance
+        """What an instance holds that is a dictionary or a list, too."""
+        return list(list.__iter__(value)) if self.base is list else dict(self.base.items(value))
+
+    def build(self, cls: type, attributes: Mapping[str, Any], items: object = None) -> object:
         """An instance that has these, made without its constructor."""
-        instance: object = object.__new__(cls)
+        instance: Any = self.base.__new__(cls)
+        if self.base is list:
+            list.extend(instance, expect(items, list))
+        elif self.base is not object:
+            for key, item in expect(items, dict).items():
+                self.base.__setitem__(instance, key, item)
         space = None if self._dictionary is None else self._dictionary.__get__(instance)
         for name, item in attributes.items():
             slot = self._slots.get(name)
             if slot is not None:
                 slot.__set__(instance, item)
             elif space is None or name.startswith("__"):
-                raise ValueError(f"a {cls.__qualname__} has no {name[:80]}")
+                raise ValueError(f"a {self.where[1]} has no {name[:80]}")
             else:
                 space[name] = item
         return instance
@@ -596,9 +627,10 @@ def _layout(cls: type) -> _Layout | None:
     # A finaliser is code that runs with what the peer put in. Of a class in C nothing is known.
     if any("__del__" in space for space in spaces):
         return None
-    if introspection.attempt(object.__new__, None, cls) is None:
+    layout = _Layout(mro)
+    if introspection.attempt(layout.base.__new__, None, cls) is None:
         return None
-    return _Layout(mro)
+    return layout
 
 
 def _is_base_model(cls: type) -> bool:
@@ -621,8 +653,8 @@ _PYTHONS = frozenset({"builtins", "enum", "datetime", "decimal", "uuid"})
 def _hashes_plainly(cls: type) -> bool:
     """True if hashing and comparing an instance runs no code of the user."""
     for name in ("__hash__", "__eq__"):
-        owner = next(base for base in _mro(cls) if name in _of_type(base))
-        if introspection.module_of(owner) not in _PYTHONS:
+        owner = introspection.owner_of(cls, name)
+        if owner is None or introspection.module_of(owner) not in _PYTHONS:
             return False
     return True
 
@@ -641,8 +673,8 @@ def find_class(module: str, qualname: str, modules: Mapping[str, str]) -> type |
     if not is_a(found, type):
         return None
     # Classes are kept in dictionaries here: a metaclass of the user is not asked to hash them.
-    hashes = type(found).__hash__ is type.__hash__ and type(found).__eq__ is type.__eq__
-    return found if hashes else None
+    owners = (introspection.owner_of(type(found), name) for name in ("__hash__", "__eq__"))
+    return found if all(owner in (type, object) for owner in owners) else None
 
 
 # ------------------------------------------------------------------------------------- decoding
@@ -665,7 +697,10 @@ def decode(segments: Sequence[Buffer], modules: Mapping[str, str]) -> Any:  # no
         raise
     except BaseException as error:  # whatever a library says of what makes no sense
         # A panic of polars is no `Exception`; what else is none is no library's.
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        if (
+            not isinstance(error, Exception)
+            and introspection.name_of(type(error)) != "PanicException"
+        ):
             raise
         raise SerializationError(
             f"the value cannot be rebuilt here: {introspection.summary(error)}",
@@ -823,12 +858,25 @@ class Unpacker(_Rows):
         cls = self.find(module, qualname)
         if cls is None:
             self._missing(f"class {expect(qualname, str)[:200]}", module)
-        if cls not in self._layouts:
-            self._layouts[cls] = _layout(cls)
-        layout = self._layouts[cls]
-        if layout is None:
+        layout = self._layout(cls)
+        if layout is None or layout.base is not object:
             raise SerializationError(f"{name_of(cls)} is no dataclass or pydantic model here")
         return layout.build(cls, expect(attributes, dict))
+
+    def container(
+        self, module: object, qualname: object, attributes: object, items: object
+    ) -> object:
+        """A dataclass that is a dictionary or a list; a plain one where there is no such class."""
+        cls = self.find(module, qualname)
+        layout = None if cls is None else self._layout(cls)
+        if cls is None or layout is None or layout.base is object:
+            return items
+        return layout.build(cls, expect(attributes, dict), items)
+
+    def _layout(self, cls: type) -> _Layout | None:
+        if cls not in self._layouts:
+            self._layouts[cls] = _layout(cls)
+        return self._layouts[cls]
 
     def _missing(self, what: str, module: object) -> NoReturn:
         raise SerializationError(
@@ -846,11 +894,15 @@ def _member(cls: enum.EnumMeta, member: object) -> object:
         return None
     found = space["_value2member_map_"].get(expect(member, int))
     if found is None:
-        owner = next(base for base in _mro(cls) if "_missing_" in _of_type(base))
-        # Several flags at once; a class of its own mind is not asked.
-        if introspection.module_of(owner) == "enum":
+        owners = (introspection.owner_of(*one) for one in ((cls, "_missing_"), (cls, "__new__")))
+        # Several flags at once; a class or a metaclass of its own mind is not asked.
+        if type(cls) is enum.EnumMeta and all(map(_is_enums, owners)):
             found = enum.EnumMeta.__call__(cls, member)
     return found
+
+
+def _is_enums(cls: type | None) -> bool:
+    return cls is None or introspection.module_of(cls) in ("enum", "builtins")
 
 
 def _standard(module: str, name: str) -> Any:  # noqa: ANN401  # a class
@@ -928,4 +980,5 @@ UNPACKERS: dict[str, Callable[..., object]] = {
     "enum": Unpacker.member,
     "named": Unpacker.named_tuple,
     "object": Unpacker.instance,
+    "container": Unpacker.container,
 }

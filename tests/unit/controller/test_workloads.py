@@ -118,7 +118,7 @@ class OneThatBreaks:
     def check(self, spec: WorkloadSpec) -> None:
         pass
 
-    def warnings(self, manifest: Manifest) -> tuple[str, ...]:
+    def warnings(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
         return ()
 
     def applied(self, spec: WorkloadSpec) -> WorkloadSpec:

@@ -320,9 +320,10 @@ def test_the_caller_of_a_call_is_told_of_its_timeout_at_once_and_of_nothing_late
     async def scenario():
         calls, runner = started()
         caller = FakeCaller()
-        begin(calls, opening(timeout=5.0), caller)
+        begin(calls, opening(timeout=4.98, whole_timeout=5.0), caller)
         await pause(6)
         assert caller.failure.error_type == "CallTimeoutError"
+        assert caller.failure.message.endswith("within its timeout of 5 s")
         assert caller.failure.started
         assert [(number, timed_out) for number, _, timed_out in runner.cancelled] == [(1, True)]
         assert calls.running == 1

@@ -184,13 +184,15 @@ class Trouble(msgspec.Struct, frozen=True):
 class PortsWanted(msgspec.Struct, frozen=True):
     """Ports that the processes of a distributed service are to meet on, as many as `count`.
 
-    Others than from `first` on will do, unless the user declared that.
+    Others than from `first` on will do, unless the user declared that. With `further` ports behind
+    them, whichever are free, where pods share the ports of a machine.
     """
 
     first: int
     is_declared: bool
     count: int = 1
     per_pod: int = 1
+    further: int = 0
 
 
 class News(msgspec.Struct, frozen=True):
@@ -266,8 +268,8 @@ class Backend(Protocol):
         """A workload that does not exist yet will be applied in a moment."""
         return
 
-    def warnings(self, manifest: Manifest) -> tuple[str, ...]:
-        """Warnings about a manifest for the user who deploys it, one sentence each."""
+    def warnings(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
+        """Warnings about a compute and its manifest, for the user, one sentence each."""
 
     def applied(self, spec: WorkloadSpec) -> WorkloadSpec:
         """The spec that is applied: this one, or the earlier one if this could not be applied."""

@@ -216,6 +216,13 @@ class Reviews:
         except KubetorchError as error:
             raise _unavailable() from error
 
+    async def is_served(self, manifest: Manifest) -> bool:
+        try:
+            await self._client.discovery.resource_of(manifest)
+        except KubernetesNotFoundError:
+            return False
+        return True
+
     async def _review(self, api_version: str, kind: str, spec: dict[str, Any]) -> Object:
         manifest: Object = {"apiVersion": api_version, "kind": kind, "metadata": {}, "spec": spec}
         try:
@@ -555,8 +562,10 @@ class ClusterAccess:
         def need(verb: str) -> Need:
             return Need(verb, namespace, name, group=resource.group, resource=resource.plural)
 
-        # The chart grants the controller the kinds that Kubetorch knows.
-        asked = failures.MAKER_VERBS if kinds.find(manifest) is None else ()
+        # The chart grants the controller the kinds that Kubetorch knows; without its operator a
+        # kind is an error of its own.
+        is_own = kinds.find(manifest) is None and await self._reviews.is_served(manifest)
+        asked = failures.MAKER_VERBS if is_own else ()
         lacking = [verb for verb in asked if not await self._controller_may(need(verb))]
         rule = ""
         if lacking:

@@ -204,6 +204,7 @@ class Worker:
     spec: WorkerSpec
     process: WorkerProcess
     pod_name: str
+    service: str
     on_line: OnLine
     on_exit: Callable[[Worker, KubetorchError], None]
     stream_memory: StreamMemory
@@ -431,7 +432,7 @@ class Worker:
         self._output.close()
         doing = "" if self._has_loaded else f" while it loaded {self.spec.ref.name}"
         error = self._reason or death_error(
-            status, pod_name=self.pod_name, kills=self._kills, doing=doing
+            status, pod_name=self.pod_name, service=self.service, kills=self._kills, doing=doing
         )
         for number, call in list(self._running.items()):
             self._forget(number, call)
@@ -716,9 +717,10 @@ class WorkerSocket:
 
 @dataclass(eq=False, kw_only=True)
 class WorkerHost:
-    """Starts the workers of one agent."""
+    """Starts the workers of one agent, a pod of a service."""
 
     pod_name: str
+    service: str
     on_line: OnLine
     on_exit: Callable[[Worker, KubetorchError], None]
     zygote: Launched | None = None
@@ -776,6 +778,7 @@ class WorkerHost:
             spec,
             WorkerProcess(pid, pidfd, zygote, sock, output, stacks, marker),
             pod_name=self.pod_name,
+            service=self.service,
             on_line=self.on_line,
             on_exit=self.on_exit,
             stream_memory=self._stream_memory,
@@ -867,7 +870,7 @@ def _count(file: Path) -> int | None:
 
 
 def death_error(
-    status: int | None, *, pod_name: str, kills: OomKills, doing: str = ""
+    status: int | None, *, pod_name: str, service: str, kills: OomKills, doing: str = ""
 ) -> WorkerDiedError:
     error: WorkerDiedError
     if status == -signal.SIGKILL and kills.has_risen():
@@ -885,7 +888,7 @@ def death_error(
         error = WorkerDiedError(
             f"the worker in {pod_name} {describe_exit(status)}{doing}",
             exit_code=status,
-            hint="kt logs NAME shows what it printed before",
+            hint=f"kt logs {service} shows what it printed before",
         )
     return _in_pod(error, pod_name)
 

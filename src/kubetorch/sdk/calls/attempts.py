@@ -244,6 +244,7 @@ class Invocation:
             bool(self.options.restart_procs),
             None,
             target.origin,
+            self.options.timeout,
         )
         stream.start(call, meta, segments, reads=reads)
 

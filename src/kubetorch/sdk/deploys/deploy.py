@@ -56,7 +56,7 @@ from kubetorch.sdk.transport.session import Session
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.logging import LoggingConfig
 from kubetorch.specs.workload import WorkloadSpec
-from kubetorch.wire import codecs, exceptions, versions
+from kubetorch.wire import codecs, exceptions, frames, versions
 from kubetorch.wire.messages import (
     Accepted,
     Deploy,
@@ -453,11 +453,12 @@ class LaunchLines:
         self._wait()
 
     def log(self, line: DeployLog) -> None:
-        """The user's code wrote a line while it was loaded."""
+        """The user's code wrote a line while it was loaded, or a step of the image did."""
         is_wanted = logs.is_wanted(line.level, self._config.level)
         if self._stream_logs and is_wanted and self._is_new(line):
             level = line.level if line.source == "logger" else None
-            self._launch(line.text, level, line.time)
+            show = self._screen.notice if line.source in frames.NOT_USERS else self._screen.line
+            show(self._launch(line.text, level, line.time))
 
     def stage(self, stage: Stage) -> None:
         """The deploy has come so far."""
@@ -504,13 +505,11 @@ class LaunchLines:
 
     def warn(self, message: str) -> None:
         """Show a warning, in any case."""
-        self._launch(message, "WARNING", time.time())
+        self._screen.notice(self._launch(message, "WARNING", time.time()))
 
-    def _launch(self, text: str, level: str | None, at: float) -> None:
+    def _launch(self, text: str, level: str | None, at: float) -> str:
         include_name = self._config.include_name
-        self._screen.line(
-            logs.of_launch(self._service, text, level=level, at=at, include_name=include_name)
-        )
+        return logs.of_launch(self._service, text, level=level, at=at, include_name=include_name)
 
     def _is_new(self, event: DeployLog | Stage | str) -> bool:
         is_new = event not in self._shown

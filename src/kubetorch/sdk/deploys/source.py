@@ -384,7 +384,7 @@ def describe_runtime(
         site=_site(),
         package_managers=config.package_managers,
         pretends_gpus=environment.pretends_gpus(),
-        environ=tuple(sorted(environment.for_pods().items())),
+        environ=tuple(sorted(environment.of_machine(environment.for_programs()).items())),
         umask=_umask(),
     )
 

@@ -134,14 +134,19 @@ class Applier:
     async def check_form(self, manifest: Manifest, owner: Manifest | None, known: Known) -> None:
         """Refuse an object whose fields its kind does not have; nothing is made, or changed.
 
-        What else there may be against it is for `apply` to find out, which may know a way.
+        What else there may be against it is for `apply` to find out, which may know a way, unless
+        what is there would be deleted for it.
         """
         there = known.get(await self.ref(manifest))
         wanted = _wanted(manifest, owner, there)
         if there is not None and _applied(there) == _applied(wanted):
             return
-        with contextlib.suppress(KubernetesRequestError):
+        try:
             await self._put(wanted, dry_run=True)
+        except KubernetesRequestError as error:
+            is_deleted = there is not None and _keeps_pods(there, wanted)
+            if is_deleted and error.status_code == 422 and not _is_immutable(error):
+                raise
 
     async def _put(self, wanted: Manifest, *, dry_run: bool = False) -> Object:
         try:

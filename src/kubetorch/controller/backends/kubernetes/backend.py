@@ -52,6 +52,7 @@ from kubetorch.controller.backends.kubernetes.pods import (
     image_refused_as_root,
     log_tail,
     pod_status,
+    superseded,
 )
 from kubetorch.controller.backends.kubernetes.prepare import PodPrerequisites
 from kubetorch.errors import AdmissionError, KubernetesNotFoundError, KubetorchError, WorkloadError
@@ -423,6 +424,8 @@ class KubernetesBackend(Backend):
             if workload is not None and workload.has_given_up(pod):
                 status = replace(status, is_retiring=True)
             found.append(self._judged(key, pod, status))
+        if any(pod.phase == "Failed" and not pod.is_retiring for pod in found):
+            found = superseded(found, self.expected(namespace, name))
         return sorted(found, key=lambda pod: (pod.ordinal, pod.is_retiring))
 
     def described(self, namespace: str, name: str) -> list[Manifest]:
@@ -514,7 +517,8 @@ class KubernetesBackend(Backend):
 
     # ----------------------------------------------------------------------------------- the rest
 
-    def warnings(self, manifest: Manifest) -> tuple[str, ...]:
+    def warnings(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
+        del compute
         if manifest["kind"] == "CronJob":
             schedule = manifest["spec"].get("schedule")
             return (f"pods of a CronJob start with its next run ({schedule}), and stay",)
@@ -554,7 +558,7 @@ class KubernetesBackend(Backend):
         if there is None:
             return found
         if kinds.find(manifest) == knative.KIND:
-            return (*self.warnings(manifest), *found)
+            return (*self.warnings(compute, manifest), *found)
         return (
             f"the cluster has no {manifest['kind']} (no operator): head and workers are pods of a "
             f"{there['kind']}",

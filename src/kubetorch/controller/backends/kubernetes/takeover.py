@@ -168,6 +168,8 @@ def whole(there: Object, before: Before) -> Object:
             for key in [*(of_one.get("labels") or ())]:
                 if key.rpartition("/")[2] in _OF_JOBS:
                     del of_one["labels"][key]
+    if there["kind"] == "Pod":
+        found["spec"].pop("nodeName", None)
     return _named_as(there, found)
 
 

@@ -239,8 +239,8 @@ class ProcessBackend(Backend):
             )
         check_room(spec)
 
-    def warnings(self, manifest: Manifest) -> tuple[str, ...]:
-        return unsupported_warnings(manifest)
+    def warnings(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
+        return unsupported_warnings(compute, manifest)
 
     def notes(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
         attached = self._attachments.notes(desired_pods.read(manifest))
@@ -402,8 +402,9 @@ def _is_of(record: PodRecord, wanted: DesiredPods) -> bool:
     return wanted.template in (record.template, record.template.partition(_AND)[0])
 
 
-#: Where PyTorch, JAX and TensorFlow listen, and the ports, which no agent is given.
-EVERYWHERE, WORLD_PORTS = "0.0.0.0", range(13000, 18000)
+#: Where PyTorch, JAX and TensorFlow listen, and the ports, which no agent is given. Workers of a
+#: Ray that somebody else starts have 10002 to 19999.
+EVERYWHERE, WORLD_PORTS = "0.0.0.0", range(20000, 25000)
 #: Says to CUDA which GPUs a process sees.
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _DRIVER = Path("/proc/driver/nvidia/gpus")
@@ -499,6 +500,8 @@ class WorldPorts:
             if chosen.get(number) is None:
                 chosen.pop(number, None)
                 self._choose_other(chosen, taken)
+        for _ in range(wanted.further):
+            self._choose_other(chosen, taken)
         return tuple(chosen)
 
     def _choose_other(self, chosen: dict[int, socket.socket | None], taken: Set[int]) -> None:
@@ -590,7 +593,7 @@ def check_room(spec: WorkloadSpec) -> None:
         )
 
 
-def unsupported_warnings(manifest: Manifest) -> tuple[str, ...]:
+def unsupported_warnings(compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
     kind = kinds.find(manifest)
     if kind is None or (kind.kind in SUPPORTED_KINDS and not kind.is_autoscaled):
         return ()
@@ -599,7 +602,10 @@ def unsupported_warnings(manifest: Manifest) -> tuple[str, ...]:
     if kind.is_autoscaled:
         return (knative.unscaled(manifest),)
     if kind.kind == "RayCluster":
-        return (f"there is no Ray operator here: its {pods} are plain ones, without Ray",)
+        distribution = compute.distribution
+        if distribution is not None and distribution.distribution_type == "ray":
+            return ()  # its agents start Ray
+        return (f"there is no Ray operator here: it has {pods} without Ray",)
     if kind.kind == "DaemonSet":
         return ("a DaemonSet has one pod here, since this machine is one node",)
     if kind.kind == "CronJob":
@@ -616,7 +622,7 @@ def unsupported_notes(compute: ComputeSpec, manifest: Manifest) -> tuple[str, ..
         return (f"a {manifest.get('kind')} cannot be run on this machine",)
     primary = WorkloadManifest(manifest, kind).primary
     found = (*_resources(desired_pods.read(manifest)), *_pod(primary), *_endpoint(compute))
-    return (*found, *unsupported_warnings(manifest))
+    return (*found, *unsupported_warnings(compute, manifest))
 
 
 def _resources(wanted: DesiredPods) -> Iterator[str]:

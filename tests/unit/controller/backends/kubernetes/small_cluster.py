@@ -74,6 +74,7 @@ class SmallCluster:
         there = self._objects.get(key)
         metadata["uid"] = there["metadata"]["uid"] if there else f"uid-{next(self._uids)}"
         metadata["generation"] = 1
+        metadata["resourceVersion"] = "1"
         self._objects[key] = made
         self._make(made)
         return made

@@ -329,8 +329,8 @@ def test_trust_an_autoscaled_service_has_a_fixed_number_of_pods_without_knative(
         made = cluster.take("apps/v1", "Deployment")
         assert made["spec"]["replicas"] == pods
         assert made["spec"]["strategy"] == {"type": "RollingUpdate"}
-        assert one.warnings(manifest) == one.notes(wanted.compute, manifest)
-        (warning,) = one.warnings(manifest)
+        assert one.warnings(wanted.compute, manifest) == one.notes(wanted.compute, manifest)
+        (warning,) = one.warnings(wanted.compute, manifest)
         assert "there is no Knative here" in warning
         assert f"it runs on {pods} pod" in warning
 
@@ -359,7 +359,7 @@ def test_trust_an_autoscaled_service_scales_once_there_is_knative() -> None:
         await one.apply(SCALED)
         cluster.unserved.discard(KNATIVE)
         await one.apply(SCALED)
-        assert one.warnings(rendering.of_workload(SCALED)) == ()
+        assert one.warnings(SCALED.compute, rendering.of_workload(SCALED)) == ()
 
     run(cluster, scenario)
     assert cluster.names() == OBJECTS["SCALED"][1]
@@ -398,3 +398,41 @@ def test_a_revision_that_knative_has_given_up_is_made_anew_by_the_next_deploy(
     assert cluster.asked == asked
     noted = cluster.take(KNATIVE, "Service")["spec"]["template"]["metadata"]["annotations"]
     assert (labels.TRIED_AGAIN in noted) is bool(asked)
+
+
+def test_a_teardown_leaves_what_was_there_before_as_it_was() -> None:
+    cluster = SmallCluster()
+    body = {"selector": {"matchLabels": {"a": "b"}}, **PODS}
+    own = brought("apps/v1", "Deployment", body)
+    metadata = {"name": "f", "namespace": "team"}
+    cluster.put({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": body})
+
+    def there() -> Object:
+        return cluster.take("apps/v1", "Deployment")
+
+    def containers() -> list[str]:
+        return [one["name"] for one in there()["spec"]["template"]["spec"]["containers"]]
+
+    async def scenario(one: KubernetesBackend) -> None:
+        await one.apply(own)
+        assert containers() == ["kubetorch"]
+        # What deletes the workload is not to delete the user's object.
+        assert "ownerReferences" not in there()["metadata"]
+        assert labels.BEFORE in there()["metadata"]["annotations"]
+        left = await one.delete("team", "f", grace=1)
+        assert left == ["Deployment f, as it was before"]
+
+    run(cluster, scenario)
+    assert containers() == ["c"]
+    assert cluster.names() == {"Deployment/f"}
+
+
+def test_a_teardown_deletes_what_its_deploy_made_of_a_user_s_manifest() -> None:
+    cluster = SmallCluster()
+
+    async def scenario(one: KubernetesBackend) -> None:
+        await one.apply(SET)
+        assert await one.delete("team", "f", grace=1) == []
+
+    run(cluster, scenario)
+    assert cluster.names() == set()
