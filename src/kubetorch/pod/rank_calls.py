@@ -181,7 +181,7 @@ class RankGroup:
         quorum = self._compute.quorum(len(members))
         return f"{len(here)} of {quorum} pods are there" + (f" ({lost})" if lost else "")
 
-    def call(self, sink: CallSink, request: Open, payload: Payload) -> int:
+    def call(self, sink: CallSink, request: Open, payload: Payload, chain: str = "") -> int:
         """Have all ranks run a call, or those that it selects."""
         if request.restart_procs:
             self._membership.regrouped(request.id)
@@ -189,6 +189,8 @@ class RankGroup:
         self.had_calls = True
         try:
             nodes = self._select(request)
+            if chain != request.chain:
+                request = structs.replace(request, chain=chain)
             run = Run(self, number, sink, request, nodes)
             self._runs[number] = run
             self._idle.clear()
@@ -200,6 +202,14 @@ class RankGroup:
         finally:
             payload.release()
         return number
+
+    def hands_out_slots(self, request: Open) -> bool:
+        """True if this pod has calls wait for slots, and a call is not one that has its slots."""
+        return request.part is None
+
+    def nodes_of(self, request: Open) -> tuple[int, ...]:
+        """The nodes that a call runs on; raises what `call` would."""
+        return self._select(request)
 
     def cancel(self, number: int, reason: str, *, timed_out: bool) -> None:
         run = self._runs.get(number)
@@ -397,7 +407,7 @@ class Run:
                 _share(payload, len(workers)), workers, itertools.count(first), strict=False
             ):
                 local = LocalPart(self, rank, worker)
-                local.number = worker.call(local, self.request, own)
+                local.number = worker.call(local, self.request, own, self.request.chain)
                 self._add(local)
         # Last: what a worker refuses is not to run anywhere.
         for nodes in group.children(self._nodes):

@@ -265,8 +265,9 @@ class GenerationLoader:
                 paths = [self.code.shown(slot, path) for path in wanted.sys_path]
                 own |= framework_nodes.job_environ(paths, wanted.env)
             rank = rank_environment.rank_of(world, node, local)
-            threads = distribution.threads or wanted.threads
-            specs.append(replace(wanted, own_env=own, rank=rank, threads=threads))
+            if distribution.threads is not None:
+                wanted = replace(wanted, threads=distribution.threads, may_wait=True)
+            specs.append(replace(wanted, own_env=own, rank=rank))
         own_node = await self._kept_node(world.epoch)
         if own_node is None and nodes and distribution.distribution_type in SINGLE_CONTROLLER:
             own_node = await self._start_node(wanted, spec, world, nodes[0])

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 class CurrentCall(Protocol):
     number: int
     request_id: str
+    chain: str
 
     def progress(self, current: float, total: float | None, message: str | None) -> None:
         """Tell the caller how far the call has come."""
@@ -34,6 +35,12 @@ def request_id() -> str | None:
     """Identity of the request that the running call belongs to."""
     call = current.get()
     return None if call is None else call.request_id
+
+
+def chain() -> str:
+    """The running call and those that wait for it, for the calls that it makes."""
+    call = current.get()
+    return "" if call is None else call.chain
 
 
 def progress(current_value: float, total: float | None = None, message: str | None = None) -> bool:

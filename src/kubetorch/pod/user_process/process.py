@@ -87,6 +87,7 @@ class _Worker:
             working_dir=spec["cwd"],
             code=spec["code"],
             stacks=stacks,
+            may_wait=spec["may_wait"],
         )
 
     def start(self, on_thread: Callable[[], None]) -> None:

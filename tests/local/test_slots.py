@@ -1,0 +1,245 @@
+"""How many calls run at once: bounds, the line before them, chains of calls, through everything."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kubetorch as kt
+from tests.local.calling import InThread, until
+from tests.shared import WHOLE
+
+MODULE = """
+import contextvars, os, queue, threading, time
+import kubetorch as kt
+
+class Probe:
+    def __init__(self):
+        self.n = self.now = self.peak = 0
+        self.lock = threading.Lock()
+        self.ran = []
+
+    def add(self, k):
+        n = self.n
+        time.sleep(0.005)
+        self.n = n + k
+        return self.n
+
+    def work(self, seconds, name=None):
+        with self.lock:
+            self.now += 1
+            self.peak = max(self.peak, self.now)
+            self.ran.append(name)
+        time.sleep(seconds)
+        with self.lock:
+            self.now -= 1
+        return name
+
+    def hold(self, path, end):
+        open(path, "a").close()
+        while not os.path.exists(end):
+            time.sleep(0.01)
+        return "held"
+
+    def seen(self):
+        return [self.peak, self.ran]
+
+    def nest(self, depth, service, other=None):
+        if depth == 0:
+            return 0
+        following, after = (other, service) if other else (service, None)
+        return 1 + kt.cls(name=following).nest(depth - 1, following, after)
+
+    def in_thread(self, service):
+        values = []
+        context = contextvars.copy_context()
+        call = lambda: values.append(kt.cls(name=service).add.options(queue_timeout=60)(1))
+        thread = threading.Thread(target=lambda: context.run(call))
+        thread.start()
+        thread.join()
+        return values
+
+    def fan_out(self, service, count):
+        add = kt.cls(name=service).add
+        spawned = [add.spawn(1) for _ in range(count)]
+        return max(each.result() for each in spawned)
+
+    async def loop_work(self, seconds):
+        import asyncio
+        self.now += 1
+        self.peak = max(self.peak, self.now)
+        await asyncio.sleep(seconds)
+        self.now -= 1
+
+class Hub:
+    def __init__(self):
+        self.q = queue.Queue()
+    def get(self):
+        return self.q.get(timeout=120)
+    def put(self, x):
+        self.q.put(x)
+
+def tree(depth, service):
+    if depth == 0:
+        return 1
+    me = kt.fn(name=service)
+    left, right = me.spawn(depth - 1, service), me.spawn(depth - 1, service)
+    return left.result() + right.result()
+"""
+
+
+@pytest.fixture(scope="module")
+def module(shared_service_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    folder = tmp_path_factory.mktemp("slots")
+    (folder / "pyproject.toml").touch()
+    (folder / "slots_module.py").write_text(MODULE)
+    sys.path.insert(0, str(folder))
+    try:
+        yield importlib.import_module("slots_module")
+    finally:
+        sys.path.remove(str(folder))
+
+
+@pytest.fixture
+def deploy(module: Any) -> Iterator[Callable[..., Any]]:
+    deployed: list[Any] = []
+
+    def deploy(name: str, what: str = "Probe", **resources: Any) -> Any:
+        found = getattr(module, what)
+        handle = kt.cls(found, name=name) if isinstance(found, type) else kt.fn(found, name=name)
+        deployed.append(handle.to(kt.Compute(cpus="0.1", **resources)))
+        return deployed[-1]
+
+    yield deploy
+    for each in deployed:
+        each.teardown()
+
+
+def test_a_process_runs_as_many_calls_as_are_declared_and_the_others_wait(deploy: Any) -> None:
+    probe = deploy("two", concurrency=2)
+    assert len(list(probe.work.map([0.05] * 12))) == 12
+    assert probe.seen()[0] == 2
+    list(probe.loop_work.map([0.02] * 12))
+    assert probe.seen()[0] == 2
+
+
+def test_a_bound_of_an_autoscaled_service_is_kept_without_knative(deploy: Any, module: Any) -> None:
+    compute = kt.Compute(cpus="0.1").autoscale(min_scale=1, concurrency=1)
+    probe = kt.cls(module.Probe, name="scaled").to(compute)
+    try:
+        assert len(list(probe.work.map([0.02] * 8))) == 8
+        assert probe.seen()[0] == 1
+    finally:
+        probe.teardown()
+
+
+def test_with_one_call_at_a_time_no_update_of_a_class_is_lost(deploy: Any) -> None:
+    probe = deploy("adds", concurrency=1)
+    assert max(probe.add.map([1] * 40)) == 40
+    # Those that a call of its own makes take turns, too, inside that call.
+    assert probe.fan_out("adds", 10) == 50
+
+
+def test_a_chain_of_calls_holds_one_slot_also_by_way_of_another_service(deploy: Any) -> None:
+    probe = deploy("chained", concurrency=1)
+    deploy("beyond", concurrency=1)
+    depth = 200 if WHOLE else 30
+    assert probe.nest.options(timeout=300)(depth, "chained") == depth
+    assert probe.nest.options(timeout=300)(depth, "chained", "beyond") == depth
+    assert probe.in_thread("chained") == [1]
+
+
+@pytest.mark.parametrize("bound", [{"concurrency": 1}, {}], ids=["one", "any"])
+def test_a_tree_of_calls_ends_well(deploy: Any, bound: dict[str, int]) -> None:
+    depth = 10 if WHOLE else 6
+    tree = deploy("tree", "tree", **bound)
+    assert tree.options(timeout=500)(depth, "tree") == 2**depth
+
+
+def test_unrelated_calls_that_wait_do_not_keep_others_from_running(deploy: Any) -> None:
+    hub = deploy("hub", "Hub")
+    waiting = [hub.get.spawn() for _ in range(45)]
+    for number in range(45):
+        hub.put.options(timeout=60)(number)
+    assert sorted(each.result() for each in waiting) == list(range(45))
+
+
+def test_a_timeout_counts_from_the_begin_of_the_run_and_queue_timeout_bounds_the_wait(
+    deploy: Any, tmp_path: Path
+) -> None:
+    probe = deploy("timed", concurrency=1)
+    first = InThread(probe.hold, str(tmp_path / "began"), str(tmp_path / "end"))
+    until((tmp_path / "began").exists)
+    with pytest.raises(kt.CallTimeoutError, match=r"did not begin within its queue_timeout of 0.2"):
+        probe.work.options(queue_timeout=0.2)(0, "impatient")
+    # Longer than its timeout, and what this end adds to it.
+    waits = InThread(probe.work.options(timeout=2), 0, "patient")
+    time.sleep(5)
+    (tmp_path / "end").touch()
+    assert first.join().value == "held"
+    assert waits.join().value == "patient"
+    assert probe.seen()[1] == ["patient"]
+    with pytest.raises(kt.CallTimeoutError, match="did not end"):
+        probe.work.options(timeout=0.2)(60, "long")
+
+
+def test_a_call_that_waits_can_be_cancelled_and_never_runs(deploy: Any, tmp_path: Path) -> None:
+    probe = deploy("cancelled", concurrency=1)
+    first = InThread(probe.hold, str(tmp_path / "began"), str(tmp_path / "end"))
+    until((tmp_path / "began").exists)
+    waiting = probe.work.spawn(0, "cancelled")
+    waiting.cancel()
+    with pytest.raises(kt.CallCancelledError):
+        waiting.result()
+    (tmp_path / "end").touch()
+    assert first.join().value == "held"
+    assert probe.seen()[1] == []
+
+
+def test_more_calls_than_may_wait_are_refused(deploy: Any, tmp_path: Path) -> None:
+    probe = deploy("full", concurrency=1, max_queue=2)
+    first = InThread(probe.hold, str(tmp_path / "began"), str(tmp_path / "end"))
+    until((tmp_path / "began").exists)
+    waiting = [probe.work.spawn(0, number) for number in range(2)]
+    with pytest.raises(kt.QueueFullError, match="2 calls wait already") as caught:
+        probe.work(0, "refused")
+    assert caught.value.status == 429
+    (tmp_path / "end").touch()
+    assert [each.result() for each in waiting] == [0, 1]
+    assert first.join().value == "held"
+    assert "refused" not in probe.seen()[1]
+
+
+def test_callers_take_turns(deploy: Any, tmp_path: Path) -> None:
+    probe = deploy("fair", concurrency=1)
+    first = InThread(probe.hold, str(tmp_path / "began"), str(tmp_path / "end"))
+    until((tmp_path / "began").exists)
+    many = [probe.work.spawn(0, f"many {number}") for number in range(20)]
+    alone = threading.Thread(target=_post, args=(probe, "alone"))
+    alone.start()
+    time.sleep(0.5)
+    (tmp_path / "end").touch()
+    alone.join()
+    assert [each.result() for each in many]
+    assert first.join().value == "held"
+    assert probe.seen()[1].index("alone") <= 1
+
+
+def _post(probe: Any, name: str) -> None:
+    """Another caller: by plain HTTP."""
+    request = urllib.request.Request(
+        probe.endpoint("work"),
+        json.dumps({"args": [0, name]}).encode(),
+        probe.request_headers,
+    )
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        assert answer.status == 200
