@@ -88,6 +88,14 @@ class Hub:
     def put(self, x):
         self.q.put(x)
 
+def where(path, end):
+    open(path, "a").close()
+    if end == "exit":
+        os._exit(3)
+    while not os.path.exists(end):
+        time.sleep(0.01)
+    return {"pid": os.getpid(), "rank": os.environ.get("RANK")}
+
 def tree(depth, service):
     if depth == 0:
         return 1
@@ -243,3 +251,62 @@ def _post(probe: Any, name: str) -> None:
     )
     with urllib.request.urlopen(request, timeout=120) as answer:
         assert answer.status == 200
+
+
+# --------------------------------------------------------------------------- processes of a pod
+
+
+def test_calls_go_to_the_least_busy_process_of_a_pod(deploy: Any, tmp_path: Path) -> None:
+    where = deploy("spread", "where", num_proc=3)
+    ends = [tmp_path / f"end {number}" for number in range(3)]
+    pids = [InThread(where, str(tmp_path / f"began {n}"), str(ends[n])) for n in range(3)]
+    for number in range(3):
+        until((tmp_path / f"began {number}").exists)
+    (tmp_path / "now").touch()
+    ends[1].touch()
+    free = pids[1].join().value["pid"]
+    assert where(str(tmp_path / "more"), str(tmp_path / "now"))["pid"] == free
+    for end in ends:
+        end.touch()
+    found = [each.join().value for each in pids]
+    assert len({one["pid"] for one in found}) == 3
+    assert {one["rank"] for one in found} == {found[0]["rank"]}
+
+
+def test_a_bound_holds_for_each_process(deploy: Any) -> None:
+    probe = deploy("bounded", num_proc=2, concurrency=1)
+    assert len(list(probe.work.map([0.05] * 8))) == 8
+    assert probe.seen()[0] == 1
+
+
+def test_a_process_that_ends_takes_nobody_along_and_another_one_comes(
+    deploy: Any, tmp_path: Path
+) -> None:
+    where = deploy("dying", "where", num_proc=2, concurrency=1)
+    held = InThread(where, str(tmp_path / "began"), str(tmp_path / "end"))
+    until((tmp_path / "began").exists)
+    with pytest.raises(kt.WorkerDiedError):
+        where(str(tmp_path / "other"), "exit")
+    (tmp_path / "now").touch()
+    first = where(str(tmp_path / "third"), str(tmp_path / "now"))["pid"]
+    (tmp_path / "end").touch()
+    second = held.join().value["pid"]
+    assert first != second
+
+
+def test_auto_is_as_many_processes_as_the_pod_has_cpus_or_gpus(
+    deploy: Any, module: Any, tmp_path: Path
+) -> None:
+    handle = kt.fn(module.where, name="auto").to(kt.Compute(cpus="3", num_proc="auto"))
+    try:
+        pids = [
+            InThread(handle, str(tmp_path / f"began {n}"), str(tmp_path / "end")) for n in range(3)
+        ]
+        for number in range(3):
+            until((tmp_path / f"began {number}").exists)
+        (tmp_path / "end").touch()
+        assert len({each.join().value["pid"] for each in pids}) == 3
+    finally:
+        handle.teardown()
+    with pytest.raises(kt.SpecError, match="unknown number of instances"):
+        deploy("instances", num_proc="auto")
