@@ -21,7 +21,7 @@ class WorkerPool:
         #: Those that live, by a number that is not used again.
         self.workers = dict(enumerate(workers))
         self._next = len(workers)
-        #: Processes that ended since one had calls: what ends by itself is started again ever later.
+        #: Processes that ended since one had calls: each is started again later than the last.
         self.deaths = 0
         #: Called when a worker has come, or is gone.
         self.on_added: Callable[[int, Worker], None] = lambda number, worker: None
