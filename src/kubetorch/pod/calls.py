@@ -196,7 +196,7 @@ class Call:
         if self.refusal is not None:
             raise self.refusal
         self.callers.append(caller)
-        if self.queued is not None and self.worker is None:
+        if self.queued is not None and self.begun is None:
             caller.on_queued()
 
     def grant(self, count: int) -> None:
@@ -222,10 +222,7 @@ class Call:
         payload, self._payload = self._payload, None
         assert payload is not None
         if self.queued is not None:
-            for caller in self.callers:
-                caller.on_begun()
-            if self.request.timeout is not None:
-                self.limit(self.request.timeout)
+            self.on_begun()
         try:
             self.number = worker.call(self, self.request, payload, chain)
         except KubetorchError as error:
@@ -235,20 +232,31 @@ class Call:
         self.worker = worker
 
     def wait_for_slot(self) -> None:
-        """It waits for its turn; its timeout counts from the begin of its run."""
+        """It waits for its turn."""
         self._stop_waiting()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         if self.queued is not None:  # already, for a process that is gone since
             return
-        self.queued = time.time()
+        self.on_queued()
         timeout = self.request.queue_timeout
         if timeout is not None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(timeout, self._end_waiting, timeout)
+
+    def on_queued(self) -> None:  # CallSink's
+        """Its timeout counts from the begin of its run."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.queued, self.begun = time.time(), None
         for caller in self.callers:
             caller.on_queued()
+
+    def on_begun(self) -> None:  # CallSink's
+        self.begun = time.time()
+        if self.request.timeout is not None:
+            self.limit(self.request.timeout)
+        for caller in self.callers:
+            caller.on_begun()
 
     def _end_waiting(self, timeout: float) -> None:
         waiting = 0 if self.slots is None else self.slots.waiting
@@ -666,7 +674,8 @@ class Calls:
 
     def _is_bounded_here(self, group: RankGroup, request: Open) -> bool:
         """True if this agent hands out the slots that a call on ranks needs."""
-        return self._slots.limit is not None and group.hands_out_slots(request)
+        is_bounded = self._slots.limit is not None and group is self._worker
+        return is_bounded and group.hands_out_slots(request)
 
     def _queue(self, call: Call) -> None:
         """Run a call in a slot that is free, or let it wait for its turn."""

@@ -121,10 +121,12 @@ class Part(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         epoch: Epoch of the world.
         nodes: Node ranks to cover: the receiver's own first, then those that it passes it on to.
+        needs_slots: It is the whole call, and the receiver hands out the slots of all ranks.
     """
 
     epoch: int
     nodes: tuple[int, ...]
+    needs_slots: bool = False
 
 
 class Open(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -134,6 +134,12 @@ class OwnedPayload:
 class CallSink(Protocol):
     """Receives what one call produces; exactly one of result, error and lost comes, as the last."""
 
+    def on_queued(self) -> None:
+        """The call waits for a slot elsewhere."""
+
+    def on_begun(self) -> None:
+        """It waits no more, and runs."""
+
     def on_log(self, line: Line) -> None:
         """The call wrote a line."""
 
