@@ -15,6 +15,9 @@ from typing import Any
 import pytest
 
 import kubetorch as kt
+from kubetorch.cli import inspection
+from kubetorch.cli.output import Output
+from kubetorch.sdk import backend
 from tests.local.calling import InThread, until
 from tests.shared import WHOLE
 
@@ -67,6 +70,15 @@ class Probe:
         thread.start()
         thread.join()
         return values
+
+    def in_bare_thread(self, service):
+        thread = threading.Thread(target=lambda: kt.cls(name=service).add(1))
+        thread.start()
+        thread.join()
+
+    def numbers(self):
+        for number in range(10_000):
+            yield "x" * 1_000_000
 
     def fan_out(self, service, count):
         add = kt.cls(name=service).add
@@ -310,3 +322,56 @@ def test_auto_is_as_many_processes_as_the_pod_has_cpus_or_gpus(
         handle.teardown()
     with pytest.raises(kt.SpecError, match="unknown number of instances"):
         deploy("instances", num_proc="auto")
+
+
+# ----------------------------------------------------------------------------- what holds them
+
+
+def test_what_runs_and_waits_and_holds_the_slots_is_shown(
+    deploy: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    probe = deploy("watched", concurrency=2)
+    values = probe.numbers()
+    next(values)
+    held = InThread(probe.hold, str(tmp_path / "began"), str(tmp_path / "end"))
+    until((tmp_path / "began").exists)
+    waiting = [probe.work.spawn(0, number) for number in range(3)]
+
+    def shown() -> str:
+        inspection.show(view(probe), Output())
+        return capsys.readouterr().out
+
+    text = ""
+    deadline = time.monotonic() + 60
+    while "its reader takes no values" not in text or "3 calls wait" not in text:
+        assert time.monotonic() < deadline, text
+        time.sleep(0.1)
+        text = shown()
+    assert "2 calls running, 3 waiting" in text
+    assert "slots taken: all, 3 calls wait, the first for" in text
+    assert "Probe.hold runs for" in text
+    assert "Probe.numbers runs for" in text
+    values.close()
+    (tmp_path / "end").touch()
+    assert held.join().value == "held"
+    assert [each.result() for each in waiting] == [0, 1, 2]
+
+
+def test_calls_of_a_thread_that_lost_its_context_are_shown_to_wait_for_their_caller(
+    deploy: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    probe = deploy("strays", concurrency=1)
+    blocked = probe.in_bare_thread.spawn("strays")
+    text = ""
+    deadline = time.monotonic() + 60
+    while "contextvars.copy_context()" not in text:
+        assert time.monotonic() < deadline, text
+        time.sleep(0.1)
+        inspection.show(view(probe), Output())
+        text = capsys.readouterr().out
+    blocked.cancel()
+
+
+def view(probe: Any) -> Any:
+    asked = ("default", probe.service_name)
+    return backend.session().ask(lambda session: session.get_workload(*asked))

@@ -43,15 +43,16 @@ from kubetorch.pod.logs import Line
 from kubetorch.pod.rank_calls import RankGroup
 from kubetorch.pod.results import Outcomes, Results
 from kubetorch.pod.slots import Slots, Start, Ticket
+from kubetorch.pod.user_process.protocol import FIRST_GRANT
 from kubetorch.pod.worker_process.pool import WorkerPool
 from kubetorch.pod.worker_process.worker import Payload, Worker
-from kubetorch.specs.callable import CALLABLES
+from kubetorch.specs.callable import CALLABLES, UNKNOWN_CHAIN
 from kubetorch.specs.compute import MOST_WAITING
 from kubetorch.specs.workload import Origin, WorkloadSpec
 from kubetorch.wire import codecs, exceptions, routes
 from kubetorch.wire.calls import CALL_ID, Outcome, Raised, Returned, check_arguments
 from kubetorch.wire.frames import Chain, Open, Progress
-from kubetorch.wire.messages import CallProgress, CallReport, Ending
+from kubetorch.wire.messages import CallProgress, CallReport, Ending, QueueView, SlotHolder
 
 #: Calls that the pod knows at one time, whatever their state.
 CALL_LIMIT = 10_000
@@ -59,6 +60,8 @@ CALL_LIMIT = 10_000
 WORKER_TIMEOUT = 30.0
 #: Seconds between two reports of how far a spawned call has come, and characters of its message.
 PROGRESS_INTERVAL, PROGRESS_CHARACTERS = 1.0, 200
+#: Holders of slots that are named.
+HOLDERS = 20
 #: Seconds until a call that waits for new processes says what these wait for; doubled each time.
 TELLING = 5.0
 #: Failures that the agent itself makes and that are an answer all the same: the call ran.
@@ -115,6 +118,8 @@ class Call:
         self._progress: Progress | None = None
         self._payload: Payload | None = None
         self._has_yielded = False
+        # Values that its generator may still send.
+        self._granted = FIRST_GRANT
         self.request = request
         #: Spawned calls with the same idempotency key, which have its end too.
         self.twins: list[Open] = []
@@ -201,7 +206,13 @@ class Call:
 
     def grant(self, count: int) -> None:
         if self.worker is not None and not self.is_ended:
+            self._granted += count
             self.worker.grant(self.number, count)
+
+    @property
+    def is_paused(self) -> bool:
+        """True for a generator whose reader takes nothing."""
+        return self._granted <= 0
 
     def revoke(self, reason: str) -> None:
         """End the call for all its callers."""
@@ -330,6 +341,7 @@ class Call:
 
     def on_yield(self, codec: str, sizes: Sequence[int], payload: Payload) -> None:  # CallSink's
         self._has_yielded = True
+        self._granted -= 1
         if self.is_answered or self.cancelled is not None:
             payload.release()
         elif len(self.callers) == 1 and not self.spawned:
@@ -483,6 +495,26 @@ class Calls:
     def waiting(self) -> int:
         """Those of them that wait for a slot."""
         return self._slots.waiting
+
+    @property
+    def queue(self) -> QueueView | None:
+        """What holds the slots, and how many calls wait; `None` if calls are not bounded."""
+        slots = self._slots
+        if slots.limit is None:
+            return None
+        line = [self._queued[tag] for tag in slots.line]
+        held = [[self._queued[tag] for tag in tags] for tags in slots.holders]
+        return QueueView(
+            slots=slots.count,
+            taken=len(held),
+            waiting=len(line),
+            since=min((call.queued or 0.0 for call in line), default=0.0),
+            strays=sum(call.request.chain == UNKNOWN_CHAIN for call in line),
+            holders=tuple(
+                SlotHolder(_name(first.request), first.begun or 0.0, len(path), path[-1].is_paused)
+                for first, path in ((path[0], path) for path in held[:HOLDERS])
+            ),
+        )
 
     @property
     def generation(self) -> int:

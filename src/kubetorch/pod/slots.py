@@ -132,9 +132,14 @@ class Slots:
         return [tuple(slot.running) for slot in self._slots.values()]
 
     @property
-    def is_full(self) -> bool:
-        """True if no slot is free."""
-        return not any(map(self._is_free, self._processes))
+    def count(self) -> int:
+        """Slots of all processes together, where their number is bounded."""
+        return len(self._processes) * (self.limit or 0)
+
+    @property
+    def line(self) -> list[str]:
+        """The calls that wait, in the order in which they came."""
+        return list(self._tickets)
 
     # ------------------------------------------------------------------------------------ events
 

@@ -181,7 +181,8 @@ class Chain(tuple[tuple[str, str], ...]):
 
     Of the calls in one slot only the last is named, so a chain is as long as the processes that it
     runs in are many. It travels as `slot:call,slot:call`, the nearest last; what it is in between
-    is the business of the agents alone.
+    is the business of the agents alone. Code of a worker outside of the context of a call sends
+    `kubetorch.specs.callable.UNKNOWN_CHAIN`.
     """
 
     @classmethod

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, Protocol
 
+from kubetorch.specs.callable import UNKNOWN_CHAIN
+
 
 class CurrentCall(Protocol):
     number: int
@@ -38,9 +40,12 @@ def request_id() -> str | None:
 
 
 def chain() -> str:
-    """The running call and those that wait for it, for the calls that it makes."""
+    """The running call and those that wait for it, for the calls that it makes.
+
+    Of code outside of the context of a call it is not known: the call may wait for it.
+    """
     call = current.get()
-    return "" if call is None else call.chain
+    return UNKNOWN_CHAIN if call is None else call.chain
 
 
 def progress(current_value: float, total: float | None = None, message: str | None = None) -> bool:
