@@ -31,7 +31,7 @@ from kubetorch.pod.apps.process import AppRun
 from kubetorch.pod.user_process import protocol
 from kubetorch.pod.worker_process.worker import WorkerSpec
 from kubetorch.specs import quantity
-from kubetorch.specs.compute import ComputeSpec
+from kubetorch.specs.compute import MOST_WAITING, ComputeSpec
 from kubetorch.specs.dockerfile import VARIABLE, variable_value
 from kubetorch.specs.image import EnvStep
 from kubetorch.specs.logging import LEVELS
@@ -263,7 +263,14 @@ def app_run(
     folder = Path(pod.working_dir)
     if app.folder is not None:
         folder = (folder if code is None else code) / app.folder
-    return AppRun(generation=generation, app=app, folder=str(folder), env=env)
+    return AppRun(
+        generation=generation,
+        app=app,
+        folder=str(folder),
+        env=env,
+        concurrency=spec.compute.concurrency_of(1),
+        max_queue=spec.compute.max_queue or MOST_WAITING,
+    )
 
 
 def health_timeout(spec: WorkloadSpec) -> float:

@@ -152,6 +152,11 @@ class Slots:
         """A process takes no more calls; those that run in it still have to `end`."""
         self._processes.pop(process, None)
 
+    def resize(self, limit: int | None, most_waiting: int) -> list[Start]:
+        """Processes have so many slots from now on; those that are taken stay so."""
+        self.limit, self.most_waiting = limit, most_waiting
+        return self._fill()
+
     def pause(self, process: int) -> None:
         """A process takes no calls until `resume`: it may be about to go."""
         if process in self._processes:
