@@ -108,6 +108,13 @@ def where(path, end):
         time.sleep(0.01)
     return {"pid": os.getpid(), "rank": os.environ.get("RANK")}
 
+def meet(folder, name, inside=None):
+    rank = os.environ["RANK"]
+    open(os.path.join(folder, f"{name}-{rank}"), "w").close()
+    while not all(os.path.exists(os.path.join(folder, f"{name}-{each}")) for each in "01"):
+        time.sleep(0.002)
+    return kt.fn(name=inside)(folder, f"inner-{rank}") if inside else rank
+
 def tree(depth, service):
     if depth == 0:
         return 1
@@ -375,3 +382,27 @@ def test_calls_of_a_thread_that_lost_its_context_are_shown_to_wait_for_their_cal
 def view(probe: Any) -> Any:
     asked = ("default", probe.service_name)
     return backend.session().ask(lambda session: session.get_workload(*asked))
+
+
+# ----------------------------------------------------------------------------- calls of all pods
+
+
+def test_calls_to_all_pods_take_their_slots_in_one_order(deploy: Any, tmp_path: Path) -> None:
+    meet = deploy("pods", "meet", replicas=2, concurrency=1)
+    each = 60 if WHOLE else 12
+
+    def program(name: str) -> list[Any]:
+        return [
+            meet.options(timeout=120)(str(tmp_path), f"{name}-{number}") for number in range(each)
+        ]
+
+    programs = [InThread(program, name) for name in "abc"]
+    for one in programs:
+        assert one.join(500).value == [["0", "1"]] * each
+
+
+def test_a_call_to_all_pods_that_each_pod_makes_inside_one_runs_in_its_slots(
+    deploy: Any, tmp_path: Path
+) -> None:
+    meet = deploy("inside", "meet", replicas=2, concurrency=1)
+    assert meet.options(timeout=120)(str(tmp_path), "outer", "inside") == [["0", "1"]] * 2

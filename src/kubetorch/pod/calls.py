@@ -232,7 +232,7 @@ class Call:
         self._stop_waiting()
         payload, self._payload = self._payload, None
         assert payload is not None
-        if self.queued is not None:
+        if self.queued is not None or self.request.collective:
             self.on_begun()
         try:
             self.number = worker.call(self, self.request, payload, chain)
@@ -713,6 +713,9 @@ class Calls:
         """Run a call in a slot that is free, or let it wait for its turn."""
         request = call.request
         nodes = None
+        shared = request.collective
+        if shared and CALL_ID.fullmatch(shared) and shared not in self._queued:
+            call.tag = shared
         try:
             if isinstance(self._worker, RankGroup):
                 nodes = frozenset(self._worker.nodes_of(request))

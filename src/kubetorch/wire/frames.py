@@ -152,6 +152,8 @@ class Open(msgspec.Struct, frozen=True, omit_defaults=True):
         chain: The calls that wait for it, as the worker that makes it got them; see `Chain`.
         queue_timeout: Seconds that it may wait for its turn.
         queue_news: QUEUED and BEGUN are wanted, which older clients do not know.
+        collective: Shared by the calls of one broadcast: they are one ancestor, whichever pod
+            it is asked in. BEGUN is wanted even if the call has not waited.
     """
 
     id: str
@@ -174,6 +176,7 @@ class Open(msgspec.Struct, frozen=True, omit_defaults=True):
     chain: str = ""
     queue_timeout: float | None = None
     queue_news: bool = False
+    collective: str = ""
 
 
 class Chain(tuple[tuple[str, str], ...]):

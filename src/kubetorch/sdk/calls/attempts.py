@@ -75,6 +75,8 @@ class Target:
     allowed: tuple[str, ...] | None = None
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     broadcast: tuple[int, ...] | None = None
+    #: Whether the service bounds how many calls run at once.
+    is_bounded: bool = False
     is_distributed: bool = False
     origin: str | None = None
     where: ProjectRef | None = None
@@ -138,6 +140,10 @@ class Invocation:
     _has_yielded = False
     _lines: CallLines | None = None
     _instance: str | None = None
+    #: Of a call of a broadcast to a service that bounds its calls: what all of them share, and
+    #: whether it has begun to run.
+    collective = ""
+    has_begun = False
     #: Of an item of a map that is under way in one pod: the way to all of them.
     _pool: Route | None = None
 
@@ -170,14 +176,14 @@ class Invocation:
         self.id = calls.new_call_id()
         self._chain = _ambient_chain()
         self._patient_from = time.monotonic()
-        self._begin_to_expire()
+        self.begin_to_expire()
         if options.idempotency_key is not None:
             self._key = options.idempotency_key
         if options.retries:
             self._retries = options.retries
             self._key = self._key or calls.new_call_id()
 
-    def _begin_to_expire(self) -> None:
+    def begin_to_expire(self) -> None:
         if self.options.timeout is not None:
             self.expires = time.monotonic() + self.options.timeout + GRACE
 
@@ -199,6 +205,8 @@ class Invocation:
         if self.target.broadcast is None:
             return [self]
         self._request_id = self.request_id
+        if self.target.is_bounded:
+            self.collective = calls.new_call_id()
         return [self._on(ordinal) for ordinal in self.target.broadcast]
 
     def of_item(self, number: int) -> Invocation:
@@ -234,7 +242,7 @@ class Invocation:
         self._instance = self.route.instance
         timeout = None
         if self.expires is None:  # an attempt before this one had to wait
-            self._begin_to_expire()
+            self.begin_to_expire()
         if self.expires is not None:
             timeout = max(self.expires - GRACE - time.monotonic(), 0.001)
         body, segments = self.body, self.segments
@@ -262,6 +270,7 @@ class Invocation:
             self._chain,
             self.options.queue_timeout,
             not self.is_detached,
+            self.collective,
         )
         stream.start(call, meta, segments, reads=reads)
 
@@ -299,7 +308,8 @@ class Invocation:
             self.expires = None
             return None
         if kind == _BEGUN:
-            self._begin_to_expire()
+            self.has_begun = True
+            self.begin_to_expire()
             return None
         if kind == LOST:
             return self.again_after_loss(event) or self._end_with(event.meta)
