@@ -56,7 +56,7 @@ class FakeRunner:
         data = bytes(payload.view)
         payload.release()
         if self.refuses is not None:
-            raise self.refuses
+            raise self.refuses.with_traceback(None)
         number = len(self.calls) + 1
         self.calls[number] = (sink, request)
         self.chains[number] = chain
