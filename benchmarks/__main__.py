@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks import figures
-from benchmarks.figures import Row
+from benchmarks.figures import GroupsFailedError, Row
 from benchmarks.venvs import UnavailableError
 
 #: Each is a module of this package with `run(rounds) -> list[Row]`.
@@ -64,6 +64,10 @@ def main(arguments: Sequence[str] | None = None, run: Run = run) -> int:
             unavailable = True
             print(f"{name} cannot be measured here: {error}", file=sys.stderr)
             continue
+        except GroupsFailedError as error:
+            unavailable = True
+            print(f"of {name} {error}", file=sys.stderr)
+            found[name] = error.rows
         if not options.json:
             print(f"{name}\n\n{figures.table(found[name])}\n", flush=True)
     if options.json:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -159,3 +160,29 @@ def _short(value: float) -> str:
     if value == 0 or abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.3g}"
+
+
+# ------------------------------------------------------------------------------------- groups
+
+
+class GroupsFailedError(Exception):
+    """Some groups of figures could not be measured; `rows` are those of the others."""
+
+    def __init__(self, failed: Sequence[str], rows: list[Row]) -> None:
+        super().__init__(f"could not be measured: {', '.join(failed)}")
+        self.rows = rows
+
+
+def measured(groups: Mapping[str, Callable[[], Iterable[Row]]]) -> list[Row]:
+    """The rows of all groups, each of which is measured, whatever becomes of the others."""
+    rows: list[Row] = []
+    failed = []
+    for name, group in groups.items():
+        try:
+            rows.extend(group())
+        except Exception:  # noqa: BLE001  # of the others the figures are wanted
+            traceback.print_exc()
+            failed.append(name)
+    if failed:
+        raise GroupsFailedError(failed, rows)
+    return rows

@@ -120,7 +120,7 @@ class MadeUp:
     def prepare(self) -> None:
         pass
 
-    def warnings(self, manifest: Manifest) -> tuple[str, ...]:
+    def warnings(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
         return ()
 
     def scaler(self, spec: WorkloadSpec, manifest: Manifest) -> str:

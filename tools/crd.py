@@ -48,6 +48,7 @@ _PAIRS = {
 _COLUMNS = (
     ("Status", "string", ".status.phase", 0),
     ("Ready", "string", ".status.ready", 0),
+    ("Reason", "string", ".status.reason", 0),
     ("Kind", "string", ".status.kind", 0),
     ("Generation", "integer", ".spec.generation", 0),
     ("TTL", "string", ".spec.compute.inactivityTtl", 0),
@@ -73,7 +74,8 @@ def definition() -> Object:
                 "listKind": f"{WORKLOADS.kind}List",
                 "plural": WORKLOADS.plural,
                 "singular": WORKLOADS.kind.lower(),
-                "shortNames": ["ktworkload", "ktworkloads"],
+                "shortNames": ["ktw", "ktworkload", "ktworkloads"],
+                "categories": ["all", "kubetorch"],
             },
             "versions": [
                 {
@@ -159,6 +161,7 @@ def _status() -> Object:
         "ready": (text, "Pods that serve the wanted generation, of those that there should be."),
         "readyPods": (number, "Pods that serve the wanted generation."),
         "pods": (number, "Pods that there should be."),
+        "reason": (text, "Kind of the failure that keeps calls from being served."),
         "kind": (text, "Kind of the object that its pods belong to."),
         "ttl": (text, "Idle time after which it is torn down."),
         "generation": (number, "The generation that this status is of."),

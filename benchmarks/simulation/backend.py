@@ -77,9 +77,10 @@ class SimulatedBackend:
         self._pods[key] = self.pods(*key)[:-count]
         self._listener(*key)
 
-    async def delete(self, namespace: str, name: str, *, grace: float) -> None:
+    async def delete(self, namespace: str, name: str, *, grace: float) -> list[str]:
         """Have no pods of this one."""
         self._pods.pop((namespace, name), None)
+        return []
 
     def pods(self, namespace: str, name: str) -> list[PodStatus]:
         """The pods of a workload."""
@@ -117,7 +118,7 @@ class SimulatedBackend:
     def prepare(self) -> None:
         """Nothing takes long."""
 
-    def warnings(self, manifest: Manifest) -> tuple[str, ...]:
+    def warnings(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
         """None."""
         return ()
 

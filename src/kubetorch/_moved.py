@@ -56,7 +56,7 @@ _EARLIER = {
     },
     "kubetorch.provisioning.autoscaling": {
         **_all("AutoScalingError"),
-        "AutoscalingConfig": "kubetorch.specs.autoscaling.AutoscalingSpec",
+        "AutoscalingConfig": "kubetorch.sdk.autoscaling.AutoscalingConfig",
     },
     "kubetorch.provisioning.constants": {
         "ALLOWED_SERIALIZATION_ANNOTATION": f"{_LABELS}.ALLOWED_SERIALIZATION",

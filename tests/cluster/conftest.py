@@ -62,10 +62,14 @@ _FEATURES = ("configmap/config-features", "--namespace", "knative-serving")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Have the tests that are `alone` run last."""
-    here = [item for item in items if item.path.parent == Path(__file__).parent]
+    """Have the tests that are `alone` run last, and those that take minutes first.
+
+    Where the longest came last, it would run when the other workers have nothing to do.
+    """
+    here = {item for item in items if item.path.parent == Path(__file__).parent}
     last = {item for item in here if item.get_closest_marker("alone") is not None}
-    items.sort(key=lambda item: item in last)
+    first = {item for item in here - last if item.path.name == "test_ranks_frameworks.py"}
+    items.sort(key=lambda item: (item in last, item not in first))
 
 
 @pytest.fixture(scope="session")
@@ -120,13 +124,17 @@ class Installed:
 
 
 @pytest.fixture(scope="module")
-def controller(kubectl: Kubectl) -> str:
+def controller(kubectl: Kubectl, request: pytest.FixtureRequest) -> Iterator[str]:
     """Kubetorch, installed from the images that were built; the namespace it is in.
 
-    Each module looks anew: some of them uninstall it.
+    Tests that are `alone` may uninstall it: where a run has some, each module looks anew.
     """
-    _install()
-    return "kubetorch"
+    if any(item.get_closest_marker("alone") for item in request.session.items):
+        _install()
+        yield "kubetorch"
+    else:
+        with shared.made_once("controller", _install, lambda _: None):
+            yield "kubetorch"
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,7 @@ from tests.local.service_harness import pack
 from tests.local.test_fuzz_routes import CONTROLLER, place, wrong_tokens
 from tests.local.test_nothing_lost_strangers import Socket
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.security]
 
 NAMESPACES = Resource("", "v1", "namespaces", "Namespace", is_namespaced=False)
 ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")

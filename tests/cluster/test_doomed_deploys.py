@@ -174,3 +174,16 @@ def test_the_same_deploy_succeeds_once_what_refused_its_pods_is_put_right(
         kubectl("delete", "quota", "none", "-n", namespace)
     assert [one.splitlines()[-1] for one in (first, again)] == ["quota", "quota"]
     assert installed.python(program, tmp_path).splitlines()[-1] == "hello"
+
+
+@pytest.mark.usefixtures("found")
+def test_kubectl_shows_what_became_of_a_doomed_deploy(
+    installed: Installed, kubectl: Kubectl
+) -> None:
+    where = ("doom-image-not-found", "-n", installed.namespace)
+    row = kubectl("get", "ktw", *where, "--no-headers")
+    assert "Failed" in row and "ImagePullError" in row, row
+    assert (
+        "there is no image" in kubectl("describe", "kubetorchworkload", *where).split("Events:")[1]
+    )
+    assert "doom-image-not-found" in kubectl("get", "all", "-n", installed.namespace)

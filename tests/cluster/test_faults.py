@@ -18,6 +18,8 @@ import pytest
 
 from cluster.faults import Client, agents, controllers, pods, processes, stopped, until
 
+pytestmark = pytest.mark.faults
+
 MIB = 1024 * 1024
 
 

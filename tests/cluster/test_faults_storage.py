@@ -19,7 +19,7 @@ from cluster.conftest import IMAGE, POD_IMAGE, Installed, Kubectl
 from cluster.faults import Client, pods
 
 #: Both install the controller anew.
-pytestmark = [pytest.mark.cluster, pytest.mark.alone, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.alone, pytest.mark.timeout(180), pytest.mark.faults]
 
 STORE = "/var/lib/kubetorch"
 #: Writes to the controller's volume until nothing more goes on it.

@@ -19,7 +19,7 @@ from kubetorch.manifests.agent_container import SERVICE_ACCOUNT
 from kubetorch.wire import tokens
 from kubetorch.wire.tokens import SKEW, Claims
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120), pytest.mark.faults]
 
 HOUR = 3600.0
 #: This machine reaches pods by their addresses, and no proxy does.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 import time
@@ -91,6 +93,27 @@ def account(kubectl: Kubectl, folder: Path, *roles: str) -> Path:
     file = folder / "kubeconfig"
     file.write_text(yaml.safe_dump(config))
     return file
+
+
+#: A kind that Kubetorch does not know.
+FLEETS = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {"name": "fleets.kubetorch-tests.example"},
+    "spec": {
+        "group": "kubetorch-tests.example",
+        "scope": "Namespaced",
+        "names": {"kind": "Fleet", "plural": "fleets"},
+        "versions": [
+            {
+                "name": "v1",
+                "served": True,
+                "storage": True,
+                "schema": {"openAPIV3Schema": {"type": "object"}},
+            }
+        ],
+    },
+}
 
 
 def changes(done: Any) -> set[str]:
@@ -186,6 +209,24 @@ def test_check_names_rights_that_a_user_lacks(kt: Kt, kubectl: Kubectl, tmp_path
     assert "kubectl create rolebinding" in states["rights"]["hint"]
     assert states["way to the controller"]["state"] == "ok"
     assert states["DNS"]["state"] == "skipped"
+
+    kubectl("apply", "--server-side", "-f", "-", given=[FLEETS])
+    own = one_check(kt, "kinds of your own")
+    assert (own["state"], "the controller lacks the rule" in own["reason"]) == ("note", True)
+    commands = own["hint"].splitlines()[1:]
+    kind = re.search(r"--resource=(\S+)", commands[0])[1]  # type: ignore[index]  # it is there
+    try:
+        for command in commands:
+            kubectl(*shlex.split(command)[1:])
+        assert kind not in one_check(kt, "kinds of your own")["reason"]
+    finally:
+        kubectl("delete", "clusterrole", f"kubetorch-{kind}", "--ignore-not-found")
+        kubectl("delete", "crd", FLEETS["metadata"]["name"], "--ignore-not-found")
+
+
+def one_check(kt: Kt, name: str) -> Any:
+    found = kt.json("check", "-n", TEAM)["checks"]
+    return next(one for one in found if one["check"] == name)
 
 
 def test_check_says_what_to_do_where_nothing_is_installed(kt: Kt) -> None:

@@ -72,6 +72,9 @@ def test_it_is_deployed_called_and_torn_down(
     assert len(set(names)) == len(names)
     if pods:
         assert len(names) == pods
+    reasons = ("--field-selector", "reason=Unhealthy", "-o", "jsonpath={.items[*].message}")
+    said = kubectl("get", "events", "-n", bringing.namespace, *reasons)
+    assert "Readiness probe failed: HTTP probe failed" not in said, said
     name = byo.KINDS[kind][0]["metadata"]["name"]
     left = ""
     for _ in range(120):  # what the kind's controller deletes goes in the background

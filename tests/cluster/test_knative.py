@@ -230,3 +230,32 @@ def test_calls_go_on_when_knative_has_cut_their_connections(
     printed = installed.python(LONG, tmp_path, timeout=200)
     assert _result(printed) == ["done"]
     assert "second 49" in printed
+
+
+#: An image of a registry that has no address: Knative looks it up before there is a pod.
+NOWHERE = """
+import kubetorch as kt
+
+def work():
+    return 1
+
+image = kt.Image(image_id="registry.kubetorch-tests.invalid/team/app:1")
+compute = kt.Compute(cpus="0.01", image=image, launch_timeout=60).autoscale(min_scale=1)
+said = []
+for _ in range(2):
+    try:
+        kt.fn(work, name="nowhere").to(compute)
+    except kt.ImagePullError as error:
+        words = ("failed to resolve image to digest", "no such host")
+        said.append(all(one in str(error) for one in words))
+print("result", *said)
+"""
+
+
+@pytest.mark.usefixtures("_knative", "kinds")
+def test_a_revision_that_failed_has_knatives_reason_and_the_next_deploy_makes_another(
+    tmp_path: Path, installed: Installed, kubectl: Kubectl
+) -> None:
+    assert _result(installed.python(NOWHERE, tmp_path, timeout=150)) == ["True", "True"]
+    revisions = kubectl("get", "revisions", "-n", installed.namespace, "-o", "name").split()
+    assert len([one for one in revisions if "nowhere" in one]) == 2

@@ -20,7 +20,12 @@ from kubetorch.wire import messages, routes
 from tests.local.service_harness import deploy, spec
 from tests.local.test_nothing_lost_trees import bomb
 
-pytestmark = [pytest.mark.cluster, pytest.mark.alone, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.alone,
+    pytest.mark.timeout(300),
+    pytest.mark.security,
+]
 
 PROGRAM = """
     import kubetorch as kt

@@ -30,7 +30,7 @@ from kubetorch.specs.secret import SecretRef
 from kubetorch.wire import tokens
 from tests.cluster_controller import OnKubernetes, say_hello
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.security]
 
 NAMESPACES = Resource("", "v1", "namespaces", "Namespace", is_namespaced=False)
 ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")

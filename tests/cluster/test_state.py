@@ -39,7 +39,7 @@ class Watcher:
         self.deleted: list[tuple[str, str]] = []
 
     def summary(self, namespace: str, name: str) -> Summary:
-        return Summary("Ready", "Deployment", 2, 2, True, "", "5m", time.time())
+        return Summary("Ready", "Deployment", 2, 2, True, "", "", "5m", time.time())
 
     def on_deleted_elsewhere(self, namespace: str, name: str) -> None:
         self.deleted.append((namespace, name))

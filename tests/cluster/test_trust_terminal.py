@@ -75,9 +75,9 @@ def quota(kubectl: Kubectl, namespace: str, pods: int) -> Iterator[None]:
         kubectl("delete", "quota", "crowded", "-n", namespace)
 
 
-def causes(stdout: str) -> Counter[str]:
+def causes(printed: str) -> Counter[str]:
     """The events that a deploy showed, without what differs from pod to pod."""
-    said = re.findall(r"^\(\S+ events\) .*? \| \S+ ?\S*?: (.*)$", stdout, re.MULTILINE)
+    said = re.findall(r"^\(\S+ events\) .*? \| \S+ ?\S*?: (.*)$", printed, re.MULTILINE)
     return Counter(re.sub(r"\d+", "#", line) for line in said)
 
 
@@ -87,8 +87,8 @@ def test_trust_24_events_of_one_cause_are_one_line_and_waits_have_lines(
     done = run(installed, sys.executable, str(program), "steps")
     print(done.stdout, done.stderr)
     assert done.returncode == 0
-    assert done.stdout.count(" events) ") == sum(causes(done.stdout).values())
-    assert max(causes(done.stdout).values(), default=1) == 1
+    assert done.stderr.count(" events) ") == sum(causes(done.stderr).values())
+    assert max(causes(done.stderr).values(), default=1) == 1
     assert done.stderr.count("(steps) step 1/1: RUN sleep 12; echo built\n") == 1
     assert re.search(r"\(steps\) .*step 1/1: RUN sleep 12; echo built, \d+s", done.stderr)
     run(installed, KT, "teardown", "steps", "-y")
@@ -97,7 +97,7 @@ def test_trust_24_events_of_one_cause_are_one_line_and_waits_have_lines(
     print(done.stdout, done.stderr)
     assert done.returncode == 1
     assert "QuotaExceeded" in done.stderr or "Timeout" in done.stderr
-    assert max(causes(done.stdout).values(), default=1) == 1
+    assert max(causes(done.stderr).values(), default=1) == 1
     run(installed, KT, "teardown", "crowd", "-y")
 
 

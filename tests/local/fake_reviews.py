@@ -15,6 +15,7 @@ _DISCOVERY = {
     "/apis/authorization.k8s.io/v1": ("SubjectAccessReview", "subjectaccessreviews", False),
     "/api/v1": ("Secret", "secrets", True),
     "/apis/apps/v1": ("Deployment", "deployments", True),
+    "/apis/example.com/v1": ("Fleet", "fleets", True),
 }
 
 

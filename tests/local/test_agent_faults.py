@@ -1,6 +1,7 @@
 """Faults injected for real: broken frames, broken connections, killed and stopped processes."""
 
 import os
+import resource
 import shutil
 import signal
 import struct
@@ -23,6 +24,8 @@ from kubetorch.wire.messages import (
     Reload,
     Terminate,
 )
+
+pytestmark = pytest.mark.faults
 
 SOURCE = """
 import os, time, asyncio
@@ -593,3 +596,24 @@ def test_prints_while_loading_are_reported(agent, controller):
     line = controller.wait_for(LogReport)
     assert (line.generation, line.text, line.source) == (2, "importing", "stdout")
     assert controller.wait_for(Observed).serving == 2
+
+
+@pytest.mark.faults
+def test_an_agent_that_can_open_no_more_files_ends_its_calls_says_so_and_exits(agent):
+    client = agent.client()
+    begin(client, 1, "sleep", 60.0)
+    resource.prlimit(agent.process.pid, resource.RLIMIT_NOFILE, (4, 4))
+    with pytest.raises(CallFailed, match=r"PodTerminatedError: .*may open 4 files"):
+        client.result(1)
+    assert agent.process.wait(TIMEOUT) == 1
+    client.close(None)
+
+
+@pytest.mark.faults
+def test_an_agent_takes_back_the_files_that_it_may_allow_itself(agent):
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.prlimit(agent.process.pid, resource.RLIMIT_NOFILE, (4, hard))
+    wait_until(lambda: resource.prlimit(agent.process.pid, resource.RLIMIT_NOFILE)[0] > 4)
+    client = agent.client()
+    assert call(client, 1, "echo", "x") == "x"
+    client.close()

@@ -113,6 +113,23 @@ def agent(tmp_path_factory, controller):
         agent.stop()
 
 
+def test_a_probe_of_a_pod_that_starts_is_answered_when_it_serves_or_when_it_cannot(tmp_path):
+    controller = FakeController(tmp_path / "controller")
+    agent = AgentProcess(tmp_path / "agent", controller)
+    try:
+        assert agent.http("GET", "/health/serving")[0] == 503
+        assert agent.http("GET", "/health/serving?wait=1")[0] == 503
+        with ThreadPoolExecutor(1) as pool:
+            probe = pool.submit(agent.http, "GET", "/health/serving?wait=60")
+            assert controller.deploy(1, "raise ValueError", "f").failure is not None
+            assert probe.result(60)[0] == 503
+            assert controller.deploy(2, "def f(): pass", "f").failure is None
+            assert agent.http("GET", "/health/serving?wait=60")[0] == 200
+    finally:
+        agent.stop()
+        controller.close()
+
+
 def test_a_method_is_called_with_a_json_body(agent):
     assert agent.post("/Answer/add", 1, b=2) == (200, 3)
     assert agent.post("/Answer/echo", {"ü": [None, 1.5]}) == (200, {"ü": [None, 1.5]})

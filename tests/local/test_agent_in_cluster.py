@@ -197,6 +197,28 @@ def test_blobs_that_the_controller_lost_come_back(controller: FakeController, st
     wait_until(lambda: controller.blobs == lost)
 
 
+def test_a_pod_waits_for_its_code_and_says_so_to_each_controller_until_it_comes(
+    controller: FakeController, start: Start
+) -> None:
+    container = start()
+    welcome(controller)
+    spec = controller.spec(SOURCE, "f")
+    code, controller.blobs = controller.blobs, {}
+    controller.send(messages.Reload(generation=1, spec=spec))
+
+    def waits(report: messages.StageReport) -> bool:
+        return report.stage == "fetching" and "does not have" in report.message
+
+    controller.wait_for(messages.StageReport, waits)
+    controller.cut()
+    controller.wait_for(messages.Hello)
+    controller.wait_for(messages.StageReport, waits)
+    welcome(controller)
+    controller.blobs = code
+    assert controller.wait_for(messages.Observed).failure is None
+    assert container.ask("POST", "/f", signed(), CALL)[0] == 200
+
+
 def test_what_the_runtime_put_aside_is_the_users_again(
     controller: FakeController, start: Start
 ) -> None:

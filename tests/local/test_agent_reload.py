@@ -266,17 +266,28 @@ def test_the_controller_hears_when_the_pod_becomes_busy_and_idle(agent, controll
     client.close()
 
 
-def test_a_missing_blob_fails_the_reload_and_names_it(agent, controller):
+def test_a_missing_blob_is_named_and_waited_for_while_the_generation_before_serves(
+    agent, controller
+):
     controller.deploy(1, ONE, "f")
     spec = controller.spec(TWO, "f")
     digest = next(d for d, data in controller.blobs.items() if data == TWO.encode())
     del controller.blobs[digest]
     controller.send(Reload(generation=2, spec=spec))
-    observed = controller.wait_for(Observed)
-    assert observed.serving == 1
-    assert observed.failure is not None
-    assert observed.failure["error_type"] == "DataStoreError"
-    assert digest in observed.failure["message"]
+    waiting = controller.wait_for(StageReport, lambda report: "waits" in report.message)
+    assert digest in waiting.message
+    assert agent.post("/f", 1) == (200, ["one", 1])
+    controller.blobs[digest] = TWO.encode()
+    assert controller.wait_for(Observed) == Observed(generation=2, serving=2)
+    assert agent.post("/f", 1) == (200, ["two", 1])
+
+
+def test_a_newer_generation_ends_the_wait_for_a_missing_blob(agent, controller):
+    spec = controller.spec(TWO, "f")
+    controller.blobs.clear()
+    controller.send(Reload(generation=1, spec=spec))
+    controller.wait_for(StageReport, lambda report: "waits" in report.message)
+    assert controller.deploy(2, ONE, "f").serving == 2
 
 
 def test_a_poisoned_blob_fails_the_reload_and_is_fetched_again(agent, controller):

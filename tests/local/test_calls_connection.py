@@ -58,6 +58,21 @@ def test_a_connection_cut_during_a_call_is_resumed_and_the_call_runs_once() -> N
         assert agent.connects == 2
 
 
+@pytest.mark.security
+@pytest.mark.parametrize("size", [1 << 62, (1 << 64) - 1])
+def test_a_pod_that_claims_a_value_beyond_all_memory_fails_that_call_alone(size: int) -> None:
+    async def claim(call: Call) -> None:
+        call.send(Kind.RESULT, frames.Result(frames.Body("json", (size,), size), 1, False))
+
+    async def work(call: Call) -> None:
+        await call.result("done")
+
+    with ScriptedAgent(claim=claim, work=work) as agent, route_to(agent.locate) as route:
+        failed = InThread(caller(route, "claim")).join().error
+        assert isinstance(failed, MemoryError), failed
+        assert InThread(caller(route, "work")).join().value == "done"
+
+
 def test_values_lines_and_arguments_survive_cuts_at_any_moment() -> None:
     async def work(call: Call) -> None:
         for number in range(200):

@@ -19,11 +19,13 @@ from tests.local.tcp_relay import Relay
 
 
 @contextmanager
-def scaled(agent: ScriptedAgent) -> Iterator[tuple[Route, Relay, dict[str, str]]]:
+def scaled(
+    agent: ScriptedAgent, slots: int | None = None
+) -> Iterator[tuple[Route, Relay, dict[str, str]]]:
     """The way to a service whose scaler passes calls on to this agent, and the pods there are."""
     pods = {agent.pod: agent.url}
     with Relay(agent.port) as scaler:
-        location = Location((agent.url,), "token", (0,), Scaler(scaler.url, pods, 30))
+        location = Location((agent.url,), "token", (0,), Scaler(scaler.url, pods, 30, slots=slots))
         with route_to(lambda: location) as route:
             route.locate(location)
             yield route, scaler, pods
@@ -151,3 +153,13 @@ def test_a_pod_that_cannot_start_fails_the_call() -> None:
     ):
         caller(route, "echo")(1)
     assert time.monotonic() - begun < 20
+
+
+@pytest.mark.parametrize(("slots", "warnings"), [(1, 1), (None, 0), (0, 0)])
+def test_spawn_warns_once_that_a_scaler_passes_on_no_call_before_a_pod_has_room(
+    slots: int | None, warnings: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ScriptedAgent() as agent, scaled(agent, slots) as (route, *_):
+        handles = [caller(route, "echo").spawn(number) for number in range(2)]
+        assert [handle.get(timeout=60) for handle in handles] == [[0], [1]]
+    assert capsys.readouterr().err.count("spawn() waits until one has room") == warnings

@@ -232,6 +232,7 @@ def test_arrays_travel_both_ways(lab: Any) -> None:
     assert back.flags.writeable
 
 
+@pytest.mark.faults
 def test_fault_a_worker_killed_in_a_call_is_a_typed_error_at_once(lab: Any, tmp_path: Path) -> None:
     pid = lab.pid()
     call = InThread(lab.sleep, 60, str(tmp_path / "mark"))
@@ -245,6 +246,7 @@ def test_fault_a_worker_killed_in_a_call_is_a_typed_error_at_once(lab: Any, tmp_
     assert lab.pid() != pid
 
 
+@pytest.mark.faults
 def test_fault_a_worker_that_exits_is_retried_when_asked(lab: Any, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     with pytest.raises(kt.WorkerDiedError) as raised:
@@ -255,6 +257,7 @@ def test_fault_a_worker_that_exits_is_retried_when_asked(lab: Any, tmp_path: Pat
     assert trace.read_text() == "ran\n" * 4
 
 
+@pytest.mark.faults
 def test_fault_an_agent_killed_in_a_call_is_a_typed_error(lab: Any, tmp_path: Path) -> None:
     agent = _agent_of(lab)
     call = InThread(lab.sleep, 60, str(tmp_path / "mark"))
@@ -264,6 +267,7 @@ def test_fault_an_agent_killed_in_a_call_is_a_typed_error(lab: Any, tmp_path: Pa
     assert lab.echo("again") == "again"
 
 
+@pytest.mark.faults
 def test_fault_an_agent_stopped_in_a_call_is_a_timeout(lab: Any) -> None:
     agent = _agent_of(lab)
     lab.echo(1)
@@ -278,6 +282,7 @@ def test_fault_an_agent_stopped_in_a_call_is_a_timeout(lab: Any) -> None:
     assert lab.echo("again") == "again"
 
 
+@pytest.mark.faults
 def test_fault_a_connection_cut_in_a_call_resumes_and_runs_once(lab: Any, tmp_path: Path) -> None:
     lab.echo(1)
     route = backend.route(backend.session(), *_name())
@@ -296,6 +301,7 @@ def test_fault_a_connection_cut_in_a_call_resumes_and_runs_once(lab: Any, tmp_pa
         route.locate(None)
 
 
+@pytest.mark.faults
 def test_fault_a_local_service_killed_does_not_disturb_calls(lab: Any) -> None:
     pid = backend.controller_client().get_status().pid
     call = InThread(lab.sleep, 0.5)

@@ -54,6 +54,18 @@ def test_a_secret_from_its_creation_to_its_end(run: Run) -> None:
     assert json.loads(run("secrets", "--json").stdout) == []
 
 
+def test_a_secret_has_the_spellings_of_the_earlier_guides(run: Run, tmp_path: Path) -> None:
+    key = tmp_path / "key.pem"
+    key.write_text("hush-key")
+    made = run("secret", "create", "both", "--from-env", "ONE,TWO", ONE="hush-1", TWO="hush-2")
+    assert "created" in made.stdout, made.stderr
+    assert "created" in run("secret", "create", "key", "--from-file", str(key)).stdout
+    shown = run("secret", "describe", "both", "-s", "--json").stdout
+    assert json.loads(shown)["data"] == {"ONE": "hush-1", "TWO": "hush-2"}
+    shown = run("secret", "describe", "key", "-s", "--json").stdout
+    assert json.loads(shown)["data"] == {"key.pem": "hush-key"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
@@ -72,6 +84,18 @@ def test_trust_24_what_cannot_be_done_with_secrets_is_said_and_is_exit_status_1(
     done = run("secrets", *arguments)
     assert message in done.stderr
     assert done.returncode == status
+
+
+def test_variables_of_a_secret_have_the_value_that_is_given_or_that_of_here(run: Run) -> None:
+    arguments = ("-v", "A=1", "-v", "B=x=y", "-v", "HERE")
+    made = run("secrets", "create", "mixed", *arguments, HERE="here")
+    assert made.returncode == 0, made.stderr
+    shown = run("secrets", "describe", "mixed", "--show").stdout
+    assert all(pair in shown for pair in ("A: 1", "B: x=y", "HERE: here")), shown
+    assert run("secrets", "update", "mixed", "-v", "A=2").returncode == 0
+    assert "A: 2" in run("secrets", "describe", "mixed", "--show").stdout
+    assert run("secrets", "create", "other", "-v", "no-name=1").returncode == 1
+    run("secrets", "delete", "mixed", "-y")
 
 
 def test_trust_23_a_mistyped_volume_is_named(run: Run) -> None:

@@ -11,13 +11,19 @@ from pathlib import Path
 
 import pytest
 
+import kubetorch as kt
+from kubetorch.cli import pods
 from kubetorch.controller.backends.base import PodStatus
 from kubetorch.datastore.blobs import digest_of
 from kubetorch.lib.http_client import HttpClient
+from kubetorch.sdk import backend, shells
 from kubetorch.wire import routes, tokens
+from kubetorch.wire.messages import PodView, WorkloadView
 from tests.cluster_controller import SECRET, open_session
 from tests.local.fake_reviews import FakeReviews, ReviewedController
 from tests.local.service_harness import pack
+
+pytestmark = pytest.mark.security
 
 KIND = "kubetorchworkloads"
 #: A token that says whom it is for; its signature is the API server's business.
@@ -114,6 +120,57 @@ def test_who_may_see_and_not_call_gets_no_token(shared: World) -> None:
     assert (claims.subject, claims.verbs) == ("ann", ("call",))
 
 
+@pytest.fixture
+def as_viewer(
+    shared: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[WorkloadView]:
+    """A program of a user who may see the service and no more; the service as they see it."""
+    shared.reviews.users["eve's"] = ("eve", "", "")
+    shared.reviews.allow("eve", "get list", KIND, "a")
+    user = {"name": "eve", "user": {"token": "eve's"}}
+    config = {
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "eve"}}],
+        "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:9"}}],
+        "users": [user],
+    }
+    (tmp_path / "kubeconfig").write_text(json.dumps(config))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    monkeypatch.setenv("KT_BACKEND", "kubernetes")
+    monkeypatch.setenv("KT_NAMESPACE", "a")
+    monkeypatch.setenv("KT_API_URL", shared.url)
+    yield backend.session().get_workload("a", "f")
+    backend.close_all()
+
+
+@pytest.mark.usefixtures("as_viewer")
+def test_who_may_not_call_learns_which_right_that_takes_from_every_form_of_a_call() -> None:
+    f = kt.Fn.from_name("f", namespace="a")
+    for call in (
+        f,
+        lambda: f.spawn().result(timeout=60),
+        lambda: list(f.map([1, 2])),
+        lambda: f.request_headers,
+    ):
+        with pytest.raises(kt.ForbiddenError, match="eve may not create") as refused:
+            call()
+        error = refused.value
+        assert (error.user, error.verb, error.resource) == ("eve", "create", f"{KIND}/call")
+
+
+def test_a_shell_and_a_forwarded_port_take_the_right_to_run_commands(
+    as_viewer: WorkloadView,
+) -> None:
+    pod = PodView(name="f-0", ordinal=0, phase="Running", url="http://127.0.0.1:9")
+    for attempt in (
+        lambda: shells.run(backend.session(), as_viewer, pod, "true"),
+        lambda: pods.port_forward("f", namespace="a"),
+    ):
+        with pytest.raises(kt.ForbiddenError) as refused:
+            attempt()
+        assert (refused.value.verb, refused.value.resource) == ("create", f"{KIND}/exec")
+
+
 @pytest.mark.parametrize(
     ("verbs", "status"),
     [(["call"], 200), (["logs"], 200), (["call", "exec"], 403), (["root"], 400), ([], 400)],
@@ -126,6 +183,49 @@ def test_a_token_is_for_what_who_asks_may_do(shared: World, verbs: list[str], st
         key = tokens.workload_key(SECRET, "a/f")
         claims = tokens.verify(key, answer["token"], audience="a/f", now=time.time())
         assert claims.verbs == tuple(verbs)
+
+
+def test_a_kind_of_ones_own_takes_a_right_of_the_controller_and_the_error_grants_it(
+    world: World,
+) -> None:
+    controller = "system:serviceaccount:kubetorch:kubetorch-controller"
+    spec = {"template": {"spec": {"containers": [{"name": "c", "image": "i"}]}}}
+
+    def deploy(name: str, kind: str = "Fleet") -> tuple[int, str, str]:
+        metadata = {"name": name}
+        fleet = {
+            "apiVersion": "example.com/v1",
+            "kind": kind,
+            "metadata": metadata,
+            "spec": spec,
+        }
+        text, path = json.dumps(fleet), ("spec", "template")
+        # Each of its own name: a refusal is remembered for a while.
+        status, answer = world.deploy("ann's", "a", name, manifest=text, pod_template_path=path)
+        return status, str(answer.get("message")), str((answer.get("state") or {}).get("hint"))
+
+    def commands(*subjects: str) -> str:
+        verbs = "get,list,watch,create,update,patch,delete"
+        kind = "kubetorch-fleets.example.com"
+        return (
+            f"kubectl create clusterrole {kind} --verb={verbs} --resource=fleets.example.com\n"
+            f"kubectl create rolebinding {kind} -n a --clusterrole={kind} {' '.join(subjects)}\n"
+        )
+
+    ours = "--serviceaccount=kubetorch:kubetorch-controller"
+    status, message, hint = deploy("h1")
+    assert (status, "ann may not create fleets.example.com" in message) == (403, True), message
+    assert "the controller lacks the rule apiGroups: [example.com], resources: [fleets]" in hint
+    assert commands("--user=ann", ours) in hint
+    world.reviews.allow("ann", "create patch", "fleets", "a")
+    world.reviews.allow(controller, "get list", "fleets", "a")
+    status, message, hint = deploy("h2")
+    assert (status, commands(ours) in hint) == (403, True), hint
+    assert "resources: [fleets], verbs: [watch, create, update, patch, delete]" in message
+    world.reviews.allow(controller, "watch create update patch delete", "fleets", "a")
+    assert deploy("h3")[0] == 200
+    world.reviews.allow("ann", "create patch", "ships", "a")
+    assert deploy("h4", "Ship")[0] == 200  # the cluster does not serve it: the deploy says so
 
 
 def test_blobs_of_a_namespace_are_nobody_elses(shared: World) -> None:

@@ -47,7 +47,7 @@ class Watcher:
 
     def summary(self, namespace: str, name: str) -> Summary:
         phase = "Ready" if self.ready == 2 else "Creating"
-        return Summary(phase, "Deployment", self.ready, 2, self.ready == 2, "", "", 5.0)
+        return Summary(phase, "Deployment", self.ready, 2, self.ready == 2, "", "", "", 5.0)
 
     def on_deleted_elsewhere(self, namespace: str, name: str) -> None:
         self.deleted.append((namespace, name))

@@ -17,6 +17,8 @@ from kubetorch.datastore.blobs import digest_of
 from kubetorch.wire import routes, tokens
 from tests.local.service_harness import FAKE, Service, pack
 
+pytestmark = pytest.mark.security
+
 # What the handlers need is of no interest here: only their paths are.
 ALL = [
     route

@@ -59,6 +59,7 @@ def test_a_blob_that_is_not_here_cannot_be_fetched(service: Service) -> None:
     assert (status, answer["error_type"]) == (404, "DataStoreError")
 
 
+@pytest.mark.faults
 def test_fault_a_poisoned_blob_is_refused_and_not_stored(service: Service) -> None:
     record = records.pack(digest_of(b"good"), 4) + b"evil"
     status, answer = service.request("POST", routes.BLOBS, zstandard.compress(record))
@@ -68,6 +69,7 @@ def test_fault_a_poisoned_blob_is_refused_and_not_stored(service: Service) -> No
     assert left_over(service) == []
 
 
+@pytest.mark.faults
 def test_fault_a_truncated_stream_stores_only_what_is_whole(service: Service) -> None:
     whole = records.pack(digest_of(b"whole"), 5) + b"whole"
     cut = records.pack(digest_of(b"cut short"), 9) + b"cut"
@@ -78,11 +80,13 @@ def test_fault_a_truncated_stream_stores_only_what_is_whole(service: Service) ->
 
 
 @pytest.mark.parametrize("body", [b"garbage", b"\x28\xb5\x2f\xfd\x04garbage"])
+@pytest.mark.faults
 def test_fault_garbage_is_no_stream(service: Service, body: bytes) -> None:
     assert service.request("POST", routes.BLOBS, body)[0] == 400
     assert service.request("GET", routes.STATUS)[0] == 200
 
 
+@pytest.mark.faults
 def test_fault_a_body_bomb_is_refused_before_it_unfolds(service: Service) -> None:
     length = 7 * 1024**3
     head = records.pack("0" * 64, length)
@@ -94,6 +98,7 @@ def test_fault_a_body_bomb_is_refused_before_it_unfolds(service: Service) -> Non
     assert left_over(service) == []
 
 
+@pytest.mark.faults
 def test_fault_a_stream_that_wants_much_memory_is_refused(service: Service) -> None:
     parameters = zstandard.ZstdCompressionParameters(window_log=27)
     compressor = zstandard.ZstdCompressor(compression_params=parameters)

@@ -27,7 +27,10 @@ def _can_mount() -> bool:
         return False
 
 
-pytestmark = pytest.mark.skipif(not _can_mount(), reason="this user cannot mount a small disk")
+pytestmark = [
+    pytest.mark.skipif(not _can_mount(), reason="this user cannot mount a small disk"),
+    pytest.mark.faults,
+]
 
 
 @pytest.fixture

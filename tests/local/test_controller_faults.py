@@ -19,6 +19,8 @@ from kubetorch.wire.messages import Failed, PodView, Ready
 from kubetorch.wire.podenv import MARK
 from tests.local.service_harness import FAKE, Service, deploy, is_ready, spec
 
+pytestmark = pytest.mark.faults
+
 
 @pytest.fixture
 def service(service_home: Path) -> Iterator[Service]:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.faults
+
 SHELL = 'mount -t tmpfs -o size=1m,nr_inodes={inodes} full "$0" && exec "$@"'
 
 

@@ -33,6 +33,8 @@ from tests.local.fake_reviews import FakeReviews, ReviewedController
 from tests.local.service_harness import FAKE, Service, deploy, pack, spec
 from tools.routes import of_controller
 
+pytestmark = pytest.mark.security
+
 PATIENCE = 60.0
 # Read here: a test has no such variable.
 CONTROLLER = [(route.method, route.path) for route in of_controller()]

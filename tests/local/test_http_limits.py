@@ -20,6 +20,8 @@ from kubetorch.lib.http_client import HttpClient
 from kubetorch.lib.http_server import Server
 from kubetorch.lib.websocket_protocol import WebSocketError
 
+pytestmark = pytest.mark.security
+
 #: Bytes that a peer tries to send.
 ENDLESS = 100 * 1024 * 1024
 #: Bytes of them that may be taken, those in the buffers of both sockets included.

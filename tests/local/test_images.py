@@ -175,7 +175,7 @@ def test_an_added_step_is_live_in_the_same_pod_and_only_it_is_run(deploy, image,
 
     assert values("alpha", "gamma") == {"alpha": "alpha 1.0", "gamma": "gamma 1.0"}
     assert values.service_config["pods"][0]["pid"] == pod["pid"]
-    shown = capsys.readouterr().out
+    shown = capsys.readouterr().err
     assert "gamma" in shown
     assert "alpha" not in shown
 
@@ -197,7 +197,7 @@ def test_a_failing_requirement_fails_the_deploy_with_its_output(deploy, image, c
 
     assert failed.value.exit_code == 1
     assert "nothing-like-this" in failed.value.step
-    assert "nothing-like-this" in capsys.readouterr().out
+    assert "nothing-like-this" in capsys.readouterr().err
     assert values("alpha") == {"alpha": "alpha 1.0"}
 
 
@@ -400,7 +400,7 @@ def test_a_command_in_the_background_goes_on_and_its_failure_is_seen(deploy):
 def test_package_managers_are_skipped_with_a_warning(deploy, capsys):
     pid = deploy("pid", kt.Image().run_bash("sudo apt-get install -y nothing-like-this"))
     assert pid() > 0
-    assert "KT_PACKAGE_MANAGERS" in capsys.readouterr().out
+    assert "KT_PACKAGE_MANAGERS" in capsys.readouterr().err
 
 
 @needs_views

@@ -84,7 +84,7 @@ def test_a_pod_has_its_own_name(deploy):
 def test_a_training_job_becomes_plain_pods_and_says_so(deploy, capsys):
     spec = {"Master": {"template": POD}, "Worker": {"replicas": 1, "template": POD}}
     remote = deploy(manifest("kubeflow.org/v1", "PyTorchJob", "pt", pytorchReplicaSpecs=spec))
-    assert "no operator of PyTorchJob here: its 2 pods are plain ones" in capsys.readouterr().out
+    assert "no operator of PyTorchJob here: its 2 pods are plain ones" in capsys.readouterr().err
     assert len(remote()) == 2
 
 
@@ -110,3 +110,38 @@ def test_a_pod_sees_the_gpus_that_it_asked_for(jobs):
     handle = kt.fn(jobs.who, name="gpu").to(kt.Compute(gpus=1))
     assert handle("CUDA_VISIBLE_DEVICES")[1] == "0"
     handle.teardown()
+
+
+def test_variables_of_a_manifest_have_the_values_of_a_cluster_in_workers(deploy):
+    sources = {
+        "A": {"value": "one"},
+        "POD": {"valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        "BOTH": {"value": "$(A) $(POD) $(LATER) $A $$(A)"},
+        "LATER": {"value": "late"},
+        "MEMORY": {
+            "valueFrom": {"resourceFieldRef": {"resource": "limits.memory", "divisor": "1Mi"}}
+        },
+        "BLANK": {"value": None},
+    }
+    env = [{"name": name, **source} for name, source in sources.items()]
+    container = {"name": "main", "env": env, "resources": {"limits": {"memory": "1Gi"}}}
+    pod = {"spec": {"containers": [container]}}
+    remote = deploy(manifest("apps/v1", "Deployment", "variables", template=pod))
+
+    found = {name: remote(name) for name in sources}
+    name = found["POD"][0]
+    assert {key: value for key, (_, value) in found.items()} == {
+        "A": "one",
+        "POD": name,
+        "BOTH": f"one {name} $(LATER) $A $(A)",
+        "LATER": "late",
+        "MEMORY": "1024",
+        "BLANK": "",
+    }
+
+
+def test_a_config_map_that_is_needed_is_refused_at_the_deploy(deploy):
+    ref = {"configMapKeyRef": {"name": "settings", "key": "k"}}
+    pod = {"spec": {"containers": [{"name": "main", "env": [{"name": "X", "valueFrom": ref}]}]}}
+    with pytest.raises(ResourceNotAvailableError, match="'settings'"):
+        deploy(manifest("apps/v1", "Deployment", "configured", template=pod))

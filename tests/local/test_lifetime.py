@@ -132,6 +132,7 @@ def test_a_program_that_starts_while_the_service_stops_gets_the_next_one(
         assert lifetime.stop()
 
 
+@pytest.mark.faults
 def test_fault_a_killed_service_is_not_found_and_started_again(service_home: Path) -> None:
     first = lifetime.ensure()
     service = psutil.Process(service_pid())
@@ -144,6 +145,7 @@ def test_fault_a_killed_service_is_not_found_and_started_again(service_home: Pat
     assert answers(second)
 
 
+@pytest.mark.faults
 def test_fault_the_port_of_a_killed_service_may_belong_to_somebody_else(service_home: Path) -> None:
     first = lifetime.ensure()
     service = psutil.Process(service_pid())

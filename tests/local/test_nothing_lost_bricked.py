@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import signal
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ from benchmarks import wheels
 
 JOBS = """
 import os
+import resource
 import shutil
 
 AT_IMPORT = None
@@ -182,3 +184,13 @@ def test_nothing_lost_10_an_environment_that_was_deleted_is_made_again(jobs, tmp
     own = f"{folders(where)['pod']}/own"
     deploy(jobs.wipe, image=image)(own)
     assert deploy(jobs.uses, image=image)() == "alpha"
+
+
+@pytest.mark.faults
+def test_an_agent_whose_descriptors_were_taken_away_is_started_again(jobs):
+    where = deploy(jobs.where)
+    (before,) = kt.globals.controller_client().get_workload("default", "where").pods
+    resource.prlimit(before.pid, resource.RLIMIT_NOFILE, (4, 4))
+    while kt.globals.controller_client().get_workload("default", "where").pods[0].pid == before.pid:
+        time.sleep(0.1)
+    assert Path(where()[0]).is_dir()

@@ -41,6 +41,8 @@ from tests.local.test_agent_in_cluster import Container
 from tests.local.test_forwarding import Ingress, answer, forwarded, get
 from tests.local.user_project import UserProject
 
+pytestmark = pytest.mark.security
+
 SECRET = b"secret"
 NOW = 1_000.0
 

@@ -68,11 +68,11 @@ def test_nothing_lost_15_links_out_of_the_project_do_not_travel_unless_named(
     names = ("shadow", "shared/data", "copied")
     remote = kt.fn(look).to(kt.Compute(cpus="0.1"))
     assert remote(*names) == [None, None, None]
-    (warning,) = [line for line in capsys.readouterr().out.splitlines() if "lead out" in line]
+    (warning,) = [line for line in capsys.readouterr().err.splitlines() if "lead out" in line]
     assert all(f"{name} -> {tmp_path}" in warning for name in ("copied", "shadow", "shared"))
     (project.folder / ".ktignore").write_text("!follow shared\n")
     remote.to(kt.Compute(cpus="0.1"))
-    assert "shared ->" not in capsys.readouterr().out
+    assert "shared ->" not in capsys.readouterr().err
     assert remote(*names) == [None, "data", None]
     remote.to(kt.Compute(cpus="0.1", image=kt.Image().copy(str(secret), "elsewhere")))
     assert remote(*names) == ["root:x", "data", "root:x"]

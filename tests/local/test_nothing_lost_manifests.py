@@ -12,6 +12,8 @@ from kubetorch.specs.compute import freeze
 from kubetorch.wire import messages, routes
 from tests.local.service_harness import FAKE, Service, deploy, spec
 
+pytestmark = pytest.mark.security
+
 PODS = {"template": {"spec": {"containers": [{"name": "kubetorch", "image": "python"}]}}}
 OWN = {
     "apiVersion": "kubetorch.com/v1alpha1",

@@ -23,6 +23,8 @@ from tests.local.fake_apiserver import Exchange, FakeApiServer
 from tests.local.fake_reviews import FakeReviews
 from tests.local.object_server import ObjectServer
 
+pytestmark = pytest.mark.security
+
 Object = dict[str, Any]
 
 TEAM = "team"

@@ -39,6 +39,8 @@ from tests.local.doors import PATIENCE, Door, opened
 from tests.local.fake_reviews import FakeReviews, ReviewedController
 from tests.local.service_harness import FAKE, Service
 
+pytestmark = pytest.mark.security
+
 MIB = 1024 * 1024
 #: Seconds of one attack, and connections that make it.
 SECONDS, CONNECTIONS = (5.0, 24) if WHOLE else (1.0, 8)

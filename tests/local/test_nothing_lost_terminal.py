@@ -15,6 +15,8 @@ import pytest
 import kubetorch as kt
 from tests.local.user_project import UserProject
 
+pytestmark = pytest.mark.security
+
 TIMEOUT = 60
 KT = str(Path(sys.executable).parent / "kt")
 TITLE, BACKWARDS, C1 = "\x1b]0;owned\x07", "\u202egpj.exe", "\x9b2J"

@@ -470,7 +470,7 @@ def test_a_new_world_that_lacks_its_quorum_says_who_is_missing(alone, capsys):
         assert "QuorumError" in type(caught.value).__name__
         assert pod["name"] in str(caught.value)
         waits = f"1 of 2 pods are there (pod {pod['name']}: unreachable)"
-        assert f"waiting for pods to start the ranks again: {waits}" in capsys.readouterr().out
+        assert f"waiting for pods to start the ranks again: {waits}" in capsys.readouterr().err
     finally:
         os.kill(pod["pid"], signal.SIGCONT)
 

@@ -112,7 +112,7 @@ class Held:
         return host_mesh.extent["hosts"], host_mesh is self.hosts
 
 if __name__ == "__main__":
-    compute = kt.Compute(cpus="0.1").distribute("monarch", workers=2)
+    compute = kt.Compute(cpus="0.1").distribute("monarch", workers=2, monitor_members=True)
     service = kt.fn(actors).to(compute)
     first = service(0)
     agents = [int(open(f"/proc/{host}/stat").read().split()[3]) for host in first]
@@ -188,6 +188,34 @@ if __name__ == "__main__":
     for function, arguments in ((data, ()), (tuned, (sys.argv[1],))):
         service = kt.fn(function).to(compute)
         print(function.__name__, service(*arguments))
+        service.teardown()
+"""
+
+
+#: Clusters of Ray side by side, beside what is no Ray and has its port.
+CLUSTERS = """
+import socket
+import kubetorch as kt
+
+def nodes():
+    import ray
+    ray.init(address="auto", log_to_driver=False)
+    found = sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
+    ray.shutdown()
+    return found
+
+if __name__ == "__main__":
+    try:
+        taken = socket.create_server(("127.0.0.1", 6379))
+    except OSError:
+        pass  # somebody has it already
+    services = {}
+    for name, workers in (("one", 2), ("two", 1)):
+        compute = kt.Compute(cpus="0.1").distribute("ray", workers=workers)
+        services[name] = kt.fn(nodes, name=name).to(compute)
+    first, second = [service() for service in services.values()]
+    print("nodes:", len(first), len(second), set(first).isdisjoint(second))
+    for service in services.values():
         service.teardown()
 """
 
@@ -286,3 +314,14 @@ def test_ranks_of_ray_run_its_libraries(shared_service_home, tmp_path):
         "data 999000",
         "tuned 0.3",
     ]
+
+
+@pytest.mark.timeout(480)
+def test_clusters_of_ray_share_a_machine(shared_service_home, tmp_path):
+    if find_spec("ray") is None:
+        pytest.skip("ray is not installed")
+    (tmp_path / "clusters.py").write_text(CLUSTERS)
+
+    shown = run(sys.executable, "clusters.py", cwd=tmp_path, timeout=450)
+
+    assert shown.splitlines()[-1] == "nodes: 2 1 True"

@@ -7,6 +7,7 @@ import json
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
+import psutil
 import pytest
 
 import clock_loop
@@ -134,6 +135,55 @@ def test_a_sibling_that_sends_more_than_it_announced_ends_its_stream_and_no_othe
         peers.close()
 
     with ScriptedAgent(more=more, echo=echo) as agent:
+        run(scenario())
+
+
+@pytest.mark.security
+@pytest.mark.parametrize(
+    "body",
+    [
+        Body("json", (1 << 62,), 1 << 62),
+        Body("json", ((1 << 64) - 1,), (1 << 64) - 1),
+        Body("json", (-5,), -5),
+        Body("json", (5,), 1 << 40),
+        Body("json", (9,), 9),
+    ],
+)
+def test_a_sibling_that_claims_what_cannot_be_ends_its_stream(body: Body):
+    async def claim(one: Call) -> None:
+        one.send(Kind.RESULT, Result(body, 1, False))
+
+    async def echo(one: Call) -> None:
+        await one.result(one.args[0])
+
+    async def scenario() -> None:
+        peers = Peers("train-0", lambda: "token")
+        with pytest.raises(ProtocolError):
+            await call(peers, member(agent), "claim")[1].ended()
+        assert await call(peers, member(agent))[1].ended() == 1
+        peers.close()
+
+    with ScriptedAgent(claim=claim, echo=echo) as agent:
+        run(scenario())
+
+
+@pytest.mark.security
+def test_a_value_that_a_sibling_announces_takes_no_memory_until_it_comes():
+    async def claim(one: Call) -> None:
+        one.send(Kind.RESULT, Result(Body("json", (1 << 31,), 1 << 31), 1, False))
+        await one.log("announced")
+
+    async def scenario() -> None:
+        peers = Peers("train-0", lambda: "token")
+        before = psutil.Process().memory_info().rss
+        _, sink = call(peers, member(agent), "claim")
+        async with deadlines.timeout(40):
+            while not sink.lines:
+                await asyncio.sleep(0.01)
+        assert psutil.Process().memory_info().rss - before < 500_000_000
+        peers.close()
+
+    with ScriptedAgent(claim=claim) as agent:
         run(scenario())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 from collections.abc import Iterator
 
@@ -83,6 +84,23 @@ def test_each_of_many_processes_has_a_port_of_its_own(ports: WorldPorts, free: i
         found = ports.choose(F, PortsWanted(free, False, count=4, per_pod=2), agents=NOBODY)
     assert len(set(found)) == 4
     assert free not in found
+
+
+def test_further_ports_are_free_ones_whatever_is_declared(ports: WorldPorts, free: int) -> None:
+    with socket.create_server(("127.0.0.1", free + 1)):
+        wanted = PortsWanted(free, is_declared=True, further=20)
+        first, *further = ports.choose(F, wanted, agents=NOBODY)
+    assert first == free
+    assert len(set(further)) == 20
+    assert set(further) <= set(WORLD_PORTS)
+
+
+def test_no_port_of_a_world_is_one_of_agents_or_of_workers_of_ray() -> None:
+    ray_workers, outgoing = range(10002, 20000), range(32768, 61000)
+    ranges = sorted(
+        (one[0], one[-1]) for one in (ray_workers, WORLD_PORTS, sockets.PORTS, outgoing)
+    )
+    assert all(last < first for (_, last), (first, _) in itertools.pairwise(ranges))
 
 
 def test_what_an_earlier_controller_gave_is_held(ports: WorldPorts, free: int) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kubetorch.controller.backends.kubernetes import takeover
 from kubetorch.install import releases
 from kubetorch.install import remove as removing
 from kubetorch.install.remove import Removal
@@ -38,6 +39,26 @@ async def test_nothing_is_left(server):
     done = await remove(server)
     assert set(server.objects) == before
     assert (done.others, done.leftovers) == ([], [])
+
+
+@scenario
+async def test_an_object_that_a_deploy_took_over_is_put_back(server):
+    await install(server)
+    server.workload("team", "f")
+    containers = ({"name": "main"}, {"name": "kubetorch"})
+    spec, changed = ({"template": {"spec": {"containers": [one]}}} for one in containers)
+    there = server.put("apps/v1", "Deployment", "team", "f", spec=spec)
+    paths = [*takeover.replaced_fields(there, {**there, "spec": changed}, {"main"})]
+    text = takeover.record(there, {**there, "spec": changed}, paths)
+    noted = {labels.APPLIED: "1", labels.BEFORE: text}
+    of_service = {labels.SERVICE: "f"}
+    server.put(
+        "apps/v1", "Deployment", "team", "f", labels=of_service, annotations=noted, spec=changed
+    )
+    await remove(server)
+    left = server.take("Deployment", "f", "team")
+    assert left["spec"] == spec
+    assert "annotations" not in left["metadata"]
 
 
 @scenario

@@ -54,7 +54,7 @@ def deployed(jobs):
 def test_an_autoscaled_service_runs_on_fixed_pods_and_says_so_once(deployed, capsys):
     remote = deployed(kt.Compute(cpus="0.1").autoscale(min_scale=2, max_scale=5))
 
-    shown = capsys.readouterr().out
+    shown = capsys.readouterr().err
     assert shown.count("there is no Knative here") == 1
     assert "it runs on 2 pods (min_scale)" in shown
     assert len(remote.service_config["pods"]) == 2
@@ -66,7 +66,7 @@ def test_a_service_that_may_scale_to_zero_runs_on_one_pod(deployed, capsys):
     remote = deployed(kt.Compute(cpus="0.1").autoscale(min_scale=0))
 
     assert len(remote.service_config["pods"]) == 1
-    assert "it runs on 1 pod (min_scale)" in capsys.readouterr().out
+    assert "it runs on 1 pod (min_scale)" in capsys.readouterr().err
 
 
 def test_a_service_that_cannot_be_launched_is_refused_before_anything_is_sent(deployed):

@@ -238,9 +238,9 @@ def test_lines_of_loading_code_are_shown_once_also_when_they_are_told_again(
     with FakeController(tmp_path / "blobs", [[*script, BREAK], [*script, ready()]]) as fake:
         client.deployment(fake).run()
 
-    out = capsys.readouterr().out
-    assert out.count("loading") == 1
-    assert out.count("numpy is unfit") == 1
+    out, err = capsys.readouterr()
+    assert out.count("loading") == len(out.splitlines()) == 1
+    assert err.count("numpy is unfit") == 1
 
 
 def test_a_service_that_serves_calls_is_taken_instead(client, tmp_path):

@@ -337,6 +337,62 @@ def test_folders_of_the_programs_own_path_are_found_in_the_pods(run, tmp_path):
     assert run("main.py", source, PYTHONPATH=str(place)) == ["7"]
 
 
+@pytest.mark.parametrize("place", ["append(", "insert(0, "])
+@pytest.mark.parametrize("is_project", [True, False])
+def test_a_folder_beside_the_program_is_found_in_the_pods_wherever_it_stands_on_the_path(
+    run, project, tmp_path, place, is_project
+):
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "beside.py").write_text("VALUE = 7\n")
+    if not is_project:
+        (project.folder / "pyproject.toml").unlink()
+    source = f"""
+    import os, sys
+    sys.path.{place}os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "shared"))
+    import beside
+    import kubetorch as kt
+
+    def train():
+        return beside.VALUE
+
+    if __name__ == "__main__":
+        print(kt.fn(train).to(kt.Compute(cpus="0.1"))())
+    """
+
+    assert run("main.py", source) == ["7"]
+
+
+def test_a_project_that_is_being_written_to_can_be_deployed(run, project):
+    source = """
+    import pathlib, threading
+    import kubetorch as kt
+
+    def train():
+        return 7
+
+    def write_on(end, folder):
+        with open(folder / "run.log", "a") as log:
+            while not end.wait(0.001):
+                print("line", file=log, flush=True)
+                (folder / "new").write_text("{}")
+                (folder / "new").replace(folder / "metrics.json")
+
+    if __name__ == "__main__":
+        end = threading.Event()
+        writer = threading.Thread(target=write_on, args=(end, pathlib.Path(__file__).parent))
+        writer.start()
+        try:
+            for stage in "abc":
+                compute = kt.Compute(cpus="0.1", env_vars={"STAGE": stage})
+                print(kt.fn(train).to(compute)())
+        finally:
+            end.set()
+            writer.join()
+    """
+
+    assert run("main.py", source) == ["7", "7", "7"]
+
+
 def test_what_no_file_and_no_cell_has_cannot_be_deployed_and_says_so(project):
     program = """
 import kubetorch as kt
@@ -385,3 +441,32 @@ def test_folders_of_the_project_that_the_program_imports_from_are_found_in_the_p
 
     assert place.endswith("/src/shop/__init__.py")
     assert not place.startswith(str(project.folder))
+
+
+def test_stdout_has_what_the_program_and_its_functions_print_and_nothing_else(run):
+    printed = run(
+        "program.py",
+        """
+import sys
+import kubetorch as kt
+
+print("loading")
+
+def work():
+    print("working")
+    print("aside", file=sys.stderr)
+    return "done"
+
+if __name__ == "__main__":
+    image = kt.Image().run_bash("echo from a step")
+    compute = kt.Compute(cpus="0.1", image=image).autoscale(min_scale=1)
+    print(kt.fn(work, name="quiet").to(compute)())
+""",
+    )
+    assert [line.rpartition(") ")[2] for line in printed] == [
+        "loading",
+        "loading",
+        "working",
+        "aside",
+        "done",
+    ]

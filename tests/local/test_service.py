@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import threading
 import time
@@ -124,6 +125,7 @@ def test_an_import_error_is_the_failure_of_the_deploy_and_old_code_goes_on(
     assert call(service.get("f"))[0] == 200  # type: ignore[index]
 
 
+@pytest.mark.faults
 def test_fault_code_that_was_damaged_on_the_disk_is_asked_for_by_the_next_deploy(
     service: Service,
 ) -> None:
@@ -160,6 +162,7 @@ def test_a_tokens_audience_and_another_user_are_checked_by_the_agent(service: Se
 # ----------------------------------------------------------------------------------------- faults
 
 
+@pytest.mark.faults
 def test_fault_calls_go_on_while_the_service_is_dead(service: Service) -> None:
     view = deployed(service)
     with in_background(lambda: call(view, 1.0, path="f")) as result:
@@ -172,6 +175,7 @@ def test_fault_calls_go_on_while_the_service_is_dead(service: Service) -> None:
     assert call(after, 3)[0] == 200  # type: ignore[index]
 
 
+@pytest.mark.faults
 def test_fault_a_killed_agent_is_back_with_its_code(service: Service) -> None:
     view = deployed(service)
     workers = [child.pid for child in psutil.Process(view.pods[0].pid).children(recursive=True)]
@@ -181,6 +185,7 @@ def test_fault_a_killed_agent_is_back_with_its_code(service: Service) -> None:
     until(lambda: not any(_lives(pid) for pid in workers))
 
 
+@pytest.mark.faults
 def test_fault_service_and_agent_killed_together_come_back(service: Service) -> None:
     view = deployed(service)
     service.kill()
@@ -190,6 +195,7 @@ def test_fault_service_and_agent_killed_together_come_back(service: Service) -> 
     assert call(after, 5)[0] == 200  # type: ignore[index]
 
 
+@pytest.mark.faults
 def test_fault_a_deploy_after_the_service_was_killed_uses_the_pod_that_lives(
     service: Service,
 ) -> None:
@@ -201,6 +207,7 @@ def test_fault_a_deploy_after_the_service_was_killed_uses_the_pod_that_lives(
     assert call(after)[1][0] == 2  # type: ignore[index]
 
 
+@pytest.mark.faults
 def test_fault_programs_that_user_code_left_behind_end_with_the_pod(service: Service) -> None:
     view = deployed(service, callable="stray")
     status, pid = call(view, path="stray")  # type: ignore[misc]
@@ -287,3 +294,16 @@ def _try(action: Callable[[], object]) -> object:
         return action()
     except ConnectionError as error:
         return error
+
+
+@pytest.mark.faults
+def test_a_service_that_can_open_no_more_files_ends_so_that_another_can_be_started(
+    service: Service,
+) -> None:
+    spec, blobs = project(SOURCE.replace("VERSION", "1"))
+    assert isinstance(list(service.events(deploy(spec), blobs))[-1], Ready)
+    resource.prlimit(service.pid, resource.RLIMIT_NOFILE, (4, 4))
+    service.wait()
+    assert "it may open 4 files" in service.log()
+    service.start()
+    assert isinstance(list(service.events(deploy(spec), blobs))[-1], Ready)

@@ -13,7 +13,7 @@ import pytest
 
 from kubetorch.datastore import transfer
 from kubetorch.datastore.blobs import BlobStore, digest_of
-from kubetorch.errors import ConfigError, DataStoreError, UnauthorizedError
+from kubetorch.errors import ConfigError, DataStoreError, ProtocolError
 from kubetorch.lib import deadlines, sockets
 from kubetorch.lib.http_server import Server
 from kubetorch.pod.session import ControllerAddress
@@ -122,6 +122,7 @@ def test_uploads_that_nobody_waits_for_any_more_make_room_when_they_end(tmp_path
     run(scenario)
 
 
+@pytest.mark.faults
 def test_fault_a_pod_that_can_start_no_thread_says_so_and_goes_on_later(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with pod(tmp_path) as (transfers, controller):
@@ -163,9 +164,9 @@ def test_a_controller_whose_address_is_not_known_yet_is_waited_for(
 def test_what_a_controller_refuses_is_its_error(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with pod(tmp_path) as (transfers, controller):
-            failure = exceptions.describe_refusal(UnauthorizedError("this needs a token"))
-            controller.refusals = [(401, failure.to_json()), (418, b"a teapot")]
-            with pytest.raises(UnauthorizedError, match="this needs a token"):
+            failure = exceptions.describe_refusal(ProtocolError("no digests"))
+            controller.refusals = [(400, failure.to_json()), (418, b"a teapot")]
+            with pytest.raises(ProtocolError, match="no digests"):
                 await transfers.fetch([digest_of(FILE)])
             with pytest.raises(DataStoreError, match=r"the controller answered 418: .*a teapot"):
                 await transfers.fetch([digest_of(FILE)])
@@ -173,12 +174,56 @@ def test_what_a_controller_refuses_is_its_error(tmp_path: Path) -> None:
     run(scenario)
 
 
-def test_blobs_that_the_controller_does_not_have_are_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("status", [401, 404, 503])
+def test_a_controller_that_cannot_do_it_yet_is_asked_until_it_can(
+    tmp_path: Path, status: int
+) -> None:
     async def scenario() -> None:
         async with pod(tmp_path) as (transfers, controller):
-            controller.blobs = {}
-            with pytest.raises(DataStoreError, match=f"not have 1 blobs .*{digest_of(FILE)}"):
-                await transfers.fetch([digest_of(FILE)])
+            failure = exceptions.describe_refusal(DataStoreError("1 blobs are not here: pod a"))
+            controller.refusals = [(status, failure.to_json())] * 8
+            reasons: list[str] = []
+            assert await transfers.fetch([digest_of(FILE)], reasons.append) == 1
+            assert len(reasons) == 1
+            assert "1 blobs are not here: pod a" in reasons[0]
+
+    run(scenario)
+
+
+def test_blobs_that_the_controller_does_not_have_are_waited_for_and_named(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with pod(tmp_path) as (transfers, controller):
+            blobs, controller.blobs = controller.blobs, {}
+            waiting = asyncio.Event()
+
+            def wait(reason: str) -> None:
+                assert f"not have 1 blobs that the code consists of, such as {digest_of(FILE)}" in (
+                    reason
+                )
+                waiting.set()
+
+            fetching = asyncio.create_task(transfers.fetch([digest_of(FILE)], wait))
+            await waiting.wait()
+            controller.blobs = blobs
+            transfers.hurry()
+            assert await fetching == 1
+
+    run(scenario)
+
+
+def test_a_second_request_for_lost_blobs_is_met_after_the_first(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with pod(tmp_path) as (transfers, controller):
+            store = BlobStore(tmp_path / "blobs")
+            for content in (b"first", b"second"):
+                store.put(digest_of(content), content)
+            controller.refusals = [(503, b"")] * 3
+            transfers.send_later((digest_of(b"first"),), ())
+            await asyncio.sleep(0)
+            transfers.send_later((digest_of(b"second"),), ())
+            controller.letting.set()
+            while controller.uploads < 2:
+                await asyncio.sleep(0.01)
 
     run(scenario)
 

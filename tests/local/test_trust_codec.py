@@ -325,6 +325,12 @@ class Service:
 
     def kind(self, value):
         return [type(value).__name__, value, {1: 2}]
+
+    def bytes_of(self, array):
+        return array["a"].tobytes().hex()
+
+    def text_of(self, array):
+        return str(array)
 """
 
 
@@ -357,6 +363,50 @@ def test_a_codec_that_nobody_knows_is_refused(agent):
     kind, _, _, payload = client.next()
     assert kind == Kind.ERROR
     assert b"is unknown" in payload
+
+
+#: An array of 16 bytes whose field has 2 GiB, and one whose field lies 2 GiB behind it.
+_BEYOND = [
+    {"formats": [["|u1", [2**31 - 1]]], "offsets": [1]},
+    {"formats": ["<i4"], "offsets": [2**31 - 1]},
+]
+
+
+def _beyond(lying: dict[str, Any]) -> dict[str, Any]:
+    dtype = {"names": ["a"], "titles": [None], **lying, "itemsize": 16}
+    return {"$": ["np.array", dtype, [1], "C", [0, 16]]}
+
+
+@pytest.mark.security
+@pytest.mark.parametrize("method", ["bytes_of", "text_of"])
+def test_a_caller_does_not_read_the_memory_of_a_worker_or_end_it(agent, method):
+    client = agent.client()
+    for number, lying in enumerate(_BEYOND, 1):
+        text = b"$" + json.dumps({"args": [_beyond(lying)], "kwargs": {}}).encode()
+        payload = text + bytes(-len(text) % codecs.ALIGNMENT) + bytes(16)
+        body = frames.Body("values", (len(text), 16), len(payload))
+        opened = frames.Open(f"{number}" * 32, "Service", body, method)
+        client.send(Kind.OPEN, number, opened, payload)
+        kind, _, _, answer = client.until(number, Kind.RESULT, Kind.ERROR)[-1]
+        assert kind == Kind.ERROR
+        assert b"whose fields do not lie in it" in answer
+    client.open(9, 5, name="Service", method="kind")
+    assert client.result(9) == ["int", 5, {"1": 2}]
+
+
+@pytest.mark.security
+def test_a_pod_does_not_reach_the_memory_of_a_program():
+    async def lie(call: Call) -> None:
+        text = b"$" + json.dumps(_beyond(_BEYOND[call.args[0]])).encode()
+        payload = text + bytes(-len(text) % codecs.ALIGNMENT) + bytes(16)
+        body = frames.Body("values", (len(text), 16), len(payload))
+        call.send(Kind.RESULT, frames.Result(body), memoryview(payload))
+
+    with ScriptedAgent(lie=lie) as agent, route_to(agent.locate) as route:
+        agent.codecs = codecs.OFFERED
+        for number in range(len(_BEYOND)):
+            with pytest.raises(SerializationError, match="whose fields do not lie in it"):
+                caller(route, "lie")(number)
 
 
 class _Bomb:

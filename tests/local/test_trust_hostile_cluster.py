@@ -15,6 +15,8 @@ import pytest
 from kubetorch.sdk.transport import cluster_session
 from kubetorch.sdk.transport.session import Choice, ClusterSettings
 
+pytestmark = pytest.mark.security
+
 PATIENCE = 1.5
 
 

@@ -23,6 +23,8 @@ from kubetorch.errors import (
 )
 from tests.local.worker_harness import agent, run
 
+pytestmark = pytest.mark.faults
+
 SHOP = """
 import ctypes, os, resource, signal, socket, subprocess, sys, threading, time
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.local.worker_harness import Agent, agent, run
+from kubetorch.errors import WorkerDiedError
+from tests.local.worker_harness import DEADLINE, Agent, agent, run
 
 SHOP = """
-import asyncio, contextlib, ctypes, io, logging, multiprocessing
+import asyncio, atexit, contextlib, ctypes, io, logging, logging.config, multiprocessing
 import os, subprocess, sys, threading, time
 
 print("while importing")
@@ -68,17 +69,66 @@ def levels():
 def own_handler():
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("own %(message)s"))
+    log.info("before")
     log.addHandler(handler)
-    log.info("once")
+    log.info("below the level of the root logger")
+    log.warning("once")
+    logging.getLogger("other").info("not configured")
     log.removeHandler(handler)
+    log.info("after")
 
 def reconfigured():
     logging.basicConfig(force=True, level="INFO", stream=sys.stdout, format="mine %(message)s")
     log.info("still here")
+    log.debug("below the level")
 
-def buffered_handler():
-    log.addHandler(logging.StreamHandler(io.StringIO()))
-    log.info("to memory and here")
+def with_dictionary():
+    logging.config.dictConfig({
+        "version": 1,
+        "disable_existing_loggers": False,
+        "formatters": {"short": {"format": "%(levelname).1s %(name)s %(message)s"}},
+        "handlers": {"out": {"class": "logging.StreamHandler", "formatter": "short"}},
+        "loggers": {"shop": {"level": "DEBUG", "handlers": ["out"], "propagate": False}},
+    })
+    log.debug("of the dictionary")
+    logging.getLogger("other").info("not configured")
+
+def into_a_file(path):
+    logging.basicConfig(filename=path)
+    log.info("below the level")
+    log.warning("in the file")
+
+def levels_of_a_program():
+    root = logging.getLogger()
+    levels = [root.level, root.getEffectiveLevel(), root.handlers]
+    root.setLevel(logging.WARNING)
+    log.info("below the level that was set")
+    log.setLevel("INFO")
+    log.info("of a level that was set")
+    logging.getLogger("quiet").addHandler(logging.NullHandler())
+    logging.getLogger("quiet").error("of a library, whose program does not want it")
+    return levels
+
+def printed_and_logged():
+    logging.basicConfig(stream=sys.stderr, format="mine %(message)s")
+    print("to stdout")
+    log.error("to stderr")
+
+def c_output(end):
+    libc = ctypes.CDLL(None)
+    libc.puts(b"a line of C")
+    print("a line of Python")
+    libc.printf(b"no end of C")
+    if end == "crash":
+        ctypes.string_at(0)
+    if end == "fork":
+        pid = os.fork()
+        if pid == 0:
+            return
+        os.waitpid(pid, 0)
+
+def at_exit():
+    atexit.register(lambda: ctypes.CDLL(None).printf(b"last of C"))
 
 def redirected(path):
     print("before")
@@ -272,12 +322,80 @@ def test_loggers_are_filtered_by_the_level_of_the_workload(folder: Path) -> None
     run(main())
 
 
-def test_a_message_appears_once_whoever_else_handles_it(folder: Path) -> None:
+def test_messages_are_written_as_the_program_configures_it(folder: Path) -> None:
     async def main() -> None:
         async with agent(folder) as a:
-            assert await _lines(a, "own_handler") == ["own once"]
+            lines = await _lines(a, "own_handler")
+            assert lines == ["before", "own once", "not configured", "after"]
             assert await _lines(a, "reconfigured") == ["mine still here"]
-            assert await _lines(a, "buffered_handler") == ["to memory and here"]
+            lines = await _lines(a, "with_dictionary")
+            assert lines == ["D shop of the dictionary", "not configured"]
+            assert await _lines(a, "into_a_file", str(folder / "log")) == []
+            assert (folder / "log").read_text() == "WARNING:shop:in the file\n"
+
+    run(main())
+
+
+def test_a_program_finds_the_root_logger_as_at_home_and_sets_levels(folder: Path) -> None:
+    async def main() -> None:
+        async with agent(folder) as a:
+            call = a.open(await a.worker("levels_of_a_program"))
+            assert await call.result() == [30, 20, []]
+            assert call.texts == ["of a level that was set"]
+
+    run(main())
+
+
+def test_prints_have_a_level_where_the_programs_own_handlers_print(folder: Path) -> None:
+    async def main() -> None:
+        async with agent(folder) as a:
+            call = a.open(await a.worker("printed_and_logged"))
+            await call.result()
+            levels = [(line.text, line.source, line.level) for line in call.lines]
+            assert levels == [
+                ("to stdout", "stdout", "INFO"),
+                ("mine to stderr", "stderr", "ERROR"),
+            ]
+
+    run(main())
+
+
+C_LINES = ["a line of C", "a line of Python", "no end of C"]
+
+
+@pytest.mark.parametrize("end", ["return", "fork"])
+def test_what_c_code_prints_is_written_line_by_line_and_when_its_call_ends(
+    folder: Path, end: str
+) -> None:
+    async def main() -> None:
+        async with agent(folder) as a:
+            worker = await a.worker("c_output")
+            for _ in range(2):
+                call = a.open(worker, end)
+                await call.result()
+                assert call.texts == C_LINES
+
+    run(main())
+
+
+def test_whole_lines_of_c_code_outlive_a_crash(folder: Path) -> None:
+    async def main() -> None:
+        async with agent(folder) as a:
+            call = a.open(await a.worker("c_output"), "crash")
+            with pytest.raises(WorkerDiedError):
+                await call.result()
+            assert call.texts[:2] == C_LINES[:2]
+
+    run(main())
+
+
+def test_what_c_code_prints_last_of_all_is_written_at_exit(folder: Path) -> None:
+    async def main() -> None:
+        async with agent(folder) as a:
+            worker = await a.worker("at_exit")
+            await a.open(worker).result()
+            await worker.drain(DEADLINE)
+            assert a.texts == ["while importing", "last of C"]
 
     run(main())
 

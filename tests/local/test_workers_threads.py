@@ -16,6 +16,7 @@ from kubetorch.errors import CallCancelledError
 from kubetorch.pod.user_process import protocol
 from kubetorch.pod.user_process.call_runner import Interruptible
 from kubetorch.pod.user_process.thread_pool import Job, ThreadPool
+from kubetorch.wire import codecs
 
 
 class Pool:
@@ -239,15 +240,19 @@ def frames(receiver: protocol.Receiver, count: int) -> list[protocol.Frame]:
     return found
 
 
+def receiver_of(sock: socket.socket, limit: int = 10**9) -> protocol.Receiver:
+    return protocol.Receiver(sock, protocol.StreamMemory(limit))
+
+
 @pytest.mark.parametrize("length", [0, 1, 5000, 65_507, 65_508, 65_509, 70_000, 1_000_000])
 def test_frames_arrive_whole_whatever_their_length(sockets, length: int) -> None:
     one, two = sockets
     data = os.urandom(length)
-    frame = protocol.pack(protocol.CALL, 7, meta=b"meta", length=length) + data
-    small = protocol.pack(protocol.GRANT, 8, argument=5)
+    frame = protocol.pack(protocol.RESULT, 7, meta=b"meta", length=length) + data
+    small = protocol.pack(protocol.RELEASE, 8, argument=5)
     sender = threading.Thread(target=one.sendall, args=(small + frame + frame + small,))
     sender.start()
-    found = frames(protocol.Receiver(two), 4)
+    found = frames(receiver_of(two), 4)
     sender.join()
     assert [each.call for each in found] == [8, 7, 7, 8]
     assert found[1].payload == found[2].payload == data
@@ -257,8 +262,8 @@ def test_frames_arrive_whole_whatever_their_length(sockets, length: int) -> None
 
 def test_frames_that_trickle_in_byte_by_byte_are_put_together(sockets) -> None:
     one, two = sockets
-    receiver = protocol.Receiver(two)
-    data = protocol.pack(protocol.CALL, 1, meta=b"ab", length=3) + b"xyz"
+    receiver = receiver_of(two)
+    data = protocol.pack(protocol.YIELD, 1, meta=b"ab", length=3) + b"xyz"
     for byte in data[:-1]:
         one.send(bytes([byte]))
         assert receiver.receive()
@@ -270,11 +275,11 @@ def test_frames_that_trickle_in_byte_by_byte_are_put_together(sockets) -> None:
 
 def test_descriptors_come_with_their_own_frames(sockets) -> None:
     one, two = sockets
-    receiver = protocol.Receiver(two)
+    receiver = receiver_of(two)
     sent = [os.pipe() for _ in range(3)]
     for number, (read, _) in enumerate(sent):
-        one.sendall(protocol.pack(protocol.GRANT, 99))
-        head = protocol.pack(protocol.RESULT, number, flags=protocol.DESCRIPTOR)
+        one.sendall(protocol.pack(protocol.LOADED, 99))
+        head = protocol.pack(protocol.RESULT, number, flags=protocol.FILE | protocol.DESCRIPTOR)
         one.sendmsg([head], protocol.rights(read))
     found = [frame for frame in frames(receiver, 6) if frame.descriptor is not None]
     assert [frame.call for frame in found] == [0, 1, 2]
@@ -283,6 +288,35 @@ def test_descriptors_come_with_their_own_frames(sockets) -> None:
         assert os.fstat(frame.descriptor).st_ino == os.fstat(read).st_ino
         for descriptor in (frame.descriptor, read, write):
             os.close(descriptor)
+
+
+@pytest.mark.security
+def test_the_memory_of_long_frames_counts_as_long_as_anybody_has_it(sockets) -> None:
+    one, two = sockets
+    memory = protocol.StreamMemory(1_000_000)
+    receiver = protocol.Receiver(two, memory)
+    head = protocol.pack(protocol.RESULT, 1, length=600_000)
+    one.sendall(head)
+    assert receiver.receive()
+    assert receiver.next() is None
+    other, their = socket.socketpair()
+    with other, their:
+        beside = protocol.Receiver(their, memory)
+        other.sendall(head)
+        assert beside.receive()
+        with pytest.raises(protocol.FrameError, match="1200056 bytes, of a pod"):
+            beside.next()
+        receiver.close()
+        assert beside.next() is None
+        sender = threading.Thread(target=other.sendall, args=(bytes(600_000),))
+        sender.start()
+        [frame] = frames(beside, 1)
+        sender.join()
+        assert frame.payload == bytes(600_000)
+        with pytest.raises(protocol.FrameError):
+            memory.hold(500_000)
+        del frame
+        memory.hold(500_000)
 
 
 def test_a_worker_takes_one_frame_at_a_time(sockets) -> None:
@@ -340,5 +374,6 @@ def test_sizes_and_codec_survive() -> None:
     for codec in ("json", "pickle", "none"):
         for sizes in ((5,), (5, 0, 2**40), ()):
             flags, meta = protocol.pack_sizes(codec, sizes)
-            frame = protocol.Frame(0, flags, 0, 0, meta + b"rest", 5, bytearray(), None)
+            length = codecs.layout(sizes)[1]
+            frame = protocol.Frame(0, flags, 0, 0, meta + b"rest", length, bytearray(), None)
             assert protocol.unpack_sizes(frame) == (codec, sizes, b"rest")

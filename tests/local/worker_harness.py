@@ -120,7 +120,11 @@ class Agent:
         self.exited = asyncio.Event()
         self.stages: list[tuple[str, str]] = []
         self.host = WorkerHost(
-            pod_name="pod-0", on_line=self._on_line, on_exit=self._on_exit, zygote=zygote
+            pod_name="pod-0",
+            service="shop",
+            on_line=self._on_line,
+            on_exit=self._on_exit,
+            zygote=zygote,
         )
 
     def spec(self, name: str, *, module: str = "shop", **changes: Any) -> WorkerSpec:

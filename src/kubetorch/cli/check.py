@@ -241,7 +241,7 @@ def judge_pods(service: WorkloadView) -> str | None:
     """A word about the pods of a service, if one is worth it."""
     if views.is_at_zero(service):
         return "scaled to zero, a call makes a pod"
-    ready, wanted = views.ready_pods(service), 1 if service.scaler else service.spec.compute.pods
+    ready, wanted = views.ready_pods(service), 1 if service.scaler else views.pods_wanted(service)
     if ready < wanted:
         reasons = [f"{pod.name}: {pod.reason or pod.phase}" for pod in service.pods]
         missing = "; ".join(reasons) or "there are no pods"

@@ -29,6 +29,7 @@ from kubetorch.cli.args import AsJson, Namespace, Replace, json_value
 from kubetorch.cli.output import Output
 from kubetorch.cli.services import Services, name_places
 from kubetorch.errors import CallableNotFoundError, SpecError, did_you_mean
+from kubetorch.lib import modules
 from kubetorch.pod.user_process import loader
 from kubetorch.sdk import images
 from kubetorch.sdk.cls import Cls, cls
@@ -81,11 +82,12 @@ def _module_file(module: str) -> Path:
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):
         spec = None
-    if spec is None or spec.origin is None:
+    origin = None if spec is None else modules.origin_of(spec)
+    if origin is None:
         raise SpecError(
             f"module {module!r} not found; the working directory is {Path.cwd()}", hint=_EXAMPLE
         )
-    return Path(spec.origin)
+    return Path(origin)
 
 
 def load(target: Target) -> list[Callable[..., Any]]:
@@ -116,7 +118,9 @@ def load(target: Target) -> list[Callable[..., Any]]:
 
 def is_decorated(found: object) -> bool:
     """True for the handle that `@kt.compute` made of a function or class."""
-    return isinstance(found, (Fn, Cls)) and found.is_decorated
+    # What else a module holds may raise when it is looked at.
+    handle = found if issubclass(type(found), (Fn, Cls)) else None
+    return isinstance(handle, (Fn, Cls)) and handle.is_decorated
 
 
 def _decorated(module: ModuleType) -> list[Callable[..., Any]]:
@@ -153,7 +157,7 @@ def _imported(target: Target) -> ModuleType:
 def _forget_if_cut_short(target: Target) -> None:
     """Import a file again if an import for another target ended above this one."""
     module = sys.modules.get(target.module)
-    is_same = getattr(module, "__file__", None) == str(target.path)
+    is_same = modules.file_of(module) == str(target.path)
     if is_same and target.name and not hasattr(module, target.name.partition(".")[0]):
         del sys.modules[target.module]
 

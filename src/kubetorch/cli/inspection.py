@@ -81,7 +81,7 @@ def status(name: ServiceName, namespace: Namespace = None, as_json: AsJson = Fal
 
 def show(service: WorkloadView, output: Output) -> None:
     """A line about the service, the table of its pods, and why it failed, if it did."""
-    ready, pods = views.ready_pods(service), len(service.pods)
+    ready, pods = views.ready_pods(service), service.pods_wanted or len(service.pods)
     waiting = sum(pod.queue.waiting for pod in service.pods if pod.queue is not None)
     calls = sum(pod.calls for pod in service.pods) - waiting
     waits = f", {waiting} waiting" if waiting else ""
@@ -149,6 +149,8 @@ def describe(name: ServiceName, namespace: Namespace = None, as_json: AsJson = F
     if service.notes:
         output.panel("Not honoured", [f"• {note}" for note in service.notes], style="yellow")
     is_served = app is None or app.port is not None
+    if is_served and place.before:
+        output.panel("No ingress found", without_ingress(place), style="yellow")
     output.panel("With Curl" if is_served else "Its output", curl.splitlines())
     output.panel("With Python", python.splitlines())
 
@@ -179,6 +181,14 @@ def _place(services: Services, service: WorkloadView) -> Place:
     return Place(name, namespace, f"http://localhost:{_PORT}", (forwarding,))
 
 
+def without_ingress(place: Place) -> list[str]:
+    """The ways to a service that only pods of its cluster reach by a URL."""
+    return [
+        "From outside of the cluster a forwarded port leads to it, as below; in its pods it is",
+        f"http://{place.service}.{place.namespace}.svc.cluster.local/",
+    ]
+
+
 def _access(app: AppSpec | None) -> str | None:
     """The users who reach the port of an app, in words."""
     if app is None or app.port is None:
@@ -188,7 +198,7 @@ def _access(app: AppSpec | None) -> str | None:
 
 def _pods(service: WorkloadView) -> str:
     if not service.scaler:
-        return f"{views.ready_pods(service)} of {service.spec.compute.pods} ready"
+        return f"{views.ready_pods(service)} of {views.pods_wanted(service)} ready"
     if views.is_at_zero(service):
         return "none: scaled to zero, a call makes one"
     return f"{views.ready_pods(service)} ready, as many as calls need"

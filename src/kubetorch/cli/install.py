@@ -329,8 +329,8 @@ def _report(done: Removed, where: str, output: Output) -> None:
         for one in done.others:
             output.report(f"  • {one}")
         output.report(
-            "  hint: kt upgrade -n NAMESPACE --set crd.create=true,rbac.userRoles=true has another "
-            "installation own it, and bring the roles for users"
+            "  hint: kt upgrade --set crd.create=true,rbac.userRoles=true, with the namespace of "
+            "another installation (-n), has that one own it and bring the roles for users"
         )
     output.report(f"✓ Kubetorch is removed from namespace {where}", "green")
 

@@ -45,6 +45,9 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "local": ("servers", "Start, stop or inspect the local service."),
 }
 
+#: Other spellings of commands.
+_ALIASES = {"secret": "secrets"}
+
 
 class Commands(TyperGroup):
     """The commands of `kt`; help and completion need no more of them than name and summary."""
@@ -66,6 +69,8 @@ class Commands(TyperGroup):
             raise typer.Exit(130) from interrupt
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401  # typer's own
+        if args:
+            args = [_ALIASES.get(args[0], args[0]), *args[1:]]
         if args and args[0] in COMMANDS:
             self.commands[args[0]] = load(args[0])
         return super().resolve_command(ctx, args)

@@ -170,6 +170,7 @@ def port_forward(
     output = Output()
     services = Services(namespace, output)
     service = services.find(name)
+    services.session.own_token(service)  # to forward ports takes the right of a shell
     is_scaled = pod is None and bool(services.session.scaler(service))
     chosen = None
     if not is_scaled:

@@ -102,9 +102,10 @@ class Services:
             return self.username is not None and service.spec.username == self.username
         return service.is_own and creator.username == self.username
 
-    def delete(self, service: WorkloadView, *, force: bool) -> None:
+    def delete(self, service: WorkloadView, *, force: bool) -> list[str]:
+        """Delete a service; returns what it leaves, in words."""
         spec, grace = service.spec, 0.0 if force else None
-        self.session.ask(
+        return self.session.ask(
             lambda asked: asked.delete_workload(spec.namespace, spec.name, grace=grace)
         )
 
@@ -134,12 +135,11 @@ class Services:
         return called(*args, **kwargs)
 
     def ask_pod(self, service: WorkloadView, pod: PodView, path: str) -> bytes:
-        token = service.token or self.token(service).token
         with (
             ways.client(
                 self.session.transport,
                 self.session.address(service, pod),
-                token,
+                self.session.call_token(service),
                 timeout=_POD_PATIENCE,
             ) as http,
             http.request("GET", path) as response,

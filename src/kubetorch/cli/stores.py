@@ -17,6 +17,7 @@ from kubetorch.sdk.deploys.attachments import upload_secret
 from kubetorch.sdk.secret import Secret
 from kubetorch.sdk.volume import DELETE_TIMEOUT, Volume
 from kubetorch.specs import names
+from kubetorch.specs.secret import check_variable
 from kubetorch.specs.volume import default_mount_path
 from kubetorch.wire.secrets import Collision, SecretView, StoredSecret
 from kubetorch.wire.volumes import VolumeView
@@ -103,6 +104,16 @@ def _given(source: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _variables(given: list[str]) -> dict[str, Any]:
+    """The arguments of a `Secret` with these variables: `NAME=VALUE`, or read here."""
+    pairs = [one.partition("=") for one in given]
+    values = {check_variable(name): value for name, equals, value in pairs if equals}
+    names = [name for name, equals, _ in pairs if not equals]
+    if not values:
+        return {"env_vars": names or None}
+    return {"values": {**(Secret("read", env_vars=names).values if names else {}), **values}}
+
+
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
@@ -131,14 +142,23 @@ def secrets(  # noqa: PLR0913  # the documented options
     all_namespaces: AllNamespaces = False,
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask before deleting.")] = False,
     path: Annotated[
-        str | None, typer.Option("-p", "--path", help="File or folder with the values.")
+        str | None,
+        typer.Option("-p", "--path", "--from-file", help="File or folder with the values."),
     ] = None,
     provider: Annotated[
         str | None, typer.Option("-c", "--provider", help="Provider of the credentials.")
     ] = None,
     env_vars: Annotated[
         list[str] | None,
-        typer.Option("-v", "--env-vars", help="Environment variable with a value; repeatable."),
+        typer.Option(
+            "-v",
+            "--env-vars",
+            metavar="VARIABLE[=VALUE]",
+            help="Environment variable, and its value if not that of here; repeatable.",
+        ),
+    ] = None,
+    from_env: Annotated[
+        str | None, typer.Option("--from-env", help="The same, several with commas: A,B.")
     ] = None,
     show: Annotated[
         bool, typer.Option("-s", "--show", help="Show the values too, when describing.")
@@ -151,7 +171,8 @@ def secrets(  # noqa: PLR0913  # the documented options
         raise typer.BadParameter(
             f"{action!r} is none of {', '.join(_SECRET_ACTIONS)}", param_hint="ACTION"
         )
-    source = {"provider": provider, "path": path, "env_vars": env_vars or None}
+    variables = [*(env_vars or ()), *filter(None, (from_env or "").split(","))]
+    source = {"provider": provider, "path": path, **_variables(variables)}
     is_changing = action not in ("list", "describe")
     keeper = SecretKeeper(namespace, output, is_changing=is_changing, all_namespaces=all_namespaces)
     _SECRET_ACTIONS[action](_SecretRequest(keeper, output, name, prefix, yes, show, source))

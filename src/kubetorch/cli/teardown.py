@@ -87,9 +87,9 @@ def teardown(  # noqa: PLR0913  # the documented options
         _check_count(output, services.namespace, len(found), count, is_asked=not yes)
     elif not yes:
         output.confirm(f"Delete {_count(found)}?")
-    deleted = _delete(services, found, output, force=force)
+    deleted, left = _delete(services, found, output, force=force)
     if as_json:
-        output.value({"deleted": deleted})
+        output.value({"deleted": deleted, **({"left": left} if left else {})})
     if len(deleted) < len(found):
         raise typer.Exit(1)
     output.report("Teardown completed successfully", "green")
@@ -134,8 +134,8 @@ def _report_others(output: Output, services: Services, others: list[WorkloadView
     named = ", ".join(f"{one.spec.name}{_whose(services, one)}" for one in others[:_NAMED])
     more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
     output.note(
-        f"Not yours in {services.namespace} namespace: {named}{more}; kt teardown NAME deletes "
-        "one, --namespace-wide all"
+        f"Not yours in {services.namespace} namespace: {named}{more}; "
+        f"kt teardown {others[0].spec.name} deletes that one, --namespace-wide all"
     )
 
 
@@ -204,22 +204,26 @@ def _report_nothing(output: Output, target: str | None, services: Services, *, y
 
 def _delete(
     services: Services, found: list[WorkloadView], output: Output, *, force: bool
-) -> list[str]:
-    """Delete them at the same time; the names of those that are gone."""
-    deleted = []
+) -> tuple[list[str], dict[str, list[str]]]:
+    """Delete them at the same time; the names of those that are gone, and what they leave."""
+    deleted, left = [], {}
     verb = "Force deleted" if force else "Deleted"
     with ThreadPoolExecutor(min(_AT_ONCE, len(found))) as threads:
         jobs = [threads.submit(services.delete, service, force=force) for service in found]
         for service, job in zip(found, jobs, strict=True):
             name = service.spec.name
             try:
-                job.result()
+                remaining = job.result()
             except KubetorchError as error:
                 output.error(f"Failed to delete {name}: {error.message}", error.hint)
             else:
                 deleted.append(name)
                 output.report(f"✓ {verb} {views.mode(service)} {name}", "green")
-    return deleted
+                if remaining:
+                    left[name] = remaining
+                for one in remaining:
+                    output.report(f"  left: {one}")
+    return deleted, left
 
 
 def _count(found: list[WorkloadView]) -> str:

@@ -356,6 +356,11 @@ def progress_words(progress: CallProgress | None, *, brief: bool = False) -> str
     return words if brief else f"{words} {progress.message or ''}".rstrip()
 
 
+def pods_wanted(service: WorkloadView) -> int:
+    """Number of pods that there should be; an earlier controller does not say."""
+    return service.pods_wanted or service.spec.compute.pods
+
+
 def ready_pods(service: WorkloadView) -> int:
     """The number of pods that serve the wanted generation."""
     return sum(pod.is_ready for pod in service.pods)

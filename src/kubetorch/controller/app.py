@@ -16,7 +16,15 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 
-from kubetorch.controller.access import Access, Asker, Principal, User, identity_of, name_of
+from kubetorch.controller.access import (
+    Access,
+    Asker,
+    PodIdentity,
+    Principal,
+    User,
+    identity_of,
+    name_of,
+)
 from kubetorch.controller.audit import Audit
 from kubetorch.controller.backends.base import Backend
 from kubetorch.controller.blobs import BlobRecovery, BlobStores, GarbageCollector
@@ -181,7 +189,7 @@ class Controller:
         found = [
             *service.routes(),
             *WorkloadRoutes(self.workloads, blob_stores, hosts).routes(),
-            *BlobRoutes(blob_stores).routes(),
+            *BlobRoutes(blob_stores, self._ask_pods).routes(),
             *CallRoutes(calls, self.workloads, blob_stores).routes(),
             *SecretRoutes(backend.stores.secrets, self.workloads).routes(),
             *VolumeRoutes(backend.stores.volumes, self.workloads).routes(),
@@ -256,6 +264,11 @@ class Controller:
         task = asyncio.get_running_loop().create_task(asking)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _ask_pods(self, namespace: str, name: str, pod: str) -> str:
+        """Have what a pod waits for asked of the others of its workload."""
+        workload = self.workloads.workload_of(PodIdentity(namespace, name, pod))
+        return "" if workload is None else await self._recovery.ask_for(workload, pod)
 
     def _end_session(self, session: Session) -> None:
         self._sessions.discard(session)

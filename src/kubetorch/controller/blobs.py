@@ -7,7 +7,7 @@ be brought again to another.
 
 A controller whose blobs lie on an emptyDir starts without them, while the pods go on with what they
 have. What a new pod of the same generation will ask for is asked of a pod that runs already, as
-soon as it connects.
+soon as it connects, and of one after the other as long as a pod waits for it.
 
 Blobs are kept for the generations that are kept of each workload (wanted, last good, and the one
 before), and for results of spawned calls that are kept. A blob that came in the last ten minutes is
@@ -42,6 +42,10 @@ _REMEMBERED = 300_000
 _THREADS = 2
 #: Seconds that one pod has to send what it has, until another one is asked.
 RECOVERY_PATIENCE = 30.0
+#: The same, while a pod waits for what is missing.
+WAITING_PATIENCE = 3.0
+#: Pods that a reason names.
+_NAMED = 3
 #: Seconds after its last upload in which a blob is never deleted.
 YOUNG = 600.0
 #: Seconds between two collections.
@@ -187,6 +191,34 @@ class BlobRecovery:
         self._clock = clock
         # When a pod of each workload was asked last; only workloads that lack something are here.
         self._asked: dict[tuple[str, str], float] = {}
+        # When each of its pods was asked, at first and last.
+        self._asked_pods: dict[tuple[str, str], dict[str, tuple[float, float]]] = {}
+
+    async def ask_for(self, workload: Workload, pod: str) -> str:
+        """Have what a pod waits for asked of the next of the others; from whom it is awaited."""
+        senders = {name: send for name, send in workload.senders().items() if name != pod}
+        asked = self._asked_pods.setdefault(workload.key, {})
+        for gone in asked.keys() - senders.keys():
+            del asked[gone]
+        now = self._clock.time()
+        if not senders:
+            return "no other pod is connected that may have them; the next deploy brings them"
+        latest = max((last for _, last in asked.values()), default=-WAITING_PATIENCE)
+        if now - latest >= WAITING_PATIENCE:
+            chosen = min(senders, key=lambda name: asked[name][1] if name in asked else -1.0)
+            first, _ = asked.get(chosen, (now, now))
+            asked[chosen] = first, now
+            message = await self._missing(workload)
+            if message is not None:
+                _log.info("blobs awaited workload=%s of=%s by=%s", workload.key, chosen, pod)
+                senders[chosen](message)
+        names = sorted(asked)
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        known = f"asked of {', '.join(names[:_NAMED])}{more}"
+        newest = max(first for first, _ in asked.values())
+        if len(asked) < len(senders) or now - newest < WAITING_PATIENCE:
+            return known
+        return f"{known}, without success so far; the next deploy brings them"
 
     async def ask(self, workload: Workload, send: Callable[[SendBlobs], None]) -> None:
         """Ask a pod that serves, if something is missing and no other pod was asked just now."""
@@ -201,6 +233,7 @@ class BlobRecovery:
             _log.warning("blobs not looked for workload=%s error=%s", workload.key, error)
         if message is None:
             self._asked.pop(workload.key, None)
+            self._asked_pods.pop(workload.key, None)
             return
         _log.info(
             "blobs missing workload=%s count=%s", workload.key, len(message.blobs + message.trees)

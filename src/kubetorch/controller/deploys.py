@@ -18,7 +18,7 @@ from kubetorch.errors import (
 )
 from kubetorch.lib.changes import Changes
 from kubetorch.lib.clock import Clock, Timer
-from kubetorch.wire import exceptions
+from kubetorch.wire import exceptions, frames
 from kubetorch.wire.exceptions import Failure
 from kubetorch.wire.messages import DeployEvent, DeployLog, Failed, Ready, Stage
 
@@ -82,7 +82,7 @@ class DeployProgress:
             return False
         self._logs = LOG_LIMIT
         text = "… there are more lines; kt logs has them"
-        self._events.append(DeployLog(text=text, pod=event.pod, source="stderr"))
+        self._events.append(DeployLog(text=text, pod=event.pod, source=frames.OWN))
         return True
 
 

@@ -235,7 +235,7 @@ class Relay:
         """
         refused: UnauthorizedError | None = UnauthorizedError(
             "this needs a token of the service",
-            hint="send it as Authorization: Bearer <token>; kt token NAME prints one",
+            hint=f"send it as Authorization: Bearer <token>; {tokens.command(audience)} prints one",
         )
         key = tokens.workload_key(self._secret, audience)
 

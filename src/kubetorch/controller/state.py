@@ -102,6 +102,7 @@ class Summary(msgspec.Struct, frozen=True):
     ready: int
     pods: int
     is_ready: bool
+    reason: str
     message: str
     ttl: str
     time: float

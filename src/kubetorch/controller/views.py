@@ -163,8 +163,10 @@ def waits_for(pod: PodStatus, report: PodReport | None, state: Rollout) -> str:
     return f"it loads generation {state.wanted}{stage}"
 
 
-def late(pods: Sequence[PodStatus], reports: dict[str, PodReport], state: Rollout) -> str:
-    """The pods that a deploy still waits for, in words."""
+def late(
+    pods: Sequence[PodStatus], reports: dict[str, PodReport], state: Rollout, trouble: str = ""
+) -> str:
+    """The pods that a deploy still waits for, in words; `trouble` is why some are missing."""
     lagging = state.lagging()
     waits = [
         f"pod {pod.name}: {waits_for(pod, reports.get(pod.name), state)}"
@@ -177,7 +179,7 @@ def late(pods: Sequence[PodStatus], reports: dict[str, PodReport], state: Rollou
     elif lacking:
         waits.append(f"{lacking} of the pods {'is' if lacking == 1 else 'are'} not there yet")
     served = f"{ready} of {state.total} pods serve generation {state.wanted}"
-    return "; ".join([served, *waits])
+    return "; ".join([served, *waits, *filter(None, [trouble])])
 
 
 def timed_out(name: str, seconds: float, waits: str) -> ServiceTimeoutError:
@@ -214,13 +216,15 @@ def line(pod: str, message: LogReport) -> DeployLog:
 
 def summary(view: WorkloadView, now: float) -> Summary:
     failure = view.failure or {}
+    waiting = (pod.reason for pod in view.pods if not pod.is_ready and pod.reason)
     return Summary(
         phase=view.status,
         kind=view.kind,
         ready=sum(pod.is_ready and pod.generation == view.generation for pod in view.pods),
-        pods=view.spec.compute.pods,
+        pods=view.pods_wanted or view.spec.compute.pods,
         is_ready=view.status in _SERVED,
-        message=str(failure.get("message") or ""),
+        reason=str(failure.get("error_type") or ""),
+        message=str(failure.get("message") or view.reason or next(waiting, "")),
         ttl=view.spec.compute.inactivity_ttl or "",
         time=now,
     )

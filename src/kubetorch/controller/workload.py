@@ -194,6 +194,7 @@ class Workload:
             creator=self.creator,
             pool=self.pool,
             equipment=self._services.backend.equipment(*self.key),
+            pods_wanted=self._rollout.total,
         )
 
     @property
@@ -276,7 +277,8 @@ class Workload:
 
     def _applied(self, progress: DeployProgress, failure: Failure | None) -> None:
         if failure is None:
-            for text in self._services.backend.warnings(rendering.of_workload(self.spec)):
+            manifest = rendering.of_workload(self.spec)
+            for text in self._services.backend.warnings(self.spec.compute, manifest):
                 progress.add(messages.Stage("backend", text, warning=True))
         # Only now: pods that the backend replaces are not to load the generation.
         self.pods_changed()
@@ -285,7 +287,7 @@ class Workload:
             self._deploys.end(progress, messages.Failed(failure=failure.to_dict()))
 
     def _expire(self, progress: DeployProgress, timeout: float) -> None:
-        waits = views.late(self.pods, self._reports, self._rollout)
+        waits = views.late(self.pods, self._reports, self._rollout, self._reason)
         error = self._rendezvous.no_quorum(progress.generation)
         self._give_up(progress, error or views.timed_out(self.record.name, timeout, waits))
 
@@ -450,18 +452,24 @@ class Workload:
             session.send(message)
         return session is not None
 
+    def senders(self) -> dict[str, Callable[[messages.FromController], None]]:
+        """What sends a message to the agent of each connected pod, those that serve first."""
+        names = sorted(self._sessions, key=lambda name: not self._rollout.serving(name))
+        return {name: self._sessions[name].send for name in names}
+
     # ----------------------------------------------------------------------------------- ending
 
-    async def delete(self, grace: float) -> None:
-        """End the pods; returns when nothing of them is left."""
+    async def delete(self, grace: float) -> list[str]:
+        """End the pods; returns what is left, as in `Backend.delete`."""
         error = ServiceNotFoundError(f"{self.record.name} was torn down while it was deployed")
         self._deploys.fail_all(error)
         await self._apply.stop()
         self._ending = self.pod_names
         for session in self._sessions.values():
             session.send(messages.Terminate(grace=grace, reason=messages.TORN_DOWN))
-        await self._services.backend.delete(*self.key, grace=grace)
+        left = await self._services.backend.delete(*self.key, grace=grace)
         self.close("the service was torn down")
+        return left
 
     def close(self, reason: str, *, goes_on: bool = False) -> None:
         """Stop all timers, and end the sessions; if it `goes_on`, then under another controller."""
@@ -583,6 +591,7 @@ class Workload:
             is_declared=distribution.is_port_declared,
             count=len(members) * each if distribution.has_port_each else 1,
             per_pod=each,
+            further=distribution.further_ports(len(members)),
         )
         return self._services.backend.ports(*self.key, wanted)
 

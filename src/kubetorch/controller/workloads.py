@@ -345,8 +345,8 @@ class Workloads:
 
     async def delete(
         self, namespace: str, name: str, *, grace: float = routes.DELETE_GRACE
-    ) -> None:
-        """Delete a workload; returns when nothing of it is left."""
+    ) -> tuple[str, ...]:
+        """Delete a workload; returns what is left, as in `Backend.delete`."""
         key = (namespace, name)
         async with self._locks.setdefault(key, asyncio.Lock()):
             workload = self.get(namespace, name)
@@ -356,11 +356,12 @@ class Workloads:
             self._state.delete_workload(*key)
             await self._state.flush(*key)
             try:
-                await workload.delete(grace)
+                left = tuple(await workload.delete(grace))
             finally:
                 self._workloads.pop(key, None)
                 self._calls.lost(*key, pods)
-            _log.info("workload deleted workload=%s/%s", *key)
+            _log.info("workload deleted workload=%s/%s left=%s", *key, left)
+            return left
 
     def cancel_call(self, call_id: str) -> CallView:
         call = self._calls.get(call_id)
@@ -484,7 +485,15 @@ def check_owner(
         said = f", deployed by {_named(owner)}" if is_foreign and owner else ""
         return f"{service} ran {was}{said}; this deploy replaces the service"
     whose = f"belongs to {_named(owner)}, and " if is_foreign and owner else ""
-    this = f"this deploy is by {_named(by)}" if is_foreign else f"this deploy would run {now} there"
+    this = f"this deploy is by {_named(by)}"
+    if not is_foreign:
+        this = f"this deploy would run {now} there"
+        # Two homes have machines of their own, and a folder has one name.
+        if now is not None and str(now) == str(was):
+            this = (
+                "this deploy is of the same folder, but of another machine or home "
+                f"(~/.kt/machine): project {now.project}, not {was.project}"
+            )
     error = ServiceTakenError(
         f"{service} {whose}runs {was}; {this}",
         hint="choose another name (name=...), or set a user name, which begins the names of your "

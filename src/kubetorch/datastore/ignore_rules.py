@@ -25,7 +25,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kubetorch.errors import SpecError
 
@@ -51,6 +51,12 @@ class Pattern:
     for_folders: bool
     by_name: bool
     regex: re.Pattern[str]
+    #: Where it stands.
+    file: str = ""
+    line: int = 0
+
+    def __str__(self) -> str:
+        return f"line {self.line} of {self.file}, {self.text}"
 
     def matches(self, path: str) -> bool:
         return bool(self.regex.fullmatch(path.rpartition("/")[2] if self.by_name else path))
@@ -59,10 +65,14 @@ class Pattern:
 class Patterns:
     """The patterns of one file; the last one that matches decides."""
 
-    def __init__(self, lines: Iterable[str]) -> None:
+    def __init__(self, lines: Iterable[str], file: str = "") -> None:
         lines = list(lines)
-        found = map(parse, lines)
-        self._patterns = [pattern for pattern in found if pattern is not None]
+        found = ((parse(text), number) for number, text in enumerate(lines, 1))
+        self._patterns = [
+            replace(pattern, file=file, line=number)
+            for pattern, number in found
+            if pattern is not None
+        ]
         self._patterns.reverse()
         links = (parse(line[len(_FOLLOW) :]) for line in lines if line.startswith(_FOLLOW))
         self._links = [pattern for pattern in links if pattern is not None]
@@ -235,19 +245,32 @@ class IgnoreRules:
         return signature
 
     def is_ignored(self, folder: str, name: str, *, is_folder: bool) -> bool:
+        found = self._find(folder, name, is_folder=is_folder)
+        return found is not None and (isinstance(found, str) or found.is_excluding)
+
+    def why_ignored(self, folder: str, name: str, *, is_folder: bool) -> str | None:
+        """What leaves a name out; `None` if nothing does."""
+        found = self._find(folder, name, is_folder=is_folder)
+        if isinstance(found, Pattern):
+            if not found.is_excluding:
+                return None
+            return f"KT_RSYNC_FILTERS ({found.text})" if self._filters is not None else str(found)
+        return found
+
+    def _find(self, folder: str, name: str, *, is_folder: bool) -> Pattern | str | None:
+        """The pattern that decides on a name, or the words of a rule that is built in."""
         path = f"{folder}/{name}" if folder else name
         if self._filter_patterns is not None:
-            found = self._filter_patterns.decide(path, is_folder=is_folder)
-            return found is not None and found.is_excluding
+            return self._filter_patterns.decide(path, is_folder=is_folder)
         own = self._decide(KT_IGNORE, folder, path, is_folder=is_folder)
         if own is not None and (own.is_excluding or name in own.text):
-            return own.is_excluding
+            return own
         if self._is_built_in(path, name, is_folder=is_folder):
-            return True
+            return "a rule that is built in"
         if own is None:
             own = self._decide(GIT_IGNORE, folder, path, is_folder=is_folder)
             own = own or self._decide_above(path, is_folder=is_folder)
-        return own is not None and own.is_excluding
+        return own
 
     def is_followed(self, folder: str, name: str) -> bool:
         """True if a link out of the project is named as one whose target travels."""
@@ -289,7 +312,7 @@ class IgnoreRules:
     def _read(self, path: str) -> Patterns:
         """The patterns in a file; none if there is no such file."""
         if path not in self._files:
-            self._files[path] = Patterns(_lines(path))
+            self._files[path] = Patterns(_lines(path), path)
         return self._files[path]
 
 

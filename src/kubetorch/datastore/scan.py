@@ -8,7 +8,7 @@ files. Only what changed is read, hashed, and matched against ignore rules.
 Regular files travel, with their executable bit. A link that leads to somewhere in the project stays
 a link; one that leads out of it is followed if it is named: by a line `!follow PATH` of a
 `.ktignore`, or by `Options.named`. Other links out of it, links that lead nowhere or in a circle,
-sockets, pipes and devices do not travel; a warning names them. Empty folders do not travel.
+sockets, pipes and devices do not travel; a warning names them. Empty folders travel.
 
 Decisions of the last scan are used again for names that a folder had then, so that ignore rules are
 matched for new names only. They are made anew below a folder whose ignore rules have changed.
@@ -34,6 +34,7 @@ from blake3 import blake3
 from kubetorch.datastore import scan_cache, trees
 from kubetorch.datastore.ignore_rules import IGNORE_FILES, IgnoreRules
 from kubetorch.datastore.scan_cache import FileRecord, FolderRecord, ListingCache
+from kubetorch.datastore.spool import Spool
 from kubetorch.datastore.trees import Entry, Tree
 from kubetorch.errors import DataStoreError, ProjectTooLargeError, SpecError
 
@@ -212,7 +213,7 @@ class Walk:
             path = f"{visit.path}/{name}" if visit.path else name
             disk = f"{visit.disk}/{name}"
             self._stack.append(_Visit(path, disk, visit.is_fresh, visit.followed))
-        self._count += len(found.files) + len(found.links) + len(found.followed)
+        self._count += len(found.files) + len(found.links) + len(found.followed) + found.is_empty
         self.folders.append(found)
 
     def _read_rules(
@@ -415,6 +416,8 @@ class Scan:
     digest: str
     warnings: tuple[str, ...]
     fresh: tuple[str, ...] = ()
+    #: Copies of files that may have changed since.
+    spool: Spool = field(default_factory=Spool)
 
     @cached_property
     def tree(self) -> Tree:
@@ -423,7 +426,7 @@ class Scan:
     @cached_property
     def _files(self) -> dict[str, tuple[str, int]]:
         return {
-            file.digest: (f"{self.root}/{folder.path}/{file.name}", file.size)
+            file.digest: ("/".join(filter(None, (self.root, folder.path, file.name))), file.size)
             for folder in self.folders
             for file in (*folder.files, *folder.followed)
         }
@@ -439,7 +442,7 @@ class Scan:
         if digest not in self._files:
             raise DataStoreError(f"no file in {self.root} has the digest {digest}")
         path, size = self._files[digest]
-        return size, _checked(path, size, digest)
+        return size, self.spool.pieces(digest) or _checked(path, size, digest)
 
 
 def scan(root: Path, options: Options | None = None) -> Scan:
@@ -456,14 +459,14 @@ def scan(root: Path, options: Options | None = None) -> Scan:
         walk.run()
     else:
         walk.run_single(options.only)
-    read_all(walk)
+    spool = read_all(walk)
     if options.only is not None and not _digests(walk.folders):
         raise SpecError(f"{base}/{options.only} is no file that can be read")
     warnings = tuple(walk.warnings)
     if last is not None and walk.folders == last.folders:
-        return Scan(base, last.folders, last.tree, warnings)
+        return Scan(base, last.folders, last.tree, warnings, spool=spool)
     tree = _tree(walk.folders)
-    found = Scan(base, walk.folders, tree.digest, warnings)
+    found = Scan(base, walk.folders, tree.digest, warnings, spool=spool)
     found.__dict__["tree"] = tree
     if last is not None and tree.digest != last.tree:
         known = _digests(last.folders)
@@ -485,57 +488,76 @@ def _tree(folders: list[FolderRecord]) -> Tree:
             mode: trees.Mode = "executable" if file.is_executable else "file"
             entries.append(Entry(prefix + file.name, mode, file.size, file.digest))
         entries.extend(folder.links)
+        if folder.is_empty and folder.path:
+            entries.append(Entry(folder.path, "folder"))
     return trees.build(entries)
 
 
 # ---------------------------------------------------------------------------------------- reading
 
 
-def read_all(walk: Walk) -> None:
+def read_all(walk: Walk) -> Spool:
+    """Read the files that are new or changed; returns copies of those that may change again."""
+    spool = Spool()
     for item in walk.pending:
-        found = _read(item)
+        found = _read(item, spool)
         if found is not None:
             item.into.append(found)
         else:  # vanished: the next scan must not take the decision on its name from this one
             item.folder.listing.clear()
+    return spool
 
 
-def _read(item: Pending) -> FileRecord | None:
+def _read(item: Pending, spool: Spool) -> FileRecord | None:
     """The record of a file; `None` if it has vanished.
 
     Exactly as many bytes are read as the file had when it was opened, so one that something appends
-    to has a content at any time. One that is written while it is read is read again; after a few
-    attempts it is taken as it was seen, and if it never was like that, the upload finds out.
+    to has a content at any time. One that changes while it is read is read twice: what was the same
+    both times is a state that it had. A file that changed a moment ago may change again before it
+    is sent, so its content is copied.
     """
-    found = None
     for _ in range(_ATTEMPTS):
         now = time.time_ns()
         try:
             with FileIO(item.path) as file:
                 facts = os.fstat(file.fileno())
-                digest, length = _hash(file, facts.st_size)
-                after = os.fstat(file.fileno())
+                found = scan_cache.record(item.name, facts, "", read_ns=now)
+                copy = spool if found.is_racy else None
+                content = _hash(file, facts.st_size, copy)
+                is_whole = content[1] == facts.st_size
+                if is_whole and os.fstat(file.fileno()).st_ctime_ns != facts.st_ctime_ns:
+                    copy = spool
+                    file.seek(0)
+                    is_whole = content == _hash(file, facts.st_size, copy)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
         except OSError as error:
             raise unreadable(item.path, error) from error
-        found = scan_cache.record(item.name, facts, digest, read_ns=now)
-        if length == facts.st_size and facts.st_ctime_ns == after.st_ctime_ns:
-            return found
-        found = msgspec.structs.replace(found, size=length)
-    return found
+        if is_whole:
+            if copy is not None:
+                copy.keep(content[0])
+            return msgspec.structs.replace(found, digest=content[0])
+    raise _changing(item.path, f"changed while it was read, {_ATTEMPTS} times in a row")
 
 
-def _hash(file: FileIO, size: int) -> tuple[str, int]:
-    """Digest of the first `size` bytes of a file, and how many there were."""
-    if size <= _READ_BYTES:
-        data = file.read(size)
-        return blake3(data).hexdigest(), len(data)
+def _changing(path: str, what: str) -> FileChangedError:
+    return FileChangedError(
+        f"{path} {what}",
+        hint="deploy when nothing writes to it, or list it in .ktignore",
+    )
+
+
+def _hash(file: FileIO, size: int, copy: Spool | None) -> tuple[str, int]:
+    """Digest of the first `size` bytes of a file, which are copied, and how many there were."""
     hasher = blake3(max_threads=blake3.AUTO if size >= _PARALLEL_BYTES else 1)
     length = 0
+    if copy is not None:
+        copy.begin()
     for piece in _pieces(file, size):
         hasher.update(piece)
         length += len(piece)
+        if copy is not None:
+            copy.write(piece)
     return hasher.hexdigest(), length
 
 
@@ -558,6 +580,6 @@ def _checked(path: str, size: int, digest: str) -> Iterator[bytes]:
                     break
                 yield piece
     except OSError as error:
-        raise FileChangedError(f"{path} cannot be read any more: {error.strerror}") from error
+        raise _changing(path, f"cannot be read any more: {error.strerror}") from error
     if hasher.hexdigest() != digest:
-        raise FileChangedError(f"{path} changed after the project was scanned")
+        raise _changing(path, "changed after the project was scanned")

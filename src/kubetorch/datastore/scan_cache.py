@@ -24,7 +24,7 @@ RACY_SECONDS = 2.0
 #: Listings that nobody has used for so long are removed, in seconds.
 UNUSED_AFTER = 30 * 24 * 3600.0
 
-VERSION = 1
+VERSION = 2
 _RACY = -1
 
 
@@ -38,6 +38,10 @@ class FileRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     inode: int
     is_executable: bool
     digest: str
+
+    @property
+    def is_racy(self) -> bool:
+        return self.ctime_ns == _RACY
 
     def matches(self, facts: os.stat_result) -> bool:
         return (
@@ -57,6 +61,13 @@ class FolderRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     links: list[Entry] = []
     followed: list[FileRecord] = []
     rules: list[FileRecord] = []
+
+    @property
+    def is_empty(self) -> bool:
+        """True if nothing is in it, not even what does not travel."""
+        return not (
+            self.listing or self.files or self.folders or self.odd or self.links or self.followed
+        )
 
 
 class Listings(msgspec.Struct, frozen=True, array_like=True):

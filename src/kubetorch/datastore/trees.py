@@ -35,7 +35,7 @@ import msgspec
 from kubetorch.datastore.blobs import DIGEST_LENGTH, BlobStore, Source, digest_of
 from kubetorch.errors import DataStoreError, ProjectTooLargeError
 
-Mode = Literal["file", "executable", "symlink"]
+Mode = Literal["file", "executable", "symlink", "folder"]
 
 #: Most entries that a tree may have, bytes of all its files, and bytes of the tree itself.
 ENTRY_LIMIT = 100_000
@@ -148,7 +148,7 @@ def check(entries: Sequence[Entry]) -> None:
     for path, following in itertools.pairwise(ordered):
         if following.startswith(f"{path}\0"):
             above = path.replace("\0", "/")
-            raise _refusal(above, "is a file or link, and a folder of other entries")
+            raise _refusal(above, "is a file, a link or empty, and a folder of other entries")
 
 
 def _folders(paths: Iterable[str]) -> set[str]:
@@ -186,6 +186,10 @@ def _check_content(entry: Entry) -> None:
         if entry.digest or entry.size:
             raise _refusal(entry.path, "is a link, and has content")
         _check_target(entry)
+        return
+    if entry.mode == "folder":
+        if entry.digest or entry.size or entry.target:
+            raise _refusal(entry.path, "is a folder, and has content")
         return
     if entry.target:
         raise _refusal(entry.path, "is a file, and has the target of a link")
@@ -234,7 +238,8 @@ def materialise(
     written = [entry for entry in tree.entries if entry.path not in kept]
     _forget_byte_code(base, [*removed, *(entry.path for entry in written)])
     for path in removed:
-        _unlink(f"{base}/{path}")
+        if not path.endswith("/"):
+            _unlink(f"{base}/{path}")
     _remove_empty_folders(base, removed)
     return [*kept.values(), *(_write(base, entry, source) for entry in written)]
 
@@ -251,7 +256,8 @@ def compare(
         path = file.entry.path
         entry = wanted.get(path)
         if entry is None:
-            removed.append(path)
+            # Of a folder that user code wrote to, its files stay.
+            removed.append(f"{path}/" if file.entry.mode == "folder" else path)
             continue
         if entry != file.entry:
             continue
@@ -285,6 +291,9 @@ def _remove_links_to_folders(base: str, paths: Iterable[str]) -> None:
 
 def _write(base: str, entry: Entry, source: Source) -> WrittenFile:
     path = f"{base}/{entry.path}"
+    if entry.mode == "folder":
+        _make_folder(base, entry.path)
+        return _written(entry, path)
     temporary = f"{path.rpartition('/')[0]}/.kt-new-{os.getpid()}"
     try:
         _create(temporary, entry, source)
@@ -296,6 +305,10 @@ def _write(base: str, entry: Entry, source: Source) -> WrittenFile:
     except IsADirectoryError:
         shutil.rmtree(path)
         os.replace(temporary, path)
+    return _written(entry, path)
+
+
+def _written(entry: Entry, path: str) -> WrittenFile:
     facts = os.lstat(path)
     return WrittenFile(entry, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino)
 

@@ -19,9 +19,10 @@ from typing import Any, Literal
 from kubetorch.errors import KubernetesForbiddenError, KubernetesNotFoundError, KubetorchError
 from kubetorch.install import readiness
 from kubetorch.install.readiness import LABELS, NAME
-from kubetorch.k8s import pod_streams
+from kubetorch.k8s import failures, pod_streams
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.resources import DEPLOYMENTS, PODS, Object, Ref, Resource, Selection
+from kubetorch.manifests.kinds import KINDS
 
 #: `note` is no fault, but worth knowing; `skipped` was not looked at.
 State = Literal["ok", "note", "broken", "skipped"]
@@ -40,6 +41,19 @@ NEEDED_TO_REACH = (("list", "", "pods"), ("create", "", "pods/portforward"))
 
 _NODES = Resource("", "v1", "nodes", "Node", is_namespaced=False)
 _CLASSES = Resource("storage.k8s.io", "v1", "storageclasses", "StorageClass", is_namespaced=False)
+_DEFINITIONS = Resource(
+    "apiextensions.k8s.io",
+    "v1",
+    "customresourcedefinitions",
+    "CustomResourceDefinition",
+    is_namespaced=False,
+)
+_ADMINISTRATOR = "kubetorch-admin"
+#: Groups of kinds that Kubetorch knows, and what those of Kubernetes' own parts end with.
+_KNOWN_GROUPS = frozenset(kind.group for kind in KINDS.values()) | {"kubetorch.com"}
+_OF_OTHERS = ("k8s.io", "knative.dev")
+#: Kinds that are looked at, and those that are named.
+_LOOKED_AT, _SHOWN = 50, 5
 _DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
 _POD_IMAGE = "KT_DEFAULT_IMAGE"
 _OLDEST = (1, 28)
@@ -75,6 +89,7 @@ async def cluster(
         _guarded("controller", lambda: _controller(client, install_namespace)),
         _guarded("DNS", lambda: _dns(client, install_namespace)),
         _guarded("storage class", lambda: _storage(client)),
+        _guarded("kinds of your own", lambda: _own_kinds(client, namespace, install_namespace)),
         _guarded("images", lambda: _images(client, install_namespace)),
     )
     return found
@@ -117,7 +132,7 @@ async def _rights(
     if not missing:
         return Finding(check, "ok", f"you may do all that is needed in namespace {namespace}")
     hint = (
-        f"ask an administrator: kubectl create rolebinding NAME --namespace {namespace} "
+        f"ask an administrator: kubectl create rolebinding kubetorch-user --namespace {namespace} "
         f"{role} --user YOU"
     )
     reason = f"in namespace {namespace} you may not " + ", ".join(missing)
@@ -194,6 +209,59 @@ async def _dns(client: Client, namespace: str) -> Finding:
     return Finding(
         "DNS", "broken", reason, "check the cluster's DNS: kubectl -n kube-system get pods"
     )
+
+
+async def _own_kinds(client: Client, namespace: str, install_namespace: str) -> Finding:
+    """Check that the controller may make what the cluster has of kinds unknown to Kubetorch.
+
+    Who comes with a certificate acts as the account of administrators, which needs the right too.
+    """
+    check = "kinds of your own"
+    found = [one["spec"] for one in (await client.list(Selection(_DEFINITIONS))).items]
+    own = [one for one in found if one["scope"] == "Namespaced" and not _is_known(one["group"])]
+    accounts = [f"{install_namespace}:{name}" for name in (NAME, _ADMINISTRATOR)]
+    lacking: list[str] = []
+    for one in own[:_LOOKED_AT]:
+        plural, group = one["names"]["plural"], one["group"]
+        attributes = {"namespace": namespace, "verb": "create", "group": group, "resource": plural}
+        reviews = (_account_may(client, account, attributes) for account in accounts)
+        if not all(await asyncio.gather(*reviews)):
+            lacking.append(f"{plural}.{group}")
+    if not lacking:
+        count = len(own)
+        return Finding(
+            check, "ok", f"the controller may make {count}" if count else "there are none"
+        )
+    subjects = [f"--serviceaccount={account}" for account in accounts]
+    shown = ", ".join(lacking[:_SHOWN]) + (", …" if len(lacking) > _SHOWN else "")
+    reason = (
+        f"for Compute.from_manifest the controller lacks the rule resources: [{shown}], "
+        f"verbs: [{', '.join(failures.MAKER_VERBS)}] in namespace {namespace}"
+    )
+    commands = failures.grant_commands(lacking[0], failures.MAKER_VERBS, subjects, namespace)
+    return Finding(check, "note", reason, f"an administrator grants it with\n{commands}")
+
+
+def _is_known(group: str) -> bool:
+    return group in _KNOWN_GROUPS or group.endswith(_OF_OTHERS)
+
+
+async def _account_may(client: Client, account: str, attributes: dict[str, str]) -> bool:
+    namespace = account.partition(":")[0]
+    review: Object = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "spec": {
+            "user": f"system:serviceaccount:{account}",
+            "groups": [
+                "system:serviceaccounts",
+                f"system:serviceaccounts:{namespace}",
+                "system:authenticated",
+            ],
+            "resourceAttributes": attributes,
+        },
+    }
+    return bool(((await client.create(review)).get("status") or {}).get("allowed"))
 
 
 async def _storage(client: Client) -> Finding:

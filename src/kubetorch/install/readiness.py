@@ -42,8 +42,6 @@ _REPLICA_SETS = Resource("apps", "v1", "replicasets", "ReplicaSet")
 _EVENTS = Resource("", "v1", "events", "Event")
 _REVISION = "deployment.kubernetes.io/revision"
 _HASH = "pod-template-hash"
-#: On a ReplicaSet: a change of it, whatever it is, has its controller try again at once.
-_TRIED = "kubetorch.com/tried-again"
 _WATCHED = "KT_WATCH_NAMESPACES"
 
 Report = Callable[[str], object]
@@ -97,7 +95,9 @@ async def _ask_again(client: Client, namespace: str, watch: _Watch, report: Repo
             ref = Ref(_REPLICA_SETS, one["metadata"]["name"], namespace)
             # Who may not ask waits as long; the error then names what is still refused.
             with contextlib.suppress(KubetorchError):
-                await client.patch(ref, {"metadata": {"annotations": {_TRIED: version(one)}}})
+                await client.patch(
+                    ref, {"metadata": {"annotations": {labels.TRIED_AGAIN: version(one)}}}
+                )
     with contextlib.suppress(TimeoutError):
         async with deadlines.timeout(_AGAIN):
             while watch.is_refused:

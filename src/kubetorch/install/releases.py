@@ -160,9 +160,12 @@ def check(found: Object, namespace: str, *, verb: str) -> None:
         notes = found["metadata"].get("annotations") or {}
         release = notes.get(_RELEASE_NAME, "RELEASE")
         where = notes.get(_RELEASE_NAMESPACE, namespace)
+        command = f"{verb} {release}"
+        if verb != "uninstall":  # it is there already
+            command = f"upgrade {release} CHART --reset-then-reuse-values"
         raise InstallError(
             f"{item} belongs to the helm release {release} in namespace {where}",
-            hint=f"use helm {verb} {release} --namespace {where}",
+            hint=f"use helm {command} --namespace {where}",
         )
     other = owner(found)
     if other is not None and other != namespace:

@@ -7,7 +7,8 @@ The kind stays, as nobody's, where others have services: those would go with it.
 first: one that is at work would write down again what is deleted under it, and one that is dead is
 then no special case.
 
-Volumes and secrets of users stay unless the user says otherwise.
+Volumes and secrets of users stay unless the user says otherwise. An object that a user had before a
+deploy took it over is put back as it was.
 """
 
 from __future__ import annotations
@@ -146,6 +147,7 @@ class _Run:
     async def _workloads(self) -> None:
         """Delete workloads and wait until all that they own is gone."""
         found = await self._removal.scope.workloads(self._client)
+        await self._put_back(await self._find(labels.SERVICE, _is_taken_over))
         owned = await self._find(labels.SERVICE, _is_of_workload)
         for one in found:
             if one["metadata"].get("finalizers"):
@@ -153,6 +155,17 @@ class _Run:
                 await self._client.patch(ref, {"metadata": {"finalizers": None}})
         await self._delete([Item.of(one) for one in found])
         await self._delete([Item.of(one) for one in owned])
+
+    async def _put_back(self, taken: list[Object]) -> None:
+        """Have objects that users had before their deploys be what they were."""
+        # Few installations have any.
+        from kubetorch.controller.backends.kubernetes.apply import Applier  # noqa: PLC0415
+
+        applier = Applier(self._client)
+        for one in taken:
+            left = await applier.delete_own(await applier.ref(one))
+            if left is not None:
+                self._report(f"left {left}")
 
     async def _managed(self) -> None:
         """Delete what the controller made in the namespaces of workloads."""
@@ -307,6 +320,13 @@ def _is_of_controller(found: Object) -> bool:
         found["kind"] == "PersistentVolumeClaim" or labels.SECRET_NAME in metadata["labels"]
     )
     return not is_of_user and not metadata.get("ownerReferences")
+
+
+def _is_taken_over(found: Object) -> bool:
+    """True if an object was a user's before a deploy; what it makes has its annotations, too."""
+    metadata = found["metadata"]
+    is_recorded = labels.BEFORE in (metadata.get("annotations") or {})
+    return is_recorded and not metadata.get("ownerReferences")
 
 
 def _is_of_workload(found: Object) -> bool:

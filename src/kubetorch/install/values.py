@@ -164,7 +164,7 @@ def parse(reference: str) -> dict[str, str]:
     if match is None:
         raise ConfigError(
             f"{reference!r} is no reference of a container image",
-            hint="for example ghcr.io/kubetorch/kubetorch:0.6.0, or NAME@sha256:DIGEST",
+            hint="for example ghcr.io/kubetorch/kubetorch:0.6.0, or @sha256:… in place of the tag",
         )
     found = {key: value or "" for key, value in match.groupdict().items()}
     if not found["tag"] and not found["digest"]:

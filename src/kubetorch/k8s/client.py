@@ -170,6 +170,12 @@ class Client:
         """The version of the API server, such as `v1.34.4`."""
         return str((await self._document("/version")).get("gitVersion") or "")
 
+    async def schemas(self, api_version: str) -> Object:
+        """What the server says of the fields of this version's kinds (OpenAPI 3), by name."""
+        document = await self._document(f"/openapi/v3{group_path(api_version)}")
+        found: Object = (document.get("components") or {}).get("schemas") or {}
+        return found
+
     # ------------------------------------------------------------------------------------ reading
 
     async def get(self, ref: Ref) -> Object:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,8 @@ from kubetorch import errors
 _TEXT_LIMIT = 300
 #: Parts of pods that are connections.
 _STREAMS = ("pods/exec", "pods/portforward")
+#: What it takes to make objects of a kind, to follow them and to delete them.
+MAKER_VERBS = ("get", "list", "watch", "create", "update", "patch", "delete")
 _CLASSES: dict[int, type[errors.KubernetesRequestError]] = {
     401: errors.KubernetesForbiddenError,
     403: errors.KubernetesForbiddenError,
@@ -101,6 +104,21 @@ def refused_by(
     return error
 
 
+def grant_commands(
+    resource: str, verbs: Sequence[str], subjects: Sequence[str], namespace: str
+) -> str:
+    """The two commands with which an administrator grants rights on a kind in a namespace.
+
+    `subjects` are options of `kubectl create rolebinding`.
+    """
+    name = f"kubetorch-{resource}"
+    return (
+        f"kubectl create clusterrole {name} --verb={','.join(verbs)} --resource={resource}\n"
+        f"kubectl create rolebinding {name} -n {namespace} --clusterrole={name} "
+        f"{' '.join(subjects)}"
+    )
+
+
 def parse_status(body: bytes) -> dict[str, Any]:
     """The `Status` in an answer; empty if there is none."""
     try:
@@ -144,7 +162,57 @@ def _hint(action: Action, status_code: int, reason: str, said: str) -> str | Non
 
 def is_passing(error: errors.KubernetesRequestError) -> bool:
     """True if the server, or a node that it asks, is only away for now."""
-    return error.status_code == 429 or error.status_code >= 500
+    is_away = error.status_code == 429 or error.status_code >= 500
+    return is_away and not is_malformed(error.message)
+
+
+#: How a server begins when an object that is applied to it is of another form than its kind; it
+#: answers 500, as it does when its storage is away.
+_MALFORMED = re.compile(
+    r"failed to (?:create typed patch object|convert new object) \([^)]*\)"
+    r"(?: to proper version: unable to convert [^:]*)?: (?P<faults>.*)",
+    re.DOTALL,
+)
+_FAULT = re.compile(r"\s*\.(?P<path>(?:\[[^]]*]|[^:[])+): (?P<problem>.*)")
+_VALUE = re.compile(r"&value\.valueUnstructured\{Value:(.*)\}")
+_MAPPING = re.compile(r"&\{map\[.*", re.DOTALL)
+_UNDECLARED = "field not declared in schema"
+
+
+@dataclass(frozen=True)
+class FieldFault:
+    """A field of an object that its kind does not have, or has with another type.
+
+    Attributes:
+        path: Such as `spec.template.spec.tolerationz`; empty where the server does not say.
+    """
+
+    path: str
+    problem: str
+
+    @property
+    def is_unknown(self) -> bool:
+        return self.problem == _UNDECLARED
+
+
+def is_malformed(said: str) -> bool:
+    """True if a message says that an object is of another form than its kind."""
+    return _MALFORMED.search(said) is not None
+
+
+def field_faults(said: str) -> list[FieldFault]:
+    """What a message says of the form of an object; nothing in messages about anything else."""
+    match = _MALFORMED.search(said)
+    if match is None:
+        return []
+    lines = [line for line in match["faults"].splitlines() if line.strip() not in ("", "errors:")]
+    return [_fault(line) for line in lines]
+
+
+def _fault(line: str) -> FieldFault:
+    match = _FAULT.fullmatch(line)
+    path, problem = ("", line.strip()) if match is None else (match["path"], match["problem"])
+    return FieldFault(path, _MAPPING.sub("a mapping", _VALUE.sub(r"\1", problem)))
 
 
 def is_unserved(said: str) -> bool:

@@ -121,7 +121,8 @@ class Kubeconfig:
         if not name:
             raise KubernetesCredentialsError(
                 f"the kubeconfig ({self._where}) has no current context",
-                hint=f"choose one of {self.contexts}: kubectl config use-context NAME",
+                hint="kubectl config use-context chooses one of "
+                f"{', '.join(self.contexts) or 'those that you add'}",
             )
         settings = self._pick("context", name)
         cluster_name, user_name = settings.text("cluster"), settings.text("user")

@@ -128,15 +128,25 @@ def _above_standard(descriptor: int) -> int:
 
 def _spawn(command: tuple[str, ...], environment: Mapping[str, str], standard: list[int]) -> int:
     moves = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(standard)]
+    # What this process ignores, as Python does SIGPIPE, the program would ignore, too.
+    defaults = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
     try:
         return os.posix_spawn(
-            command[0], command, environment, file_actions=moves, setsid=True, setsigmask=[]
+            command[0],
+            command,
+            environment,
+            file_actions=moves,
+            setsid=True,
+            setsigmask=[],
+            setsigdef=defaults,
         )
     except NotImplementedError:  # a C library without POSIX_SPAWN_SETSID
         pid = os.fork()
     if pid == 0:
         try:
             os.setsid()
+            for ignored in defaults:
+                signal.signal(ignored, signal.SIG_DFL)
             for number, fd in enumerate(standard):
                 os.dup2(fd, number)
             os.execve(command[0], command, environment)
@@ -267,6 +277,11 @@ def _proportional(pid: int) -> int:
         if name == "Pss":
             return int(amount.split()[0]) * 1024
     return 0
+
+
+def machine_memory() -> int:
+    """Bytes of memory that the machine has."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def written(size: int) -> str:

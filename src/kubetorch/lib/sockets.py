@@ -12,7 +12,7 @@ from typing import cast
 LOOPBACK = "127.0.0.1"
 # Below the ports that Linux (32768-60999) and macOS (49152-65535) give to outgoing connections, so
 # that nobody is given one of these between the moment that it is chosen and the one it is bound in.
-PORTS = range(18000, 32000)
+PORTS = range(25000, 32000)
 _ATTEMPTS = 200
 
 

@@ -61,12 +61,28 @@ _PREFIXES = ("LC_", "XDG_", "SSL_CERT_", "CUDA_", "NVIDIA_", "CONDA_", "PIP_", "
 def for_service(environ: Mapping[str, str], home: Path) -> dict[str, str]:
     """The environment of a service that a program with this one starts."""
     idle_seconds(environ)
-    kept = {
+    return of_machine(environ) | {HOME: str(home)}
+
+
+def of_machine(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that say something of the machine and the user, and not of a program."""
+    return {
         name: value
         for name, value in environ.items()
         if name in _NAMES or name.startswith(_PREFIXES)
     }
-    return kept | {HOME: str(home)}
+
+
+def for_pods(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that pods have as the program with this environment has them.
+
+    The folders of `PYTHONPATH` are among those that pods import from.
+    """
+    return {
+        name: value
+        for name, value in of_machine(environ).items()
+        if name not in ("PYTHONPATH", IDLE)
+    }
 
 
 def idle_seconds(environ: Mapping[str, str]) -> float:

@@ -38,6 +38,7 @@ from kubetorch.controller.state import SqliteState
 from kubetorch.errors import ControllerUnavailableError, KubetorchError
 from kubetorch.lib import processes, sockets
 from kubetorch.lib.clock import SystemClock
+from kubetorch.lib.descriptors import DescriptorWatch
 from kubetorch.lib.files import FileLock
 from kubetorch.local import process
 from kubetorch.local.home import Home, Running
@@ -159,7 +160,10 @@ class Service:
         controller = self._build()
         await controller.start(self.listener)
         self._watch_idle(controller)
+        descriptors = DescriptorWatch(self._give_up)
+        descriptors.start()
         pods = await self._stopped
+        descriptors.stop()
         # First: whoever looks for a service from now on starts a new one.
         self.place.service.unlink(missing_ok=True)
         _log.info("service stops pods=%s", pods)
@@ -208,6 +212,13 @@ class Service:
     def _stop(self, pods: bool) -> None:
         if not self._stopped.done():
             self._stopped.set_result(pods)
+
+    def _give_up(self, reason: str) -> None:
+        """End; the next program that needs a service starts one, which finds the pods."""
+        _log.error("service ends error=%s", reason)
+        self._stop(False)
+        # It may be that what is to be closed needs a file.
+        asyncio.get_running_loop().call_later(LOCK_TIMEOUT / 2, os._exit, 1)
 
     def _watch_idle(self, controller: Controller) -> None:
         left = self._idle_limit - controller.idle_seconds()

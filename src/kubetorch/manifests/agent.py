@@ -137,14 +137,14 @@ def strip(manifest: Manifest, path: tuple[str, ...] | None = None) -> None:
         if container.get("command") in ([AGENT], raycluster.beside(AGENT)):
             del container["command"]
         asked = (container.get("readinessProbe") or {}).get("httpGet") or {}
-        if asked.get("path") == routes.SERVING:
+        if str(asked.get("path")).partition("?")[0] == routes.SERVING:
             asked["path"] = routes.HEALTH
         _remove(container, "env", _VARIABLES)
         _remove(pod, "initContainers", {RUNTIME})
         _remove(pod, "volumes", _VOLUMES)
         for one in (*pod["containers"], *(pod.get("initContainers") or ())):
             _remove(one, "volumeMounts", _VOLUMES)
-        for key in (labels.TEMPLATE_DIGEST, labels.SECRETS_VERSION):
+        for key in (labels.TEMPLATE_DIGEST, labels.SECRETS_VERSION, labels.TRIED_AGAIN):
             of_pods.pop(key, None)
         if labels.KUEUE_GROUP_COUNT in of_pods:
             template.read_pods("labels").pop(labels.KUEUE_GROUP, None)
@@ -152,7 +152,8 @@ def strip(manifest: Manifest, path: tuple[str, ...] | None = None) -> None:
     if not parsed.kind.has_template:
         trainjob.refer_to_base(manifest)
     annotations = metadata.get("annotations") or {}
-    annotations.pop(labels.APPLIED, None)
+    for key in (labels.APPLIED, labels.BEFORE):
+        annotations.pop(key, None)
 
 
 def _is_equipped(template: PodTemplate) -> bool:
@@ -298,12 +299,17 @@ def _probe(template: PodTemplate) -> None:
 
     Workers of a training job or a RayCluster start once the first pod is ready, which serves once
     they are there: there ready is a pod whose agent answers.
+
+    A kubelet makes a warning of each answer that is no, so while a pod starts, its agent answers as
+    late as the probe allows. Knative has probes of its own, which have to be answered at once.
     """
     if template.kind.is_job or template.kind == raycluster.KIND:
         return
-    asked = (template.container.get("readinessProbe") or {}).get("httpGet")
+    probe = template.container.get("readinessProbe") or {}
+    asked = probe.get("httpGet")
     if asked is not None and asked.get("path") == routes.HEALTH:
-        asked["path"] = routes.SERVING
+        seconds = 0 if template.kind.is_autoscaled else int(probe.get("timeoutSeconds") or 1) - 1
+        asked["path"] = routes.serving(wait=seconds)
 
 
 def _volume(template: PodTemplate, volume: Manifest) -> None:

@@ -8,7 +8,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kubetorch.config.settings import DEFAULT_IMAGE
+from kubetorch.errors import SpecError
 from kubetorch.manifests import labels
+from kubetorch.manifests.container_variables import expand_references
 from kubetorch.manifests.kinds import Manifest, Path, assign, entry, items, named
 from kubetorch.manifests.workload_manifest import ManifestParameter, PodTemplate, WorkloadManifest
 from kubetorch.specs.callable import AppSpec
@@ -35,11 +37,52 @@ def start_agent(template: PodTemplate, *, default_image: str) -> None:
     container = template.container
     if not template.kind.is_custom:
         # Operators of training jobs look for their container by its name.
-        container["name"] = template.kind.container
+        _rename(template, template.kind.container)
         if template.kind.has_template:  # else its runtime has an image
             container.setdefault("image", default_image)
     container["command"] = list(COMMAND)
     container["args"] = [START]
+
+
+#: Keys under which a manifest names a container, wherever: a downward API volume, a variable, the
+#: failure policy of a Job.
+_REFERENCES = ("containerName", "mainContainer")
+#: Annotations of pods whose value names a container, and beginnings of those that end in its name.
+_NAMING = (
+    "kubectl.kubernetes.io/default-container",
+    "kubectl.kubernetes.io/default-logs-container",
+)
+_ENDING = (
+    "container.apparmor.security.beta.kubernetes.io/",
+    "container.seccomp.security.alpha.kubernetes.io/",
+)
+
+
+def _rename(template: PodTemplate, name: str) -> None:
+    """Give the agent's container its name, and have what refers to it by the old one follow."""
+    before, template.container["name"] = template.container.get("name"), name
+    if before in (None, name):
+        return
+    bodies = [one.body for one in template.workload.templates if one.body is not template.body]
+    _refer(template.workload.object, before, name, without=bodies)
+    annotations = template.read_pods("annotations")
+    for key in (key for key in _NAMING if annotations.get(key) == before):
+        annotations[key] = name
+    for beginning in (one for one in _ENDING if one + before in annotations):
+        annotations[beginning + name] = annotations.pop(beginning + before)
+
+
+def _refer(node: Any, before: str, name: str, *, without: list[Manifest]) -> None:  # noqa: ANN401
+    """Change references to a container, but for those of other pods, which have their own."""
+    if isinstance(node, list):
+        for one in node:
+            _refer(one, before, name, without=without)
+    elif isinstance(node, dict) and not any(node is one for one in without):
+        for key, value in node.items():
+            if key in _REFERENCES and value == before:
+                node[key] = name
+            else:
+                _refer(value, before, name, without=without)
 
 
 def fill_rights(template: PodTemplate) -> None:
@@ -87,6 +130,9 @@ AGENT_PORT_NAME = "http1"
 #: Seconds between two startup probes; `launch_timeout` is counted in them.
 STARTUP_PERIOD = 5
 
+#: Seconds for which a pod that starts is not asked again whether it serves.
+START_PATIENCE = 600
+
 _HEALTH = "/health"
 # What Kubernetes assumes where a probe does not say.
 _DEFAULT_PERIOD = 10
@@ -103,15 +149,35 @@ def agent_port(container: Manifest) -> int:
     return AGENT_PORT if found is None else int(found["containerPort"])
 
 
+def check_port(template: PodTemplate) -> None:
+    """Refuse pods another port of which is the agent's: two cannot listen on one."""
+    port = agent_port(template.container)
+    agents = named(template.container.get("ports") or [], AGENT_PORT_NAME)
+    beside = (one for one in template.spec.get("initContainers") or () if one.get("restartPolicy"))
+    for container in (*template.spec["containers"], *beside):
+        for number, one in enumerate(container.get("ports") or ()):
+            is_same = one.get("containerPort") == port and one.get("protocol", "TCP") == "TCP"
+            if is_same and one is not agents:
+                where = f"containers[name={container.get('name')!r}].ports[{number}]"
+                raise SpecError(
+                    f"{where} of the pods is {port}, on which the agent listens",
+                    hint=f"change it, or give the agent's container a port named "
+                    f"{AGENT_PORT_NAME!r} of another number: the agent listens on that",
+                )
+
+
 def fill_probes(template: PodTemplate, compute: ComputeSpec) -> None:
     """Add the port, and the probes that the container does not have."""
     if named(template.container.get("ports") or [], AGENT_PORT_NAME) is None:
         _write_port(template, compute)
-    for name, probe in _probes(compute.launch_timeout, agent_port(template.container)).items():
+    for name, probe in _probes(template, compute.launch_timeout).items():
         template.container.setdefault(name, probe)
 
 
-def _probes(launch_timeout: int, port: int) -> dict[str, Manifest]:
+def _probes(template: PodTemplate, launch_timeout: int) -> dict[str, Manifest]:
+    port = agent_port(template.container)
+    patience = 5 if template.kind.is_autoscaled else START_PATIENCE
+
     def probe(period: int, timeout: int, failures: int) -> Manifest:
         return {
             "httpGet": {"path": _HEALTH, "port": port},
@@ -123,7 +189,7 @@ def _probes(launch_timeout: int, port: int) -> dict[str, Manifest]:
     startup = probe(STARTUP_PERIOD, 2, max(1, launch_timeout // STARTUP_PERIOD))
     return {
         "startupProbe": startup | {"initialDelaySeconds": 0},
-        "readinessProbe": probe(3, 5, 5) | {"successThreshold": 1},
+        "readinessProbe": probe(3, patience, 5) | {"successThreshold": 1},
         "livenessProbe": probe(30, 5, 3),
     }
 
@@ -182,7 +248,7 @@ def _variables(template: PodTemplate) -> Iterable[dict[str, Any]]:
 
 
 def _read_variables(template: PodTemplate) -> Pairs | None:
-    found = ((one["name"], str(one.get("value", ""))) for one in _variables(template))
+    found = ((one["name"], str(one.get("value") or "")) for one in _variables(template))
     return tuple(one for one in found if one[0] != LOG_LEVEL) or None
 
 
@@ -195,7 +261,7 @@ def _set(template: PodTemplate, *variables: tuple[str, str]) -> None:
         if there is None:
             known[name] = {"name": name, "value": value}
             found.append(known[name])
-        elif there.get("value") != value:
+        elif (there.get("value") or "") != value:
             there.pop("valueFrom", None)
             there["value"] = value
 
@@ -216,7 +282,7 @@ def mentions_itself(name: str, value: str) -> bool:
 
 def _read_level(template: PodTemplate) -> LoggingConfig | None:
     there = named(list(_variables(template)), LOG_LEVEL)
-    level = str(there.get("value", "")).lower() if there is not None else None
+    level = str(there.get("value") or "").lower() if there is not None else None
     return next((LoggingConfig(level=known) for known in LEVELS if known == level), None)
 
 
@@ -240,7 +306,6 @@ def fill_log_level(template: PodTemplate, compute: ComputeSpec) -> None:
 
 #: What a pod runs when nobody says what.
 IDLE = "sleep infinity"
-_REFERENCE = re.compile(r"\$(\$?)\(([A-Za-z_.-][\w.-]*)\)", re.ASCII)
 
 
 def command_of(manifest: Mapping[str, Any], pod_template_path: Path | None = None) -> str | None:
@@ -254,7 +319,7 @@ def command_of(manifest: Mapping[str, Any], pod_template_path: Path | None = Non
     if not words:
         return None
     known = variables(container)
-    return shlex.join(_expand(str(word), known) for word in words)
+    return shlex.join(expand_references(str(word), known) for word in words)
 
 
 def variables(container: Mapping[str, Any]) -> dict[str, str]:
@@ -262,17 +327,8 @@ def variables(container: Mapping[str, Any]) -> dict[str, str]:
     found: dict[str, str] = {}
     for one in container.get("env") or ():
         if "valueFrom" not in one:
-            found[str(one["name"])] = _expand(str(one.get("value", "")), found)
+            found[str(one["name"])] = expand_references(str(one.get("value") or ""), found)
     return found
-
-
-def _expand(text: str, variables: Mapping[str, str]) -> str:
-    def value(match: re.Match[str]) -> str:
-        if match[1]:
-            return match[0][1:]
-        return variables.get(match[2], match[0])
-
-    return _REFERENCE.sub(value, text)
 
 
 def command_line(command: Command) -> str | None:

@@ -10,21 +10,20 @@ from typing import Any
 import msgspec
 
 from kubetorch.errors import SpecError
-from kubetorch.manifests import agent_container, knative, rendering, replicas, scheduling
+from kubetorch.manifests import (
+    agent_container,
+    container_variables,
+    knative,
+    rendering,
+    replicas,
+    scheduling,
+)
+from kubetorch.manifests.container_variables import SecretVariables, Variable
 from kubetorch.manifests.kinds import Manifest
 from kubetorch.manifests.workload_manifest import WorkloadManifest
 from kubetorch.wire.podenv import HOME
 
 _NAME = re.compile("[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?")
-
-
-@dataclass(frozen=True)
-class SecretVariables:
-    secret: str
-    variable: str | None = None
-    key: str = ""
-    prefix: str = ""
-    optional: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ def read_mounted(pod: Mapping[str, Any], container: Mapping[str, Any]) -> Mounte
     volumes = {one["name"]: one for one in pod.get("volumes") or ()}
     places = [*(container.get("volumeMounts") or ()), *(container.get("volumeDevices") or ())]
     seen = [volumes.get(place["name"]) or {} for place in places]
-    secrets = [(one.secret, one.optional) for one in _variables(container)]
+    secrets = [(one.secret, one.optional) for one in _variables(pod, container)]
     for volume in seen:
         sources = (volume.get("projected") or {}).get("sources") or ()
         for ref in (volume.get("secret"), *(source.get("secret") for source in sources)):
@@ -119,21 +118,15 @@ def read_attached(pod: Mapping[str, Any], container: Mapping[str, Any]) -> Attac
         else:
             kind = next((key for key in volume if key != "name"), "unknown")
             others.append((mount["mountPath"], kind))
-    return Attached(tuple(_variables(container)), tuple(files), tuple(claims), tuple(others))
+    return Attached(tuple(_variables(pod, container)), tuple(files), tuple(claims), tuple(others))
 
 
-def _variables(container: Mapping[str, Any]) -> Iterator[SecretVariables]:
-    for source in container.get("envFrom") or ():
-        ref = source.get("secretRef")
-        if ref is not None:
-            prefix, optional = source.get("prefix", ""), bool(ref.get("optional"))
-            yield SecretVariables(_named(ref["name"]), prefix=prefix, optional=optional)
-    for variable in container.get("env") or ():
-        ref = (variable.get("valueFrom") or {}).get("secretKeyRef")
-        if ref is not None:
-            optional = bool(ref.get("optional"))
-            secret = _named(ref["name"])
-            yield SecretVariables(secret, variable["name"], ref["key"], optional=optional)
+def _variables(pod: Mapping[str, Any], container: Mapping[str, Any]) -> Iterator[SecretVariables]:
+    """The secrets that variables are of, whose names can be those of objects."""
+    for one in container_variables.read_variables(pod, container):
+        if isinstance(one, SecretVariables):
+            _named(one.secret)
+            yield one
 
 
 def _files(secret: Mapping[str, Any], mount: Mapping[str, Any]) -> SecretFiles:
@@ -181,7 +174,7 @@ class DesiredPods(msgspec.Struct, frozen=True):
     name: str
     replicas: int
     template: str
-    environment: tuple[tuple[str, str], ...]
+    variables: tuple[Variable, ...]
     working_dir: str | None
     kind: str
     is_recreated: bool
@@ -190,6 +183,9 @@ class DesiredPods(msgspec.Struct, frozen=True):
     attached: Attached = Attached()
     gpus: int = 0
     pretends_gpus: bool = False
+    labels: tuple[tuple[str, str], ...] = ()
+    annotations: tuple[tuple[str, str], ...] = ()
+    account: str = "default"
 
 
 def read(manifest: Manifest, *, pod_template_path: tuple[str, ...] | None = None) -> DesiredPods:
@@ -205,7 +201,7 @@ def read(manifest: Manifest, *, pod_template_path: tuple[str, ...] | None = None
         name=manifest["metadata"]["name"],
         replicas=knative.least(primary) if kind.is_autoscaled else replicas.read(workload),
         template=rendering.fingerprint(primary.body),
-        environment=tuple(variables.items()),
+        variables=tuple(container_variables.read_variables(primary.spec, container)),
         working_dir=container.get("workingDir"),
         kind=kind.kind,
         is_recreated=has_app
@@ -215,6 +211,9 @@ def read(manifest: Manifest, *, pod_template_path: tuple[str, ...] | None = None
         limits=_amounts(resources, "limits"),
         attached=read_attached(primary.spec, container),
         gpus=int(scheduling.read_gpu_count(primary) or 0),
+        labels=tuple(primary.read_pods("labels").items()),
+        annotations=tuple(primary.read_pods("annotations").items()),
+        account=primary.spec.get("serviceAccountName") or "default",
     )
 
 

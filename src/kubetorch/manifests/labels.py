@@ -44,6 +44,10 @@ MOUNT_PATH = f"{PREFIX}mount-path"
 #: What pods were made from, and what an object was applied from: digests.
 TEMPLATE_DIGEST = f"{PREFIX}template-digest"
 APPLIED = f"{PREFIX}applied"
+#: What an object of a user was before a deploy took it over.
+BEFORE = f"{PREFIX}before"
+#: A change of it, whatever it is, has a controller try at once what it had given up.
+TRIED_AGAIN = f"{PREFIX}tried-again"
 #: Of a pod: its number in the workload.
 ORDINAL = f"{PREFIX}ordinal"
 #: On the pod of the controller that leads.

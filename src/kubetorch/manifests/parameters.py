@@ -80,13 +80,22 @@ def read_workload(workload: WorkloadManifest) -> ComputeSpec:
             value = parameter.read(workload.primary)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise SpecError(
-                f"the {kind.kind} cannot be read: {parameter.target} is not what Kubernetes "
-                f"takes there ({type(error).__name__}: {error})"
+                f"the {kind.kind} cannot be read: {_path_of(workload, parameter.target)} is not "
+                f"what Kubernetes takes there ({type(error).__name__}: {error})"
             ) from error
         if value is not None:
             found[parameter.name] = value
     spec = ComputeSpec(**found)
     return replace(spec, distribution=distribution_of(kind, spec.replicas))
+
+
+def _path_of(workload: WorkloadManifest, target: str) -> str:
+    """Where a parameter is in an object, as its users write it."""
+    pods = ".".join((*workload.kind.primary.template, "spec"))
+    container = f"{pods}.containers[name={workload.primary.container.get('name')!r}]"
+    places = {"P": pods, "C": container, "M": "metadata"}
+    beginning, _, rest = target.partition(".")
+    return f"{places.get(beginning, beginning)}.{rest}"
 
 
 def distribution_of(kind: Kind, replicas: int) -> DistributionSpec | None:

@@ -155,6 +155,7 @@ def render(
             parameter.write(template, compute)
         if not kind.is_custom:  # who says where the pod template lies keeps the rest of it
             fill_pod(template, compute)
+            agent_container.check_port(template)
         if callable is not None and callable.app is not None:
             agent_container.write_app(template, callable.app)
     _identify(manifest, kind, namespace, name)

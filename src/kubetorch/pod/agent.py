@@ -20,6 +20,7 @@ from kubetorch._version import __version__
 from kubetorch.datastore.blobs import BlobStore
 from kubetorch.errors import KubetorchError
 from kubetorch.lib import files, http_server, memory, processes, proxy, runtime, websocket
+from kubetorch.lib.descriptors import DescriptorWatch
 from kubetorch.lib.process_watch import OrphanReaper
 from kubetorch.lib.tasks import cancel_all
 from kubetorch.lib.websocket import Endpoint
@@ -161,6 +162,7 @@ class Agent:
     ) -> None:
         #: Whether the controller ended it, not who made the pod.
         self.is_dismissed = False
+        self._has_failed = False
         self._pod = pod
         self._incarnation = os.urandom(8).hex()
         self._stopped: asyncio.Future[tuple[str, float]] = (
@@ -171,7 +173,7 @@ class Agent:
         output = root / "agent.log" if pod.backend == "local" else None
         self._log = PodLog(root / "log", stdout=sys.stdout.fileno(), output=output)
         contact = ControllerAddress.of_pod(pod, credentials.session)
-        self._transfers = Transfers(store, contact)
+        self._transfers = Transfers(store, contact, workload=pod.workload, pod=pod.pod)
         self._session = Session(
             address=contact,
             hello=self._hello,
@@ -198,6 +200,7 @@ class Agent:
         self._apps = AppHost(
             root=root,
             pod_name=pod.pod,
+            service=pod.workload,
             on_line=self._write_line,
             on_exit=self._on_app_exit,
             on_change=self._session.report_activity,
@@ -205,9 +208,11 @@ class Agent:
         )
         host = self._workers = WorkerHost(
             pod_name=pod.pod,
+            service=pod.workload,
             on_line=self._write_line,
             on_exit=lambda worker, error: self._supervisor.on_exit(worker, error),
             zygote=zygote,
+            memory_limit=pod.memory_limit,
         )
         self._limit = None
         if pod.memory_limit is not None:
@@ -216,6 +221,7 @@ class Agent:
                 pod_name=pod.pod,
                 processes=lambda: [*host.alive, *self._apps.alive],
             )
+        self._descriptors = DescriptorWatch(self._give_up)
         images = Images(
             pod=pod,
             store=store,
@@ -303,6 +309,14 @@ class Agent:
             self._stopped.set_result((reason, grace))
             self._session.report_activity()
 
+    def _give_up(self, reason: str) -> None:
+        """End, to be started again by whoever started this process."""
+        _log.error("agent ends error=%s", reason)
+        self._has_failed = True
+        self.stop(reason, 0.0)
+        # What is to be closed may wait for a file for ever.
+        asyncio.get_running_loop().call_later(LAST_WORDS, os._exit, 1)
+
     async def run(self, sock: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         orphans = OrphanReaper()
@@ -320,16 +334,20 @@ class Agent:
         gc.enable()
         if self._limit is not None:
             self._limit.start()
+        self._descriptors.start()
         try:
             reason, grace = await self._stopped
             await self._drain(reason, grace)
         finally:
             orphans.stop()
+            self._descriptors.stop()
             if self._limit is not None:
                 self._limit.stop()
             await cancel_all([session])
             logging.getLogger("kubetorch").removeHandler(lines)
             self._log.close()
+            if self._has_failed:
+                os._exit(1)  # to close the event loop takes a file, too
 
     async def _drain(self, reason: str, grace: float) -> None:
         _log.info("agent stops reason=%s grace=%s", reason, grace)
@@ -362,7 +380,7 @@ class Agent:
             protocol=versions.PROTOCOL,
             version=__version__,
             generation=self._supervisor.generation,
-            python=(spec.runtime.version if spec else None) or sys.version.split()[0],
+            python=((spec.runtime.version if spec else None) or sys.version.split()[0])[:100],
         )
 
     def _activity(self) -> Activity:

@@ -51,7 +51,7 @@ from kubetorch.specs.compute import MOST_WAITING
 from kubetorch.specs.workload import Origin, WorkloadSpec
 from kubetorch.wire import codecs, exceptions, routes
 from kubetorch.wire.calls import CALL_ID, Outcome, Raised, Returned, check_arguments
-from kubetorch.wire.frames import Chain, Open, Progress
+from kubetorch.wire.frames import OWN, Chain, Open, Progress
 from kubetorch.wire.messages import CallProgress, CallReport, Ending, QueueView, SlotHolder
 
 #: Calls that the pod knows at one time, whatever their state.
@@ -60,6 +60,8 @@ CALL_LIMIT = 10_000
 WORKER_TIMEOUT = 30.0
 #: Seconds between two reports of how far a spawned call has come, and characters of its message.
 PROGRESS_INTERVAL, PROGRESS_CHARACTERS = 1.0, 200
+#: Characters of the name of a method, and of ids, which reports and lines repeat.
+NAME_CHARACTERS = 1000
 #: Holders of slots that are named.
 HOLDERS = 20
 #: Seconds until a call that waits for new processes says what these wait for; doubled each time.
@@ -306,8 +308,8 @@ class Call:
         self._end(is_failure=True)
 
     def _time_out(self) -> None:
-        # What was left of it when the call was sent.
-        timeout = round(self.request.timeout or 0.0, 2)
+        whole = self.request.whole_timeout  # an earlier client says what was left of it
+        timeout = round(whole or self.request.timeout or 0.0, 2)
         reason = f"the call did not end within its timeout of {timeout:g} s"
         if self.worker is None:
             self.fail(CallTimeoutError(f"{reason}: no worker took it"), started=False)
@@ -608,6 +610,9 @@ class Calls:
                 f"({', '.join(asked) or 'part'})",
                 hint="kt.Compute(...).distribute(...) makes it so",
             )
+        names = (request.id, request.request_id, request.method or "")
+        if max(map(len, names)) > NAME_CHARACTERS:
+            raise ProtocolError(f"an id or a method of more than {NAME_CHARACTERS} characters")
         timeout = request.timeout
         if timeout is not None and not 0 <= timeout <= routes.LONGEST_TIMEOUT:
             raise ProtocolError(
@@ -949,7 +954,7 @@ class Calls:
                 f"waiting for pods to start the ranks again: {waits_for}; with "
                 'workers="ready" those that are there begin'
             )
-            call.on_log(Line(text, "logger", "WARNING", time.time(), None))
+            call.on_log(Line(text, OWN, "WARNING", time.time(), None))
         seconds = 2 * waited
         asyncio.get_running_loop().call_later(seconds, self._tell_waiting, call, seconds)
 

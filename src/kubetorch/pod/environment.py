@@ -20,6 +20,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -31,13 +32,13 @@ from kubetorch.pod.apps.process import AppRun
 from kubetorch.pod.user_process import protocol
 from kubetorch.pod.worker_process.worker import WorkerSpec
 from kubetorch.specs import quantity
-from kubetorch.specs.compute import MOST_WAITING, ComputeSpec
+from kubetorch.specs.compute import MOST_WAITING, ComputeSpec, thaw
 from kubetorch.specs.dockerfile import VARIABLE, variable_value
 from kubetorch.specs.image import EnvStep
 from kubetorch.specs.logging import LEVELS
 from kubetorch.specs.workload import RuntimeSpec, WorkloadSpec
 from kubetorch.wire import messages
-from kubetorch.wire.podenv import BACKEND, HOME, PodEnv
+from kubetorch.wire.podenv import BACKEND, HOME, INHERITED, PodEnv
 
 #: Variables that only the agent itself is concerned with.
 INTERNAL = "KT_POD_"
@@ -115,6 +116,18 @@ def denials(spec: WorkloadSpec, pod: PodEnv) -> list[str]:
     ]
 
 
+def program_environ(environ: Mapping[str, str], spec: WorkloadSpec) -> Mapping[str, str]:
+    """The environment of a pod with what its deployer's program says of machine and user.
+
+    Where the pod has a variable from its manifest, a secret or its devices, that value stays.
+    """
+    if not spec.runtime.environ:
+        return environ
+    inherited = environ.get(INHERITED, "").split(",")
+    own = {name: value for name, value in environ.items() if name not in inherited}
+    return {**dict(spec.runtime.environ), **own}
+
+
 def worker_environ(
     environ: Mapping[str, str], pod: PodEnv, spec: WorkloadSpec, image: Iterable[EnvStep] = ()
 ) -> dict[str, str]:
@@ -151,8 +164,12 @@ def worker_environ(
     for step in image:
         said[step.name] = expand(step.value, {**env, **own, **said})
     env |= {**own, **said, **secret}
+    resolved = _of_manifest(compute) if compute.manifest is not None else ()
     for name, value in compute.env_vars:
-        if name in said or name not in own:
+        if (name, value) in resolved and name in environ:
+            if name in said:
+                env[name] = environ[name]
+        elif name in said or name not in own:
             env[name] = expand(value, env)
     return env
 
@@ -171,6 +188,21 @@ def process_count(compute: ComputeSpec, pod: PodEnv, environ: Mapping[str, str])
         machine = min(len(processes.usable()), allowed)
         limit = quantity.cores(compute.cpus) if compute.cpus else machine
     return max(1, int(limit))
+
+
+def _of_manifest(compute: ComputeSpec) -> list[tuple[str, str]]:
+    """The variables of the user's manifest: who started the pod has replaced their references."""
+    found: list[tuple[str, str]] = []
+    rest: list[Any] = [thaw(compute.manifest or "{}")]
+    while rest:
+        node = rest.pop()
+        if isinstance(node, list):
+            rest += node
+        elif isinstance(node, dict):
+            rest += node.values()
+            if isinstance(node.get("name"), str) and "valueFrom" not in node:
+                found.append((node["name"], node.get("value") or ""))
+    return found
 
 
 def interpreter(spec: WorkloadSpec) -> str:
@@ -213,6 +245,7 @@ def worker_spec(
         env=prepared.env,
         init_args=init_args,
         preload=spec.runtime.preload,
+        umask=spec.runtime.umask,
         log_level=level if level in LEVELS else spec.compute.logging.level,
         modules={"__main__": ref.module} if ref.is_script else {},
         library_path=prepared.path,
@@ -222,7 +255,8 @@ def worker_spec(
 
 def unprepared(environ: Mapping[str, str], pod: PodEnv, spec: WorkloadSpec) -> Prepared:
     """The interpreter and variables before the image is there."""
-    return Prepared(interpreter(spec), worker_environ(environ, pod, spec), spec.runtime.path)
+    env = worker_environ(program_environ(environ, spec), pod, spec)
+    return Prepared(interpreter(spec), env, spec.runtime.path)
 
 
 def shell_environ(

@@ -26,6 +26,8 @@ from urllib.parse import urlsplit
 from kubetorch.errors import ProtocolError, ResourceNotAvailableError, StartupError
 from kubetorch.lib import async_http, deadlines, process_watch, processes
 from kubetorch.lib.process_watch import ExitWatch, Output
+from kubetorch.specs.distribution import RAY_HEAD_PORTS, RAY_HEAD_VARIABLES, RAY_NODE_PORTS
+from kubetorch.wire.messages import World
 
 #: Variable by which what a node started is found.
 MARKER = "KT_NODE"
@@ -46,7 +48,16 @@ _HEALTH_PORT = re.compile(r"--dashboard-agent-listen-port[= ](\d+)")
 _HEALTH_TIMEOUT = 5.0
 #: What `ray start --block` prints once the node is there.
 _STARTED = "Ray runtime started"
-_RAY = "import sys; from ray.scripts.scripts import main; sys.argv[0] = 'ray'; main()"
+#: What it prints if a node took more than 30 s, as on a machine with much else to do.
+_STARTS_SLOWLY = "timed out during startup"
+#: Ray refuses a port for its client server where grpcio, which that needs, is not installed.
+_RAY = f"""
+import importlib.util, sys
+from ray.scripts.scripts import main
+refused = "--{RAY_HEAD_PORTS[0]}=" if importlib.util.find_spec("grpc") is None else "none"
+sys.argv = ["ray", *(option for option in sys.argv[1:] if not option.startswith(refused))]
+main()
+"""
 
 #: Printed once Monarch is imported.
 _IMPORTED = "monarch is imported"
@@ -125,13 +136,17 @@ class Node:
                     while not self._has_ended:
                         self._news.clear()
                         await self._news.wait()
+        await self._kill_rest()
+        if self._watch is not None:
+            self._watch.close()
+        await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+
+    async def _kill_rest(self) -> None:
+        """End what the process left behind: it may have ports that the next attempt needs."""
         if self._pid:
             marker = self._marker
             for pid in await asyncio.to_thread(processes.kill_session, self._pid, marker=marker):
                 process_watch.reap(pid)
-        if self._watch is not None:
-            self._watch.close()
-        await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
 
 class RayNode(Node):
@@ -141,9 +156,18 @@ class RayNode(Node):
         own = {name: value for name, value in env.items() if name != "RAY_ADDRESS"}
         super().__init__(python, own, on_line)
 
-    async def start(self, host: str, port: int, *, own_host: str, is_head: bool) -> None:
-        """Start the node; it is part of the cluster at `host:port` then. Waits for a head."""
+    async def start(self, world: World, node: int) -> None:
+        """Start the node with this number of a cluster. Waits for the head, unless it is the head.
+
+        Workers listen where the system lets them: Ray would choose among 10002 to 19999.
+        """
+        is_head, port = node == 0, world.ports[0]
+        host, own_host = world.members[0].host, world.members[node].host
+        ports = ray_ports(world, node)
+        self._env |= {name: str(ports.pop(name)) for name in RAY_HEAD_VARIABLES if name in ports}
         options = [f"--node-ip-address={own_host}", "--disable-usage-stats", "--block"]
+        options += ["--min-worker-port=0", "--max-worker-port=0"]
+        options += [f"--{name}={number}" for name, number in ports.items()]
         if is_head:
             folder = f"--temp-dir={self._folder}"
             options += ["--head", f"--port={port}", "--include-dashboard=false", folder]
@@ -155,10 +179,23 @@ class RayNode(Node):
                     f"{self._python} has no Ray, which a service that is distributed as ray needs",
                     hint='kt.Image().pip_install(["ray[default]"]) installs it',
                 )
-            if is_head:
-                said = "\n".join(self._lines)
-                raise StartupError(f"the head of the Ray cluster did not start:\n{said}")
+            text = "\n".join(self._lines)
+            if is_head and _STARTS_SLOWLY not in text:
+                raise StartupError(f"the head of the Ray cluster did not start:\n{text}")
+            await self._kill_rest()
             await asyncio.sleep(_RAY_AGAIN)
+
+
+def ray_ports(world: World, node: int) -> dict[str, int]:
+    """The ports of a node of Ray, by option or variable, beside the one that its cluster meets at.
+
+    None where the world has no further ports: pods with a network of their own have Ray's.
+    """
+    head = (*RAY_HEAD_PORTS, *RAY_HEAD_VARIABLES)
+    further = world.ports[1:]
+    begin = len(head) + node * len(RAY_NODE_PORTS)
+    own = dict(zip(RAY_NODE_PORTS, further[begin:], strict=False))
+    return dict(zip(head, further, strict=False)) | own if node == 0 else own
 
 
 class MonarchNode(Node):

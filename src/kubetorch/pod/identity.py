@@ -97,7 +97,7 @@ def environ_of(options: Options, environ: Mapping[str, str]) -> dict[str, str]:
     if not workload:
         raise ConfigError(
             "the service is not known that this pod is one of",
-            hint="kt server start --workload NAME, or the variable KT_SERVICE; it is the name that "
+            hint="kt server start --workload, or the variable KT_SERVICE, says it: the name that "
             "the Compute with this pod's labels is deployed with",
         )
     namespace = given(podenv.NAMESPACE, "POD_NAMESPACE") or _read(f"{_SERVICE_ACCOUNT}/namespace")

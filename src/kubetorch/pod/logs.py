@@ -39,6 +39,8 @@ BAR_INTERVAL = 0.5
 _Key = tuple[int, int, int]
 _RAW: _Key = (0, 0, protocol.STDOUT)
 _READ = 256 * 1024
+#: Seconds since the epoch: the year 5138.
+_LATEST = 1e11
 #: Bytes of one segment; there are two.
 SEGMENT_BYTES = 8 * 1024 * 1024
 #: Lines that wait for one slow follower; the oldest go first.
@@ -69,10 +71,11 @@ class Line(NamedTuple):
 class _Unfinished:
     """The beginning of a line, of one process, call and source."""
 
-    __slots__ = ("data", "shown", "shown_at")
+    __slots__ = ("data", "level", "shown", "shown_at")
 
     def __init__(self) -> None:
         self.data = bytearray()
+        self.level: str | None = None
         # The state of a progress bar that was delivered last.
         self.shown = b""
         self.shown_at = 0.0
@@ -104,7 +107,11 @@ class Assembler:
             if end is None:
                 self._rest = data[found:]
                 return
-            yield from self._record(data, found)
+            if end - found > protocol.RECORD_LIMIT:  # user code has read the nonce: it is text
+                end = found + protocol.NONCE_BYTES
+                yield from self._add(_RAW, data[found:end], self._clock())
+            else:
+                yield from self._record(data, found)
             begin = end
         keep = self._nonce_begun(data, begin)
         if keep > begin:
@@ -146,22 +153,24 @@ class Assembler:
             return None
         _, _, level_length, text_length, *_ = protocol.unpack_record(data, at)
         end = at + protocol.RECORD_HEADER_BYTES + level_length + text_length
-        return end if end <= len(data) else None
+        return end if end <= len(data) or end - at > protocol.RECORD_LIMIT else None
 
     def _record(self, data: bytes, at: int) -> Iterator[Line]:
         source, flags, level_length, text_length, writer, call, when = protocol.unpack_record(
             data, at
         )
+        if not 0 <= when < _LATEST:  # the user's own record of a message may have any
+            when = self._clock()
         middle = at + protocol.RECORD_HEADER_BYTES + level_length
-        level = data[at + protocol.RECORD_HEADER_BYTES : middle].decode(errors="replace")
+        header = data[at + protocol.RECORD_HEADER_BYTES : middle]
+        level = header[: protocol.LEVEL_LIMIT].decode(errors="replace")
         text = data[middle : middle + text_length]
         key = (writer, call, source)
         if source == protocol.LOGGER:
-            yield from self._message(
-                key, text, level, when, is_last=bool(flags & protocol.END_OF_MESSAGE)
-            )
+            is_last = bool(flags & protocol.END_OF_MESSAGE)
+            yield from self._message(key, text, level, when, is_last=is_last)
         elif source in protocol.SOURCES:
-            yield from self._add(key, text, when)
+            yield from self._add(key, text, when, level or None)
 
     # ------------------------------------------------------------------------------- the lines
 
@@ -176,15 +185,16 @@ class Assembler:
             text = bytes(self._unfinished.pop(key).data)
         yield self._line(key, text, when, level)
 
-    def _add(self, key: _Key, data: bytes, when: float) -> Iterator[Line]:
+    def _add(self, key: _Key, data: bytes, when: float, level: str | None = None) -> Iterator[Line]:
         unfinished = self._unfinished.get(key)
         if unfinished is None:
             if b"\r" not in data and data.endswith(b"\n") and len(data) < LINE_LIMIT:
                 for text in data[:-1].split(b"\n"):
-                    yield self._line(key, text, when)
+                    yield self._line(key, text, when, level)
                 return
             unfinished = self._unfinished[key] = _Unfinished()
         unfinished.data += data
+        unfinished.level = level
         buffer = unfinished.data
         while buffer:
             end = buffer.find(b"\n", 0, LINE_LIMIT + 1)
@@ -193,7 +203,7 @@ class Assembler:
             cut = end if end >= 0 else _character_end(buffer, LINE_LIMIT)
             text = _visible(bytes(buffer[:cut]))
             if not text or text != unfinished.shown:
-                yield self._line(key, text, when)
+                yield self._line(key, text, when, level)
             unfinished.shown = b""
             del buffer[: cut + (end >= 0)]
         if b"\r" in buffer:
@@ -211,7 +221,7 @@ class Assembler:
         now = self._clock()
         if text and text != unfinished.shown and now - unfinished.shown_at >= BAR_INTERVAL:
             unfinished.shown, unfinished.shown_at = text, now
-            yield self._line(key, text, when)
+            yield self._line(key, text, when, unfinished.level)
 
     def _end_raw(self) -> Iterator[Line]:
         if self._rest:
@@ -225,7 +235,7 @@ class Assembler:
             return
         text = _visible(bytes(unfinished.data))
         if text and text != unfinished.shown:
-            yield self._line(key, text, self._clock())
+            yield self._line(key, text, self._clock(), unfinished.level)
 
     def _line(self, key: _Key, text: bytes, when: float, level: str | None = None) -> Line:
         _, call, source = key

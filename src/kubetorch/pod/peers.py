@@ -12,9 +12,9 @@ one by then, or gives this stream up, the calls on it are lost.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
+import mmap
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -173,8 +173,12 @@ class PeerCall:
 
     def on_value(self, kind: int, meta: Any, payload: memoryview) -> None:  # noqa: ANN401  # by kind
         """A RESULT or YIELD frame, with all of its payload or none."""
-        total = meta.body.total
+        sizes, total = meta.body.sizes, meta.body.total
         is_whole = total <= frames.CHUNK
+        if min(sizes, default=0) < 0 or codecs.layout(sizes)[1] != total:
+            raise ProtocolError(f"call {self.number} gets {total} bytes in other segments")
+        if len(payload) != (total if is_whole else 0):
+            raise ProtocolError(f"call {self.number} gets {len(payload)} bytes of {total} at once")
         if kind == Kind.RESULT:
             if not is_whole:  # else nothing follows that needs room
                 self._credit(total)
@@ -186,11 +190,7 @@ class PeerCall:
         if is_whole:
             self._deliver(kind, meta, OwnedPayload(bytes(payload)))
             return
-        place: Payload = OwnedPayload(bytearray(total))
-        if total >= _LARGE:
-            with contextlib.suppress(OSError, MemoryError):
-                place = memory.allocate(total)
-        self._value, self._filled = (kind, meta, place), 0
+        self._value, self._filled = (kind, meta, _memory(total)), 0
 
     def place(self, size: int) -> memoryview | None:
         """The memory for the next bytes of a value."""
@@ -231,6 +231,19 @@ class PeerCall:
         if self._value is not None:
             self._value[2].release()
             self._value = None
+
+
+def _memory(size: int) -> Payload:
+    """Memory for a value that is announced: it takes none until the value comes."""
+    if size < _LARGE:
+        return OwnedPayload(bytearray(size))
+    try:
+        return memory.allocate(size)
+    except (OSError, OverflowError) as error:  # for example no descriptor is left
+        try:
+            return OwnedPayload(memoryview(mmap.mmap(-1, size)))
+        except (OSError, OverflowError):
+            raise ProtocolError(f"a value of {size} bytes: {error}") from error
 
 
 class PeerStream(Endpoint):

@@ -51,7 +51,7 @@ from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.distribution import SINGLE_CONTROLLER
 from kubetorch.wire import codecs, exceptions, rank_values
 from kubetorch.wire.calls import new_call_id
-from kubetorch.wire.frames import Open, Part, Progress
+from kubetorch.wire.frames import OWN, Open, Part, Progress
 from kubetorch.wire.messages import Member, World
 from kubetorch.wire.rank_values import Entry
 
@@ -483,7 +483,7 @@ class Run:
             self.fail([self.describe(group.membership_error(), None, None)])
 
     def say(self, text: str, level: str) -> None:
-        self.sink.on_log(Line(text, "logger", level, time.time(), None))
+        self.sink.on_log(Line(text, OWN, level, time.time(), None))
 
     # --------------------------------------------------------------------------- from its parts
 
@@ -878,6 +878,11 @@ def _named(one: int | str, members: Sequence[Member]) -> list[int]:
             for node, member in enumerate(members)
             if one in (member.host, member.pod, urlsplit(member.url).netloc)
         ]
+        if not found and not any(mark in one for mark in ".:"):
+            raise SpecError(
+                f"Invalid worker specification: {one!r}",
+                hint="a rank of a node, the address of a pod, or its name: " + _listed(members),
+            )
         if not found:
             raise _not_found(one, members)
         return found
@@ -893,9 +898,12 @@ def _named(one: int | str, members: Sequence[Member]) -> list[int]:
 
 
 def _not_found(text: str, members: Sequence[Member]) -> SpecError:
+    return SpecError(f"Worker IP '{text}' not found in the world: {_listed(members)}")
+
+
+def _listed(members: Sequence[Member]) -> str:
     known = ", ".join(f"{one.pod} ({one.host})" for one in members[:20])
-    more = f" and {len(members) - 20} more" if len(members) > 20 else ""
-    return SpecError(f"Worker IP '{text}' not found in the world: {known}{more}")
+    return known + (f" and {len(members) - 20} more" if len(members) > 20 else "")
 
 
 # -------------------------------------------------------------------------------------- failures

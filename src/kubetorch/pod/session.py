@@ -21,7 +21,7 @@ from msgspec import structs
 from kubetorch.errors import ProtocolError
 from kubetorch.lib import async_http, backoff, deadlines, websocket, websocket_protocol
 from kubetorch.lib.websocket import Connection, Endpoint
-from kubetorch.wire import messages, routes, versions
+from kubetorch.wire import frames, messages, routes, versions
 from kubetorch.wire.messages import (
     Activity,
     AppView,
@@ -53,6 +53,8 @@ PROBE_TIMEOUT = 1.0
 REPORT_SETTLED = 30.0
 #: Longest message of a controller.
 MESSAGE_LIMIT = 16 * 1024 * 1024
+#: Characters of a line or of the text of a stage that are sent.
+TEXT_CHARACTERS = 64 * 1024
 #: Lines of a loading worker that wait for the session.
 LOG_LIMIT = 1000
 _log = logging.getLogger(__name__)
@@ -103,6 +105,8 @@ class Session:
         self._endpoint: _SessionEndpoint | None = None
         self._heartbeat = HEARTBEAT
         self._observed: Observed | None = None
+        # What a reload that goes on is doing.
+        self._stage: StageReport | None = None
         # Reports by call, and when they were written to a session.
         self._reports: dict[str, tuple[CallReport, float | None]] = {}
         self._edge: asyncio.TimerHandle | None = None
@@ -114,12 +118,15 @@ class Session:
     # --------------------------------------------------------------------------------- to send
 
     def report_observed(self, message: Observed) -> None:
-        self._observed = message
+        self._observed, self._stage = message, None
         self.send(message)
 
     def report_stage(self, message: StageReport) -> None:
-        """Report the progress of a reload; lost without a session."""
+        """Report the progress of a reload; the last step is repeated on later sessions."""
         self._logs_left = LOG_LIMIT
+        message = structs.replace(message, message=message.message[:TEXT_CHARACTERS])
+        if not message.warning:
+            self._stage = message
         self.send(message)
 
     def report_line(self, message: LogReport) -> None:
@@ -127,9 +134,9 @@ class Session:
         self._logs_left -= 1
         if self._logs_left == 0:
             text = f"… more than {LOG_LIMIT} lines; kt logs has the others"
-            self.send(LogReport(generation=message.generation, text=text, source="stderr"))
+            self.send(LogReport(generation=message.generation, text=text, source=frames.OWN))
         elif self._logs_left > 0:
-            self.send(message)
+            self.send(structs.replace(message, text=message.text[:TEXT_CHARACTERS]))
 
     def report_call(self, message: CallReport) -> None:
         """News of a spawned call; repeated on later sessions until it has certainly arrived."""
@@ -236,6 +243,8 @@ class Session:
         endpoint.send(structs.replace(self.hello(), calls=tuple(self._reports)))
         if self._observed is not None:
             endpoint.send(self._observed)
+        if self._stage is not None:
+            endpoint.send(self._stage)
         self._endpoint = endpoint
         for report, _ in list(self._reports.values()):
             self.report_call(report)

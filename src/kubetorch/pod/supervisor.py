@@ -31,6 +31,7 @@ from kubetorch.errors import (
     ResourceNotAvailableError,
 )
 from kubetorch.lib import deadlines
+from kubetorch.lib.changes import Changes
 from kubetorch.lib.tasks import cancel_all
 from kubetorch.pod import environment, framework_nodes, rank_environment, reload
 from kubetorch.pod.apps.process import AppHost, AppProcess
@@ -80,16 +81,20 @@ class ProjectCode:
         self._store = store
         self._blobs = blobs
 
-    async def fetch(self, spec: WorkloadSpec) -> str | None:
+    async def fetch(self, spec: WorkloadSpec, on_wait: Callable[[str], object]) -> str | None:
         """Have everything that a generation consists of; its constructor's arguments."""
         arguments = [] if spec.init_args is None else [spec.init_args]
-        await self._blobs.fetch([*spec.trees, *arguments])
+        await self._blobs.fetch([*spec.trees, *arguments], on_wait)
         for digest in spec.trees:
             tree = await asyncio.to_thread(self._tree, digest)
-            await self._blobs.fetch(tree.digests())
+            await self._blobs.fetch(tree.digests(), on_wait)
         if spec.init_args is None:
             return None
         return (await asyncio.to_thread(self._store.read, spec.init_args)).decode()
+
+    def hurry(self) -> None:
+        """A deploy may have brought what the controller did not have."""
+        self._blobs.hurry()
 
     async def materialise(self, spec: WorkloadSpec) -> Slot | None:
         """A code slot with the project in it, held for one worker."""
@@ -322,11 +327,8 @@ class GenerationLoader:
         env = {**wanted.env, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         started: RayNode | MonarchNode
         if kind == "ray":
-            hosts = [member.host for member in world.members]
             started = RayNode(wanted.python, env, _log.debug)
-            starting = started.start(
-                hosts[0], world.ports[0], own_host=hosts[node], is_head=node == 0
-            )
+            starting = started.start(world, node)
         else:
             on_line = functools.partial(self._on_node_line, wanted.generation)
             started = MonarchNode(wanted.python, env, on_line)
@@ -428,7 +430,9 @@ class GenerationLoader:
         """The project in a slot, and the arguments of a class's constructor."""
         async with self._storing:
             self._on_stage(generation, "fetching", "")
-            init_args = await self.code.fetch(spec)
+            init_args = await self.code.fetch(
+                spec, lambda reason: self._on_stage(generation, "fetching", f"waits: {reason}")
+            )
             slot = await self.code.materialise(spec)
         try:  # before any code of it runs
             warning = await self.code.show(slot)
@@ -440,7 +444,11 @@ class GenerationLoader:
         return slot, init_args
 
     async def _prepare(self, generation: int, spec: WorkloadSpec) -> Prepared:
-        self.prepared = await self.images.prepare(generation, spec, self.environ)
+        if spec.runtime.umask is not None:
+            # Also for apps, shells and steps, which inherit it; the folder of the pod is private.
+            os.umask(spec.runtime.umask & 0o077)
+        environ = environment.program_environ(self.environ, spec)
+        self.prepared = await self.images.prepare(generation, spec, environ)
         return self.prepared
 
     async def _prewarm(self, generation: int, spec: WorkloadSpec, *, is_first: bool) -> Prepared:
@@ -496,6 +504,8 @@ class Supervisor:
     filesystem: PodFilesystem
 
     def __post_init__(self) -> None:
+        #: Notified of every change of what is served.
+        self.changes = Changes()
         self._machine = reload.Reconciler()
         self._specs: dict[int, WorkloadSpec] = {}
         self._failure: exceptions.Failure | None = None
@@ -516,6 +526,13 @@ class Supervisor:
     def generation(self) -> int:
         """The generation that serves calls; 0 when none does."""
         return self._machine.serving if self._machine.has_worker else 0
+
+    @property
+    def is_starting(self) -> bool:
+        """True if it has served nothing yet, and may still."""
+        machine = self._machine
+        may_load = machine.loading is not None or self._failure is None
+        return not machine.serving and may_load and not self._is_closing
 
     @property
     def restarts(self) -> int:
@@ -559,6 +576,7 @@ class Supervisor:
             if generation not in (message.generation, self._machine.serving):
                 del self._specs[generation]
         self._handle(reload.Asked(message.generation))
+        self.project.hurry()
 
     def on_line(self, line: Line, generation: int) -> None:
         """A worker or an app wrote a line: the deploy that waits for it shows it."""
@@ -669,6 +687,7 @@ class Supervisor:
     def _handle(self, event: reload.Event) -> None:
         for effect in self._machine.handle(event):
             self._apply(effect)
+        self.changes.notify()
 
     def _apply(self, effect: reload.Effect) -> None:
         match effect:
@@ -691,7 +710,7 @@ class Supervisor:
                 loop = asyncio.get_running_loop()
                 self._restart = loop.call_later(delay, self._handle, due)
             case reload.Report(generation, serving, is_failure):
-                failure = self._failure.to_dict() if is_failure and self._failure else None
+                failure = self._failure.to_message() if is_failure and self._failure else None
                 self.session.report_observed(
                     Observed(generation=generation, serving=serving, failure=failure)
                 )

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
+from urllib.parse import urlencode
 
 from blake3 import blake3
 
 from kubetorch.datastore import transfer, trees
 from kubetorch.datastore.blobs import BlobStore, Source
 from kubetorch.errors import ConfigError, ControllerUnavailableError, DataStoreError, KubetorchError
+from kubetorch.lib import backoff
 from kubetorch.lib.http_client import HttpClient, Response
 from kubetorch.pod.session import ControllerAddress
 from kubetorch.wire import blobs, exceptions, routes
 
-#: Delays between attempts to reach a controller that does not answer, in seconds.
-DELAYS = (0.1, 0.2, 0.5, 1.0, 2.0, 2.0, 2.0, 5.0, 5.0, 10.0)
+#: First and longest delay until a controller that cannot do it yet is asked again, in seconds.
+DELAYS = (0.1, 2.0)
+#: Answers of a controller that has just started, or is about to end: it does not know pods or
+#: blobs that it will know, or cannot ask for rights.
+_PASSING = (401, 403, 404, 408, 429, 500, 502, 503, 504)
 #: Seconds that a transfer may go without any progress.
 STALL_TIMEOUT = 30.0
 #: Threads that fetch at one time, and as many that send: each may hold a blob in memory.
@@ -34,13 +40,22 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
+class _NotYetError(Exception):
+    """The controller cannot do it now; the message is the reason."""
+
+
 class Transfers:
     """Fetches and uploads blobs.
 
     Everything that blocks runs in threads; what a deploy waits for does not wait for uploads.
     """
 
-    def __init__(self, store: BlobStore, address: ControllerAddress) -> None:
+    def __init__(
+        self, store: BlobStore, address: ControllerAddress, *, workload: str = "", pod: str = ""
+    ) -> None:
+        # For whom, so that the controller knows where to get what it does not have.
+        query = urlencode({"workload": workload, "pod": pod})
+        self._fetch_path = f"{routes.BLOBS_FETCH}?{query}"
         self._store = store
         self._address = address
         self._fetching = _Threads()
@@ -50,14 +65,32 @@ class Transfers:
         # What the client was made for.
         self._reached = ("", "")
         self._returning: asyncio.Task[None] | None = None
+        # What the controller has asked for, and has not got: blobs, and trees with their files.
+        self._lost: tuple[dict[str, None], dict[str, None]] = ({}, {})
+        # Set when there may be what was missing.
+        self._hurried = asyncio.Event()
 
-    async def fetch(self, digests: Iterable[str]) -> int:
-        """Fetch missing blobs into the store; returns how many were fetched."""
+    async def fetch(self, digests: Iterable[str], on_wait: Callable[[str], object] = len) -> int:
+        """Fetch missing blobs into the store; returns how many were fetched.
+
+        However long that takes: a controller may be away, and may have to get them from other pods
+        or from the next deploy. Whoever does not want them any more cancels this.
+
+        Args:
+            digests: The blobs.
+            on_wait: Is called with the reason when the controller does not have them yet.
+        """
         wanted = list(digests)
         missing = await self._fetching.run(lambda: self._store.missing(wanted))
         if missing:
-            await _with_retries(self._fetching, lambda: self._fetch(self._store.missing(missing)))
+            await self._until_done(
+                self._fetching, lambda: self._fetch(self._store.missing(missing)), on_wait
+            )
         return len(missing)
+
+    def hurry(self) -> None:
+        """Ask the controller at once for what it did not have."""
+        self._hurried.set()
 
     async def upload(self, made: Sequence[Pieces]) -> list[str]:
         """Store blobs in the controller, each given by what makes its pieces; their digests."""
@@ -65,10 +98,10 @@ class Transfers:
 
     def send_later(self, digests: tuple[str, ...], of_trees: tuple[str, ...]) -> None:
         """Give the controller back what it lost, as far as it is here."""
+        for lost, wanted in zip(self._lost, (digests, of_trees), strict=True):
+            lost.update(dict.fromkeys(wanted))
         if self._returning is None or self._returning.done():
-            self._returning = asyncio.get_running_loop().create_task(
-                self._return(digests, of_trees)
-            )
+            self._returning = asyncio.get_running_loop().create_task(self._return())
 
     def close(self) -> None:
         if self._returning is not None:
@@ -84,7 +117,7 @@ class Transfers:
         receiver = transfer.Receiver(self._store)
         try:
             with self._http().request(
-                "POST", routes.BLOBS_FETCH, body=body, headers=headers
+                "POST", self._fetch_path, body=body, headers=headers
             ) as answer:
                 _check(answer)
                 for piece in answer.iter_bytes():
@@ -94,10 +127,9 @@ class Transfers:
             receiver.close()
         lacking = self._store.missing(missing)
         if lacking:
-            raise DataStoreError(
+            raise _NotYetError(
                 f"the controller does not have {len(lacking)} blobs that the code consists of, "
-                f"such as {lacking[0]}",
-                hint="deploy again: the client uploads what is missing",
+                f"such as {lacking[0]}"
             )
 
     def _upload(self, made: Sequence[Pieces]) -> list[str]:
@@ -118,14 +150,38 @@ class Transfers:
         self._post(list(found), source)
         return digests
 
-    async def _return(self, digests: tuple[str, ...], of_trees: tuple[str, ...]) -> None:
-        try:
-            here = await self._sending.run(lambda: self._here(digests, of_trees))
-            if here:
-                await _with_retries(self._sending, lambda: self._post(here, self._store.stream))
-            _log.info("blobs returned to the controller sent=%s", len(here))
-        except (KubetorchError, OSError) as error:
-            _log.warning("blobs not returned to the controller error=%s", error)
+    async def _return(self) -> None:
+        while any(self._lost):
+            (digests, of_trees), self._lost = self._lost, ({}, {})
+            try:
+                await self._return_these(digests, of_trees)
+            except (KubetorchError, OSError) as error:
+                _log.warning("blobs not returned to the controller error=%s", error)
+
+    async def _return_these(self, digests: Iterable[str], of_trees: Iterable[str]) -> None:
+        here = await self._sending.run(lambda: self._here(digests, of_trees))
+        if here:
+            post = functools.partial(self._post, here, self._store.stream)
+            await self._until_done(self._sending, post, len)
+        _log.info("blobs returned to the controller sent=%s", len(here))
+
+    async def _until_done(
+        self, threads: _Threads, attempt: Callable[[], None], on_wait: Callable[[str], object]
+    ) -> None:
+        first, limit = DELAYS
+        reason = ""
+        for delay in backoff.jittered(backoff.exponential(first=first, limit=limit)):
+            self._hurried.clear()
+            try:
+                await threads.run(attempt)
+                return
+            except (ControllerUnavailableError, _NotYetError) as error:
+                if str(error) != reason:
+                    reason = str(error)
+                    _log.warning("controller asked again reason=%s", reason)
+                    on_wait(reason)
+            with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+                await asyncio.wait_for(self._hurried.wait(), delay)
 
     def _here(self, digests: Iterable[str], of_trees: Iterable[str]) -> list[str]:
         wanted = dict.fromkeys(digests)
@@ -162,18 +218,6 @@ class Transfers:
                     raise ConfigError(f"the controller's URL: {error}") from error
                 self._reached = url, token
             return self._client
-
-
-async def _with_retries(threads: _Threads, attempt: Callable[[], None]) -> None:
-    for delay in DELAYS:
-        try:
-            await threads.run(attempt)
-        except ControllerUnavailableError as error:
-            _log.warning("controller unavailable error=%s delay=%s", error.message, delay)
-            await asyncio.sleep(delay)
-        else:
-            return
-    await threads.run(attempt)
 
 
 class _Threads:
@@ -216,6 +260,9 @@ def _check(answer: Response) -> None:
     error = exceptions.rebuild(exceptions.parse_json(answer.read()))
     if answer.status in (502, 503, 504):
         raise ControllerUnavailableError(f"the controller answered {answer.status}: {error}")
+    if answer.status in _PASSING:
+        message = error.message if isinstance(error, KubetorchError) else str(error)
+        raise _NotYetError(message or f"the controller answered {answer.status}")
     if isinstance(error, KubetorchError):
         raise error
     raise DataStoreError(f"the controller answered {answer.status}: {error}")

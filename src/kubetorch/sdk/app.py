@@ -14,6 +14,7 @@ from typing import Any, overload
 from kubetorch.config import environment
 from kubetorch.config.environment import RunRequest
 from kubetorch.errors import SpecError
+from kubetorch.lib import modules
 from kubetorch.sdk import inpod
 from kubetorch.sdk.calls import options
 from kubetorch.sdk.compute import Compute
@@ -207,10 +208,11 @@ class App(Module["App"]):
         return super().__getstate__() | own
 
     def _source_of(self, ref: CallableRef, placement: Placement) -> Source:
-        found = importlib.util.find_spec(ref.module)
-        if found is None or found.origin is None:
+        spec = importlib.util.find_spec(ref.module)
+        origin = None if spec is None else modules.origin_of(spec)
+        if origin is None:
             raise ModuleNotFoundError(f"No module named {ref.module!r}")
-        root, import_path = source.pointers(Path(found.origin), ref.module)
+        root, import_path = source.pointers(Path(origin), ref.module)
         return Source(self.kind, None, placement, (str(root), import_path, ref.qualname))
 
     def _declared_ref(self) -> CallableRef:

@@ -236,7 +236,8 @@ def route(opened: Session, namespace: str, name: str) -> Route:
         from kubetorch.sdk.calls.route import Location, Route  # noqa: PLC0415  # by the first verb
 
         def resolve() -> Location:
-            return Location.of_service(opened, opened.get_workload(namespace, name))
+            view = opened.get_workload(namespace, name)
+            return Location.of_service(opened, view)._replace(token=opened.call_token(view))
 
         made = Route(name, resolve, transport=opened.transport)
         made.session = opened
@@ -319,6 +320,8 @@ def forget(opened: Session, namespace: str, name: str) -> None:
         listener.close()
 
 
-def delete(opened: Session, namespace: str, name: str) -> None:
-    opened.ask(lambda asked: asked.delete_workload(namespace, name))
+def delete(opened: Session, namespace: str, name: str) -> list[str]:
+    """Delete a service; returns what it leaves, in words."""
+    left = opened.ask(lambda asked: asked.delete_workload(namespace, name))
     forget(opened, namespace, name)
+    return left

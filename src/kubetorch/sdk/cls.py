@@ -14,6 +14,7 @@ from kubetorch.sdk.calls.remote import RemoteCallable
 from kubetorch.sdk.deploys.source import Placement, Pointers, unwrapped
 from kubetorch.sdk.module import Module
 from kubetorch.specs.callable import CALLABLES, CallableRef, OnReplace
+from kubetorch.wire import introspection
 
 if TYPE_CHECKING:
     from kubetorch.sdk.calls.caller import Caller
@@ -100,7 +101,7 @@ class Cls(Module[T], Generic[T]):
         """The member of this name of the class in this program; `None` also without a class."""
         of_class = self._local_class()
         is_defined = any(name in vars(base) for base in getattr(of_class, "__mro__", ()))
-        return getattr(of_class, name, None) if is_defined else None
+        return introspection.attribute(of_class, name) if is_defined else None
 
     def _missing(self, name: str) -> str | None:
         """Why no callable has that name, empty if there is one; `None` if nobody knows."""
@@ -246,7 +247,7 @@ def cls(  # noqa: PLR0913  # the documented parameters
     given: object = class_obj
     if not (given is None or isinstance(given, type)):
         hint = "; use kt.fn for a function" if callable(given) else ""
-        raise TypeError(f"kt.cls needs a class; this is {given!r}{hint}")
+        raise TypeError(f"kt.cls needs a class; this is {introspection.shown(given)}{hint}")
     if on_replace not in get_args(OnReplace):
         raise SpecError(f"on_replace is {on_replace!r}; it must be 'warn' or 'error'")
     made: Cls[Any] = Cls._made(

@@ -15,6 +15,7 @@ from kubetorch.config import environment
 from kubetorch.config.settings import DEFAULT_IMAGE, config
 from kubetorch.errors import KubetorchError, SpecError
 from kubetorch.manifests import labels as known_labels
+from kubetorch.manifests import scheduling
 from kubetorch.sdk import backend, compute_parameters, inpod, parameters
 from kubetorch.sdk.compute_parameters import ABSENT, PARAMETERS
 from kubetorch.sdk.image import Image
@@ -113,6 +114,15 @@ class _Attribute(Generic[GivenT, ShownT]):
 
 _Text = _Attribute[str | None, str | None]
 _Amount = _Attribute[str | int | None, str | None]
+
+
+class _GpuType(_Attribute[str | None, str | None]):
+    """The value of the usual label, however it was written; other labels as `key: value`."""
+
+    def __get__(self, compute: Any, owner: type) -> Any:  # noqa: ANN401  # as the base has it
+        text: Any = super().__get__(compute, owner)
+        label = scheduling.gpu_node_label(text) if isinstance(text, str) else None
+        return label[1] if label is not None and label[0] == scheduling.GPU_PRODUCT_LABEL else text
 
 
 class Compute:
@@ -394,7 +404,7 @@ class Compute:
     memory = _Amount()
     disk_size = _Amount()
     gpus = _Amount()
-    gpu_type = _Text()
+    gpu_type = _GpuType()
     gpu_memory = _Amount()
     shared_memory_limit = _Amount()
     node_selector = _Attribute[Mapping[str, str] | None, dict[str, str]]()
@@ -700,8 +710,8 @@ class Compute:
             workers: Number of pods; those of `replicas` if not given.
             quorum_timeout: Seconds to wait for `quorum_workers`; `launch_timeout` if not given.
             quorum_workers: Pods that must be there before a call starts; all if not given.
-            monitor_members: Whether the loss of a pod ends a running call; not so for Ray if not
-                given.
+            monitor_members: Whether the loss of a pod ends a running call; not so for Ray and
+                Monarch if not given.
             kwargs: The framework's own, such as `num_proc`, `port` and `monarch_hosts`; JSON must
                 be able to carry them. `distribution_args={}` is another spelling.
 

@@ -5,7 +5,7 @@ Declaring resources loads none of this.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from os import PathLike
 from pathlib import Path
@@ -15,10 +15,11 @@ from kubetorch._version import __version__
 from kubetorch.config.settings import DEFAULT_IMAGE, config
 from kubetorch.errors import SpecError
 from kubetorch.manifests import agent, kinds, metadata, parameters, rendering, scheduling
+from kubetorch.manifests.container_checks import check_containers
 from kubetorch.manifests.kinds import Manifest
 from kubetorch.manifests.workload_manifest import PodTemplate, WorkloadManifest
 from kubetorch.specs import names
-from kubetorch.specs.compute import ComputeSpec, freeze, thaw
+from kubetorch.specs.compute import DEPTH_LIMIT, VALUES_LIMIT, ComputeSpec, freeze, thaw
 from kubetorch.specs.distribution import DistributionSpec
 from kubetorch.specs.image import ImageSpec
 from kubetorch.specs.workload import WorkloadSpec
@@ -168,7 +169,8 @@ def check(spec: ComputeSpec) -> None:
                 hint="leave one parameter out",
             )
     if not spec.is_selector_only:
-        rendering.render(spec, namespace="default", name="checked")
+        manifest = rendering.render(spec, namespace="default", name="checked")
+        check_containers(WorkloadManifest.parse(manifest, spec.pod_template_path))
 
 
 # ------------------------------------------------------------------------ a user's own manifest
@@ -206,9 +208,31 @@ def _objects(path: Path) -> list[object]:
             hint=f"the working directory is {Path.cwd()}",
         ) from error
     try:
+        _check_aliases(path, yaml.compose_all(text, Loader=yaml.SafeLoader))
         return [one for one in yaml.safe_load_all(text) if one is not None]
     except (yaml.YAMLError, ValueError) as error:
         raise SpecError(f"manifest is {str(path)!r}, which is no valid YAML: {error}") from error
+
+
+def _check_aliases(path: Path, documents: Iterable[Any]) -> None:
+    """Refuse a file whose aliases stand for more values than a manifest can have."""
+    sizes: dict[int, int] = {}
+
+    def size(node: Any, depth: int = 0) -> int:  # noqa: ANN401  # a node of YAML
+        if id(node) in sizes:
+            return sizes[id(node)]
+        sizes[id(node)] = VALUES_LIMIT + 1  # until it is known: one that has itself has no end
+        pairs = node.value if isinstance(node.value, list) else ()
+        inner = (each for pair in pairs for each in (pair if isinstance(pair, tuple) else (pair,)))
+        nested = depth > DEPTH_LIMIT
+        sizes[id(node)] = 1 + sum(size(each, depth + 1) for each in inner if not nested)
+        return sizes[id(node)]
+
+    if any(size(node) > VALUES_LIMIT for node in documents if node is not None):
+        raise SpecError(
+            f"manifest is {str(path)!r}, whose aliases stand for more than {VALUES_LIMIT:,} values",
+            hint="write the values out, or leave the anchors of YAML out",
+        )
 
 
 def _only_object(path: Path, found: list[object]) -> Mapping[str, Any]:
@@ -232,6 +256,7 @@ def read(
     path = None if pod_template_path is None else kinds.path(pod_template_path)
     manifest = thaw(freeze(manifest, parameter="manifest"))
     agent.strip(manifest, path)
+    check_containers(WorkloadManifest.parse(manifest, path))
     spec = parameters.read_manifest(manifest, pod_template_path=pod_template_path)
     return spec, parameters.namespace_of(manifest)
 

@@ -128,11 +128,16 @@ class Controller:
         found: list[dict[str, Any]] = json.loads(answer)
         return found
 
-    def delete_workload(self, namespace: str, name: str, *, grace: float | None = None) -> None:
+    def delete_workload(
+        self, namespace: str, name: str, *, grace: float | None = None
+    ) -> list[str]:
+        """Delete a service; returns what it leaves, in words."""
         query = "" if grace is None else f"?grace={grace:g}"
         wait = (routes.DELETE_GRACE if grace is None else grace) + routes.DELETE_SLACK
         path = routes.workload(namespace, name) + query
-        self.ask("DELETE", path, timeout=wait + routes.MARGIN)
+        answer = self.ask("DELETE", path, timeout=wait + routes.MARGIN)
+        # A controller of an earlier version does not say.
+        return list(json.loads(answer).get("left") or ())
 
     def get_token(
         self,

@@ -315,7 +315,7 @@ class SecretSource:
             shown = specs.abbreviated(missing[0])
             raise SpecError(
                 f"the secret {name!r} needs the environment variable {shown!r}, which is not set",
-                hint="env_vars has names of variables, not their values",
+                hint="env_vars has names of variables; values={...} has values themselves",
             )
         return Credentials(None if missing else values, env_vars=env_vars)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from kubetorch.errors import SpecError
+from kubetorch.wire import introspection
 
 _F = TypeVar("_F", bound=Callable[[], Any])
 _MODULE = "kubetorch.pod.user_process.current_call"
@@ -49,12 +50,13 @@ def on_preempt(callback: _F) -> _F:
     """
     if not callable(callback):
         raise SpecError(
-            f"on_preempt was given {callback!r}, which cannot be called",
+            f"on_preempt was given {introspection.shown(callback)}, which cannot be called",
             hint="for example kt.on_preempt(save_checkpoint)",
         )
-    if inspect.iscoroutinefunction(callback):
+    if introspection.safely(inspect.iscoroutinefunction, False, callback):
         raise SpecError(
-            f"on_preempt was given {callback!r}, an async function; it runs in a thread",
+            f"on_preempt was given {introspection.shown(callback)}, an async function; it runs in "
+            "a thread",
             hint="give it a plain function",
         )
     found = sys.modules.get(_MODULE)

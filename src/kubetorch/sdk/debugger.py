@@ -49,6 +49,6 @@ def refuse_breakpoint(*_args: Any, **_kwargs: Any) -> NoReturn:  # noqa: ANN401 
 def _absent(what: str) -> SpecError:
     return SpecError(
         f"{what} in a pod needs the debugger, which this release does not have",
-        hint="print() and logging reach the caller, kt stacks NAME shows where the code is, and "
+        hint="print() and logging reach the caller, kt stacks shows where the code is, and "
         "PYTHONBREAKPOINT in env_vars names another debugger",
     )

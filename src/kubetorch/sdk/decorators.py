@@ -17,6 +17,7 @@ from kubetorch.sdk.cls import Cls, cls
 from kubetorch.sdk.compute import Compute
 from kubetorch.sdk.fn import Fn, P, R, Y, fn
 from kubetorch.specs import autoscaling, distribution
+from kubetorch.wire import introspection
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -86,7 +87,8 @@ def compute(
     """
     if not isinstance(get_if_exists, bool):
         raise TypeError(
-            f"@kt.compute got {get_if_exists!r}; it takes arguments, as in @kt.compute(cpus=1)"
+            f"@kt.compute got {introspection.shown(get_if_exists)}; it takes arguments, as in "
+            "@kt.compute(cpus=1)"
         )
 
     def decorate(decorated: Any) -> Any:  # noqa: ANN401  # a function, a class, or a partial one
@@ -172,7 +174,9 @@ def _partial(decorator: str, decorated: object) -> Partial:
     if isinstance(decorated, Partial):
         return decorated
     if not callable(decorated):
-        raise TypeError(f"{decorator} is for functions and classes; this is {decorated!r}")
+        raise TypeError(
+            f"{decorator} is for functions and classes; this is {introspection.shown(decorated)}"
+        )
     return Partial(decorated)
 
 

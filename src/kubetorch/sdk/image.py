@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import posixpath
 import re
 import shlex
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from kubetorch.config.settings import config
 from kubetorch.errors import SpecError
+from kubetorch.lib import modules
 from kubetorch.sdk import inpod, parameters
 from kubetorch.specs import dockerfile
 from kubetorch.specs import image as specs
@@ -366,8 +366,8 @@ def _package_folder(package: object) -> Path:
         if not path.is_dir():
             raise SpecError(f"package is {package!r}; that is a file, not a folder")
         return path
-    found = importlib.util.find_spec(package)
-    locations = list(found.submodule_search_locations or ()) if found else []
+    spec = modules.find_spec(package)
+    locations = [] if spec is None else modules.folders_of(spec)
     if not locations:
         raise SpecError(
             f"package is {package!r}; no installed package of that name has a folder of source",

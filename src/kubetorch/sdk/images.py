@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from kubetorch.config.settings import DEFAULT_IMAGE
 from kubetorch.sdk.image import Image
 
 _UBUNTU = "ghcr.io/run-house/ubuntu:v1"
@@ -11,7 +12,7 @@ _UBUNTU = "ghcr.io/run-house/ubuntu:v1"
 
 def debian() -> Image:
     """Kubetorch's own default image, a Debian with Python."""
-    return Image(name="debian")
+    return Image(name="debian", image_id=DEFAULT_IMAGE)
 
 
 def ubuntu() -> Image:

@@ -13,6 +13,8 @@ from importlib import import_module
 from typing import Any
 
 from kubetorch.config import environment
+from kubetorch.lib import modules
+from kubetorch.wire import introspection
 
 #: A worker has this module loaded; looking it up spares everybody else the import.
 _IMPORTING = "kubetorch.pod.user_process.loader"
@@ -67,8 +69,8 @@ def is_deployed(definition: object) -> bool:
     if importing is not None:
         return runs_calls() and bool(importing.is_wanted(definition))
     # A process that user code started imports the deployed file again.
-    module = sys.modules.get(str(getattr(definition, "__module__", None)))
-    return getattr(module, "__file__", None) == deployed
+    name = introspection.attribute(definition, "__module__")
+    return type(name) is str and modules.file_of(sys.modules.get(name)) == deployed
 
 
 class Inert:

@@ -1,9 +1,12 @@
-"""Lines from pods on this program's standard output: how they look, and how they get there.
+"""Lines from pods in this program's output: how they look, and how they get there.
 
-    print              (pod) text                                            cyan
-    logger             (pod) 2026-01-31 12:00:00 | INFO | message            cyan
-    while deploying    (service) INFO | 2026-01-31 12:00:00 | message        cyan
-    event of a pod     (service events) 2026-01-31 12:00:00 | reason: text   green, warnings yellow
+    print              (pod) text                                            stdout, cyan
+    logger             (pod) 2026-01-31 12:00:00 | INFO | message            stdout, cyan
+    while deploying    (service) INFO | 2026-01-31 12:00:00 | message        stdout, cyan
+    warning of ours    (service) WARNING | 2026-01-31 12:00:00 | message     stderr, cyan
+    event of a pod     (service events) 2026-01-31 12:00:00 | reason: text   stderr, green or yellow
+
+Standard output has what the program and its functions print, and no line of ours.
 
 Whoever waits for a call prints its lines, so they are in order, before its result, and where that
 code's output goes: in the notebook's cell, in a redirected `sys.stdout`. Colour is for terminals.
@@ -44,14 +47,14 @@ def moment(seconds: float) -> str:
 
 
 def is_wanted(level: str | None, lowest: str) -> bool:
-    """True if a logger's line of this level is shown; levels of the user's own always are."""
+    """True if a line of this level is shown; without one, or with one of the user's, it is."""
     severity = _SEVERITY.get((level or "").lower())
     return severity is None or severity >= _SEVERITY[lowest]
 
 
 def text(line: frames.Log | DeployLog) -> str:
     """A line as people read it, without the name of its pod."""
-    if line.source == "logger":
+    if line.source == "logger" or (line.source == frames.OWN and line.level is not None):
         return f"{moment(line.time)} | {line.level} | {line.text}"
     return line.text
 
@@ -83,7 +86,7 @@ def of_event(service: str, reason: str, message: str, at: float) -> str:
 
 
 class Screen:
-    """Standard output, as it is at the time of writing.
+    """Standard output and standard error, as they are at the time of writing.
 
     What goes wrong with it is said once, as a warning, and never disturbs a call.
     """
@@ -91,8 +94,18 @@ class Screen:
     def __init__(self) -> None:
         self._is_broken = False
 
-    def line(self, text: str, colour: str = _CYAN) -> None:
-        stream = sys.stdout
+    def line(self, text: str) -> None:
+        """Print a line of the user's code."""
+        self._print(sys.stdout, text, _CYAN)
+
+    def notice(self, text: str) -> None:
+        """Print a line of ours."""
+        self._print(sys.stderr, text, _CYAN)
+
+    def event(self, text: str, *, warning: bool) -> None:
+        self._print(sys.stderr, text, _YELLOW if warning else _GREEN)
+
+    def _print(self, stream: TextIO | None, text: str, colour: str) -> None:
         if stream is None:
             return
         text = terminal.shown(text, stream)
@@ -105,9 +118,6 @@ class Screen:
             text = formatted[1]
         with bars.above(stream):
             self._write(stream, f"{text}\n")
-
-    def event(self, text: str, *, warning: bool) -> None:
-        self.line(text, _YELLOW if warning else _GREEN)
 
     def _write(self, stream: TextIO, text: str) -> None:
         encoding = getattr(stream, "encoding", None) or "utf-8"
@@ -140,11 +150,12 @@ class CallLines:
         """A call wrote a line, or the line says that its instance was made anew."""
         if line.instance is not None:
             parameters.warn(line.text, InstanceReplacedWarning)
-        elif line.source != "logger" or is_wanted(line.level, self._config.level):
+        elif is_wanted(line.level, self._config.level):
             text = line.text
             if not (line.source != "logger" and _FORMATTED.fullmatch(text)):
                 text = of_call(line, include_name=self._config.include_name)
-            self._screen.line(text)
+            show = self._screen.notice if line.source in frames.NOT_USERS else self._screen.line
+            show(text)
 
     def progress(self, pod: str, report: frames.Progress) -> None:
         if self._on_progress is not None:

@@ -31,7 +31,7 @@ from kubetorch.specs import names
 from kubetorch.specs.callable import CallableKind, CallableRef
 from kubetorch.specs.logging import LoggingConfig
 from kubetorch.specs.workload import WorkloadSpec
-from kubetorch.wire import routes
+from kubetorch.wire import introspection, routes
 
 if TYPE_CHECKING:
     from kubetorch.sdk.calls.caller import Caller
@@ -117,7 +117,9 @@ class Module(Generic[HandleT]):
                 )
             return cls.from_name(name, None, reload_prefixes)
         if not callable(callable_object):
-            raise TypeError(f"kt.{cls.kind} needs a callable; this is {callable_object!r}")
+            raise TypeError(
+                f"kt.{cls.kind} needs a callable; this is {introspection.shown(callable_object)}"
+            )
         source = Source(cls.kind, callable_object, placement)
         module = cls(source.qualname if name is None else name)
         module._source = source
@@ -465,7 +467,8 @@ class Module(Generic[HandleT]):
 
         log = logging.getLogger(__name__)
         try:
-            backend.delete(self._session(), self.namespace, self.service_name)
+            for left in backend.delete(self._session(), self.namespace, self.service_name):
+                log.warning("the teardown of %s leaves %s", self.service_name, left)
         except ServiceNotFoundError:
             log.info("there is no service %s to tear down", self.service_name)
         except ControllerError as error:
@@ -681,7 +684,7 @@ class Module(Generic[HandleT]):
     @property
     def request_headers(self) -> dict[str, str]:
         """Headers that other clients have to send."""
-        return {routes.AUTHORIZATION: f"Bearer {self._known().token}"}
+        return {routes.AUTHORIZATION: f"Bearer {self._session().call_token(self._known())}"}
 
     def _known(self) -> WorkloadView:
         if self._view is None:

@@ -15,9 +15,12 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType, TracebackType
+from typing import Any
 
 from kubetorch.errors import KubetorchError, RemoteTraceback
-from kubetorch.lib import terminal
+from kubetorch.lib import modules, terminal
+from kubetorch.wire import introspection
+from kubetorch.wire.introspection import of_error, set_of_error
 
 #: Environment variable; `full` shows all frames.
 VARIABLE = "KT_TRACEBACK"
@@ -42,9 +45,9 @@ def install() -> None:
         sys.excepthook = _show
     if threading.excepthook is threading.__excepthook__:
         threading.excepthook = _show_of_thread
-    ipython = sys.modules.get("IPython")
-    shell = None if ipython is None else ipython.get_ipython()
-    if shell is not None and not shell.custom_exceptions:
+    get_ipython = modules.loaded("IPython").get("get_ipython")
+    shell: Any = get_ipython() if callable(get_ipython) else None
+    if getattr(shell, "custom_exceptions", None) == ():
         shell.set_custom_exc((Exception, KeyboardInterrupt), _show_in_ipython)
 
 
@@ -63,10 +66,11 @@ def interruption(error: BaseException) -> str | None:
         return None
     # An event loop raises another one, after the work in it was cancelled.
     chain = list(_chain(error))
-    files = [file for one in chain for file in _files(one.__traceback__) if _is_ours(file)]
+    traces = [of_error(one, "__traceback__") for one in chain]
+    files = [file for trace in traces for file in _files(trace) if _is_ours(file)]
     if not files:
         return None
-    said = (getattr(one, _GOES_ON, None) for one in chain)
+    said = (introspection.attribute(one, _GOES_ON) for one in chain)
     places = (
         text
         for place, text in _INTERRUPTED.items()
@@ -81,19 +85,25 @@ def shorten(error: BaseException) -> TracebackType | None:
     for one in chain:
         _explain_await(one)
         if _is_told(one):
-            one.__traceback__ = _users(one.__traceback__)
+            set_of_error(one, "__traceback__", _users(of_error(one, "__traceback__")))
     for one in chain:
-        cause = one.__cause__ or one.__context__
+        cause = _cause(one)
         if cause is not None and not _is_useful(cause, one):
-            one.__cause__ = one.__context__ = None
-    return error.__traceback__
+            set_of_error(one, "__cause__", None)
+            set_of_error(one, "__context__", None)
+    return of_error(error, "__traceback__")  # type: ignore[no-any-return]
+
+
+def _cause(error: BaseException) -> BaseException | None:
+    cause = of_error(error, "__cause__")
+    return of_error(error, "__context__") if cause is None else cause  # type: ignore[no-any-return]
 
 
 def _is_useful(cause: BaseException, error: BaseException) -> bool:
     """True if the cause of an error was raised at a line of the user's."""
     if isinstance(cause, RemoteTraceback):
         return 'File "' in str(cause)
-    return cause.__traceback__ is not None or not isinstance(error, KubetorchError)
+    return of_error(cause, "__traceback__") is not None or not isinstance(error, KubetorchError)
 
 
 def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -145,14 +155,15 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         if one is not None and id(one) not in seen:
             seen.add(id(one))
             yield one
-            waiting += [one.__cause__, one.__context__]
+            waiting += [of_error(one, "__cause__"), of_error(one, "__context__")]
 
 
 def _is_told(error: BaseException) -> bool:
     """True if an exception was raised on purpose, and is no defect of Kubetorch."""
-    if isinstance(error, KubetorchError) or isinstance(error.__cause__, RemoteTraceback):
+    cause = of_error(error, "__cause__")
+    if isinstance(error, KubetorchError) or isinstance(cause, RemoteTraceback):
         return True
-    last = error.__traceback__
+    last: TracebackType | None = of_error(error, "__traceback__")
     while last is not None and last.tb_next is not None:
         last = last.tb_next
     if last is None or not _is_ours(last.tb_frame.f_code.co_filename):
@@ -194,13 +205,18 @@ def _explain_await(error: BaseException) -> None:
     """Add to what Python says of `await remote(1)` how a call is awaited."""
     if type(error) is not TypeError or not _NOT_AWAITABLE.search(str(error)):
         return
-    last = error.__traceback__
+    last = of_error(error, "__traceback__")
     while last is not None and last.tb_next is not None:
         last = last.tb_next
-    name = None if last is None else next(_remotes(last.tb_frame), None)
+    # Values of the program may raise when they are looked at.
+    name = None if last is None else introspection.safely(_first_remote, None, last.tb_frame)
     if name is not None:
         hint = f"await {name}(..., async_=True): without it, a call returns its value"
         error.args = (f"{error}\nhint: {hint}",)
+
+
+def _first_remote(frame: FrameType) -> str | None:
+    return next(_remotes(frame), None)
 
 
 def _remotes(frame: FrameType) -> Iterator[str]:

@@ -30,7 +30,7 @@ class Volume:
     Args:
         name: Its name.
         size: Its size, such as `"10Gi"`; not needed for one that exists.
-        mount_path: Absolute path in the pods.
+        mount_path: Absolute path in the pods; `/ktfs/<name>` if not given.
         storage_class: Storage class; that of the access mode, else the default one, if not given.
         access_mode: `"ReadWriteMany"`, `"ReadWriteOnce"`, `"ReadOnlyMany"` or
             `"ReadWriteOncePod"`; the first if not given.
@@ -71,7 +71,9 @@ class Volume:
             raise SpecError("pvc names a claim that exists; it is bound to a volume already")
         self._spec = VolumeSpec(
             name=specs.check_name(name),
-            mount_path=specs.check_mount_path(mount_path),
+            mount_path=specs.default_mount_path(name)
+            if mount_path is None
+            else specs.check_mount_path(mount_path),
             size=None if size is None else quantity.memory(size, parameter="size"),
             # Empty text is the class of volumes that have none.
             storage_class=specs.check_claim(storage_class, parameter="storage_class")

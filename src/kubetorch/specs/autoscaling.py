@@ -102,6 +102,15 @@ def parse(arguments: Mapping[str, Any], *, launch_timeout: int) -> AutoscalingSp
     values.setdefault("scale_down_delay", DEFAULT_SCALE_DOWN_DELAY)
     values.setdefault("scale_to_zero_pod_retention_period", DEFAULT_RETENTION)
     values.setdefault("progress_deadline", progress_deadline(launch_timeout))
+    return _checked(values, extra)
+
+
+def config(arguments: Mapping[str, Any]) -> AutoscalingSpec:
+    """Parse the fields of an `AutoscalingConfig`, without the defaults of `.autoscale()`."""
+    return _checked(*_sort_out(arguments))
+
+
+def _checked(values: Mapping[str, Any], extra: Mapping[str, str]) -> AutoscalingSpec:
     spec = AutoscalingSpec(**values, extra_annotations=tuple(sorted(extra.items())))
     check_numbers(spec)
     _check_durations(spec)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -224,7 +225,7 @@ def freeze(value: object, *, parameter: str) -> str:
     """
     if not isinstance(value, Mapping):
         raise SpecError(f"{parameter} is {value!r}; it must be a dictionary")
-    plain = _plain(value, parameter, depth=0)
+    plain = _plain(value, parameter, depth=0, budget=itertools.count(1))
     return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
@@ -235,19 +236,33 @@ def thaw(text: str) -> dict[str, Any]:
 
 
 #: Nobody nests deeper; what does has a cycle.
-_DEEPEST = 100
+DEPTH_LIMIT = 100
+#: A manifest has hundreds of values, and an API server takes 1.5 MiB of it; aliases of YAML can
+#: stand for any number.
+VALUES_LIMIT = 100_000
 
 
-def _plain(value: object, where: str, *, depth: int) -> object:
-    if depth > _DEEPEST:
+def _plain(value: object, where: str, *, depth: int, budget: Iterator[int]) -> object:
+    if depth > DEPTH_LIMIT:
         raise SpecError(f"{where}: it is nested too deeply")
+    if next(budget) > VALUES_LIMIT:
+        raise SpecError(
+            f"{where}: there are more than {VALUES_LIMIT:,} values in it",
+            hint="aliases of YAML may repeat them",
+        )
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
                 raise SpecError(f"{where} has the key {key!r}; keys must be text")
-        return {key: _plain(item, f"{where}.{key}", depth=depth + 1) for key, item in value.items()}
+        return {
+            key: _plain(item, f"{where}.{key}", depth=depth + 1, budget=budget)
+            for key, item in value.items()
+        }
     if isinstance(value, (list, tuple)):
-        return [_plain(item, f"{where}.{i}", depth=depth + 1) for i, item in enumerate(value)]
+        return [
+            _plain(item, f"{where}.{i}", depth=depth + 1, budget=budget)
+            for i, item in enumerate(value)
+        ]
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         raise SpecError(f"{where} is {value!r}; a manifest has no such number")
     if value is None or isinstance(value, (str, int, float)):

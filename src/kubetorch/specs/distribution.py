@@ -29,6 +29,18 @@ _WITHOUT_EFFECT = {
     "tree_minimum": "calls are passed on in a tree however many pods there are",
     "restart_procs": "a deploy starts new processes, and a call with restart_procs=True",
 }
+#: Ports of each node of Ray beside the one that a cluster meets at, as options of `ray start`;
+#: those of the first node alone; and those that Ray takes from variables there.
+RAY_NODE_PORTS = (
+    "node-manager-port",
+    "object-manager-port",
+    "dashboard-agent-listen-port",
+    "dashboard-agent-grpc-port",
+    "runtime-env-agent-port",
+    "metrics-export-port",
+)
+RAY_HEAD_PORTS = ("ray-client-server-port", "dashboard-port")
+RAY_HEAD_VARIABLES = ("AUTOSCALER_METRIC_PORT", "DASHBOARD_METRIC_PORT")
 #: The port of the agent, unless a compute says another.
 AGENT_PORT = 32300
 #: The arguments of `.distribute()`, in order.
@@ -111,14 +123,20 @@ class DistributionSpec:
         """True if each process listens on a port; false if only the first process does."""
         return self.distribution_type in _PORT_EACH
 
+    def further_ports(self, pods: int) -> int:
+        """Ports that so many pods need on one machine beside those that they meet at."""
+        if self.distribution_type != "ray":
+            return 0
+        return len(RAY_HEAD_PORTS) + len(RAY_HEAD_VARIABLES) + pods * len(RAY_NODE_PORTS)
+
     @property
     def is_monitored(self) -> bool:
         """True if the loss of a pod ends the calls that it is part of.
 
-        Ray goes on without a pod. Monarch does not, and notices a loss after more than a minute.
+        Ray and Monarch notice a loss by themselves, Monarch after more than a minute.
         """
         if self.monitor_members is None:
-            return self.distribution_type != "ray"
+            return self.distribution_type not in SINGLE_CONTROLLER
         return self.monitor_members
 
     def config(self, *, replicas: int, launch_timeout: int) -> dict[str, Any]:

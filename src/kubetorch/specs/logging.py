@@ -25,8 +25,9 @@ class LoggingConfig:
 
     Attributes:
         stream_logs: Whether calls and deploys stream logs; `None` leaves it to `kt.config`.
-        level: Lowest level of logger lines; prints are always shown. It is also the level of the
-            root logger in the workers.
+        level: Lowest level of lines that are shown, and that the workers of programs which do not
+            configure logging write. Prints are always shown, unless the program gives the root
+            logger a handler: then what it writes to stdout counts as `info`, to stderr as `error`.
         include_system_logs: Whether lines of the agent itself are shown too.
         include_events: Whether events of pods are shown while a deploy runs.
         grace_period: Without effect: lines arrive before the result of the call that wrote them.

@@ -106,7 +106,7 @@ def _amount(text: str, value: object, parameter: str, hint: str) -> Fraction:
     if match is None or scale is None:
         raise SpecError(
             f"{parameter} is {value!r}, which is not a Kubernetes quantity",
-            hint=_suggestion(text, hint),
+            hint=suggestion(text, hint),
         )
     amount = Fraction(number if number[-1] != "." else number[:-1]) * scale
     if amount > _LARGEST:
@@ -114,7 +114,7 @@ def _amount(text: str, value: object, parameter: str, hint: str) -> Fraction:
     return amount
 
 
-def _suggestion(text: str, hint: str) -> str:
+def suggestion(text: str, hint: str) -> str:
     """The correction of a likely mistake: `4 GB` is `4G`, `2 gi` is `2Gi`."""
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kKmMgGtT])(i?)[bB]?\s*", text)
     if match is None:

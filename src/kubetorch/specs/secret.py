@@ -202,15 +202,14 @@ def check_variable(name: object) -> str:
         shown = abbreviated(name) if isinstance(name, str) else name
         raise SpecError(
             f"{shown!r} cannot be the name of an environment variable: letters, digits and '_'",
-            hint="env_vars has names of variables, not their values",
+            hint="env_vars has names of variables; values={...} has values themselves",
         )
     return name
 
 
 def abbreviated(name: str) -> str:
     """The showable part of a text that should be a variable's name, and may be its value."""
-    is_name = re.fullmatch(r"[A-Z0-9_]+", name) or re.fullmatch(r"\w{1,16}", name)
-    return name if is_name else f"{name[:3]}…"
+    return name if re.fullmatch(r"[A-Z_][A-Z0-9_]*", name) else f"{name[:3]}…"
 
 
 def check_folder(path: str) -> str:

@@ -22,6 +22,9 @@ class RuntimeSpec:
         site: Folders that its packages are installed in.
         package_managers: Whether steps of an image may call the system's package manager.
         pretends_gpus: Whether pods that ask for GPUs run without any, and are told numbers of some.
+        environ: Variables of the machine and the user, such as `PATH`, `TZ` and proxies, as the
+            program that deploys has them.
+        umask: The file mode creation mask of that program.
     """
 
     python: str | None = None
@@ -31,6 +34,8 @@ class RuntimeSpec:
     site: tuple[str, ...] = ()
     package_managers: bool = False
     pretends_gpus: bool = False
+    environ: tuple[tuple[str, str], ...] = ()
+    umask: int | None = None
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ piece, nor when they are decoded.
 - Frames of pandas are their columns: arrays, and what makes more of arrays (categories, masks, time
   zones). Columns that Arrow keeps are streams of Arrow.
 - Tables of Arrow and frames of polars are streams of Arrow's IPC format, not compressed. What a
-  stream says is checked before a library reads it (`_check_stream`): nothing in it may be an
-  extension type, which runs code of whoever registered it, or be larger than it looks.
+  stream says is checked before a library reads it (`kubetorch.wire.arrow_streams`): nothing in it
+  may be an extension type, which runs code of whoever registered it, or be larger than it looks.
 """
 
 from __future__ import annotations
@@ -22,35 +22,25 @@ import io
 import itertools
 import math
 import re
-import struct
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from kubetorch.errors import SerializationError
-from kubetorch.wire import introspection
+from kubetorch.wire import arrow_streams, dtypes, introspection
 from kubetorch.wire.values import Packer, Tag, Unpacker, checked_zone, expect, is_zone
 
-_INTEGERS = frozenset({int})
 _DENSE = "send tensor.to_dense(), or its parts; pickle carries others where it is allowed"
 
 
-def _sizes(value: object) -> list[int]:
-    sizes = expect(value, list)
-    if not _INTEGERS.issuperset(map(type, sizes)) or min(sizes, default=0) < 0:
-        raise ValueError("numbers that are no sizes")
-    return sizes  # type: ignore[no-any-return]  # it is a list
-
-
-#: Dimensions of an array: the product of more would take long.
-_DIMENSIONS = 64
-
-
-def _shape(value: object) -> tuple[int, ...]:
-    sizes = _sizes(value)
-    if len(sizes) > _DIMENSIONS:
-        raise ValueError(f"an array of {len(sizes)} dimensions")
-    return tuple(sizes)
+def _check_shape(packer: Packer, value: Any) -> list[int]:  # noqa: ANN401  # an array or a tensor
+    """The shape of a value, unless the other end refuses it."""
+    sizes = list(value.shape)
+    try:
+        dtypes.shape(sizes)
+    except ValueError as error:
+        packer.refuse(value, f", which cannot travel: {error}", "send its shape")
+    return sizes
 
 
 # ---------------------------------------------------------------------------------------- NumPy
@@ -76,7 +66,7 @@ def _pack_numpy(packer: Packer, value: Any, mode: int) -> Tag | None:  # noqa: A
 
 def _pack_objects(packer: Packer, value: Any, mode: int) -> Tag:  # noqa: ANN401  # an array
     items = packer.items(value.reshape(-1).tolist(), max(mode, packer.EXACT))
-    return packer.tag("np.objects", list(value.shape), items)
+    return packer.tag("np.objects", _check_shape(packer, value), items)
 
 
 def _pack_array(packer: Packer, value: Any) -> Tag:  # noqa: ANN401  # an array
@@ -84,76 +74,31 @@ def _pack_array(packer: Packer, value: Any) -> Tag:  # noqa: ANN401  # an array
         if hasattr(value.dtype, "na_object"):
             packer.refuse(value, " of strings that may be missing, which cannot travel")
         texts = packer.items(value.reshape(-1).tolist())
-        return packer.tag("np.strings", list(value.shape), texts, [0, 0])
+        return packer.tag("np.strings", _check_shape(packer, value), texts, [0, 0])
     dtype, flags = _describe_dtype(packer, value, value.dtype), value.flags
     order, rows = "C", value
     if not flags.c_contiguous:
         order = "F" if flags.f_contiguous else "C"
         rows = value.T if order == "F" else value.copy(order="C")
     place = packer.add(rows.reshape(-1).view("u1")) if value.size else [0, 0]
-    return packer.tag("np.array", dtype, list(value.shape), order, place)
+    return packer.tag("np.array", dtype, _check_shape(packer, value), order, place)
 
 
 def _describe_dtype(packer: Packer, value: object, dtype: Any) -> Any:  # noqa: ANN401  # of JSON
     """A dtype as JSON: its name, or the parts that it has."""
     if dtype.isbuiltin == 1:
         return dtype.str
-    if dtype.subdtype is not None:
-        base, shape = dtype.subdtype
-        return [_describe_dtype(packer, value, base), list(shape)]
-    if dtype.names is not None:
-        fields = [dtype.fields[name] for name in dtype.names]
-        formats = [_describe_dtype(packer, value, field[0]) for field in fields]
-        titles = [packer.pack(field[2] if len(field) > 2 else None) for field in fields]
-        return {
-            "names": list(dtype.names),
-            "titles": titles,
-            "formats": formats,
-            "offsets": [field[1] for field in fields],
-            "itemsize": dtype.itemsize,
-        }
-    if dtype.isbuiltin == 2 or not _DTYPE.fullmatch(dtype.str) or not dtype.itemsize:
+    try:
+        return dtypes.describe(dtype)
+    except (ValueError, TypeError):  # NumPy's own, of a dtype that somebody else has made
         packer.refuse(
             value,
             f" of dtype {dtype}, which cannot travel",
             "convert it first: array.astype(numpy.float32), for example",
         )
-    return dtype.str
 
 
-_DTYPE = re.compile(r"[<>|=][biufcSUVmM][0-9]{1,9}(\[[0-9]{0,9}[A-Za-z]{1,9}\])?")
 _SCALARS = frozenset({str, int, float, bool, type(None)})
-#: Levels of a dtype that has fields.
-_DTYPE_DEPTH = 16
-
-
-def _dtype(numpy: Any, described: object, depth: int = 0) -> Any:  # noqa: ANN401  # a module
-    """The dtype that JSON describes."""
-    if type(described) is str:
-        return _named_dtype(described)
-    if depth > _DTYPE_DEPTH:
-        raise ValueError("a dtype nested too deep")
-    if type(described) is list:
-        base, shape = described
-        return numpy.dtype((_dtype(numpy, base, depth + 1), _shape(shape)))
-    fields = expect(described, dict)
-    formats, titles = expect(fields["formats"], list), expect(fields["titles"], list)
-    return numpy.dtype(
-        {
-            "names": [expect(name, str) for name in expect(fields["names"], list)],
-            "titles": [None if title is None else expect(title, str) for title in titles],
-            "formats": [_dtype(numpy, one, depth + 1) for one in formats],
-            "offsets": _sizes(fields["offsets"]),
-            "itemsize": expect(fields["itemsize"], int),
-        }
-    )
-
-
-@functools.lru_cache(64)
-def _named_dtype(name: str) -> Any:  # noqa: ANN401  # a dtype
-    if not _DTYPE.fullmatch(name):
-        raise ValueError(f"the dtype {name!r:.80}")
-    return sys.modules["numpy"].dtype(name)
 
 
 def _numpy(unpacker: Unpacker) -> Any:  # noqa: ANN401  # a module
@@ -164,7 +109,7 @@ def _unpack_array(
     unpacker: Unpacker, described: object, shape: object, order: object, place: object
 ) -> Any:  # noqa: ANN401  # an array
     numpy = _numpy(unpacker)
-    dtype, sizes = _dtype(numpy, described), _shape(shape)
+    dtype, sizes = dtypes.parse(described), dtypes.shape(shape)
     buffer = unpacker.buffer(place, is_writable=True)
     if dtype.hasobject or not dtype.itemsize or math.prod(sizes) * dtype.itemsize != len(buffer):
         raise ValueError(f"an array of {sizes} {dtype} in {len(buffer)} bytes")
@@ -182,7 +127,7 @@ def _unpack_scalar(unpacker: Unpacker, described: object, data: object, *plain: 
             return plain[0]
         raise
     content = bytearray.fromhex(expect(data, str))
-    dtype = _dtype(numpy, described)
+    dtype = dtypes.parse(described)
     if dtype.hasobject or dtype.itemsize != len(content):
         raise ValueError(f"a {dtype} of {len(content)} bytes")
     return numpy.ndarray((), dtype, content)[()]
@@ -196,7 +141,7 @@ def _unpack_numbers(unpacker: Unpacker, dtype: object, place: object) -> list[An
         if expect(dtype, str) != ("<f8" if sys.byteorder == "little" else ">f8"):
             raise
         return buffer.cast("d").tolist()
-    return list(numpy.frombuffer(buffer, _named_dtype(expect(dtype, str))))
+    return list(numpy.frombuffer(buffer, dtypes.named(expect(dtype, str))))
 
 
 def _unpack_text(unpacker: Unpacker, text: object) -> Any:  # noqa: ANN401  # a scalar
@@ -208,7 +153,7 @@ def _unpack_text(unpacker: Unpacker, text: object) -> Any:  # noqa: ANN401  # a 
 
 def _unpack_objects(unpacker: Unpacker, shape: object, items: object) -> Any:  # noqa: ANN401
     numpy = _numpy(unpacker)
-    sizes, values = _shape(shape), expect(items, list)
+    sizes, values = dtypes.shape(shape), expect(items, list)
     if math.prod(sizes) != len(values):
         raise ValueError(f"an array of {sizes} with {len(values)} objects")
     found = numpy.empty(len(values), object)
@@ -223,7 +168,7 @@ def _unpack_objects(unpacker: Unpacker, shape: object, items: object) -> Any:  #
 def _unpack_strings(unpacker: Unpacker, shape: object, items: object, _: object) -> Any:  # noqa: ANN401
     numpy = _numpy(unpacker)
     values = [expect(item, str) for item in expect(items, list)]
-    return numpy.array(values, numpy.dtypes.StringDType()).reshape(_shape(shape))
+    return numpy.array(values, numpy.dtypes.StringDType()).reshape(dtypes.shape(shape))
 
 
 # ---------------------------------------------------------------------------------------- torch
@@ -259,7 +204,7 @@ def _pack_tensor(packer: Packer, value: Any) -> Tag:  # noqa: ANN401  # a tensor
     return packer.tag(
         "torch.tensor",
         str(tensor.dtype).removeprefix("torch."),
-        list(rows.shape),
+        _check_shape(packer, rows),
         axes,
         value.requires_grad,
         type(value).__name__ == "Parameter",
@@ -278,7 +223,7 @@ def _unpack_tensor(  # what a tensor is made of
 ) -> Any:  # noqa: ANN401  # a tensor
     torch = unpacker.library("torch", "a tensor")
     dtype = vars(torch).get(expect(name, str))
-    sizes, order = _shape(shape), _shape(axes)
+    sizes, order = dtypes.shape(shape), dtypes.sizes(axes)
     # torch dies of quantized numbers that lack their scale.
     is_known = isinstance(dtype, torch.dtype) and not str(dtype).startswith("torch.q")
     if not is_known or sorted(order) != list(range(len(sizes))):
@@ -319,7 +264,9 @@ def _pack_pandas(packer: Packer, value: Any, mode: int) -> Tag | None:  # noqa: 
 
 def _pack_labels(packer: Packer, value: Any, name: object) -> list[object]:  # noqa: ANN401
     """The index of a frame or of a series, its name, and its `attrs`."""
-    labels = [_pack_index(packer, value.index), packer.pack(name, packer.KEY)]
+    pack = functools.partial(_pack_index, packer, value.index)
+    index = packer.at("index", pack, is_attribute=True)
+    labels = [index, packer.pack(name, packer.KEY)]
     return [*labels, packer.pack(dict(value.attrs))] if value.attrs else labels
 
 
@@ -340,7 +287,8 @@ def _pack_frame(packer: Packer, frame: Any) -> Tag:  # noqa: ANN401  # a frame
             pack = functools.partial(_pack_column, packer, column)
             blocks.append(packer.at(frame.columns[at], pack))
         at += count
-    columns = _pack_index(packer, frame.columns)
+    pack = functools.partial(_pack_index, packer, frame.columns)
+    columns = packer.at("columns", pack, is_attribute=True)
     return packer.tag("pd.frame", blocks, columns, *_pack_labels(packer, frame, None))
 
 
@@ -396,12 +344,18 @@ def _pack_intervals(packer: Packer, array: Any, dtype: Any) -> list[object]:  # 
     return ["interval", *sides, dtype.closed]
 
 
+def _pack_periods(packer: Packer, array: Any, dtype: Any) -> list[object]:  # noqa: ANN401
+    if _period_dtype(sys.modules["pandas"], str(dtype)) != dtype:
+        packer.refuse(array, f" of dtype {dtype}, which cannot travel", "convert it: .astype(str)")
+    return ["period", packer.pack(array.asi8), str(dtype)]
+
+
 _PACKED_COLUMNS: dict[str, Callable[[Packer, Any, Any], list[object]]] = {
     "CategoricalDtype": _pack_category,
     "DatetimeTZDtype": _pack_moments,
     "StringDtype": _pack_texts,
     "ArrowDtype": lambda packer, array, _: ["arrow", _pack_arrow_column(packer, array)],
-    "PeriodDtype": lambda packer, array, dtype: ["period", packer.pack(array.asi8), str(dtype)],
+    "PeriodDtype": _pack_periods,
     "IntervalDtype": _pack_intervals,
 }
 
@@ -434,14 +388,31 @@ def _pack_index(packer: Packer, index: Any) -> list[object]:  # noqa: ANN401  # 
     pandas = sys.modules["pandas"]
     names = [packer.pack(name, packer.KEY) for name in index.names]
     if type(index) is pandas.RangeIndex:
+        if len(index) > _RANGE:
+            packer.refuse(index, f" of more than {_RANGE} labels", "send its start, stop and step")
         return ["range", index.start, index.stop, index.step, *names]
     if type(index) is pandas.MultiIndex:
         levels = [_pack_inner(packer, level) for level in index.levels]
         return ["multi", levels, [packer.pack(codes.copy()) for codes in index.codes], names]
-    frequency = getattr(index, "freqstr", None) if hasattr(index, "freq") else None
+    # That of periods is in their dtype.
+    has_frequency = hasattr(index, "freq") and type(index) is not pandas.PeriodIndex
+    frequency = getattr(index, "freqstr", None) if has_frequency else None
+    if frequency is not None and _known_frequency(pandas, frequency) != index.freq:
+        why = f" of the frequency {index.freq!s:.80}, which cannot travel"
+        packer.refuse(index, why, "set its freq to None, or send index._with_freq(None)")
     return ["values", _pack_column(packer, index, packer.KEY), *names, frequency]
 
 
+def _known_frequency(pandas: Any, name: str) -> object:  # noqa: ANN401  # a module
+    """The frequency of this name; `None` if that is not all of it, as with holidays."""
+    try:
+        return pandas.tseries.frequencies.to_offset(_frequency(name))
+    except ValueError:
+        return None
+
+
+#: Labels of a range, of which no byte accounts for any: those of a value beside it are as many.
+_RANGE = 1 << 28
 #: Labels of a range in a value that pandas makes an array of it for.
 _INNER_RANGE = 1000
 
@@ -501,13 +472,16 @@ def _unpack_labels(unpacker: Unpacker, packed: object) -> Any:  # noqa: ANN401  
     kind, *parts = expect(packed, list)
     if expect(kind, str) == "range":
         start, stop, step, name = parts
-        bounds = (expect(one, int) for one in (start, stop, step))
-        return pandas.RangeIndex(*bounds, name=unpacker.key(name))
+        labels = range(*(expect(one, int) for one in (start, stop, step)))
+        if len(labels) > _RANGE:
+            raise ValueError(f"a range of more than {_RANGE} labels")
+        return pandas.RangeIndex(labels, name=unpacker.key(name))
     if kind == "multi":
         levels, codes, names = parts
+        found = [_unpack_inner(unpacker, level) for level in expect(levels, list)]
         return pandas.MultiIndex(
-            [_unpack_inner(unpacker, level) for level in expect(levels, list)],
-            [_array(one) for one in expect(codes, list)],
+            found,
+            [_codes(one, level) for one, level in zip(expect(codes, list), found, strict=True)],
             names=[unpacker.key(name) for name in expect(names, list)],
         )
     column, name, frequency = parts
@@ -549,16 +523,40 @@ def _array(value: Any, dimensions: int = 1) -> Any:  # noqa: ANN401  # an array
     return array
 
 
+def _numbers(value: Any, kinds: str) -> Any:  # noqa: ANN401  # an array
+    """An array of numbers of these kinds, in the order of bytes of this machine."""
+    array = _array(value)
+    if array.dtype.kind not in kinds or not array.dtype.isnative:
+        raise ValueError(f"an array of {array.dtype} where numbers should be")
+    return array
+
+
+def _integers(value: Any) -> Any:  # noqa: ANN401  # an array
+    """An array of integers of 64 bits, such as moments."""
+    array = _numbers(value, "i")
+    if array.dtype.itemsize != 8:
+        raise ValueError(f"an array of {array.dtype} where int64 should be")
+    return array
+
+
+def _codes(value: Any, labels: Any) -> Any:  # noqa: ANN401  # arrays
+    """The positions of labels, -1 for those that are missing: pandas would cut larger ones off."""
+    codes = _numbers(value, "i")
+    if codes.size and not -1 <= codes.min() <= codes.max() < len(labels):
+        raise ValueError(f"codes that are none of {len(labels)} labels")
+    return codes
+
+
 def _category(unpacker: Unpacker, pandas: Any, codes: Any, categories: Any, ordered: object) -> Any:  # noqa: ANN401
     labels = _unpack_inner(unpacker, categories)
     return pandas.Categorical.from_codes(
-        _array(codes), dtype=pandas.CategoricalDtype(labels, ordered is True)
+        _codes(codes, labels), dtype=pandas.CategoricalDtype(labels, ordered is True)
     )
 
 
 def _zoned(_: Unpacker, pandas: Any, moments: Any, unit: object, zone: object) -> Any:  # noqa: ANN401
     dtype = pandas.DatetimeTZDtype(expect(unit, str), _named_zone(zone))
-    found = pandas.DatetimeIndex(_array(moments).view(f"M8[{unit}]"), copy=False)
+    found = pandas.DatetimeIndex(_integers(moments).view(f"M8[{unit}]"), copy=False)
     return found.tz_localize("UTC").tz_convert(dtype.tz).array
 
 
@@ -598,16 +596,20 @@ def _arrow(unpacker: Unpacker, pandas: Any, place: object) -> Any:  # noqa: ANN4
 
 
 def _masked(_: Unpacker, pandas: Any, data: Any, mask: Any, name: object) -> Any:  # noqa: ANN401
-    kind = {"b": "Boolean", "f": "Floating"}.get(_array(data).dtype.kind, "Integer")
-    found = getattr(pandas.arrays, f"{kind}Array")(data, _array(mask))
+    kind = {"b": "Boolean", "f": "Floating"}.get(_numbers(data, "biuf").dtype.kind, "Integer")
+    found = getattr(pandas.arrays, f"{kind}Array")(data, _numbers(mask, "b"))
     if str(found.dtype) != expect(name, str):
         raise ValueError(f"a {found.dtype} that is {name!r:.80}")
     return found
 
 
 def _period(_: Unpacker, pandas: Any, ordinals: Any, name: object) -> Any:  # noqa: ANN401
-    dtype = pandas.PeriodDtype.construct_from_string(_frequency(name))
-    return pandas.arrays.PeriodArray(_array(ordinals), dtype=dtype)
+    dtype = _period_dtype(pandas, name)
+    return pandas.arrays.PeriodArray(_integers(ordinals), dtype=dtype)
+
+
+def _period_dtype(pandas: Any, name: object) -> Any:  # noqa: ANN401  # of pandas
+    return pandas.PeriodDtype.construct_from_string(_frequency(name))
 
 
 def _interval(unpacker: Unpacker, pandas: Any, left: Any, right: Any, closed: object) -> Any:  # noqa: ANN401
@@ -700,18 +702,24 @@ class _Sink:
 
 def _pack_table(packer: Packer, value: object, table: Any) -> list[int]:  # noqa: ANN401  # of Arrow
     pyarrow = sys.modules["pyarrow"]
-    if _EXTENSION in table.schema.serialize().to_pybytes():
+    if arrow_streams.EXTENSION in table.schema.serialize().to_pybytes():
         packer.refuse(value, " with extension types, which cannot travel", "cast to their storage")
     sink = _Sink(packer)
     with pyarrow.ipc.new_stream(sink, table.schema) as writer:
         writer.write(table)
+    try:
+        packer.count_rows(arrow_streams.check(sink.read, sink.size))
+        is_table = isinstance(table, pyarrow.Table)
+        _validate(pyarrow, table if is_table else pyarrow.Table.from_batches([table]))
+    except (ValueError, pyarrow.ArrowException) as error:
+        packer.refuse(value, f", which cannot travel: {error}", _CAST)
     return [sink.begin or 0, sink.size]
 
 
 def _unpack_table(unpacker: Unpacker, place: object) -> Any:  # noqa: ANN401  # a table
     pyarrow = unpacker.library("pyarrow", "a table of Arrow")
     stream = unpacker.buffer(place)
-    _check_stream(_reader(stream), len(stream))
+    unpacker.count_rows(arrow_streams.check(arrow_streams.reader(stream), len(stream)))
     table = pyarrow.ipc.open_stream(pyarrow.py_buffer(stream)).read_all()
     _validate(pyarrow, table)
     return table
@@ -727,6 +735,8 @@ def _validate(pyarrow: Any, table: Any) -> None:  # noqa: ANN401  # of Arrow
             # ASCII is text wherever it is cut; to look for it takes a tenth of the time.
             is_plain = data is not None and _is_ascii(chunk.buffers()[2])
             (chunk.view(data) if is_plain else chunk).validate(full=True)
+            if column.type.num_fields:
+                arrow_streams.check_references(pyarrow, chunk)
 
 
 def _is_ascii(buffer: Any) -> bool:  # noqa: ANN401  # of Arrow, or none
@@ -748,6 +758,11 @@ def _unpack_arrow(unpacker: Unpacker, place: object) -> Any:  # noqa: ANN401  # 
     return column
 
 
+#: Bytes that are looked at together.
+_PIECE = 1 << 16
+_CAST = "cast its columns to other types"
+
+
 def _pack_polars(packer: Packer, value: Any, mode: int) -> Tag | None:  # noqa: ANN401  # of polars
     del mode
     polars = sys.modules["polars"]
@@ -762,158 +777,27 @@ def _pack_polars(packer: Packer, value: Any, mode: int) -> Tag | None:  # noqa: 
     sink = _Sink(packer)
     frame.write_ipc_stream(sink, compression="uncompressed")
     try:
-        _check_stream(sink.read, sink.size, is_polars=True)
-    except ValueError as error:
-        packer.refuse(value, f", which cannot travel: {error}", "cast its columns to other types")
+        packer.count_rows(arrow_streams.check(sink.read, sink.size, is_polars=True))
+        _check_types(polars, frame)
+    except (ValueError, polars.exceptions.PolarsError) as error:
+        packer.refuse(value, f", which cannot travel: {error}", _CAST)
     return packer.tag(f"pl.{type(value).__name__}", [sink.begin or 0, sink.size])
+
+
+def _check_types(polars: Any, frame: Any) -> None:  # noqa: ANN401  # of polars
+    """Refuse a frame with types that polars writes and does not read."""
+    if any(dtype.is_nested() for dtype in frame.dtypes):
+        sink = io.BytesIO()
+        frame.head(1).write_ipc_stream(sink, compression="uncompressed")
+        polars.read_ipc_stream(sink.getvalue())
 
 
 def _unpack_polars(unpacker: Unpacker, place: object) -> Any:  # noqa: ANN401  # a frame
     polars = unpacker.library("polars", "a frame of polars")
     stream = unpacker.buffer(place)
-    _check_stream(_reader(stream), len(stream), is_polars=True)
+    rows = arrow_streams.check(arrow_streams.reader(stream), len(stream), is_polars=True)
+    unpacker.count_rows(rows)
     return polars.read_ipc_stream(io.BytesIO(stream))
-
-
-#: Rows of a frame of polars in a byte, and those that take none if all of them are null.
-_ROWS, _NULL_ROWS = 8, 1024 * 1024
-_EXTENSION = b"ARROW:extension:name"
-#: As early versions of the format had it.
-_COMPRESSION = b"ARROW:experimental_compression"
-#: Kinds of messages in a stream, and of fields that are text.
-_SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
-_TEXTS = (5, 20, 24)
-#: Levels of fields in fields, and bytes that a field has in a schema at least.
-_LEVELS, _FIELD = 100, 16
-#: Bytes that are looked at together.
-_PIECE = 1 << 16
-#: Bytes of dictionaries that are looked at: with each batch, all of them.
-_WORK = 1 << 36
-
-
-def _reader(stream: memoryview) -> Callable[[int, int], memoryview]:
-    return lambda at, size: stream[at : at + size]
-
-
-def _check_stream(
-    read: Callable[[int, int], memoryview], end: int, *, is_polars: bool = False
-) -> None:
-    """Refuse a stream of Arrow that is larger than it looks, or has extension types.
-
-    A compressed buffer says how long it is without being so; a class that somebody has registered
-    makes what it likes of an extension type. No library can be told to refuse them. And polars
-    makes room for as many rows and bytes as there are said to be.
-    """
-    at = dictionaries = work = 0
-    while at < end:
-        marker, length = struct.unpack("<II", read(at, 8))
-        if marker != 0xFFFFFFFF:
-            raise ValueError("a stream of Arrow in an old format")
-        if not length:
-            return
-        message = read(at + 8, length)
-        kind, header, body = _parse_message(message)
-        text = bytes(message)
-        if _EXTENSION in text:
-            raise ValueError("a stream of Arrow with an extension type")
-        if kind == _SCHEMA and is_polars:
-            _check_fields(message, header)
-        if kind == _DICTIONARY:
-            header = _Flat(message, header.offset(1))
-            dictionaries += body
-        if kind in (_DICTIONARY, _BATCH):
-            work += dictionaries
-            if header.field(3) or _COMPRESSION in text:
-                raise ValueError("a stream of Arrow that is compressed")
-            _check_batch(header, body, is_polars=is_polars)
-        at += 8 + length + body
-        if body < 0 or at > end:
-            raise ValueError("a stream of Arrow that ends too early")
-        if work > _WORK:
-            raise ValueError("a stream of Arrow with too many batches for its dictionaries")
-
-
-def _check_batch(batch: _Flat, body: int, *, is_polars: bool) -> None:
-    """Refuse a batch with buffers that do not lie in its body of this many bytes, one by one."""
-    sizes = 0
-    for offset, size in batch.pairs(2):
-        sizes += size
-        # Those that lie on each other would be more once they are copied.
-        if not (0 <= offset <= offset + size <= body and sizes <= body):
-            raise ValueError("a stream of Arrow with a buffer that is not there")
-    most = max(body * _ROWS, _NULL_ROWS)
-    if is_polars and any(length > most for length, _ in batch.pairs(1)):
-        raise ValueError(f"a stream of Arrow with more than {most} rows in {body} bytes")
-
-
-def _check_fields(message: memoryview, schema: _Flat) -> None:
-    """Refuse a schema that polars does not survive.
-
-    It knows no bounds of fields in fields, and copies what is in a dictionary for each row, unless
-    that is text.
-    """
-    found = [(field, 1) for field in schema.tables(1)]
-    for field, level in found:
-        if field.field(4) and message[field.field(2)] not in _TEXTS:
-            raise ValueError("a stream of Arrow with a dictionary of other values than texts")
-        for inner in field.tables(5):
-            found.append((inner, level + 1))
-            if level == _LEVELS or len(found) > len(message) // _FIELD:
-                raise ValueError("a stream of Arrow with fields in fields without end")
-
-
-def _parse_message(message: memoryview) -> tuple[int, _Flat, int]:
-    """Kind, header and length of the body of a message of Arrow."""
-    table = _Flat(message, _number("<I", message, 0))
-    kind, body = table.field(1), table.field(3)
-    if not kind:
-        raise ValueError("a message of Arrow of no kind")
-    size = _number("<q", message, body) if body else 0
-    return message[kind], _Flat(message, table.offset(2)), size
-
-
-def _number(form: str, data: memoryview, at: int) -> int:
-    if at < 0:
-        raise ValueError("a message of Arrow that refers to what is before it")
-    return int(struct.unpack_from(form, data, at)[0])
-
-
-class _Flat:
-    """A table of a FlatBuffer."""
-
-    def __init__(self, data: memoryview, at: int) -> None:
-        self._data, self._at = data, at
-        self._fields = at - _number("<i", data, at)
-        self._size = _number("<H", data, self._fields)
-
-    def field(self, number: int) -> int:
-        """The position of a field; 0 if the field is absent."""
-        entry = 4 + 2 * number
-        if entry >= self._size:
-            return 0
-        found = _number("<H", self._data, self._fields + entry)
-        return self._at + found if found else 0
-
-    def pairs(self, number: int) -> Iterator[tuple[int, int]]:
-        """The pairs of numbers in a list that a field refers to."""
-        if self.field(number):
-            at = self.offset(number)
-            for item in range(at + 4, at + 4 + 16 * _number("<I", self._data, at), 16):
-                yield _number("<q", self._data, item), _number("<q", self._data, item + 8)
-
-    def tables(self, number: int) -> Iterator[_Flat]:
-        """The tables in a list that a field refers to."""
-        if self.field(number):
-            at = self.offset(number)
-            for item in range(at + 4, at + 4 + 4 * _number("<I", self._data, at), 4):
-                yield _Flat(self._data, item + _number("<I", self._data, item))
-
-    def offset(self, number: int) -> int:
-        """The position of the table or list that a field refers to."""
-        place = self.field(number)
-        if not place:
-            raise ValueError("a message of Arrow that lacks a part")
-        return place + _number("<I", self._data, place)
 
 
 #: By the package of a value's class: what makes a tag of it, or `None` if that is none of its.

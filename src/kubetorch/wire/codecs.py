@@ -22,10 +22,10 @@ would see: `.text`, `.content`, `.content_type`.
 from __future__ import annotations
 
 import base64
-import contextlib
 import io
 import itertools
 import json
+import math
 import pickle
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
@@ -46,10 +46,14 @@ values.PACKERS.update(arrays.PACKERS)
 values.UNPACKERS.update(arrays.UNPACKERS)
 
 ALIGNMENT = 64
+#: Segments of a payload, whose sizes travel in one frame, and bytes of their sizes and number.
+SEGMENTS_LIMIT = 10_000
+SIZES_BYTES = 4 + 8 * SEGMENTS_LIMIT
 Segment = Buffer | Gathered
 #: Values that are measured at most, and types of those that are small.
 _MEASURED = 1000
 _SMALL = frozenset({int, float, bool, type(None)})
+_MEASURABLE = (list, tuple, dict, str, bytes, bytearray)
 
 
 def usual(allowed: Iterable[str] | None) -> str:
@@ -129,15 +133,20 @@ def buffer_bytes(given: Iterable[object]) -> int:
     sizes: dict[int, int] = {}  # by identity: what is there twice is pickled once
     found = [value for value in given if type(value) not in _SMALL]
     for value in found:
-        if isinstance(value, (list, tuple, dict)):
-            inner = value.values() if isinstance(value, dict) else value
+        kind: Any = next((base for base in _MEASURABLE if introspection.is_a(value, base)), None)
+        if kind in (list, tuple, dict):
+            inner = dict.values(value) if kind is dict else kind.__iter__(value)  # type: ignore[arg-type]
             found.extend(itertools.islice(inner, max(_MEASURED - len(found), 0)))
-        elif isinstance(value, (str, bytes, bytearray)):
-            sizes[id(value)] = len(value)
+        elif kind is not None:
+            sizes[id(value)] = kind.__len__(value)
         elif type(value) not in _SMALL:
-            with contextlib.suppress(TypeError, ValueError, BufferError):  # it is no buffer
-                sizes[id(value)] = memoryview(value).nbytes  # type: ignore[arg-type]
+            # Most are no buffers.
+            sizes[id(value)] = introspection.attempt(_buffer_bytes, 0, value)
     return sum(sizes.values())
+
+
+def _buffer_bytes(value: Any) -> int:  # noqa: ANN401  # whatever is none raises
+    return memoryview(value).nbytes
 
 
 def decode(
@@ -204,14 +213,13 @@ def _find_unencodable(value: object, path: str = "$", depth: int = 0) -> str | N
     if value is None or isinstance(value, (str, bool, int)):
         return None
     if isinstance(value, float):
-        finite = value - value == 0
-        return None if finite else f"the number {value} at {path}"
+        return None if math.isfinite(value) else f"the number {value} at {path}"
     if depth > 100:
         return f"a value nested this deep, at {path[:80]}…"
     if isinstance(value, dict):
         for key, item in value.items():
             if not (key is None or isinstance(key, (str, int, float, bool))):
-                return f"a key of type {_type_name(key)} at {path}"
+                return f"a key of type {values.name_of(type(key))} at {path}"
             found = _find_unencodable(item, f"{path}.{key}", depth + 1)
             if found:
                 return found
@@ -222,14 +230,7 @@ def _find_unencodable(value: object, path: str = "$", depth: int = 0) -> str | N
             if found:
                 return found
         return None
-    return f"a value of type {_type_name(value)} at {path}"
-
-
-def _type_name(value: object) -> str:
-    cls = type(value)
-    return (
-        cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
-    )
+    return f"a value of type {values.name_of(type(value))} at {path}"
 
 
 # -------------------------------------------------------------------------- segments ↔ payload
@@ -349,10 +350,17 @@ def _text(content: bytes, charset: str) -> str:
 
 
 def _encode_pickle(value: object) -> list[Segment]:
-    """The pickle stream, then one segment for each buffer of the value."""
+    """The pickle stream, then one segment for each buffer of the value, as far as there may be."""
     buffers: list[pickle.PickleBuffer] = []
+
+    def is_in_stream(buffer: pickle.PickleBuffer) -> bool:
+        if len(buffers) == SEGMENTS_LIMIT - 1:
+            return True
+        buffers.append(buffer)
+        return False
+
     try:
-        stream = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+        stream = pickle.dumps(value, protocol=5, buffer_callback=is_in_stream)
         return [stream, *(buffer.raw() for buffer in buffers)]
     except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
         raise SerializationError(

@@ -37,14 +37,20 @@ from kubetorch.wire.introspection import (
     safely,
     shown,
 )
+from kubetorch.wire.introspection import of_error as _of_error
+from kubetorch.wire.introspection import set_of_error as _put
 from kubetorch.wire.values import EXACT, decode, encode
 
 #: A message or traceback that is longer is cut in the middle; the pod's log has all of it.
 TEXT_LIMIT = 256 * 1024
 #: Bytes of JSON: a failure travels in one frame. Text and traceback alone always fit.
 JSON_LIMIT = 4 * 1024 * 1024
+#: Bytes that a failure has in a message of a session, which has little more.
+MESSAGE_LIMIT = JSON_LIMIT - 512 * 1024
 #: Characters of JSON that the members of one exception may have together, and its plain attributes.
 MEMBERS_LIMIT, STATE_LIMIT = 256 * 1024, 1024 * 1024
+#: Characters of a class's name, and of the name of its module.
+NAME_LIMIT = 1000
 #: Causes of causes that are described.
 CAUSES_LIMIT = 20
 #: Values that are copied of one: lists that share their parts may have more than can be counted.
@@ -103,17 +109,24 @@ class Failure:
             del found["other_errors"]
         return found
 
-    def to_json(self) -> bytes:
+    def to_json(self, limit: int = JSON_LIMIT) -> bytes:
         """As JSON text, without what is too much: the traceback has the causes, too."""
         most: dict[str, Any] = {"cause": None, "members": {}, "args": None, "state": {}}
-        most["other_errors"] = []
+        most |= {name: _cut(getattr(self, name), NAME_LIMIT) for name in _NAMES}
+        most |= {"message": _cut(self.message), "traceback": _cut(self.traceback)}
+        most |= {"code": None, "pod_name": None, "other_errors": []}
         data = b""
         for left_out in ({}, {"cause": None}, most):
             # The state of an error of our own may hold what JSON cannot carry.
             data = safely(_encode, b"", self.to_dict() | left_out)
-            if data and len(data) <= JSON_LIMIT:
+            if data and len(data) <= limit:
                 break
         return data
+
+    def to_message(self) -> dict[str, Any]:
+        """As `to_dict`, as far as one message of a session carries it."""
+        data: dict[str, Any] = json.loads(self.to_json(MESSAGE_LIMIT))
+        return safely(_cleaned, Failure(_cut(self.error_type), _cut(self.message)).to_dict(), data)
 
 
 def _encode(data: dict[str, Any]) -> bytes:
@@ -122,6 +135,16 @@ def _encode(data: dict[str, Any]) -> bytes:
     return text.encode(errors="backslashreplace")
 
 
+def _cleaned(value: Any) -> Any:  # noqa: ANN401  # of JSON
+    """A copy of a value of JSON without lone surrogates."""
+    if isinstance(value, dict):
+        return {_clean(key): _cleaned(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_cleaned(one) for one in value]
+    return _clean(value) if isinstance(value, str) else value
+
+
+_NAMES = ("error_type", "module", "qualname")
 _KINDS: dict[str, Any] = {item.name: object for item in fields(Failure)}
 _KINDS |= dict.fromkeys(("error_type", "message", "traceback", "module", "qualname", "code"), str)
 _KINDS |= {
@@ -153,7 +176,7 @@ def parse_json(body: bytes | memoryview) -> Failure:
     text = bytes(body).decode(errors="replace")
     try:
         data = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         data = None
     if isinstance(data, dict):
         return parse(data)
@@ -161,14 +184,6 @@ def parse_json(body: bytes | memoryview) -> Failure:
 
 
 # -------------------------------------------------------------------------- the user's exceptions
-
-
-def _of_error(error: BaseException, name: str) -> Any:  # noqa: ANN401  # by name
-    return vars(BaseException)[name].__get__(error)
-
-
-def _put(error: BaseException, name: str, value: object) -> None:
-    vars(BaseException)[name].__set__(error, value)
 
 
 def trace_of(error: BaseException) -> TracebackType | None:
@@ -224,12 +239,12 @@ def describe(
     members = _members(error, values, above) if own is None else {}
     args = values.pop("args", None)
     return Failure(
-        error_type=name_of(cls),
+        error_type=_cut(name_of(cls), NAME_LIMIT),
         message=_cut(_message(error)),
         traceback=_cut(format_traceback(error, skip=skip)),
         pod_name=pod_name,
-        module=module_of(cls),
-        qualname=str.__str__(of_class(cls, "__qualname__")),
+        module=_cut(module_of(cls), NAME_LIMIT),
+        qualname=_cut(str.__str__(of_class(cls, "__qualname__")), NAME_LIMIT),
         args=args,
         state=values if own is None else safely(own.to_state, {}),
         members=members,
@@ -521,7 +536,7 @@ class _Copier:
         kind = type(value)
         if not self.tags:
             raise ValueError("no plain value")
-        if hasattr(kind, "__fspath__") and kind.__module__.partition(".")[0] == "pathlib":
+        if module_of(kind).partition(".")[0] == "pathlib" and hasattr(kind, "__fspath__"):
             return {"path": self.copy(os.fspath(value), deeper)}
         if is_a(value, BaseException) and not _ends(value, self.above):
             # The traceback of the whole exception has this one's.

@@ -149,6 +149,7 @@ class Open(msgspec.Struct, frozen=True, omit_defaults=True):
         restart_procs: The world is formed again, with new processes, before it runs.
         part: It is a part of a distributed call, made by another agent.
         origin: The code that the caller means, as `Origin.key`; the agent says if it runs other.
+        whole_timeout: Seconds that the caller gave, of which `timeout` was left when it was sent.
         chain: The calls that wait for it, as the worker that makes it got them; see `Chain`.
         queue_timeout: Seconds that it may wait for its turn.
         queue_news: QUEUED and BEGUN are wanted, which older clients do not know.
@@ -173,6 +174,7 @@ class Open(msgspec.Struct, frozen=True, omit_defaults=True):
     restart_procs: bool = False
     part: Part | None = None
     origin: str | None = None
+    whole_timeout: float | None = None
     chain: str = ""
     queue_timeout: float | None = None
     queue_news: bool = False
@@ -229,13 +231,19 @@ class Yield(msgspec.Struct, frozen=True):
     body: Body
 
 
+#: Sources of lines that no code of the user wrote: steps of an image, and Kubetorch itself.
+IMAGE, OWN = "image", "kubetorch"
+NOT_USERS = frozenset({IMAGE, OWN})
+
+
 class Log(msgspec.Struct, frozen=True, omit_defaults=True):
     """Meta of LOG: one line.
 
     Attributes:
         text: The line without its end; for a logger the message alone.
-        source: `stdout`, `stderr` or `logger`.
-        level: Level of a logger's line, such as `INFO`.
+        source: `stdout`, `stderr`, `logger`, or one of `NOT_USERS`.
+        level: Level of a logger's line, such as `INFO`. What a program prints that has handlers of
+            its own counts as `INFO` on stdout and as `ERROR` on stderr; else a print has none.
         time: Seconds since the epoch.
         instance: The line is no output: it says that the instance of the class was made anew, and
             this is the new one.

@@ -17,6 +17,9 @@ Found = TypeVar("Found")
 
 #: Ctrl-C, and the end of a call that is itself about to raise what another call ended with.
 INTERRUPTS = (KeyboardInterrupt, errors.CallCancelledError, errors.CallTimeoutError)
+#: Decorators of one function: an object may answer to every name with itself.
+_DECORATORS = 100
+_NOTHING = object()
 
 
 def safely(look: Callable[..., Found], otherwise: Found, *args: object) -> Found:
@@ -41,6 +44,21 @@ def attempt(make: Callable[..., Found], otherwise: Found, *args: object) -> Foun
         return otherwise
 
 
+def attribute(value: object, name: str, otherwise: Any = None) -> Any:  # noqa: ANN401  # the user's
+    """As `getattr`, of a value whose class may raise anything; `otherwise` then, too."""
+    return attempt(getattr, otherwise, value, name, otherwise)
+
+
+def unwrapped(function: object) -> Any:  # noqa: ANN401  # the user's
+    """The function below the decorators that say what they wrap."""
+    for _ in range(_DECORATORS):
+        inner = attribute(function, "__wrapped__", _NOTHING)
+        if inner is _NOTHING:
+            break
+        function = inner
+    return function
+
+
 def is_a(value: object, classes: type[Found] | tuple[type[Found], ...]) -> TypeGuard[Found]:
     """As `isinstance`, which would ask the value itself for its `__class__`."""
     return issubclass(type(value), classes)
@@ -50,15 +68,41 @@ def of_class(cls: type, name: str) -> Any:  # noqa: ANN401  # by name
     return vars(type)[name].__get__(cls)
 
 
+def of_error(error: BaseException, name: str) -> Any:  # noqa: ANN401  # by name
+    """What Python keeps of an exception, such as its `args`, `__traceback__` or `__cause__`."""
+    return vars(BaseException)[name].__get__(error)
+
+
+def set_of_error(error: BaseException, name: str, value: object) -> None:
+    """As `of_error`, also where the class has no attributes set, as a frozen dataclass."""
+    vars(BaseException)[name].__set__(error, value)
+
+
 def name_of(cls: type) -> str:
     """The `__name__` of a class."""
     return str.__str__(of_class(cls, "__name__"))
+
+
+def qualname_of(cls: type) -> str:
+    """The `__qualname__` of a class."""
+    return str.__str__(of_class(cls, "__qualname__"))
+
+
+def owner_of(cls: type, name: str) -> type | None:
+    """The class among the bases of a class, itself included, that has an attribute."""
+    mro: tuple[type, ...] = of_class(cls, "__mro__")
+    return next((base for base in mro if name in of_class(base, "__dict__")), None)
 
 
 def module_of(cls: type) -> str:
     """The `__module__` of a class, empty if that is no text."""
     module = safely(of_class, "", cls, "__module__")
     return str.__str__(module) if is_a(module, str) else ""
+
+
+def is_ours(value: object) -> bool:
+    """True for an instance of a class of Kubetorch."""
+    return module_of(type(value)).partition(".")[0] == "kubetorch"
 
 
 def shown(value: object) -> str:

@@ -446,7 +446,7 @@ class Stage(Message, tag="progress", frozen=True):
 
 
 class DeployLog(Message, tag="log", frozen=True):
-    """A line that the user's code wrote while it was loaded."""
+    """A line that the user's code, or a step of its image, wrote while it was loaded."""
 
     text: str
     pod: str
@@ -576,6 +576,8 @@ class WorkloadView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
         lost: Pods that went away in the last minutes, each with the reason.
         app_host: Host of its app behind the controller's ingress, where each has one of its own.
         is_own: Whether that is the authenticated user who reads this.
+        pods_wanted: Number of pods that there should be, as its object says or its scaler; 0 while
+            that is not known.
         equipment: What its cluster adds to its object; nothing where there are no such objects.
     """
 
@@ -601,6 +603,7 @@ class WorkloadView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     creator: Creator | None = None
     is_own: bool = False
     equipment: Equipment | None = None
+    pods_wanted: int = 0
 
 
 class CallView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

@@ -46,6 +46,10 @@ GRACE = "KT_POD_GRACE"
 MEMORY_LIMIT = "KT_POD_MEMORY_LIMIT"
 CPU_LIMIT = "KT_POD_CPU_LIMIT"
 
+#: Names of the variables that a pod of this machine has from the service, with commas: a program
+#: that deploys has its own values of them.
+INHERITED = "KT_POD_INHERITED"
+
 #: The variables that are text, with their fields: first those that each pod must have.
 _NEEDED = {
     NAMESPACE: "namespace",

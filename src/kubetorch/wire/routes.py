@@ -108,6 +108,13 @@ def volume(namespace: str, claim: str) -> str:
 
 #: Whether calls are served: a status and no more, so it needs no token, as `HEALTH`.
 SERVING = "/health/serving"
+
+
+def serving(*, wait: int) -> str:
+    """`SERVING`, answered while the pod starts only when it serves, or after so many seconds."""
+    return f"{SERVING}?wait={wait}" if wait else SERVING
+
+
 READY = "/ready"
 METRICS = "/metrics"
 OPENAPI = "/openapi.json"

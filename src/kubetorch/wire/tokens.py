@@ -29,7 +29,6 @@ from kubetorch.errors import UnauthorizedError
 from kubetorch.wire import routes
 
 _PREFIX = "kt1"
-_HINT = "kt token NAME prints a fresh one"
 #: Seconds by which the clocks of who issues and who checks a token may differ.
 SKEW = 60.0
 _CLOCKS = (
@@ -62,6 +61,11 @@ def audience(namespace: str, name: str) -> str:
     return f"{namespace}/{name}"
 
 
+def command(audience: str) -> str:
+    """What prints a token for this audience."""
+    return f"kt token {audience.partition('/')[2] or audience}"
+
+
 def workload_key(secret: bytes, audience: str) -> bytes:
     """The key of one workload, 32 bytes, derived from the installation's secret."""
     return hmac.digest(secret, b"kubetorch workload\0" + audience.encode(), "sha256")
@@ -90,13 +94,14 @@ def sign(key: bytes, claims: Claims) -> str:
 
 def verify(key: bytes, token: str, *, audience: str, now: float) -> Claims:
     """The claims of a token that is genuine, for this audience, and valid now."""
+    hint = f"{command(audience)} prints a fresh one"
     signed, _, signature = token.rpartition(".")
     expected = _encode(hmac.digest(key, signed.encode(), "sha256"))
     if not hmac.compare_digest(signature.encode(), expected.encode()):
-        raise UnauthorizedError("the token is not valid for this service", hint=_HINT)
+        raise UnauthorizedError("the token is not valid for this service", hint=hint)
     claims = _claims(signed)
     if claims.audience != audience:
-        raise UnauthorizedError(f"the token is for another service than {audience}", hint=_HINT)
+        raise UnauthorizedError(f"the token is for another service than {audience}", hint=hint)
     skew = SKEW if claims.issued else 0.0
     if claims.issued > now + skew:
         raise UnauthorizedError(
@@ -107,7 +112,7 @@ def verify(key: bytes, token: str, *, audience: str, now: float) -> Claims:
     if claims.expires + skew <= now:
         raise UnauthorizedError(
             f"the token expired {now - claims.expires:.0f} s ago, by the clock that checks it",
-            hint=f"{_HINT}; if that one has expired too, {_CLOCKS}" if claims.issued else _HINT,
+            hint=f"{hint}; if that one has expired too, {_CLOCKS}" if claims.issued else hint,
         )
     return claims
 
@@ -128,7 +133,9 @@ def _claims(signed: str) -> Claims:
         claims = Claims(str(data["aud"]), float(data["exp"]), str(data["sub"]), verbs, issued)
         claims.audience.encode()  # JSON may have lone surrogates
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-        raise UnauthorizedError("the token cannot be read", hint=_HINT) from None
+        raise UnauthorizedError(
+            "the token cannot be read", hint="kt token, with the service's name, prints a fresh one"
+        ) from None
     return claims
 
 

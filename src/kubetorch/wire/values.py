@@ -27,12 +27,13 @@ import importlib
 import io
 import json
 import sys
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import FunctionType, GetSetDescriptorType, MemberDescriptorType, ModuleType
+from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any, NoReturn, TypeVar
 
 from kubetorch.errors import SerializationError
+from kubetorch.lib.modules import names_of
 from kubetorch.wire import introspection
 from kubetorch.wire.introspection import is_a
 
@@ -61,6 +62,8 @@ _COPIED = 4096
 #: Keys of one hash that a dictionary, a set or an index may have, and how many different ones if
 #: there are more: `-1` and `-2` have one hash, and an index may have a label more than once.
 _COLLIDING, _CROWD = 1000, 8
+#: Rows in a value that no byte accounts for.
+_ROWS = 1024 * 1024
 #: What to do about a value of which nothing better is known.
 PICKLE = 'send plain values; kt.Compute(allowed_serialization=["pickle"]) sends calls with pickle'
 #: What to do about values that pickle does not carry either, or not always.
@@ -76,7 +79,8 @@ _HINTS: dict[type, str] = {
 def expect(value: Any, kind: type) -> Any:  # noqa: ANN401  # a part of a tag
     """A part of a tag, if it is of this very class: a subclass may have code of the user."""
     if type(value) is not kind:
-        raise ValueError(f"a {type(value).__name__} where a {kind.__name__} should be")
+        name = introspection.name_of(type(value))
+        raise ValueError(f"a {name} where a {kind.__name__} should be")
     return value
 
 
@@ -165,7 +169,19 @@ _encoder = json.JSONEncoder(
 _digits_limit: Callable[[], int] = getattr(sys, "get_int_max_str_digits", lambda: _DIGITS)
 
 
-class Packer:
+class _Rows:
+    """Counts the rows of one value that no byte accounts for, such as those of null columns."""
+
+    _rows = 0
+
+    def count_rows(self, rows: int) -> None:
+        """Raise a `ValueError` if so many more are too many."""
+        self._rows += rows
+        if self._rows > _ROWS:
+            raise ValueError(f"more than {_ROWS} rows for which there are no bytes")
+
+
+class Packer(_Rows):
     """Encodes one value into JSON with tags, and into buffers."""
 
     EXACT, KEY = EXACT, KEY
@@ -289,12 +305,12 @@ class Packer:
                 raise
         return self.tag("dict", pairs)
 
-    def at(self, key: object, pack: Callable[[], Any]) -> Any:  # noqa: ANN401  # of JSON
-        """The result of `pack` for the value under a key."""
+    def at(self, key: object, pack: Callable[[], Any], *, is_attribute: bool = False) -> Any:  # noqa: ANN401  # of JSON
+        """The result of `pack` for the value under a key, or of an attribute."""
         try:
             return pack()
         except UnfitError as error:
-            error.path.append(_subscript(key))
+            error.path.append(f".{key}" if is_attribute else _subscript(key))
             raise
 
     def _scalar(self, value: Any) -> Any:  # noqa: ANN401  # as `pack`
@@ -309,7 +325,7 @@ class Packer:
 
     def _other(self, value: Any, kind: type, mode: int) -> Any:  # noqa: ANN401  # as `pack`
         self._begin()
-        if kind in self._layouts:  # one of many instances
+        if self._layouts.get(kind) is not None:  # one of many instances
             return self._object(value, kind, mode)
         pack = _known.get(kind) or _find_packer(kind)
         found = None if pack is None else pack(self, value, mode)
@@ -320,7 +336,9 @@ class Packer:
         if mode and issubclass(kind, tuple) and _is_named_tuple(kind):
             self._check_hash(value, kind, mode)
             fields = self.named(dict(zip(value._fields, value, strict=True)), _attribute, mode)
-            return self.tag("named", kind.__module__, kind.__qualname__, [*fields.values()])
+            return self.tag("named", *_where(kind), [*fields.values()])
+        if mode != KEY and self._is_container(kind):
+            return self._object(value, kind, mode)
         # What JSON carries of a subclass is what it is of its base.
         for base, plain in _BASES:
             if issubclass(kind, base):
@@ -337,20 +355,27 @@ class Packer:
         member = value._value_ if issubclass(kind, enum.Flag) else value._name_
         if issubclass(kind, enum.Flag) and type(member) is not int:
             self.refuse(value)
-        return self.tag("enum", kind.__module__, kind.__qualname__, self.pack(member), *fallback)
+        return self.tag("enum", *_where(kind), self.pack(member), *fallback)
 
     def _check_hash(self, value: object, kind: type, mode: int) -> None:
         if mode == KEY and not _hashes_plainly(kind):
             self.refuse(value, f" with a __hash__ or __eq__ of its own, {_HASHED}", _UNHASHED)
 
+    def _is_container(self, kind: type) -> bool:
+        """True for a dataclass that is a dictionary or a list, too."""
+        if kind not in self._layouts and issubclass(kind, (dict, list)):
+            layout = _layout(kind)
+            self._layouts[kind] = layout if layout is not None and self._has_name(kind) else None
+        return self._layouts.get(kind) is not None
+
     def _has_name(self, kind: type) -> bool:
         if kind not in self._named:
-            self._named[kind] = find_class(kind.__module__, kind.__qualname__, {}) is kind
+            self._named[kind] = find_class(*_where(kind), {}) is kind
         return self._named[kind]
 
     def _missing(self, value: object, kind: type) -> NoReturn:
-        where = introspection.module_of(kind)
-        if find_class(where, kind.__qualname__, {}) is not None:
+        where, qualname = _where(kind)
+        if find_class(where, qualname, {}) is not None:
             self.refuse(
                 value,
                 f" of an earlier definition of the class, which {where} has anew by now",
@@ -358,7 +383,7 @@ class Packer:
             )
         self.refuse(
             value,
-            f", and there is no class {kind.__qualname__} in the module {where} to find it by",
+            f", and there is no class {qualname} in the module {where} to find it by",
             "define the class at the top level of a module; or send what the value is made of",
         )
 
@@ -373,7 +398,11 @@ class Packer:
         if not self._has_name(kind):
             self._missing(value, kind)
         found = self.named(layout.read(value), _attribute, EXACT)
-        return self.tag("object", kind.__module__, kind.__qualname__, found)
+        if layout.base is not object:
+            return self.tag(
+                "container", *layout.where, found, self.pack(layout.items(value), EXACT)
+            )
+        return self.tag("object", *layout.where, found)
 
 
 _NOTHING = object()
@@ -412,8 +441,13 @@ def _attribute(name: str) -> str:
 
 def name_of(kind: type) -> str:
     """A class as messages name it."""
-    module = introspection.module_of(kind)
-    return kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}"
+    module, qualname = _where(kind)
+    return qualname if module == "builtins" else f"{module}.{qualname}"
+
+
+def _where(kind: type) -> tuple[str, str]:
+    """The module of a class, and its name there."""
+    return introspection.module_of(kind), introspection.qualname_of(kind)
 
 
 def _pack_datetime(packer: Packer, value: Any, _: int) -> Tag:  # noqa: ANN401
@@ -441,13 +475,17 @@ _MANY = 16
 
 
 def _pack_numbers(packer: Packer, values: Sequence[Any]) -> Tag | None:
-    """A list of many numbers of NumPy, all of one kind, as an array; `None` if that is none."""
+    """A list of many numbers of NumPy, all of one dtype, as an array; `None` if that is none."""
     if len(values) < _MANY or "numpy" not in sys.modules:
         return None
     kinds = set(map(type, values))
     numpy = sys.modules["numpy"]
     (kind, *others) = kinds
-    if others or not issubclass(kind, (numpy.number, numpy.bool_)) or kind.__module__ != "numpy":
+    module = introspection.module_of(kind)
+    if others or not issubclass(kind, (numpy.number, numpy.bool_)) or module != "numpy":
+        return None
+    # An array has one unit of time; to have them all in it would change the others.
+    if kind is numpy.timedelta64 and len({value.dtype for value in values}) > 1:
         return None
     array = numpy.array(values)
     return packer.tag("np.list", array.dtype.str, packer.add(array.view("u1")))
@@ -503,9 +541,9 @@ _known: dict[type, Pack] = {}
 
 
 def _find_packer(kind: type) -> Pack | None:
-    package = str(kind.__module__).partition(".")[0]
-    found = _STANDARD.get((package, kind.__name__))
-    if found is None or getattr(sys.modules.get(package), kind.__name__, None) is not kind:
+    package, name = introspection.module_of(kind).partition(".")[0], introspection.name_of(kind)
+    found = _STANDARD.get((package, name))
+    if found is None or getattr(sys.modules.get(package), name, None) is not kind:
         found = PACKERS.get(package)
     if found is not None:
         _known[kind] = found
@@ -515,10 +553,17 @@ def _find_packer(kind: type) -> Pack | None:
 # -------------------------------------------------------------------------------- users' classes
 
 
+#: Classes that a dataclass may be one of; no code of its own makes it.
+_CONTAINERS = (OrderedDict, dict, list)
+
+
 class _Layout:
     """The places where instances of a class keep their attributes, read past the user's code."""
 
     def __init__(self, mro: Sequence[type]) -> None:
+        self.where = _where(mro[0])
+        #: What makes an instance: a dataclass may be a dictionary or a list, too.
+        self.base: Any = next((base for base in mro if base in _CONTAINERS), object)
         found: dict[str, Any] = {}
         for base in reversed(mro):
             found |= _of_type(base)
@@ -539,16 +584,25 @@ class _Layout:
                 found[name] = item
         return found
 
-    def build(self, cls: type, attributes: Mapping[str, Any]) -> object:
+    def items(self, value: Any) -> Any:  # noqa: ANN401  # an instance
+        """What an instance holds that is a dictionary or a list, too."""
+        return list(list.__iter__(value)) if self.base is list else dict(self.base.items(value))
+
+    def build(self, cls: type, attributes: Mapping[str, Any], items: object = None) -> object:
         """An instance that has these, made without its constructor."""
-        instance: object = object.__new__(cls)
+        instance: Any = self.base.__new__(cls)
+        if self.base is list:
+            list.extend(instance, expect(items, list))
+        elif self.base is not object:
+            for key, item in expect(items, dict).items():
+                self.base.__setitem__(instance, key, item)
         space = None if self._dictionary is None else self._dictionary.__get__(instance)
         for name, item in attributes.items():
             slot = self._slots.get(name)
             if slot is not None:
                 slot.__set__(instance, item)
             elif space is None or name.startswith("__"):
-                raise ValueError(f"a {cls.__qualname__} has no {name[:80]}")
+                raise ValueError(f"a {self.where[1]} has no {name[:80]}")
             else:
                 space[name] = item
         return instance
@@ -573,15 +627,16 @@ def _layout(cls: type) -> _Layout | None:
     # A finaliser is code that runs with what the peer put in. Of a class in C nothing is known.
     if any("__del__" in space for space in spaces):
         return None
-    if introspection.attempt(object.__new__, None, cls) is None:
+    layout = _Layout(mro)
+    if introspection.attempt(layout.base.__new__, None, cls) is None:
         return None
-    return _Layout(mro)
+    return layout
 
 
 def _is_base_model(cls: type) -> bool:
     module = sys.modules.get(introspection.module_of(cls))
     is_pydantics = introspection.module_of(cls) in ("pydantic.main", "pydantic.v1.main")
-    return is_pydantics and vars(module).get("BaseModel") is cls
+    return is_pydantics and names_of(module).get("BaseModel") is cls
 
 
 def _is_named_tuple(cls: type) -> bool:
@@ -598,8 +653,8 @@ _PYTHONS = frozenset({"builtins", "enum", "datetime", "decimal", "uuid"})
 def _hashes_plainly(cls: type) -> bool:
     """True if hashing and comparing an instance runs no code of the user."""
     for name in ("__hash__", "__eq__"):
-        owner = next(base for base in _mro(cls) if name in _of_type(base))
-        if introspection.module_of(owner) not in _PYTHONS:
+        owner = introspection.owner_of(cls, name)
+        if owner is None or introspection.module_of(owner) not in _PYTHONS:
             return False
     return True
 
@@ -607,9 +662,7 @@ def _hashes_plainly(cls: type) -> bool:
 def find_class(module: str, qualname: str, modules: Mapping[str, str]) -> type | None:
     """A class of a module that is loaded; no `__getattr__` is asked."""
     loaded = sys.modules.get(modules.get(module, module))
-    if not is_a(loaded, ModuleType):
-        return None
-    space: Mapping[str, Any] = vars(ModuleType)["__dict__"].__get__(loaded)
+    space = names_of(loaded)
     found: object = space.get(qualname)  # a generic model has dots in its name
     if found is None:
         for part in qualname.split("."):
@@ -620,8 +673,8 @@ def find_class(module: str, qualname: str, modules: Mapping[str, str]) -> type |
     if not is_a(found, type):
         return None
     # Classes are kept in dictionaries here: a metaclass of the user is not asked to hash them.
-    hashes = type(found).__hash__ is type.__hash__ and type(found).__eq__ is type.__eq__
-    return found if hashes else None
+    owners = (introspection.owner_of(type(found), name) for name in ("__hash__", "__eq__"))
+    return found if all(owner in (type, object) for owner in owners) else None
 
 
 # ------------------------------------------------------------------------------------- decoding
@@ -644,7 +697,10 @@ def decode(segments: Sequence[Buffer], modules: Mapping[str, str]) -> Any:  # no
         raise
     except BaseException as error:  # whatever a library says of what makes no sense
         # A panic of polars is no `Exception`; what else is none is no library's.
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        if (
+            not isinstance(error, Exception)
+            and introspection.name_of(type(error)) != "PanicException"
+        ):
             raise
         raise SerializationError(
             f"the value cannot be rebuilt here: {introspection.summary(error)}",
@@ -663,7 +719,7 @@ def _parse(decoder: json.JSONDecoder, text: Buffer) -> Any:  # noqa: ANN401  # t
     return value
 
 
-class Unpacker:
+class Unpacker(_Rows):
     """Makes values of what stands for them, the inner ones first."""
 
     def __init__(self, area: Buffer, modules: Mapping[str, str]) -> None:
@@ -731,7 +787,7 @@ class Unpacker:
         """Import one of `LIBRARIES`, for a value that is described."""
         assert name in LIBRARIES
         try:
-            return sys.modules.get(name) or importlib.import_module(name)
+            return importlib.import_module(name)
         except ImportError as error:
             raise SerializationError(
                 f"{what} arrived, and {name} cannot be imported here: {error}",
@@ -802,12 +858,25 @@ class Unpacker:
         cls = self.find(module, qualname)
         if cls is None:
             self._missing(f"class {expect(qualname, str)[:200]}", module)
-        if cls not in self._layouts:
-            self._layouts[cls] = _layout(cls)
-        layout = self._layouts[cls]
-        if layout is None:
+        layout = self._layout(cls)
+        if layout is None or layout.base is not object:
             raise SerializationError(f"{name_of(cls)} is no dataclass or pydantic model here")
         return layout.build(cls, expect(attributes, dict))
+
+    def container(
+        self, module: object, qualname: object, attributes: object, items: object
+    ) -> object:
+        """A dataclass that is a dictionary or a list; a plain one where there is no such class."""
+        cls = self.find(module, qualname)
+        layout = None if cls is None else self._layout(cls)
+        if cls is None or layout is None or layout.base is object:
+            return items
+        return layout.build(cls, expect(attributes, dict), items)
+
+    def _layout(self, cls: type) -> _Layout | None:
+        if cls not in self._layouts:
+            self._layouts[cls] = _layout(cls)
+        return self._layouts[cls]
 
     def _missing(self, what: str, module: object) -> NoReturn:
         raise SerializationError(
@@ -825,11 +894,15 @@ def _member(cls: enum.EnumMeta, member: object) -> object:
         return None
     found = space["_value2member_map_"].get(expect(member, int))
     if found is None:
-        owner = next(base for base in _mro(cls) if "_missing_" in _of_type(base))
-        # Several flags at once; a class of its own mind is not asked.
-        if introspection.module_of(owner) == "enum":
+        owners = (introspection.owner_of(*one) for one in ((cls, "_missing_"), (cls, "__new__")))
+        # Several flags at once; a class or a metaclass of its own mind is not asked.
+        if type(cls) is enum.EnumMeta and all(map(_is_enums, owners)):
             found = enum.EnumMeta.__call__(cls, member)
     return found
+
+
+def _is_enums(cls: type | None) -> bool:
+    return cls is None or introspection.module_of(cls) in ("enum", "builtins")
 
 
 def _standard(module: str, name: str) -> Any:  # noqa: ANN401  # a class
@@ -907,4 +980,5 @@ UNPACKERS: dict[str, Callable[..., object]] = {
     "enum": Unpacker.member,
     "named": Unpacker.named_tuple,
     "object": Unpacker.instance,
+    "container": Unpacker.container,
 }

@@ -187,3 +187,20 @@ def test_all_is_every_benchmark_that_needs_no_cluster(capsys: pytest.CaptureFixt
     ran: list[str] = []
     command.main(["all", "calls"], run=lambda name, rounds: ran.append(name) or [])
     assert ran == [name for name in command.NAMES if name not in ("cluster", "all")]
+
+
+@pytest.mark.parametrize("options", [[], ["--check"]])
+def test_groups_that_worked_are_printed_when_another_fails(capsys, options):
+    def fails():
+        raise OSError("the pod did not start")
+
+    row, _ = rows([0.001], [0.001], side("Ray", "peer", [0.005]))
+
+    def run(name, rounds):
+        return figures.measured({"inside": lambda: [row], "edits": fails, "memory": lambda: [row]})
+
+    assert command.main(["cluster", *options], run=run) == 1
+    out, err = capsys.readouterr()
+    assert out.count("echo: ") == 2
+    assert "of cluster could not be measured: edits" in err
+    assert "the pod did not start" in err

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from kubetorch.cli import deploy
+from kubetorch.config.settings import DEFAULT_IMAGE
 from kubetorch.errors import SpecError
 from kubetorch.sdk.image import Image
 
@@ -15,7 +16,7 @@ from kubetorch.sdk.image import Image
         ("python:3.12", "python:3.12-slim"),
         ("pytorch", "nvcr.io/nvidia/pytorch:23.12-py3"),
         ("ray:2.9.0", "rayproject/ray:2.9.0"),
-        ("debian", None),
+        ("debian", DEFAULT_IMAGE),
         ("reg/img:tag", "reg/img:tag"),
         ("busybox", "busybox"),
         ('{"image_id": "a/b:1"}', "a/b:1"),

@@ -158,3 +158,9 @@ def test_the_lines_for_a_script_show_what_it_writes():
     place = inspection.Place("work", "default", "")
     assert inspection.app_by_curl(place, app) == "kt logs work -n default -f"
     ast.parse(inspection.app_by_python(place, app))
+
+
+def test_a_service_without_an_ingress_says_where_pods_reach_it():
+    place = inspection.Place("train", "team", "http://localhost:8080", ("kt port-forward …",))
+
+    assert inspection.without_ingress(place)[-1] == "http://train.team.svc.cluster.local/"

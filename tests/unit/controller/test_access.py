@@ -10,6 +10,8 @@ from kubetorch.controller.access import LocalAccess, Need, PodIdentity, Principa
 from kubetorch.errors import ForeignOriginError, UnauthorizedError
 from kubetorch.wire import tokens
 
+pytestmark = pytest.mark.security
+
 SECRET = b"s" * 32
 NOW = 1000.0
 POD = PodIdentity("ns", "f", "f-1")

@@ -2,7 +2,12 @@ import asyncio
 from dataclasses import replace
 from types import SimpleNamespace
 
-from kubetorch.controller.blobs import RECOVERY_PATIENCE, BlobRecovery, BlobStores
+from kubetorch.controller.blobs import (
+    RECOVERY_PATIENCE,
+    WAITING_PATIENCE,
+    BlobRecovery,
+    BlobStores,
+)
 from kubetorch.datastore import trees
 from kubetorch.datastore.blobs import digest_of
 from kubetorch.specs.callable import CallableRef
@@ -31,6 +36,12 @@ class World:
     def connect(self, name="train", *specs):
         workload = SimpleNamespace(key=("ns", name), specs=list(specs) or [SPEC])
         asyncio.run(self.recovery.ask(workload, self.asked.append))
+
+    def wait(self, *pods):
+        """Pod `new` waits while these are connected; from whom it does."""
+        senders = {pod: lambda message, pod=pod: self.asked.append((pod, message)) for pod in pods}
+        workload = SimpleNamespace(key=("ns", "train"), specs=[SPEC], senders=lambda: senders)
+        return asyncio.run(self.recovery.ask_for(workload, "new"))
 
     def bring(self, *blobs):
         for data in blobs:
@@ -84,3 +95,24 @@ def test_all_kept_generations_are_looked_at(tmp_path):
     older = replace(SPEC, tree="0" * 64)
     world.connect("train", SPEC, older)
     assert world.asked == [SendBlobs(trees=("0" * 64,))]
+
+
+def test_while_a_pod_waits_one_after_the_other_is_asked(tmp_path):
+    world = World(tmp_path)
+    assert world.wait("a", "b") == "asked of a"
+    assert world.wait("a", "b") == "asked of a"
+    assert [pod for pod, _ in world.asked] == ["a"]
+    world.clock.advance(WAITING_PATIENCE)
+    assert world.wait("a", "b") == "asked of a, b"
+    assert [pod for pod, _ in world.asked] == ["a", "b"]
+    world.clock.advance(WAITING_PATIENCE)
+    late = "without success so far; the next deploy brings them"
+    assert world.wait("a", "b") == f"asked of a, b, {late}"
+    assert [pod for pod, _ in world.asked] == ["a", "b", "a"]
+    assert world.wait("b") == f"asked of b, {late}"
+
+
+def test_a_pod_that_waits_is_not_asked_itself(tmp_path):
+    world = World(tmp_path)
+    assert "no other pod is connected" in world.wait()
+    assert world.asked == []

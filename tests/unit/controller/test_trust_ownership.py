@@ -89,3 +89,10 @@ def test_trust_some_services_are_anybodys(before: WorkloadSpec) -> None:
 
 def test_trust_an_earlier_client_deploys_over_its_own_service() -> None:
     assert check_owner(SPEC, ANN, deploy(None), ANN) == ""
+
+
+def test_a_folder_of_two_homes_is_told_apart_where_all_else_is_the_same() -> None:
+    other_home = replace(MINE, project="2222")
+    with pytest.raises(ServiceTakenError, match="another machine or home") as refused:
+        check_owner(SPEC, ANN, deploy(other_home), ANN)
+    assert "project 2222, not 1111" in refused.value.message

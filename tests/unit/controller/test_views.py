@@ -8,7 +8,7 @@ from kubetorch.manifests import labels
 from kubetorch.specs.callable import AppSpec, CallableRef
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire.exceptions import Failure
-from kubetorch.wire.messages import Activity, AppView
+from kubetorch.wire.messages import Activity, AppView, WorkloadView
 
 PODS = [PodStatus(name=f"web-{n}", ordinal=n, phase="Running", url="http://here") for n in (0, 1)]
 
@@ -35,6 +35,8 @@ def test_a_deploy_that_is_late_says_what_it_lacks():
     said = views.late(PODS[:1], {}, state)
     assert said == "1 of 3 pods serve generation 2; 2 of the pods are not there yet"
     assert views.late([], {}, rollout.Rollout(wanted=1)).endswith("there are no pods")
+    said = views.late([], {}, rollout.Rollout(wanted=1), "the quota 'q' is full")
+    assert said.endswith("there are no pods; the quota 'q' is full")
 
 
 def test_calls_go_to_no_pod_of_ranks_that_nobody_reaches():
@@ -130,3 +132,16 @@ RUNS = AppView(state="running", pid=1)
 )
 def test_a_service_that_runs_an_app_is_as_its_app_is(apps, port, word):
     assert status(*apps, port=port) == word
+
+
+def test_as_many_pods_are_wanted_as_the_object_of_a_workload_asks_for():
+    ref = CallableRef("fn", "web", "train", "web")
+    spec = WorkloadSpec("default", "web", ref)
+    view = WorkloadView(spec=spec, generation=1, status="Ready", pods_wanted=2)
+    assert views.summary(view, 0.0).pods == 2
+    assert views.summary(msgspec.structs.replace(view, pods_wanted=0), 0.0).pods == 1
+    failure = {"error_type": "ImagePullError", "message": "no such image"}
+    failed = views.summary(msgspec.structs.replace(view, failure=failure, reason="waits"), 0.0)
+    assert (failed.reason, failed.message) == ("ImagePullError", "no such image")
+    waiting = views.summary(msgspec.structs.replace(view, reason="the quota is full"), 0.0)
+    assert (waiting.reason, waiting.message) == ("", "the quota is full")

@@ -88,8 +88,8 @@ class OneThatBreaks:
         await self.go_on.wait()
         raise KeyError("spec")
 
-    async def delete(self, namespace: str, name: str, *, grace: float) -> None:
-        pass
+    async def delete(self, namespace: str, name: str, *, grace: float) -> list[str]:
+        return []
 
     def pods(self, namespace: str, name: str) -> list[PodStatus]:
         self.looked_at.append(name)
@@ -118,7 +118,7 @@ class OneThatBreaks:
     def check(self, spec: WorkloadSpec) -> None:
         pass
 
-    def warnings(self, manifest: Manifest) -> tuple[str, ...]:
+    def warnings(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
         return ()
 
     def applied(self, spec: WorkloadSpec) -> WorkloadSpec:
@@ -517,9 +517,10 @@ def test_a_generation_that_does_not_become_durable_fails_its_deploy_and_changes_
 
 def test_a_workload_is_terminating_while_its_pods_end(tmp_path: Path) -> None:
     class OneThatTakesItsTime(OneThatFindsPods):
-        async def delete(self, namespace: str, name: str, *, grace: float) -> None:
+        async def delete(self, namespace: str, name: str, *, grace: float) -> list[str]:
             self.go("f-1")
             await self.go_on.wait()
+            return []
 
     backend = OneThatTakesItsTime("f-1")
 

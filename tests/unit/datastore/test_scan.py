@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -75,9 +77,11 @@ def settle(cache: Path) -> None:
 def test_files_travel_with_their_content_and_executable_bit(project: Path) -> None:
     write(project, {"main.py": "x = 1\n", "pkg/deep/mod.py": "", "run.sh": "#!/bin/sh\n"})
     (project / "run.sh").chmod(0o755)
-    (project / "empty folder").mkdir()
+    (project / "empty folder" / "inner").mkdir(parents=True)
+    (project / "ignored" / "__pycache__").mkdir(parents=True)
     found = scan(project)
     assert {entry.path: entry.mode for entry in found.tree.entries} == {
+        "empty folder/inner": "folder",
         "main.py": "file",
         "pkg/deep/mod.py": "file",
         "run.sh": "executable",
@@ -91,6 +95,18 @@ def test_the_same_content_elsewhere_has_the_same_digest(project: Path, tmp_path:
     write(project, {"a.py": "1", "d/b.py": "2"})
     shutil.copytree(project, tmp_path / "copy")
     assert scan(project).digest == scan(tmp_path / "copy").digest
+
+
+def test_a_folder_that_becomes_empty_or_gets_a_file_is_seen(project: Path, tmp_path: Path) -> None:
+    options = Options(cache=tmp_path / "cache")
+    write(project, {"data/x": "1"})
+    scan(project, options)
+    (project / "data" / "x").unlink()
+    assert [(one.path, one.mode) for one in scan(project, options).tree.entries] == [
+        ("data", "folder")
+    ]
+    write(project, {"data/y": "1"})
+    assert paths(scan(project, options)) == ["data/y"]
 
 
 def test_what_is_ignored_stays_at_home_and_is_not_looked_into(project: Path) -> None:
@@ -548,19 +564,70 @@ def test_a_scan_is_the_source_of_an_upload(project: Path, tmp_path: Path) -> Non
     assert store.missing(found.tree.digests()) == []
 
 
-def test_a_file_that_changed_since_is_not_sent(project: Path) -> None:
+def test_what_is_sent_is_what_was_read_of_files_that_change(project: Path) -> None:
+    big = os.urandom(3_000_000)
+    files = {"a.py": b"one", "big.bin": big, "gone.py": b"x", "short.py": b"long"}
+    write(project, files)
+    found = scan(project)
+    write(project, {"a.py": "two", "big.bin": big[:-1] + b"!", "short.py": "l"})
+    (project / "gone.py").unlink()
+    assert content(found) == files
+
+
+def test_copies_of_many_bytes_lie_on_disk_and_come_back_whole(project: Path) -> None:
+    files = {f"{number}.bin": os.urandom(1_500_000) for number in range(14)}
+    write(project, files)
+    found = scan(project)
+    write(project, dict.fromkeys(files, b"changed"))
+    assert content(found) == files
+
+
+def test_a_file_that_changed_long_after_it_was_written_is_not_sent(project: Path) -> None:
     big = os.urandom(3_000_000)
     write(project, {"a.py": "one", "big.bin": big, "gone.py": "x", "short.py": "long"})
-    found = scan(project)
+    read = scan(project)
+    # A file that was there for long is not copied.
+    found = Scan(read.root, read.folders, read.digest, ())
     write(project, {"a.py": "two", "big.bin": big[:-1] + b"!", "short.py": "l"})
     (project / "gone.py").unlink()
     for path, sent in (("a.py", 0), ("big.bin", 3), ("gone.py", 0), ("short.py", 1)):
         digest = next(entry.digest for entry in found.tree.entries if entry.path == path)
         pieces = []
-        with pytest.raises(FileChangedError, match=path):
+        with pytest.raises(FileChangedError, match=f"^{project}/{path} c") as caught:
             for piece in found.stream(digest)[1]:
                 pieces.append(piece)
         assert len(pieces) <= sent
+        assert caught.value.hint is not None
+        assert ".ktignore" in caught.value.hint
+
+
+def test_files_that_are_written_and_replaced_meanwhile_are_sent_in_a_state_they_had(
+    project: Path,
+) -> None:
+    (project / "log").touch()
+    (project / "metrics.json").write_text('{"n": 0}')
+    end = threading.Event()
+
+    def write_on() -> None:
+        with (project / "log").open("a") as log:
+            number = 0
+            while not end.is_set():
+                number += 1
+                log.write("line\n")
+                log.flush()
+                (project / "new").write_text(f'{{"n": {number}}}')
+                (project / "new").replace(project / "metrics.json")
+
+    writer = threading.Thread(target=write_on)
+    writer.start()
+    try:
+        for _ in range(30):
+            files = content(scan(project))
+            assert files["log"] == b"line\n" * (len(files["log"]) // 5)
+            assert re.fullmatch(rb'{"n": [0-9]+}', files["metrics.json"])
+    finally:
+        end.set()
+        writer.join()
 
 
 def test_a_file_that_only_grew_is_sent_as_it_was(project: Path) -> None:

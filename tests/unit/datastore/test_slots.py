@@ -125,6 +125,20 @@ def test_a_file_becomes_a_link_and_back(code: CodeSlots, blobs: Blobs) -> None:
     assert not (slot.path / "a").is_symlink()
 
 
+def test_empty_folders_come_and_go_and_files_that_user_code_wrote_to_them_stay(
+    code: CodeSlots, blobs: Blobs
+) -> None:
+    folders = [Entry("out/inner", "folder"), Entry("logs", "folder")]
+    slot = reuse(code, blobs.tree({"a": "1"}, *folders), blobs)
+    assert (slot.path / "out/inner").is_dir()
+    (slot.path / "logs" / "mine").write_text("2")
+    reuse(code, blobs.tree({"a": "1", "b": "1"}, *folders), blobs)
+    assert content(slot) == {"a": "1", "b": "1", "logs/mine": "2"}
+    reuse(code, blobs.tree({"a": "1", "out/new": "3"}), blobs)
+    assert content(slot) == {"a": "1", "logs/mine": "2", "out/new": "3"}
+    assert not (slot.path / "out/inner").exists()
+
+
 def test_only_the_executable_bit_changes(code: CodeSlots, blobs: Blobs) -> None:
     slot = reuse(code, blobs.tree({"a": "1"}), blobs)
     reuse(code, blobs.tree({"a": "1"}, executable=("a",)), blobs)
@@ -387,6 +401,8 @@ def _random_tree(blobs: Blobs, chance: random.Random) -> Tree:
     while True:
         chosen = chance.sample(_PATHS, chance.randint(0, 5))
         links = [Entry(path, "symlink", target="a") for path in chosen if chance.random() < 0.15]
+        rest = [path for path in chosen if path not in {link.path for link in links}]
+        links += [Entry(path, "folder") for path in rest if chance.random() < 0.15]
         names = {link.path for link in links}
         files = {path: str(chance.randint(0, 3)) for path in chosen if path not in names}
         executable = tuple(path for path in files if chance.random() < 0.2)
@@ -437,6 +453,9 @@ def test_a_slot_is_what_the_tree_says_whatever_happened_to_it(seed: int) -> None
                 assert path.is_symlink() == (entry.mode == "symlink")
                 if path.is_symlink():
                     assert str(path.readlink()) == entry.target
+                    continue
+                if entry.mode == "folder":
+                    assert path.is_dir()
                     continue
                 assert path.read_bytes() == blobs.contents[entry.digest]
                 assert os.access(path, os.X_OK) == (entry.mode == "executable")

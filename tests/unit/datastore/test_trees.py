@@ -147,10 +147,11 @@ def test_a_link_within_the_tree_is_taken(path: str, target: str) -> None:
         (file("a"), file("a/b")),
         (file("a"), file("a.b"), file("a/b/c")),
         (link("a", "x"), file("a/b")),
+        (Entry("a", "folder"), file("a/b")),
     ],
 )
 def test_a_file_that_is_also_a_folder_is_refused(entries: tuple[Entry, ...]) -> None:
-    with pytest.raises(DataStoreError, match="'a' is a file or link, and a folder"):
+    with pytest.raises(DataStoreError, match="'a' is a file, a link or empty, and a folder"):
         decode(encoded(*entries))
 
 
@@ -171,6 +172,9 @@ def test_entries_twice_or_out_of_order_are_refused() -> None:
         file("a", target="b"),
         Entry("a", "symlink", 3, "", "b"),
         Entry("a", "symlink", 0, EMPTY, "b"),
+        Entry("a", "folder", 3),
+        Entry("a", "folder", 0, EMPTY),
+        Entry("a", "folder", 0, "", "b"),
     ],
 )
 def test_an_entry_whose_content_makes_no_sense_is_refused(entry: Entry) -> None:
@@ -216,7 +220,7 @@ def test_a_tree_of_long_paths_is_refused_by_its_size(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_a_folder_too_is_found_among_names_that_sort_between() -> None:
-    with pytest.raises(DataStoreError, match="'a/b' is a file or link, and a folder"):
+    with pytest.raises(DataStoreError, match="'a/b' is a file, a link or empty, and a folder"):
         build([file("a/b"), file("a/b!c"), file("a/b-d"), file("a/b/e")])
 
 

@@ -29,6 +29,10 @@ def test_what_helm_made_is_left_to_helm():
     with pytest.raises(InstallError, match="helm release kt") as raised:
         releases.check(found(notes, by="Helm", of="a"), "a", verb="uninstall")
     assert raised.value.hint == "use helm uninstall kt --namespace ns"
+    for verb in ("install", "upgrade"):
+        with pytest.raises(InstallError) as raised:
+            releases.check(found(notes, by="Helm", of="a"), "a", verb=verb)
+        assert "use helm upgrade kt CHART" in raised.value.hint
 
 
 def test_what_another_installation_made_is_left_to_it():

@@ -105,3 +105,58 @@ def test_an_error_keeps_its_attributes_on_its_way_to_another_process() -> None:
         assert (copy.verb, copy.resource, copy.namespace) == ("create", "pods", "team")
         assert copy.causes == error.causes
         assert copy.reason == "Conflict"
+
+
+TYPED = "failed to create typed patch object (team/web; apps/v1, Kind=Deployment): "
+UNTYPED = (
+    "failed to convert new object (team/web; apps/v1, Kind=Deployment) to proper version: "
+    "unable to convert unstructured object to apps/v1, Kind=Deployment: "
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "is_passing"),
+    [
+        (f"{TYPED}.spec.replica: field not declared in schema", False),
+        (f"{UNTYPED}quantities must match the regular expression '^x$'", False),
+        ("etcdserver: leader changed", True),
+        ("Internal error occurred: failed calling webhook", True),
+    ],
+)
+def test_an_object_of_a_wrong_form_never_passes(message: str, is_passing: bool) -> None:
+    assert failures.is_passing(refused(500, message)) is is_passing
+
+
+@pytest.mark.parametrize(
+    ("message", "faults"),
+    [
+        (
+            f"{TYPED}.spec.replicas: expected numeric (int or float), got string",
+            [("spec.replicas", "expected numeric (int or float), got string", False)],
+        ),
+        (
+            f'{TYPED}errors:\n  .spec.containers[name="a.b: c"].imag: field not declared in '
+            "schema\n"
+            "  .spec.tolerationz: field not declared in schema",
+            [
+                ('spec.containers[name="a.b: c"].imag', "field not declared in schema", True),
+                ("spec.tolerationz", "field not declared in schema", True),
+            ],
+        ),
+        (
+            f"{TYPED}.metadata.labels.a: expected string, got &value.valueUnstructured{{Value:5}}",
+            [("metadata.labels.a", "expected string, got 5", False)],
+        ),
+        (
+            f"{TYPED}.spec.tolerations: expected list, got &{{map[a:1]}}",
+            [("spec.tolerations", "expected list, got a mapping", False)],
+        ),
+        (f"{UNTYPED}quantities must match", [("", "quantities must match", False)]),
+        ("etcdserver: leader changed", []),
+    ],
+)
+def test_the_fields_of_a_wrong_form_are_named(
+    message: str, faults: list[tuple[str, str, bool]]
+) -> None:
+    found = failures.field_faults(refused(500, message).message)
+    assert [(one.path, one.problem, one.is_unknown) for one in found] == faults

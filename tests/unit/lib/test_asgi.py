@@ -78,6 +78,40 @@ def test_a_compressed_body_is_decompressed_in_any_pieces():
     assert body(pieces, content_encoding="GZIP ") == b"y" * 90
 
 
+@pytest.mark.parametrize("size", [0, 65535, 65536, 65537, 131072, 1024 * 1024])
+def test_a_compressed_body_is_whole_whatever_the_pieces_that_it_is_made_in(size):
+    data = gzip.compress(bytes(size))
+    assert body([data], limit=10**8, content_encoding="gzip") == bytes(size)
+
+
+@pytest.mark.security
+def test_others_have_their_turn_while_bodies_are_decompressed():
+    text = "".join(f"{number} " for number in range(400_000)).encode()
+    data = gzip.compress(text, 1)
+
+    async def scenario():
+        bodies = [
+            asyncio.ensure_future(request([data], content_encoding="gzip").body(10**8))
+            for _ in "12"
+        ]
+        turns = 0
+        while not all(one.done() for one in bodies):
+            turns += 1
+            await asyncio.sleep(0)
+        assert [one.result() for one in bodies] == [text, text]
+        assert turns > len(text) // 65536
+
+    run(scenario())
+
+
+@pytest.mark.security
+def test_a_body_that_is_compressed_too_well_is_refused_long_before_its_limit():
+    data = gzip.compress(bytes(60_000_000))
+    with pytest.raises(ProtocolError, match="100 times as many are allowed") as caught:
+        body([data], limit=64 * 1024 * 1024, content_encoding="gzip")
+    assert exceptions.http_status(caught.value) == 413
+
+
 @pytest.mark.parametrize("pieces", [1, 5])
 def test_a_bomb_is_decompressed_no_further_than_its_limit(pieces):
     data = gzip.compress(bytes(10_000_000))

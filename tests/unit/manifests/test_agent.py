@@ -99,9 +99,16 @@ def test_pods_are_ready_when_they_serve_so_that_older_ones_stay_until_then():
     manifest, _ = equipped(ComputeSpec())
     container = manifest["spec"]["template"]["spec"]["containers"][0]
 
-    assert container["readinessProbe"]["httpGet"]["path"] == "/health/serving"
+    probe = container["readinessProbe"]
+    assert (probe["httpGet"]["path"], probe["timeoutSeconds"]) == ("/health/serving?wait=599", 600)
     assert container["startupProbe"]["httpGet"]["path"] == "/health"
     assert container["livenessProbe"]["httpGet"]["path"] == "/health"
+
+
+def test_knative_which_probes_in_its_own_way_is_answered_at_once():
+    manifest, _ = equipped(ComputeSpec(autoscaling=AutoscalingSpec()))
+    probe = manifest["spec"]["template"]["spec"]["containers"][0]["readinessProbe"]
+    assert (probe["httpGet"]["path"], probe["timeoutSeconds"]) == ("/health/serving", 5)
 
 
 def test_a_readiness_probe_of_ones_own_stays():
@@ -232,5 +239,5 @@ def test_the_queue_of_a_group_is_read_again_and_the_name_of_a_group_is_a_label()
 def test_the_first_pod_of_ranks_is_ready_before_the_others_that_wait_for_it(kind):
     manifest, _ = equipped(parameters.read_manifest(manifests()[kind]))
     container = WorkloadManifest.parse(manifest).primary.container
-    asked = "/health/serving" if kind == "Deployment" else "/health"
+    asked = "/health/serving?wait=599" if kind == "Deployment" else "/health"
     assert container["readinessProbe"]["httpGet"]["path"] == asked

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from kubetorch._version import __version__
 from kubetorch.manifests import desired_pods, labels, rendering
+from kubetorch.manifests.container_variables import TextVariable
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.logging import LoggingConfig
@@ -139,7 +140,11 @@ def test_a_backend_reads_what_it_needs() -> None:
     compute = replace(COMPUTE, replicas=2, working_dir="/data")
     wanted = desired_pods.read(rendering.of_workload(replace(SPEC, compute=compute)))
     assert (wanted.namespace, wanted.name, wanted.replicas) == ("ns", "train", 2)
-    assert wanted.environment == (("A", "1"), ("B", "2"), ("KT_LOG_LEVEL", "DEBUG"))
+    assert wanted.variables == (
+        TextVariable("A", "1"),
+        TextVariable("B", "2"),
+        TextVariable("KT_LOG_LEVEL", "DEBUG"),
+    )
     assert wanted.working_dir == "/data"
     assert wanted.is_recreated
     assert wanted.requests == (("cpu", "0.5"), ("memory", "2Gi"))

@@ -45,6 +45,17 @@ def started(results=None):
     return calls, runner
 
 
+@pytest.mark.parametrize("name", ["method", "request_id", "id"])
+def test_a_name_that_reports_repeat_is_bounded(name):
+    async def scenario():
+        calls, _ = started()
+        with pytest.raises(ProtocolError, match="more than 1000 characters"):
+            calls.check(opening(**{name: "m" * 1001}))
+        calls.check(opening(**{name: "m" * 1000}))
+
+    run(scenario())
+
+
 def test_a_call_runs_at_once_and_its_caller_is_told_everything_in_order():
     async def scenario():
         calls, runner = started()
@@ -433,9 +444,10 @@ def test_the_caller_of_a_call_is_told_of_its_timeout_at_once_and_of_nothing_late
     async def scenario():
         calls, runner = started()
         caller = FakeCaller()
-        begin(calls, opening(timeout=5.0), caller)
+        begin(calls, opening(timeout=4.98, whole_timeout=5.0), caller)
         await pause(6)
         assert caller.failure.error_type == "CallTimeoutError"
+        assert caller.failure.message.endswith("within its timeout of 5 s")
         assert caller.failure.started
         assert [(number, timed_out) for number, _, timed_out in runner.cancelled] == [(1, True)]
         assert calls.running == 1

@@ -52,7 +52,7 @@ def test_the_controller_is_where_it_is_installed():
 
 
 def test_what_is_missing_is_named_with_the_next_step():
-    with pytest.raises(ConfigError, match="--workload NAME"):
+    with pytest.raises(ConfigError, match="--workload"):
         identity.environ_of(Options(), GIVEN)
     with pytest.raises(ConfigError, match=r"metadata\.namespace"):
         identity.environ_of(Options("train"), {"KT_POD_TOKEN": "secret"})

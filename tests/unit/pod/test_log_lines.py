@@ -123,6 +123,23 @@ def test_every_byte_of_text_is_delivered() -> None:
     assert all(len(text.encode()) <= logs.LINE_LIMIT for text in found)
 
 
+@pytest.mark.security
+@pytest.mark.parametrize("size", [5000, 1 << 31])
+def test_a_record_that_claims_more_than_there_may_be_is_text(size: int) -> None:
+    assembler = Assembler(NONCE, clock=lambda: 9.0)
+    forged = protocol._RECORD_HEADER.pack(NONCE, STDOUT, 0, 0, size, 1, 1, 5.0)
+    found = [*assembler.feed(forged + b"x\n"), *assembler.feed(record(b"next\n"))]
+    assert any(line.text.endswith("x") for line in found)
+    assert found[-1].text == "next"
+    assert not assembler.has_unfinished
+
+
+@pytest.mark.parametrize("when", [float("nan"), float("inf"), -1.0])
+def test_a_time_that_is_none_is_replaced(when: float) -> None:
+    data = protocol.pack_record(Origin(NONCE, 1, 1, STDOUT, b""), b"hello\n", time=when)
+    assert [line.time for line in Assembler(NONCE, clock=lambda: 9.0).feed(data)] == [9.0]
+
+
 def test_invalid_utf8_is_replaced() -> None:
     assert texts(Assembler(NONCE).feed(b"a\xffb\n")) == ["a\ufffdb"]
 

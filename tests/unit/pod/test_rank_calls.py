@@ -698,19 +698,21 @@ def test_a_single_controller_runs_on_the_first_pod_and_answers_as_it_is(node):
     run(scenario())
 
 
-def test_a_call_on_monarch_uses_all_pods_and_one_on_ray_goes_on_without_some():
+def test_a_call_on_ray_or_monarch_goes_on_without_a_pod_unless_that_is_monitored():
     async def scenario():
         pods = {name: Pod(2, distribution_type=name) for name in ("monarch", "ray")}
+        pods["monitored"] = Pod(2, distribution_type="monarch", monitor_members=True)
         sinks = {name: pod.call()[1] for name, pod in pods.items()}
         for pod in pods.values():
             pod.lose(1)
             pod.workers[0].give(1, b'"one"')
-        assert sinks["monarch"].error.reasons == {"train-1": "Deleted"}
-        assert [sink.ends for sink in sinks.values()] == [1, 1]
+        assert sinks["monitored"].error.reasons == {"train-1": "Deleted"}
+        assert [sink.ends for sink in sinks.values()] == [1, 1, 1]
         with pytest.raises(WorkerMembershipChanged):
-            pods["monarch"].call()
-        assert sinks["ray"].result == b'"one"'
-        pods["ray"].call()
+            pods["monitored"].call()
+        for name in ("monarch", "ray"):
+            assert sinks[name].result == b'"one"'
+            pods[name].call()
 
     run(scenario())
 
@@ -758,6 +760,7 @@ def test_workers_name_nodes(workers, found):
         ("many", "Worker IP 'many' not found"),
         ("", "Worker IP '' not found"),
         ((), "Invalid worker specification"),
+        (("x",), "Invalid worker specification: 'x'"),
         ((True,), "Invalid worker specification: True"),
     ],
 )

@@ -6,6 +6,7 @@ import pytest
 
 import kubetorch as kt
 from kubetorch.manifests import kinds
+from kubetorch.manifests.scheduling import GPU_PRODUCT_LABEL as PRODUCT
 from kubetorch.specs.endpoint import Endpoint
 from kubetorch.specs.volume import VolumeSpec
 from unit.manifests.users import manifests
@@ -26,6 +27,13 @@ PLACES = [
     ("gpus", "0", None, f"{POD}.tolerations", None),
     ("gpu_type", "L4", "L4", f"{MAIN}.resources.limits", {"nvidia.com/gpu": "1"}),
     ("gpu_type", "pool: big", "pool: big", f"{POD}.nodeSelector", {"pool": "big"}),
+    (
+        "gpu_type",
+        f"{PRODUCT}: L4",
+        "L4",
+        f"{POD}.nodeSelector",
+        {PRODUCT: "L4"},
+    ),
     ("gpu_memory", "4Gi", "4Gi", "metadata.annotations.gpu-memory", "4Gi"),
     ("gpu_memory", "4Gi", "4Gi", f"{MAIN}.resources.limits", {"nvidia.com/gpu": "1"}),
     ("priority_class_name", "high", "high", f"{POD}.priorityClassName", "high"),

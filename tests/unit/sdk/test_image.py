@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 import kubetorch as kt
-from kubetorch.config.settings import config
+from kubetorch.config.settings import DEFAULT_IMAGE, config
 
 
 def lines(image):
@@ -123,8 +123,8 @@ def test_images_are_values():
 @pytest.mark.parametrize(
     ("image", "name", "reference"),
     [
-        (kt.images.debian(), "debian", None),
-        (kt.images.Debian(), "debian", None),
+        (kt.images.debian(), "debian", DEFAULT_IMAGE),
+        (kt.images.Debian(), "debian", DEFAULT_IMAGE),
         (kt.images.Ubuntu(), "ubuntu", "ghcr.io/run-house/ubuntu:v1"),
         (kt.images.python("3.12"), "python312", "python:3.12-slim"),
         (kt.images.Python310(), "python310", "python:3.10-slim"),

@@ -218,3 +218,12 @@ def test_one_variable_makes_a_secret_with_the_function_too(monkeypatch):
 def test_an_empty_source_is_refused_and_not_taken_for_none(empty):
     with pytest.raises(kt.SpecError):
         kt.secret(name="x", **empty)
+
+
+@pytest.mark.parametrize("value", ["supersecretvalue", "hf_AbCdEf", "sk-proj-1", "Passw0rd"])
+def test_a_text_that_may_be_a_value_is_cut_and_the_hint_says_where_values_go(value):
+    with pytest.raises(kt.SpecError) as caught:
+        kt.Secret("my-secret", env_vars={"API_KEY": value})
+
+    assert value not in str(caught.value)
+    assert "values={...}" in str(caught.value.hint)

@@ -63,6 +63,10 @@ def test_it_is_a_value() -> None:
     assert pickle.loads(pickle.dumps(one)) == one
 
 
+def test_a_volume_is_mounted_below_its_folder_unless_its_path_is_given() -> None:
+    assert kt.Volume("my-data", "5Gi").mount_path == "/ktfs/my-data"
+
+
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
@@ -73,7 +77,6 @@ def test_it_is_a_value() -> None:
         ({"name": "My Data"}, "the volume's name is 'My Data'"),
         ({"name": "a" * 64}, "at most 63"),
         ({"name": 3}, "the volume's name is 3"),
-        ({"mount_path": None}, "mount_path is None"),
         ({"mount_path": ""}, "mount_path is ''"),
         ({"mount_path": "data"}, "must be an absolute path"),
         ({"mount_path": "/"}, "must be an absolute path below"),

@@ -171,3 +171,12 @@ def test_ranks_of_no_type_are_spmd_and_run_as_many_calls_as_declared():
     assert (spec.distribution_type, spec.threads) == ("spmd", 4)
     assert len(warnings) == 1
     assert "ignores tree_minimum" in warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("framework", "is_monitored"),
+    [("pytorch", True), ("jax", True), ("ray", False), ("monarch", False)],
+)
+def test_frameworks_that_notice_losses_themselves_are_not_monitored(framework, is_monitored):
+    assert DistributionSpec(framework).is_monitored is is_monitored
+    assert DistributionSpec(framework, monitor_members=True).is_monitored

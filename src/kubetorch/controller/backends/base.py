@@ -184,13 +184,15 @@ class Trouble(msgspec.Struct, frozen=True):
 class PortsWanted(msgspec.Struct, frozen=True):
     """Ports that the processes of a distributed service are to meet on, as many as `count`.
 
-    Others than from `first` on will do, unless the user declared that.
+    Others than from `first` on will do, unless the user declared that. With `further` ports behind
+    them, whichever are free, where pods share the ports of a machine.
     """
 
     first: int
     is_declared: bool
     count: int = 1
     per_pod: int = 1
+    further: int = 0
 
 
 class News(msgspec.Struct, frozen=True):
@@ -228,8 +230,13 @@ class Backend(Protocol):
     async def release(self, namespace: str, name: str) -> None:
         """Leave a workload without pods, which hold what others wait for, until its next apply."""
 
-    async def delete(self, namespace: str, name: str, *, grace: float) -> None:
-        """End all pods of a workload; returns when nothing of them is left."""
+    async def delete(self, namespace: str, name: str, *, grace: float) -> list[str]:
+        """End all pods of a workload; returns when nothing of them is left.
+
+        An object that its user had before stays, and its pods are its own again: what is left is
+        returned, in words.
+        """
+        return []
 
     def pods(self, namespace: str, name: str) -> list[PodStatus]:
         """The pods of a workload, by ordinal."""
@@ -261,8 +268,8 @@ class Backend(Protocol):
         """A workload that does not exist yet will be applied in a moment."""
         return
 
-    def warnings(self, manifest: Manifest) -> tuple[str, ...]:
-        """Warnings about a manifest for the user who deploys it, one sentence each."""
+    def warnings(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
+        """Warnings about a compute and its manifest, for the user, one sentence each."""
 
     def applied(self, spec: WorkloadSpec) -> WorkloadSpec:
         """The spec that is applied: this one, or the earlier one if this could not be applied."""

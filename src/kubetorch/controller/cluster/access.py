@@ -66,6 +66,7 @@ from kubetorch.errors import (
     SpecError,
     UnauthorizedError,
 )
+from kubetorch.k8s import failures
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.resources import PODS, Object, Ref, Resource
 from kubetorch.lib import deadlines
@@ -103,6 +104,9 @@ _Key = TypeVar("_Key", bound=Hashable)
 _Value = TypeVar("_Value")
 #: What somebody needs who has an object made that goes beyond: they could make it themselves.
 _OBJECT_VERBS = ("create", "patch")
+#: API groups whose kinds the cluster's own role `edit` has.
+_EDITED = ("", "apps", "batch")
+_CONTROLLER = "kubetorch-controller"
 #: What somebody needs on all pods of a namespace who selects some: verb and part.
 _SELECTED_PODS_VERBS = (("create", ""), ("patch", ""), ("get", "log"))
 #: Name of the Secret, and the key in it.
@@ -152,9 +156,20 @@ def token_claims(token: str) -> UncheckedClaims:
 
 
 class Reviews:
-    def __init__(self, client: Client, watched: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, client: Client, watched: tuple[str, ...] = (), install_namespace: str = "kubetorch"
+    ) -> None:
         self._client = client
         self._watched = watched
+        #: The user that the controller itself is.
+        self.controller = User(
+            f"{_ACCOUNT}{install_namespace}:{_CONTROLLER}",
+            groups=(
+                "system:serviceaccounts",
+                f"system:serviceaccounts:{install_namespace}",
+                "system:authenticated",
+            ),
+        )
         self._turns = asyncio.Semaphore(AT_ONCE)
 
     async def user(self, token: str, audiences: tuple[str, ...]) -> User | None:
@@ -201,6 +216,13 @@ class Reviews:
         except KubetorchError as error:
             raise _unavailable() from error
 
+    async def is_served(self, manifest: Manifest) -> bool:
+        try:
+            await self._client.discovery.resource_of(manifest)
+        except KubernetesNotFoundError:
+            return False
+        return True
+
     async def _review(self, api_version: str, kind: str, spec: dict[str, Any]) -> Object:
         manifest: Object = {"apiVersion": api_version, "kind": kind, "metadata": {}, "spec": spec}
         try:
@@ -228,15 +250,21 @@ def grant(user: User, need: Need) -> str:
     """The command with which an administrator lets somebody do something."""
     is_view = need.verb in ("get", "list") and need.subresource in _VIEWED
     role = "kubetorch-view" if is_view else "kubetorch-edit"
-    namespace, _, account = user.name.removeprefix(_ACCOUNT).partition(":")
-    if user.name.startswith(_ACCOUNT) and account:
-        who, name = f"--serviceaccount={namespace}:{account}", account
-    else:
-        who, name = f"--user={user.name}", "NAME"
+    who, name = _subject(user), "NAME"
+    if who.startswith("--serviceaccount"):
+        name = who.rpartition(":")[2]
     kind, where = "clusterrolebinding", ""
     if need.namespace:
         kind, where = "rolebinding", f" -n {need.namespace}"
     return f"kubectl create {kind} {name}-{role} --clusterrole={role} {who}{where}"
+
+
+def _subject(user: User) -> str:
+    """A user as `kubectl create rolebinding` has them."""
+    account = user.name.removeprefix(_ACCOUNT)
+    if user.name.startswith(_ACCOUNT) and account.partition(":")[2]:
+        return f"--serviceaccount={account}"
+    return f"--user={user.name}"
 
 
 def _user(found: Object, *, is_for_us: bool) -> User:
@@ -529,27 +557,59 @@ class ClusterAccess:
         resource = await self._reviews.resource_of(manifest)
         if not resource.is_namespaced:
             raise SpecError(f"a {resource.kind} lies in no namespace, so it can be no service")
-        metadata = manifest["metadata"]
-        for verb in _OBJECT_VERBS:
-            need = Need(
-                verb,
-                metadata["namespace"],
-                metadata["name"],
-                group=resource.group,
-                resource=resource.plural,
-            )
-            await self._authorize_more(principal, need, why)
+        namespace, name = manifest["metadata"]["namespace"], manifest["metadata"]["name"]
 
-    async def _authorize_more(self, principal: Principal, need: Need, why: str) -> None:
-        """Refuse what goes beyond to who could not do it themselves."""
+        def need(verb: str) -> Need:
+            return Need(verb, namespace, name, group=resource.group, resource=resource.plural)
+
+        # The chart grants the controller the kinds that Kubetorch knows; without its operator a
+        # kind is an error of its own.
+        is_own = kinds.find(manifest) is None and await self._reviews.is_served(manifest)
+        asked = failures.MAKER_VERBS if is_own else ()
+        lacking = [verb for verb in asked if not await self._controller_may(need(verb))]
+        rule = ""
+        if lacking:
+            rule = (
+                f"the controller lacks the rule apiGroups: [{resource.group}], "
+                f"resources: [{resource.plural}], verbs: [{', '.join(lacking)}]"
+            )
+        for verb in _OBJECT_VERBS:
+            await self._authorize_more(principal, need(verb), why, rule)
+        if lacking:
+            controller = self._reviews.controller
+            error = _forbidden(controller, need(lacking[0]), Verdict(False, ""))
+            error.message = f"{rule} in namespace {namespace!r}"
+            error.hint = _commands(need(lacking[0]), [controller])
+            raise error
+
+    async def _controller_may(self, need: Need) -> bool:
+        user = self._reviews.controller
+        verdict = await self._verdicts.get((user, need), lambda: self._judge(user, need))
+        return verdict.is_allowed
+
+    async def _authorize_more(
+        self, principal: Principal, need: Need, why: str, rule: str = ""
+    ) -> None:
+        """Refuse what goes beyond to who could not do it themselves.
+
+        `rule`: what the controller would lack for it, too.
+        """
         try:
             await self.authorize(principal, need)
         except ForbiddenError as error:
             kind = f"{need.kind}.{need.group}" if need.group else need.kind
-            error.hint = (
-                f"{why}, and for that you need the right to {need.verb} {kind} yourself; let an "
-                f"administrator bind you the ClusterRole edit in namespace {need.namespace}"
-            )
+            error.hint = f"{why}, and for that you need the right to {need.verb} {kind} yourself; "
+            if need.group in _EDITED:
+                error.hint += (
+                    "let an administrator bind you the ClusterRole edit in namespace "
+                    f"{need.namespace}"
+                )
+                raise
+            users = [principal] if isinstance(principal, User) else []
+            if rule:
+                error.hint += f"{rule}; "
+                users.append(self._reviews.controller)
+            error.hint += _commands(need, users)
             raise
 
     def creator(self, principal: Principal, username: str | None) -> Creator:
@@ -594,6 +654,14 @@ class ClusterAccess:
             protocol=versions.PROTOCOL,
             app_hosts=self._hosts.known(pod.namespace, pod.workload),
         )
+
+
+def _commands(need: Need, users: Sequence[User]) -> str:
+    """What grants a kind of somebody's own to users, for people."""
+    kind = f"{need.resource}.{need.group}"
+    subjects = [_subject(user) for user in users]
+    commands = failures.grant_commands(kind, failures.MAKER_VERBS, subjects, need.namespace)
+    return f"an administrator grants it with\n{commands}\nor by rbac.extraRules of the chart"
 
 
 def _identified(found: Sequence[Seen]) -> tuple[tuple[str, str], ...]:

@@ -41,6 +41,8 @@ WORKLOADS = Resource("kubetorch.com", "v1alpha1", "kubetorchworkloads", "Kubetor
 SIZE_LIMIT = 1024 * 1024
 #: Bytes of a failure, and of each text in it; the log of the pod has all of it.
 _FAILURE_LIMIT, _TEXT_LIMIT = 64 * 1024, 8 * 1024
+#: Characters that the message of an event may have.
+_MESSAGE_LIMIT = 1024
 # Named by the object itself.
 _IDENTITY = ("namespace", "name")
 
@@ -176,7 +178,8 @@ def status(content: Content, summary: Summary | None, before: Mapping[str, Any])
     if record.failure:
         found["failure"] = _shortened(json.loads(record.failure))
     if summary is None:
-        return {**{name: value for name, value in before.items() if name != "failure"}, **found}
+        kept = (name for name in before if name not in ("failure", "reason"))
+        return {**{name: before[name] for name in kept}, **found}
     found |= {
         "phase": summary.phase,
         "kind": summary.kind,
@@ -184,9 +187,55 @@ def status(content: Content, summary: Summary | None, before: Mapping[str, Any])
         "readyPods": summary.ready,
         "ready": f"{summary.ready}/{summary.pods}",
     }
+    if summary.reason:
+        found["reason"] = summary.reason
     if summary.ttl:
         found["ttl"] = summary.ttl
     return {**found, "conditions": [_condition(summary, before)]}
+
+
+def event(before: Object | None, after: Object, now: float) -> Object | None:
+    """What became of a workload between two states of its object, for `kubectl describe`."""
+    was, status = (before or {}).get("status") or {}, after.get("status") or {}
+    number, phase = after["spec"].get("generation"), str(status.get("phase") or "")
+    if ((before or {}).get("spec") or {}).get("generation") != number:
+        reason, said = "Deployed", f"generation {number}"
+    elif phase and (phase, status.get("reason")) != (was.get("phase"), was.get("reason")):
+        reason = status.get("reason") or phase.title().replace(" ", "")
+        said = _said(status)
+    else:
+        return None
+    regarding = {name: after["metadata"][name] for name in ("name", "namespace", "uid")}
+    time = datetime.fromtimestamp(now, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {
+            "name": f"{regarding['name']}.{round(now * 1e6):x}",
+            "namespace": regarding["namespace"],
+        },
+        "involvedObject": {
+            "apiVersion": WORKLOADS.api_version,
+            "kind": WORKLOADS.kind,
+            **regarding,
+        },
+        "reason": reason,
+        "message": said[:_MESSAGE_LIMIT],
+        "type": "Warning" if status.get("reason") and reason != "Deployed" else "Normal",
+        "source": {"component": "kubetorch-controller"},
+        "firstTimestamp": time,
+        "lastTimestamp": time,
+        "count": 1,
+    }
+
+
+def _said(status: Mapping[str, Any]) -> str:
+    conditions = (one for one in status.get("conditions") or () if one.get("type") == "Ready")
+    message = next((str(one.get("message") or "") for one in conditions), "")
+    served = (
+        f"{status['phase']}: {status.get('ready')} pods serve generation {status['generation']}"
+    )
+    return f"{served}: {message}" if message else served
 
 
 def _wanted(content: Content) -> Generation:

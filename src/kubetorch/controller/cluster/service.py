@@ -67,6 +67,7 @@ from kubetorch.k8s.resources import Object, Ref
 from kubetorch.lib import sockets
 from kubetorch.lib.asgi import Receive, Scope, Send
 from kubetorch.lib.clock import SystemClock
+from kubetorch.lib.descriptors import DescriptorWatch
 from kubetorch.lib.http_server import Server
 from kubetorch.lib.tasks import cancel_all
 from kubetorch.manifests.kinds import Manifest
@@ -245,6 +246,8 @@ class _Service:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._is_stopped.set)
+        descriptors = DescriptorWatch(_give_up)
+        descriptors.start()
         standby = Server(_answer_as_standby)
         await standby.start(self._listener.dup())
         settings = self._settings
@@ -263,6 +266,7 @@ class _Service:
                         await self._is_stopped.wait()
             finally:
                 ending.cancel()
+                descriptors.stop()
         return 0
 
     async def _end_when_lost(self, election: Election) -> None:
@@ -306,7 +310,7 @@ class _Service:
 
         def new_access(workloads: Workloads) -> Access:
             return ClusterAccess(
-                Reviews(client, watched),
+                Reviews(client, watched, settings.namespace),
                 pods=WorkloadPods(workloads),
                 pod_tokens=pod_tokens,
                 stores=stores,
@@ -348,6 +352,12 @@ class _Service:
             return True
         finally:
             await cancel_all((waiting, stopped))
+
+
+def _give_up(reason: str) -> None:
+    """End at once: Kubernetes starts the container again."""
+    _log.error("controller ends error=%s", reason)
+    os._exit(1)
 
 
 async def _close(controller: Controller) -> None:

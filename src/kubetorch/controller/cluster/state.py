@@ -370,6 +370,7 @@ class KubernetesState:
         self._observer: Observer | None = None
         self._entries: dict[_Key, _Entry] = {}
         self._writers = asyncio.Semaphore(WRITERS)
+        self._events: set[asyncio.Task[None]] = set()
         self._is_loaded = self._is_closed = False
         self._informers = [
             Informer(client, Selection(WORKLOADS, namespace), self._on_change)
@@ -403,7 +404,7 @@ class KubernetesState:
         if tasks:
             await asyncio.wait(tasks, timeout=CLOSE_GRACE)
         self._is_closed = True
-        await cancel_all(tasks)
+        await cancel_all([*tasks, *self._events])
         await self._stop_watching()
 
     async def _stop_watching(self) -> None:
@@ -609,8 +610,23 @@ class KubernetesState:
             return
         entry.failure = None
         is_read = isinstance(step, Read)
+        if answer is not None and not is_read:
+            self._report(resource.event(pending.there, answer, time.time()))
         if pending.seen(answer) if is_read else pending.written(step, answer, self._clock()):
             self._deleted_elsewhere(pending.namespace, pending.name)
+
+    def _report(self, event: Object | None) -> None:
+        """Write an event, if there is one; nothing waits for it."""
+        if event is not None:
+            task = asyncio.get_running_loop().create_task(self._write_event(event))
+            self._events.add(task)
+            task.add_done_callback(self._events.discard)
+
+    async def _write_event(self, event: Object) -> None:
+        try:
+            await self._client.create(event)
+        except KubetorchError as error:
+            _log.info("event not written name=%s error=%s", event["metadata"]["name"], error)
 
     async def _send(self, pending: PendingWrite, step: Step) -> Object | None:
         """Do a step; returns the object that the API server has then, if it has one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 
 import msgspec
@@ -33,8 +33,14 @@ class _Names(msgspec.Struct, frozen=True):
 
 
 class BlobRoutes:
-    def __init__(self, blob_stores: BlobStores) -> None:
+    def __init__(
+        self,
+        blob_stores: BlobStores,
+        ask_pods: Callable[[str, str, str], Awaitable[str]],
+    ) -> None:
         self._blob_stores = blob_stores
+        # For namespace, workload and pod: from whom the pod's blobs are awaited.
+        self._ask_pods = ask_pods
 
     def routes(self) -> list[Route]:
         return [
@@ -57,9 +63,14 @@ class BlobRoutes:
         """Some blobs."""
         names, missing = await self._names(exchange)
         if missing:
+            where = ""
+            if exchange.asker.pod_namespace is not None:
+                who = (exchange.query("workload", ""), exchange.query("pod", ""))
+                where = await self._ask_pods(exchange.asker.pod_namespace, *who)
             raise with_status(
                 DataStoreError(
-                    f"{len(missing)} blobs are not here, such as {missing[0]}",
+                    f"{len(missing)} blobs are not here, such as {missing[0]}"
+                    + (f": {where}" if where else ""),
                     hint="deploy again: the client uploads what is missing",
                 ),
                 404,

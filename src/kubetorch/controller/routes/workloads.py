@@ -89,8 +89,8 @@ class WorkloadRoutes:
     async def delete(self, exchange: Exchange, namespace: str, name: str) -> None:
         """End a workload; `?grace=` is how many seconds its calls have."""
         grace = exchange.number("grace", routes.DELETE_GRACE, least=0.0, most=GRACE_MOST)
-        await self._workloads.delete(namespace, name, grace=grace)
-        await exchange.respond_message({"deleted": name})
+        left = await self._workloads.delete(namespace, name, grace=grace)
+        await exchange.respond_message({"deleted": name, "left": left})
 
     async def token(self, exchange: Exchange, namespace: str, name: str) -> None:
         """A token for one workload, for what who asks may do with it."""

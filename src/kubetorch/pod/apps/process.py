@@ -159,6 +159,7 @@ class AppProcess:
 
     wanted: AppRun
     pod_name: str
+    service: str
     on_line: Callable[[Line, int], None]
     on_change: Callable[[AppProcess], None]
     ended: AppExit | None = None
@@ -286,7 +287,7 @@ class AppProcess:
         error = ServiceHealthError(
             f"the app {self.app.command!r} in {self.pod_name} {what}{within}"
             + (f"; its last lines:{lines}" if lines else "; it wrote nothing"),
-            hint="kt logs NAME shows all of it"
+            hint=f"kt logs {self.service} shows all of it"
             if seconds is None
             else "does it listen on that port? kt.Compute(launch_timeout=...) allows more time",
         )
@@ -368,6 +369,7 @@ class AppHost:
 
     root: Path
     pod_name: str
+    service: str
     on_line: Callable[[Line, int], None]
     on_exit: Callable[[AppProcess], None]
     on_change: Callable[[], None]
@@ -402,6 +404,7 @@ class AppHost:
         self._latest = AppProcess(
             wanted,
             pod_name=self.pod_name,
+            service=self.service,
             on_line=self.on_line,
             on_change=self._changed,
             ended=self._memory.find(wanted.generation),

@@ -35,7 +35,7 @@ _NOTICED = 2.0
 _PATH = re.compile(rb"/[!-:<-~]*")
 _HINT = (
     "send it as Authorization: Bearer <token>; a browser is sent to the page with "
-    f"?{routes.APP_TOKEN_QUERY}=<token>; kt token NAME prints one"
+    f"?{routes.APP_TOKEN_QUERY}=<token>"
 )
 
 
@@ -186,7 +186,8 @@ class AppProxy:
         if any(map(is_token, passage.tokens)):
             on_token()
         elif not self._host.is_public:
-            raise UnauthorizedError("this app needs a token", hint=_HINT)
+            hint = f"{_HINT}; {self._guard.token_command} prints one"
+            raise UnauthorizedError("this app needs a token", hint=hint)
         return passage
 
     def _check_page(self, headers: Mapping[str, str], method: str) -> None:

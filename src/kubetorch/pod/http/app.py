@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 from collections.abc import Awaitable, Callable
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kubetorch.errors import CallRefusedError, KubetorchError
+from kubetorch.lib import deadlines
 from kubetorch.lib.asgi import (
     NDJSON,
     ClientGoneError,
@@ -52,6 +54,8 @@ class Route(NamedTuple):
     is_open: bool = False
 
 
+#: Seconds that a question may wait for its answer, at most.
+_LONGEST = 3600.0
 _CALL = (tokens.CALL,)
 _EXEC = (tokens.EXEC,)
 
@@ -182,6 +186,12 @@ class App:
         await respond.answer_json(200, {"status": "healthy"})
 
     async def _serving(self, request: Request, respond: Responder) -> None:
+        """See `routes.serving`."""
+        wait = request.query("wait")
+        with contextlib.suppress(TimeoutError):
+            async with deadlines.timeout(min(float(wait), _LONGEST) if wait.isdecimal() else 0.0):
+                while self.supervisor.is_starting:
+                    await self.supervisor.changes.wait()
         status, text = (200, "serving") if self._is_serving else (503, "starting")
         await respond.answer_json(status, {"status": text})
 

@@ -25,7 +25,6 @@ from kubetorch.lib import asgi
 from kubetorch.lib.http_server import Refusal
 from kubetorch.wire import exceptions, tokens
 
-_HINT = "send it as Authorization: Bearer <token>; kt token NAME prints one"
 #: Seconds for which the agent's own tokens are good: it uses them at once.
 OWN_SECONDS = 300.0
 #: Genuine tokens that are remembered, so that each is verified once.
@@ -61,6 +60,7 @@ class Guard:
     ) -> None:
         self._key, self._user = credentials.key, credentials.user
         self._audience = audience
+        self.token_command = tokens.command(audience)
         #: Whether it listens on loopback, where pages of other sites could reach it.
         self.is_local = asgi.is_loopback(host)
         self._clock = clock
@@ -89,7 +89,10 @@ class Guard:
         scheme, _, token = (authorization or "").strip().partition(" ")
         token = token.strip()
         if scheme.lower() != "bearer" or not token:
-            raise UnauthorizedError("this needs a token", hint=_HINT)
+            raise UnauthorizedError(
+                "this needs a token",
+                hint=f"send it as Authorization: Bearer <token>; {self.token_command} prints one",
+            )
         opened = self._verify(token)
         if verbs and not any(verb in opened for verb in verbs):
             if self._user and verbs[0] == tokens.EXEC:

@@ -11,6 +11,7 @@ import math
 import pickle
 import re
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import msgspec
@@ -28,6 +29,11 @@ from kubetorch.wire.rank_values import Buffer
 
 #: Bytes that the body of a `POST` may have, decompressed; streams take more.
 BODY_LIMIT = 64 * 1024 * 1024
+#: Bytes that are parsed in the event loop, and who parses more: the parser holds the interpreter.
+_LONG, _parser = 1024 * 1024, ThreadPoolExecutor(1, "kubetorch-parse")
+_BYTES = "application/octet-stream"
+#: What a header takes of a content type that user code made itself.
+_CONTENT_TYPE = re.compile(rb"[\x20-\x7e]{1,200}")
 
 
 class _Arguments(msgspec.Struct, forbid_unknown_fields=True):
@@ -65,7 +71,7 @@ async def call(
             f"Serialization format {codec!r} is for streams; formats are {', '.join(codecs.CODECS)}"
         )
     calls.check_target(name, codec)
-    arguments = parse_arguments(await request.body(BODY_LIMIT), codec)
+    arguments = await _arguments(await request.body(BODY_LIMIT), codec)
     opening = Open(
         id=new_call_id(),
         callable=name,
@@ -90,6 +96,14 @@ async def call(
         watch.cancel()
         if running is not None:
             running.leave(caller)
+
+
+async def _arguments(body: bytes, codec: str) -> Arguments:
+    """As `parse_arguments`: of several long bodies one after the other, other requests between."""
+    if len(body) <= _LONG:
+        return parse_arguments(body, codec)
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(_parser, parse_arguments, body, codec)
 
 
 def parse_arguments(body: bytes, codec: str) -> Arguments:
@@ -209,7 +223,8 @@ async def _answer(result: _Value, respond: Responder) -> None:
         await respond.answer(200, b"[%b]" % b",".join(values), JSON)
     elif codec == "none" and len(segments) == 2:
         # Raw content and its type, which the user's code made itself.
-        await respond.answer(200, segments[0], bytes(segments[1]).decode("latin-1"))
+        kind = _CONTENT_TYPE.fullmatch(segments[1])
+        await respond.answer(200, segments[0], kind[0].decode() if kind else _BYTES)
     else:
         await respond.answer(200, _json(codec, segments), JSON)
 

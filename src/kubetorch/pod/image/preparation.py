@@ -51,6 +51,7 @@ from kubetorch.specs.image import (
     plan,
 )
 from kubetorch.specs.workload import WorkloadSpec
+from kubetorch.wire import frames
 from kubetorch.wire.messages import LogReport, StageReport
 from kubetorch.wire.pod_commands import RunStepNow
 from kubetorch.wire.podenv import PodEnv
@@ -143,7 +144,7 @@ class StepReports:
 
     def on_output(self, text: str) -> None:
         self._session.report_line(
-            LogReport(generation=self._generation, text=text, time=time.time())
+            LogReport(generation=self._generation, text=text, source=frames.IMAGE, time=time.time())
         )
         self._on_line(text, self._generation)
 

@@ -193,7 +193,8 @@ class RunningCall:
     def progress(self, current: float, total: float | None, message: str | None) -> None:
         # Numbers of NumPy are numbers, too.
         numbers = [float(current), None if total is None else float(total)]
-        report = json.dumps([*numbers, None if message is None else str(message)]).encode()
+        text = None if message is None else _cut(str.__str__(str(message)))
+        report = json.dumps([*numbers, text]).encode()
         now = time.monotonic()
         due = self._progress_sent + PROGRESS_INTERVAL
         if now >= due:
@@ -338,10 +339,10 @@ class CallRunner:
                 call.check()
                 value = function(*args, **kwargs)
             del args, kwargs
-            if isinstance(value, GeneratorType):
+            if type(value) is GeneratorType:
                 streamed = True
                 value = self._stream(call, value)
-            elif inspect.iscoroutine(value) or isinstance(value, AsyncGeneratorType):
+            elif type(value) is CoroutineType or type(value) is AsyncGeneratorType:
                 # A plain function that wraps an `async def`.
                 self._start_async(call, value, contextvars.copy_context())
                 return
@@ -392,7 +393,7 @@ class CallRunner:
                 started = True
                 value = function(*args, **kwargs)
                 del args, kwargs
-            if isinstance(value, AsyncGeneratorType):
+            if type(value) is AsyncGeneratorType:
                 streamed = True
                 await self._stream_async(call, value)
                 value = None
@@ -445,7 +446,7 @@ class CallRunner:
 
     def _succeed(self, call: RunningCall, value: object, *, streamed: bool) -> None:
         if os.getpid() != self._pid:
-            _leave_child(0)
+            _leave_child(0, self.pipe)
         self._finish(call)
         flags = protocol.STREAMED if streamed else 0
         try:
@@ -455,7 +456,7 @@ class CallRunner:
 
     def _fail(self, call: RunningCall, error: BaseException, *, started: bool) -> None:
         if os.getpid() != self._pid:
-            _leave_child(introspection.safely(_exit_status, 1, error))
+            _leave_child(introspection.safely(_exit_status, 1, error), self.pipe)
         self._finish(call)
         cancelled = call.cancelled
         if cancelled is not None and introspection.is_a(
@@ -470,7 +471,7 @@ class CallRunner:
     def _give_up(self, call: RunningCall, error: BaseException) -> None:
         """End a call whose end itself failed: nobody is to wait for it."""
         if os.getpid() != self._pid:
-            _leave_child(1)
+            _leave_child(1, self.pipe)
         self._calls.pop(call.number, None)
         what = f"the end of the call could not be reported: {introspection.name_of(type(error))}"
         told = exceptions.Failure("RemoteError", what, pod_name=self.pod_name)
@@ -504,6 +505,14 @@ def decode(
     return list(args), kwargs
 
 
+def _cut(text: str) -> str:
+    """The message of a report, of so many bytes that it fits into a frame."""
+    data = text.encode(errors="replace")
+    if len(data) > protocol.MESSAGE_LIMIT:
+        data = data[: protocol.MESSAGE_LIMIT - 3] + "…".encode()
+    return data.decode(errors="ignore")
+
+
 def _is_unbound(error: BaseException) -> bool:
     """True if the arguments did not fit the function, so that none of its code ran."""
     trace = exceptions.trace_of(error)
@@ -527,13 +536,14 @@ def _exit_status(error: BaseException) -> int:
     return 1
 
 
-def _leave_child(status: int) -> None:
+def _leave_child(status: int, pipe: OutputPipe) -> None:
     """End a process that user code forked and that returned into ours."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except (OSError, ValueError):
             continue
+    pipe.c_output.flush_all()
     os._exit(status)
 
 
@@ -589,7 +599,8 @@ class DeployedCallable:
                 f"{self._name!r} has no method {method!r}", hint=self._methods_hint(method)
             )
         if not callable(found):
-            raise self._no_method(method, f"is a value of type {type(found).__name__}")
+            kind = introspection.name_of(type(found))
+            raise self._no_method(method, f"is a value of type {kind}")
         return found
 
     def callables(self, wanted: str) -> dict[str, Any]:
@@ -602,12 +613,17 @@ class DeployedCallable:
         return {"names": sorted(self._callables()), "missing": missing}
 
     @property
+    def is_sync(self) -> bool:
+        """True for a function that is no `async def`, and for a class without such methods."""
+        return self.is_sync_class if self._is_instance else not self.runs_on_loop(None)
+
+    @property
     def is_sync_class(self) -> bool:
         """True for an instance of a class without `async def` methods that can be called."""
         if not self._is_instance:
             return False
-        own_call = getattr(type(self._value), "__call__", None)  # noqa: B004  # the method itself
-        return not any(_is_async(each) for each in (*self._callables().values(), own_call) if each)
+        own_call = introspection.safely(getattr, None, type(self._value), "__call__", None)
+        return not any(map(_is_async, (*self._callables().values(), own_call)))
 
     def _no_method(self, method: str, what: str) -> CallableNotFoundError:
         return CallableNotFoundError(
@@ -623,14 +639,25 @@ class DeployedCallable:
         return f"it has {', '.join(names[:20])}" if names else "it has no public methods"
 
     def _callables(self) -> dict[str, Callable[..., Any]]:
-        """The public ones of the class and of the instance, which runs no code of the user's."""
-        found = {name: getattr(type(self._value), name, None) for name in dir(type(self._value))}
-        found |= getattr(self._value, "__dict__", {})
-        return {n: one for n, one in found.items() if not n.startswith("_") and callable(one)}
+        """The public ones of the class and of the instance."""
+        cls, safely = type(self._value), introspection.safely
+        names: list[str] = safely(dir, [], cls)
+        members: dict[str, Any] = {name: safely(getattr, None, cls, name, None) for name in names}
+        members |= safely(lambda: dict(vars(self._value)), dict[str, Any]())
+        return {
+            name: member
+            for name, member in members.items()
+            if type(name) is str and not name.startswith("_") and callable(member)
+        }
 
 
-def _is_async(found: Callable[..., Any]) -> bool:
-    functions = [found]
-    if not inspect.isroutine(found):
-        functions.append(getattr(type(found), "__call__", found))  # noqa: B004  # the method itself
+def _is_async(function: object) -> bool:
+    """True for `async def`; an object whose class raises when it is looked at is none."""
+    return introspection.safely(_looks_async, False, function)
+
+
+def _looks_async(function: object) -> bool:
+    functions = [function]
+    if not inspect.isroutine(function):
+        functions.append(getattr(type(function), "__call__", function))  # noqa: B004  # the method itself
     return any(inspect.iscoroutinefunction(f) or inspect.isasyncgenfunction(f) for f in functions)

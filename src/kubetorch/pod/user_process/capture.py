@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, TextIO, cast
 
 from kubetorch.pod.user_process import protocol
+from kubetorch.pod.user_process.c_output import COutput
 from kubetorch.pod.user_process.current_call import current
 
 if TYPE_CHECKING:
@@ -27,12 +28,16 @@ if TYPE_CHECKING:
 
 #: Bytes of an unfinished line that are collected before they are written.
 _PENDING_LIMIT = 2048
+#: What a printed line counts as in programs that have their own handlers write their messages.
+_LEVELS = {protocol.STDOUT: b"INFO", protocol.STDERR: b"ERROR"}
 
 
 class OutputPipe:
     """The pipe to the agent, and the unfinished lines that wait here."""
 
-    def __init__(self, descriptor: int, nonce: bytes) -> None:
+    def __init__(self, descriptor: int, nonce: bytes, c_output: COutput) -> None:
+        #: What extensions print by the C library goes into the pipe, too.
+        self.c_output = c_output
         self._descriptor = descriptor
         self._nonce = nonce
         self._identity = _identity(descriptor)
@@ -64,6 +69,7 @@ class OutputPipe:
 
     def finish(self, number: int) -> None:
         """A call ended: write its unfinished lines."""
+        self.c_output.flush()
         if self._pending:
             self._flush(protocol.STDOUT, number)
             self._flush(protocol.STDERR, number)
@@ -76,7 +82,7 @@ class OutputPipe:
 
     def log(self, level: str, text: str, created: float) -> None:
         data = text.encode(errors="backslashreplace")
-        name = level.encode(errors="replace")[:64]
+        name = level.encode(errors="replace")[: protocol.LEVEL_LIMIT]
         with self._lock:
             self._records(protocol.LOGGER, _current_number(), data, name, created)
 
@@ -85,7 +91,8 @@ class OutputPipe:
         if redirected is not None:
             _write_all(redirected, data)
         else:
-            self._records(source, number, data, b"", time.time())
+            level = _LEVELS[source] if _has_handlers() else b""
+            self._records(source, number, data, level, time.time())
 
     def _redirected(self, source: int) -> int | None:
         """Descriptor 1 or 2, when user code has made it something else than the pipe."""
@@ -219,17 +226,14 @@ class TextStream(_Stream, io.TextIOBase):
         self.flush()
 
 
-class RecordHandler(logging.Handler):
-    """Writes messages of loggers as records, unless another handler already prints them."""
+class UnhandledRecords(logging.Handler):
+    """Takes the messages that no handler of the program's does, as records with their level."""
 
-    def __init__(self, pipe: OutputPipe, streams: tuple[TextStream, ...]) -> None:
-        super().__init__()
+    def __init__(self, pipe: OutputPipe, level: int) -> None:
+        super().__init__(level)
         self._pipe = pipe
-        self._streams = streams
 
     def emit(self, record: logging.LogRecord) -> None:
-        if self._is_printed(record):
-            return
         try:
             text = self.format(record)
         except Exception:  # noqa: BLE001  # the user's arguments may not fit the message
@@ -237,35 +241,73 @@ class RecordHandler(logging.Handler):
             return
         self._pipe.log(record.levelname, text, record.created)
 
-    def _is_printed(self, record: logging.LogRecord) -> bool:
-        """True if a handler in the record's chain writes to the captured streams."""
-        logger: logging.Logger | None = logging.getLogger(record.name)
-        while logger is not None:
-            for handler in logger.handlers:
-                if (
-                    handler is not self
-                    and record.levelno >= handler.level
-                    and self._prints(handler)
-                ):
-                    return True
-            logger = logger.parent if logger.propagate else None
-        return False
 
-    def _prints(self, handler: logging.Handler) -> bool:
-        stream = getattr(handler, "stream", None)
-        if stream is None:  # rich has a console with a file
-            stream = getattr(getattr(handler, "console", None), "file", None)
-        return any(stream is each or stream is each.buffer for each in self._streams)
+class _Levels:
+    """Shows messages from `lowest` on of loggers that the program has not configured.
+
+    The root logger has no handler of ours and its usual level, so that what a program configures
+    has its usual effect. Only loggers without any handler, and without a level that was set, have
+    another level.
+    """
+
+    def __init__(self, lowest: int) -> None:
+        self._lowest = lowest
+        self._usual = logging.root.level
+        self._is_set = False
+
+    def install(self) -> None:
+        usual = logging.Logger.getEffectiveLevel
+        set_level, add = logging.Logger.setLevel, logging.Logger.addHandler
+        remove = logging.Logger.removeHandler
+
+        def get_effective_level(logger: logging.Logger) -> int:
+            return self._lowest if self._is_unset(logger) else usual(logger)
+
+        def set_level_of(logger: logging.Logger, level: int | str) -> None:
+            self._is_set |= logger is logging.root
+            set_level(logger, level)
+
+        # Setting a level makes loggers forget which of their messages are wanted.
+        def add_handler(logger: logging.Logger, handler: logging.Handler) -> None:
+            add(logger, handler)
+            set_level(logger, logger.level)
+
+        def remove_handler(logger: logging.Logger, handler: logging.Handler) -> None:
+            remove(logger, handler)
+            set_level(logger, logger.level)
+
+        for name, function in (
+            ("getEffectiveLevel", get_effective_level),
+            ("setLevel", set_level_of),
+            ("addHandler", add_handler),
+            ("removeHandler", remove_handler),
+        ):
+            setattr(logging.Logger, name, function)
+
+    def _is_unset(self, logger: logging.Logger) -> bool:
+        if self._is_set or logging.root.level != self._usual or logger.hasHandlers():
+            return False
+        above: logging.Logger | None = logger
+        while above is not None and above is not logging.root:
+            if above.level:
+                return False
+            above = above.parent
+        return True
+
+
+def _has_handlers() -> bool:
+    """True if the program has configured the root logger."""
+    return any(not isinstance(each, logging.NullHandler) for each in logging.root.handlers)
 
 
 def install(pipe: OutputPipe, level: str) -> None:
-    """Replace the standard streams, and add the handler to the root logger."""
+    """Replace the standard streams, and take the messages that no handler takes."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
     out, err = TextStream(pipe, protocol.STDOUT), TextStream(pipe, protocol.STDERR)
     sys.stdout, sys.stderr = cast("TextIO", out), cast("TextIO", err)
     sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr  # type: ignore[misc,assignment]  # final
-    root = logging.getLogger()
-    root.addHandler(RecordHandler(pipe, (out, err)))
-    root.setLevel(level.upper())
+    lowest = logging.getLevelName(level.upper())
+    logging.lastResort = UnhandledRecords(pipe, lowest)
+    _Levels(lowest).install()

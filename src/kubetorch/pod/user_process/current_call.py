@@ -11,6 +11,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from contextvars import ContextVar
+from types import MethodType
 from typing import Any, Protocol
 
 from kubetorch.specs.callable import UNKNOWN_CHAIN
@@ -76,7 +77,7 @@ class Callbacks:
         call = current.get()
         with self._lock:
             known = self._found.setdefault(0 if call is None else call.number, [])
-            if all(callback != other for other, _ in known):
+            if not any(_is_same(callback, other) for other, _ in known):
                 known.append((callback, contextvars.copy_context()))
 
     def forget(self, call: int) -> None:
@@ -93,6 +94,13 @@ class Callbacks:
             return
         args = (found, on_end)
         threading.Thread(target=_run, args=args, name="kubetorch-preempt", daemon=True).start()
+
+
+def _is_same(callback: object, other: object) -> bool:
+    """True for one object, and for one method of one object; no `__eq__` of the user is asked."""
+    if type(callback) is MethodType and type(other) is MethodType:
+        return callback.__func__ is other.__func__ and callback.__self__ is other.__self__
+    return callback is other
 
 
 def _run(found: list[_Registered], on_end: Callable[[], None]) -> None:

@@ -42,6 +42,7 @@ class _Finder:
 def _define() -> None:
     try:
         base: Any = importlib.import_module("jax._src.clusters").ClusterEnv
+        classes: list[Any] = base._cluster_types
     except (ImportError, AttributeError):  # JAX has it elsewhere, and says itself what it lacks
         return
 
@@ -64,5 +65,4 @@ def _define() -> None:
         def get_process_id(cls) -> int:
             return int(os.environ[PROCESS])
 
-    classes = base._cluster_types
     classes.insert(0, classes.pop(classes.index(KubetorchCluster)))

@@ -51,9 +51,10 @@ from types import CodeType, FrameType, ModuleType, TracebackType
 from typing import Any
 
 from kubetorch.errors import CallableNotFoundError
+from kubetorch.lib import modules
 from kubetorch.pod.user_process import monarch_hosts
 from kubetorch.pod.user_process.monarch_hosts import MonarchHosts
-from kubetorch.wire import exceptions
+from kubetorch.wire import exceptions, introspection
 
 #: Environment variable with the path of the deployed file.
 FILE_VARIABLE = "KT_DEPLOYED_FILE"
@@ -152,12 +153,13 @@ class Import:
 
     def deploys(self, error: AttributeError) -> bool:
         """True if a statement deployed the callable, whose decorators made no handle of it here."""
-        return error.name in _DEPLOYS and self.wants(error.obj)
+        return type(error.name) is str and error.name in _DEPLOYS and self.wants(error.obj)
 
     def wants(self, definition: object) -> bool:
         """True if this function or class is the callable."""
-        name = getattr(definition, "__module__", None), getattr(definition, "__qualname__", None)
-        return name == (self._module.__name__, self._qualname)
+        names = (self._module.__name__, self._qualname)
+        given = [introspection.attribute(definition, one) for one in ("__module__", "__qualname__")]
+        return all(type(one) is str for one in given) and tuple(given) == names
 
 
 def is_deploying(*, is_call: bool = False) -> bool:
@@ -292,11 +294,11 @@ def _explain_arguments(error: TypeError, cls: Any, given: Mapping[str, Any]) -> 
     try:
         inspect.signature(cls).bind(**given)
     except TypeError:
+        name = introspection.name_of(cls)
         exceptions.add_note(
-            error,
-            f"hint: pass the arguments of {cls.__name__}() in .to(compute, init_args={{...}})",
+            error, f"hint: pass the arguments of {name}() in .to(compute, init_args={{...}})"
         )
-    except ValueError:  # a class that says nothing of its arguments
+    except Exception:  # noqa: BLE001  # a class that says nothing of its arguments, or raises
         return
 
 
@@ -337,9 +339,9 @@ def _check_kind(found: object, source: Source) -> None:
     if is_class if source.kind == "cls" else callable(found) and not is_class:
         return
     wanted = "class" if source.kind == "cls" else "function"
+    what = "a class" if is_class else f"a value of type {introspection.name_of(type(found))}"
     raise CallableNotFoundError(
-        f"{source.qualname!r} of module {source.module!r} is "
-        f"{'a class' if is_class else f'a value of type {type(found).__name__}'}, not a {wanted}",
+        f"{source.qualname!r} of module {source.module!r} is {what}, not a {wanted}",
         hint="deploy it with kt.cls(...)"
         if is_class
         else f"the last statement of its file that binds {source.qualname!r} must make a {wanted}",
@@ -374,7 +376,7 @@ def _import(source: Source, path: str | None) -> ModuleType:
 
 
 def _is_same(module: ModuleType, path: str) -> bool:
-    file = getattr(module, "__file__", None)
+    file = modules.file_of(module)
     return file is not None and os.path.realpath(file) == os.path.realpath(path)
 
 
@@ -432,13 +434,14 @@ class _Finder:
         if fullname != self._name:
             return None
         for finder in sys.meta_path:
-            if finder is self:
-                continue
-            spec = finder.find_spec(fullname, path, target)
+            # As Python itself, pass over finders of before Python 3.4.
+            find = getattr(finder, "find_spec", None)
+            spec = None if finder is self or find is None else find(fullname, path, target)
             if spec is not None:
-                if type(spec.loader) is importlib.machinery.SourceFileLoader:
-                    spec.loader = _Loader(fullname, spec.loader.path, self._qualname)
-                return spec
+                loader = getattr(spec, "loader", None)
+                if type(loader) is importlib.machinery.SourceFileLoader:
+                    spec.loader = _Loader(fullname, loader.path, self._qualname)
+                return spec  # type: ignore[no-any-return]  # as a finder gives it
         return None
 
 
@@ -458,7 +461,7 @@ def _resolve(module: ModuleType, qualname: str) -> Any:  # noqa: ANN401
 
 def _unwrap(found: Any) -> Any:  # noqa: ANN401
     """The user's own object, if the name is bound to one of our handles: `f = kt.fn(f)`."""
-    while type(found).__module__.partition(".")[0] == "kubetorch" and hasattr(found, "__wrapped__"):
+    while introspection.is_ours(found) and hasattr(found, "__wrapped__"):
         found = found.__wrapped__
     return found
 

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from kubetorch.errors import SpecError
+from kubetorch.wire import introspection
 
 #: Their addresses, in the order of the pods, separated by commas.
 HOSTS = "KT_MONARCH_HOSTS"
@@ -47,22 +48,20 @@ def check(found: Callable[..., Any]) -> None:
     functions = [found]
     if isinstance(found, type):
         names = (name for name in dir(found) if not name.startswith("_"))
-        functions += filter(callable, (getattr(found, name) for name in names))
+        functions += filter(callable, (introspection.attribute(found, name) for name in names))
     for function in functions:
         if _FORMER in _parameters(function):
             raise SpecError(
-                f"{getattr(function, '__qualname__', function)} has a parameter {_FORMER!r}, and "
-                "Monarch has no process allocators any more",
+                f"{introspection.attribute(function, '__qualname__')} has a parameter {_FORMER!r}, "
+                "and Monarch has no process allocators any more",
                 hint=f"a parameter {_MESH!r} gets the hosts, whose spawn_procs() starts processes "
                 "on them",
             )
 
 
 def _parameters(function: Callable[..., Any]) -> Sequence[str]:
-    try:
-        return list(inspect.signature(function).parameters)
-    except (TypeError, ValueError):  # of some callables in C
-        return []
+    # Some callables in C have no signature, and the user's may raise anything.
+    return introspection.attempt(lambda: list(inspect.signature(function).parameters), [])
 
 
 def _attach(addresses: Sequence[str]) -> Any:  # noqa: ANN401  # Monarch's own

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from kubetorch.lib import processes
+from kubetorch.lib import modules, processes
 
 #: Read by the libraries while they are loaded.
 VARIABLES = (
@@ -74,8 +74,8 @@ class NumericThreads:
             ("torch", "OMP_NUM_THREADS", False),
             ("numexpr", "NUMEXPR_NUM_THREADS", True),
         ):
-            set_threads = getattr(sys.modules.get(module), "set_num_threads", None)
-            if set_threads is not None:
+            set_threads = modules.loaded(module).get("set_num_threads")
+            if callable(set_threads):
                 set_threads(_size(environ, variable, is_logical=is_logical))
 
     def on_thread(self) -> None:

@@ -19,19 +19,21 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NoReturn
 
+from kubetorch.lib import modules
 from kubetorch.pod.user_process import (
     capture,
     current_call,
+    event_loops,
     jax_cluster,
     loader,
     monarch_hosts,
     numeric_threads,
     protocol,
 )
+from kubetorch.pod.user_process.c_output import COutput
 from kubetorch.pod.user_process.call_runner import CODE, CallRunner, DeployedCallable
 from kubetorch.pod.user_process.capture import OutputPipe
 from kubetorch.pod.user_process.monarch_hosts import MonarchHosts
@@ -47,7 +49,7 @@ def run(
     os.setsid()
     for descriptor in (sock.fileno(), output):
         os.set_inheritable(descriptor, False)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _disregard_interrupts()
     agent = AgentSocket(sock)
     frame = agent.read()
     while frame.kind != protocol.LOAD:
@@ -60,14 +62,37 @@ def run(
     agent.marker = spec["marker"]
     pipe = _take_output(output, bytes.fromhex(spec["nonce"]))
     _set_environment(spec)
+    if spec["umask"] is not None:
+        os.umask(spec["umask"])
     capture.install(pipe, spec["log_level"])
+    event_loops.install()
     worker = _Worker(agent, pipe, spec, stacks=frame.descriptor)
     if numeric is not None:
         numeric.resize(os.environ)
         _reseed()
-    worker.start(numeric.on_thread if numeric is not None else lambda: None)
+    worker.start(numeric)
     worker.run()
-    _leave()
+    _leave(pipe.c_output)
+
+
+def _disregard_interrupts() -> None:
+    """Have SIGINT do nothing here, and in children what it does in any program.
+
+    A signal that is ignored would be ignored in the programs that user code starts, too; one that
+    is handled is not. A forked child of user code has Python's own handler again.
+    """
+    signal.signal(signal.SIGINT, _disregard)
+    signal.siginterrupt(signal.SIGINT, False)
+    os.register_at_fork(after_in_child=_regard_interrupts)
+
+
+def _disregard(_number: int, _frame: object) -> None:
+    """Nothing: a worker ends when its agent says so."""
+
+
+def _regard_interrupts() -> None:
+    if signal.getsignal(signal.SIGINT) is _disregard:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class _Worker:
@@ -75,9 +100,12 @@ class _Worker:
         self, agent: AgentSocket, pipe: OutputPipe, spec: dict[str, Any], *, stacks: int | None
     ) -> None:
         self._agent = agent
+        self._pipe = pipe
         self._spec = spec
         self._loop = asyncio.new_event_loop()
         asyncio.set_event_loop(self._loop)
+        # Made before user code can see what its making logs.
+        self._own_loop = asyncio.new_event_loop()
         self._runner = CallRunner(
             agent,
             self._loop,
@@ -90,8 +118,14 @@ class _Worker:
             may_wait=spec["may_wait"],
         )
 
-    def start(self, on_thread: Callable[[], None]) -> None:
+    def start(self, numeric: numeric_threads.NumericThreads | None) -> None:
         """Begin to read: the end of the agent is noticed also while user code is imported."""
+
+        def on_thread() -> None:
+            event_loops.enter_thread()
+            if numeric is not None:
+                numeric.on_thread()
+
         self._pool = ThreadPool(
             self._spec["threads"], self._runner.next_job, self._agent.wait_for_unread, on_thread
         )
@@ -102,13 +136,22 @@ class _Worker:
         deployed = self._load()
         if deployed is None:
             return
-        if not deployed.is_sync_class:
+        if not deployed.is_sync:
+            self._own_loop.close()
             # User code may have run a loop of its own, which leaves none set.
             asyncio.set_event_loop(self._loop)
             self._agent.send(protocol.LOADED)
             self._run_loop()
             return
-        asyncio.set_event_loop(None)
+        # What was set while user code was imported is the user's, who may run it in a call.
+        self._loop = self._runner.loop = self._own_loop
+        if not deployed.is_sync_class:
+            self._agent.send(protocol.LOADED)
+            self._run_loop()
+            return
+        if not event_loops.MAKES_LOOPS:
+            asyncio.set_event_loop(None)
+        event_loops.enter_thread()
         has_left = threading.Event()
         aside = threading.Thread(target=self._run_loop_aside, args=(has_left,), daemon=True)
         aside.start()
@@ -126,7 +169,7 @@ class _Worker:
         asyncio.set_event_loop(self._loop)
         self._run_loop()
         if not has_left.wait(1.0):  # a call holds the main thread up
-            _leave()
+            _leave(self._pipe.c_output)
 
     def _run_loop(self) -> None:
         while not self._runner.is_stopped:
@@ -154,6 +197,7 @@ class _Worker:
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(Exception):  # user code may have replaced it
                     stream.flush()
+            self._pipe.c_output.flush()
         deployed = DeployedCallable(spec["name"], value, is_instance=source.kind == "cls")
         self._runner.serve(deployed, hosts)
         return deployed
@@ -167,7 +211,7 @@ def _take_output(output: int, nonce: bytes) -> OutputPipe:
     os.dup2(output, 2)
     os.close(null)
     faulthandler.enable(file=2)
-    return OutputPipe(output, nonce)
+    return OutputPipe(output, nonce, COutput())
 
 
 def _set_environment(spec: dict[str, Any]) -> None:
@@ -186,16 +230,17 @@ def _set_environment(spec: dict[str, Any]) -> None:
 
 def _reseed() -> None:
     """Forks must not share a random sequence; `random` sees to itself."""
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        numpy_random.seed()
+    seed = modules.loaded("numpy.random").get("seed")
+    if callable(seed):
+        seed()
 
 
-def _leave() -> NoReturn:
+def _leave(c_output: COutput) -> NoReturn:
     """End as a program does, but without waiting for threads that user code left behind."""
     with contextlib.suppress(Exception):
         atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
+    c_output.flush_all()
     os._exit(0)

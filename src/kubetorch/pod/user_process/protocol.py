@@ -26,6 +26,9 @@ more than one segment, at the beginning of meta. The rest of a CALL's meta is th
 method's name (u32, 0xffffffff for none), the name, the length of the chain, the chain
 (`kubetorch.wire.frames.Chain`), and the identity of the request, in UTF-8.
 
+The agent trusts no worker: user code may write to the socket. A frame that no worker of ours sends
+(`Receiver`) ends the worker.
+
 Records in the pipe of output: what tells a call's print from bytes that anything else wrote.
 
      0        16      17       18          20         24       28          36        44
@@ -46,6 +49,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import json
 import os
 import select
 import signal
@@ -54,20 +58,29 @@ import struct
 import sys
 import threading
 import traceback
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from types import NoneType
 from typing import Final, NamedTuple, NoReturn
 
+from kubetorch.errors import SerializationError
 from kubetorch.lib import memory, processes
 from kubetorch.lib.memory import Lending, Mappings, Memory
-from kubetorch.wire import codecs
+from kubetorch.wire import codecs, exceptions
 
 Buffer = bytes | bytearray | memoryview
 
 #: Longest payload that is sent in the stream, in bytes.
 INLINE: Final = 256 * 1024
+#: Longest payload that a worker sends in the stream, where it has no room for a memory file.
+INLINE_LIMIT: Final = 1024**3
 #: Values that a generator may send before the first GRANT.
 FIRST_GRANT: Final = 16
+#: Bytes of the content type of a result.
+CONTENT_TYPE_LIMIT: Final = 200
+#: Bytes of the message of a report of progress.
+MESSAGE_LIMIT: Final = 4096
 
 LOAD: Final = 1
 CALL: Final = 2
@@ -89,6 +102,14 @@ ERROR: Final = 19
 YIELD: Final = 20
 PROGRESS: Final = 21
 PREEMPTED: Final = 22
+
+#: Bytes of meta, and of payload in the stream, that a frame of each kind from a worker may have.
+_FROM_WORKER: Final = {
+    **dict.fromkeys((RESULT, YIELD), (codecs.SIZES_BYTES, INLINE_LIMIT)),
+    **dict.fromkeys((ERROR, FAILED), (0, exceptions.JSON_LIMIT)),
+    PROGRESS: (0, 8 * MESSAGE_LIMIT),
+    **dict.fromkeys((RELEASE, FORGET, LOADED, PREEMPTED), (0, 0)),
+}
 
 #: What `breakpoint()` calls in a pod, where nobody is at a terminal, unless a user says another.
 BREAKPOINT = ("PYTHONBREAKPOINT", "kubetorch.sdk.debugger.refuse_breakpoint")
@@ -122,6 +143,7 @@ _COUNT: Final = struct.Struct("<I")
 _NAME: Final = struct.Struct("<I")
 _NO_METHOD: Final = _NAME.pack(0xFFFFFFFF)
 _CHUNK: Final = 64 * 1024
+_LEAST_ROOM: Final = 1024 * 1024
 _DESCRIPTOR_BYTES: Final = array.array("i").itemsize
 _ANCILLARY: Final = socket.CMSG_SPACE(_DESCRIPTOR_BYTES)
 # Plain numbers: operations on the enumerations of `socket` cost as much as a system call.
@@ -132,6 +154,8 @@ _RECORD_HEADER: Final = struct.Struct("<16sBBHIIQd")
 RECORD_HEADER_BYTES: Final = _RECORD_HEADER.size
 #: Bytes of a record, header included.
 RECORD_LIMIT: Final = min(select.PIPE_BUF, 4096)
+#: Bytes of the name of a level.
+LEVEL_LIMIT: Final = 64
 STDOUT: Final = 1
 STDERR: Final = 2
 LOGGER: Final = 3
@@ -151,6 +175,10 @@ class Frame(NamedTuple):
     descriptor: int | None
 
 
+class FrameError(Exception):
+    """A frame that no worker of ours sends."""
+
+
 # ------------------------------------------------------------------------------- codec and sizes
 
 
@@ -167,10 +195,28 @@ def unpack_sizes(frame: Frame) -> tuple[str, tuple[int, ...], bytes]:
     codec = _CODECS[frame.flags & _CODEC_BITS]
     if not frame.flags & _SIZES:
         return codec, (frame.length,), frame.meta
-    (count,) = _COUNT.unpack_from(frame.meta)
-    end = _COUNT.size + 8 * count
-    sizes = struct.unpack_from(f"<{count}Q", frame.meta, _COUNT.size)
+    try:
+        (count,) = _COUNT.unpack_from(frame.meta)
+        end = _COUNT.size + 8 * count
+        sizes = struct.unpack_from(f"<{count}Q", frame.meta[:end], _COUNT.size)
+    except struct.error as error:
+        raise FrameError(f"sizes of segments in {len(frame.meta)} bytes: {error}") from error
+    if codecs.layout(sizes)[1] != frame.length:
+        raise FrameError(f"a payload of {frame.length} bytes in other segments")
     return codec, sizes, frame.meta[end:]
+
+
+def unpack_progress(frame: Frame) -> tuple[float, float | None, str | None]:
+    """How far a call has come."""
+    try:
+        current, total, message = json.loads(frame.payload)
+        str.encode(message or "")
+    except (ValueError, TypeError, RecursionError) as error:
+        raise FrameError(f"a report of progress: {error}") from error
+    is_number = type(current) is float and isinstance(total, (float, NoneType))
+    if not is_number or not isinstance(message, (str, NoneType)):
+        raise FrameError("a report of progress of other types")
+    return current, total, message
 
 
 def pack(
@@ -212,23 +258,58 @@ def unpack_call(meta: bytes) -> tuple[str | None, str, str]:
 # ------------------------------------------------------------------------------------- receiving
 
 
-class Receiver:
-    """Frames out of the agent's end of a socket."""
+class _LongPayload(bytearray):
+    """The bytes of a long frame, whose end is noticed."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    __slots__ = ("__weakref__",)
+
+
+class StreamMemory:
+    """The memory of long frames from all workers of a pod, until what they carry is passed on."""
+
+    def __init__(self, limit: int) -> None:
+        #: Bytes that the pod may use: no worker has more to send.
+        self.limit = limit
+        self._held = 0
+
+    def hold(self, size: int) -> _LongPayload:
+        """An empty buffer that counts for so many bytes as long as anybody has it."""
+        if self._held + size > self.limit:
+            raise FrameError(
+                f"frames of {self._held + size} bytes, of a pod that may use {self.limit}"
+            )
+        self._held += size
+        payload = _LongPayload()
+        weakref.finalize(payload, self._free, size).atexit = False
+        return payload
+
+    def _free(self, size: int) -> None:
+        self._held -= size
+
+
+class Receiver:
+    """Frames out of the agent's end of a socket.
+
+    What a header claims is not there yet: memory is taken as the bytes come.
+    """
+
+    def __init__(self, sock: socket.socket, stream_memory: StreamMemory) -> None:
         self._socket = sock
+        self._stream_memory = stream_memory
         self._buffer = bytearray(_CHUNK)
         self._view = memoryview(self._buffer)
         self._begin = 0
         self._end = 0
         self._descriptors: deque[int | None] = deque()
-        # A frame that is longer than the buffer, of which `_filled` bytes are there.
-        self._long: bytearray | None = None
-        self._filled = 0
+        # A frame that is longer than the buffer, of which `_filled` of `_total` bytes are there.
+        self._long: _LongPayload | None = None
+        self._filled = self._total = 0
 
     def receive(self) -> bool:
         """Take what the socket has. False at its end."""
         if self._long is not None:
+            if self._filled == len(self._long):
+                self._grow(self._long)
             room = memoryview(self._long)[self._filled :]
         else:
             if self._begin:
@@ -252,14 +333,17 @@ class Receiver:
         begin = self._begin
         available = self._end - begin
         if available < HEADER_BYTES:
+            self._check_descriptors()
             return None
         kind, flags, meta_length, argument, call, length = _HEADER.unpack_from(self._buffer, begin)
         inline = 0 if flags & FILE else length
+        self._check(kind, flags, meta_length, length)
         total = HEADER_BYTES + meta_length + inline
         if available < total:
+            self._check_descriptors()
             if total > _CHUNK:
-                self._long = bytearray(total)
-                self._long[:available] = self._view[begin : self._end]
+                self._long, self._total = self._stream_memory.hold(total), total
+                self._long += self._view[begin : self._end]
                 self._filled = available
                 self._begin = self._end = 0
             return None
@@ -269,25 +353,50 @@ class Receiver:
         middle = begin + HEADER_BYTES + meta_length
         meta = bytes(self._buffer[begin + HEADER_BYTES : middle]) if meta_length else b""
         payload = self._buffer[middle : middle + inline]
-        descriptor = self._descriptors.popleft() if flags & DESCRIPTOR else None
+        descriptor = self._descriptor() if flags & DESCRIPTOR else None
         return Frame(kind, flags, argument, call, meta, length, payload, descriptor)
 
     def close(self) -> None:
-        """Close descriptors that belong to no frame."""
+        """Free what has come of a frame, and close descriptors that belong to none."""
+        self._long = None
         for descriptor in self._descriptors:
             if descriptor is not None:
                 socket.close(descriptor)
         self._descriptors.clear()
 
-    def _next_long(self, frame: bytearray) -> Frame | None:
-        if self._filled < len(frame):
+    def _check(self, kind: int, flags: int, meta_length: int, length: int) -> None:
+        most_meta, most = _FROM_WORKER.get(kind, (-1, 0))
+        is_file = bool(flags & FILE)
+        if is_file and kind in (RESULT, YIELD):
+            most = self._stream_memory.limit
+        elif is_file or flags & DESCRIPTOR:
+            most_meta = -1
+        if meta_length > most_meta or length > most:
+            raise FrameError(f"a frame of kind {kind} that claims {meta_length} and {length} bytes")
+
+    def _check_descriptors(self) -> None:
+        if len(self._descriptors) > 1:  # that of the frame which is not whole
+            raise FrameError("descriptors without a frame")
+
+    def _descriptor(self) -> int | None:
+        if not self._descriptors:
+            raise FrameError("a frame that announces a descriptor and has none")
+        return self._descriptors.popleft()
+
+    def _grow(self, frame: _LongPayload) -> None:
+        """Make room for as much as there is already."""
+        frame += bytes(min(self._total - len(frame), max(len(frame), _LEAST_ROOM)))
+
+    def _next_long(self, frame: _LongPayload) -> Frame | None:
+        if self._filled < self._total:
+            self._check_descriptors()
             return None
         self._long = None
         kind, flags, meta_length, argument, call, length = _HEADER.unpack_from(frame)
         middle = HEADER_BYTES + meta_length
         meta = bytes(frame[HEADER_BYTES:middle])
         del frame[:middle]
-        descriptor = self._descriptors.popleft() if flags & DESCRIPTOR else None
+        descriptor = self._descriptor() if flags & DESCRIPTOR else None
         return Frame(kind, flags, argument, call, meta, length, frame, descriptor)
 
 
@@ -457,13 +566,16 @@ class AgentSocket:
             length = sizes[0]
         else:
             _, length = codecs.layout(sizes)
+        stored = self._store(segments, sizes, length) if length > INLINE else None
+        if stored is None and length > INLINE_LIMIT:
+            raise SerializationError(
+                f"no room for a value of {length} bytes: there is no memory or no descriptor left"
+            )
         if kind == RESULT:
             self.before_end()
-        if length > INLINE:
-            stored = self._store(segments, sizes, length)
-            if stored is not None:
-                self._send_memory(kind, call, flags, meta, stored, length)
-                return
+        if stored is not None:
+            self._send_memory(kind, call, flags, meta, stored, length)
+            return
         head = pack(kind, call, flags=flags, meta=meta, length=length)
         self._write([head, *codecs.join(segments)])
 
@@ -546,5 +658,6 @@ def _encode(codec: str, value: object, root: str) -> list[codecs.Segment]:
         headers = getattr(value, "headers", None)
         with contextlib.suppress(Exception):
             kind = headers["content-type"] if headers else kind
-        return [body, str(kind or "application/octet-stream").encode()]
+        text = str(kind or "application/octet-stream")
+        return [body, text.encode("ascii", "replace")[:CONTENT_TYPE_LIMIT]]
     return codecs.encode(codec, value)

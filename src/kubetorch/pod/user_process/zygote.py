@@ -30,10 +30,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import kubetorch
+from kubetorch.lib import modules
 from kubetorch.lib.processes import kill_session
 from kubetorch.pod.user_process import loader, process, protocol
 from kubetorch.pod.user_process.numeric_threads import VARIABLES, NumericThreads
-from kubetorch.wire import codecs  # noqa: F401  # workers need it with their first pickle
+from kubetorch.wire import (
+    codecs,  # noqa: F401  # workers need it with their first pickle
+    introspection,
+)
 
 #: What runs in a fresh interpreter.
 PROGRAM = str(Path(__file__).with_name("__main__.py"))
@@ -56,8 +60,8 @@ class Snapshot:
         library = _folders("stdlib", "platstdlib") | {str(Path(kubetorch.__file__).parent)}
         self._times = {path: _time(path) for path in site}
         for module in list(sys.modules.values()):
-            path = getattr(module, "__file__", None)
-            if not isinstance(path, str) or _is_below(path, site) or _is_below(path, library):
+            path = modules.file_of(module)
+            if path is None or _is_below(path, site) or _is_below(path, library):
                 continue
             self._times[path] = _time(path)
 
@@ -76,7 +80,7 @@ def _is_below(path: str, folders: set[str]) -> bool:
 def _time(path: str) -> int:
     try:
         return Path(path).stat().st_mtime_ns
-    except OSError:
+    except (OSError, ValueError):  # it may be no path
         return 0
 
 
@@ -274,7 +278,7 @@ def _import(name: str) -> None:
     try:
         importlib.import_module(name)
     except BaseException as error:  # noqa: BLE001  # the worker's own import reports it to the user
-        sys.stderr.write(f"preloading {name}: {type(error).__name__}: {error}\n")
+        sys.stderr.write(f"preloading {name}: {introspection.summary(error)}\n")
 
 
 def _why_unfit(name: str) -> str | None:

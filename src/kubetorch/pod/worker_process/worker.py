@@ -40,7 +40,7 @@ from kubetorch.lib.memory import Lending, Mappings, Memory
 from kubetorch.lib.process_watch import ExitWatch
 from kubetorch.pod.logs import Line, LogPipe
 from kubetorch.pod.user_process import protocol
-from kubetorch.pod.user_process.protocol import Buffer, Frame
+from kubetorch.pod.user_process.protocol import Buffer, Frame, FrameError, StreamMemory
 from kubetorch.pod.worker_process.stacks import StackFile
 from kubetorch.pod.worker_process.zygotes import (
     Launched,
@@ -71,6 +71,8 @@ KILL_TIMEOUT = 10.0
 CALL_LIMIT = 2000
 #: Threads that calls of `def` may have.
 MOST_THREADS = 1000
+#: Reads of what a worker leaves behind in its socket, which takes a few hundred at most.
+_REST = 1000
 #: Seconds between two looks for memory files that can be given back, as long as there are any.
 TRIM_DELAY = 1.5
 
@@ -106,6 +108,7 @@ class WorkerSpec:
     #: In a distributed service.
     rank: int | None = None
     code: str | None = None
+    umask: int | None = None
 
 
 class Payload(Protocol):
@@ -202,6 +205,8 @@ class _Running:
     request_id: str
     cancelled: KubetorchError | None = None
     timer: asyncio.TimerHandle | None = None
+    # Values that a generator may still send.
+    granted: int = protocol.FIRST_GRANT
 
 
 @dataclass(eq=False)
@@ -209,8 +214,10 @@ class Worker:
     spec: WorkerSpec
     process: WorkerProcess
     pod_name: str
+    service: str
     on_line: OnLine
     on_exit: Callable[[Worker, KubetorchError], None]
+    stream_memory: StreamMemory
 
     def __post_init__(self) -> None:
         self.pid = self.process.pid
@@ -242,7 +249,9 @@ class Worker:
         self._output = LogPipe(self.process.output, self._nonce, self._deliver)
         # At its end the process is about to end too, or user code closed the socket: nothing more
         # can come.
-        self._socket = WorkerSocket(self.process.sock, self._on_frame, lambda: self.abort(None))
+        self._socket = WorkerSocket(
+            self.process.sock, self.stream_memory, self._on_frame, self._on_socket_end
+        )
         self._watch: ExitWatch | None = None
         with contextlib.suppress(OSError):  # else the end of the socket tells that of the process
             self._watch = ExitWatch(self.pid, self._end, self.process.pidfd)
@@ -304,6 +313,7 @@ class Worker:
             "cwd": spec.cwd,
             "code": spec.code,
             "env": {**spec.env, **spec.own_env, MARKER: self.process.marker.partition("=")[2]},
+            "umask": spec.umask,
             "log_level": spec.log_level,
             "modules": spec.modules,
             "threads": spec.threads,
@@ -342,7 +352,9 @@ class Worker:
 
     def grant(self, number: int, count: int) -> None:
         """Allow a generator to send so many more values; it begins with 16."""
-        if number in self._running:
+        call = self._running.get(number)
+        if call is not None:
+            call.granted += count
             self._socket.send(protocol.pack(protocol.GRANT, number, argument=count))
 
     def _recycle(self, call: _Running) -> None:
@@ -408,6 +420,18 @@ class Worker:
         if self._watch is None:
             self._end()
 
+    def _on_socket_end(self, broken: FrameError | None) -> None:
+        """The process ended, or its user's code closed the socket or wrote to it."""
+        reason = None
+        if broken is not None:
+            _log.warning("worker broke the protocol pid=%d error=%s", self.pid, broken)
+            reason = WorkerDiedError(
+                f"the worker in {self.pod_name} was ended: something in it wrote to its connection "
+                f"to the agent ({broken})"
+            )
+            reason.pod_name = self.pod_name
+        self.abort(reason)
+
     def _end(self) -> None:
         if self._exiting is None:
             self._exiting = self._loop.create_task(self._finish_exit())
@@ -421,7 +445,7 @@ class Worker:
         self._output.close()
         doing = "" if self._has_loaded else f" while it loaded {self.spec.ref.name}"
         error = self._reason or death_error(
-            status, pod_name=self.pod_name, kills=self._kills, doing=doing
+            status, pod_name=self.pod_name, service=self.service, kills=self._kills, doing=doing
         )
         for number, call in list(self._running.items()):
             self._forget(number, call)
@@ -450,8 +474,8 @@ class Worker:
             self._on_frame_of_no_call(frame)
             return
         if frame.kind == protocol.PROGRESS:
-            current, total, message = json.loads(frame.payload)
-            call.sink.on_progress(Progress(current, total, message, self.rank))
+            report = Progress(*protocol.unpack_progress(frame), self.rank)
+            call.sink.on_progress(report)
             return
         if self._reason is not None and self.spec.ref.kind == "cls":
             return  # its state is given up: what it says is true no more
@@ -462,9 +486,13 @@ class Worker:
             call.sink.on_error(bytes(frame.payload))
             return
         codec, sizes, _ = protocol.unpack_sizes(frame)
+        if frame.kind == protocol.YIELD:
+            call.granted -= 1
+            if call.granted < 0:
+                raise FrameError("values of a generator that nobody has asked for")
         try:
             payload = self._socket.payload(frame)
-        except (OSError, ValueError) as error:  # for example no descriptor is left
+        except OSError as error:  # for example no descriptor is left
             self._forget(frame.call, call)
             failure = exceptions.describe_refusal(error, pod_name=self.pod_name)
             call.sink.on_error(failure.to_json())
@@ -479,7 +507,11 @@ class Worker:
 
     def _on_frame_of_no_call(self, frame: Frame) -> None:
         if frame.kind not in (protocol.LOADED, protocol.FAILED, protocol.PREEMPTED):
-            return  # its call has ended meanwhile
+            # Its call has ended meanwhile; the worker may use the file for others.
+            if frame.flags & protocol.FILE:
+                with contextlib.suppress(OSError):
+                    self._socket.payload(frame)
+            return
         self._output.drain()
         if frame.kind == protocol.PREEMPTED:
             self._preempted.set()
@@ -514,14 +546,20 @@ class Worker:
 
 class WorkerSocket:
     def __init__(
-        self, sock: socket.socket, on_frame: Callable[[Frame], None], on_end: Callable[[], None]
+        self,
+        sock: socket.socket,
+        stream_memory: StreamMemory,
+        on_frame: Callable[[Frame], None],
+        on_end: Callable[[FrameError | None], None],
     ) -> None:
         sock.setblocking(False)
         self._socket = sock
         self._on_frame = on_frame
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
-        self._receiver = protocol.Receiver(sock)
+        self._receiver = protocol.Receiver(sock, stream_memory)
+        # Whether a frame came that no worker sends: nothing after it makes sense.
+        self._is_broken = False
         self._lending = Lending()
         self._mappings = Mappings()
         # Bytes that the socket had no room for, each with the descriptor that goes with it.
@@ -609,12 +647,19 @@ class WorkerSocket:
         if not frame.flags & protocol.FILE:
             return OwnedPayload(frame.payload)
         self._trim_later()
-        return OwnedPayload(self._mappings.open(frame.argument, frame.length, frame.descriptor))
+        try:
+            view = self._mappings.open(frame.argument, frame.length, frame.descriptor)
+        except ValueError as error:
+            raise FrameError(f"a memory file without {frame.length} bytes") from error
+        return OwnedPayload(view)
 
     def read_rest(self) -> None:
         """Take what the worker sent before it ended."""
         with contextlib.suppress(OSError):
-            while self._socket.fileno() >= 0 and self._receiver.receive():
+            # Something that it started may have its end of the socket, and go on writing.
+            for _ in range(_REST):
+                if self._is_broken or self._socket.fileno() < 0 or not self._receiver.receive():
+                    return
                 self._dispatch()
 
     def _read(self) -> None:
@@ -628,23 +673,31 @@ class WorkerSocket:
             self._dispatch()
         else:
             self._loop.remove_reader(self._socket.fileno())
-            self._on_end()
+            self._on_end(None)
 
     def _dispatch(self) -> None:
-        while True:
-            frame = self._receiver.next()
-            if frame is None:
-                return
-            if frame.kind == protocol.RELEASE:
-                is_spent = bool(frame.flags & protocol.SPENT)
-                self._lending.take_back(frame.argument, is_spent=is_spent)
-            elif frame.kind == protocol.FORGET:
-                self._mappings.forget(frame.argument)
-            else:
-                try:
-                    self._on_frame(frame)
-                except Exception:  # noqa: BLE001  # one sink must not stop the others
-                    _log.exception("a frame of a worker could not be handled kind=%d", frame.kind)
+        try:
+            while (frame := self._receiver.next()) is not None:
+                self._take(frame)
+        except FrameError as error:
+            self._is_broken = True
+            self._receiver.close()
+            self._loop.remove_reader(self._socket.fileno())
+            self._on_end(error)
+
+    def _take(self, frame: Frame) -> None:
+        if frame.kind == protocol.RELEASE:
+            is_spent = bool(frame.flags & protocol.SPENT)
+            self._lending.take_back(frame.argument, is_spent=is_spent)
+        elif frame.kind == protocol.FORGET:
+            self._mappings.forget(frame.argument)
+        else:
+            try:
+                self._on_frame(frame)
+            except FrameError:
+                raise
+            except Exception:  # noqa: BLE001  # one sink must not stop the others
+                _log.exception("a frame of a worker could not be handled kind=%d", frame.kind)
 
     def _trim_later(self) -> None:
         if self._trim is None:
@@ -677,15 +730,21 @@ class WorkerSocket:
 
 @dataclass(eq=False, kw_only=True)
 class WorkerHost:
-    """Starts the workers of one agent."""
+    """Starts the workers of one agent, a pod of a service."""
 
     pod_name: str
+    service: str
     on_line: OnLine
     on_exit: Callable[[Worker, KubetorchError], None]
     zygote: Launched | None = None
+    #: Bytes that all processes of the pod may use; `None` where a control group says it, or nobody.
+    memory_limit: int | None = None
 
     def __post_init__(self) -> None:
         self._zygotes = Zygotes(self.zygote)
+        self._stream_memory = StreamMemory(
+            self.memory_limit or OomKills(os.getpid()).limit or processes.machine_memory()
+        )
         self._workers: set[Worker] = set()
 
     @property
@@ -732,8 +791,10 @@ class WorkerHost:
             spec,
             WorkerProcess(pid, pidfd, zygote, sock, output, stacks, marker),
             pod_name=self.pod_name,
+            service=self.service,
             on_line=self.on_line,
             on_exit=self.on_exit,
+            stream_memory=self._stream_memory,
         )
         self._workers = {each for each in self._workers if each.is_alive} | {worker}
         return worker
@@ -822,7 +883,7 @@ def _count(file: Path) -> int | None:
 
 
 def death_error(
-    status: int | None, *, pod_name: str, kills: OomKills, doing: str = ""
+    status: int | None, *, pod_name: str, service: str, kills: OomKills, doing: str = ""
 ) -> WorkerDiedError:
     error: WorkerDiedError
     if status == -signal.SIGKILL and kills.has_risen():
@@ -840,7 +901,7 @@ def death_error(
         error = WorkerDiedError(
             f"the worker in {pod_name} {describe_exit(status)}{doing}",
             exit_code=status,
-            hint="kt logs NAME shows what it printed before",
+            hint=f"kt logs {service} shows what it printed before",
         )
     return _in_pod(error, pod_name)
 

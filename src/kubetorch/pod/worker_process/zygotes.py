@@ -47,6 +47,8 @@ _LOSSES = 2
 _ATTEMPTS = _LOSSES + 1
 
 _STDOUT, _STDERR = 1, 2
+#: Bytes of one message from a zygote.
+_LINE_LIMIT = 1024 * 1024
 
 
 class Launched(NamedTuple):
@@ -238,8 +240,14 @@ class Zygote:
             self._lose("it ended")
             return
         *lines, self._buffer = (self._buffer + data).split(b"\n")
-        for line in lines:
-            self._handle(json.loads(line))
+        try:
+            for line in lines:
+                self._handle(json.loads(line))
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            # A package that it imported may write to its connection.
+            self._lose(f"it sent what no zygote sends: {error}")
+        if len(self._buffer) > _LINE_LIMIT:
+            self._lose("it sent a line without an end")
 
     def _handle(self, message: dict[str, Any]) -> None:
         operation = message["op"]

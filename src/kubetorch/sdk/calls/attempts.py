@@ -33,7 +33,7 @@ from kubetorch.sdk.deploys.source import ProjectRef, explain_missing
 from kubetorch.sdk.logs import CallLines
 from kubetorch.specs.callable import CALLABLES
 from kubetorch.specs.logging import LoggingConfig
-from kubetorch.wire import calls, codecs, exceptions, frames, rank_values
+from kubetorch.wire import calls, codecs, exceptions, frames, introspection, rank_values
 from kubetorch.wire.frames import Kind
 from kubetorch.wire.messages import TORN_DOWN
 
@@ -267,6 +267,7 @@ class Invocation:
             bool(self.options.restart_procs),
             None,
             target.origin,
+            self.options.timeout,
             self._chain,
             self.options.queue_timeout,
             not self.is_detached,
@@ -390,7 +391,8 @@ class Invocation:
         error = exceptions.rebuild(failure, modules=self.target.modules)
         if isinstance(error, InstanceReplacedError):
             self.route.answered(error.instance)
-        explain_missing(error, self.target.where)
+        # The error is of the user's class, which may refuse to be looked at.
+        introspection.attempt(explain_missing, None, error, self.target.where)
         return error
 
     def _may_retry(self, error: Exception) -> bool:

@@ -52,8 +52,8 @@ def combine(outcomes: Sequence[Done]) -> Done:
 
 
 def _named(pod: int, error: Exception) -> str:
-    name = introspection.attempt(lambda: getattr(error, "pod_name", None), None)
-    return f"pod {pod} ({name})" if name else f"pod {pod}"
+    name = introspection.attribute(error, "pod_name")
+    return f"pod {pod} ({name})" if type(name) is str and name else f"pod {pod}"
 
 
 def _short(error: Exception) -> str:

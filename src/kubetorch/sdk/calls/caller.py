@@ -30,6 +30,7 @@ from kubetorch.sdk.calls.handles import CallHandle
 from kubetorch.sdk.calls.options import CallOptions
 from kubetorch.sdk.calls.remote import Configured, Handle
 from kubetorch.sdk.calls.route import Route
+from kubetorch.wire import introspection
 
 __all__ = ["Caller", "Target"]
 
@@ -146,7 +147,7 @@ class Caller:
             SpecError: `window` is impossible.
         """
         options = self._map_options(ordered, window, return_exceptions, *iterables)
-        return maps.results(self._invocations(zip(*iterables, strict=False), kwargs or {}), options)
+        return maps.results(self._invocations(zip(*iterables, strict=False), kwargs), options)
 
     def starmap(
         self,
@@ -159,7 +160,7 @@ class Caller:
     ) -> Iterator[Any]:
         """As `map`, with items that are the positional arguments of one call each."""
         options = self._map_options(ordered, window, return_exceptions, iterable)
-        return maps.results(self._invocations(iterable, kwargs or {}), options)
+        return maps.results(self._invocations(iterable, kwargs), options)
 
     def map_async(
         self,
@@ -172,7 +173,7 @@ class Caller:
         """As `map`, for `async for`."""
         options = self._map_options(ordered, window, return_exceptions, *iterables)
         given = zip(*iterables, strict=False)
-        return maps.results_for_loop(self._invocations(given, kwargs or {}), options)
+        return maps.results_for_loop(self._invocations(given, kwargs), options)
 
     def starmap_async(
         self,
@@ -185,12 +186,14 @@ class Caller:
     ) -> AsyncIterator[Any]:
         """As `starmap`, for `async for`."""
         options = self._map_options(ordered, window, return_exceptions, iterable)
-        return maps.results_for_loop(self._invocations(iterable, kwargs or {}), options)
+        return maps.results_for_loop(self._invocations(iterable, kwargs), options)
 
     def _map_options(
         self, ordered: bool, window: int, return_exceptions: bool, *inputs: Iterable[Any]
     ) -> maps.MapOptions:
-        shortest = min((operator.length_hint(one, -1) for one in inputs), default=-1)
+        # Only for the bar: the `__len__` of a data set may raise anything.
+        lengths = (introspection.attempt(operator.length_hint, -1, one, -1) for one in inputs)
+        shortest = min(lengths, default=-1)
         return maps.MapOptions(
             ordered,
             window,
@@ -200,9 +203,10 @@ class Caller:
         )
 
     def _invocations(
-        self, iterable: Iterable[Iterable[Any]], kwargs: Mapping[str, Any]
+        self, iterable: Iterable[Iterable[Any]], given_kwargs: Mapping[str, Any] | None
     ) -> Iterator[maps.Make]:
-        options, kwargs = self._options.take_from(kwargs, self._target.declared)
+        named = {} if given_kwargs is None else given_kwargs
+        options, kwargs = self._options.take_from(named, self._target.declared)
         for index, args in enumerate(iterable):
             how, given = options.of_item(index), tuple(args)
             yield lambda how=how, given=given: Invocation(  # type: ignore[misc]  # bound now

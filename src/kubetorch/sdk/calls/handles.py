@@ -34,6 +34,7 @@ from kubetorch.errors import (
     ServiceNotFoundError,
     SpecError,
 )
+from kubetorch.lib import terminal
 from kubetorch.sdk import backend, tracebacks
 from kubetorch.sdk.calls.attempts import Again, Done, Invocation
 from kubetorch.sdk.calls.broadcast import combine
@@ -45,7 +46,7 @@ from kubetorch.sdk.calls.stream_writer import LOST, Event, PendingCall
 from kubetorch.sdk.calls.target import local_modules
 from kubetorch.sdk.logs import CallLines
 from kubetorch.specs.logging import LoggingConfig
-from kubetorch.wire import calls, codecs, exceptions, frames
+from kubetorch.wire import calls, codecs, exceptions, frames, introspection
 from kubetorch.wire.frames import Kind
 from kubetorch.wire.messages import CallView
 
@@ -428,7 +429,7 @@ class SpawnedCall:
         workload = session.get_workload(view.namespace, view.workload)
         pods = (pod for pod in workload.pods if pod.name == view.pod and pod.url)
         urls = tuple(session.address(workload, pod) for pod in pods)
-        return Location(urls, workload.token)
+        return Location(urls, session.call_token(workload))
 
 
 #: Seconds that an older agent has to say something of a call before the controller is asked.
@@ -678,6 +679,12 @@ def spawn_one(invocation: Invocation) -> CallHandle:
     if invocation.options.async_:
         HandOvers.of_program().add(handle._call, invocation)
     else:
+        if slots := invocation.route.slots:
+            terminal.say_once(
+                f"a pod of {target.service} takes {slots} {'call' if slots == 1 else 'calls'} at a "
+                "time, so spawn() waits until one has room: Knative passes on no call before; "
+                "spawn(..., async_=True) returns at once"
+            )
         handle._call.hand_over(invocation)
     return handle
 
@@ -731,7 +738,7 @@ class HandOvers:
             except CallCancelledError as error:
                 call.refuse(error)
             except Exception as error:  # noqa: BLE001  # it is raised where the handle is asked
-                lost = CallLostError(f"it could not be sent: {error!r}")
+                lost = CallLostError(f"it could not be sent: {introspection.shown(error)}")
                 call.refuse(error if isinstance(error, KubetorchError) else lost)
                 self._failed.append((call, invocation))
             with self._lock:

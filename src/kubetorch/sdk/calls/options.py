@@ -17,7 +17,7 @@ from typing import Any
 from kubetorch.errors import SpecError, did_you_mean
 from kubetorch.sdk import parameters
 from kubetorch.specs.metrics import MetricsConfig
-from kubetorch.wire import routes
+from kubetorch.wire import introspection, routes
 from kubetorch.wire.codecs import CODECS
 
 #: Options that may stand among the arguments of a call.
@@ -93,7 +93,7 @@ class CallOptions:
                 _check_workers(self.workers)
             return
         for name, value in (("workers", self.workers), ("restart_procs", self.restart_procs)):
-            if value not in (None, False):
+            if value is not None and value is not False:
                 raise SpecError(
                     f"{name}= belongs to distributed services, and {service} is none",
                     hint="kt.Compute(...).distribute(workers=N) makes it one; a function that has "
@@ -205,9 +205,8 @@ def _positive(name: str, value: object) -> None:
 
 def declared_parameters(function: object) -> frozenset[str]:
     """The reserved keywords that a function declares as parameters of its own."""
-    while hasattr(function, "__wrapped__"):
-        function = function.__wrapped__
-    function = getattr(function, "__func__", function)
+    function = introspection.unwrapped(function)
+    function = introspection.attribute(function, "__func__", function)
     if not isinstance(function, FunctionType):
         return frozenset()
     code = function.__code__

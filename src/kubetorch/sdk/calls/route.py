@@ -34,6 +34,7 @@ from kubetorch.errors import (
     CallRefusedError,
     ConfigError,
     ControllerError,
+    ForbiddenError,
     KubernetesError,
     KubernetesForbiddenError,
     KubetorchError,
@@ -77,6 +78,7 @@ class Scaler(NamedTuple):
     pods: dict[str, str]
     patience: float
     failure: str = ""
+    slots: int | None = None
 
 
 class Location(NamedTuple):
@@ -107,11 +109,13 @@ class Location(NamedTuple):
         if view.scaler:
             said = {} if ready else view.failure or {}
             failure = f"{said.get('error_type')}: {said.get('message')}" if said else ""
+            scaling = spec.compute.autoscaling
             scaler = Scaler(
                 session.transport.scaler(spec.namespace, spec.name, view.scaler),
                 {pod.name: session.address(view, pod) for pod in view.pods if pod.url},
                 spec.compute.launch_timeout,
                 failure,
+                None if scaling is None else scaling.concurrency,
             )
         return cls(
             tuple(session.address(view, pod) for pod in ready),
@@ -190,7 +194,13 @@ def _why_away(pod: PodView) -> str:
 #: kubelet closes what it forwards to a pod 1 s after the pod has closed it.
 RANK_PING, FORWARDED_RANK_PING = 1.25, 0.4
 #: What no further attempt can help; some of them are an `OSError` too.
-FINAL = (ServiceNotFoundError, UnauthorizedError, VersionMismatchError, ProtocolError)
+FINAL = (
+    ServiceNotFoundError,
+    UnauthorizedError,
+    ForbiddenError,
+    VersionMismatchError,
+    ProtocolError,
+)
 #: What the user has to mend: rights, credentials, settings. A cluster that restarts may say so too.
 MISTAKES = (KubernetesForbiddenError, ConfigError)
 #: What an attempt fails with when the next one may succeed.
@@ -591,6 +601,11 @@ class Route:
         return None if self._location is None else self._location.scaler
 
     @property
+    def slots(self) -> int | None:
+        """The calls that a scaler lets into a pod at one time; `None` without such a bound."""
+        return None if self._scaler is None else self._scaler.slots
+
+    @property
     def shows_logs(self) -> bool:
         """True if lines of calls without an option of their own are shown."""
         if self._shown[0] != config.revision:
@@ -787,7 +802,9 @@ class Route:
             stream = self.stream()
             if stream is not None:
                 return stream
-            location = self._location or self._connector.ask()
+            location = self._location
+            if location is None or not location.token:  # who may not call is told why
+                location = self._connector.ask()
             scaler = location.scaler
             if scaler is None:
                 return self._connect(location, backoff)

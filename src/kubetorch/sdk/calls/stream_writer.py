@@ -294,7 +294,7 @@ def _allocate(size: int) -> memoryview:
         return memoryview(bytearray(size))
     try:
         memory = mmap.mmap(-1, size)
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         raise MemoryError(f"no memory for a value of {size} bytes") from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)

@@ -7,13 +7,14 @@ from pathlib import PurePath
 from types import FunctionType
 from typing import Literal
 
+from kubetorch.lib import modules
 from kubetorch.sdk import inpod
 from kubetorch.sdk.calls import options
 from kubetorch.sdk.calls.attempts import Target
 from kubetorch.sdk.deploys.source import Source
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.logging import LoggingConfig
-from kubetorch.wire import exceptions
+from kubetorch.wire import exceptions, introspection
 from kubetorch.wire.messages import WorkloadView, called_together
 
 # Of a function's code, as `inspect` has them, whose import costs 10 ms.
@@ -27,7 +28,7 @@ def describe(
     own = None if source is None else source.callable_object
     function: object = own
     if own is not None and spec.callable.kind == "cls":
-        function = getattr(own, method or "__call__", None)
+        function = introspection.attribute(own, method or "__call__")
     return Target(
         namespace=spec.namespace,
         service=spec.name,
@@ -59,7 +60,7 @@ def kind_of(function: object) -> Literal["function", "generator", "async_generat
 
 def local_modules(ref: CallableRef, *, is_script: bool = False) -> dict[str, str]:
     """The modules of a service that have another name here: its script may be `__main__`."""
-    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    file = modules.file_of(sys.modules.get("__main__"))
     is_same = file is not None and PurePath(file).stem == ref.module.rpartition(".")[2]
     return {ref.module: "__main__"} if ref.is_script and (is_script or is_same) else {}
 

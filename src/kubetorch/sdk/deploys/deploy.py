@@ -22,7 +22,6 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.machinery
-import importlib.util
 import os
 import re
 import sys
@@ -43,7 +42,7 @@ from kubetorch.datastore import scan as scanning
 from kubetorch.datastore.blobs import digest_of
 from kubetorch.datastore.scan import FileChangedError, Scan
 from kubetorch.errors import ControllerError, ControllerUnavailableError, SpecError
-from kubetorch.lib import backoff, files
+from kubetorch.lib import backoff, files, modules
 from kubetorch.lib.http_client import Response
 from kubetorch.sdk import backend, logs, parameters, tracebacks
 from kubetorch.sdk.bars import Bar
@@ -56,7 +55,7 @@ from kubetorch.sdk.secret import Secret
 from kubetorch.sdk.transport.session import Session
 from kubetorch.specs.logging import LoggingConfig
 from kubetorch.specs.workload import WorkloadSpec
-from kubetorch.wire import codecs, exceptions, versions
+from kubetorch.wire import codecs, exceptions, frames, versions
 from kubetorch.wire.messages import (
     Accepted,
     Deploy,
@@ -469,11 +468,12 @@ class LaunchLines:
         self._wait()
 
     def log(self, line: DeployLog) -> None:
-        """The user's code wrote a line while it was loaded."""
-        is_wanted = line.source != "logger" or logs.is_wanted(line.level, self._config.level)
+        """The user's code wrote a line while it was loaded, or a step of the image did."""
+        is_wanted = logs.is_wanted(line.level, self._config.level)
         if self._stream_logs and is_wanted and self._is_new(line):
             level = line.level if line.source == "logger" else None
-            self._launch(line.text, level, line.time)
+            show = self._screen.notice if line.source in frames.NOT_USERS else self._screen.line
+            show(self._launch(line.text, level, line.time))
 
     def stage(self, stage: Stage) -> None:
         """The deploy has come so far."""
@@ -520,13 +520,11 @@ class LaunchLines:
 
     def warn(self, message: str) -> None:
         """Show a warning, in any case."""
-        self._launch(message, "WARNING", time.time())
+        self._screen.notice(self._launch(message, "WARNING", time.time()))
 
-    def _launch(self, text: str, level: str | None, at: float) -> None:
+    def _launch(self, text: str, level: str | None, at: float) -> str:
         include_name = self._config.include_name
-        self._screen.line(
-            logs.of_launch(self._service, text, level=level, at=at, include_name=include_name)
-        )
+        return logs.of_launch(self._service, text, level=level, at=at, include_name=include_name)
 
     def _is_new(self, event: DeployLog | Stage | str) -> bool:
         is_new = event not in self._shown
@@ -717,14 +715,11 @@ class _Search:
 
 
 def _installed(top: str) -> list[str] | None:
-    try:
-        spec = importlib.util.find_spec(top)
-    except (ImportError, ValueError, AttributeError):
-        return None
+    spec = modules.find_spec(top)
     if spec is None:
         return None
-    folders = list(spec.submodule_search_locations or ())
-    places = folders or [spec.origin or ""]
+    folders = modules.folders_of(spec)
+    places = folders or [modules.origin_of(spec) or ""]
     if not all(any(f"/{name}/" in f"{place}/" for name in _INSTALLED) for place in places):
         return None
     return folders

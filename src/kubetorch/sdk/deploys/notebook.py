@@ -27,18 +27,18 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import CodeType, FunctionType, GenericAlias, ModuleType, UnionType
+from types import CodeType, FunctionType, GenericAlias, MappingProxyType, UnionType
 from typing import Any
 
 from kubetorch.errors import NotebookError, SerializationError
-from kubetorch.lib import files
+from kubetorch.lib import files, modules
 from kubetorch.sdk import parameters
 from kubetorch.sdk.compute import Compute
 from kubetorch.sdk.deploys.source import unwrapped
 from kubetorch.sdk.image import Image
 from kubetorch.sdk.secret import Secret
 from kubetorch.sdk.volume import Volume
-from kubetorch.wire import codecs, values
+from kubetorch.wire import codecs, introspection, values
 
 _HEADER = "# Written by Kubetorch from an interactive session; changes are overwritten.\n"
 _POSTPONED = __future__.annotations.compiler_flag
@@ -184,8 +184,8 @@ class _Writer:
 
     def _add_import(self, name: str, value: object) -> bool:
         """Add the import of a value; false if no import gives the value."""
-        if isinstance(value, ModuleType):
-            dotted = value.__name__
+        dotted = modules.names_of(value).get("__name__")
+        if isinstance(dotted, str):
             renamed = "" if dotted == name else f" as {name}"
             lines = [f"import {dotted}{renamed}", *self._submodules(name, dotted)]
             self._imports.update(dict.fromkeys(lines))
@@ -210,7 +210,7 @@ class _Writer:
             if isinstance(node, ast.ImportFrom) and node.module and binding.names & {name, "*"}:
                 for alias in node.names:
                     own = name if alias.name == "*" else alias.name
-                    found = getattr(sys.modules.get(node.module), own, None)
+                    found = introspection.attribute(sys.modules.get(node.module), own)
                     if found is value and (alias.asname or own) == name:
                         return _from(node.module, own, name)
         return None
@@ -225,7 +225,7 @@ class _Writer:
         if _is_handle(value) and not value.is_decorated:
             return None  # as after f = kt.fn(f).to(...), which calls the service in a pod, too
         value = unwrapped(value)
-        if getattr(value, "__module__", None) != "__main__":
+        if _text_of(value, "__module__") != "__main__":
             return None
         codes = list(_codes(value))
         bindings = self._of(name)
@@ -248,7 +248,7 @@ class _Writer:
         """The assignment that makes the same in a pod: of what holds no data of the session."""
         is_declared = isinstance(value, _DECLARED) or type(value).__module__ == "typing"
         # namedtuple("Point", "x y"), and others that make classes.
-        is_declared |= isinstance(value, type) and value.__module__ == "__main__"
+        is_declared |= isinstance(value, type) and _text_of(value, "__module__") == "__main__"
         found = self._of(name)
         is_assigned = found and isinstance(found[0].node, (ast.Assign, ast.AnnAssign))
         return found[0] if is_declared and is_assigned else None
@@ -270,7 +270,7 @@ class _Writer:
 
     def _encoded(self, name: str, value: object, users: tuple[str, ...]) -> tuple[str, set[str]]:
         """Python for a value that has no literal, and the classes of cells that it needs."""
-        maker, inside, _ = getattr(value, "__qualname__", "").partition(".<locals>")
+        maker, inside, _ = _text_of(value, "__qualname__").partition(".<locals>")
         if inside:
             raise self._refusal(name, users, f"a function that {maker}() made")
         try:
@@ -309,10 +309,10 @@ class _Writer:
             if kind is tuple:
                 return f"({parts}{',' * (len(value) == 1)})"
             return f"{kind.__name__}([{parts}])"
-        name = getattr(value, "__name__", "")
+        name = _text_of(value, "__name__")
         if callable(value) and name not in ("", own) and self._names.get(name) is value:
             referred.add(name)
-            return str(name)
+            return name
         raise _NoLiteral
 
     def _refusal(
@@ -332,6 +332,12 @@ class _NoLiteral(Exception):
     """A value has a part that Python has no literal for."""
 
 
+def _text_of(value: object, name: str) -> str:
+    """The text that an attribute is; empty if it is none."""
+    text = introspection.attribute(value, name)
+    return text if type(text) is str else ""
+
+
 def _is_handle(value: object) -> bool:
     """True for a `kt.Fn`, a `kt.Cls` or a `kt.App`."""
     return hasattr(type(value), "_python_of_handle")
@@ -342,17 +348,18 @@ def _codes(value: object) -> Iterator[CodeType]:
     members = vars(value).values() if isinstance(value, type) else ()
     for item in (value, *members):
         found: Any = item
-        for attribute in ("__func__", "fget", "func"):  # class methods, properties, cached ones
-            found = getattr(found, attribute, None) or found
-        while hasattr(found, "__wrapped__"):
-            found = found.__wrapped__
+        for name in ("__func__", "fget", "func"):  # class methods, properties, cached ones
+            inner = introspection.attribute(found, name)
+            found = found if inner is None else inner
+        found = introspection.unwrapped(found)
         if isinstance(found, FunctionType):
             yield found.__code__
 
 
 def _changed_later(value: object, node: ast.stmt) -> str | None:
     """The change of a class or function of a cell that its definition does not have, in words."""
-    if len(getattr(value, "registry", ())) > 1:  # of functools.singledispatch
+    registry = introspection.attribute(value, "registry")  # of functools.singledispatch
+    if type(registry) is MappingProxyType and len(registry) > 1:
         return "functions were registered"
     if not isinstance(value, type) or not isinstance(node, ast.ClassDef):
         return None
@@ -365,13 +372,13 @@ def _changed_later(value: object, node: ast.stmt) -> str | None:
 
 
 def _import_line(name: str, value: object) -> str | None:
-    module, qualname = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    if not isinstance(module, str) or not isinstance(qualname, str) or module == "__main__":
+    module, qualname = _text_of(value, "__module__"), _text_of(value, "__qualname__")
+    if not module or not qualname or module == "__main__":
         return None
-    found = getattr(sys.modules.get(module), qualname, None)
+    found = introspection.attribute(sys.modules.get(module), qualname)
     # A module that was loaded again has another function of that name.
-    is_reloaded = type(found) is type(value) and getattr(found, "__qualname__", None) == qualname
-    if found is not value and (not is_reloaded or hasattr(value, "__wrapped__")):
+    is_reloaded = type(found) is type(value) and _text_of(found, "__qualname__") == qualname
+    if found is not value and (not is_reloaded or introspection.unwrapped(value) is not value):
         return None
     return _from(module, qualname, name)
 
@@ -545,8 +552,8 @@ def _is_builtin(name: str) -> bool:
 
 
 def _shell() -> Any:  # noqa: ANN401  # IPython is not among our dependencies
-    ipython = sys.modules.get("IPython")
-    return None if ipython is None else ipython.get_ipython()
+    get_ipython = modules.loaded("IPython").get("get_ipython")
+    return get_ipython() if callable(get_ipython) else None
 
 
 def _read_cells() -> list[Cell]:

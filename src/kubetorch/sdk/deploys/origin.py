@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from kubetorch.config import environment
 from kubetorch.datastore.blobs import digest_of
-from kubetorch.lib import files, terminal
+from kubetorch.lib import files, modules, terminal
 from kubetorch.sdk.deploys.source import (
     Source,
     find_project,
@@ -77,7 +77,7 @@ def _callable(source: Source, file: Path | None, module: str | None, folder: Pat
 def _folder(source: Source, file: Path | None) -> Path:
     """The folder of the project: of the callable's, else of the program that deploys it."""
     if file is None:
-        program = getattr(sys.modules["__main__"], "__file__", None) or ""
+        program = modules.file_of(sys.modules["__main__"]) or ""
         is_own = program.endswith(".py") and not is_installed(Path(program))
         start = Path(os.path.abspath(program)).parent if is_own else Path.cwd()  # noqa: PTH100
         return find_project(start) or start

@@ -11,7 +11,7 @@ there: the same code from two machines is one generation.
 
 from __future__ import annotations
 
-import importlib.util
+import contextlib
 import json
 import os
 import site
@@ -25,11 +25,13 @@ from kubetorch.config import environment
 from kubetorch.config.settings import config
 from kubetorch.datastore import ignore_rules
 from kubetorch.errors import SpecError
+from kubetorch.lib import modules
+from kubetorch.local import process
 from kubetorch.sdk import inpod
 from kubetorch.sdk.calls import options
 from kubetorch.specs.callable import CallableKind, CallableRef
 from kubetorch.specs.workload import Origin, RuntimeSpec
-from kubetorch.wire import exceptions
+from kubetorch.wire import exceptions, introspection
 
 #: What makes a folder the top of a project.
 MARKERS = (".git", "setup.py", "setup.cfg", "pyproject.toml", "requirements.txt")
@@ -212,14 +214,12 @@ def _package_of(module: str) -> str | None:
     top = module.partition(".")[0]
     if top in sys.stdlib_module_names:
         return None
-    try:
-        spec = importlib.util.find_spec(top)
-    except (ImportError, ValueError):
-        spec = None
+    spec = modules.find_spec(top)
     if spec is None:
         return top if top == module else None
-    origins = [spec.origin] if spec.has_location else list(spec.submodule_search_locations or ())
-    if not any(origin is not None and is_installed(Path(origin)) for origin in origins):
+    origin = modules.origin_of(spec)
+    origins = modules.folders_of(spec) if origin is None else [origin]
+    if not any(is_installed(Path(origin)) for origin in origins):
         return None
     from importlib import metadata  # noqa: PLC0415  # 30 ms, for this mistake alone
 
@@ -235,15 +235,17 @@ def reason_of(module: str, where: ProjectRef) -> str | None:
         return "no code was sent: its own modules must be installed in the pods"
     root = where.folder / where.root
     here = _file_of(module, root)
+    file = modules.file_of(sys.modules.get(module))
+    is_elsewhere = file is not None and not is_installed(Path(file))
     if where.only is not None:
+        if here is None and file is not None and is_elsewhere:
+            return _outside(Path(file), root)
         return _only(where, here)
     if here is not None:
-        return (
-            f"{here} is here, and was not sent: .ktignore, .gitignore or KT_RSYNC_FILTERS leave it "
-            "out, or it is a link that leads out of the project"
+        return _not_sent(PurePosixPath(where.root, here), where.folder) or (
+            f"{here} is here, and was not there when the project was sent: deploy again"
         )
-    file = getattr(sys.modules.get(module), "__file__", None)
-    if file is None or is_installed(Path(file)) or Path(file).is_relative_to(where.folder):
+    if file is None or not is_elsewhere or Path(file).is_relative_to(where.folder):
         return None
     return _outside(Path(file), where.folder)
 
@@ -279,18 +281,15 @@ def _reason_of_file(name: str, where: ProjectRef) -> str | None:
     inner = PurePosixPath(name)
     if inner.is_absolute():  # a pod has the project in a folder of its own
         inner = PurePosixPath(name.rpartition(f"/{where.name}/")[2])
-    if not inner.is_absolute() and (folder / inner).exists():
+    if not inner.is_absolute() and os.path.lexists(folder / inner):
         if where.only is not None:
             return _only(where, Path(inner))
-        entry = _left_out(inner, folder)
-        if entry is not None:
-            return (
-                f"{inner} is in {folder}, and was not sent: .gitignore, .ktignore or "
-                f"KT_RSYNC_FILTERS leave {entry} out\nhint: a line !{entry} in .ktignore sends it; "
-                "a kt.Volume is for what is large"
-            )
+        not_sent = _not_sent(inner, folder)
+        if not_sent is not None:
+            return not_sent
     if not here.exists():
-        return None
+        is_in_project = not inner.is_absolute() and not os.path.lexists(folder / inner)
+        return _not_here(inner, folder) if is_in_project or inner.is_absolute() else None
     if not here.is_relative_to(folder):
         return _outside(here, folder)
     return (
@@ -299,17 +298,36 @@ def _reason_of_file(name: str, where: ProjectRef) -> str | None:
     )
 
 
-def _left_out(path: PurePosixPath, folder: Path) -> str | None:
-    """The file, or the folder above it, that ignore rules leave out of a project."""
+def _not_here(path: PurePosixPath, folder: Path) -> str:
+    place = "on this machine" if path.is_absolute() else f"in the project {folder}"
+    return f"{path} is not {place} either"
+
+
+def _not_sent(path: PurePosixPath, folder: Path) -> str | None:
+    """Why a file of the project, or a folder above it, did not travel; `None` if it did."""
     given = environment.rsync_filters()
     filters = None if given is None else ignore_rules.parse_filters(given)
     rules = ignore_rules.IgnoreRules(str(folder), filters)
     above = ""
     for part in path.parts:
         inner = f"{above}/{part}" if above else part
-        is_folder = (folder / inner).is_dir()
-        if rules.is_ignored(above, part, is_folder=is_folder):
-            return f"{inner}/" if is_folder else inner
+        entry = folder / inner
+        reason = rules.why_ignored(above, part, is_folder=entry.is_dir() and not entry.is_symlink())
+        if reason is not None:
+            shown = f"{inner}/" if entry.is_dir() else inner
+            return (
+                f"{path} is in {folder}, and was not sent: {reason} leaves {shown} out\n"
+                f"hint: a line !{shown} in .ktignore sends it; a kt.Volume is for what is large"
+            )
+        if entry.is_symlink() and not rules.is_followed(above, part):
+            target = os.path.realpath(entry)
+            if not os.path.exists(target):  # noqa: PTH110  # a text, as the other
+                return f"{inner} is a link to {target}, which is not there: links to nowhere stay"
+            if not Path(target).is_relative_to(folder.resolve()):
+                return (
+                    f"{inner} is a link to {target}, out of the project, and was not sent\n"
+                    f"hint: a line !follow {inner} in .ktignore sends what it leads to"
+                )
         above = inner
     return None
 
@@ -362,13 +380,43 @@ def describe_runtime(
     return RuntimeSpec(
         python=sys.executable or None,
         version=".".join(map(str, sys.version_info[:3])),
-        # The first is the folder of the program.
-        path=foreign_entries(sys.path[1:], own if project is None else [*own, str(project)]),
+        path=foreign_entries(_further_path(), own if project is None else [*own, str(project)]),
         preload=tuple(preload),
         site=_site(),
         package_managers=config.package_managers,
         pretends_gpus=environment.pretends_gpus(),
+        environ=tuple(sorted(process.for_pods(environment.for_programs()).items())),
+        umask=_umask(),
     )
+
+
+def _further_path() -> list[str]:
+    """The entries of `sys.path` without the folder of the program, which Python puts first."""
+    program = sys.modules.get("__main__")
+    file, spec = modules.file_of(program), getattr(program, "__spec__", None)
+    entries = list(sys.path)
+    if file is None:
+        return entries
+    folder, _ = pointers(Path(os.path.realpath(file)), None if spec is None else spec.name)
+    first = next((at for at, each in enumerate(entries) if _is_folder(each, folder)), None)
+    if first is not None:
+        del entries[first]
+    return entries
+
+
+def _is_folder(entry: str, folder: Path) -> bool:
+    return bool(entry) and os.path.realpath(entry) == str(folder)
+
+
+def _umask() -> int:
+    """The file mode creation mask of this program, which is told by setting another."""
+    with contextlib.suppress(OSError):  # Linux tells it without that
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("Umask:"):
+                return int(line.partition(":")[2], 8)
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def _site() -> tuple[str, ...]:
@@ -383,16 +431,21 @@ def entries_below(entries: Sequence[str], folder: Path) -> tuple[str, ...]:
     Those of a virtual environment in the folder are the interpreter's.
     """
     above = f"{os.path.realpath(folder)}{os.sep}"
-    real = dict.fromkeys(os.path.realpath(entry) for entry in entries if entry)
+    real = dict.fromkeys(os.path.realpath(entry) for entry in _texts(entries))
     below = [path for path in real if path.startswith(above) and os.path.exists(path)]  # noqa: PTH110
     own = {os.path.realpath(path) for path in site.getsitepackages()}
     return tuple(path[len(above) :] for path in below if path not in own)
 
 
+def _texts(entries: Iterable[object]) -> list[str]:
+    """The entries of `sys.path` that Python looks at: a `Path`, say, is none."""
+    return [entry for entry in entries if isinstance(entry, str) and entry]
+
+
 def foreign_entries(entries: Sequence[str], own: Iterable[str]) -> tuple[str, ...]:
     """The folders and archives among `entries` that lie in none of the folders `own`."""
     known = [os.path.realpath(folder) for folder in own]
-    existing = (os.path.realpath(entry) for entry in entries if entry and os.path.exists(entry))  # noqa: PTH110
+    existing = (os.path.realpath(one) for one in _texts(entries) if os.path.exists(one))  # noqa: PTH110
     return tuple(
         path
         for path in dict.fromkeys(existing)
@@ -515,7 +568,7 @@ class Source:
     @property
     def is_script(self) -> bool:
         """True if its module is `__main__` here."""
-        return getattr(self.callable_object, "__module__", None) == "__main__"
+        return self._module_name() == "__main__"
 
     @property
     def is_interactive(self) -> bool:
@@ -528,10 +581,14 @@ class Source:
             return str(Path(root, *module.split(".")).with_suffix(".py")), module
         if self.is_interactive:
             return str(self.interactive_file()), None
-        name = getattr(self.callable_object, "__module__", None)
+        name = self._module_name()
         if name == "__main__":
             return self._script(), self._main_name()
-        return getattr(sys.modules.get(name or ""), "__file__", None), name
+        return modules.file_of(sys.modules.get(name or "")), name
+
+    def _module_name(self) -> str | None:
+        name = introspection.attribute(self.callable_object, "__module__")
+        return name if type(name) is str else None
 
     def _script(self) -> str | None:
         """The file of the program: where a link leads, as Python imports from there.
@@ -550,23 +607,26 @@ class Source:
         """The names of the program, which `runpy` may run beside the one that was started."""
         found = self.callable_object
         for one in (found, *(vars(found).values() if isinstance(found, type) else ())):
-            names = getattr(getattr(one, "__wrapped__", one), "__globals__", {})
-            if names.get("__name__") == "__main__":
-                return cast("Mapping[str, Any]", names)
+            function = introspection.attribute(one, "__wrapped__", one)
+            names = introspection.attribute(function, "__globals__")
+            if type(names) is dict and names.get("__name__") == "__main__":
+                return names
         return vars(sys.modules["__main__"])
 
     def _main_file(self) -> str | None:
         """The file that this program runs; none in an interpreter or a notebook."""
-        file = self._main().get("__file__")
+        file = modules.path_of(self._main().get("__file__"))
         if file is None or file.endswith(".ipynb") or not Path(file).is_file():
             return None
-        return str(file)
+        return file
 
     def _main_name(self) -> str | None:
         """The dotted name that this program was started by, as with `python -m`."""
         main = self._main()
         spec = main.get("__spec__")
-        return spec.name if spec is not None and spec.origin == main.get("__file__") else None
+        if spec is None or modules.origin_of(spec) != modules.path_of(main.get("__file__")):
+            return None
+        return cast("str", spec.name)
 
     def interactive_file(self) -> Path:
         """The file that a callable of an interpreter or a notebook is written to."""
@@ -576,7 +636,7 @@ class Source:
 
 def unwrapped(found: CallableT) -> CallableT:
     """The user's own function or class, where a name stands for a handle that a decorator made."""
-    while type(found).__module__.partition(".")[0] == "kubetorch" and hasattr(found, "__wrapped__"):
+    while introspection.is_ours(found) and hasattr(found, "__wrapped__"):
         found = found.__wrapped__
     return found
 
@@ -594,10 +654,10 @@ def _checked(pointers: object) -> Pointers:
 
 
 def _qualname(callable_object: Callable[..., Any] | None) -> str:
-    name = getattr(callable_object, "__qualname__", None)
+    name = introspection.attribute(callable_object, "__qualname__")
     if not isinstance(name, str):
         raise SpecError(
-            f"{callable_object!r} has no name that a pod could import it by",
+            f"{introspection.shown(callable_object)} has no name that a pod could import it by",
             hint="wrap it in a function: def run(...): return ...",
         )
     if "<lambda>" in name:
@@ -608,7 +668,7 @@ def _qualname(callable_object: Callable[..., Any] | None) -> str:
             hint="move it to the top level of its file; if it is there, a decorator made it that "
             "lacks @functools.wraps(function)",
         )
-    bound = getattr(callable_object, "__self__", None)
+    bound = introspection.attribute(callable_object, "__self__")
     if bound is not None and not isinstance(bound, (type, type(sys))):
         raise SpecError(
             f"{name} is bound to an object of this program, which a pod does not have",

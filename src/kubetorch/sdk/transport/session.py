@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 #: What a token allows that stands for the user's own.
-_OWN = ("call", "exec")
+_OWN = ("exec",)
 _FIRST_DELAY, _LONGEST_DELAY = 0.05, 1.0
 
 
@@ -144,6 +144,13 @@ class Session:
         if not view.scaler or self.transport is DIRECT:
             return ""
         return self.transport.scaler(view.spec.namespace, view.spec.name, view.scaler)
+
+    def call_token(self, view: WorkloadView) -> str:
+        """The token for calls of a workload; the error for who may not call names the right."""
+        spec = view.spec
+        return view.token or self.ask(
+            lambda controller: controller.get_token(spec.namespace, spec.name).token
+        )
 
     def own_token(self, view: WorkloadView) -> str:
         """A token for what only the owner of a workload may do in its pods, such as a shell."""

@@ -52,6 +52,8 @@ from kubetorch.wire.volumes import VolumeView
 from manual_clock import ManualClock
 from tests.unit.controller.cluster.test_reviews import jwt
 
+pytestmark = pytest.mark.security
+
 ANN = User("ann", groups=("devs",))
 POD = User("system:serviceaccount:team:bot", pod=BoundPod("team", "f-1", "u1"))
 NEED = Need("create", "team", "f")

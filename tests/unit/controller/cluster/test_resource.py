@@ -23,7 +23,7 @@ SPEC = WorkloadSpec("ns", "f", CallableRef("fn", "f", "m", "f"), tree="0" * 64, 
 OLD = changed(SPEC, tree="1" * 64)
 RECORD = WorkloadRecord("ns", "f", 2, good=1, epoch=7, created=5.0, updated=6.25, active=7.5)
 CONTENT = Content(RECORD, (Generation(1, OLD), Generation(2, SPEC)))
-SUMMARY = Summary("Ready", "Deployment", 2, 3, True, "", "5m", 10.0)
+SUMMARY = Summary("Ready", "Deployment", 2, 3, True, "", "", "5m", 10.0)
 
 
 def stored(content: Content, summary: Summary | None = SUMMARY) -> dict[str, Any]:
@@ -116,3 +116,26 @@ def test_what_etcd_cannot_take_is_refused_with_its_size() -> None:
 def test_what_is_no_workload_is_refused(found: dict[str, Any]) -> None:
     with pytest.raises(ProtocolError):
         resource.read(found)
+
+
+def test_what_becomes_of_a_workload_is_an_event_of_it() -> None:
+    made = resource.event(None, stored(CONTENT, None), 10.0)
+    assert made is not None
+    assert (made["reason"], made["message"], made["type"]) == ("Deployed", "generation 2", "Normal")
+    regarding = made["involvedObject"]
+    assert (regarding["kind"], regarding["name"], regarding["uid"]) == (
+        *("KubetorchWorkload", "f", "1"),
+    )
+    said = Summary("No pods", "Job", 0, 2, False, "", "the quota is full", "", 11.0)
+    waits = resource.event(stored(CONTENT, None), stored(CONTENT, said), 11.0)
+    assert waits is not None
+    assert (waits["reason"], waits["type"]) == ("NoPods", "Normal")
+    assert waits["message"] == "No pods: 0/2 pods serve generation 2: the quota is full"
+    failed = replace(said, phase="Failed", reason="QuotaExceededError", message="x" * 5000)
+    doomed = resource.event(stored(CONTENT, said), stored(CONTENT, failed), 12.0)
+    assert doomed is not None
+    assert (doomed["reason"], doomed["type"]) == ("QuotaExceededError", "Warning")
+    assert len(doomed["message"]) == 1024
+    assert stored(CONTENT, failed)["status"]["reason"] == "QuotaExceededError"
+    again = replace(failed, time=13.0)
+    assert resource.event(stored(CONTENT, failed), stored(CONTENT, again), 13.0) is None

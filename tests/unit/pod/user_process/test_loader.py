@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -68,6 +69,28 @@ def test_a_module_that_cannot_be_found_by_name_is_loaded_from_its_file(project: 
     write(project, "def f(): return __name__", "deep/job.py")
     found = loader.load(source(project, "f", module="elsewhere.job", source_file="deep/job.py"))
     assert found() == "elsewhere.job"
+
+
+@pytest.mark.parametrize("file", [None, 3, Path("elsewhere.py"), ["kt_job.py"]])
+def test_a_module_of_that_name_whose_file_is_another_gives_way(project: Path, file: object) -> None:
+    write(project, "def f(): return 5")
+    other = ModuleType("kt_job")
+    vars(other)["__file__"] = file
+    sys.modules["kt_job"] = other
+    assert loader.load(source(project, "f"))() == 5
+
+
+def test_finders_of_other_libraries_may_be_of_any_age(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(project, "def f(): return 5")
+
+    class Old:
+        def find_module(self, name: str, path: object = None) -> None:
+            """Of Python before 3.4."""
+
+    monkeypatch.setattr(sys, "meta_path", [Old(), object(), *sys.meta_path])
+    assert loader.load(source(project, "f"))() == 5
 
 
 def test_a_failed_import_leaves_no_half_module(project: Path) -> None:
@@ -310,3 +333,31 @@ def test_the_event_loop_runs_async_functions_only() -> None:
     assert not target.runs_on_loop("add")
     assert not target.runs_on_loop("missing")
     assert DeployedCallable("AsyncCallable", AsyncCallable(), is_instance=True).runs_on_loop(None)
+
+
+def test_members_that_raise_when_they_are_looked_at_are_passed_over() -> None:
+    class Raises:
+        def __get__(self, instance: object, owner: type) -> object:
+            raise RuntimeError("outside of a request")
+
+    class Uncountable:
+        def __len__(self) -> int:
+            raise TypeError("it has no len()")
+
+        def __call__(self) -> str:
+            return "called"
+
+        def __getattr__(self, name: str) -> object:
+            raise RuntimeError(name)
+
+    class Odd:
+        described = Raises()
+
+        def __init__(self) -> None:
+            self.compiled = Uncountable()
+            vars(self)[3] = len  # type: ignore[index]  # Python allows it
+
+    target = DeployedCallable("Odd", Odd(), is_instance=True)
+    assert target.is_sync_class
+    assert target.find("compiled")() == "called"
+    assert target.callables("missing")["names"] == ["compiled"]

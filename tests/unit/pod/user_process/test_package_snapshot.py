@@ -48,3 +48,14 @@ def test_a_package_that_is_installed_changes_its_folder(
     snapshot = Snapshot()
     (site / "plugin-2.dist-info").mkdir()
     assert snapshot.has_changed()
+
+
+@pytest.mark.parametrize("entry", [None, 3, object(), Path("/nowhere/a.py"), ["a.py"], "a\0.py"])
+def test_what_is_no_file_of_a_module_is_not_watched(
+    monkeypatch: pytest.MonkeyPatch, entry: object
+) -> None:
+    module = ModuleType("kt_odd")
+    vars(module)["__file__"] = entry
+    monkeypatch.setitem(sys.modules, "kt_odd", module)
+    monkeypatch.setitem(sys.modules, "kt_nothing", entry)  # type: ignore[arg-type]  # as libraries do
+    assert not Snapshot().has_changed()

@@ -23,6 +23,27 @@ def test_callbacks_run_once_each_in_the_order_of_their_registration():
     assert seen == [1, 2]
 
 
+def test_a_method_is_one_callback_however_often_it_is_looked_up():
+    seen: list[int] = []
+    callbacks = Callbacks()
+
+    class Checkpoint:
+        def save(self):
+            seen.append(1)
+
+        def __eq__(self, other: object) -> bool:
+            raise RuntimeError("the truth of an array is ambiguous")
+
+        __hash__ = object.__hash__
+        __call__ = save
+
+    first, second = Checkpoint(), Checkpoint()
+    for callback in (first.save, first.save, second.save, first, second, first):
+        callbacks.add(callback)
+    ran(callbacks)
+    assert len(seen) == 4
+
+
 def test_a_callback_runs_in_the_call_that_registered_it_and_is_forgotten_with_it():
     seen: list[int] = []
     callbacks = Callbacks()

@@ -37,7 +37,9 @@ def test_a_status_is_said_in_words(status: int | None, words: str) -> None:
 
 def test_only_a_kill_with_a_risen_counter_is_out_of_memory() -> None:
     def kind(status: int, *, risen: bool) -> type[WorkerDiedError]:
-        return type(worker.death_error(status, pod_name="pod-0", kills=Kills(risen=risen)))
+        return type(
+            worker.death_error(status, pod_name="pod-0", service="shop", kills=Kills(risen=risen))
+        )
 
     assert kind(-signal.SIGKILL, risen=True) is OutOfMemoryError
     assert kind(-signal.SIGKILL, risen=False) is WorkerDiedError
@@ -48,7 +50,7 @@ def test_only_a_kill_with_a_risen_counter_is_out_of_memory() -> None:
 def test_a_lack_of_memory_names_the_limit_if_there_is_one() -> None:
     def error(limit: int | None) -> WorkerDiedError:
         kills = Kills(risen=True, limit=limit)
-        return worker.death_error(-signal.SIGKILL, pod_name="pod-0", kills=kills)
+        return worker.death_error(-signal.SIGKILL, pod_name="pod-0", service="shop", kills=kills)
 
     limited = error(300 * 1024 * 1024)
     assert limited.message.endswith("its pod may use 300Mi")
@@ -58,7 +60,7 @@ def test_a_lack_of_memory_names_the_limit_if_there_is_one() -> None:
 
 def test_the_error_names_pod_and_code() -> None:
     error = worker.death_error(
-        3, pod_name="pod-0", kills=Kills(risen=False), doing=" while it slept"
+        3, pod_name="pod-0", service="shop", kills=Kills(risen=False), doing=" while it slept"
     )
     assert error.message == "the worker in pod-0 ended with exit code 3 while it slept"
     assert (error.pod_name, error.exit_code) == ("pod-0", 3)

@@ -150,3 +150,22 @@ def test_a_spawned_call_takes_no_retries() -> None:
     CallOptions(timeout=3, on_progress=print).check_spawned()
     with pytest.raises(SpecError, match="retries=2 has no effect on a spawned call"):
         CallOptions(retries=2).check_spawned()
+
+
+def test_nodes_of_a_service_without_ranks_are_refused_without_a_look_at_them() -> None:
+    class Nodes(list[int]):
+        def __eq__(self, other: object) -> bool:
+            raise RuntimeError("the truth of an array is ambiguous")
+
+        __hash__ = None  # type: ignore[assignment]  # as of lists
+
+    with pytest.raises(SpecError, match="belongs to distributed services"):
+        CallOptions(workers=Nodes([0])).check_ranks("f", is_distributed=False)
+
+
+def test_an_object_that_answers_to_every_name_declares_nothing() -> None:
+    class Echo:
+        def __getattr__(self, name: str) -> Echo:
+            return self
+
+    assert declared_parameters(Echo()) == frozenset()

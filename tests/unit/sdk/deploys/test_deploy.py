@@ -5,10 +5,11 @@ import pytest
 import kubetorch as kt
 from kubetorch.sdk.deploys import deploy
 from kubetorch.sdk.deploys.deploy import LaunchLines
-from kubetorch.sdk.logs import Screen
+from kubetorch.sdk.logs import CallLines, Screen
 from kubetorch.specs.callable import AppSpec, CallableRef
 from kubetorch.specs.logging import LoggingConfig
 from kubetorch.specs.workload import WorkloadSpec
+from kubetorch.wire import frames
 from kubetorch.wire.messages import DeployLog, Stage
 from unit.manifests.users import manifests
 
@@ -26,9 +27,38 @@ def shown(capsys):
         lines = LaunchLines(Screen(), "svc", LoggingConfig(**config), stream_logs=stream_logs)
         for event in events or (PRINTED, DEBUG, EVENT, WARNING):
             lines.log(event) if isinstance(event, DeployLog) else lines.stage(event)
-        return capsys.readouterr().out.splitlines()
+        printed = capsys.readouterr()
+        return [*printed.out.splitlines(), *printed.err.splitlines()]
 
     return show
+
+
+def test_only_what_the_users_code_prints_goes_to_stdout(capsys):
+    lines = LaunchLines(Screen(), "svc", LoggingConfig(level="debug"), stream_logs=True)
+    step = DeployLog(text="Collecting torch", pod="svc-0", source=frames.IMAGE)
+    more = DeployLog(text="there are more lines", pod="svc-0", source=frames.OWN)
+    for line in (PRINTED, DEBUG, step, more):
+        lines.log(line)
+    lines.stage(EVENT)
+    lines.stage(WARNING)
+    lines.warn("a deploy replaces the one before")
+    out, err = capsys.readouterr()
+    assert [line.partition(" ")[2][:7] for line in out.splitlines()] == ["loading", "DEBUG |"]
+    said = err.splitlines()
+    assert said[:2] == ["(svc) Collecting torch", "(svc) there are more lines"]
+    assert said[2].startswith("(svc events) ")
+    assert [line.rpartition(" | ")[2] for line in said[3:]] == [
+        "numpy is unfit",
+        "a deploy replaces the one before",
+    ]
+
+
+def test_what_a_call_prints_goes_to_stdout_and_what_is_said_of_its_lines_does_not(capsys):
+    lines = CallLines(Screen(), LoggingConfig())
+    lines.log(frames.Log("hello", "svc-0"))
+    lines.log(frames.Log("wrong", "svc-0", "stderr"))
+    lines.log(frames.Log("3 lines left out", "svc-0", frames.OWN))
+    assert capsys.readouterr() == ("(svc-0) hello\n(svc-0) wrong\n", "(svc-0) 3 lines left out\n")
 
 
 def test_lines_of_loading_code_carry_the_services_name(shown):

@@ -4,7 +4,9 @@ import gc
 import select
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -206,3 +208,25 @@ def test_several_threads_may_parse_at_the_same_time() -> None:
         gc.set_threshold(*threshold)
         sys.setswitchinterval(interval)
     assert [[item.module for item in each] for each in found] == [["zz_one"]] * 16
+
+
+@pytest.mark.parametrize("odd", [[Path("/x/site-packages/zz_odd")], ["/x/site-packages/zz_odd"]])
+def test_folders_of_a_package_may_be_any_paths(
+    root: Path, monkeypatch: pytest.MonkeyPatch, odd: object
+) -> None:
+    spec = ModuleSpec("zz_odd", None)
+    vars(spec)["submodule_search_locations"] = odd
+    module = ModuleType("zz_odd")
+    module.__spec__ = spec
+    monkeypatch.setitem(sys.modules, "zz_odd", module)
+
+    assert found(root, "from zz_odd import pipeline\nimport zz_two") == ("zz_odd", "zz_two")
+
+
+@pytest.mark.parametrize("entry", [None, 3, ModuleType("zz_odd")])
+def test_a_module_that_cannot_be_understood_is_left_out(
+    root: Path, monkeypatch: pytest.MonkeyPatch, entry: object
+) -> None:
+    monkeypatch.setitem(sys.modules, "zz_odd", entry)  # type: ignore[arg-type]  # as libraries do
+
+    assert found(root, "from zz_odd import pipeline\nimport zz_two") == ("zz_two",)

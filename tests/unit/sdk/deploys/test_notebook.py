@@ -159,3 +159,26 @@ def test_a_source_that_nobody_kept_is_said_so(monkeypatch, tmp_path):
     with pytest.raises(NotebookError, match="f cannot be found") as caught:
         notebook.write_module(main.f, tmp_path / "f_fn.py")
     assert caught.value.hint
+
+
+def test_what_a_name_stands_for_may_refuse_to_be_looked_at(session, tmp_path):
+    session(REFUSING)
+    session("class Base:\n    registry = Refusing()\n")
+    main = session("def f():\n    return Base.registry()\n")
+
+    notebook.write_module(main.f, tmp_path / "f_fn.py")
+
+    assert module_of(tmp_path / "f_fn.py")["f"]() == "called"
+
+
+REFUSING = """
+class Refusing:
+    def __getattr__(self, name):
+        raise RuntimeError(name)
+    def __len__(self):
+        raise RuntimeError("len")
+    def __bool__(self):
+        raise RuntimeError("bool")
+    def __call__(self):
+        return "called"
+"""

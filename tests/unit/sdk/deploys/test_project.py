@@ -265,7 +265,9 @@ def test_of_a_project_that_travels_only_what_stayed_is_explained(folder: Path) -
     (folder / "pyproject.toml").touch()
     (folder / "inner").mkdir()
     (folder / "inner" / "deep.py").touch()
-    assert "inner/deep.py is here, and was not sent" in str(reason(folder, "inner.deep"))
+    (folder / ".ktignore").write_text("deep.*\n")
+    said = str(reason(folder, "inner.deep"))
+    assert f"and was not sent: line 1 of {folder}/.ktignore, deep.* leaves inner/deep.py" in said
     assert reason(folder, "torch") is None
 
 
@@ -292,13 +294,60 @@ def test_trust_a_file_that_stayed_is_explained(
         source.explain_missing(error, source.locate(str(folder / "main.py"), None))
         return "".join(getattr(error, "__notes__", ()))
 
+    (folder / "out").symlink_to(folder.parent / "outer.csv")
+    (folder / "nowhere").symlink_to("gone")
+    (folder / "within").symlink_to("conf/c.yaml")
     for name in ("data/x.csv", "/pod/code/0/work/data/x.csv"):
-        assert f"data/x.csv is in {folder}, and was not sent" in said(name)
+        rule = f"line 1 of {folder}/.gitignore, data/ leaves data/ out"
+        assert f"data/x.csv is in {folder}, and was not sent: {rule}" in said(name)
         assert "a line !data/ in .ktignore" in said(name)
     assert said("data/y.csv").endswith("top of the project, where it is sub/data/y.csv")
     assert said(str(folder / "conf/c.yaml")).endswith("where it is conf/c.yaml")
     assert f"lies outside of the project {folder}" in said("../../outer.csv")
-    assert said("conf/c.yaml") == said("nothing.csv") == said("/nothing.csv") == ""
+    assert f"out is a link to {folder.parent}/outer.csv, out of the project" in said("out")
+    assert "a line !follow out in .ktignore" in said("out")
+    assert said("nowhere").startswith(f"nowhere is a link to {folder}/gone, which is not there")
+    assert said("conf/c.yaml") == said("within") == ""
+    for name in ("nothing.csv", "/pod/code/0/work/nothing.csv"):
+        assert said(name) == f"nothing.csv is not in the project {folder} either"
+    assert said("/nothing.csv") == "/nothing.csv is not on this machine either"
+
+
+@pytest.mark.parametrize(
+    ("file", "rules", "line"),
+    [
+        (".ktignore", "# ours\n\n*.csv\n", 3),
+        ("data/.gitignore", "!y\n*.csv\n", 2),
+        (".gitignore", "*.txt\ndata\n", 2),
+    ],
+)
+def test_the_line_that_leaves_a_file_out_is_named(
+    folder: Path, file: str, rules: str, line: int
+) -> None:
+    (folder / "data").mkdir()
+    (folder / "data" / "x.csv").touch()
+    (folder / file).write_text(rules)
+    (folder / "pyproject.toml").touch()
+    error = FileNotFoundError(2, "No such file or directory", "data/x.csv")
+    source.explain_missing(error, source.locate(str(folder / "main.py"), None))
+    assert f"line {line} of {folder}/{file}, " in "".join(error.__notes__)
+
+
+def test_filters_and_rules_that_are_built_in_are_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "pyproject.toml").touch()
+    (folder / "node_modules").mkdir()
+    (folder / "node_modules" / "x.js").touch()
+
+    def said() -> str:
+        error = FileNotFoundError(2, "No such file or directory", "node_modules/x.js")
+        source.explain_missing(error, source.locate(str(folder / "main.py"), None))
+        return "".join(error.__notes__)
+
+    assert "a rule that is built in leaves node_modules/ out" in said()
+    monkeypatch.setenv("KT_RSYNC_FILTERS", "--exclude=*.js")
+    assert "KT_RSYNC_FILTERS (*.js) leaves node_modules/x.js out" in said()
 
 
 def test_trust_a_module_outside_of_the_project_is_explained(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
@@ -16,6 +17,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from kubetorch.controller.backends.kubernetes import malformed, takeover
 from kubetorch.controller.backends.kubernetes.launch_failures import diagnosis
 from kubetorch.controller.backends.kubernetes.launch_failures.snapshot import controller_of
 from kubetorch.controller.backends.kubernetes.pods import Key
@@ -27,9 +29,10 @@ from kubetorch.errors import (
     ServiceTimeoutError,
     StartupError,
 )
+from kubetorch.k8s import failures
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.informers import Informer
-from kubetorch.k8s.resources import PODS, Object, Ref, Resource, Selection
+from kubetorch.k8s.resources import PODS, Object, Ref, Resource, Selection, version
 from kubetorch.lib import backoff, deadlines
 from kubetorch.manifests import agent, kinds, labels, services
 from kubetorch.manifests.kinds import Manifest
@@ -71,61 +74,89 @@ class Applier:
         manifest: Manifest,
         *,
         owner: Manifest | None = None,
-        takes: bool = False,
+        takes: Taking | None = None,
         known: Known | None = None,
         on_wait: Callable[[str], object] = str,
     ) -> Object:
         """Make an object what its manifest says; one that is like that already is left alone."""
-        wanted = _marked(manifest, owner)
-        ref = await self.ref(wanted)
+        ref = await self.ref(manifest)
         there = known.pop(ref) if known and ref in known else await self.find(ref)
         while there is not None and there["metadata"].get("deletionTimestamp"):
             on_wait(f"the {there['kind']} {ref.name} is being deleted; it is made anew after that")
             await self._leave(ref, there["metadata"]["uid"])
             there = await self.find(ref)
+        wanted = _wanted(manifest, owner, there)
         if (
             there is not None
             and _applied(there) == _applied(wanted)
             and not _is_edited(there, wanted)
         ):
             return there
-        if there is not None and not takes:
+        if there is not None and takes is None:
             _check_own(there, wanted)
+        elif there is not None and takes is not None:
+            wanted = await self._take_over(ref, there, wanted, takes)
         if there is not None and _keeps_pods(there, wanted):
             await self._remove(ref, wanted)
         elif there is not None and _is_to_be_recreated(there, wanted):
             wanted = {**wanted, "spec": {"paused": False, **wanted["spec"]}}
             await self._change_strategy(ref, there, wanted)
         try:
-            found = await self._client.apply(wanted, field_manager=FIELD_MANAGER, force=True)
+            found = await self._put(wanted)
         except KubernetesRequestError as error:
             if there is None or not _is_immutable(error):
                 raise
             _log.info("object made anew ref=%s because=%s", ref, error.message)
             await self._remove(ref, wanted)
-            found = await self._client.apply(wanted, field_manager=FIELD_MANAGER, force=True)
+            found = await self._put(wanted)
         _log.info("object applied kind=%s namespace=%s name=%s", *_names(wanted))
         return found
 
     async def check(
-        self, manifest: Manifest, owner: Manifest | None = None, *, takes: bool = False
+        self, manifest: Manifest, owner: Manifest | None = None, *, takes: Taking | None = None
     ) -> None:
         """Refuse what `apply` would refuse of an object that is not there yet; nothing is made."""
         there = await self.find(await self.ref(manifest))
         if there is not None:
-            if not takes:
+            if takes is None:
                 _check_own(there, manifest)
             return
         kind = kinds.find(manifest)
         if kind is not None and not kind.has_template:
             return  # a TrainJob is refused until the runtime is there that is made for it
         try:
-            wanted = _marked(manifest, owner)
-            await self._client.apply(wanted, field_manager=FIELD_MANAGER, force=True, dry_run=True)
+            await self._put(_marked(manifest, owner), dry_run=True)
         except KubernetesRequestError as error:
             # Some webhook cannot say it without doing it.
             if "does not support dry run" not in error.message:
                 raise
+
+    async def check_form(self, manifest: Manifest, owner: Manifest | None, known: Known) -> None:
+        """Refuse an object whose fields its kind does not have; nothing is made, or changed.
+
+        What else there may be against it is for `apply` to find out, which may know a way, unless
+        what is there would be deleted for it.
+        """
+        there = known.get(await self.ref(manifest))
+        wanted = _wanted(manifest, owner, there)
+        if there is not None and _applied(there) == _applied(wanted):
+            return
+        try:
+            await self._put(wanted, dry_run=True)
+        except KubernetesRequestError as error:
+            is_deleted = there is not None and _keeps_pods(there, wanted)
+            if is_deleted and error.status_code == 422 and not _is_immutable(error):
+                raise
+
+    async def _put(self, wanted: Manifest, *, dry_run: bool = False) -> Object:
+        try:
+            return await self._client.apply(
+                wanted, field_manager=FIELD_MANAGER, force=True, dry_run=dry_run
+            )
+        except KubernetesRequestError as error:
+            if not failures.is_malformed(error.message):
+                raise
+            raise await malformed.refusal(self._client, wanted, error.message) from error
 
     async def ref(self, manifest: Manifest) -> Ref:
         resource: Resource = await self._client.discovery.resource_of(manifest)
@@ -142,11 +173,79 @@ class Applier:
         with contextlib.suppress(KubernetesNotFoundError):
             await self._client.delete(ref, grace_seconds=grace_seconds)
 
-    async def delete_own(self, ref: Ref) -> None:
-        """Delete an object if it was applied here; that of somebody else stays."""
+    async def delete_own(self, ref: Ref) -> str | None:
+        """Delete an object if it was applied here; what is left of it, in words.
+
+        That of somebody else stays, and one that was taken over is put back as it was.
+        """
         there = await self.find(ref)
-        if there is not None and _applied(there):
+        if there is None:
+            return None
+        name = f"{ref.resource.kind} {ref.name}"
+        if not _applied(there):
+            return f"{name}, which is not Kubetorch's"
+        before = takeover.read(there)
+        if before is None:
             await self.delete(ref)
+            return None
+        how = await self._put_back(ref, there, before)
+        _log.info("object put back ref=%s how=%s", ref, how)
+        return f"{name}, {how}"
+
+    async def _take_over(
+        self, ref: Ref, there: Object, wanted: Manifest, takes: Taking
+    ) -> Manifest:
+        """Note what an object of a user is, and have what the agent replaces in it go."""
+        paths = [*takeover.replaced_fields(there, wanted, takes.replaced)]
+        if not _applied(there):
+            removed = list(paths)
+            if _is_to_be_recreated(there, wanted):
+                removed.append(["f:spec", "f:strategy", "f:rollingUpdate"])
+            # Without the owner: what deletes the workload is not to delete this.
+            wanted = _recorded(wanted, takeover.record(there, wanted, removed))
+            _log.info("object taken over ref=%s", ref)
+        if paths:
+            await self._set_managers(ref, there, takeover.claimed(there, FIELD_MANAGER, paths))
+        return wanted
+
+    async def _put_back(self, ref: Ref, there: Object, before: takeover.Before) -> str:
+        kind = kinds.find(there)
+        if kind is None or kind.replaces_pods:
+            paths = takeover.agents_paths(there, before)
+            restored = takeover.restored(there, before, FIELD_MANAGER)
+            await self._set_managers(ref, there, takeover.claimed(there, FIELD_MANAGER, paths))
+            try:
+                made = await self._put(restored)
+            except KubernetesRequestError as error:
+                if not _is_immutable(error):
+                    raise
+            else:
+                await self._return_managers(ref, made, before)
+                return "as it was before"
+        if before.is_ended:
+            await self.delete(ref)
+            return "which had run before its deploy and was replaced: it is not run once more"
+        await self._remove(ref, there)
+        await self._return_managers(
+            ref, await self._client.create(takeover.whole(there, before)), before
+        )
+        return "made anew as it was before"
+
+    async def _return_managers(self, ref: Ref, made: Object, before: takeover.Before) -> None:
+        """Have fields be of those who had them, lest their next apply is a conflict."""
+        with contextlib.suppress(KubernetesConflictError):  # a controller was faster
+            entries = takeover.given_back(made, before, FIELD_MANAGER)
+            await self._set_managers(ref, made, entries)
+            return
+        with contextlib.suppress(KubernetesConflictError, KubernetesNotFoundError):
+            there = await self._client.get(ref)
+            entries = takeover.given_back(there, before, FIELD_MANAGER)
+            await self._set_managers(ref, there, entries)
+
+    async def _set_managers(self, ref: Ref, there: Object, entries: Sequence[Object]) -> None:
+        version = there["metadata"]["resourceVersion"]
+        patch: Object = {"metadata": {"resourceVersion": version, "managedFields": [*entries]}}
+        await self._client.patch(ref, patch)
 
     async def remove(self, manifest: Manifest) -> None:
         """Delete an object that was applied here, and wait until it and its pods are gone."""
@@ -155,6 +254,17 @@ class Applier:
         if there is not None and _applied(there):
             _log.info("object to be made anew ref=%s", ref)
             await self._remove(ref, manifest)
+
+    async def try_again(self, manifest: Manifest) -> Object:
+        """Have Knative make a new Revision of the same template, in place of one that failed.
+
+        The field is not one of those that are applied, so no later apply takes it away.
+        """
+        ref = await self.ref(manifest)
+        there = await self._client.get(ref)
+        noted = {"annotations": {labels.TRIED_AGAIN: version(there)}}
+        patch = {"spec": {"template": {"metadata": noted}}}
+        return await self._client.patch(ref, patch, field_manager=f"{FIELD_MANAGER}-again")
 
     async def _change_strategy(self, ref: Ref, there: Object, wanted: Manifest) -> None:
         """Make a Deployment ready for an apply that has its pods recreated.
@@ -237,6 +347,21 @@ def _only(ref: Ref) -> Selection:
     return Selection(ref.resource, ref.namespace, fields=f"metadata.name={ref.name}")
 
 
+def _wanted(manifest: Manifest, owner: Manifest | None, there: Object | None) -> Manifest:
+    """The manifest as it is applied: what an object was before stays with it."""
+    if there is None or not takeover.is_recorded(there):
+        return _marked(manifest, owner)
+    return _recorded(_marked(manifest, owner), there["metadata"]["annotations"][labels.BEFORE])
+
+
+def _recorded(wanted: Manifest, text: str) -> Manifest:
+    """An object with the note of what it was, which nothing owns."""
+    metadata = {**wanted["metadata"]}
+    metadata.pop("ownerReferences", None)
+    metadata["annotations"] = {**metadata["annotations"], labels.BEFORE: text}
+    return {**wanted, "metadata": metadata}
+
+
 def _marked(manifest: Manifest, owner: Manifest | None) -> Manifest:
     """The manifest with its owner and its digest."""
     metadata = dict(manifest["metadata"])
@@ -314,7 +439,8 @@ def is_applied(one: Object, owner: Manifest | None) -> bool:
     """True if an object was applied here for the workload of this reference."""
     owners = one["metadata"].get("ownerReferences") or ()
     uids = [each["uid"] for each in owners]
-    return bool(_applied(one)) and (owner is None or owner["metadata"]["uid"] in uids)
+    is_owned = owner is None or owner["metadata"]["uid"] in uids
+    return bool(_applied(one)) and (is_owned or takeover.is_recorded(one))
 
 
 def _check_own(there: Object, wanted: Manifest) -> None:
@@ -345,9 +471,20 @@ def _names(manifest: Manifest) -> tuple[str, str, str]:
     return manifest["kind"], str(metadata.get("namespace")), metadata["name"]
 
 
+class Taking(NamedTuple):
+    """That an object may be a user's own.
+
+    Attributes:
+        replaced: The names of the containers that the agent's takes the place of.
+    """
+
+    replaced: frozenset[str] = frozenset()
+
+
 class WantedObjects(NamedTuple):
     manifests: Sequence[Manifest]
     taken: Manifest | None
+    taking: Taking
     owner: Manifest | None
     known: Known
     timeout: float
@@ -367,8 +504,15 @@ class ApplyRetry:
         async with self.within(key, wanted.timeout):
             return [await self._apply(key, manifest, wanted) for manifest in wanted.manifests]
 
+    async def check_form(self, key: Key, wanted: WantedObjects) -> None:
+        """Refuse a main object whose fields its kind does not have, before anything is changed."""
+        main = wanted.manifests[-1]
+        check = functools.partial(self._applier.check_form, main, wanted.owner, wanted.known)
+        async with self.within(key, wanted.timeout):
+            await self.until_taken(key, main, check)
+
     async def _apply(self, key: Key, manifest: Manifest, wanted: WantedObjects) -> Object:
-        takes = manifest is wanted.taken
+        takes = wanted.taking if manifest is wanted.taken else None
         return await self.until_taken(
             key,
             manifest,

@@ -21,8 +21,15 @@ from kubetorch.controller.backends.base import (
     Trouble,
 )
 from kubetorch.controller.backends.kubernetes import namespaces, objects, prepare
-from kubetorch.controller.backends.kubernetes.apply import Applier, ApplyRetry, Known, WantedObjects
+from kubetorch.controller.backends.kubernetes.apply import (
+    Applier,
+    ApplyRetry,
+    Known,
+    Taking,
+    WantedObjects,
+)
 from kubetorch.controller.backends.kubernetes.launch_failures.events import ReportedEvents
+from kubetorch.controller.backends.kubernetes.launch_failures.owners import has_failed_revision
 from kubetorch.controller.backends.kubernetes.launch_failures.verdicts import Verdict
 from kubetorch.controller.backends.kubernetes.launch_watch import (
     ClusterChange,
@@ -45,6 +52,7 @@ from kubetorch.controller.backends.kubernetes.pods import (
     image_refused_as_root,
     log_tail,
     pod_status,
+    superseded,
 )
 from kubetorch.controller.backends.kubernetes.prepare import PodPrerequisites
 from kubetorch.errors import AdmissionError, KubernetesNotFoundError, KubetorchError, WorkloadError
@@ -160,11 +168,8 @@ class KubernetesBackend(Backend):
             before = AppliedWorkload.of(spec)  # there is something, and nobody knows what
         self._adopter.forget(key)
         self._reported[key] = ReportedEvents(self._now(), self._reported.get(key))
+        has_failed = self._has_failed_revision(key)
         known, is_restricted = await self._prepare(spec, main, is_repeated=repeats > 0)
-        given_up = self._given_up(key)
-        if given_up is not None:
-            await self._applier.remove(given_up)
-            known = {}
         root_images = self._root_images if is_restricted else None
         workload.equip(self._runtime, root_images)
         workload.repeats = repeats
@@ -175,9 +180,16 @@ class KubernetesBackend(Backend):
             manifests.append(main)
         # Whoever brings a manifest may have applied it already.
         taken = main if spec.compute.manifest is not None else None
+        taking = Taking(objects.replaced_containers(spec))
         wanted = WantedObjects(
-            manifests, taken, self._owner(*key), known, spec.compute.launch_timeout
+            manifests, taken, taking, self._owner(*key), known, spec.compute.launch_timeout
         )
+        if main is not None:
+            await self._apply_retry.check_form(key, wanted)
+        given_up = self._given_up(key)
+        if given_up is not None:
+            await self._applier.remove(given_up)
+            known.clear()
         # Until then it is what it was before, which goes on if this cannot be made.
         await self._replacement.make_room(key, wanted, before)
         workload.objects = identities(manifests)
@@ -188,7 +200,9 @@ class KubernetesBackend(Backend):
                 await self._cluster_watch.look_at(main)
         made = await self._apply_retry.apply(key, wanted)
         if main is not None:
-            workload.applied(made[-1])
+            is_repeated = before is not None and before.template == workload.template
+            is_tried_again = has_failed and is_repeated
+            workload.applied(await self._applier.try_again(main) if is_tried_again else made[-1])
         self._pod_owners.look_again(key)
         self._refused.forget(key)
         self._watch.mark(key)
@@ -270,7 +284,7 @@ class KubernetesBackend(Backend):
 
         It tries again after longer and longer pauses, whatever was put right meanwhile, and a new
         object's at once. What a user brought is not ours to delete, and an autoscaled service has
-        more to lose than its pods: the revision that served before.
+        more to lose than its pods: the revision that served before (`_has_failed_revision`).
         """
         before = self._workloads.get(key)
         if before is None or before.main is None or before.spec.compute.manifest is not None:
@@ -280,6 +294,21 @@ class KubernetesBackend(Backend):
         if self._members(key) or not self._verdicts.of_owner(key, before.main).is_doomed:
             return None
         return before.main
+
+    def _has_failed_revision(self, key: Key) -> bool:
+        """True if Knative has given up the present template of an autoscaled service.
+
+        It makes a Revision of a template once, whatever was put right since.
+        """
+        before = self._workloads.get(key)
+        if before is None or before.main is None or kinds.find(before.main) != knative.KIND:
+            return False
+        if self._has_running(key, before):
+            return False
+        pods = self._members(key).values()
+        owners = self._cluster_watch.owners(before.main)
+        is_doomed = any(self._verdicts.of_pod(key, pod).is_doomed for pod in pods)
+        return is_doomed or has_failed_revision(before.main, owners)
 
     async def _look(self, spec: WorkloadSpec, main: Manifest | None) -> Known:
         wanted = KubernetesServices.of(spec, main).render()
@@ -298,28 +327,30 @@ class KubernetesBackend(Backend):
         compute = workload.spec.compute
         changed = replicas.none(WorkloadManifest.parse(workload.main, compute.pod_template_path))
         empty = rendering.merge_manifests(workload.main, changed)
-        is_brought = compute.manifest is not None
+        takes = None if compute.manifest is None else Taking()
         owner = self._owner(*key)
-        workload.applied(await self._applier.apply(empty, owner=owner, takes=is_brought))
+        workload.applied(await self._applier.apply(empty, owner=owner, takes=takes))
 
-    async def delete(self, namespace: str, name: str, *, grace: float) -> None:
+    async def delete(self, namespace: str, name: str, *, grace: float) -> list[str]:
         key = (namespace, name)
         await self._stop_repeating(key)
         workload = self._workloads.pop(key, None)
         self._reported.pop(key, None)
         self._adopter.forget(key)
         if workload is None:
-            return
+            return []
         spec, main = workload.spec, workload.main
+        left: list[str | None] = []
         for service in KubernetesServices.of(spec, main).render():
-            await self._applier.delete_own(await self._applier.ref(service))
+            left.append(await self._applier.delete_own(await self._applier.ref(service)))
         if main is not None:
             try:
-                await self._applier.delete_own(await self._applier.ref(main))
+                left.append(await self._applier.delete_own(await self._applier.ref(main)))
             except KubernetesNotFoundError:  # its kind is gone, and all objects of it
                 _log.info("kind is gone kind=%s", main["kind"])
-        await self._replacement.remove_left(key, workload, self._owner(*key))
-        if main is not None:
+        left += await self._replacement.remove_left(key, workload, self._owner(*key))
+        if main is not None and not any(left):
+            # The pods of what is left are replaced by its own controller, in its own time.
             await self._end_pods(key, workload, grace)
         self._verdicts.forget_owner(key)
         self._pod_owners.forget(key)
@@ -327,6 +358,7 @@ class KubernetesBackend(Backend):
         await self._watch.forget(key)
         if not any(known == namespace for known, _ in self._workloads):
             await self._cluster_watch.forget(namespace)
+        return [one for one in left if one is not None]
 
     async def _end_pods(self, key: Key, workload: AppliedWorkload, grace: float) -> None:
         """End the pods with no more patience than `grace`; return when they are gone.
@@ -389,7 +421,11 @@ class KubernetesBackend(Backend):
         for pod_name, pod in self._members(key).items():
             number = ordinals[pod_name]
             status = pod_status(pod, ordinal=number, wanted=wanted, called=called)
+            if workload is not None and workload.has_given_up(pod):
+                status = replace(status, is_retiring=True)
             found.append(self._judged(key, pod, status))
+        if any(pod.phase == "Failed" and not pod.is_retiring for pod in found):
+            found = superseded(found, self.expected(namespace, name))
         return sorted(found, key=lambda pod: (pod.ordinal, pod.is_retiring))
 
     def described(self, namespace: str, name: str) -> list[Manifest]:
@@ -414,6 +450,8 @@ class KubernetesBackend(Backend):
             return Trouble()
         if refused := self._refused.reason(key):
             return Trouble(refused)
+        if not workload.is_seen(self._cluster_watch.owners(workload.main)):
+            return Trouble()  # what is known is of the object before it was applied
         verdict = self._verdicts.of_owner(key, workload.main)
         if verdict.error is not None and self._is_repeated(key, verdict.error):
             return Trouble(f"{verdict.reason}; {RESTRICTED}")
@@ -479,7 +517,8 @@ class KubernetesBackend(Backend):
 
     # ----------------------------------------------------------------------------------- the rest
 
-    def warnings(self, manifest: Manifest) -> tuple[str, ...]:
+    def warnings(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
+        del compute
         if manifest["kind"] == "CronJob":
             schedule = manifest["spec"].get("schedule")
             return (f"pods of a CronJob start with its next run ({schedule}), and stay",)
@@ -519,7 +558,7 @@ class KubernetesBackend(Backend):
         if there is None:
             return found
         if kinds.find(manifest) == knative.KIND:
-            return (*self.warnings(manifest), *found)
+            return (*self.warnings(compute, manifest), *found)
         return (
             f"the cluster has no {manifest['kind']} (no operator): head and workers are pods of a "
             f"{there['kind']}",

@@ -46,6 +46,7 @@ from kubetorch.manifests import agent, kinds, labels, pod_security, rendering, r
 from kubetorch.manifests.kinds import KINDS, Manifest, Path
 from kubetorch.manifests.services import KubernetesServices
 from kubetorch.manifests.workload_manifest import PodTemplate, WorkloadManifest
+from kubetorch.specs.compute import thaw
 from kubetorch.specs.distribution import SINGLE_CONTROLLER
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire.messages import Equipment, Runtime
@@ -133,6 +134,8 @@ class AppliedWorkload(msgspec.Struct):
     secrets: str = ""
     # That of the object which it was applied as (`metadata.generation`).
     _generation: int = 0
+    # The attempt that Knative makes at a Revision of its template.
+    _attempt: str = ""
 
     @classmethod
     def of(cls, spec: WorkloadSpec, *, has_operator: bool = True) -> AppliedWorkload:
@@ -199,6 +202,11 @@ class AppliedWorkload(msgspec.Struct):
 
     def applied(self, there: Object) -> None:
         self._generation = _generation(there)
+        self._attempt = _attempt((there.get("spec") or {}).get("template") or {})
+
+    def has_given_up(self, pod: Object) -> bool:
+        """True if a pod is of a Revision in whose place Knative was asked for another one."""
+        return _attempt(pod) != self._attempt
 
     def expected(self, owners: Sequence[Object]) -> int | None:
         """The number of pods, as in `Backend.expected`."""
@@ -206,9 +214,21 @@ class AppliedWorkload(msgspec.Struct):
             return self.spec.compute.pods
         if rests(owners, self.template):
             return 0
-        # What was seen last may be older than what was applied.
-        newer = (one for one in owners[:1] if _generation(one) >= self._generation)
-        return expected(next(newer, self.main), self.spec.compute.pod_template_path)
+        there = owners[0] if owners and self.is_seen(owners) else self.main
+        return expected(there, self.spec.compute.pod_template_path)
+
+    def is_seen(self, owners: Sequence[Object]) -> bool:
+        """False if what was seen last of its object is older than what was applied."""
+        return all(_generation(one) >= self._generation for one in owners[:1])
+
+
+def replaced_containers(spec: WorkloadSpec) -> frozenset[str]:
+    """The containers of a user's own object that are the agent's in what a deploy applies."""
+    compute = spec.compute
+    if compute.manifest is None:
+        return frozenset()
+    parsed = WorkloadManifest.parse(thaw(compute.manifest), compute.pod_template_path)
+    return frozenset(one.container.get("name", "") for one in parsed.templates)
 
 
 def _is_world(spec: WorkloadSpec) -> bool:
@@ -226,6 +246,11 @@ def identity(manifest: Manifest) -> Identity:
 
 def identities(manifests: Iterable[Manifest]) -> frozenset[Identity]:
     return frozenset(map(identity, manifests))
+
+
+def _attempt(one: Object) -> str:
+    noted = (one.get("metadata") or {}).get("annotations") or {}
+    return str(noted.get(labels.TRIED_AGAIN) or "")
 
 
 def _generation(there: Object) -> int:
@@ -261,11 +286,16 @@ class ObjectReplacement:
 
     async def remove_left(
         self, key: Key, workload: AppliedWorkload, owner: Manifest | None
-    ) -> None:
-        """Delete what else there may be of a workload that is deleted; without an owner it goes."""
-        if not workload.objects and owner is not None:
-            for one in await self._find(key, (), owner, workload.main):
-                await self._applier.delete(await self._applier.ref(one))
+    ) -> list[str]:
+        """Delete what else there may be of a workload that is deleted; without an owner it goes.
+
+        Returns what is left, in words.
+        """
+        if workload.objects or owner is None:
+            return []
+        found = await self._find(key, (), owner, workload.main)
+        left = [await self._applier.delete_own(await self._applier.ref(one)) for one in found]
+        return [one for one in left if one is not None]
 
     async def _retry(self, key: Key, wanted: WantedObjects, ask: Callable[[], Awaitable[_T]]) -> _T:
         nothing: Manifest = {"metadata": {"namespace": key[0]}}
@@ -277,7 +307,7 @@ class ObjectReplacement:
         blocked = {(ref.resource.group, ref.resource.kind, ref.name) for ref in going}
         for manifest in wanted.manifests:
             if identity(manifest) not in blocked:
-                takes = manifest is wanted.taken
+                takes = wanted.taking if manifest is wanted.taken else None
                 check = functools.partial(self._applier.check, manifest, wanted.owner, takes=takes)
                 await self._apply_retry.until_taken(key, manifest, check)
 
@@ -355,8 +385,10 @@ class ObjectReplacement:
 
     async def _remove(self, refs: Iterable[Ref], going: Iterable[Ref]) -> None:
         """Delete objects, and wait until they and those that go with them are gone."""
-        await asyncio.gather(*map(self._applier.delete, refs))
-        await asyncio.gather(*map(self._applier.gone, (*refs, *going)))
+        refs = list(refs)
+        left = await asyncio.gather(*map(self._applier.delete_own, refs))
+        gone = [ref for ref, what in zip(refs, left, strict=True) if what is None]
+        await asyncio.gather(*map(self._applier.gone, (*gone, *going)))
 
 
 def _made_by(wanted: Sequence[Manifest]) -> list[Ref]:

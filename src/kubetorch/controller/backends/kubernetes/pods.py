@@ -15,11 +15,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AsyncExitStack
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from kubetorch.controller.backends.base import Manifest, Phase, PodStatus
 from kubetorch.controller.backends.kubernetes.launch_failures import lost_pods
@@ -194,6 +195,17 @@ def pod_status(
         is_ours=is_ours(pod),
         last_ending=_out_of_memory(container.get("lastState")),
     )
+
+
+def superseded(pods: Sequence[PodStatus], expected: int | None) -> list[PodStatus]:
+    """The pods, of which those are surplus that have ended and in whose place there are others.
+
+    A Job makes another pod, and the object of the one that it lost stays.
+    """
+    alive = sum(not pod.is_retiring and pod.phase != "Failed" for pod in pods)
+    if expected is None or alive < expected:
+        return list(pods)
+    return [replace(one, is_retiring=True) if one.phase == "Failed" else one for one in pods]
 
 
 def agent_container(pod: Object) -> Manifest:

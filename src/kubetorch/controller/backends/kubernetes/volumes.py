@@ -113,9 +113,10 @@ def _none(classes: Sequence[Object], access_mode: str) -> SpecError:
         )
     hint = f"name one yourself: storage_class= ({_listed(classes)})"
     if access_mode in _SHARED_MODES:
+        first = classes[0]["metadata"]["name"]
         hint += (
             '; access_mode="ReadWriteOnce" if the pods of one node are enough; or let an '
-            f"administrator say which can: kubectl annotate storageclass NAME "
+            f"administrator say which can: kubectl annotate storageclass {first} "
             f"{labels.ACCESS_MODES}={access_mode}"
         )
     return SpecError(f"no storage class of this cluster is known to give {access_mode}", hint=hint)

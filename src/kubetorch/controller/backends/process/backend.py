@@ -17,8 +17,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import shutil
 import socket
 import sys
+import uuid
 from collections import deque
 from collections.abc import Collection, Coroutine, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
@@ -45,6 +47,8 @@ from kubetorch.lib import processes, sockets
 from kubetorch.lib.clock import Clock
 from kubetorch.lib.tasks import cancel_all
 from kubetorch.manifests import desired_pods, kinds, knative, rendering
+from kubetorch.manifests.container_checks import check_containers
+from kubetorch.manifests.container_variables import PodFacts
 from kubetorch.manifests.desired_pods import DesiredPods, Mounted
 from kubetorch.manifests.scheduling import GPU_RESOURCE
 from kubetorch.manifests.workload_manifest import PodTemplate, WorkloadManifest
@@ -152,7 +156,7 @@ class ProcessBackend(Backend):
 
     async def apply(self, spec: WorkloadSpec) -> None:
         wanted = self._read(spec)
-        await self._attachments.check(wanted.namespace, wanted.attached)
+        await self._attachments.check(wanted, pod_facts(wanted, _pod_name(wanted, 0), 0))
         key = (wanted.namespace, wanted.name)
         if not wanted.pretends_gpus:
             self._devices.check(
@@ -175,14 +179,15 @@ class ProcessBackend(Backend):
             workload.is_released = True
             self._reconcile((namespace, name))
 
-    async def delete(self, namespace: str, name: str, *, grace: float) -> None:
+    async def delete(self, namespace: str, name: str, *, grace: float) -> list[str]:
         workload = self._workloads.pop((namespace, name), None)
         self._ports.release((namespace, name))
         if workload is None:
-            return
+            return []
         # First the records: should the controller die, its successor ends what is unknown.
         self._state.delete_pods((namespace, pod.record.name) for pod in workload.pods)
         await asyncio.gather(*(self._end(pod, grace) for pod in workload.pods))
+        return []
 
     def pods(self, namespace: str, name: str) -> list[PodStatus]:
         workload = self._workloads.get((namespace, name))
@@ -213,7 +218,9 @@ class ProcessBackend(Backend):
     def check(self, spec: WorkloadSpec) -> None:
         compute = spec.compute
         if compute.manifest is not None:
-            check_supported(thaw(compute.manifest))
+            manifest = thaw(compute.manifest)
+            check_supported(manifest)
+            check_containers(WorkloadManifest.parse(manifest, compute.pod_template_path))
         if compute.is_selector_only:
             labels = ", ".join(f"{name}={text}" for name, text in compute.selector or ())
             raise ResourceNotAvailableError(
@@ -223,11 +230,11 @@ class ProcessBackend(Backend):
             )
         check_room(spec)
 
-    def warnings(self, manifest: Manifest) -> tuple[str, ...]:
-        return unsupported_warnings(manifest)
+    def warnings(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
+        return unsupported_warnings(compute, manifest)
 
     def notes(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
-        attached = self._attachments.notes(desired_pods.read(manifest).attached)
+        attached = self._attachments.notes(desired_pods.read(manifest))
         return (*unsupported_notes(compute, manifest), *attached)
 
     def mounted(self, namespace: str, name: str, pod: str) -> Mounted:
@@ -264,7 +271,8 @@ class ProcessBackend(Backend):
         return replace(wanted, template=f"{wanted.template}{_AND}{version}") if version else wanted
 
     def _give(self, wanted: DesiredPods, record: PodRecord, folder: Path) -> PodInputs:
-        given = self._attachments.give(wanted, folder)
+        facts = pod_facts(wanted, record.name, record.ordinal)
+        given = self._attachments.give(wanted, folder, facts)
         return given._replace(variables=given.variables | device_variables(wanted, record))
 
     def _reconcile(self, key: tuple[str, str]) -> None:
@@ -385,8 +393,9 @@ def _is_of(record: PodRecord, wanted: DesiredPods) -> bool:
     return wanted.template in (record.template, record.template.partition(_AND)[0])
 
 
-#: Where PyTorch, JAX and TensorFlow listen, and the ports, which no agent is given.
-EVERYWHERE, WORLD_PORTS = "0.0.0.0", range(13000, 18000)
+#: Where PyTorch, JAX and TensorFlow listen, and the ports, which no agent is given. Workers of a
+#: Ray that somebody else starts have 10002 to 19999.
+EVERYWHERE, WORLD_PORTS = "0.0.0.0", range(20000, 25000)
 #: Says to CUDA which GPUs a process sees.
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _DRIVER = Path("/proc/driver/nvidia/gpus")
@@ -482,6 +491,8 @@ class WorldPorts:
             if chosen.get(number) is None:
                 chosen.pop(number, None)
                 self._choose_other(chosen, taken)
+        for _ in range(wanted.further):
+            self._choose_other(chosen, taken)
         return tuple(chosen)
 
     def _choose_other(self, chosen: dict[int, socket.socket | None], taken: Set[int]) -> None:
@@ -504,6 +515,30 @@ def _port_taken(
         f"{key[1]} is to meet on port {port}, which {who} has on this machine",
         hint="distribute(port=...) names another one; without it, one that is free is taken",
     )
+
+
+def pod_facts(wanted: DesiredPods, name: str, ordinal: int) -> PodFacts:
+    """What variables of a pod may ask for; this machine stands for its node."""
+    labels = dict(wanted.labels)
+    if wanted.kind == "StatefulSet":
+        labels["statefulset.kubernetes.io/pod-name"] = name
+        labels["apps.kubernetes.io/pod-index"] = str(ordinal)
+    address = sockets.LOOPBACK
+    fields = {
+        "metadata.name": name,
+        "metadata.namespace": wanted.namespace,
+        "metadata.uid": str(uuid.uuid5(uuid.NAMESPACE_DNS, f"{name}.{wanted.namespace}")),
+        "spec.nodeName": socket.gethostname(),
+        "spec.serviceAccountName": wanted.account,
+        **dict.fromkeys(("status.hostIP", "status.hostIPs", "status.podIP"), address),
+        "status.podIPs": address,
+    }
+    node = {
+        "cpu": os.cpu_count() or 1,
+        "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "ephemeral-storage": shutil.disk_usage("/").total,
+    }
+    return PodFacts(fields, labels, dict(wanted.annotations), node)
 
 
 def device_variables(wanted: DesiredPods, record: PodRecord) -> dict[str, str]:
@@ -552,7 +587,7 @@ def check_room(spec: WorkloadSpec) -> None:
         )
 
 
-def unsupported_warnings(manifest: Manifest) -> tuple[str, ...]:
+def unsupported_warnings(compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
     kind = kinds.find(manifest)
     if kind is None or (kind.kind in SUPPORTED_KINDS and not kind.is_autoscaled):
         return ()
@@ -561,7 +596,10 @@ def unsupported_warnings(manifest: Manifest) -> tuple[str, ...]:
     if kind.is_autoscaled:
         return (knative.unscaled(manifest),)
     if kind.kind == "RayCluster":
-        return (f"there is no Ray operator here: its {pods} are plain ones, without Ray",)
+        distribution = compute.distribution
+        if distribution is not None and distribution.distribution_type == "ray":
+            return ()  # its agents start Ray
+        return (f"there is no Ray operator here: it has {pods} without Ray",)
     if kind.kind == "DaemonSet":
         return ("a DaemonSet has one pod here, since this machine is one node",)
     if kind.kind == "CronJob":
@@ -578,7 +616,7 @@ def unsupported_notes(compute: ComputeSpec, manifest: Manifest) -> tuple[str, ..
         return (f"a {manifest.get('kind')} cannot be run on this machine",)
     primary = WorkloadManifest(manifest, kind).primary
     found = (*_resources(desired_pods.read(manifest)), *_pod(primary), *_endpoint(compute))
-    return (*found, *unsupported_warnings(manifest))
+    return (*found, *unsupported_warnings(compute, manifest))
 
 
 def _resources(wanted: DesiredPods) -> Iterator[str]:

@@ -34,7 +34,7 @@ from kubetorch.lib import backoff, deadlines, files, process_watch, processes, s
 from kubetorch.lib.clock import Clock, Timer
 from kubetorch.wire import exceptions, tokens
 from kubetorch.wire.messages import Ending
-from kubetorch.wire.podenv import MARK, PodEnv, own_work
+from kubetorch.wire.podenv import INHERITED, MARK, PodEnv, own_work
 
 # 10 years: the token of a pod ends with the pod, which the controller then does not know any more.
 _SESSION_LIFETIME = 10 * 365 * 86400.0
@@ -46,6 +46,8 @@ SHOWN_LINES = 20
 _STABLE = 60.0
 # Seconds between the end of a pod's grace and SIGKILL: what its agent needs to say goodbye.
 _EXIT_MARGIN = 2.0
+# Programs in a pod deploy to the service that the pod is of.
+_SERVICE_HOME = "KT_LOCAL_DIR"
 _LOG = "agent.log"
 _LOG_LIMIT = 8 * 1024 * 1024
 _SURPLUS = Ending(reason="Deleted", message="newer pods took its place, or fewer are needed")
@@ -106,7 +108,13 @@ class PodHome(msgspec.Struct, frozen=True):
             attachments_file=str(shown),
             environments=str(self.home / "environments"),
         )
-        return {**self.environment, **given.variables, **own.write()}
+        inherited = self.environment.keys() - given.variables.keys() - {_SERVICE_HOME}
+        return {
+            **self.environment,
+            **given.variables,
+            **own.write(),
+            INHERITED: ",".join(sorted(inherited)),
+        }
 
 
 class Pod:

@@ -42,6 +42,15 @@ from kubetorch.lib import deadlines, files, mounts
 from kubetorch.lib.decoders import json_decoder
 from kubetorch.lib.secret_bytes import SecretBytes
 from kubetorch.manifests import secrets as manifests
+from kubetorch.manifests.container_variables import (
+    ConfigVariables,
+    FieldVariable,
+    PodFacts,
+    ResourceVariable,
+    SecretVariables,
+    TextVariable,
+    expand_references,
+)
 from kubetorch.manifests.desired_pods import Attached, DesiredPods, path_of_machine
 from kubetorch.manifests.storage import SHARED_MEMORY_PATH
 from kubetorch.specs.secret import SecretRef
@@ -304,11 +313,10 @@ class PodAttachments:
         # What the machine says of mount namespaces, once it was asked; empty: it allows them.
         self._refusal: str | None = None
 
-    async def check(self, namespace: str, attached: Attached) -> None:
-        self._check(namespace, attached)
-        for _ in self._variables(namespace, attached):
-            pass
-        if attached.paths:
+    async def check(self, wanted: DesiredPods, facts: PodFacts) -> None:
+        self._check(wanted.namespace, wanted.attached)
+        self.resolve(wanted, facts)
+        if wanted.attached.paths:
             await self._check_mounts()
 
     def _check(self, namespace: str, attached: Attached) -> None:
@@ -327,10 +335,10 @@ class PodAttachments:
             return ""
         return hashlib.sha256(" ".join(versions).encode()).hexdigest()[:8] if versions else ""
 
-    def give(self, wanted: DesiredPods, folder: Path) -> PodInputs:
+    def give(self, wanted: DesiredPods, folder: Path, facts: PodFacts) -> PodInputs:
         namespace, attached = wanted.namespace, wanted.attached
         self._check(namespace, attached)
-        variables = {**dict(wanted.environment), **dict(self._variables(namespace, attached))}
+        variables = self.resolve(wanted, facts)
         return PodInputs(variables, self._paths(namespace, attached, folder), wanted.working_dir)
 
     def _paths(self, namespace: str, attached: Attached, folder: Path) -> Attachments:
@@ -350,25 +358,49 @@ class PodAttachments:
             folders.append(FolderAt(str(source), path_of_machine(path, home)))
         return Attachments(tuple(folders), tuple(files))
 
-    def notes(self, attached: Attached) -> tuple[str, ...]:
-        """The volumes that pods do not get here, one sentence each."""
+    def notes(self, wanted: DesiredPods) -> tuple[str, ...]:
+        """The volumes and config maps that pods do not get here, one sentence each."""
+        attached = wanted.attached
         shown = set(_empty(attached))
-        return tuple(
-            f"there is no volume of the kind {kind} at {path} here"
-            for path, kind in attached.others
-            if path not in shown and path != SHARED_MEMORY_PATH
+        config_maps = {
+            one.config_map: None for one in wanted.variables if isinstance(one, ConfigVariables)
+        }
+        return (
+            *(f"there is no config map {name}, which may be missing" for name in config_maps),
+            *(
+                f"there is no volume of the kind {kind} at {path} here"
+                for path, kind in attached.others
+                if path not in shown and path != SHARED_MEMORY_PATH
+            ),
         )
 
-    def _variables(self, namespace: str, attached: Attached) -> Iterator[tuple[str, str]]:
-        for one in attached.variables:
-            values = self._secrets.read(namespace, one.secret)
-            if values is None:
-                continue
-            if one.variable is None:
-                for key in values:
-                    yield one.prefix + key, _text(one.secret, key, values[key])
-            elif one.key in values:
-                yield one.variable, _text(one.secret, one.key, values[one.key])
+    def resolve(self, wanted: DesiredPods, facts: PodFacts) -> dict[str, str]:
+        """The values of a pod's variables, in the order of Kubernetes."""
+        found: dict[str, str] = {}
+        for variable in wanted.variables:
+            match variable:
+                case TextVariable(name, text):
+                    found[name] = expand_references(text, found)
+                case FieldVariable(name):
+                    found[name] = facts.field(variable)
+                case ResourceVariable(name):
+                    found[name] = facts.amount(variable)
+                case SecretVariables():
+                    found.update(self._of_secret(wanted.namespace, variable))
+                case ConfigVariables(config_map):
+                    if not variable.optional:
+                        raise _no_config_map(config_map, variable.variable)
+        return found
+
+    def _of_secret(self, namespace: str, one: SecretVariables) -> Iterator[tuple[str, str]]:
+        values = self._secrets.read(namespace, one.secret)
+        if values is None:
+            return
+        if one.variable is None:
+            for key in values:
+                yield one.prefix + key, _text(one.secret, key, values[key])
+        elif one.key in values:
+            yield one.variable, _text(one.secret, one.key, values[one.key])
 
     async def _check_mounts(self) -> None:
         if self._refusal is None:
@@ -396,6 +428,14 @@ def _inside(volume: Path, folder: str) -> Path:
 def _empty(attached: Attached) -> list[str]:
     """Paths of folders that begin empty and live as long as their pod."""
     return [p for p, kind in attached.others if kind == "emptyDir" and p != SHARED_MEMORY_PATH]
+
+
+def _no_config_map(name: str, variable: str | None) -> ResourceNotAvailableError:
+    which = "variables of envFrom come" if variable is None else f"the variable {variable} comes"
+    return ResourceNotAvailableError(
+        f"{which} from the config map {name!r}, and there are no config maps on this machine",
+        hint="optional: true leaves it out, env_vars= gives values here, or deploy to a cluster",
+    )
 
 
 def _text(secret: str, key: str, value: bytes) -> str:

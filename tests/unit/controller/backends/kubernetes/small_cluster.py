@@ -15,6 +15,7 @@ from kubetorch.errors import KubernetesNotFoundError, KubernetesRequestError
 from kubetorch.k8s.client import Client, Listing
 from kubetorch.k8s.failures import Action
 from kubetorch.k8s.resources import Object, Ref, Resource, Selection
+from kubetorch.manifests.rendering import merge_manifests
 from kubetorch.wire.messages import Runtime
 
 #: What each of them makes, of its own name: a Knative Service a Route, and that one a Service.
@@ -73,6 +74,7 @@ class SmallCluster:
         there = self._objects.get(key)
         metadata["uid"] = there["metadata"]["uid"] if there else f"uid-{next(self._uids)}"
         metadata["generation"] = 1
+        metadata["resourceVersion"] = "1"
         self._objects[key] = made
         self._make(made)
         return made
@@ -140,6 +142,11 @@ class SmallCluster:
             error.status_code = 400
             raise error
         return manifest if dry_run else self.put(manifest)
+
+    async def patch(self, ref: Ref, patch: Object, **_: Any) -> Object:
+        self.asked.append(f"patch {ref.resource.kind}")
+        there = self._objects[ref.resource.api_version, ref.resource.kind, ref.name]
+        return self.put(merge_manifests(there, patch))
 
     async def delete(self, ref: Ref, **_: Any) -> None:
         self.asked.append(f"delete {ref.resource.kind}")

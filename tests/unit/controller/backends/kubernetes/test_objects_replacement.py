@@ -103,8 +103,8 @@ def test_the_old_ones_go_when_the_new_ones_would_be_taken_and_before_they_are_ma
         await one.apply(SCALED)
 
     run(cluster, scenario)
-    assert cluster.asked[0] == "try Service"
-    assert set(cluster.asked[1:-1]) == {"delete Deployment", "delete Service"}
+    assert cluster.asked[:2] == ["try Service", "try Service"]
+    assert set(cluster.asked[2:-1]) == {"delete Deployment", "delete Service"}
     assert cluster.asked[-1] == "apply Service"
 
 
@@ -220,7 +220,7 @@ def test_an_object_of_somebody_else_of_the_name_is_found_before_anything_goes() 
         cluster.asked.clear()
         with pytest.raises(StartupError, match="did not make"):
             await one.apply(SCALED)
-        assert cluster.asked == []
+        assert cluster.asked == ["try Service"]
 
     run(cluster, scenario, [PLAIN])
 
@@ -294,7 +294,8 @@ def test_ray_ranks_are_plain_pods_where_nothing_makes_pods_of_a_raycluster(
 
     run(cluster, deploy)
     run(cluster, go_on, [RAY])
-    assert "try" not in " ".join(cluster.asked), "it was no change of kind"
+    tried = [one for one in cluster.asked if one.startswith("try")]
+    assert tried == [f"try {made}"], "it was no change of kind"
 
 
 def test_ray_ranks_get_their_raycluster_once_there_is_an_operator() -> None:
@@ -328,8 +329,8 @@ def test_trust_an_autoscaled_service_has_a_fixed_number_of_pods_without_knative(
         made = cluster.take("apps/v1", "Deployment")
         assert made["spec"]["replicas"] == pods
         assert made["spec"]["strategy"] == {"type": "RollingUpdate"}
-        assert one.warnings(manifest) == one.notes(wanted.compute, manifest)
-        (warning,) = one.warnings(manifest)
+        assert one.warnings(wanted.compute, manifest) == one.notes(wanted.compute, manifest)
+        (warning,) = one.warnings(wanted.compute, manifest)
         assert "there is no Knative here" in warning
         assert f"it runs on {pods} pod" in warning
 
@@ -358,7 +359,80 @@ def test_trust_an_autoscaled_service_scales_once_there_is_knative() -> None:
         await one.apply(SCALED)
         cluster.unserved.discard(KNATIVE)
         await one.apply(SCALED)
-        assert one.warnings(rendering.of_workload(SCALED)) == ()
+        assert one.warnings(SCALED.compute, rendering.of_workload(SCALED)) == ()
 
     run(cluster, scenario)
     assert cluster.names() == OBJECTS["SCALED"][1]
+
+
+KNATIVE = "serving.knative.dev/v1"
+
+
+@pytest.mark.parametrize(("status", "asked"), [("False", ["patch Service"]), ("True", [])])
+def test_a_revision_that_knative_has_given_up_is_made_anew_by_the_next_deploy(
+    status: str, asked: list[str]
+) -> None:
+    cluster = SmallCluster()
+    run(cluster, lambda one: one.apply(SCALED))
+    service = cluster.take(KNATIVE, "Service")
+    metadata = {**service["metadata"], **service["spec"]["template"]["metadata"]}
+    owner = {"kind": "Service", "name": "f", "uid": service["metadata"]["uid"]}
+    failed = {"type": "Ready", "status": status, "reason": "ContainerMissing", "message": "404"}
+    cluster.put(
+        {
+            "apiVersion": KNATIVE,
+            "kind": "Revision",
+            "metadata": {**metadata, "name": "f-00001", "ownerReferences": [owner]},
+            "status": {"conditions": [failed], "observedGeneration": 1},
+        }
+    )
+    cluster.asked.clear()
+
+    async def scenario(one: KubernetesBackend) -> None:
+        is_known = asyncio.Event()
+        one.watch(lambda namespace, name: is_known.set())
+        await is_known.wait()
+        await one.apply(SCALED)
+
+    run(cluster, scenario, [SCALED])
+    assert cluster.asked == asked
+    noted = cluster.take(KNATIVE, "Service")["spec"]["template"]["metadata"]["annotations"]
+    assert (labels.TRIED_AGAIN in noted) is bool(asked)
+
+
+def test_a_teardown_leaves_what_was_there_before_as_it_was() -> None:
+    cluster = SmallCluster()
+    body = {"selector": {"matchLabels": {"a": "b"}}, **PODS}
+    own = brought("apps/v1", "Deployment", body)
+    metadata = {"name": "f", "namespace": "team"}
+    cluster.put({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": body})
+
+    def there() -> Object:
+        return cluster.take("apps/v1", "Deployment")
+
+    def containers() -> list[str]:
+        return [one["name"] for one in there()["spec"]["template"]["spec"]["containers"]]
+
+    async def scenario(one: KubernetesBackend) -> None:
+        await one.apply(own)
+        assert containers() == ["kubetorch"]
+        # What deletes the workload is not to delete the user's object.
+        assert "ownerReferences" not in there()["metadata"]
+        assert labels.BEFORE in there()["metadata"]["annotations"]
+        left = await one.delete("team", "f", grace=1)
+        assert left == ["Deployment f, as it was before"]
+
+    run(cluster, scenario)
+    assert containers() == ["c"]
+    assert cluster.names() == {"Deployment/f"}
+
+
+def test_a_teardown_deletes_what_its_deploy_made_of_a_user_s_manifest() -> None:
+    cluster = SmallCluster()
+
+    async def scenario(one: KubernetesBackend) -> None:
+        await one.apply(SET)
+        assert await one.delete("team", "f", grace=1) == []
+
+    run(cluster, scenario)
+    assert cluster.names() == set()

@@ -6,6 +6,7 @@ import copy
 
 import pytest
 
+from kubetorch.controller.backends.base import PodStatus
 from kubetorch.controller.backends.kubernetes import pods
 from kubetorch.manifests import labels
 from kubetorch.wire.messages import Ending
@@ -153,3 +154,17 @@ def test_a_pod_with_neither_our_label_nor_our_agent_is_somebody_elses() -> None:
     assert not pods.pod_status(others, ordinal=0, wanted="").is_ours
     others["metadata"]["labels"] = {labels.SERVICE: "train"}
     assert pods.pod_status(others, ordinal=0, wanted="").is_ours
+
+
+@pytest.mark.parametrize(
+    ("phases", "expected", "surplus"),
+    [
+        ("Failed Running Running", 2, [True, False, False]),
+        ("Failed Pending Running", 2, [True, False, False]),
+        ("Failed Running", 2, [False, False]),
+        ("Failed Running", None, [False, False]),
+    ],
+)
+def test_a_pod_that_has_ended_is_surplus_once_another_is_in_its_place(phases, expected, surplus):
+    found = [PodStatus(f"job-{n}", n, phase, "") for n, phase in enumerate(phases.split())]
+    assert [pod.is_retiring for pod in pods.superseded(found, expected)] == surplus

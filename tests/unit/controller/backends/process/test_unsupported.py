@@ -14,6 +14,7 @@ from kubetorch.controller.backends.process.backend import (
 from kubetorch.errors import SpecError
 from kubetorch.manifests import desired_pods, parameters, rendering
 from kubetorch.specs.compute import ComputeSpec
+from kubetorch.specs.distribution import DistributionSpec
 from kubetorch.specs.endpoint import Endpoint
 
 POD: dict[str, Any] = {"spec": {"containers": [{"name": "main", "image": "mine:1"}]}}
@@ -40,7 +41,7 @@ def test_kinds_that_run_as_they_are_have_no_warning(
 ) -> None:
     manifest = rendered(api_version, kind, spec)
     check_supported(manifest)
-    assert unsupported_warnings(manifest) == ()
+    assert unsupported_warnings(ComputeSpec(), manifest) == ()
     assert desired_pods.read(manifest).replicas == (1 if kind == "Pod" else 2)
 
 
@@ -70,7 +71,7 @@ def test_kinds_that_run_as_they_are_have_no_warning(
             "ray.io/v1",
             "RayCluster",
             {"headGroupSpec": {"rayStartParams": {}, "template": POD}},
-            "no Ray operator here",
+            "no Ray operator here: it has 1 pod without Ray",
         ),
     ],
 )
@@ -79,16 +80,23 @@ def test_kinds_that_become_plain_pods_say_so(
 ) -> None:
     manifest = rendered(api_version, kind, spec)
     check_supported(manifest)
-    (line,) = unsupported_warnings(manifest)
+    (line,) = unsupported_warnings(ComputeSpec(), manifest)
     assert said in line
     assert line in unsupported_notes(ComputeSpec(), manifest)
+
+
+def test_pods_that_start_ray_themselves_need_no_operator() -> None:
+    spec = {"headGroupSpec": {"rayStartParams": {}, "template": POD}}
+    manifest = rendered("ray.io/v1", "RayCluster", spec)
+    compute = ComputeSpec(distribution=DistributionSpec("ray"))
+    assert unsupported_warnings(compute, manifest) == ()
 
 
 def test_a_kind_that_is_not_known_is_refused() -> None:
     manifest = {"apiVersion": "example.com/v1", "kind": "Fleet", "spec": {"template": POD}}
     with pytest.raises(SpecError, match=r"'Fleet' of .* cannot be run"):
         check_supported(manifest)
-    assert unsupported_warnings(manifest) == ()
+    assert unsupported_warnings(ComputeSpec(), manifest) == ()
     assert unsupported_notes(ComputeSpec(), manifest) == ("a Fleet cannot be run on this machine",)
 
 

@@ -78,15 +78,34 @@ def judge(pod: Object, state: Object, image: str, events: Sequence[Object]) -> V
 
 
 def judge_digest(said: str, since: float | None) -> Verdict:
-    """Judge what Knative says of an image that it looked up itself."""
+    """Judge what Knative says of an image that it looked up itself, before there is a pod.
+
+    It has failed the Revision then, and what it says is the reason. A registry that is overloaded
+    passes; a name that has no address, as a misspelled one, does not.
+    """
     match = re.search(r'Unable to fetch image "([^"]+)": (.*)$', said, re.DOTALL)
     image, text = (match[1], match[2]) if match else ("of the container", said)
-    return _judge_text(image, text, "", since)
+    message = f"Knative cannot look up the image {image}: {text}"
+    bare = _bare(image, text)
+    if _PASSING.search(bare) and "no such host" not in bare:
+        return waiting(message, since)
+    hint = (
+        "check the name; a private image needs imagePullSecrets, on the service account or in "
+        "service_template"
+        if _DENIED.search(bare)
+        else "check its name and tag, and that it was pushed; then deploy again"
+    )
+    return _fatal(message, hint, since)
+
+
+def _bare(image: str, text: str) -> str:
+    """A text without names that the user chose: an image may be called `timeout`."""
+    text = re.sub(r'\\?"[^"]*"', "", text).replace(image, "")
+    return text.replace(image.partition("@")[0], "")
 
 
 def _judge_text(image: str, text: str, secrets: str, since: float | None) -> Verdict:
-    # Without names that the user chose: an image may be called `timeout`.
-    bare = re.sub(r'\\?"[^"]*"', "", text).replace(image, "").replace(image.partition("@")[0], "")
+    bare = _bare(image, text)
     if image.startswith(_LOADED):
         return _fatal(
             f"the image {image} is on no registry, and the node does not have it, or may not use "

@@ -18,27 +18,72 @@ from kubetorch.controller.backends.kubernetes.launch_failures.verdicts import (
 )
 from kubetorch.errors import KnativeServiceConflictError, ServiceHealthError, StartupError
 from kubetorch.k8s.resources import Object
-from kubetorch.manifests import agent
+from kubetorch.manifests import agent, labels
 
 _FAILED_CREATE = ("FailedCreate", "FailedDaemonPod")
 _REVISION = "serving.knative.dev/revision"
 #: Kinds that say by a condition whether they can make pods at this moment.
 _CONDITIONED = ("Deployment", "ReplicaSet", "RayCluster")
+_KNATIVE = "serving.knative.dev/"
+#: Reasons with which objects of Knative repeat what is wrong with a Revision.
+_ECHOES = ("RevisionFailed", "RevisionMissing")
 
 
 def current(manifest: Object, owners: Sequence[Object]) -> list[Object]:
     """The objects whose failures concern what was applied.
 
     A Deployment keeps the ReplicaSets of its earlier templates, and repeats what they say: that the
-    one before could make no pods says nothing of the one that repairs it.
+    one before could make no pods says nothing of the one that repairs it. So does a Service of
+    Knative with its Revisions, of which two may have the same template.
     """
+    if _is_knative(manifest):
+        return _current_of_knative(manifest, owners)
     wanted = _digest(manifest)
     sets = [one for one in owners if one.get("kind") == "ReplicaSet"]
     if manifest.get("kind") != "Deployment" or not wanted or not sets:
         return list(owners)
     earlier = [one for one in sets if _digest(one) != wanted]
     kept = (one for one in owners if one not in earlier)
-    return [_without_echo(one) if one.get("kind") == "Deployment" else one for one in kept]
+    return [
+        _without(one, kind="ReplicaFailure") if one.get("kind") == "Deployment" else one
+        for one in kept
+    ]
+
+
+def _is_knative(one: Object) -> bool:
+    return str(one.get("apiVersion", "")).startswith(_KNATIVE)
+
+
+def _current_of_knative(manifest: Object, owners: Sequence[Object]) -> list[Object]:
+    services = (one for one in owners if _is_knative(one) and one["kind"] == "Service")
+    service = next(services, None)
+    if service is None or _digest(service) != _digest(manifest):
+        return []
+    attempt = _attempt(service)
+    return [
+        _without(one, *_ECHOES)
+        for one in owners
+        if _attempt(one) == attempt and (not _is_knative(one) or _is_observed(one))
+    ]
+
+
+def _attempt(owner: Object) -> tuple[str, str]:
+    """The template of an object, and which attempt to make a Revision of it."""
+    template = owner if owner.get("kind") == "Revision" else owner["spec"].get("template") or {}
+    noted = (template.get("metadata") or {}).get("annotations") or {}
+    return agent.digest_of(template), str(noted.get(labels.TRIED_AGAIN) or "")
+
+
+def _is_observed(owner: Object) -> bool:
+    """True if the status is not that of an earlier spec."""
+    seen = (owner.get("status") or {}).get("observedGeneration", 0)
+    return int(seen) >= int(owner["metadata"].get("generation") or 0)
+
+
+def has_failed_revision(manifest: Object, owners: Sequence[Object]) -> bool:
+    """True if Knative has given up the Revision of the present template."""
+    revisions = (one for one in current(manifest, owners) if one.get("kind") == "Revision")
+    return any(snapshot.condition(one, "Ready").get("status") == "False" for one in revisions)
 
 
 def _digest(owner: Object) -> str:
@@ -46,13 +91,15 @@ def _digest(owner: Object) -> str:
     return agent.digest_of(template) if isinstance(template, dict) else ""
 
 
-def _without_echo(deployment: Object) -> Object:
-    """A Deployment without what it repeats of its ReplicaSets."""
-    status = deployment.get("status") or {}
+def _without(owner: Object, *reasons: str, kind: str = "") -> Object:
+    """An object without the conditions in which it repeats what is wrong with another one."""
+    status = owner.get("status") or {}
     conditions = [
-        one for one in status.get("conditions") or () if one.get("type") != "ReplicaFailure"
+        one
+        for one in status.get("conditions") or ()
+        if one.get("type") != kind and one.get("reason") not in reasons
     ]
-    return {**deployment, "status": {**status, "conditions": conditions}}
+    return {**owner, "status": {**status, "conditions": conditions}}
 
 
 def judge(owner: Object, events: Sequence[Object], cluster: Cluster) -> Verdict:
@@ -65,7 +112,7 @@ def judge(owner: Object, events: Sequence[Object], cluster: Cluster) -> Verdict:
             said, namespace=namespace, since=since, now=cluster.now, count=_wanted(owner)
         )
         return verdict if verdict.reason else waiting(f"its pods cannot be made yet: {said}", since)
-    if str(owner.get("apiVersion", "")).startswith("serving.knative.dev/"):
+    if _is_knative(owner):
         return _knative(owner)
     return _ray(owner) if owner.get("kind") == "RayCluster" else _job(owner)
 
@@ -149,6 +196,12 @@ def _knative_failure(owner: Object, found: Object) -> Verdict:
             hint="kt logs has what it said",
         )
         return doomed(error_of_exit, since)
+    if reason == "ProgressDeadlineExceeded":
+        given_up = StartupError(
+            f"Knative has given up {owner['metadata']['name']}: {said} ({reason})",
+            hint="kt logs has what its pods said; the next deploy has Knative try again",
+        )
+        return doomed(given_up, since)
     namespace = owner["metadata"].get("namespace") or ""
     verdict = admission.judge(said, namespace=namespace, since=since, now=since or 0.0)
     return verdict if verdict.reason else waiting(f"Knative says {reason}: {said}", since)

@@ -102,5 +102,13 @@ def test_knative_looks_images_up_itself() -> None:
         "https://index.docker.io/v2/team/web/manifests/1: unexpected status code 404 Not Found"
     )
     assert image_pulls.judge_digest(said, None).is_doomed
-    away = 'Unable to fetch image "team/web:1": dial tcp: lookup index.docker.io: no such host'
-    assert not image_pulls.judge_digest(away, None).is_doomed
+    busy = 'Unable to fetch image "team/web:1": 429 Too Many Requests'
+    assert not image_pulls.judge_digest(busy, None).is_doomed
+
+
+@pytest.mark.parametrize("image", ["nowhere.example/web:1", "localhost/web:1"])
+def test_knatives_own_reason_is_the_error_and_no_guess_of_ours(image: str) -> None:
+    why = "failed to resolve image to digest: dial tcp: lookup nowhere.example: no such host"
+    verdict = image_pulls.judge_digest(f'Unable to fetch image "{image}": {why}', None)
+    assert verdict.error is not None
+    assert f"Knative cannot look up the image {image}: {why}" in verdict.error.message

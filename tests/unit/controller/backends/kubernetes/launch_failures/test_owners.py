@@ -55,7 +55,12 @@ def knative(reason: str, message: str, kind: str = "Ready") -> Object:
         (
             knative("ContainerMissing", 'Unable to fetch image "a:1": 404 Not Found'),
             errors.ImagePullError,
-            "there is no image a:1",
+            "Knative cannot look up the image a:1: 404 Not Found",
+        ),
+        (
+            knative("ProgressDeadlineExceeded", "Initial scale was never achieved"),
+            errors.StartupError,
+            "Knative has given up web: Initial scale was never achieved",
         ),
         (
             knative("ExitCode1", "Container failed with: ValueError"),
@@ -172,3 +177,43 @@ def test_what_the_template_before_failed_by_does_not_doom_the_one_that_repairs_i
     assert judge(deployment, old).error is None
     same = {**deployment, "spec": template("old")}
     assert isinstance(judge(same, old, new).error, errors.AdmissionError)
+
+
+def revision(number: int, *conditions: Object, again: str = "", digest: str = "d") -> Object:
+    noted = {labels.TEMPLATE_DIGEST: digest} | ({labels.TRIED_AGAIN: again} if again else {})
+    found = owner("Revision", "serving.knative.dev/v1", *conditions)
+    metadata = {"name": f"web-0000{number}", "annotations": noted, "uid": f"r{number}"}
+    return {**found, "metadata": {**found["metadata"], **metadata}}
+
+
+def service(*conditions: Object, again: str = "", generation: int = 1, seen: int = 1) -> Object:
+    spec = template("d")
+    if again:
+        spec["template"]["metadata"]["annotations"][labels.TRIED_AGAIN] = again
+    made = owner("Service", "serving.knative.dev/v1", *conditions, spec=spec)
+    made["metadata"]["generation"] = generation
+    made["status"]["observedGeneration"] = seen
+    return made
+
+
+FAILED_REVISION = condition(
+    "Ready", "False", "ContainerMissing", 'Unable to fetch image "a:1": 404'
+)
+ECHO = condition("Ready", "False", "RevisionMissing", 'Configuration "web" has no ready Revision.')
+
+
+def test_a_revision_that_failed_says_nothing_of_the_attempt_after_it() -> None:
+    assert judge(service(ECHO), revision(1, FAILED_REVISION)).is_doomed
+    again = service(ECHO, again="7", generation=2, seen=2)
+    assert not judge(again, revision(1, FAILED_REVISION)).reason
+    assert not judge(again, revision(1, FAILED_REVISION), revision(2, again="7")).reason
+    assert judge(
+        again, revision(1, FAILED_REVISION), revision(2, FAILED_REVISION, again="7")
+    ).is_doomed
+
+
+def test_what_knative_said_of_an_earlier_spec_is_not_believed() -> None:
+    conflict = condition("RoutesReady", "False", "NotOwned", "it is not ours")
+    assert judge(service(conflict)).is_doomed
+    assert not judge(service(conflict, generation=2, seen=1)).reason
+    assert not judge(service(), revision(1, FAILED_REVISION, digest="other")).reason

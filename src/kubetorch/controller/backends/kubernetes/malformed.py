@@ -1,0 +1,68 @@
+"""The error for an object that has fields which its kind does not have, or of another type."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from kubetorch.errors import KubetorchError, SpecError, did_you_mean
+from kubetorch.k8s import failures, schemas
+from kubetorch.k8s.client import Client
+from kubetorch.k8s.failures import FieldFault
+from kubetorch.manifests.kinds import Manifest
+
+_QUANTITY = re.compile(r"[+-]?[0-9.]+([eEinumkKMGTP]*[-+]?[0-9]*)")
+#: Where Kubernetes has amounts; the server does not say which of them it cannot read.
+_AMOUNTS = ("limits", "requests")
+
+_log = logging.getLogger(__name__)
+
+
+async def refusal(client: Client, manifest: Manifest, said: str) -> SpecError:
+    """The error for what an API server said of the form of an object."""
+    faults = failures.field_faults(said)
+    texts = [_text(fault, manifest) for fault in faults]
+    hints = [await _hint(client, fault, manifest) for fault in faults]
+    name = manifest["metadata"]["name"]
+    return SpecError(
+        f"the {manifest['kind']} {name} is not as its kind has to be: {'; '.join(texts)}",
+        hint="; ".join(filter(None, hints)) or "correct the manifest there",
+    )
+
+
+def _text(fault: FieldFault, manifest: Manifest) -> str:
+    if fault.is_unknown:
+        return f"there is no field {fault.path}"
+    paths = [fault.path] if fault.path else []
+    if not paths and "quantities must match" in fault.problem:
+        paths = list(_unreadable_amounts(manifest))
+    return ": ".join([", ".join(paths), fault.problem] if paths else [fault.problem])
+
+
+def _unreadable_amounts(node: Any, path: str = "") -> Iterator[str]:  # noqa: ANN401  # a node
+    if isinstance(node, list):
+        for number, one in enumerate(node):
+            yield from _unreadable_amounts(one, f"{path}[{number}]")
+    elif isinstance(node, dict):
+        for key, value in node.items():
+            below = f"{path}.{key}".lstrip(".")
+            if key in _AMOUNTS and isinstance(value, dict):
+                for name, amount in value.items():
+                    if not _QUANTITY.fullmatch(str(amount)):
+                        yield f"{below}.{name} ({amount!r})"
+            else:
+                yield from _unreadable_amounts(value, below)
+
+
+async def _hint(client: Client, fault: FieldFault, manifest: Manifest) -> str | None:
+    if not fault.is_unknown:
+        return None
+    version, kind = str(manifest["apiVersion"]), str(manifest["kind"])
+    try:
+        known = schemas.fields(await client.schemas(version), version, kind, fault.path)
+    except KubetorchError as error:  # what is wrong is known without it
+        _log.info("fields not known kind=%s error=%s", kind, error)
+        return None
+    return did_you_mean(fault.path.rpartition(".")[2], known, likeness=0.6)

@@ -1,0 +1,44 @@
+"""Which fields the kinds of an API server have, as its OpenAPI document says. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+_REFERENCE = "#/components/schemas/"
+_KINDS = "x-kubernetes-group-version-kind"
+# A step of a path: `.containers`, or the entry of a list, `[name="main"]`.
+_STEP = re.compile(r"\[[^]]*]|[^.[]+")
+
+
+def fields(schemas: Mapping[str, Any], api_version: str, kind: str, path: str) -> list[str]:
+    """The fields beside the last one of a path, such as `spec.containers[name="main"].imag`."""
+    group, _, version = api_version.rpartition("/")
+    meant = {"group": group, "version": version, "kind": kind}
+    matching = (one for one in schemas.values() if meant in (one.get(_KINDS) or ()))
+    node: Mapping[str, Any] = next(matching, {})
+    for step in _steps(path)[:-1]:
+        node = _below(schemas, _resolved(schemas, node), step)
+    return sorted(_resolved(schemas, node).get("properties") or ())
+
+
+def _steps(path: str) -> list[str]:
+    return _STEP.findall(path)
+
+
+def _below(schemas: Mapping[str, Any], node: Mapping[str, Any], step: str) -> Mapping[str, Any]:
+    if step.startswith("["):
+        return node.get("items") or {}
+    found = (node.get("properties") or {}).get(step) or node.get("additionalProperties")
+    return found if isinstance(found, Mapping) else {}
+
+
+def _resolved(schemas: Mapping[str, Any], node: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a node refers to, by itself or, where it has a description of its own, by `allOf`."""
+    parts: Iterable[Mapping[str, Any]] = (node, *(node.get("allOf") or ()))
+    for part in parts:
+        if reference := part.get("$ref"):
+            found: Mapping[str, Any] = schemas.get(str(reference).removeprefix(_REFERENCE)) or {}
+            return found
+    return node

@@ -1,0 +1,72 @@
+"""Modules of other libraries: their files, as far as those can be understood.
+
+`sys.modules`, specs, loaders and finders hold what any library put there: a `Path` where text is
+usual, a class instead of a module, `None`, a `__getattr__` that raises or imports a gigabyte. What
+cannot be understood counts as missing here, and no module is asked for an attribute.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+
+def path_of(value: object) -> str | None:
+    """The path that a value is; `None` if it is none."""
+    try:
+        return os.fsdecode(value)  # type: ignore[arg-type]  # whatever is no path raises
+    except Exception:  # noqa: BLE001  # a class of any library
+        return None
+
+
+def names_of(module: object) -> Mapping[str, Any]:
+    """The names of a module, past its `__getattr__`; none of what is no module."""
+    if not issubclass(type(module), ModuleType):
+        return {}
+    return vars(ModuleType)["__dict__"].__get__(module)  # type: ignore[no-any-return]
+
+
+def loaded(name: str) -> Mapping[str, Any]:
+    """The names of a module that is imported; none where none is."""
+    return names_of(sys.modules.get(name))
+
+
+def file_of(module: object) -> str | None:
+    """The file of a module."""
+    return path_of(names_of(module).get("__file__"))
+
+
+def find_spec(top: str) -> ModuleSpec | None:
+    """The spec of a module that lies in no package; `None` where no finder gives one."""
+    try:
+        return importlib.util.find_spec(top)
+    except Exception:  # noqa: BLE001  # a finder of any library, or a module without a spec
+        return None
+
+
+def origin_of(spec: ModuleSpec) -> str | None:
+    """The file that a spec loads; `None` for modules without one."""
+    return path_of(_asked(spec, "origin")) if _asked(spec, "has_location") is True else None
+
+
+def folders_of(spec: ModuleSpec) -> list[str]:
+    """The folders of a package; none of what is no package."""
+    places = _asked(spec, "submodule_search_locations")
+    try:
+        found = [] if places is None or isinstance(places, str) else list(places)
+    except Exception:  # noqa: BLE001  # a class of any library
+        return []
+    paths = (path_of(place) for place in found)
+    return [path for path in paths if path is not None]
+
+
+def _asked(spec: ModuleSpec, name: str) -> Any:  # noqa: ANN401  # of any library
+    try:
+        return getattr(spec, name, None)
+    except Exception:  # noqa: BLE001  # a class of any library
+        return None

@@ -1,0 +1,29 @@
+"""`AutoscalingConfig`, as programs for 0.5 import it."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from kubetorch.manifests import knative
+from kubetorch.specs import autoscaling
+from kubetorch.specs.autoscaling import AutoscalingSpec
+
+
+class AutoscalingConfig(AutoscalingSpec):
+    """When pods are added and removed, without the defaults of `kt.Compute.autoscale`.
+
+    Args:
+        arguments: As those of `kt.Compute.autoscale`; other names are annotations of Knative.
+
+    Raises:
+        AutoScalingError: A value is impossible.
+    """
+
+    def __init__(self, **arguments: Any) -> None:  # noqa: ANN401  # they are checked
+        spec = autoscaling.config(arguments)
+        super().__init__(**{item.name: getattr(spec, item.name) for item in fields(spec)})
+
+    def convert_to_annotations(self) -> dict[str, str]:
+        """The annotations of Knative that say the same, on the template of a Knative Service."""
+        return knative.render(self)

@@ -1,0 +1,171 @@
+"""Objects of a user's own: a typo in one, what a deploy makes of it, what a teardown leaves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster import byo
+from cluster.conftest import Installed, Kubectl
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+
+#: Seconds from `.to()` to the error: two, and what a machine takes that has other work, too.
+BUDGET = 10.0
+#: Seconds that a program has, on such a machine.
+PATIENCE = 250.0
+
+
+def deployment(name: str) -> dict[str, Any]:
+    """A Deployment with a container beside the one that becomes the agent's."""
+    labels = {"app": name}
+    side = {"name": "side", "image": byo.IMAGE, "command": ["sleep", "infinity"]}
+    pods = byo.template(labels=labels)
+    pods["spec"]["containers"].append({**side, "imagePullPolicy": "IfNotPresent"})
+    spec = {"replicas": 1, "selector": {"matchLabels": labels}, "template": pods}
+    found = byo.manifest("apps/v1", "Deployment", spec)
+    return found | {"metadata": {"name": name, "labels": {"team": "research"}}}
+
+
+TYPOS = """
+    import json, sys, time
+    import kubetorch as kt
+
+    def hello():
+        return 1
+
+    for text in sys.argv[1:]:
+        manifest, begun = json.loads(text), time.monotonic()
+        try:
+            compute = kt.Compute.from_manifest(manifest)
+            kt.fn(hello, name=manifest["metadata"]["name"]).to(compute)
+        except kt.SpecError as error:
+            found = [error.message, error.hint, time.monotonic() - begun]
+            print("found", json.dumps(found))
+"""
+
+
+def test_a_typo_in_a_manifest_is_an_error_at_once_and_leaves_nothing(
+    bringing: Installed, kubectl: Kubectl, tmp_path: Path
+) -> None:
+    field, typed, amount, port = map(deployment, ("typo", "typed", "amount", "port"))
+    field["spec"]["template"]["spec"]["tolerationz"] = []
+    typed["spec"]["minReadySeconds"] = "soon"
+    main = amount["spec"]["template"]["spec"]["containers"][0]
+    main["resources"]["requests"]["ephemeral-storage"] = "lots"
+    port["spec"]["template"]["spec"]["containers"][0]["ports"] = [{"containerPort": 32300}]
+    texts = [json.dumps(one) for one in (field, typed, amount, port)]
+    printed = bringing.python(TYPOS, tmp_path, *texts, timeout=PATIENCE)
+    found = [json.loads(one[6:]) for one in printed.splitlines() if one.startswith("found ")]
+    assert len(found) == len(texts), printed
+    (typo, _), (kind, _), (lots, _), (taken, _) = ((one[0], one[1]) for one in found)
+    assert "there is no field spec.template.spec.tolerationz" in typo
+    assert found[0][1] == "did you mean tolerations?"
+    assert "spec.minReadySeconds: expected numeric (int or float), got string" in kind
+    assert "requests.ephemeral-storage ('lots')" in lots
+    assert "32300" in taken
+    assert max(seconds for *_, seconds in found) < BUDGET
+    there = kubectl("get", "deployments,services", "-n", bringing.namespace, "-o", "name")
+    assert not {name for name in there.split() if name.rpartition("/")[2] in printed}
+
+
+READ = """
+    import os, sys
+    import kubetorch as kt
+
+    def read():
+        return os.environ["CPU"], open("/etc/info/memory").read()
+
+    remote = kt.fn(read, name="named").to(kt.Compute.from_manifest("manifest.yaml"))
+    print("read", *remote())
+"""
+
+
+def test_references_follow_the_container_that_is_replaced_where_it_runs_already(
+    bringing: Installed, kubectl: Kubectl, tmp_path: Path
+) -> None:
+    manifest = deployment("named")
+    pods = manifest["spec"]["template"]
+    pods["metadata"]["annotations"] = {"kubectl.kubernetes.io/default-container": "main"}
+    main, item = pods["spec"]["containers"][0], {"path": "memory"}
+    main["resources"] = {"requests": {"cpu": "20m", "memory": "64Mi"}}
+    field = {"containerName": "main", "resource": "requests.cpu", "divisor": "1m"}
+    main["env"] = [{"name": "CPU", "valueFrom": {"resourceFieldRef": field}}]
+    main["volumeMounts"] = [{"name": "info", "mountPath": "/etc/info"}]
+    item["resourceFieldRef"] = {"containerName": "main", "resource": "requests.memory"}  # type: ignore[assignment]
+    pods["spec"]["volumes"] = [{"name": "info", "downwardAPI": {"items": [item]}}]
+    (tmp_path / "manifest.yaml").write_text(yaml.safe_dump(manifest))
+    kubectl("apply", "-n", bringing.namespace, "-f", str(tmp_path / "manifest.yaml"))
+    for _ in range(2):  # the second deploy finds what the first has made
+        printed = bringing.python(READ, tmp_path, timeout=PATIENCE)
+        assert f"read 20 {64 * 1024 * 1024}" in printed
+        found = json.loads(
+            kubectl("get", "deployment/named", "-n", bringing.namespace, "-o", "json")
+        )["spec"]["template"]
+        names = [one["name"] for one in found["spec"]["containers"]]
+        assert sorted(names) == ["kubetorch", "side"]
+        annotations = found["metadata"]["annotations"]
+        assert annotations["kubectl.kubernetes.io/default-container"] == "kubetorch"
+
+
+DEPLOY = """
+    import json, sys
+    import kubetorch as kt
+
+    def hello():
+        return 1
+
+    if __name__ == "__main__":
+        manifest = json.load(open("object.json"))
+        if sys.argv[1] == "template":
+            compute = kt.Compute.from_template({"resource": manifest})
+        else:
+            compute = kt.Compute.from_manifest(manifest)
+        name = manifest["metadata"]["name"]
+        kt.fn(hello, name=name).to(compute)
+        compute.cpus = "30m"
+        print("called", kt.fn(hello, name=name).to(compute)())
+"""
+
+
+@pytest.mark.parametrize("way", ["manifest", "template"])
+def test_a_teardown_puts_a_user_s_object_back_but_for_what_others_have_changed_since(
+    bringing: Installed, kubectl: Kubectl, tmp_path: Path, way: str
+) -> None:
+    manifest, place = deployment(f"own-{way}"), ("-n", bringing.namespace)
+    name = f"deployment/own-{way}"
+    file = tmp_path / "object.json"
+    file.write_text(json.dumps(manifest))
+    kubectl("apply", *place, "-f", str(file))
+
+    def there() -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(kubectl("get", name, *place, "-o", "json"))
+        return found
+
+    before = there()
+    if way == "template":
+        file.write_text(json.dumps(before))
+    assert "called 1" in bringing.python(DEPLOY, tmp_path, way, timeout=PATIENCE)
+    assert there()["spec"] != before["spec"]
+    kubectl("scale", name, *place, "--replicas=2")
+    kubectl("annotate", name, *place, "note=mine")
+    # What deletes the service deletes nothing of the user's.
+    assert "ownerReferences" not in there()["metadata"]
+
+    printed = bringing.run("kt", "teardown", f"own-{way}", "-y")
+
+    assert f"left: Deployment own-{way}, as it was before" in printed
+    after = there()
+    assert after["metadata"]["uid"] == before["metadata"]["uid"]
+    assert after["spec"] == {**before["spec"], "replicas": 2}
+    assert after["metadata"]["labels"] == before["metadata"]["labels"]
+    own = {"note"} | before["metadata"]["annotations"].keys()
+    assert after["metadata"]["annotations"].keys() == own
+    # Nobody else owns what the user applied, so that their next apply is no conflict.
+    file.write_text(json.dumps(manifest | {"spec": {**manifest["spec"], "replicas": 2}}))
+    kubectl("apply", *place, "-f", str(file))
+    kubectl("delete", name, *place, "--wait=false")

@@ -1,0 +1,42 @@
+"""What messages and hints say to do can be done as it stands."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import kubetorch
+
+PACKAGE = Path(kubetorch.__file__).parent
+#: A word that stands for what the reader has to find out.
+PLACEHOLDER = re.compile(r"\b(kt|kubectl) [^;:,]*\b(NAME|SERVICE|NAMESPACE)\b|\bNAME@")
+
+
+def texts() -> Iterator[tuple[Path, int, str]]:
+    """The texts of all modules that are no docstrings, with what is put in between as `{}`."""
+    for file in PACKAGE.rglob("*.py"):
+        tree = ast.parse(file.read_text())
+        docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        inner = {
+            id(part)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.JoinedStr)
+            for part in node.values
+        }
+        for node in ast.walk(tree):
+            if id(node) in docs | inner:
+                continue
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield file, node.lineno, node.value
+            elif isinstance(node, ast.JoinedStr):
+                parts = (p.value if isinstance(p, ast.Constant) else "{}" for p in node.values)
+                yield file, node.lineno, "".join(map(str, parts))
+
+
+def test_no_text_names_a_command_with_a_word_for_a_name() -> None:
+    found = [
+        f"{file.relative_to(PACKAGE)}:{line}: {text}"
+        for file, line, text in texts()
+        if PLACEHOLDER.search(text)
+    ]
+    assert not found, "\n".join(found)

@@ -1,0 +1,40 @@
+"""`AutoscalingConfig` at the path that it had in 0.5."""
+
+import importlib
+
+import pytest
+
+import kubetorch as kt
+
+with pytest.warns(DeprecationWarning):
+    AutoscalingConfig = importlib.import_module(
+        "kubetorch.provisioning.autoscaling"
+    ).AutoscalingConfig
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"min_scale": 3, "max_scale": 1}, "min_scale cannot be greater than max_scale"),
+        ({"window": "60"}, "window must end with s, m, or h"),
+        ({"target_utilization": 101}, "target_utilization must be between 1 and 100"),
+        ({"scale_down_delay": "soon"}, "scale_down_delay must be a valid duration"),
+        ({"autoscaler_class": "own"}, "autoscaler_class must be"),
+    ],
+)
+def test_an_impossible_value_is_refused(values, words):
+    with pytest.raises(kt.AutoScalingError, match=words):
+        AutoscalingConfig(**values)
+
+
+def test_it_becomes_the_annotations_of_knative():
+    config = AutoscalingConfig(min_scale=1, max_scale=5, target=10, window="30s", concurrency=3)
+
+    assert (config.min_scale, config.scale_down_delay) == (1, None)
+    assert config.convert_to_annotations() == {
+        "autoscaling.knative.dev/class": "kpa.autoscaling.knative.dev",
+        "autoscaling.knative.dev/target": "10",
+        "autoscaling.knative.dev/min-scale": "1",
+        "autoscaling.knative.dev/max-scale": "5",
+        "autoscaling.knative.dev/window": "30s",
+    }

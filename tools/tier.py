@@ -1,0 +1,102 @@
+"""A tier of the tests as `.ci/run` runs it: what failed is run once more, alone, when it is over.
+
+python -m tools.tier NAME FOLDER [ARGUMENT of pytest]...
+
+What passes then is flaky: its name and its first traceback go to `FOLDER/NAME.txt`, as
+`tests/flaky.txt` has them. The exit status is 0 if each test passed or is flaky.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+#: Tests that may be flaky in all tiers of a run together.
+MAX_FLAKY = 5
+_ONCE_MORE = ("--lf", "--lfnf=none", "-n", "0")
+
+
+@dataclass
+class Report:
+    """What became of the tests of a run.
+
+    Attributes:
+        passed: Names of the tests that passed.
+        tracebacks: Of each test that failed, by its name.
+        final: Why a test that failed is not run again, by its name.
+    """
+
+    passed: list[str] = field(default_factory=list)
+    tracebacks: dict[str, str] = field(default_factory=dict)
+    final: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def repeatable(self) -> list[str]:
+        """The tests that failed and are run again."""
+        return [name for name in self.tracebacks if name not in self.final]
+
+    def add_failure(self, name: str, traceback: str, final: str | None) -> None:
+        """Add a failure of a test, or of the check that follows it."""
+        earlier = self.tracebacks.get(name)
+        self.tracebacks[name] = traceback if earlier is None else f"{earlier}\n{traceback}"
+        if final is not None:
+            self.final[name] = final
+
+
+def flaky_names(text: str) -> list[str]:
+    """The names in a file like `tests/flaky.txt`: lines that are no comment and not indented."""
+    return [line.rstrip() for line in text.splitlines() if line[:1].strip() not in ("", "#")]
+
+
+def run_tier(name: str, folder: Path, arguments: Sequence[str]) -> int:
+    """The exit status of a tier."""
+    status, report = _run_pytest(name, folder, *arguments)
+    if report is None:
+        return _refuse(name, f"pytest ended with {status} and without a report", status)
+    for test, reason in report.final.items():
+        _print(f"{name}: not run again: {test}: {reason}")
+    repeatable = report.repeatable
+    if not repeatable:
+        return status
+    flaky_before = sum(len(flaky_names(file.read_text("utf-8"))) for file in folder.glob("*.txt"))
+    if len(repeatable) > MAX_FLAKY - flaky_before:
+        count = f"{len(repeatable)} tests failed, {flaky_before} of this run are flaky already"
+        return _refuse(name, f"none is run again: {count}, at most {MAX_FLAKY} may be", status)
+    _print(f"\n=== {name}, once more: {len(repeatable)} failed")
+    status_again, report_again = _run_pytest(name, folder, *arguments, *_ONCE_MORE)
+    flaky = [test for test in repeatable if report_again and test in report_again.passed]
+    notes = [f"{test}\n{textwrap.indent(report.tracebacks[test], '    ')}\n" for test in flaky]
+    text = "\n".join(notes).encode(errors="backslashreplace")
+    (folder / f"{name}.txt").write_bytes(text)
+    if flaky != repeatable:
+        return _refuse(name, "a test failed twice, or was not run the second time", status)
+    return status_again if status == 1 and not report.final else status
+
+
+def _run_pytest(name: str, folder: Path, *arguments: str) -> tuple[int, Report | None]:
+    """Its exit status and its report, which is missing when its interpreter crashed."""
+    file = folder / f"{name}.json"
+    file.unlink(missing_ok=True)
+    # A cache of its own: tiers have tests of the same names, on other versions of Python.
+    options = ("-p", "tools.tier_plugin", f"--report-to={file}", "-o", f"cache_dir={folder / name}")
+    status = subprocess.run([sys.executable, "-m", "pytest", *options, *arguments]).returncode
+    return status, Report(**json.loads(file.read_text())) if file.exists() else None
+
+
+def _refuse(name: str, reason: str, status: int) -> int:
+    _print(f"{name}: {reason}")
+    return status or 1
+
+
+def _print(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(run_tier(sys.argv[1], Path(sys.argv[2]), sys.argv[3:]))
