@@ -406,3 +406,14 @@ def test_a_call_to_all_pods_that_each_pod_makes_inside_one_runs_in_its_slots(
 ) -> None:
     meet = deploy("inside", "meet", replicas=2, concurrency=1)
     assert meet.options(timeout=120)(str(tmp_path), "outer", "inside") == [["0", "1"]] * 2
+
+
+def test_another_bound_restarts_no_pod(deploy: Any, module: Any) -> None:
+    probe = deploy("bounds", concurrency=1)
+    pod = view(probe).pods[0]
+    probe.compute.concurrency = 3
+    probe.to(probe.compute)
+    after = view(probe).pods[0]
+    assert (after.name, after.pid) == (pod.name, pod.pid)
+    list(probe.work.map([0.1] * 12))
+    assert probe.seen()[0] == 3
