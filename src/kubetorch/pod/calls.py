@@ -459,6 +459,8 @@ class Calls:
         self._slots = Slots()
         self._processes: dict[int, Worker | RankGroup] = {}
         self._queued: dict[str, Call] = {}
+        # Processes that take no call until one that is to end has ended.
+        self._paused: set[int] = set()
         self._tag = os.urandom(4).hex()
         self._numbers = itertools.count(1)
         # Calls whose turn has come.
@@ -563,6 +565,7 @@ class Calls:
         else:
             workers = {0: worker}
         self._processes.clear()
+        self._paused.clear()
         for number, process in workers.items():
             self._add_process(number, process)
         self._dispatch_waiting()
@@ -573,6 +576,7 @@ class Calls:
 
     def _remove_process(self, number: int) -> None:
         self._processes.pop(number, None)
+        self._paused.discard(number)
         self._slots.remove(number)
 
     def note_replacement(self, why: str) -> None:
@@ -634,7 +638,7 @@ class Calls:
             )
         if self._refusal is not None:
             raise self._refusal.with_traceback(None)
-        if len(self._open) >= CALL_LIMIT:
+        if len(self._open) - self._slots.waiting >= CALL_LIMIT:
             raise CallRefusedError(
                 f"pod {self.pod_name} has {CALL_LIMIT} calls", hint="call again in a while"
             )
@@ -721,6 +725,12 @@ class Calls:
         shared = request.collective
         if shared and CALL_ID.fullmatch(shared) and shared not in self._queued:
             call.tag = shared
+        process = None if request.chain else self._slots.begin(call.tag)
+        if process is not None:
+            call.slots = self._slots
+            self._queued[call.tag] = call
+            self._run(call, process, f"{call.tag}:{call.tag}")
+            return
         try:
             if isinstance(self._worker, RankGroup):
                 nodes = frozenset(self._worker.nodes_of(request))
@@ -739,7 +749,7 @@ class Calls:
         if start is None:
             call.wait_for_slot()
         else:
-            self._run(call, start)
+            self._run(call, start.processes[0], Chain(start.ancestors).render())
 
     def _begin(self, starts: Sequence[Start]) -> None:
         """Run calls whose turn has come; whatever that ends may let others begin."""
@@ -752,12 +762,11 @@ class Calls:
                 start = self._starts.popleft()
                 call = self._queued.get(start.call)
                 if call is not None and not call.is_ended:
-                    self._run(call, start)
+                    self._run(call, start.processes[0], Chain(start.ancestors).render())
         finally:
             self._is_starting = False
 
-    def _run(self, call: Call, start: Start) -> None:
-        process = start.processes[0]
+    def _run(self, call: Call, process: int, chain: str) -> None:
         worker = self._processes.get(process)
         is_stale = call.slots is not self._slots
         if is_stale or worker is None or not worker.takes(call.request, call.opened):
@@ -765,14 +774,14 @@ class Calls:
             self._wait(call)
             return
         call.process = process
-        call.run_on(worker, Chain(start.ancestors).render())
+        call.run_on(worker, chain)
 
     def _give_slot_back(self, call: Call) -> None:
         slots, call.slots = call.slots, None
         if slots is not None:
             del self._queued[call.tag]
             starts = slots.end(call.tag)
-            if slots is self._slots:
+            if starts and slots is self._slots:
                 self._begin(starts)
 
     def _leave_line(self) -> None:
@@ -787,6 +796,7 @@ class Calls:
         """A call is to end that may not: its process takes no other until it has."""
         if call.process is not None and call.slots is self._slots:
             self._slots.pause(call.process)
+            self._paused.add(call.process)
 
     def _worker_for(self, request: Open) -> Served | None:
         """The worker for a call: a part of a call that began in an earlier world belongs there."""
@@ -909,7 +919,6 @@ class Calls:
         """Nothing of a call runs any more."""
         self._open.discard(call)
         request = call.request
-        process, is_current = call.process, call.slots is self._slots
         for spawned in call.spawned:
             self._by_id.pop(spawned.id, None)
         if request.idempotency_key is not None:
@@ -920,9 +929,10 @@ class Calls:
         if self._idle is not None and not self._open:
             self._idle.set()
         self._give_slot_back(call)
-        if process is not None and is_current:
+        for process in tuple(self._paused):
             worker = self._processes.get(process)
             if worker is not None and worker.takes_calls:
+                self._paused.discard(process)
                 self._begin(self._slots.resume(process))
         if self._waiting and self._worker is not None and self._worker.takes_calls:
             self._dispatch_waiting()

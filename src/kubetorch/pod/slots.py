@@ -111,6 +111,9 @@ class Slots:
         self._processes: dict[int, _Process] = {}
         self._slots: dict[str, _Slot] = {}
         self._running: dict[str, _Run] = {}
+        # Calls that run and have made none that is known here, by the process: they get their slots
+        # when they do.
+        self._light: dict[str, int] = {}
         self._tickets: dict[str, Ticket] = {}
         # The same by caller, whose turn it is first.
         self._line: OrderedDict[str, OrderedDict[str, Ticket]] = OrderedDict()
@@ -120,7 +123,7 @@ class Slots:
 
     @property
     def running(self) -> int:
-        return len(self._running)
+        return len(self._running) + len(self._light)
 
     @property
     def waiting(self) -> int:
@@ -170,6 +173,20 @@ class Slots:
         starts = [start for slot in list(self._slots.values()) for start in self._continue(slot)]
         return starts + self._fill()
 
+    def begin(self, call: str) -> int | None:
+        """A call without ancestors wants to run: its process, if nothing bounds it.
+
+        It is `offer` for the many calls that need no more, at a tenth of the price.
+        """
+        if self.limit is not None:
+            return None
+        process = next(iter(self._processes)) if len(self._processes) == 1 else self._least_busy()
+        if process is None or self._processes[process].is_paused:
+            return None
+        self._processes[process].running += 1
+        self._light[call] = process
+        return process
+
     def offer(self, ticket: Ticket) -> Start | None:
         """A call wants to run: the start, or it waits.
 
@@ -187,6 +204,11 @@ class Slots:
 
     def end(self, call: str) -> list[Start]:
         """A call has ended, or is not to begin any more."""
+        process = self._light.pop(call, None)
+        if process is not None:
+            if process in self._processes:
+                self._processes[process].running -= 1
+            return self._fill() if self._tickets else []
         if call in self._tickets:
             self._forget(call)
             return self._fill()
@@ -376,9 +398,20 @@ class Slots:
     def _held(self, ticket: Ticket) -> Iterator[_Held]:
         """The slots of its ancestors here, the nearest first, and who of them runs in it."""
         for slot_id, call in reversed(ticket.ancestors):
-            slot = self._slots.get(slot_id)
+            slot = self._slots.get(slot_id) or self._slot_of(slot_id)
             if slot is not None:
                 yield slot, call if call in slot.running else None
+
+    def _slot_of(self, call: str) -> _Slot | None:
+        """The slot of a call that `begin` has let run without one."""
+        process = self._light.pop(call, None)
+        if process is None:
+            return None
+        slot = self._slots[call] = _Slot(call, frozenset((process,)), {call: None})
+        self._running[call] = _Run((slot,), (process,))
+        if process in self._processes:
+            self._processes[process].taken += 1
+        return slot
 
     def _may_enter(self, slot: _Slot, parent: str | None) -> bool:
         """True if all calls in a slot are ancestors of a call that `parent` made."""

@@ -424,6 +424,19 @@ def test_a_worker_that_refuses_ends_all_calls_that_wait_for_it_one_after_the_oth
     run(scenario())
 
 
+def test_as_many_calls_wait_as_may_whatever_a_pod_runs():
+    async def scenario():
+        calls, _ = bounded()
+        for _ in range(1 + 10_000):
+            begin(calls, opening(), FakeCaller())
+        assert calls.waiting == 10_000
+        caller = FakeCaller()
+        begin(calls, opening(), caller)
+        assert caller.failure.error_type == "QueueFullError"
+
+    run(scenario())
+
+
 def test_more_calls_than_may_wait_are_refused_by_name():
     async def scenario():
         calls, _ = bounded(max_queue=1)

@@ -202,6 +202,24 @@ def _grow(pod: Pod, depth: int) -> tuple[int, int]:
     return len(waits_for), most
 
 
+def test_a_call_that_began_without_a_slot_has_one_once_it_makes_a_call():
+    slots = Slots(None)
+    slots.add(0)
+    assert slots.begin("root") == 0
+    for number in range(BREADTH):
+        assert slots.begin(str(number)) == 0
+    assert slots.running == BREADTH + 1
+    ancestors = (("root", "root"),)
+    left = slots.offer(Ticket("left", "a", ancestors))
+    assert left is not None
+    assert left.ancestors == (("root", "left"),)
+    assert slots.offer(Ticket("right", "a", ancestors)) is None
+    assert [start.call for start in slots.end("left")] == ["right"]
+    assert slots.end("right") == slots.end("root") == []
+    assert slots.running == BREADTH
+    assert Slots(1).begin("bounded") is None
+
+
 def test_a_paused_process_takes_nothing_until_it_is_resumed():
     pod = Pod(1, processes=2)
     pod.slots.pause(0)
