@@ -264,8 +264,8 @@ class Slots:
         if not line:
             del self._line[ticket.caller]
         for slot, _ in self._held(ticket):
-            for made in slot.waiting.values():
-                made.pop(call, None)
+            for children in slot.waiting.values():
+                children.pop(call, None)
 
     def _in_order(self) -> Iterator[Ticket]:
         """What waits, callers taking turns; to be used up before anything changes."""
@@ -450,19 +450,19 @@ class Slots:
                 self._processes[process].running += 1
         run = self._running[ticket.call] = _Run(slots, tuple(sorted(runs_in)))
         ids = {slot.id for slot in slots}
-        others = [ancestor for ancestor in ticket.ancestors if ancestor[0] not in ids]
-        return Start(ticket.call, run.processes, (*others, *((id_, ticket.call) for id_ in ids)))
+        elsewhere = [ancestor for ancestor in ticket.ancestors if ancestor[0] not in ids]
+        return Start(ticket.call, run.processes, (*elsewhere, *((id_, ticket.call) for id_ in ids)))
 
     # ------------------------------------------------------------------------------------ ending
 
     def _leave(self, slot: _Slot, call: str) -> None:
-        made = slot.waiting.pop(call, None)
-        if made:
+        children = slot.waiting.pop(call, None)
+        if children:
             # Each call that runs in a slot is made by those before it.
             path = list(slot.running)
-            place = path.index(call)
-            if place:
-                slot.waiting.setdefault(path[place - 1], OrderedDict()).update(made)
+            position = path.index(call)
+            if position:
+                slot.waiting.setdefault(path[position - 1], OrderedDict()).update(children)
         del slot.running[call]
         if slot.running:
             return

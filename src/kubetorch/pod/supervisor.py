@@ -253,11 +253,11 @@ class GenerationLoader:
     async def _start_processes(self, wanted: WorkerSpec, spec: WorkloadSpec) -> Worker | WorkerPool:
         """The processes of this pod that run calls side by side."""
         count = environment.process_count(spec.compute, self.pod, wanted.env)
-        own = [
+        shares = [
             rank_environment.devices_of(spec.compute, local, count, wanted.env)
             for local in range(count)
         ]
-        specs = [replace(wanted, own_env={**wanted.own_env, **devices}) for devices in own]
+        specs = [replace(wanted, own_env={**wanted.own_env, **devices}) for devices in shares]
         workers = await self._start_workers(specs, spec)
         return workers[0] if count == 1 else WorkerPool(workers)
 
