@@ -157,7 +157,7 @@ def test_a_file_that_was_left_out_is_named(deploy: Deploy, project: UserProject)
     with pytest.raises(FileNotFoundError) as raised:
         read("weights/last.bin")
     (note,) = raised.value.__notes__
-    assert "leave weights/ out" in note
+    assert "/.gitignore, weights/ leaves weights/ out" in note
     project.write(".ktignore", "!weights/")
     assert deploy("read")("weights/last.bin") == "w"
     # A deploy whose import needs it says so, too.
