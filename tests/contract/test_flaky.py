@@ -36,8 +36,12 @@ def test_the_file_names_tests_with_their_tracebacks() -> None:
 
 
 def test_every_tier_of_ci_runs_once_more_what_failed() -> None:
-    lines = (ROOT / ".ci" / "run").read_text().splitlines()
-    assert not [line for line in lines if "pytest" in line.partition("#")[0]]
+    lines = [
+        line.partition("#")[0]
+        for line in (ROOT / ".ci" / "run").read_text().splitlines()
+        if "example_tests=" not in line  # packages that are installed
+    ]
+    assert not [line for line in lines if "pytest" in line]
 
 
 NAME = "tests/contract/test_flaky.py::test_an_entry_that_breaks_the_format_is_recognised"

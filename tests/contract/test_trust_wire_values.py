@@ -54,8 +54,16 @@ class Point:
     y: tuple[int, ...]
 
 
+@dataclasses.dataclass
+class Record(dict):  # type: ignore[type-arg]
+    name: str = ""
+
+    def __repr__(self) -> str:
+        return f"Record({self.name!r}, {dict(self)})"
+
+
 sys.modules[HERE] = types.ModuleType(HERE)
-for _cls in (Color, Level, Right, Pair, Point):
+for _cls in (Color, Level, Right, Pair, Point, Record):
     _cls.__module__ = HERE
     setattr(sys.modules[HERE], _cls.__name__, _cls)
 
@@ -97,6 +105,7 @@ VALUES: dict[str, Any] = {
     "uuid": uuid.UUID(int=1),
     "paths": [pathlib.PurePosixPath("/a"), pathlib.PureWindowsPath("c:/b"), pathlib.Path("c")],
     "enumerations": [Color.RED, Level.LOW, Right.READ | Right.WRITE],
+    "containers": [Record("a")],
     "classes": [Point(1, (2,)), Point(Pair(1, 2), ())],  # type: ignore[arg-type]
     "array": numpy.arange(6, dtype="<i4").reshape(2, 3),
     "array in columns": numpy.asfortranarray(numpy.arange(6, dtype="<f8").reshape(2, 3)),

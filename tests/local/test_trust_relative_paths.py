@@ -157,11 +157,11 @@ def test_a_file_that_was_left_out_is_named(deploy: Deploy, project: UserProject)
     with pytest.raises(FileNotFoundError) as raised:
         read("weights/last.bin")
     (note,) = raised.value.__notes__
-    assert "leave weights/ out" in note
+    assert "/.gitignore, weights/ leaves weights/ out" in note
     project.write(".ktignore", "!weights/")
     assert deploy("read")("weights/last.bin") == "w"
     # A deploy whose import needs it says so, too.
     (project.folder / ".ktignore").unlink()
     with pytest.raises(FileNotFoundError) as raised:
         deploy("read", SOURCE.replace("data/x.csv", "weights/last.bin"))
-    assert "leave weights/ out" in raised.value.__notes__[0]
+    assert "leaves weights/ out" in raised.value.__notes__[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,16 @@ ORIGIN, USERNAME = "KT_ORIGIN", "KT_USERNAME"
 _SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 #: Where CI systems say which branch they build, the most specific first.
 _BRANCHES = ("GITHUB_HEAD_REF", "GITHUB_REF_NAME", "CI_COMMIT_REF_NAME", "CIRCLE_BRANCH")
+#: The variables that say something of the machine and the user, and how names of others begin.
+_MACHINE = frozenset(
+    {
+        *("HOME", "LANG", "LANGUAGE", "LOGNAME", "PATH", "SHELL", "TMPDIR", "TZ", "USER"),
+        *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
+        *("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH"),
+        *("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "VIRTUAL_ENV"),
+    }
+)
+_MACHINE_PREFIXES = ("LC_", "XDG_", "SSL_CERT_", "CUDA_", "NVIDIA_", "CONDA_", "PIP_", "UV_")
 
 
 class RunRequest(NamedTuple):
@@ -188,6 +199,15 @@ def local_ips() -> list[str]:
 def for_programs() -> dict[str, str]:
     """All of it, for programs that the user's configuration names, and for proxies."""
     return dict(os.environ)
+
+
+def of_machine(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that say something of the machine and the user, and not of a program."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in _MACHINE or name.startswith(_MACHINE_PREFIXES)
+    }
 
 
 def variable(name: str) -> str | None:

@@ -12,7 +12,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +30,8 @@ START_TIMEOUT = 30.0
 #: Seconds that a stop may take: its pods have a few to let their calls end.
 STOP_TIMEOUT = 30.0
 _SHOWN_LINES = 20
+#: Variables that a service has beside those of the machine.
+_CHOSEN = ("PYTHONPATH", process.IDLE)
 
 
 class Endpoint(NamedTuple):
@@ -88,9 +90,16 @@ def status(folder: Path | None = None) -> Status:
     return Status(place.path, place.log, place.running())
 
 
+def for_service(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """The environment of a service that a program with this one starts."""
+    process.idle_seconds(environ)
+    chosen = {name: environ[name] for name in _CHOSEN if name in environ}
+    return {**variables.of_machine(environ), **chosen, process.HOME: str(folder)}
+
+
 def _start(place: Home) -> Endpoint:
     """Start a service, and wait until it listens."""
-    started = process.for_service(os.environ, place.path)
+    started = for_service(os.environ, place.path)
     place.rotate_log()
     log = os.open(place.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     reading, writing = os.pipe()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 from kubetorch.controller.backends.process import spares
 from kubetorch.errors import ConfigError
@@ -46,43 +45,6 @@ def first_spare(environ: Mapping[str, str], command: tuple[str, ...]) -> spares.
 #: Seconds without a request after which a service with nothing deployed stops.
 IDLE = "KT_LOCAL_IDLE"
 IDLE_DEFAULT = 60.0
-
-_NAMES = frozenset(
-    {
-        *("HOME", "LANG", "LANGUAGE", "LOGNAME", "PATH", "SHELL", "TMPDIR", "TZ", "USER"),
-        *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
-        *("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH"),
-        *("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PYTHONPATH", "VIRTUAL_ENV", IDLE),
-    }
-)
-_PREFIXES = ("LC_", "XDG_", "SSL_CERT_", "CUDA_", "NVIDIA_", "CONDA_", "PIP_", "UV_")
-
-
-def for_service(environ: Mapping[str, str], home: Path) -> dict[str, str]:
-    """The environment of a service that a program with this one starts."""
-    idle_seconds(environ)
-    return of_machine(environ) | {HOME: str(home)}
-
-
-def of_machine(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that say something of the machine and the user, and not of a program."""
-    return {
-        name: value
-        for name, value in environ.items()
-        if name in _NAMES or name.startswith(_PREFIXES)
-    }
-
-
-def for_pods(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that pods have as the program with this environment has them.
-
-    The folders of `PYTHONPATH` are among those that pods import from.
-    """
-    return {
-        name: value
-        for name, value in of_machine(environ).items()
-        if name not in ("PYTHONPATH", IDLE)
-    }
 
 
 def idle_seconds(environ: Mapping[str, str]) -> float:

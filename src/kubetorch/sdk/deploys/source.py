@@ -26,7 +26,6 @@ from kubetorch.config.settings import config
 from kubetorch.datastore import ignore_rules
 from kubetorch.errors import SpecError
 from kubetorch.lib import modules
-from kubetorch.local import process
 from kubetorch.sdk import inpod
 from kubetorch.sdk.calls import options
 from kubetorch.specs.callable import CallableKind, CallableRef
@@ -385,7 +384,7 @@ def describe_runtime(
         site=_site(),
         package_managers=config.package_managers,
         pretends_gpus=environment.pretends_gpus(),
-        environ=tuple(sorted(process.for_pods(environment.for_programs()).items())),
+        environ=tuple(sorted(environment.of_machine(environment.for_programs()).items())),
         umask=_umask(),
     )
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import os
 import shutil
 import socket
@@ -55,7 +56,7 @@ from kubetorch.manifests.workload_manifest import PodTemplate, WorkloadManifest
 from kubetorch.specs import quantity
 from kubetorch.specs.compute import ComputeSpec, thaw
 from kubetorch.specs.workload import WorkloadSpec
-from kubetorch.wire.podenv import MARK, MEMORY_LIMIT
+from kubetorch.wire.podenv import CPU_LIMIT, MARK, MEMORY_LIMIT
 
 #: Seconds that calls of a pod that is replaced have to end.
 REPLACE_GRACE = 30.0
@@ -63,6 +64,8 @@ REPLACE_GRACE = 30.0
 STOP_GRACE = 5.0
 #: Bytes of its own that an agent has at the least, and a worker, which shares more with others.
 LEAST_OF_AGENT, LEAST_OF_WORKER = 20 * 2**20, 5 * 2**20
+
+_log = logging.getLogger(__name__)
 
 # What a spare says before it is a pod goes where the controller's own lines go.
 _STANDARD_ERROR = 2
@@ -122,7 +125,13 @@ class ProcessBackend(Backend):
 
     async def start(self, specs: Sequence[Sequence[WorkloadSpec]]) -> None:
         for spec, *_ in specs:
-            wanted = self._read(spec)
+            try:
+                wanted = self._read(spec)
+            except SpecError:  # an earlier version took it
+                _log.exception(
+                    "workload has no pods namespace=%s name=%s", spec.namespace, spec.name
+                )
+                continue
             self._workloads[wanted.namespace, wanted.name] = _Workload(wanted)
         unknown = [record for record in self._state.pods() if not self._adopt(record)]
         self._state.delete_pods((record.namespace, record.name) for record in unknown)
@@ -543,6 +552,9 @@ def pod_facts(wanted: DesiredPods, name: str, ordinal: int) -> PodFacts:
 
 def device_variables(wanted: DesiredPods, record: PodRecord) -> dict[str, str]:
     found = {}
+    cpus = dict(wanted.limits).get("cpu")
+    if cpus is not None:
+        found[CPU_LIMIT] = str(quantity.cores(cpus))
     limit = dict(wanted.limits).get("memory")
     if limit is not None:
         found[MEMORY_LIMIT] = str(quantity.size_bytes(limit, parameter="limits.memory"))

@@ -22,7 +22,7 @@ def applied(cluster: Admission, api_version: str = "apps/v1", kind: str = "Deplo
     metadata = {
         key: value
         for key, value in found["metadata"].items()
-        if key not in ("uid", "generation", "ownerReferences")
+        if key not in ("uid", "generation", "resourceVersion", "ownerReferences")
     }
     annotations = dict(metadata["annotations"])
     del annotations[labels.APPLIED]
