@@ -202,7 +202,9 @@ class BlobRecovery:
             del asked[gone]
         now = self._clock.time()
         if not senders:
-            return "no other pod is connected that may have them; the next deploy brings them"
+            reason = "no other pod is connected that may have them; the next deploy brings them"
+            await self._end_deploy(workload, reason)
+            return reason
         latest = max((last for _, last in asked.values()), default=-WAITING_PATIENCE)
         if now - latest >= WAITING_PATIENCE:
             chosen = min(senders, key=lambda name: asked[name][1] if name in asked else -1.0)
@@ -218,7 +220,22 @@ class BlobRecovery:
         newest = max(first for first, _ in asked.values())
         if len(asked) < len(senders) or now - newest < WAITING_PATIENCE:
             return known
-        return f"{known}, without success so far; the next deploy brings them"
+        reason = f"{known}, without success so far; the next deploy brings them"
+        await self._end_deploy(workload, reason)
+        return reason
+
+    async def _end_deploy(self, workload: Workload, reason: str) -> None:
+        """A deploy that waits for blobs which nobody has would wait until its timeout."""
+        spec = workload.spec
+        missing = await self._blob_stores.of(spec.namespace).missing(spec)
+        if missing:
+            workload.end_deploy(
+                DataStoreError(
+                    f"{len(missing)} blobs of {spec.name} are not here any more, such as "
+                    f"{missing[0]}: {reason}",
+                    hint="deploy again: the client uploads what is missing",
+                )
+            )
 
     async def ask(self, workload: Workload, send: Callable[[SendBlobs], None]) -> None:
         """Ask a pod that serves, if something is missing and no other pod was asked just now."""

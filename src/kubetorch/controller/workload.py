@@ -291,6 +291,12 @@ class Workload:
         error = self._rendezvous.no_quorum(progress.generation)
         self._give_up(progress, error or views.timed_out(self.record.name, timeout, waits))
 
+    def end_deploy(self, error: KubetorchError) -> None:
+        """The deploy of the wanted generation, if one runs, cannot succeed."""
+        progress = self._deploys.find(self.record.generation)
+        if progress is not None:
+            self._give_up(progress, error)
+
     def _give_up(self, progress: DeployProgress, error: KubetorchError) -> None:
         failure = exceptions.describe_refusal(error)
         self._handle(rollout.GaveUp(progress.generation, failure))

@@ -32,6 +32,8 @@ class World:
         self.blob_stores = BlobStores(folder)
         self.recovery = BlobRecovery(self.blob_stores, self.clock)
         self.asked = []
+        #: Errors that deploys were ended with.
+        self.deploy_errors = []
 
     def connect(self, name="train", *specs):
         workload = SimpleNamespace(key=("ns", name), specs=list(specs) or [SPEC])
@@ -40,7 +42,13 @@ class World:
     def wait(self, *pods):
         """Pod `new` waits while these are connected; from whom it does."""
         senders = {pod: lambda message, pod=pod: self.asked.append((pod, message)) for pod in pods}
-        workload = SimpleNamespace(key=("ns", "train"), specs=[SPEC], senders=lambda: senders)
+        workload = SimpleNamespace(
+            key=("ns", "train"),
+            spec=SPEC,
+            specs=[SPEC],
+            senders=lambda: senders,
+            end_deploy=self.deploy_errors.append,
+        )
         return asyncio.run(self.recovery.ask_for(workload, "new"))
 
     def bring(self, *blobs):
@@ -116,3 +124,20 @@ def test_a_pod_that_waits_is_not_asked_itself(tmp_path):
     world = World(tmp_path)
     assert "no other pod is connected" in world.wait()
     assert world.asked == []
+
+
+def test_a_deploy_ends_when_nobody_can_have_its_code(tmp_path):
+    world = World(tmp_path)
+    world.wait("train-0")
+    assert not world.deploy_errors
+    reason = world.wait()
+    (error,) = world.deploy_errors
+    assert reason in error.message
+    assert error.hint == "deploy again: the client uploads what is missing"
+
+
+def test_a_deploy_whose_code_is_there_goes_on_while_a_pod_waits_for_that_of_before(tmp_path):
+    world = World(tmp_path)
+    world.bring(TREE.encoded, ARGUMENTS, FILE)
+    world.wait()
+    assert not world.deploy_errors
