@@ -114,7 +114,7 @@ def agent(tmp_path_factory, controller):
 
 
 def test_a_probe_of_a_pod_that_starts_is_answered_when_it_serves_or_when_it_cannot(tmp_path):
-    controller = FakeController(tmp_path / "controller")
+    controller = FakeController(tmp_path)
     agent = AgentProcess(tmp_path / "agent", controller)
     try:
         assert agent.http("GET", "/health/serving")[0] == 503

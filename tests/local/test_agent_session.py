@@ -144,7 +144,7 @@ def test_an_import_that_prints_without_end_does_not_fill_the_session() -> None:
         last = lines[LOG_LIMIT - 1]
         assert (last.text, last.source) == (
             f"… more than {LOG_LIMIT} lines; kt logs has the others",
-            "stderr",
+            "kubetorch",
         )
 
     run(scenario)

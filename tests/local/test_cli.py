@@ -102,14 +102,15 @@ def test_deploy_prints_json_alone_when_asked(project):
     assert (service["name"], service["status"], service["ready_pods"]) == ("train", "Ready", 1)
 
 
-def test_a_module_is_deployed_by_its_dotted_name(project):
-    package = project / "package"
-    package.mkdir(exist_ok=True)
+def test_a_module_is_deployed_by_its_dotted_name(shared_service_home, tmp_path):
+    (tmp_path / "requirements.txt").write_text("")
+    package = tmp_path / "package"
+    package.mkdir()
     (package / "__init__.py").write_text("")
     (package / "values.py").write_text("ANSWER = 42\n")
     (package / "inner.py").write_text("from .values import ANSWER\ndef answer(): return ANSWER\n")
     for target in ("package.inner:answer", "package/inner.py:answer"):
-        ok("deploy", target, *COMPUTE, cwd=project)
+        ok("deploy", target, *COMPUTE, cwd=tmp_path)
         assert shown("call", "answer") == 42
     ok("teardown", "answer", "-y")
 

@@ -237,7 +237,7 @@ def test_trust_23_the_one_setting_that_is_named_is_enough(program):
     ],
 )
 def test_trust_23_ctrl_c_is_one_line_that_says_what_goes_on(program, words, goes_on):
-    lines = interrupted(command(program, *words))
+    lines = interrupted(command(program, *words), is_shown_in_errors=words == ("step",))
     # What a slow deploy or a step says of itself begins with its name.
     lines = [line for line in lines if not line.startswith("(")]
     assert len(lines) == 1
@@ -246,24 +246,21 @@ def test_trust_23_ctrl_c_is_one_line_that_says_what_goes_on(program, words, goes
 
 def test_trust_23_ctrl_c_in_a_command_says_the_same(program):
     errors_of(program, "slow", "x")
-    lines = interrupted(["kt", "call", "slow", "-a", "[30]"], "running")
+    lines = interrupted(["kt", "call", "slow", "-a", "[30]"], status=130, stderr=subprocess.STDOUT)
     assert lines[-1:] == ["Interrupted. The call is cancelled in its pods."]
 
 
-def interrupted(words, *shown):
-    """What a program writes on stderr after Ctrl-C, which ends it."""
-    running = subprocess.Popen(
-        words,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT if shown else subprocess.PIPE,
-        text=True,
-    )
-    assert any("running" in line for line in running.stdout)
+def interrupted(words, *, status=-signal.SIGINT, stderr=subprocess.PIPE, is_shown_in_errors=False):
+    """What a program writes on stderr after Ctrl-C, which ends it once it says that it runs."""
+    running = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=stderr, text=True)
+    stream = running.stderr if is_shown_in_errors else running.stdout
+    assert any("running" in line for line in stream)
     running.send_signal(signal.SIGINT)
     output, errors = running.communicate(timeout=60)
-    assert running.returncode == (130 if shown else -signal.SIGINT)
-    assert "Traceback" not in (errors or output)
-    lines = (errors or output).splitlines()
+    assert running.returncode == status
+    text = errors or output
+    assert "Traceback" not in text
+    lines = text.splitlines()
     return [line for line in lines if line and not line.startswith("kubetorch: pods run ")]
 
 
