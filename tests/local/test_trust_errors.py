@@ -258,9 +258,15 @@ def interrupted(words, *shown):
         stderr=subprocess.STDOUT if shown else subprocess.PIPE,
         text=True,
     )
-    assert any("running" in line for line in running.stdout)
-    running.send_signal(signal.SIGINT)
-    output, errors = running.communicate(timeout=60)
+    try:
+        # What a step of an image prints is no output of the program.
+        stream = running.stderr if "step" in words else running.stdout
+        assert any("running" in line for line in stream)
+        running.send_signal(signal.SIGINT)
+        output, errors = running.communicate(timeout=60)
+    finally:
+        running.kill()
+        running.communicate()
     assert running.returncode == (130 if shown else -signal.SIGINT)
     assert "Traceback" not in (errors or output)
     lines = (errors or output).splitlines()
