@@ -235,7 +235,7 @@ class Relay:
         """
         refused: UnauthorizedError | None = UnauthorizedError(
             "this needs a token of the service",
-            hint=f"send it as Authorization: Bearer <token>; {tokens.command(audience)} prints one",
+            hint=f"send it as Authorization: Bearer <token>; {tokens.COMMAND} prints one",
         )
         key = tokens.workload_key(self._secret, audience)
 

@@ -36,6 +36,15 @@ def loaded(name: str) -> Mapping[str, Any]:
     return names_of(sys.modules.get(name))
 
 
+def ipython_shell() -> Any:  # noqa: ANN401  # IPython is not among our dependencies
+    """The shell of IPython that runs this program; `None` where it is another program.
+
+    `IPython.get_ipython` may be imported only when the module is asked for it.
+    """
+    shells = loaded("IPython.core.interactiveshell").get("InteractiveShell")
+    return shells.instance() if shells is not None and shells.initialized() else None
+
+
 def file_of(module: object) -> str | None:
     """The file of a module."""
     return path_of(names_of(module).get("__file__"))

@@ -15,7 +15,6 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any
 
 from kubetorch.errors import KubetorchError, RemoteTraceback
 from kubetorch.lib import modules, terminal
@@ -45,8 +44,7 @@ def install() -> None:
         sys.excepthook = _show
     if threading.excepthook is threading.__excepthook__:
         threading.excepthook = _show_of_thread
-    get_ipython = modules.loaded("IPython").get("get_ipython")
-    shell: Any = get_ipython() if callable(get_ipython) else None
+    shell = modules.ipython_shell()
     if getattr(shell, "custom_exceptions", None) == ():
         shell.set_custom_exc((Exception, KeyboardInterrupt), _show_in_ipython)
 

@@ -29,6 +29,9 @@ from kubetorch.errors import UnauthorizedError
 from kubetorch.wire import routes
 
 _PREFIX = "kt1"
+#: What prints a token, for whoever has none that is genuine: answers to strangers name no service.
+COMMAND = "kt token, with the service's name,"
+_HINT = f"{COMMAND} prints a fresh one"
 #: Seconds by which the clocks of who issues and who checks a token may differ.
 SKEW = 60.0
 _CLOCKS = (
@@ -94,12 +97,11 @@ def sign(key: bytes, claims: Claims) -> str:
 
 def verify(key: bytes, token: str, *, audience: str, now: float) -> Claims:
     """The claims of a token that is genuine, for this audience, and valid now."""
-    hint = f"{command(audience)} prints a fresh one"
     signed, _, signature = token.rpartition(".")
     expected = _encode(hmac.digest(key, signed.encode(), "sha256"))
     if not hmac.compare_digest(signature.encode(), expected.encode()):
-        raise UnauthorizedError("the token is not valid for this service", hint=hint)
-    claims = _claims(signed)
+        raise UnauthorizedError("the token is not valid for this service", hint=_HINT)
+    claims, hint = _claims(signed), f"{command(audience)} prints a fresh one"
     if claims.audience != audience:
         raise UnauthorizedError(f"the token is for another service than {audience}", hint=hint)
     skew = SKEW if claims.issued else 0.0
@@ -133,9 +135,7 @@ def _claims(signed: str) -> Claims:
         claims = Claims(str(data["aud"]), float(data["exp"]), str(data["sub"]), verbs, issued)
         claims.audience.encode()  # JSON may have lone surrogates
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-        raise UnauthorizedError(
-            "the token cannot be read", hint="kt token, with the service's name, prints a fresh one"
-        ) from None
+        raise UnauthorizedError("the token cannot be read", hint=_HINT) from None
     return claims
 
 

@@ -536,24 +536,19 @@ def _names_in(body: list[ast.stmt]) -> set[str]:
 
 def _session() -> dict[str, Any]:
     """The names of the session and their values, without those that IPython puts there."""
-    hidden = getattr(_shell(), "user_ns_hidden", {})
+    hidden = getattr(modules.ipython_shell(), "user_ns_hidden", {})
     main = vars(sys.modules["__main__"])
     return {name: value for name, value in main.items() if hidden.get(name, main) is not value}
 
 
 def _is_of_ipython(name: str) -> bool:
     """True for builtins of IPython alone, such as `display`."""
-    return _shell() is not None and name in ("get_ipython", "display", "__IPYTHON__")
+    return modules.ipython_shell() is not None and name in ("get_ipython", "display", "__IPYTHON__")
 
 
 def _is_builtin(name: str) -> bool:
     """True for names that modules of any Python have."""
     return hasattr(builtins, name) or name in ("__name__", "__file__", "__doc__")
-
-
-def _shell() -> Any:  # noqa: ANN401  # IPython is not among our dependencies
-    get_ipython = modules.loaded("IPython").get("get_ipython")
-    return get_ipython() if callable(get_ipython) else None
 
 
 def _read_cells() -> list[Cell]:
@@ -562,7 +557,7 @@ def _read_cells() -> list[Cell]:
         for filename in list(linecache.cache)
         if filename.startswith("<") or "ipykernel" in filename
     }
-    history = getattr(_shell(), "history_manager", None)
+    history = getattr(modules.ipython_shell(), "history_manager", None)
     ran = [] if history is None else [text.rstrip("\n") for text in history.input_hist_parsed]
     texts = [(filename, text) for text, filename in filenames.items() if text not in ran]
     texts += [(f"cell [{number}]", text) for number, text in enumerate(ran) if text]
@@ -621,8 +616,8 @@ def _body_of_magic(node: ast.stmt) -> str | None:
     call: ast.Call = node.value  # type: ignore[attr-defined]  # as a magic is
     if getattr(call.func, "attr", "") != "run_cell_magic" or len(call.args) != 3:
         return None
-    body = getattr(call.args[2], "value", None)
-    return str(_shell().transform_cell(body)) if isinstance(body, str) and _shell() else None
+    body, shell = getattr(call.args[2], "value", None), modules.ipython_shell()
+    return str(shell.transform_cell(body)) if isinstance(body, str) and shell else None
 
 
 class _LeavesOutMagics(ast.NodeTransformer):
