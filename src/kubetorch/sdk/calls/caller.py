@@ -13,7 +13,7 @@ from __future__ import annotations
 import operator
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from kubetorch.sdk.calls import broadcast, handles
 from kubetorch.sdk.calls import map as maps
@@ -30,6 +30,7 @@ from kubetorch.sdk.calls.handles import CallHandle
 from kubetorch.sdk.calls.options import CallOptions
 from kubetorch.sdk.calls.remote import Configured, Handle
 from kubetorch.sdk.calls.route import Route
+from kubetorch.specs import hints
 from kubetorch.wire import introspection
 
 __all__ = ["Caller", "Target"]
@@ -66,6 +67,11 @@ class Caller:
             SpecError: An option has an impossible value.
         """
         return Caller(self._target, self._route, self._options.with_changes(changes), self._of)
+
+    if not TYPE_CHECKING:  # as `RemoteCallable` has it
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise hints.no_attribute("callable", self, name)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # the user's own values
         """Call it.

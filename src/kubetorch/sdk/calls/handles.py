@@ -22,7 +22,7 @@ import time
 from _queue import Empty, SimpleQueue
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from kubetorch.errors import (
     CallCancelledError,
@@ -45,6 +45,7 @@ from kubetorch.sdk.calls.stream import Stream
 from kubetorch.sdk.calls.stream_writer import LOST, Event, PendingCall
 from kubetorch.sdk.calls.target import local_modules
 from kubetorch.sdk.logs import CallLines
+from kubetorch.specs import hints
 from kubetorch.specs.logging import LoggingConfig
 from kubetorch.wire import calls, codecs, exceptions, frames, introspection
 from kubetorch.wire.frames import Kind
@@ -499,6 +500,12 @@ class CallHandle:
     def id(self) -> str:
         """Identity of the call."""
         return self._call.call_id
+
+    if not TYPE_CHECKING:  # as `RemoteCallable` has it
+
+        def __getattr__(self, name: str) -> NoReturn:
+            call_id = "" if name.startswith("_") else self.id
+            raise hints.no_attribute("spawned call", self, name, call_id)
 
     def __repr__(self) -> str:
         return f"CallHandle({self.id!r}{f', {self._name!r}' if self._name else ''})"
