@@ -218,7 +218,7 @@ class App(Module["App"]):
     def _declared_ref(self) -> CallableRef:
         if self._source is None:
             raise SpecError(f"{self.name} has no program", hint="kt.app(...).to(compute)")
-        where, cwd = self._source.locate(), Path.cwd()
+        where, cwd = self._source.locate(), source.working_directory()
         compute, folder = self._compute, None
         if compute is not None and compute.distributed_config is not None:
             raise SpecError(
@@ -382,4 +382,4 @@ def _pointers(file: object, module: object) -> Pointers | None:
         name = module if isinstance(module, str) else None
         root, import_path = source.pointers(Path(os.path.abspath(file)), name)  # noqa: PTH100
         return str(root), import_path, "app"
-    return str(Path.cwd()), "app", "app"
+    return str(source.working_directory()), "app", "app"

@@ -28,6 +28,7 @@ from kubetorch.sdk.deploys.source import (
     Source,
     checked_out_branch,
     unwrapped,
+    working_directory,
 )
 from kubetorch.specs import hints, names
 from kubetorch.specs.callable import CallableKind, CallableRef
@@ -213,7 +214,7 @@ class Module(Generic[HandleT]):
     def _candidates(self) -> tuple[str, ...]:
         if self._service_name is not None:
             return (self._service_name,)
-        branch = environment.branch_of_build() or checked_out_branch(Path.cwd())
+        branch = environment.branch_of_build() or checked_out_branch(working_directory())
         username = config.username
         return candidates(self._name, self._reload_prefixes, username=username, branch=branch)
 
@@ -640,10 +641,16 @@ class Module(Generic[HandleT]):
                 f"there is no service {looked_for} in namespace {self.namespace!r}",
                 hint=backend.near_services(self._session(), self.namespace, self.name)
                 if self._source is None
-                else "deploy it with .to(kt.Compute(...))",
+                else self._deploying_hint,
             )
         self._say_whose(found)
         return found
+
+    @property
+    def _deploying_hint(self) -> str:
+        if self.is_decorated:
+            return f"deploy it with {self.callable_name}.deploy(), or by kt deploy and its file"
+        return "deploy it with .to(kt.Compute(...))"
 
     def _say_whose(self, found: WorkloadView) -> None:
         """Report whose service a bare name has led to."""

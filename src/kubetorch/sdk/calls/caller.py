@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from kubetorch.sdk.calls import broadcast, handles
+from kubetorch.sdk.calls import blocking, broadcast, handles
 from kubetorch.sdk.calls import map as maps
 from kubetorch.sdk.calls.attempts import Done, Invocation, RankValues, Target, Yielded
 from kubetorch.sdk.calls.call import (
@@ -84,6 +84,7 @@ class Caller:
         options, kwargs = self._options.take_from(kwargs, target.declared)
         if options.async_:
             return self._await(options, args, kwargs)
+        blocking.warn_in_loop(f"{target.name}(...)", f"await {target.name}(..., async_=True)")
         invocation = Invocation(target, self._route, options, args, kwargs)
         if target.broadcast is not None:
             return self._broadcast(invocation)

@@ -36,6 +36,7 @@ from kubetorch.errors import (
 )
 from kubetorch.lib import terminal
 from kubetorch.sdk import backend, tracebacks
+from kubetorch.sdk.calls import blocking
 from kubetorch.sdk.calls.attempts import Again, Done, Invocation
 from kubetorch.sdk.calls.broadcast import combine
 from kubetorch.sdk.calls.call import LoopWakeup, ThreadWakeup
@@ -545,6 +546,8 @@ class CallHandle:
         Raises:
             ResultExpiredError: The call is unknown, or its result is not kept any more.
         """
+        name = f"a wait for a call of {self._name}" if self._name else "a wait for a spawned call"
+        blocking.warn_in_loop(name, "await handle")
         wakeup = ThreadWakeup()
         with self._call.waking(wakeup.set):
             for left in self._waits(timeout):
