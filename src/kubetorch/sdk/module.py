@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from kubetorch.sdk.calls.caller import Caller
     from kubetorch.sdk.deploys.deploy import Deployment
     from kubetorch.sdk.transport.session import Session
-    from kubetorch.wire.messages import WorkloadView
+    from kubetorch.wire.messages import DeployLog, WorkloadView
 
 
 _KINDS = {"fn": "a function", "cls": "a class", "app": "an app"}
@@ -536,9 +536,13 @@ class Module(Generic[HandleT]):
                 is_named=self._is_named,
                 callable=self._known_as,
                 on_existing=self._say_whose,
+                on_shown=self._note_shown,
             ),
             session,
         )
+
+    def _note_shown(self, line: DeployLog) -> None:
+        """A deploy has shown a line of the user's code."""
 
     def _declared_spec(self, compute: Compute) -> WorkloadSpec:
         return WorkloadSpec(

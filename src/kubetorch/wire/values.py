@@ -22,12 +22,12 @@ The standard library alone: workers use this, too. NumPy and what builds on it i
 
 from __future__ import annotations
 
+import _thread
 import enum
 import importlib
 import io
 import json
 import sys
-import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
@@ -71,7 +71,7 @@ PICKLE = 'send plain values; kt.Compute(allowed_serialization=["pickle"]) sends 
 HINTS: dict[type, str] = {
     FunctionType: "send its name, and have it at the top level of a module of the project",
     **dict.fromkeys(
-        (type(threading.Lock()), type(threading.RLock())),
+        (_thread.LockType, _thread.RLock),
         "a lock means something in one process only: make it where it is used, as at the top level "
         "of the module or in the constructor of the class that is deployed",
     ),
