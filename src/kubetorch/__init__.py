@@ -105,6 +105,7 @@ if TYPE_CHECKING:
     from kubetorch.sdk.decorators import distribute as distribute
     from kubetorch.sdk.fn import Fn as Fn
     from kubetorch.sdk.fn import fn as fn
+    from kubetorch.sdk.handle_service import service as service
     from kubetorch.sdk.image import Image as Image
     from kubetorch.sdk.module import Module as Module
     from kubetorch.sdk.secret import Secret as Secret
@@ -218,6 +219,7 @@ __all__ = [  # noqa: RUF022  # in plain order, which is easier to search
     "put",
     "rm",
     "secret",
+    "service",
 ]
 
 #: Where each name is defined, but for the errors.
@@ -255,6 +257,7 @@ _MODULES = {
     "put": "kubetorch.sdk.data_store",
     "rm": "kubetorch.sdk.data_store",
     "secret": "kubetorch.sdk.secret",
+    "service": "kubetorch.sdk.handle_service",
 }
 
 if __path__[0].endswith("/kubetorch/site/kubetorch"):  # a pod's runtime; see its docs
@@ -299,7 +302,12 @@ if not TYPE_CHECKING:
 
     def __getattr__(name):
         if name not in __all__:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            text = f"module {__name__!r} has no attribute {name!r}"
+            if not name.startswith("_"):
+                hints = __import__("kubetorch.specs.hints", fromlist=["hint"])
+                meant = hints.hint("kubetorch", name)
+                text = f"{text}\nhint: {meant}" if meant else text
+            raise AttributeError(text)
         value = _load(name)
         if name in _MODULES:
             # What a mistake in the user's very next line shows is for the user.

@@ -587,6 +587,18 @@ class AgentDiedError(PodTerminatedError):
 
     code = "agent_died"
 
+    def __init__(
+        self,
+        pod_name: str = "unknown",
+        reason: str = "Unknown",
+        status_code: int = 503,
+        events: list[dict[str, Any]] | None = None,
+        *,
+        hint: str | None = "what the call has done until then is unknown; if it may run twice, "
+        "make it again: f.options(retries=1)(...), or f.spawn(...) anew",
+    ) -> None:
+        super().__init__(pod_name, reason, status_code, events, hint=hint)
+
     @staticmethod
     def _describe(pod_name: str, reason: str, status_code: int) -> str:
         ends = {

@@ -41,6 +41,7 @@ NAMES = {
     "on_preempt",
     "progress",
     "secret",
+    "service",
 }
 #: Names of what later releases bring; they can be imported.
 LATER = {

@@ -81,7 +81,8 @@ def test_run_shows_lines_and_ends_with_the_exit_code_of_the_command(project):
 def test_run_says_which_options_behind_the_command_are_its_own(project):
     project.write("work.py", SCRIPT.format(more=""))
     done = kt_("run", "python", "work.py", "--name", "exp", "--lr", "1", "0")
-    assert "kt run takes --name for itself" in done.stderr
+    assert "kt run takes --name for itself, which belongs before the command: " in done.stderr
+    assert "kt run --name … python …; what follows -- is the command's: " in done.stderr
     assert done.stdout.startswith("arguments ['--lr', '1', '0']")
     assert kt_("teardown", "exp", "-y").returncode == 0
 

@@ -604,6 +604,50 @@ def test_a_frozen_app_runs_in_the_folder_of_the_program_on_this_machine(monkeypa
     app.teardown()
 
 
+FOLLOWED = """
+import kubetorch as kt
+
+app = kt.app("python job.py", name="followed").to(kt.Compute(cpus="0.1"))
+print("deployed", flush=True)
+app.follow()
+"""
+
+
+@pytest.fixture
+def followed(project):
+    """A program that follows its app, which is torn down at the end."""
+    yield project.write("program.py", FOLLOWED)
+    subprocess.run(["kt", "teardown", "followed", "-y"], check=True, timeout=100)
+
+
+def test_lines_that_a_deploy_has_shown_are_not_followed_again(project, followed):
+    project.write("job.py", "for n in range(4):\n    print('line', n, flush=True)\n")
+    done = project.run(followed)
+    assert done.returncode == 0, done.stderr
+    assert [done.stdout.count(f"line {n}") for n in range(4)] == [1, 1, 1, 1]
+
+
+def test_ctrl_c_while_an_app_is_followed_says_what_goes_on(project, followed):
+    project.write(
+        "job.py", "import time\nwhile True:\n    print('tick', flush=True)\n    time.sleep(0.1)\n"
+    )
+    running = subprocess.Popen(
+        [sys.executable, str(followed)],
+        cwd=project.folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert any("deployed" in line for line in running.stdout)
+    assert "tick" in running.stdout.readline()
+    running.send_signal(signal.SIGINT)
+    errors = running.communicate(timeout=100)[1]
+    assert errors.splitlines()[-1] == (
+        "Interrupted. The app goes on: kt logs followed -f shows its lines, "
+        "kt teardown followed ends it."
+    )
+
+
 def test_a_script_that_runs_is_busy(project):
     end = project.folder / "end"
     loop = f"while not os.path.exists({str(end)!r}): time.sleep(0.05)\n"

@@ -65,6 +65,21 @@ def test_without_a_kubeconfig_it_is_said_that_a_token_is_lacking(kt):
         assert "a kubeconfig who you are, by the token of its user" in said
 
 
+def test_without_a_cluster_it_ends_well_and_says_that_programs_run_here(tmp_path):
+    environ = {name: value for name, value in os.environ.items() if name != "KUBECONFIG"}
+    settings = {"HOME": str(tmp_path), "KT_BACKEND": "auto"}
+    for words in (["check"], ["check", "--json"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "kubetorch", *words],
+            env={**environ, **settings},
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        assert done.returncode == 0, done.stdout
+        assert "programs run here, on this machine (there is no kubeconfig)" in done.stdout
+
+
 def test_a_url_that_would_show_the_token_is_a_fault_of_the_check(kt):
     done = kt("check", "--json", api_url="http://kt.example.com", token="x")
     found = {one["check"]: one for one in json.loads(done.stdout)["checks"]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import subprocess
 import sys
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -58,6 +59,13 @@ def test_commands_run_where_the_workers_run(value):
     folder, name, *entries = done[1].split()
     assert (Path(folder).name, name) == ("work", pod)
     assert "shop" in entries
+
+
+def test_kt_exec_runs_a_command_in_a_pod(value):
+    words = ["kt", "exec", value.service_name, "--", "sh", "-c", "echo $POD_NAME; exit 3"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=100)
+    (pod,) = value.service_config["pods"]
+    assert (done.returncode, done.stdout) == (3, f"{pod['name']}\n")
 
 
 def test_a_pod_that_is_not_there_is_named(value):

@@ -72,6 +72,10 @@ def main(what, *args):
         kt.cls(Model).to(compute, init_args={"path": "x"}).rum(1)
     elif what == "secret":
         kt.fn(bad, name="guarded").to(kt.Compute(cpus="0.1", secrets=["hf-tokn"]))
+    elif what == "option":
+        kt.fn(slow).to(compute)(0, timeout=1)
+    elif what == "option-method":
+        kt.cls(Model).to(compute, init_args={"path": "x"}).run(1, retries=1)
     elif what == "typo":
         kt.fn(slow, name="long-job").to(compute)
         kt.fn(name="log-job")
@@ -167,7 +171,9 @@ MISTAKES = {
     "secret": "hint: did you mean hf-token? kt secrets -n default lists the secrets",
     "typo": "hint: did you mean long-job? kt list -n default shows the services",
     "absent 1": 'hint: kt.Compute(image=kt.Image().pip_install(["nosuchpackage"])) installs it',
-    "handle 1": '; kt.Compute(allowed_serialization=["pickle"]) ',
+    "handle 1": 'result["rows"][1] is a _thread.lock, which cannot travel\nhint: a lock means ',
+    "option": "hint: options of a call are given so: f.options(timeout=60)(...)",
+    "option-method": "hint: options of a call are given so: f.options(retries=3)(...)",
     "await": "hint: await remote(..., async_=True): without it, a call returns its value",
     "await-method": "hint: await model.run(..., async_=True): without it, ",
 }

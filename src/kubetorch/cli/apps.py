@@ -44,8 +44,11 @@ class _Run(TyperCommand):
         own = {name for parameter in self.params for name in parameter.opts}
         taken = [word for word in behind if word.partition("=")[0] in own and word not in words]
         if taken:
+            names = " and ".join(taken)
+            before = " ".join(f"{name} …" for name in taken)
             Output().warn(
-                f"kt run takes {' and '.join(taken)} for itself; what follows -- is the command's: "
+                f"kt run takes {names} for itself, which belongs before the command: kt run "
+                f"{before} {words[0]} …; what follows -- is the command's: "
                 f"kt run -- {shlex.join(behind)}"
             )
         return rest

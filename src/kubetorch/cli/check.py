@@ -26,6 +26,7 @@ from kubetorch.install.checks import Finding, State
 from kubetorch.k8s import kubeconfig
 from kubetorch.k8s.client import Client
 from kubetorch.lib import decoders
+from kubetorch.sdk import backend
 from kubetorch.sdk.controller import Controller
 from kubetorch.sdk.transport import cluster_session
 from kubetorch.sdk.transport.session import ClusterSettings
@@ -46,8 +47,8 @@ _ANSWER = 5.0
 def check_cluster(namespace: str | None, *, as_json: bool) -> None:
     """Look at everything, say each in a line, and fail if something is broken."""
     output = Output(as_json=as_json)
-    if config.backend == "local":
-        _local(output)
+    if config.backend == "local" or not backend.has_cluster():
+        _local(output, backend.choose().why)
         return
     where = namespace or config.namespace
     found: list[Finding] = []
@@ -62,8 +63,8 @@ def check_cluster(namespace: str | None, *, as_json: bool) -> None:
     output.report("✓ Kubetorch works in this cluster", "green")
 
 
-def _local(output: Output) -> None:
-    found = Finding("backend", "ok", "services run on this machine (the setting backend is local)")
+def _local(output: Output, why: str) -> None:
+    found = Finding("backend", "ok", f"programs run here, on this machine ({why})")
     _show(found, output)
     if output.as_json:
         output.value({"ok": True, "checks": [_fact(found)]})

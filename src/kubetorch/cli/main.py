@@ -16,6 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from kubetorch._version import __version__
 from kubetorch.cli.output import Output, is_unwritten, tolerate_narrow_encodings
+from kubetorch.specs import hints
 
 #: The commands in the order of `kt --help`: the module of `kubetorch.cli` whose `app` has the
 #: command, and the first line of the help.
@@ -46,7 +47,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 }
 
 #: Other spellings of commands.
-_ALIASES = {"secret": "secrets"}
+_ALIASES = {"secret": "secrets", "exec": "ssh"}
 
 
 class Commands(TyperGroup):
@@ -73,6 +74,11 @@ class Commands(TyperGroup):
             args = [_ALIASES.get(args[0], args[0]), *args[1:]]
         if args and args[0] in COMMANDS:
             self.commands[args[0]] = load(args[0])
+        elif args:
+            service = next((word for word in args[1:] if not word.startswith("-")), "")
+            meant = hints.hint("kt", args[0], service)
+            if meant is not None:
+                ctx.fail(f"No such command {args[0]!r}.\nhint: {' '.join(meant.split())}")
         return super().resolve_command(ctx, args)
 
 

@@ -335,10 +335,13 @@ def _plugin_config(fields: _Fields) -> Any:  # noqa: ANN401  # belongs to the pl
 def _user(fields: _Fields) -> User:
     provider = fields.nested("auth-provider")
     if provider is not None:
-        raise fields.wrong(
-            "auth-provider",
-            f"{provider.text('name')!r} is of a kind that Kubernetes removed in 1.26; "
-            "configure the provider's exec plugin instead",
+        raise KubernetesCredentialsError(
+            f"{fields.where}: auth-provider {provider.text('name')!r} is not supported: it is of a "
+            "kind that kubectl has not had since 1.26",
+            hint="kubectl oidc-login, as an exec plugin of the user, gets and refreshes tokens: "
+            "kubectl krew install oidc-login; kubectl oidc-login setup --oidc-issuer-url=..."
+            if provider.text("name") == "oidc"
+            else "configure the provider's exec plugin instead",
         )
     certificate, key = fields.pem("client-certificate"), fields.pem("client-key")
     if certificate.is_given != key.is_given:

@@ -52,9 +52,14 @@ def least(template: PodTemplate) -> int:
 
 def unscaled(manifest: Manifest) -> str:
     """The sentence about a Knative Service that runs without Knative."""
+    return f"there is no Knative here, so it does not scale: it runs on {fewest(manifest)}"
+
+
+def fewest(manifest: Manifest) -> str:
+    """The number of pods of a Knative Service where nothing scales it, in words."""
     count = least(WorkloadManifest(manifest, KIND).primary)
     pods = "1 pod" if count == 1 else f"{count} pods"
-    return f"there is no Knative here, so it does not scale: it runs on {pods} (min_scale)"
+    return f"{pods} (min_scale)"
 
 
 def _write(template: PodTemplate, compute: ComputeSpec) -> None:

@@ -219,6 +219,7 @@ class Agent:
             self._limit = MemoryLimit(
                 pod.memory_limit,
                 pod_name=pod.pod,
+                service=pod.workload,
                 processes=lambda: [*host.alive, *self._apps.alive],
             )
         self._descriptors = DescriptorWatch(self._give_up)

@@ -37,9 +37,15 @@ class MemoryLimit:
     """Ends the worker or app that uses most memory when the pod uses more than its limit."""
 
     def __init__(
-        self, limit: int, *, pod_name: str, processes: Callable[[], Collection[Process]]
+        self,
+        limit: int,
+        *,
+        pod_name: str,
+        service: str,
+        processes: Callable[[], Collection[Process]],
     ) -> None:
         self._limit = limit
+        self._service = service
         self._pod_name = pod_name
         self._processes = processes
         self._loop = asyncio.get_running_loop()
@@ -74,8 +80,8 @@ class MemoryLimit:
         limit, found = processes.written(self._limit), processes.written(used)
         _log.warning("memory limit exceeded pod=%s limit=%s used=%s", self._pod_name, limit, found)
         error = OutOfMemoryError(
-            f"the worker in {self._pod_name} was killed: the pod used {found} of memory, and its "
-            f"limit is {limit}",
+            f"the worker of {self._service} in {self._pod_name} was killed: the pod used {found} "
+            f"of memory, and its limit is {limit}",
             exit_code=-signal.SIGKILL,
             hint="resources.limits.memory in the manifest, or in service_template, allows more",
         )

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from kubetorch.config import environment
 from kubetorch.config.environment import RunRequest
@@ -23,6 +23,10 @@ from kubetorch.sdk.deploys.source import Placement, Pointers, ProjectRef, Source
 from kubetorch.sdk.module import Module
 from kubetorch.sdk.transport import pod_transport
 from kubetorch.specs.callable import AppSpec, CallableRef
+
+if TYPE_CHECKING:
+    from kubetorch.sdk.deploys.deploy import Deployment
+    from kubetorch.wire.messages import DeployLog
 
 _WORD = re.compile(r"\S+")
 #: `package.module:application`, as servers of ASGI and WSGI take it.
@@ -113,6 +117,8 @@ class App(Module["App"]):
     """
 
     kind = "app"
+    #: What its last deploy has shown: pods, times and texts of lines.
+    _shown: tuple[tuple[str | None, float, str], ...] = ()
 
     def __init__(  # noqa: PLR0913  # the documented constructor
         self,
@@ -191,10 +197,26 @@ class App(Module["App"]):
             ControllerUnavailableError: It cannot be followed any more.
         """
         # What a pod, which imports this file for `kt.app` alone, does not need.
-        from kubetorch.sdk import logs, service_logs  # noqa: PLC0415
+        from kubetorch.sdk import logs, service_logs, tracebacks  # noqa: PLC0415
 
         show = on_line or logs.Screen().line
-        return service_logs.follow_app(self._session(), self._known(), show)
+        shown = frozenset() if on_line else frozenset(self._shown)
+        view, name = self._known(), self.service_name
+        try:
+            return service_logs.follow_app(self._session(), view, show, shown=shown)
+        except KeyboardInterrupt as interrupt:
+            tracebacks.say_what_goes_on(
+                interrupt,
+                f"The app goes on: kt logs {name} -f shows its lines, kt teardown {name} ends it.",
+            )
+            raise
+
+    def _note_shown(self, line: DeployLog) -> None:
+        self._shown = (*self._shown, (line.pod, line.time, line.text))
+
+    def _deployment(self, get_if_exists: bool = False, is_replacing: bool = False) -> Deployment:
+        self._shown = ()
+        return super()._deployment(get_if_exists, is_replacing)
 
     def _has_no_effect(self, compute: Compute | None = None) -> bool:
         """True if its own command, or one that deployed it, runs the file that deploys it."""
@@ -218,7 +240,7 @@ class App(Module["App"]):
     def _declared_ref(self) -> CallableRef:
         if self._source is None:
             raise SpecError(f"{self.name} has no program", hint="kt.app(...).to(compute)")
-        where, cwd = self._source.locate(), Path.cwd()
+        where, cwd = self._source.locate(), source.working_directory()
         compute, folder = self._compute, None
         if compute is not None and compute.distributed_config is not None:
             raise SpecError(
@@ -382,4 +404,4 @@ def _pointers(file: object, module: object) -> Pointers | None:
         name = module if isinstance(module, str) else None
         root, import_path = source.pointers(Path(os.path.abspath(file)), name)  # noqa: PTH100
         return str(root), import_path, "app"
-    return str(Path.cwd()), "app", "app"
+    return str(source.working_directory()), "app", "app"

@@ -76,10 +76,16 @@ def choose(kubeconfig: str | None = None) -> Choice:
         return choices.found[cluster]
 
 
+def has_cluster() -> bool:
+    """True if this program is pointed to a cluster, or there is a kubeconfig, or it is in a pod."""
+    is_pointed = config.backend == "kubernetes" or config.api_url or environment.kubeconfig_list()
+    has_kubeconfig = (Path.home() / ".kube" / "config").exists()
+    return bool(is_pointed) or has_kubeconfig or environment.kubernetes_service() is not None
+
+
 def _look(cluster: ClusterSettings) -> Choice:
     """Look for a cluster that nobody has pointed to."""
-    has_kubeconfig = (Path.home() / ".kube" / "config").exists()
-    if not has_kubeconfig and environment.kubernetes_service() is None:
+    if not has_cluster():
         return Choice(None, "there is no kubeconfig")
     from kubetorch.sdk.transport import cluster_session  # noqa: PLC0415  # few programs
 

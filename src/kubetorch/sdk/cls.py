@@ -13,6 +13,7 @@ from kubetorch.sdk import inpod, parameters
 from kubetorch.sdk.calls.remote import RemoteCallable
 from kubetorch.sdk.deploys.source import Placement, Pointers, unwrapped
 from kubetorch.sdk.module import Module
+from kubetorch.specs import hints
 from kubetorch.specs.callable import CALLABLES, CallableRef, OnReplace
 from kubetorch.wire import introspection
 
@@ -25,6 +26,8 @@ T = TypeVar("T")
 
 #: Methods of the compute that a class has too, unless it defines one of that name itself.
 OF_COMPUTE = ("ssh", "run_bash", "rsync")
+#: The handle of a class in hints.
+_CALLED = "handle"
 
 
 class Cls(Module[T], Generic[T]):
@@ -140,8 +143,20 @@ class Cls(Module[T], Generic[T]):
             return cast("Method", getattr(self._compute, name))
         missing = self._missing(name)
         if missing:
-            raise AttributeError(missing)
+            raise AttributeError(self._led_on(name, missing))
         return Method(self, name)
+
+    def _led_on(self, name: str, missing: str) -> str:
+        """Why no callable has that name, with what to write for a word of ours or of others."""
+        verbs = (each for each in vars(RemoteCallable) if not each.startswith("_"))
+        if name in verbs:
+            method = "__call__" if callable(self._here("__call__")) else "method"
+            meant: str | None = f'calls are those of a method: handle["{method}"].{name}'
+        else:
+            meant = hints.hint("handle", name, _CALLED, self.service_name)
+        if meant is None:
+            return missing
+        return "\n".join([*missing.splitlines()[:1], f"hint: {meant}"])
 
     def __getitem__(self, name: str) -> Method:
         """The method of that name, also where an attribute of this object hides it.
@@ -179,6 +194,10 @@ class Method(RemoteCallable[..., Any]):
                 "its class does not say, and no pod was asked"
             )
         return not missing
+
+    @property
+    def _called(self) -> str:
+        return f"{_CALLED}.{self._name}" if self._name else _CALLED
 
     def __repr__(self) -> str:
         return f"{self._module!r}.{self._name}"

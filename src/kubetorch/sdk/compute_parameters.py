@@ -25,7 +25,7 @@ from kubetorch.manifests.labels import RESERVED
 from kubetorch.sdk import parameters
 from kubetorch.sdk.image import Image
 from kubetorch.sdk.parameters import Pairs
-from kubetorch.specs import autoscaling, distribution, quantity
+from kubetorch.specs import autoscaling, distribution, hints, quantity
 from kubetorch.specs.compute import (
     AGENT_PORT,
     MOST_WAITING,
@@ -646,12 +646,9 @@ def _check_numbers(spec: ComputeSpec) -> None:
             )
 
 
-#: Words of other tools for parameters.
-_MEANT = {"env": "env_vars", "mem": "memory", "num_cpus": "cpus", "num_gpus": "gpus"}
-
-
 def unknown(name: str) -> UnknownParameterError:
-    meant = did_you_mean(_MEANT.get(name, name), PARAMETERS, likeness=0.6)
+    meant = hints.hint("kt.Compute", name)
+    meant = meant or did_you_mean(name, PARAMETERS, likeness=0.6)
     return UnknownParameterError(
         f"kt.Compute has no parameter {name!r}", hint=meant or f"it has {', '.join(PARAMETERS)}"
     )

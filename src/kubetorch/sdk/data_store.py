@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from kubetorch.errors import DataStoreError
+from kubetorch.wire import introspection
 
 
 class BroadcastWindow:
@@ -33,6 +34,13 @@ def get(key: str | list[str], dest: Any = None, **_options: Any) -> NoReturn:  #
     Raises:
         DataStoreError: Always.
     """
+    keys = key if isinstance(key, list) else [key]
+    if not all(isinstance(each, str) for each in keys):  # as `ray.get` takes what `.remote()` gave
+        raise TypeError(
+            f"kt.get takes keys of the data store, not {introspection.shown(key)}\n"
+            "hint: handle.get() waits for a spawned call, [each.get() for each in handles] for "
+            "several"
+        )
     raise _absent("get")
 
 

@@ -26,6 +26,18 @@ class Fn(Module["Fn[P, R]"], RemoteCallable[P, R], Generic[P, R]):
     def _caller(self) -> Caller:
         return self._callers.get(None) or self._make_caller(None)
 
+    def local(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the function here, in this process, without a service.
+
+        Raises:
+            SpecError: This is the handle of a service, whose code is not here.
+            Exception: What the function raises.
+        """
+        if self._source is None:
+            self._source = self._imported()
+        function: Callable[P, R] = self.__wrapped__
+        return function(*args, **kwargs)
+
 
 @overload
 def fn(

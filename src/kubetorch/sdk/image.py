@@ -9,13 +9,13 @@ import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from kubetorch.config.settings import config
 from kubetorch.errors import SpecError
 from kubetorch.lib import modules
 from kubetorch.sdk import inpod, parameters
-from kubetorch.specs import dockerfile
+from kubetorch.specs import dockerfile, hints
 from kubetorch.specs import image as specs
 from kubetorch.specs.dockerfile import Instruction
 from kubetorch.specs.image import ImageSpec, quoted_requirement
@@ -24,7 +24,16 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class Image:
+class _ImageType(type):
+    """Answers for names that `kt.Image` does not have, such as `kt.Image.from_registry`."""
+
+    if not TYPE_CHECKING:  # to a type checker, `__getattr__` says that any name is right
+
+        def __getattr__(cls, name: str) -> NoReturn:
+            raise hints.no_attribute("kt.Image", cls, name)
+
+
+class Image(metaclass=_ImageType):
     """A base image and steps on top of it. Methods add a step and return the image itself.
 
     A change of the steps is live: pods run what differs from what they have run, without a restart.
@@ -70,6 +79,11 @@ class Image:
     def to_spec(self) -> ImageSpec:
         """The frozen form of what was declared so far."""
         return self._spec
+
+    if not TYPE_CHECKING:  # as the class itself has it
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise hints.no_attribute("kt.Image", self, name)
 
     # -------------------------------------------------------------------------------- the base
 

@@ -7,17 +7,19 @@ user module that says `kt.fn(...)` at its top level imports this file in every w
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
+from types import CodeType
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, ParamSpec, TypeVar, cast
 
 from kubetorch.config import environment
 from kubetorch.config.settings import config
-from kubetorch.errors import ControllerError, ServiceNotFoundError, SpecError
+from kubetorch.errors import ControllerError, ServiceNotFoundError, SpecError, UnknownParameterError
 from kubetorch.lib import terminal
-from kubetorch.sdk import backend, inpod, parameters
+from kubetorch.sdk import backend, compute_parameters, inpod, parameters
 from kubetorch.sdk.calls import options
 from kubetorch.sdk.compute import Compute
 from kubetorch.sdk.deploys.source import (
@@ -26,8 +28,9 @@ from kubetorch.sdk.deploys.source import (
     Source,
     checked_out_branch,
     unwrapped,
+    working_directory,
 )
-from kubetorch.specs import names
+from kubetorch.specs import hints, names
 from kubetorch.specs.callable import CallableKind, CallableRef
 from kubetorch.specs.logging import LoggingConfig
 from kubetorch.specs.workload import WorkloadSpec
@@ -37,15 +40,43 @@ if TYPE_CHECKING:
     from kubetorch.sdk.calls.caller import Caller
     from kubetorch.sdk.deploys.deploy import Deployment
     from kubetorch.sdk.transport.session import Session
-    from kubetorch.wire.messages import WorkloadView
+    from kubetorch.wire.messages import DeployLog, WorkloadView
 
 
 _KINDS = {"fn": "a function", "cls": "a class", "app": "an app"}
+#: Names of handles in hints.
+_CALLED = {"fn": "f", "cls": "handle", "app": "app"}
 
 
 #: What a deploy returns: the module itself, typed as what the user works with.
 HandleT = TypeVar("HandleT")
 ModuleT = TypeVar("ModuleT", bound="Module[Any]")
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _checking_words(deploy: Callable[P, R]) -> Callable[P, R]:
+    """Has a keyword that `.to` does not take say where it belongs."""
+    code: CodeType = deploy.__code__
+    known = code.co_varnames[: code.co_argcount]
+
+    @functools.wraps(deploy)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        for word in kwargs:
+            if word not in known:
+                raise _unknown_word(word)
+        return deploy(*args, **kwargs)
+
+    return checked
+
+
+def _unknown_word(word: str) -> UnknownParameterError:
+    meant = hints.hint("to", word)
+    if meant is None and word in compute_parameters.PARAMETERS:
+        meant = f".to(kt.Compute({word}=...))"
+    return UnknownParameterError(
+        f".to() has no parameter {word!r}", hint=meant or "its first argument is a kt.Compute"
+    )
 
 
 class Module(Generic[HandleT]):
@@ -183,7 +214,7 @@ class Module(Generic[HandleT]):
     def _candidates(self) -> tuple[str, ...]:
         if self._service_name is not None:
             return (self._service_name,)
-        branch = environment.branch_of_build() or checked_out_branch(Path.cwd())
+        branch = environment.branch_of_build() or checked_out_branch(working_directory())
         username = config.username
         return candidates(self._name, self._reload_prefixes, username=username, branch=branch)
 
@@ -356,6 +387,7 @@ class Module(Generic[HandleT]):
 
     # ----------------------------------------------------------------------------------- deploy
 
+    @_checking_words
     def to(  # noqa: PLR0913  # the documented parameters
         self,
         compute: Compute,
@@ -403,6 +435,7 @@ class Module(Generic[HandleT]):
                 self._accept(self._deployment(get_if_exists, replace).run())
         return cast("HandleT", self)
 
+    @_checking_words
     async def to_async(  # noqa: PLR0913  # the documented parameters
         self,
         compute: Compute,
@@ -503,9 +536,13 @@ class Module(Generic[HandleT]):
                 is_named=self._is_named,
                 callable=self._known_as,
                 on_existing=self._say_whose,
+                on_shown=self._note_shown,
             ),
             session,
         )
+
+    def _note_shown(self, line: DeployLog) -> None:
+        """A deploy has shown a line of the user's code."""
 
     def _declared_spec(self, compute: Compute) -> WorkloadSpec:
         return WorkloadSpec(
@@ -608,10 +645,16 @@ class Module(Generic[HandleT]):
                 f"there is no service {looked_for} in namespace {self.namespace!r}",
                 hint=backend.near_services(self._session(), self.namespace, self.name)
                 if self._source is None
-                else "deploy it with .to(kt.Compute(...))",
+                else self._deploying_hint,
             )
         self._say_whose(found)
         return found
+
+    @property
+    def _deploying_hint(self) -> str:
+        if self.is_decorated:
+            return f"deploy it with {self.callable_name}.deploy(), or by kt deploy and its file"
+        return "deploy it with .to(kt.Compute(...))"
 
     def _say_whose(self, found: WorkloadView) -> None:
         """Report whose service a bare name has led to."""
@@ -729,6 +772,21 @@ class Module(Generic[HandleT]):
         if self.async_:
             lines.append(f"{name}.async_ = True")
         return "\n".join(lines)
+
+    # To a type checker, `__getattr__` says that any name is right.
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if hasattr(type(self), name):  # a property that raised AttributeError: let it be seen
+                object.__getattribute__(self, name)
+            raise self._no_attribute(name)
+
+    def _no_attribute(self, name: str) -> AttributeError:
+        """The error of an attribute that is not there, whose name may be another tool's word."""
+        if name.startswith("_"):
+            return AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        called = _CALLED[getattr(type(self), "kind", "fn")]
+        return hints.no_attribute("handle", self, name, called, self.service_name)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.service_name!r}, namespace={self.namespace!r})"

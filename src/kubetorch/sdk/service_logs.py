@@ -9,7 +9,7 @@ import json
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -165,8 +165,12 @@ def follow_app(
     on_line: Callable[[str], None],
     *,
     patience: float = PATIENCE,
+    shown: Collection[tuple[str | None, float, str]] = (),
 ) -> int:
-    """Pass on the lines of all pods until their apps have ended; the first exit code but 0."""
+    """Pass on the lines of all pods until their apps have ended; the first exit code but 0.
+
+    `shown` are pods, times and texts of lines that are not passed on.
+    """
     pods = of_generation(view)
     prefixed = len(pods) > 1
     ends: list[int | BaseException] = [0] * len(pods)
@@ -174,6 +178,7 @@ def follow_app(
     def run(number: int, pod: PodView) -> None:
         prefix = f"({pod.name}) " if prefixed else ""
         follower = _Follower(session, view, pod, lambda text: on_line(prefix + text), patience)
+        follower.shown = frozenset(shown)
         try:
             ends[number] = follower.run()
         except BaseException as error:  # noqa: BLE001  # nothing of this is an end with 0
@@ -213,6 +218,7 @@ class _Follower:
         self._pod = pod
         self._on_line = on_line
         self._known = KnownLines(time.time())
+        self.shown: frozenset[tuple[str | None, float, str]] = frozenset()
         self._patience = backoff.Patience(patience, first=_PAUSES[0], limit=_PAUSES[1])
 
     def run(self) -> int:
@@ -277,7 +283,7 @@ class _Follower:
         if line.get("generation") != self._view.generation:
             return
         known = DeployLog(text=line["text"], pod=self._pod.name, time=line["time"])
-        if self._known.is_new(known):
+        if self._known.is_new(known) and (known.pod, known.time, known.text) not in self.shown:
             self._on_line(known.text)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from kubetorch.errors import AutoScalingError, did_you_mean
+from kubetorch.specs import hints
 
 KPA = "kpa.autoscaling.knative.dev"
 HPA = "hpa.autoscaling.knative.dev"
@@ -139,7 +140,9 @@ def _sort_out(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, s
 
 def _check_unlike(given: str, known: Sequence[str]) -> None:
     """Refuse what is no annotation of Knative's, but probably one of our words."""
-    meant = None if given in _OF_KNATIVE else did_you_mean(given, known, likeness=0.6)
+    meant = hints.hint("autoscale", given)
+    if meant is None and given not in _OF_KNATIVE:
+        meant = did_you_mean(given, known, likeness=0.6)
     if "timeout" in given.lower():
         hint = (
             "progress_deadline is the time to become ready, scale_down_delay that until a pod "

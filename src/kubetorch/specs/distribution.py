@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kubetorch.errors import SpecError, did_you_mean
+from kubetorch.specs import hints
 
 FRAMEWORKS = ("spmd", "pytorch", "ray", "monarch", "jax", "tensorflow")
 ALIASES = {"tf": "tensorflow", "torch": "pytorch"}
@@ -235,7 +236,10 @@ def _whole_number(name: str, value: object, most: int | None = None) -> int | No
 
 def _check_options(options: Mapping[str, Any]) -> None:
     for name in options:
-        meant = None if name in KNOWN else did_you_mean(name, [*ARGUMENTS, *KNOWN])
+        if name in KNOWN:
+            continue
+        meant = hints.hint("distribute", name)
+        meant = meant or did_you_mean(name, [*ARGUMENTS, *KNOWN])
         if meant:
             raise SpecError(f"distribute() has no {name!r}", hint=meant)
     broken = []

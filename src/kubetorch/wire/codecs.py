@@ -27,7 +27,7 @@ import itertools
 import json
 import math
 import pickle
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from kubetorch.errors import SerializationError
@@ -87,12 +87,16 @@ def encode(codec: str, value: object, root: str = "result") -> list[Segment]:
     if codec == VALUES:
         return values.encode(value, root)
     if codec == "pickle":
-        return _encode_pickle(value)
+        return _encode_pickle(value, root)
     try:
         text = _json_encoder.encode(value)
     except (TypeError, ValueError, RecursionError) as error:
+        what, part = _find_unencodable(value) or (str(error), None)
+        method = introspection.attempt(_json_method, None, type(part))
+        hint = f"return its {method}, which JSON carries; calls from Python take it as it is"
+        other = values.HINTS.get(type(part), _TAKES_PICKLE)
         raise SerializationError(
-            f"JSON cannot carry {_find_unencodable(value) or str(error)}", hint=_TAKES_PICKLE
+            f"JSON cannot carry {what}", hint=hint if method else other
         ) from error
     clash = _find_clash(value) if '":' in text else None
     if clash is not None:
@@ -208,18 +212,18 @@ def _json_key(key: object) -> str:
     return key if isinstance(key, str) else _json_encoder.encode(key)
 
 
-def _find_unencodable(value: object, path: str = "$", depth: int = 0) -> str | None:
-    """The part of `value` that JSON cannot carry, in words."""
+def _find_unencodable(value: object, path: str = "$", depth: int = 0) -> tuple[str, object] | None:
+    """The part of `value` that JSON cannot carry: in words, and itself."""
     if value is None or isinstance(value, (str, bool, int)):
         return None
     if isinstance(value, float):
-        return None if math.isfinite(value) else f"the number {value} at {path}"
+        return None if math.isfinite(value) else (f"the number {value} at {path}", value)
     if depth > 100:
-        return f"a value nested this deep, at {path[:80]}…"
+        return f"a value nested this deep, at {path[:80]}…", value
     if isinstance(value, dict):
         for key, item in value.items():
             if not (key is None or isinstance(key, (str, int, float, bool))):
-                return f"a key of type {values.name_of(type(key))} at {path}"
+                return f"a key of type {values.name_of(type(key))} at {path}", key
             found = _find_unencodable(item, f"{path}.{key}", depth + 1)
             if found:
                 return found
@@ -230,7 +234,15 @@ def _find_unencodable(value: object, path: str = "$", depth: int = 0) -> str | N
             if found:
                 return found
         return None
-    return f"a value of type {values.name_of(type(value))} at {path}"
+    return f"a value of type {values.name_of(type(value))} at {path}", value
+
+
+def _json_method(kind: type) -> str | None:
+    """The method of an array, or of a table, that has what JSON carries of it."""
+    if introspection.module_of(kind).partition(".")[0] not in (*values.LIBRARIES, "jaxlib"):
+        return None
+    calls = {"tolist": ".tolist()", "to_dicts": ".to_dicts()", "to_dict": '.to_dict("records")'}
+    return next((call for name, call in calls.items() if hasattr(kind, name)), None)
 
 
 # -------------------------------------------------------------------------- segments ↔ payload
@@ -349,7 +361,7 @@ def _text(content: bytes, charset: str) -> str:
         return content.decode(errors="replace")
 
 
-def _encode_pickle(value: object) -> list[Segment]:
+def _encode_pickle(value: object, root: str) -> list[Segment]:
     """The pickle stream, then one segment for each buffer of the value, as far as there may be."""
     buffers: list[pickle.PickleBuffer] = []
 
@@ -363,10 +375,47 @@ def _encode_pickle(value: object) -> list[Segment]:
         stream = pickle.dumps(value, protocol=5, buffer_callback=is_in_stream)
         return [stream, *(buffer.raw() for buffer in buffers)]
     except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
+        path, part = _find_unpicklable(value, root)
+        if not root:  # the dictionary of arguments
+            path = path.replace('["', "", 1).replace('"]', "", 1)
+        what = f"a value of type {introspection.name_of(type(part))}"
         raise SerializationError(
-            f"a value of type {introspection.name_of(type(value))} cannot be pickled: "
-            f"{introspection.summary(error)}"
+            f"{f'{path} is ' if path else ''}{what}{', which' if path else ''} cannot be pickled: "
+            f"{introspection.summary(error)}",
+            hint=values.HINTS.get(type(part)),
         ) from error
+
+
+#: How far, and at how many parts, a value is looked at for what cannot be pickled.
+_PICKLE_DEPTH, _PICKLE_PARTS = 20, 1000
+
+
+def _find_unpicklable(value: object, path: str, depth: int = 0) -> tuple[str, object]:
+    """The innermost part of `value` that cannot be pickled: the way to it, and itself."""
+    if depth < _PICKLE_DEPTH:
+        for step, part in itertools.islice(_parts(value), _PICKLE_PARTS):
+            if not introspection.attempt(_is_picklable, False, part):
+                return _find_unpicklable(part, path + step, depth + 1)
+    return path, value
+
+
+def _parts(value: object) -> Iterator[tuple[str, object]]:
+    """The parts of a container, or the attributes of an object, with the way to each."""
+    if type(value) is dict:
+        for key, item in value.items():
+            yield f"[{json.dumps(key) if type(key) is str else introspection.shown(key)}]", item
+    elif type(value) in (list, tuple):
+        for index, item in enumerate(value):  # type: ignore[arg-type]  # one of the two
+            yield f"[{index}]", item
+    else:
+        attributes = introspection.attribute(value, "__dict__")
+        if type(attributes) is dict:
+            yield from ((f".{name}", item) for name, item in attributes.items())
+
+
+def _is_picklable(value: object) -> bool:
+    pickle.dumps(value, protocol=5, buffer_callback=lambda _: False)
+    return True
 
 
 def _decode_pickle(segments: Sequence[Buffer], modules: Mapping[str, str]) -> object:

@@ -22,6 +22,7 @@ The standard library alone: workers use this, too. NumPy and what builds on it i
 
 from __future__ import annotations
 
+import _thread
 import enum
 import importlib
 import io
@@ -67,8 +68,13 @@ _ROWS = 1024 * 1024
 #: What to do about a value of which nothing better is known.
 PICKLE = 'send plain values; kt.Compute(allowed_serialization=["pickle"]) sends calls with pickle'
 #: What to do about values that pickle does not carry either, or not always.
-_HINTS: dict[type, str] = {
+HINTS: dict[type, str] = {
     FunctionType: "send its name, and have it at the top level of a module of the project",
+    **dict.fromkeys(
+        (_thread.LockType, _thread.RLock),
+        "a lock means something in one process only: make it where it is used, as at the top level "
+        "of the module or in the constructor of the class that is deployed",
+    ),
     **dict.fromkeys(
         (io.TextIOWrapper, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.FileIO),
         "send its path, or what it holds",
@@ -251,7 +257,7 @@ class Packer(_Rows):
         article = "an" if what[0] in "aeiouAEIOU" else "a"
         raise UnfitError(
             f"{article} {what}{why or ', which cannot travel'}",
-            hint or _HINTS.get(type(value), PICKLE),
+            hint or HINTS.get(type(value), PICKLE),
         )
 
     def items(self, value: Sequence[Any], mode: int = PLAIN) -> Any:  # noqa: ANN401  # of JSON

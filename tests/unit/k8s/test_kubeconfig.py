@@ -210,7 +210,7 @@ def test_a_wrong_file_is_named_with_what_is_wrong(text: str, said: str) -> None:
             "env should be a list",
         ),
         ("{client-key: x}", "{server: 'https://a'}", "belong together"),
-        ("{auth-provider: {name: gcp}}", "{server: 'https://a'}", "'gcp' is of a kind"),
+        ("{auth-provider: {name: gcp}}", "{server: 'https://a'}", "'gcp' is not supported"),
         ("{as-groups: [a]}", "{server: 'https://a'}", "need a user"),
         ("{exec: {command: x}}", "{server: 'https://a'}", "apiVersion None should be one of"),
         (
@@ -223,3 +223,10 @@ def test_a_wrong_file_is_named_with_what_is_wrong(text: str, said: str) -> None:
 def test_a_wrong_field_is_named(user: str, cluster: str, said: str) -> None:
     with pytest.raises(KubernetesCredentialsError, match=said):
         single(user, cluster).access()
+
+
+def test_an_oidc_provider_names_the_plugin_that_takes_its_place() -> None:
+    user = "{auth-provider: {name: oidc, config: {id-token: a, refresh-token: b}}}"
+    with pytest.raises(KubernetesCredentialsError, match="'oidc' is not supported") as error:
+        single(user, "{server: 'https://a'}").access()
+    assert "kubectl oidc-login, as an exec plugin of the user" in str(error.value.hint)

@@ -30,7 +30,7 @@ from kubetorch.errors import (
     SerializationError,
     did_you_mean,
 )
-from kubetorch.pod.user_process import protocol
+from kubetorch.pod.user_process import loader, protocol
 from kubetorch.pod.user_process.capture import OutputPipe
 from kubetorch.pod.user_process.current_call import callbacks, current
 from kubetorch.pod.user_process.monarch_hosts import MonarchHosts
@@ -466,6 +466,8 @@ class CallRunner:
             error = type(cancelled)(cancelled.message).with_traceback(trace)
         if introspection.is_a(error, (ValueError, RuntimeError)):
             introspection.safely(_explain, None, error)
+        if introspection.is_a(error, (NameError, AttributeError)):
+            introspection.safely(loader.explain_call, None, error, self._deployed.value)
         self._send_failure(call.number, error, started=started)
 
     def _give_up(self, call: RunningCall, error: BaseException) -> None:
@@ -552,7 +554,7 @@ class DeployedCallable:
 
     def __init__(self, name: str, value: object, *, is_instance: bool) -> None:
         self._name = name
-        self._value = value
+        self.value = value
         self._is_instance = is_instance
         self._async: dict[str | None, bool] = {}
 
@@ -578,22 +580,22 @@ class DeployedCallable:
                 raise CallableNotFoundError(
                     f"{self._name!r} is a function; it has no method {method!r}"
                 )
-            return self._value  # type: ignore[return-value]  # a callable, or calling it says so
+            return self.value  # type: ignore[return-value]  # a callable, or calling it says so
         if method is None:
-            if not callable(self._value):
+            if not callable(self.value):
                 raise CallableNotFoundError(
                     f"{self._name!r} is a class without __call__; call one of its methods",
                     hint=self._methods_hint(),
                 )
-            return self._value
+            return self.value
         if method == CALLABLES:
             return self.callables
         if method.startswith("_") and method != "__call__":
             raise CallableNotFoundError(f"{self._name}.{method} is private and cannot be called")
-        if isinstance(inspect.getattr_static(type(self._value), method, None), property):
+        if isinstance(inspect.getattr_static(type(self.value), method, None), property):
             raise self._no_method(method, "is a property")
         # Not None, which an attribute may be.
-        found = getattr(self._value, method, _NOTHING)
+        found = getattr(self.value, method, _NOTHING)
         if found is _NOTHING:
             raise CallableNotFoundError(
                 f"{self._name!r} has no method {method!r}", hint=self._methods_hint(method)
@@ -622,7 +624,7 @@ class DeployedCallable:
         """True for an instance of a class without `async def` methods that can be called."""
         if not self._is_instance:
             return False
-        own_call = introspection.safely(getattr, None, type(self._value), "__call__", None)
+        own_call = introspection.safely(getattr, None, type(self.value), "__call__", None)
         return not any(map(_is_async, (*self._callables().values(), own_call)))
 
     def _no_method(self, method: str, what: str) -> CallableNotFoundError:
@@ -640,10 +642,10 @@ class DeployedCallable:
 
     def _callables(self) -> dict[str, Callable[..., Any]]:
         """The public ones of the class and of the instance."""
-        cls, safely = type(self._value), introspection.safely
+        cls, safely = type(self.value), introspection.safely
         names: list[str] = safely(dir, [], cls)
         members: dict[str, Any] = {name: safely(getattr, None, cls, name, None) for name in names}
-        members |= safely(lambda: dict(vars(self._value)), dict[str, Any]())
+        members |= safely(lambda: dict(vars(self.value)), dict[str, Any]())
         return {
             name: member
             for name, member in members.items()

@@ -47,7 +47,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, FrameType, ModuleType, TracebackType
+from types import CodeType, FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any
 
 from kubetorch.errors import CallableNotFoundError
@@ -64,6 +64,8 @@ APPS_VARIABLE = "KT_DEPLOYED_APPS"
 CHILDREN = str(Path(__file__).with_name("children"))
 #: The import of the deployed file; at most one.
 _under_way: list[Import] = []
+#: The same import, if it ended early.
+_ended: list[EndedImport] = []
 #: Threads that it began, and that go on.
 _left_behind: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 _DEFINING = (
@@ -109,12 +111,57 @@ _DISTRIBUTIONS = {
     "yaml": "PyYAML",
     "zmq": "pyzmq",
 }
+#: Attributes of handles that functions and classes do not have.
+_HANDLE_NAMES = (
+    *("map", "map_async", "starmap", "starmap_async", "spawn", "options", "local", "endpoint"),
+    *("to", "to_async", "deploy", "deploy_async", "teardown", "teardown_async", "service_name"),
+)
 #: Methods of a handle that deploy it, or end its service.
 _DEPLOYS = ("to", "to_async", "deploy", "deploy_async", "teardown", "teardown_async")
 
 
 class EndOfImport(BaseException):
     """Ends the import of the deployed file. The loader catches it; the module stays."""
+
+
+@dataclass(frozen=True)
+class EndedImport:
+    """An import of the deployed file that ended early.
+
+    Attributes:
+        module: The module, which lacks what is bound below.
+        path: Its file.
+        line: The line of the statement that ended it.
+        source: The text of the file.
+    """
+
+    module: ModuleType
+    path: str
+    line: int
+    source: bytes
+
+    def binds_below(self, name: str) -> bool:
+        """True if the statement that ended the import, or one below it, binds a global name."""
+        below = (each for each in ast.parse(self.source).body if _last_line(each) >= self.line)
+        return any(name in _bound_names(each) for each in below)
+
+
+def _last_line(statement: ast.stmt) -> int:
+    return statement.end_lineno or statement.lineno
+
+
+def _bound_names(statement: ast.stmt) -> Iterator[str]:
+    """The names that a statement at the top level binds there."""
+    waiting: list[ast.AST] = [statement]
+    for node in waiting:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, ast.alias):
+            yield (node.asname or node.name).partition(".")[0]
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif not isinstance(node, ast.Lambda):
+            waiting += ast.iter_child_nodes(node)
 
 
 class Import:
@@ -302,6 +349,50 @@ def _explain_arguments(error: TypeError, cls: Any, given: Mapping[str, Any]) -> 
         return
 
 
+def explain_call(error: BaseException, called: object) -> None:
+    """Explain what a call meets because its file is no program here.
+
+    Args:
+        error: What the call raised: a name, or an attribute of the callable, is missing.
+        called: The callable that was deployed.
+    """
+    if isinstance(error, NameError) and type(error.name) is str:
+        _explain_name(error, error.name)
+    elif isinstance(error, AttributeError) and error.name in _HANDLE_NAMES:
+        own = introspection.unwrapped(called)
+        own = own if isinstance(own, (type, FunctionType)) else type(own)
+        if error.obj is own:
+            _explain_handle(error, own)
+
+
+def _explain_name(error: NameError, name: str) -> None:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    for ended in _ended:
+        is_here = trace is not None and trace.tb_frame.f_globals is ended.module.__dict__
+        if is_here and ended.binds_below(name):
+            file = Path(ended.path).name
+            exceptions.add_note(
+                error,
+                f"hint: in pods the import of {file} ended at line {ended.line}, which deploys or "
+                f"calls, so {name!r} is missing there: bind it above, a handle too "
+                f"({name} = kt.fn(...)), and deploy below if __name__ == "
+                '"__main__":',
+            )
+
+
+def _explain_handle(error: AttributeError, own: type | FunctionType) -> None:
+    is_class = isinstance(own, type)
+    name = introspection.name_of(own) if isinstance(own, type) else own.__name__
+    service = os.environ.get("KT_SERVICE_NAME", name)
+    exceptions.add_note(
+        error,
+        f"hint: in its own pods {name} is the {'class' if is_class else 'function'} itself, and no "
+        f"handle: kt.{'cls' if is_class else 'fn'}(name={service!r}).{error.name}",
+    )
+
+
 def _explain_guard(error: BaseException, source: Source) -> None:
     """Explain why a file that ran as a program fails when a pod imports it."""
     if source.is_script and source.source_file and not isinstance(error, SyntaxError):
@@ -414,6 +505,8 @@ class _Loader(importlib.machinery.SourceFileLoader):
                 if isinstance(end, AttributeError) and not under_way.deploys(end):
                     raise
                 source = self.get_data(self.path)
+                line = _line(end.__traceback__, module)
+                _ended.append(EndedImport(module, self.path, line, source))
                 run_rest(module, self.path, source, end, lambda: under_way.is_defined)
 
 

@@ -426,8 +426,8 @@ class Worker:
         if broken is not None:
             _log.warning("worker broke the protocol pid=%d error=%s", self.pid, broken)
             reason = WorkerDiedError(
-                f"the worker in {self.pod_name} was ended: something in it wrote to its connection "
-                f"to the agent ({broken})"
+                f"the worker of {self.service} in {self.pod_name} was ended: something in it wrote "
+                f"to its connection to the agent ({broken})"
             )
             reason.pod_name = self.pod_name
         self.abort(reason)
@@ -888,7 +888,10 @@ def death_error(
     error: WorkerDiedError
     if status == -signal.SIGKILL and kills.has_risen():
         limit = kills.limit
-        text = f"the worker in {pod_name} ran out of memory and was killed by the kernel{doing}"
+        text = (
+            f"the worker of {service} in {pod_name} ran out of memory and was killed by the "
+            f"kernel{doing}"
+        )
         error = OutOfMemoryError(
             text if limit is None else f"{text}: its pod may use {processes.written(limit)}",
             exit_code=status,
@@ -899,7 +902,7 @@ def death_error(
         error.limit_bytes, error.used_bytes = limit, kills.peak
     else:
         error = WorkerDiedError(
-            f"the worker in {pod_name} {describe_exit(status)}{doing}",
+            f"the worker of {service} in {pod_name} {describe_exit(status)}{doing}",
             exit_code=status,
             hint=f"kt logs {service} shows what it printed before",
         )

@@ -7,6 +7,7 @@ what that says.
 from __future__ import annotations
 
 import copy
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,7 @@ from kubetorch.sdk.calls.stream import Stream
 from kubetorch.sdk.calls.stream_writer import EXPIRED, LOST, Buffer, Event, PendingCall
 from kubetorch.sdk.deploys.source import ProjectRef, explain_missing
 from kubetorch.sdk.logs import CallLines
+from kubetorch.specs import hints
 from kubetorch.specs.callable import CALLABLES
 from kubetorch.specs.logging import LoggingConfig
 from kubetorch.wire import calls, codecs, exceptions, frames, introspection, rank_values
@@ -46,6 +48,10 @@ _FIRST_DELAY, _LONGEST_DELAY = 0.02, 1.0
 _INFRASTRUCTURE = (WorkerDiedError, PodTerminatedError, CallLostError)
 #: Errors that say that a pod is gone; in a distributed call its ranks are gone with it.
 _LOSSES = (PodTerminatedError, CallLostError)
+#: What Python says of a keyword that a function does not take.
+_REFUSED_KEYWORD = re.compile(
+    r"(?:.*\.)?(?P<function>\w+)\(\) got an unexpected keyword argument '(?P<keyword>\w+)'.*"
+)
 #: Refusals of calls that may be taken a little later, or by another pod.
 _LATER = (CallRefusedError, PodTerminatedError, WorkerDiedError)
 
@@ -167,6 +173,7 @@ class Invocation:
         self.body = _body(wire_codec, self.segments)
         calls.check_arguments(self.body.total)
         self.target = target
+        self._keywords = kwargs.keys()
         self.route = route
         self.options = options
         #: Whether lines that it prints are shown.
@@ -393,7 +400,21 @@ class Invocation:
             self.route.answered(error.instance)
         # The error is of the user's class, which may refuse to be looked at.
         introspection.attempt(explain_missing, None, error, self.target.where)
+        introspection.attempt(self._explain_option, None, error)
         return error
+
+    def _explain_option(self, error: Exception) -> None:
+        """Add to the error of a keyword that the function does not take that it is an option."""
+        refused = _REFUSED_KEYWORD.fullmatch(str(error)) if type(error) is TypeError else None
+        if refused is None or refused["keyword"] not in self._keywords:
+            return
+        meant = hints.hint("call", refused["keyword"])
+        if meant is not None and refused["function"] == (self.target.method or self._function):
+            exceptions.add_note(error, f"hint: options of a call are given so: {meant}")
+
+    @property
+    def _function(self) -> str:
+        return self.target.callable.rpartition(".")[2]
 
     def _may_retry(self, error: Exception) -> bool:
         if not isinstance(error, _INFRASTRUCTURE) or self._has_yielded or self._retries <= 0:

@@ -13,9 +13,9 @@ from __future__ import annotations
 import operator
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from kubetorch.sdk.calls import broadcast, handles
+from kubetorch.sdk.calls import blocking, broadcast, handles
 from kubetorch.sdk.calls import map as maps
 from kubetorch.sdk.calls.attempts import Done, Invocation, RankValues, Target, Yielded
 from kubetorch.sdk.calls.call import (
@@ -30,6 +30,7 @@ from kubetorch.sdk.calls.handles import CallHandle
 from kubetorch.sdk.calls.options import CallOptions
 from kubetorch.sdk.calls.remote import Configured, Handle
 from kubetorch.sdk.calls.route import Route
+from kubetorch.specs import hints
 from kubetorch.wire import introspection
 
 __all__ = ["Caller", "Target"]
@@ -67,6 +68,11 @@ class Caller:
         """
         return Caller(self._target, self._route, self._options.with_changes(changes), self._of)
 
+    if not TYPE_CHECKING:  # as `RemoteCallable` has it
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise hints.no_attribute("callable", self, name)
+
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # the user's own values
         """Call it.
 
@@ -78,6 +84,7 @@ class Caller:
         options, kwargs = self._options.take_from(kwargs, target.declared)
         if options.async_:
             return self._await(options, args, kwargs)
+        blocking.warn_in_loop(f"{target.name}(...)", f"await {target.name}(..., async_=True)")
         invocation = Invocation(target, self._route, options, args, kwargs)
         if target.broadcast is not None:
             return self._broadcast(invocation)

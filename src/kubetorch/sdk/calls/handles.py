@@ -22,7 +22,7 @@ import time
 from _queue import Empty, SimpleQueue
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from kubetorch.errors import (
     CallCancelledError,
@@ -36,6 +36,7 @@ from kubetorch.errors import (
 )
 from kubetorch.lib import terminal
 from kubetorch.sdk import backend, tracebacks
+from kubetorch.sdk.calls import blocking
 from kubetorch.sdk.calls.attempts import Again, Done, Invocation
 from kubetorch.sdk.calls.broadcast import combine
 from kubetorch.sdk.calls.call import LoopWakeup, ThreadWakeup
@@ -45,6 +46,7 @@ from kubetorch.sdk.calls.stream import Stream
 from kubetorch.sdk.calls.stream_writer import LOST, Event, PendingCall
 from kubetorch.sdk.calls.target import local_modules
 from kubetorch.sdk.logs import CallLines
+from kubetorch.specs import hints
 from kubetorch.specs.logging import LoggingConfig
 from kubetorch.wire import calls, codecs, exceptions, frames, introspection
 from kubetorch.wire.frames import Kind
@@ -500,6 +502,12 @@ class CallHandle:
         """Identity of the call."""
         return self._call.call_id
 
+    if not TYPE_CHECKING:  # as `RemoteCallable` has it
+
+        def __getattr__(self, name: str) -> NoReturn:
+            call_id = "" if name.startswith("_") else self.id
+            raise hints.no_attribute("spawned call", self, name, call_id)
+
     def __repr__(self) -> str:
         return f"CallHandle({self.id!r}{f', {self._name!r}' if self._name else ''})"
 
@@ -538,6 +546,8 @@ class CallHandle:
         Raises:
             ResultExpiredError: The call is unknown, or its result is not kept any more.
         """
+        name = f"a wait for a call of {self._name}" if self._name else "a wait for a spawned call"
+        blocking.warn_in_loop(name, "await handle")
         wakeup = ThreadWakeup()
         with self._call.waking(wakeup.set):
             for left in self._waits(timeout):

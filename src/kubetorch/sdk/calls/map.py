@@ -9,6 +9,7 @@ from typing import Any
 
 from kubetorch.errors import CallRefusedError, KubetorchError, SpecError
 from kubetorch.sdk.bars import Bar
+from kubetorch.sdk.calls import blocking
 from kubetorch.sdk.calls.attempts import Done, Invocation
 from kubetorch.sdk.calls.call import Call, CallSet, LoopWakeup, ThreadWakeup, is_generator
 from kubetorch.wire import exceptions
@@ -80,6 +81,9 @@ class Results:
 
 
 def results(invocations: Iterator[Make], options: MapOptions) -> Iterator[Any]:
+    blocking.warn_in_loop(
+        f"{options.label}.map(...)", f"async for value in {options.label}.map_async(...)"
+    )
     wakeup = ThreadWakeup()
     work = _Map(invocations, options, wakeup.set)
     try:

@@ -12,7 +12,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    NoReturn,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    overload,
+)
+
+from kubetorch.specs import hints
 
 if TYPE_CHECKING:
     from kubetorch.sdk.calls.handles import CallHandle
@@ -113,6 +125,17 @@ class RemoteCallable(ABC, Generic[P, R]):
     @abstractmethod
     def _caller(self) -> Verbs:
         """The caller of this function or method."""
+
+    # To a type checker, `__getattr__` says that any name is right.
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise hints.no_attribute("callable", self, name, self._called)
+
+    @property
+    def _called(self) -> str:
+        """Name of this in hints."""
+        return "f"
 
     @overload
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R: ...

@@ -86,6 +86,7 @@ class Order:
         is_named: Whether the user chose the name.
         callable: What the callable is known by, if that is not its file.
         on_existing: Called with such a service.
+        on_shown: Called with each line of the user's that was shown.
     """
 
     source: Source
@@ -98,6 +99,7 @@ class Order:
     is_named: bool = False
     callable: str | None = None
     on_existing: Callable[[WorkloadView], object] = bool
+    on_shown: Callable[[DeployLog], object] = bool
 
 
 @dataclass(frozen=True)
@@ -190,6 +192,7 @@ class Deployment:
         self._lines = LaunchLines(
             screen, spec.name, spec.compute.logging, stream_logs=order.stream_logs
         )
+        self._lines.on_shown = order.on_shown
         self._id = os.urandom(16).hex()
         #: For a controller that is away, or cannot be reached; one of this machine is begun again.
         self._patience = backoff.Patience(
@@ -474,6 +477,7 @@ class LaunchLines:
         self._config = config
         self._stream_logs = stream_logs
         self._shown: set[DeployLog | Stage | str] = set()
+        self.on_shown: Callable[[DeployLog], object] = bool
         #: How far the deploy is.
         self.bar = Bar(service)
         self._ready, self._pods = 0, 1
@@ -492,6 +496,7 @@ class LaunchLines:
             level = line.level if line.source == "logger" else None
             show = self._screen.notice if line.source in frames.NOT_USERS else self._screen.line
             show(self._launch(line.text, level, line.time))
+            self.on_shown(line)
 
     def stage(self, stage: Stage) -> None:
         """The deploy has come so far."""

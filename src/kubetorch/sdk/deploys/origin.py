@@ -32,6 +32,7 @@ from kubetorch.sdk.deploys.source import (
     origin_of_pod,
     pointers,
     project_of_pod,
+    working_directory,
 )
 from kubetorch.specs.workload import Origin
 
@@ -79,7 +80,7 @@ def _folder(source: Source, file: Path | None) -> Path:
     if file is None:
         program = modules.file_of(sys.modules["__main__"]) or ""
         is_own = program.endswith(".py") and not is_installed(Path(program))
-        start = Path(os.path.abspath(program)).parent if is_own else Path.cwd()  # noqa: PTH100
+        start = Path(os.path.abspath(program)).parent if is_own else working_directory()  # noqa: PTH100
         return find_project(start) or start
     sync_dir = source.placement.sync_dir
     given = Path(sync_dir).expanduser() if isinstance(sync_dir, (str, Path)) else file.parent

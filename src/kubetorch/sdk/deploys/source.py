@@ -24,7 +24,7 @@ from typing import Any, TypeVar, cast
 from kubetorch.config import environment
 from kubetorch.config.settings import config
 from kubetorch.datastore import ignore_rules
-from kubetorch.errors import SpecError
+from kubetorch.errors import RemoteTraceback, SpecError
 from kubetorch.lib import modules
 from kubetorch.sdk import inpod
 from kubetorch.sdk.calls import options
@@ -80,7 +80,7 @@ def locate(
         or (not isinstance(sync_dir, (str, Path)) and is_installed(path))
     ):
         return ProjectRef(remote_import_path or import_path, remote_dir=remote_dir or None)
-    archive = next((each for each in path.parents if each.is_file()), None)
+    archive = archive_of(path)
     if archive is not None:
         raise SpecError(
             f"{path.name} lies in the archive {archive}, which pods cannot import a callable from",
@@ -93,6 +93,33 @@ def locate(
         only = path.relative_to(root).as_posix()
         return ProjectRef(import_path, folder=root, only=only, name=_name(root), source_file=only)
     return _whole(folder, path, root, import_path)
+
+
+def archive_of(path: Path) -> Path | None:
+    """The archive that a file lies in, such as one of `python -m zipapp`."""
+    return next((each for each in path.parents if each.is_file()), None)
+
+
+def _missing_file(file: str) -> SpecError:
+    return SpecError(
+        f"{file}, which this program has loaded, has been moved or deleted since",
+        hint="start the program again where its files lie now",
+    )
+
+
+def working_directory() -> Path:
+    """The working directory of this program.
+
+    Raises:
+        SpecError: It was deleted.
+    """
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        raise SpecError(
+            "the working directory of this program has been deleted",
+            hint="start the program in a folder that exists, or os.chdir(...) to one first",
+        ) from None
 
 
 def find_project(start: Path) -> Path | None:
@@ -203,8 +230,13 @@ def explain_missing(error: BaseException, where: ProjectRef | None = None) -> No
     if package is not None:
         image = f'kt.Image().pip_install(["{package}"])'
         reason = f"hint: kt.Compute(image={image}) installs it in the pods"
+    remote = error.__cause__
+    first, *rest = error.msg.splitlines() or [""]
+    if isinstance(remote, RemoteTraceback):  # what it says of its own stands in the message
+        remote.text = remote.text.replace(error.msg, first)
     if reason is not None:
-        error.msg = f"{error.msg}\n{reason}"
+        lines = (each for each in rest if not reason.startswith("hint: ") or "hint: " not in each)
+        error.msg = "\n".join([first, *lines, reason])
         error.args = (error.msg,)
 
 
@@ -583,7 +615,10 @@ class Source:
         name = self._module_name()
         if name == "__main__":
             return self._script(), self._main_name()
-        return modules.file_of(sys.modules.get(name or "")), name
+        file = modules.file_of(sys.modules.get(name or ""))
+        if file is not None and not os.path.exists(file) and archive_of(Path(file)) is None:  # noqa: PTH110
+            raise _missing_file(file)
+        return file, name
 
     def _module_name(self) -> str | None:
         name = introspection.attribute(self.callable_object, "__module__")
@@ -615,9 +650,14 @@ class Source:
     def _main_file(self) -> str | None:
         """The file that this program runs; none in an interpreter or a notebook."""
         file = modules.path_of(self._main().get("__file__"))
-        if file is None or file.endswith(".ipynb") or not Path(file).is_file():
+        if file is None or file.endswith(".ipynb"):
             return None
-        return file
+        path = Path(file)
+        if path.is_file() or archive_of(path) is not None:
+            return file
+        if path.is_absolute():
+            raise _missing_file(file)
+        return None
 
     def _main_name(self) -> str | None:
         """The dotted name that this program was started by, as with `python -m`."""
@@ -630,7 +670,7 @@ class Source:
     def interactive_file(self) -> Path:
         """The file that a callable of an interpreter or a notebook is written to."""
         ending = "cls" if self.kind == "cls" else "fn"
-        return Path.cwd() / f"{self.qualname.replace('.', '_')}_{ending}.py"
+        return working_directory() / f"{self.qualname.replace('.', '_')}_{ending}.py"
 
 
 def unwrapped(found: CallableT) -> CallableT:

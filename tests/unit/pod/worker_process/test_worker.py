@@ -62,5 +62,5 @@ def test_the_error_names_pod_and_code() -> None:
     error = worker.death_error(
         3, pod_name="pod-0", service="shop", kills=Kills(risen=False), doing=" while it slept"
     )
-    assert error.message == "the worker in pod-0 ended with exit code 3 while it slept"
+    assert error.message == "the worker of shop in pod-0 ended with exit code 3 while it slept"
     assert (error.pod_name, error.exit_code) == ("pod-0", 3)

@@ -598,12 +598,10 @@ def check_room(spec: WorkloadSpec) -> None:
 
 def unsupported_warnings(compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
     kind = kinds.find(manifest)
-    if kind is None or (kind.kind in SUPPORTED_KINDS and not kind.is_autoscaled):
+    if kind is None or kind.kind in SUPPORTED_KINDS or kind.is_autoscaled:
         return ()
     count = desired_pods.read(manifest).replicas
     pods = "1 pod" if count == 1 else f"{count} pods"
-    if kind.is_autoscaled:
-        return (knative.unscaled(manifest),)
     if kind.kind == "RayCluster":
         distribution = compute.distribution
         if distribution is not None and distribution.distribution_type == "ray":
@@ -624,7 +622,9 @@ def unsupported_notes(compute: ComputeSpec, manifest: Manifest) -> tuple[str, ..
     if kind is None:
         return (f"a {manifest.get('kind')} cannot be run on this machine",)
     primary = WorkloadManifest(manifest, kind).primary
-    found = (*_resources(desired_pods.read(manifest)), *_pod(primary), *_endpoint(compute))
+    found = [*_resources(desired_pods.read(manifest)), *_pod(primary), *_endpoint(compute)]
+    if kind.is_autoscaled:
+        found.append(f"nothing scales on this machine: it runs on {knative.fewest(manifest)}")
     return (*found, *unsupported_warnings(compute, manifest))
 
 

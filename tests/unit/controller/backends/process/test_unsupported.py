@@ -26,6 +26,13 @@ def rendered(api_version: str, kind: str, spec: dict[str, Any]) -> dict[str, Any
     return rendering.render(compute, namespace="default", name="s")
 
 
+def test_an_autoscaled_service_is_no_warning_and_a_note_without_knative() -> None:
+    manifest = rendered("serving.knative.dev/v1", "Service", {"template": POD})
+    assert unsupported_warnings(ComputeSpec(), manifest) == ()
+    notes = unsupported_notes(ComputeSpec(), manifest)
+    assert "nothing scales on this machine: it runs on 1 pod (min_scale)" in notes
+
+
 @pytest.mark.parametrize(
     ("api_version", "kind", "spec"),
     [
@@ -55,7 +62,6 @@ def test_kinds_that_run_as_they_are_have_no_warning(
             {"schedule": "* * * * *", "jobTemplate": {"spec": {"template": POD}}},
             "no schedule here: its 1 pod start",
         ),
-        ("serving.knative.dev/v1", "Service", {"template": POD}, "no Knative here"),
         (
             "kubeflow.org/v1",
             "PyTorchJob",
