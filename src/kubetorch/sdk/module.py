@@ -75,6 +75,8 @@ class Module(Generic[HandleT]):
         placement = Placement(sync_dir, remote_dir, remote_import_path)
         self._source = None if pointers is None else Source(self.kind, None, placement, pointers)
         self._name = names.name(name)
+        # As the user wrote it.
+        self._written_name = name
         # Whether the user chose the name, and not the callable.
         self._is_named = True
         # What is told apart by this, and not by its file: what a manifest declares.
@@ -389,8 +391,8 @@ class Module(Generic[HandleT]):
 
         Raises:
             SpecError: Something is declared that is impossible.
-            ServiceTakenError: The service of that name is another user's, or runs the code of
-                another project, or another callable that was not given this name.
+            ServiceTakenError: The service of that name is another user's, or runs another callable
+                and is in use; see "Whose service" in the guide.
             StartupError: The pods cannot start.
             Exception: What the user's code raised while it was loaded.
         """
@@ -484,6 +486,9 @@ class Module(Generic[HandleT]):
             self._source = self._imported()
         session = self._session()
         session.warm()
+        written, is_quiet = self._written_name, config.quiet or environment.is_in_pod()
+        if names.is_shortened(written) and not is_quiet:
+            terminal.say_once(f"{written} is deployed as the service {self.service_name}")
         if self._compute._beside is not None:
             terminal.say_once(
                 f"{self.service_name} is a second service, with pods of its own, on the kt.Compute "

@@ -12,6 +12,7 @@ came from, which its environment says.
 
 from __future__ import annotations
 
+import ast
 import os
 import platform
 import re
@@ -35,6 +36,7 @@ from kubetorch.sdk.deploys.source import (
 )
 from kubetorch.specs.workload import Origin
 
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 #: Hex digits of a project's digest.
 _DIGITS = 16
 #: Characters of a name that the controller takes.
@@ -57,12 +59,36 @@ def find(source: Source) -> Origin:
     if own is None:
         folder = _folder(source, file)
         project, name = identify(folder)
+        machine = digest_of(_machine().encode())[:_DIGITS]
     else:
-        project, name = own.project, own.name
+        project, name, machine = own.project, own.name, own.machine
     if source.is_interactive:
         file = notebook() or file
     named = _callable(source, file, module, folder)
-    return Origin(project, *(terminal.printable(one)[-_LONGEST:] for one in (name, named)))
+    texts = (terminal.printable(one)[-_LONGEST:] for one in (name, named))
+    return Origin(project, *texts, machine=machine)
+
+
+def is_defined(source: Source, callable_name: str) -> bool:
+    """True if a callable of the same project is in its file, as far as that can be seen here."""
+    file, _, qualname = callable_name.rpartition(":")
+    if source.is_interactive:
+        return hasattr(sys.modules["__main__"], qualname.partition(".")[0])
+    path = source.file()[0]
+    folder = project_of_pod() or _folder(source, None if path is None else Path(path))
+    try:
+        body = ast.parse((folder / file).read_bytes()).body
+    except FileNotFoundError:
+        return False
+    except (OSError, SyntaxError, ValueError):
+        return True
+    for name in qualname.split("."):
+        scopes = (one for one in ast.walk(ast.Module(body, [])) if isinstance(one, _SCOPES))
+        scope = next((one for one in scopes if one.name == name), None)
+        if scope is None:
+            return False
+        body = scope.body
+    return True
 
 
 def _callable(source: Source, file: Path | None, module: str | None, folder: Path | None) -> str:
