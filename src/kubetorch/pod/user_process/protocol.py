@@ -23,7 +23,8 @@ file any more, so its owner may use it again; FORGET that it will never be used 
 
 Codec and sizes of a payload's segments (`kubetorch.wire.codecs`) are in `flags` and, when there is
 more than one segment, at the beginning of meta. The rest of a CALL's meta is the length of the
-method's name (u32, 0xffffffff for none), the name, and the identity of the request, in UTF-8.
+method's name (u32, 0xffffffff for none), the name, the length of the chain, the chain
+(`kubetorch.wire.frames.Chain`), and the identity of the request, in UTF-8.
 
 The agent trusts no worker: user code may write to the socket. A frame that no worker of ours sends
 (`Receiver`) ends the worker.
@@ -231,22 +232,27 @@ def pack(
     return _HEADER.pack(kind, flags, len(meta), argument, call, length) + meta
 
 
-def pack_call(method: str | None, request_id: str) -> bytes:
-    """Pack method and request; JSON would take longer than the system call."""
+def pack_call(method: str | None, request_id: str, chain: str) -> bytes:
+    """Pack method, chain and request; JSON would take longer than the system call."""
+    calls = chain.encode(errors="surrogatepass")
+    rest = _NAME.pack(len(calls)) + calls + request_id.encode(errors="surrogatepass")
     if method is None:
-        return _NO_METHOD + request_id.encode(errors="surrogatepass")
+        return _NO_METHOD + rest
     name = method.encode(errors="surrogatepass")
-    return _NAME.pack(len(name)) + name + request_id.encode(errors="surrogatepass")
+    return _NAME.pack(len(name)) + name + rest
 
 
-def unpack_call(meta: bytes) -> tuple[str | None, str]:
-    """Method and identity of the request."""
+def unpack_call(meta: bytes) -> tuple[str | None, str, str]:
+    """Method, identity of the request, and chain."""
     begin = end = _NAME.size
     method = None
     if not meta.startswith(_NO_METHOD):
         end = begin + _NAME.unpack_from(meta)[0]
         method = meta[begin:end].decode(errors="surrogatepass")
-    return method, meta[end:].decode(errors="surrogatepass")
+    begin = end + _NAME.size
+    end = begin + _NAME.unpack_from(meta, end)[0]
+    chain = meta[begin:end].decode(errors="surrogatepass")
+    return method, meta[end:].decode(errors="surrogatepass"), chain
 
 
 # ------------------------------------------------------------------------------------- receiving

@@ -49,6 +49,7 @@ class CallOptions:
     workers: Workers | None = None
     restart_procs: bool | None = None
     timeout: float | None = None
+    queue_timeout: float | None = None
     retries: int = 0
     idempotency_key: str | None = None
     request_id: str | None = None
@@ -65,6 +66,8 @@ class CallOptions:
             boolean("restart_procs", self.restart_procs)
         if self.timeout is not None:
             _positive("timeout", self.timeout)
+        if self.queue_timeout is not None:
+            _positive("queue_timeout", self.queue_timeout)
         retries: object = self.retries
         if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
             raise SpecError(f"retries is {retries!r}; it must be a whole number, 0 or more")
