@@ -397,6 +397,24 @@ def test_trust_1_a_handle_that_found_a_bare_name_says_whose_it_calls(shop, lab):
     assert "kubetorch:" not in lab.run("train.py", "kt.fn(train)(1)", KT_USERNAME="bob")[1]
 
 
+def test_a_call_of_code_that_was_edited_after_its_deploy_says_so(shop):
+    shop.does("deploy()(1)")
+    shop.does("kt.cls(Model).to(kt.Compute(cpus='0.1')).where()")
+    file, stale = shop.folder / "train.py", "is not what train.py has since 20"
+    file.write_text(file.read_text() + "\n# A line that is of neither.\n")
+    calls = ("kt.fn(train)(1), kt.fn(train)(2)", "kt.cls(Model).where()")
+    for call in calls:
+        assert stale not in shop.run("train.py", call)[1]
+    file.write_text(file.read_text().replace("shop", "edited"))
+    for call, name in zip(calls, ("train", "Model"), strict=True):
+        out, err = shop.run("train.py", call)
+        assert "edited" not in out
+        assert err.count(f"{name.lower()} runs {name} as it was deployed at 20") == 1
+        assert err.count(f"{stale}") == err.count("; .to(...) deploys it\n") == 1
+    assert stale not in shop.run("train.py", "deploy()(1)")[1]
+    assert stale not in shop.run("train.py", "kt.fn(train)(1)")[1]
+
+
 # --------------------------------------------------------------------------- 2: pods know the user
 
 NESTED = """

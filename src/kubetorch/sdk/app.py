@@ -113,6 +113,7 @@ class App(Module["App"]):
     """
 
     kind = "app"
+    _PLAIN = frozenset({"is_decorated", "run_async"})
 
     def __init__(  # noqa: PLR0913  # the documented constructor
         self,

@@ -151,7 +151,11 @@ def begin(order: Order, session: Session) -> Deployment:
         found = replace(found, callable=order.callable)
     order = replace(
         order,
-        spec=replace(spec, origin=replace(found, is_named=order.is_named)),
+        spec=replace(
+            spec,
+            callable=replace(spec.callable, code=origin.code_of(order.source)),
+            origin=replace(found, is_named=order.is_named),
+        ),
         replace=order.replace or environment.replaces(),
     )
     if spec.compute.freeze:
