@@ -68,8 +68,8 @@ def find(source: Source) -> Origin:
     if source.is_interactive:
         file = notebook() or file
     named = _callable(source, file, module, folder)
-    texts = (terminal.printable(one)[-_LONGEST:] for one in (name, named))
-    return Origin(project, *texts, machine=machine)
+    name, named = (terminal.printable(text)[-_LONGEST:] for text in (name, named))
+    return Origin(project, name, named, machine)
 
 
 def is_defined(source: Source, callable_name: str) -> bool:
