@@ -3,6 +3,8 @@
 import json
 import os
 import pickle
+import pty
+import select
 import subprocess
 import sys
 import textwrap
@@ -509,6 +511,42 @@ def test_trust_3_a_whole_namespace_takes_its_number(shop):
         assert "• deployment alice-train (of alice)" in done.stdout
         assert "Type the number of services" in done.stderr
     assert names() == []
+
+
+# ------------------------------------------------------------------------------ what stays up
+
+
+def end_of(project, expression, **environ):
+    """What a program of a project writes on the terminal that is its standard error."""
+    ours, theirs = pty.openpty()
+    program = [sys.executable, "train.py", *expression.split()]
+    child = subprocess.Popen(
+        program, cwd=project.folder, env={**os.environ, **environ}, stderr=theirs
+    )
+    seen = b""
+    # The terminal stays open: its local service may have been started by the program.
+    while child.poll() is None or select.select([ours], [], [], 0)[0]:
+        if select.select([ours], [], [], 0.1)[0]:
+            seen += os.read(ours, 65536)
+    os.close(ours)
+    os.close(theirs)
+    assert child.returncode == 0, seen
+    return seen.decode()
+
+
+def test_a_program_on_a_terminal_says_at_its_end_what_stays_up(shop):
+    screen = end_of(shop, "deploy()(1)")
+    assert screen.count("kubetorch: train (1 pod) stays up; kt teardown train deletes it") == 1
+    many = "(deploy(other), kt.cls(Model).to(kt.Compute(cpus=.1,gpus=2,replicas=2)))"
+    screen = end_of(shop, many, KT_LOCAL_GPUS="pretend")
+    assert "2 services stay up: other (1 pod), model (2 pods, 4 GPUs); kt teardown NAME" in screen
+
+
+def test_nothing_is_said_of_what_stays_up_where_there_is_nothing_or_nobody_asks(shop):
+    assert "up;" not in end_of(shop, "[deploy(),deploy().teardown()]")
+    assert "up;" not in end_of(shop, "deploy()(1)", KT_QUIET="true")
+    assert "up;" not in end_of(shop, "kt.fn(train)(2)")
+    assert "up;" not in shop.run("train.py")[1]
 
 
 # --------------------------------------------------------------------------- 5: unpickled handles

@@ -57,6 +57,7 @@ from kubetorch.sdk.deploys import attachments, origin, source
 from kubetorch.sdk.deploys.source import Source
 from kubetorch.sdk.logs import Screen
 from kubetorch.sdk.secret import Secret
+from kubetorch.sdk.services_left import services_left
 from kubetorch.sdk.transport.session import Session
 from kubetorch.specs.logging import LoggingConfig
 from kubetorch.specs.workload import WorkloadSpec
@@ -255,6 +256,7 @@ class Deployment:
             try:
                 last = self._attempt(controller, bundle, fresh, deadline)
                 if isinstance(last, Ready):
+                    services_left.note(self._session, last.workload)
                     return last.workload
                 fresh = []
                 controller.upload(bundle.packed(last.blobs, bar), bundle.spec.namespace)
