@@ -397,7 +397,7 @@ class ServiceNotFoundError(WorkloadError, LookupError, ValueError):
 
 
 class ServiceTakenError(WorkloadError):
-    """A deploy would replace the service of another creator, project or callable.
+    """A deploy would replace the service of another creator, or another callable that is in use.
 
     Attributes:
         name, namespace: The service.

@@ -204,6 +204,13 @@ def test_a_method_that_is_not_there_is_named(counter):
         counter["subtract"](1)
 
 
+def test_an_attribute_of_the_instance_cannot_be_set_on_the_handle(counter):
+    with pytest.raises(AttributeError, match=r"'n' cannot be set on Cls.*its pods would not know"):
+        counter.n = 5
+    with pytest.raises(AttributeError, match="'add' cannot be set"):
+        counter.add = lambda k: k
+
+
 def test_methods_have_options_and_run_over_many_items(counter):
     start = counter.add(0)
 

@@ -3,10 +3,12 @@
 import json
 import os
 import pickle
+import pty
+import select
 import subprocess
 import sys
 import textwrap
-import threading
+import time
 
 import pytest
 
@@ -33,6 +35,10 @@ def deploy(function=train, name=None, replace=False):
 if __name__ == "__main__":
     print(eval(" ".join(sys.argv[1:])) if sys.argv[1:] else deploy()(1))
 """
+
+
+#: What `kt list` says of an app whose command has ended.
+ENDED = ("Succeeded", "Failed")
 
 
 class Project:
@@ -99,26 +105,132 @@ def names():
 # ------------------------------------------------------------------------- 1: whose code answers
 
 
-def test_trust_1_another_project_is_refused_and_each_way_out_works(shop, lab):
+def test_trust_1_ones_own_service_is_replaced_and_a_line_says_what_went(shop, lab):
     assert shop.does() == "shop 1"
-    error = lab.refused("train.py")
-    assert (
-        "ServiceTakenError: the service train in namespace default runs train.py:train of" in error
-    )
-    assert "/shop; this deploy would run train.py:train of project" in error
-    assert shop.does("kt.fn(train)(2)") == "shop 2"
+    out, err = lab.run("train.py")
+    assert out == "lab 1"
+    line = next(line for line in err.splitlines() if "this deploy replaces the service" in line)
+    assert "the service train in namespace default ran train.py:train of project" in line
+    assert "/shop, last used " in line
+    # A file that was renamed, a folder that was moved, a copy.
+    (lab.folder / "train.py").rename(lab.folder / "main.py")
+    assert "ran train.py:train of project" in lab.run("main.py")[1]
+    lab.folder = lab.folder.rename(lab.folder.parent / "attic")
+    out, err = lab.run("main.py")
+    assert out == "lab 1" and "/lab, last used" in err
 
-    assert lab.does("deploy(name='mine')(1)") == "lab 1"
-    assert lab.does(KT_USERNAME="bob") == "lab 1"
-    assert names() == ["bob-train", "mine", "train"]
-    out, _ = lab.run("train.py", "deploy(replace=True)(1)")
-    assert "train in namespace default ran train.py:train of project" in out
-    # It is theirs now, and the one who had it has the ways out.
+
+class Holder:
+    """A program of a project that goes on until it is told to end."""
+
+    def __init__(self, project, expression):
+        code = f"from train import *; r = {expression}; print(r(1), flush=True); input()"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            cwd=project.folder,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.end()
+
+    def end(self):
+        """End it; its errors."""
+        if self.process.returncode is None:
+            self.errors = self.process.communicate("\n", timeout=120)[1]
+        return self.errors
+
+
+@pytest.mark.parametrize(
+    "expression", ["deploy()", "kt.fn(name='train')"], ids=["deploys", "finds"]
+)
+def test_a_service_that_another_program_has_open_is_not_replaced(shop, lab, expression):
+    shop.does()
+    with Holder(shop, expression) as holder:
+        assert holder.process.stdout.readline() == "shop 1\n"
+        error = lab.refused("train.py")
+        assert f"and the program {holder.process.pid} has it open; this deploy would run" in error
+        assert "ServiceTakenError: the service train in namespace default runs train.py:tr" in error
+        assert shop.does() == "shop 1"  # an edit is one, whoever has it open
+        # Each way out works.
+        assert lab.does("deploy(name='mine')(1)") == "lab 1"
+        assert lab.does(KT_USERNAME="bob") == "lab 1"
+        assert names() == ["bob-train", "mine", "train"]
+        assert "this deploy replaces" in lab.run("train.py", "deploy(replace=True)(1)")[1]
+        assert lab.does() == "lab 1"
+        assert shop.does(KT_REPLACE="1") == "shop 1"
+        lab.kt("teardown", "train", "-y")
+        assert lab.does() == "lab 1"
+    assert shop.does() == "shop 1"
+
+
+def test_a_service_on_which_a_call_runs_is_not_replaced(shop, lab):
+    program = """
+    import time
+    from pathlib import Path
+    import kubetorch as kt
+
+    def train(file):
+        while not Path(file).exists():
+            time.sleep(0.05)
+
+    if __name__ == "__main__":
+        kt.fn(train).to(kt.Compute(cpus="0.1")).spawn(str(Path("go").absolute()))
+    """
+    (shop.folder / "long.py").write_text(textwrap.dedent(program))
+    shop.run("long.py")
+    assert "and a call runs on it; this deploy would run train.py:train" in lab.refused("train.py")
+    (shop.folder / "go").touch()
+    while kt.globals.controller_client().list_calls()[0].ended is None:
+        time.sleep(0.05)
     assert lab.does() == "lab 1"
-    assert "ServiceTakenError" in shop.refused("train.py")
-    assert shop.does(KT_REPLACE="1") == "shop 1"
-    lab.kt("teardown", "train", "-y")
-    assert lab.does() == "lab 1"
+
+
+def test_the_command_of_an_app_that_runs_is_not_replaced(shop, lab):
+    for project in (shop, lab):
+        (project.folder / "app.py").write_text(
+            "import sys\nimport kubetorch as kt\nkt.app(cpus='0.1')\n"
+            "import time\nfrom pathlib import Path\n"
+            "while not Path(sys.argv[1]).exists(): time.sleep(0.05)\n"
+        )
+    go = str(shop.folder.parent / "go")
+    shop.kt("run", "--detach", "python", "app.py", go)
+    assert "and its command runs; this deploy would run app.py of project" in lab.refused(
+        "-m", "kubetorch", "run", "--detach", "python", "app.py", go
+    )
+    (shop.folder.parent / "go").touch()
+    while kt.globals.controller_client().get_workload("default", "app").status not in ENDED:
+        time.sleep(0.05)
+    lab.kt("run", "--detach", "python", "app.py", go)
+
+
+def test_names_that_are_one_for_a_service_are_refused_while_both_are_there(shop):
+    file = shop.folder / "names.py"
+    program = """
+    import kubetorch as kt
+    def train_model(x): return x
+    def trainmodel(x): return -x
+    """
+    file.write_text(textwrap.dedent(program))
+    deploy = "import kubetorch as kt, names; print(kt.fn(names.{}).to(kt.Compute(cpus=.1))(1))"
+    out, err = shop.run("-c", deploy.format("train_model"))
+    assert out == "1"
+    assert err.count("kubetorch: train_model is deployed as the service trainmodel\n") == 1
+    error = shop.refused("-c", deploy.format("trainmodel"))
+    assert (
+        "names.py:trainmodel would be the service trainmodel, which names.py:train_model" in error
+    )
+    assert 'hint: give one of them a name of its own, such as kt.fn(trainmodel, name="' in error
+    file.write_text(textwrap.dedent(program).replace("def train_model(x): return x\n", ""))
+    out, err = shop.run("-c", deploy.format("trainmodel"))
+    assert out == "-1" and "ran names.py:train_model of project" in err
+    assert "is deployed as" not in err
 
 
 MANIFEST = """
@@ -134,24 +246,28 @@ spec:
 
 
 @pytest.mark.parametrize(
-    ("command", "name", "known_as"),
+    ("command", "name", "known_as", "says"),
     [
-        (("deploy", "train.py:train", "-c", '{"cpus": "0.1"}'), "train", "train.py:train"),
-        (("run", "--async", "python", "app.py"), "app", "app.py"),
-        (("apply", "web.yaml"), "web", "web"),
+        (
+            ("deploy", "train.py:train", "-c", '{"cpus": "0.1"}'),
+            "train",
+            "train.py:train",
+            "this deploy replaces the service",
+        ),
+        (("run", "python", "app.py"), "app", "app.py", "this deploy replaces the service"),
+        (("apply", "web.yaml"), "web", "web", "and its command runs"),
     ],
     ids=["deploy", "run", "apply"],
 )
-def test_trust_1_the_commands_refuse_too_and_replace_when_they_are_told(
-    shop, lab, command, name, known_as
-):
+def test_trust_1_the_commands_replace_what_nobody_uses(shop, lab, command, name, known_as, says):
     for project in (shop, lab):
         app = "import kubetorch as kt\nkt.app(cpus='0.1')\nprint('done')\n"
         (project.folder / "app.py").write_text(app)
         (project.folder / "web.yaml").write_text(MANIFEST)
     shop.kt(*command)
     shop.kt(*command)
-    assert "--replace" in lab.kt(*command, code=1)[1]
+    assert says in lab.kt(*command, code=int(name == "web"))[1]
+    shop.kt(*command)
     verb, *rest = command
     lab.kt(verb, "--replace", *rest)
     lab.kt(*command)
@@ -170,15 +286,15 @@ def test_trust_1_a_callable_is_the_same_run_deployed_or_imported_and_after_edits
     assert shop.run(str(shop.folder.parent / "link/train.py"))[0] == "edited 1"
 
 
-def test_trust_1_another_callable_needs_the_name_to_be_chosen(shop):
-    assert shop.does() == "shop 1"
+def test_trust_1_a_chosen_name_replaces_another_callable_of_the_project(shop):
     (shop.folder / "serve.py").write_text("import kubetorch as kt\ndef train(x): return x\n")
     deploy = "import kubetorch as kt, serve; print(kt.fn(serve.train{}).to(kt.Compute(cpus=.1))(1))"
-    error = shop.refused("-c", deploy.format(""))
-    assert "runs train.py:train" in error and "this deploy would run serve.py:train" in error
-    out, err = shop.run("-c", deploy.format(", name='train'"))
-    assert "ran train.py:train of project" in err
-    assert out == "1"
+    with Holder(shop, "deploy()") as holder:
+        assert holder.process.stdout.readline() == "shop 1\n"
+        error = shop.refused("-c", deploy.format(""))
+        assert "runs train.py:train" in error and "this deploy would run serve.py:train" in error
+        out, err = shop.run("-c", deploy.format(", name='train'"))
+    assert "ran train.py:train of project" in err and out == "1"
 
 
 def test_trust_1_other_machines_of_a_repository_deploy_over_each_other(shop, lab):
@@ -191,23 +307,16 @@ def test_trust_1_other_machines_of_a_repository_deploy_over_each_other(shop, lab
 
 
 def test_trust_1_of_two_deploys_at_once_one_has_the_service(shop, lab):
-    ends = {}
-
-    def deploy(project):
-        try:
-            ends[project] = project.does()
-        except AssertionError as error:
-            ends[project] = str(error)
-
     shop.does("deploy(other)(1)")  # the local service is there
-    threads = [threading.Thread(target=deploy, args=(project,)) for project in (shop, lab)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    won = [project for project, end in ends.items() if end == f"{project.folder.name} 1"]
-    lost = [project for project, end in ends.items() if "ServiceTakenError" in end]
-    assert len(won) == len(lost) == 1
+    with Holder(shop, "deploy()") as one, Holder(lab, "deploy()") as two:
+        lines = {
+            project: holder.process.stdout.readline()
+            for project, holder in ((shop, one), (lab, two))
+        }
+        errors = [holder.end() for holder in (one, two)]
+    won = [project for project, line in lines.items() if line == f"{project.folder.name} 1\n"]
+    assert len(won) == 1
+    assert sum("ServiceTakenError" in error for error in errors) == 1
     assert won[0].does("kt.fn(train)(2)") == f"{won[0].folder.name} 2"
 
 
@@ -288,6 +397,24 @@ def test_trust_1_a_handle_that_found_a_bare_name_says_whose_it_calls(shop, lab):
     # One's own prefix says whose it is.
     shop.does(KT_USERNAME="bob")
     assert "kubetorch:" not in lab.run("train.py", "kt.fn(train)(1)", KT_USERNAME="bob")[1]
+
+
+def test_a_call_of_code_that_was_edited_after_its_deploy_says_so(shop):
+    shop.does("deploy()(1)")
+    shop.does("kt.cls(Model).to(kt.Compute(cpus='0.1')).where()")
+    file, stale = shop.folder / "train.py", "is not what train.py has since 20"
+    file.write_text(file.read_text() + "\n# A line that is of neither.\n")
+    calls = ("kt.fn(train)(1), kt.fn(train)(2)", "kt.cls(Model).where()")
+    for call in calls:
+        assert stale not in shop.run("train.py", call)[1]
+    file.write_text(file.read_text().replace("shop", "edited"))
+    for call, name in zip(calls, ("train", "Model"), strict=True):
+        out, err = shop.run("train.py", call)
+        assert "edited" not in out
+        assert err.count(f"{name.lower()} runs {name} as it was deployed at 20") == 1
+        assert err.count(f"{stale}") == err.count("; .to(...) deploys it\n") == 1
+    assert stale not in shop.run("train.py", "deploy()(1)")[1]
+    assert stale not in shop.run("train.py", "kt.fn(train)(1)")[1]
 
 
 # --------------------------------------------------------------------------- 2: pods know the user
@@ -386,6 +513,42 @@ def test_trust_3_a_whole_namespace_takes_its_number(shop):
     assert names() == []
 
 
+# ------------------------------------------------------------------------------ what stays up
+
+
+def end_of(project, expression, **environ):
+    """What a program of a project writes on the terminal that is its standard error."""
+    ours, theirs = pty.openpty()
+    program = [sys.executable, "train.py", *expression.split()]
+    child = subprocess.Popen(
+        program, cwd=project.folder, env={**os.environ, **environ}, stderr=theirs
+    )
+    seen = b""
+    # The terminal stays open: its local service may have been started by the program.
+    while child.poll() is None or select.select([ours], [], [], 0)[0]:
+        if select.select([ours], [], [], 0.1)[0]:
+            seen += os.read(ours, 65536)
+    os.close(ours)
+    os.close(theirs)
+    assert child.returncode == 0, seen
+    return seen.decode()
+
+
+def test_a_program_on_a_terminal_says_at_its_end_what_stays_up(shop):
+    screen = end_of(shop, "deploy()(1)")
+    assert screen.count("kubetorch: train (1 pod) stays up; kt teardown train deletes it") == 1
+    many = "(deploy(other), kt.cls(Model).to(kt.Compute(cpus=.1,gpus=2,replicas=2)))"
+    screen = end_of(shop, many, KT_LOCAL_GPUS="pretend")
+    assert "2 services stay up: other (1 pod), model (2 pods, 4 GPUs); kt teardown NAME" in screen
+
+
+def test_nothing_is_said_of_what_stays_up_where_there_is_nothing_or_nobody_asks(shop):
+    assert "up;" not in end_of(shop, "[deploy(),deploy().teardown()]")
+    assert "up;" not in end_of(shop, "deploy()(1)", KT_QUIET="true")
+    assert "up;" not in end_of(shop, "kt.fn(train)(2)")
+    assert "up;" not in shop.run("train.py")[1]
+
+
 # --------------------------------------------------------------------------- 5: unpickled handles
 
 
@@ -413,7 +576,9 @@ def test_trust_5_an_unpickled_handle_is_deployed_again_where_its_code_can_be_imp
     assert out.splitlines()[-2:] == ["shop 1 shop 2", "shop 0"]
     assert "kubetorch:" not in err
     # Elsewhere another module may have the name: it is not the same code.
-    assert "ServiceTakenError" in lab.refused("-c", textwrap.dedent(again.format(file=str(file))))
+    out, err = lab.run("-c", textwrap.dedent(again.format(file=str(file))))
+    assert out.splitlines()[-2:] == ["lab 1 lab 2", "lab 0"]
+    assert err.count("this deploy replaces the service") == 2
     (lab.folder / "train.py").unlink()
     error = lab.run("-c", textwrap.dedent(again.format(file=str(file))), code=1)[1]
     assert "the code of train, train:train, cannot be imported here: No module named" in error

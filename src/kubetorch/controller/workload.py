@@ -26,11 +26,13 @@ from kubetorch.controller.backends.base import (
     Trouble,
 )
 from kubetorch.controller.deploys import DeployProgress, PendingDeploys, expect_agents, not_applied
+from kubetorch.controller.ownership import UNUSED, Use
 from kubetorch.controller.rollout import Effect, Event, Rollout
 from kubetorch.controller.state import Generation, State, WorkloadRecord
 from kubetorch.controller.views import PodReport
 from kubetorch.controller.world import Plan, Rendezvous
 from kubetorch.errors import KubetorchError, ServiceNotFoundError
+from kubetorch.lib import processes
 from kubetorch.lib.changes import Changes
 from kubetorch.lib.clock import Clock, Timer
 from kubetorch.manifests import rendering
@@ -116,6 +118,8 @@ class Workload:
         self._debounce = Debounce(shared.clock, self.pods_changed)
         self._event_reporter = PodEventReporter(self._deploys.report)
         self._apply = BackgroundApply(shared.backend)
+        # The programs of this machine that have deployed the workload, or looked it up.
+        self._programs: set[str] = set()
         #: Notified of every change of the workload.
         self.changes = Changes()
         self.is_gone = False
@@ -209,10 +213,37 @@ class Workload:
     def _present(self) -> tuple[int, ...]:
         return tuple(sorted(pod.ordinal for pod in self.pods if pod.name in self._rollout.pods))
 
-    @property
-    def never_served(self) -> bool:
-        """True if no generation was ever served, and the deploy of the latest has failed."""
-        return self.record.good == 0 and self._rollout.failure is not None
+    def opened_by(self, program: str) -> None:
+        """A program of this machine, as `processes.identity` has it, has a handle from now on."""
+        if program and self._services.backend.name == "local":
+            if len(self._programs) >= MANY:
+                self._programs = set(filter(processes.is_alive, self._programs))
+            self._programs.add(program)
+
+    def use(self, program: str) -> Use:
+        """The use of the workload by others than this program."""
+        active = max(self.record.active, self._activities.last)
+        return Use(
+            is_local=self._services.backend.name == "local",
+            reason=self._reason_of_use(program),
+            idle=self._services.clock.time() - active if active else None,
+            never_served=self.record.good == 0 and self._rollout.failure is not None,
+        )
+
+    def _reason_of_use(self, program: str) -> str:
+        app = self.spec.callable.app
+        reports = self._reports.values()
+        if any(report.activity is not None and report.activity.calls for report in reports):
+            is_command = app is not None and app.port is None
+            return "its command runs" if is_command else "a call runs on it"
+        if self._services.backend.name == "local":
+            others = (other for other in self._programs if other != program)
+            pid = next((processes.pid_of(one) for one in others if processes.is_alive(one)), None)
+            return f"the program {pid} has it open" if pid else ""
+        now = self._services.clock.time()
+        left = self._activities.seconds_left(ttl=UNUSED, since=self._since, now=now)
+        is_unused = left == 0.0 and not self._deploys
+        return "" if is_unused else f"it may have been used in the last {UNUSED / 60:.0f} minutes"
 
     def _failure(self) -> Failure | None:
         return self._pod_failure if self._rollout.failure is None else self._rollout.failure
@@ -858,7 +889,8 @@ class Activities:
     def __init__(self) -> None:
         self._pods: Set[str] = frozenset()
         self._quiet: set[str] = set()
-        self._last = 0.0
+        #: The time of the last begin or end of a call.
+        self.last = 0.0
 
     def keep(self, pods: Set[str]) -> None:
         self._pods = pods
@@ -867,7 +899,7 @@ class Activities:
     def reported(self, pod: str, activity: messages.Activity | None) -> None:
         """Take over the activity of a pod; `None` when the pod is away."""
         if activity is not None:
-            self._last = max(self._last, activity.last)
+            self.last = max(self.last, activity.last)
         if activity is None or activity.calls > 0:
             self._quiet.discard(pod)
         elif pod in self._pods:
@@ -880,7 +912,7 @@ class Activities:
         """
         if len(self._quiet) < len(self._pods):
             return None
-        last = max(since, self._last)
+        last = max(since, self.last)
         return max(0.0, min(ttl, last + ttl - now))
 
 

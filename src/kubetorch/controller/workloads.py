@@ -17,13 +17,13 @@ from kubetorch.controller.backends.base import Backend
 from kubetorch.controller.blobs import BlobStores
 from kubetorch.controller.calls import Calls
 from kubetorch.controller.deploys import DeployProgress
+from kubetorch.controller.ownership import check_owner
 from kubetorch.controller.state import State, Summary, WorkloadRecord
 from kubetorch.controller.workload import Workload, WorkloadServices
 from kubetorch.datastore import blobs
 from kubetorch.errors import (
     KubetorchError,
     ServiceNotFoundError,
-    ServiceTakenError,
     SpecError,
     WorkloadError,
 )
@@ -243,10 +243,8 @@ class Workloads:
         workload = self._workloads.get((deploy.spec.namespace, deploy.spec.name))
         if workload is None or not workload.specs:
             return ""
-        never_served = workload.never_served
-        return check_owner(
-            workload.spec, workload.creator, deploy, creator, never_served=never_served
-        )
+        use = workload.use(deploy.program)
+        return check_owner(workload.spec, workload.creator, deploy, creator, use)
 
     async def deploy(
         self, deploy: Deploy, creator: Creator, grant: Grant | None = None
@@ -269,6 +267,7 @@ class Workloads:
                     if missing:
                         return _after(Missing(blobs=tuple(missing)))
                     progress = self._deploys[key] = await self._deploy(deploy.spec, grant)
+                self._workloads[where].opened_by(deploy.program)
                 while len(self._deploys) > _REMEMBERED_DEPLOYS:
                     self._deploys.popitem(last=False)
         events = progress.follow(logs=deploy.stream_logs)
@@ -452,63 +451,8 @@ def _check_texts(spec: WorkloadSpec) -> None:
     """Refuse names that people would see on their terminals and that are no names."""
     origin = spec.origin
     for text in (spec.username, *(() if origin is None else astuple(origin))):
-        if text is not None and not (len(text) <= _TEXT_MOST and text.isprintable()):
+        if isinstance(text, str) and not (len(text) <= _TEXT_MOST and text.isprintable()):
             raise SpecError(
                 f"{text[:80]!r} is no name of a user, a project or a callable: it has "
                 f"{len(text):,} characters, of which {_TEXT_MOST:,} are allowed, all printable"
             )
-
-
-def check_owner(
-    before: WorkloadSpec,
-    owner: Creator | None,
-    deploy: Deploy,
-    by: Creator,
-    *,
-    never_served: bool = False,
-) -> str:
-    """Refuse a deploy that would take a service away; returns what it replaces, if that is news.
-
-    A service that an earlier version deployed, and one that only selects pods, is anybody's. One
-    whose deploys have all failed is nothing that its own creator could lose.
-    """
-    was, now = before.origin, deploy.spec.origin
-    if was is None or before.compute.is_selector_only:
-        return ""
-    is_foreign = owner is not None and owner != by
-    # An earlier client does not say whose code it deploys.
-    is_other_project = now is not None and now.project != was.project
-    if not is_foreign and (now is None or now.key == was.key or never_served):
-        return ""
-    service = f"the service {before.name} in namespace {before.namespace}"
-    if deploy.replace or (deploy.is_named and not is_foreign and not is_other_project):
-        said = f", deployed by {_named(owner)}" if is_foreign and owner else ""
-        return f"{service} ran {was}{said}; this deploy replaces the service"
-    whose = f"belongs to {_named(owner)}, and " if is_foreign and owner else ""
-    this = f"this deploy is by {_named(by)}"
-    if not is_foreign:
-        this = f"this deploy would run {now} there"
-        # Two homes have machines of their own, and a folder has one name.
-        if now is not None and str(now) == str(was):
-            this = (
-                "this deploy is of the same folder, but of another machine or home "
-                f"(~/.kt/machine): project {now.project}, not {was.project}"
-            )
-    error = ServiceTakenError(
-        f"{service} {whose}runs {was}; {this}",
-        hint="choose another name (name=...), or set a user name, which begins the names of your "
-        "services (KT_USERNAME=...), or replace the service (replace=True, --replace, "
-        f"KT_REPLACE=1); kt teardown {before.name} deletes it",
-    )
-    error.name, error.namespace = before.name, before.namespace
-    error.creator = "" if owner is None else str(owner)
-    error.project, error.callable = was.name, was.callable
-    raise error
-
-
-def _named(creator: Creator) -> str:
-    """A creator in a message: two may have one user name, or none."""
-    user = f"user {creator.user}" if creator.user else ""
-    if creator.username is None:
-        return user or "somebody without a user name"
-    return f"{creator.username} ({user})" if user else creator.username

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import signal
 import sys
@@ -28,6 +29,27 @@ def start_time(pid: int) -> str | None:
     except OSError:
         return None
     return None if fields[0] in (b"Z", b"X") else fields[19].decode()
+
+
+def identity() -> str:
+    """This process, as text that no other process of the machine ever has."""
+    return _identity(os.getpid())
+
+
+@functools.lru_cache(maxsize=1)
+def _identity(pid: int) -> str:
+    return f"{pid}:{start_time(pid) or ''}"
+
+
+def is_alive(process: str) -> bool:
+    """True if the process of this `identity` runs."""
+    pid, _, started = process.partition(":")
+    return pid.isdecimal() and len(pid) < 10 and start_time(int(pid)) == started
+
+
+def pid_of(process: str) -> int:
+    """The process id in an `identity`."""
+    return int(process.partition(":")[0])
 
 
 def state(pid: int) -> str | None:

@@ -387,7 +387,7 @@ class Agent:
     def _activity(self) -> Activity:
         return Activity(
             calls=self._calls.running + self._apps.busy + self._shells.running,
-            last=max(self._calls.last, self._apps.last),
+            last=max(self._calls.last, self._apps.last, self._shells.last),
             workers=self._supervisor.workers,
             app=self._apps.view if self._supervisor.serves_app else None,
             is_stopping=self._stopped.done(),

@@ -10,6 +10,7 @@ import secrets
 import signal
 import struct
 import termios
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -54,6 +55,8 @@ class Shells:
 
     def __post_init__(self) -> None:
         self._shells: set[Shell] = set()
+        #: The time of the last end of one.
+        self.last = 0.0
 
     @property
     def running(self) -> int:
@@ -79,6 +82,7 @@ class Shells:
 
     def _on_over(self, shell: Shell) -> None:
         self._shells.discard(shell)
+        self.last = time.time()
         self.on_change()
 
 

@@ -119,6 +119,7 @@ class App(Module["App"]):
     kind = "app"
     #: What its last deploy has shown: pods, times and texts of lines.
     _shown: tuple[tuple[str | None, float, str], ...] = ()
+    _PLAIN = frozenset({"is_decorated", "run_async"})
 
     def __init__(  # noqa: PLR0913  # the documented constructor
         self,

@@ -116,8 +116,10 @@ class Controller:
         path = routes.WORKLOADS if namespace is None else routes.workloads(namespace)
         return self._get(list[WorkloadView], path)
 
-    def get_workload(self, namespace: str, name: str) -> WorkloadView:
-        return self._get(WorkloadView, routes.workload(namespace, name))
+    def get_workload(self, namespace: str, name: str, *, program: str = "") -> WorkloadView:
+        """A workload, of which this program of the controller's machine, if any, has a handle."""
+        query = f"?{urlencode({'program': program})}" if program else ""
+        return self._get(WorkloadView, routes.workload(namespace, name) + query)
 
     def describe_pods(self, namespace: str, name: str) -> list[dict[str, Any]]:
         """The pods of a workload as their cluster describes them; none if it does not."""

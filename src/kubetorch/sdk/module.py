@@ -94,6 +94,20 @@ class Module(Generic[HandleT]):
     """
 
     kind: ClassVar[CallableKind]
+    #: Attributes without a setter of their own.
+    _PLAIN: ClassVar[frozenset[str]] = frozenset({"is_decorated"})
+
+    if not TYPE_CHECKING:  # which would believe that every name can be set
+
+        def __setattr__(self, name, value):
+            # What `functools.wraps` sets begins with `_`, too.
+            is_setting = hasattr(getattr(type(self), name, None), "__set__")
+            if not (name.startswith("_") or is_setting or name in self._PLAIN):
+                raise AttributeError(
+                    f"{name!r} cannot be set on {self!r}: its pods would not know of it; give the "
+                    "class a method that sets it, or keep the value in a variable of this program"
+                )
+            super().__setattr__(name, value)
 
     def __init__(
         self,
@@ -106,6 +120,8 @@ class Module(Generic[HandleT]):
         placement = Placement(sync_dir, remote_dir, remote_import_path)
         self._source = None if pointers is None else Source(self.kind, None, placement, pointers)
         self._name = names.name(name)
+        # As the user wrote it.
+        self._written_name = name
         # Whether the user chose the name, and not the callable.
         self._is_named = True
         # What is told apart by this, and not by its file: what a manifest declares.
@@ -123,6 +139,8 @@ class Module(Generic[HandleT]):
         self._stream_logs: bool | None = None
         self._logging_config: LoggingConfig | None = None
         self._callers: dict[str | None, Caller] = {}
+        # What `functools.wraps` made this object look like.
+        self._wraps: Callable[..., Any] | None = None
         # Whether it was declared by `@kt.compute`, and what that says of services that exist.
         self.is_decorated = False
         self._takes_existing = False
@@ -222,10 +240,16 @@ class Module(Generic[HandleT]):
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
-        """The callable of this program, for whoever unwraps."""
+        """The callable of this program, for whoever unwraps; `functools.wraps` may set another."""
+        if self._wraps is not None:
+            return self._wraps
         if self._source is None or self._source.callable_object is None:
             raise AttributeError("__wrapped__")
         return self._source.callable_object
+
+    @__wrapped__.setter
+    def __wrapped__(self, value: Callable[..., Any]) -> None:
+        self._wraps = value
 
     @property
     def _ref(self) -> CallableRef:
@@ -421,8 +445,8 @@ class Module(Generic[HandleT]):
 
         Raises:
             SpecError: Something is declared that is impossible.
-            ServiceTakenError: The service of that name is another user's, or runs the code of
-                another project, or another callable that was not given this name.
+            ServiceTakenError: The service of that name is another user's, or runs another callable
+                and is in use; see "Whose service" in the guide.
             StartupError: The pods cannot start.
             Exception: What the user's code raised while it was loaded.
         """
@@ -517,6 +541,9 @@ class Module(Generic[HandleT]):
             self._source = self._imported()
         session = self._session()
         session.warm()
+        written, is_quiet = self._written_name, config.quiet or environment.is_in_pod()
+        if names.is_shortened(written) and not is_quiet:
+            terminal.say_once(f"{written} is deployed as the service {self.service_name}")
         if self._compute._beside is not None:
             terminal.say_once(
                 f"{self.service_name} is a second service, with pods of its own, on the kt.Compute "
@@ -657,10 +684,30 @@ class Module(Generic[HandleT]):
         return "deploy it with .to(kt.Compute(...))"
 
     def _say_whose(self, found: WorkloadView) -> None:
-        """Report whose service a bare name has led to."""
+        """Report whose service a bare name has led to, and that it runs other code than this."""
+        self._say_edited(found)
         is_bare = found.spec.name == names.service_name(self._name) and not self._reload_prefixes
         if is_bare and self._service_name is None:
             backend.say_whose(self._session(), found)
+
+    def _say_edited(self, found: WorkloadView) -> None:
+        """Report that the callable of this program is not what was deployed."""
+        source, deployed = self._source, found.spec.callable
+        if source is None or environment.is_in_pod() or not (found.is_own and deployed.code):
+            return
+        if deployed.qualname != source.qualname or deployed.kind != self.kind:
+            return
+        from kubetorch.sdk import logs  # noqa: PLC0415  # see the module's docstring
+        from kubetorch.sdk.deploys import origin  # noqa: PLC0415  # as above
+
+        code = origin.code_of(source)
+        if code and code != deployed.code:
+            file = Path(source.file()[0] or "")
+            terminal.say_once(
+                f"{found.spec.name} runs {source.qualname} as it was deployed at "
+                f"{logs.moment(found.updated)}, which is not what {file.name} has since "
+                f"{logs.moment(file.stat().st_mtime)}; .to(...) deploys it"
+            )
 
     def _accept(self, view: WorkloadView) -> None:
         """Become the handle of the service that a deploy or a look-up found."""

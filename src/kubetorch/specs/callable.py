@@ -63,6 +63,7 @@ class CallableRef:
         on_replace: What the first calls of a class get when its instance was made anew without a
             deploy: a warning, or an error instead of running.
         app: The app, for that kind; `module` is then the file that declared it, if there is one.
+        code: Digest of the callable's own text in its file; empty where there is none.
     """
 
     kind: CallableKind
@@ -78,6 +79,7 @@ class CallableRef:
     own_options: tuple[str, ...] = ()
     on_replace: OnReplace = "warn"
     app: AppSpec | None = None
+    code: str = ""
 
     def options_of(self, method: str | None) -> frozenset[str]:
         """The keywords of `own_options` of a function, or of a method of a class."""

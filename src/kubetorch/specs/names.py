@@ -27,6 +27,11 @@ def clean(name: object) -> str:
     return cleaned
 
 
+def is_shortened(name: str) -> bool:
+    """True if a service cannot have all characters of the name, whatever their case."""
+    return clean(name) != name.lower()
+
+
 def name(given: str) -> str:
     """The user-facing name of a callable, at most 40 characters."""
     cleaned = clean(given)

@@ -51,11 +51,15 @@ class Origin:
         name: The project for people, such as `github.com/acme/shop`.
         callable: The file in the project and the name in it, such as `ml/train.py:train`; of an app
             its file, of a manifest its name.
+        machine: Digest of the id of the machine and home that deployed it; empty if not known.
+        is_named: Whether the user chose the name of the service, and not the callable.
     """
 
     project: str
     name: str
     callable: str
+    machine: str = ""
+    is_named: bool = False
 
     @property
     def key(self) -> str:
@@ -65,6 +69,11 @@ class Origin:
     @property
     def file(self) -> str:
         return self.callable.rpartition(":")[0] or self.callable
+
+    @property
+    def qualname(self) -> str:
+        """The name of the callable in its file."""
+        return self.callable.rpartition(":")[2]
 
     def __str__(self) -> str:
         return f"{self.callable} of project {self.name}"

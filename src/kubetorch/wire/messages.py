@@ -400,7 +400,9 @@ class Deploy(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         id: Identity of this deploy: a repeated request with the same one joins the first.
         stream_logs: Whether lines written while loading are wanted as events.
         replace: Whether it may replace the service of another creator, project or callable.
-        is_named: Whether the user chose the name, and not the callable.
+        program: The process of this machine that deploys, as `processes.identity` has it; empty
+            where the controller is elsewhere.
+        renames: The callable of the service, if the program saw that its file has it no more.
     """
 
     id: str
@@ -409,7 +411,8 @@ class Deploy(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     version: str
     stream_logs: bool = True
     replace: bool = False
-    is_named: bool = False
+    program: str = ""
+    renames: str = ""
 
 
 class Missing(Message, tag="missing", frozen=True):

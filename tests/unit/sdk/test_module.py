@@ -379,3 +379,25 @@ def test_a_work_tree_names_its_repository(tmp_path):
     (tree / ".git").write_text("gitdir: ../real\n")
 
     assert module.checked_out_branch(tree) == "topic"
+
+
+@pytest.mark.parametrize("name", ["lr", "to", "name", "servce_name"])
+def test_what_is_no_setting_cannot_be_set_on_a_handle(name):
+    for handle in (kt.fn(train), kt.cls(Counter)):
+        with pytest.raises(AttributeError):
+            setattr(handle, name, "x")
+
+
+def test_settings_and_names_with_an_underscore_can_be_set_on_a_handle():
+    handle = kt.fn(train)
+    handle.serialization, handle.async_, handle.stream_logs = "pickle", True, False
+    handle.service_name, handle._mine = "other", 1
+    assert (handle.service_name, handle._mine) == ("other", 1)
+
+
+def test_a_handle_can_wrap_a_function():
+    def wrapped():
+        """Says so."""
+
+    handle = functools.wraps(wrapped)(kt.fn(train))
+    assert (handle.__name__, handle.__doc__, handle.__wrapped__) == ("wrapped", "Says so.", wrapped)

@@ -68,8 +68,13 @@ class WorkloadRoutes:
         await exchange.respond_message([_owned(view, user) for view in found])
 
     async def get(self, exchange: Exchange, namespace: str, name: str) -> None:
-        """One workload, with a token to call it for those who may."""
-        view = self._workloads.get(namespace, name).view()
+        """One workload, with a token to call it for those who may.
+
+        `?program=` is the process of this machine that has a handle from now on.
+        """
+        workload = self._workloads.get(namespace, name)
+        workload.opened_by(exchange.query("program"))
+        view = workload.view()
         user = exchange.asker.creator(None).user
         await exchange.respond_message(_owned(await self._complete(exchange.asker, view), user))
 

@@ -41,7 +41,12 @@ from kubetorch.datastore import ignore_rules, transfer
 from kubetorch.datastore import scan as scanning
 from kubetorch.datastore.blobs import digest_of
 from kubetorch.datastore.scan import FileChangedError, Scan
-from kubetorch.errors import ControllerError, ControllerUnavailableError, SpecError
+from kubetorch.errors import (
+    ControllerError,
+    ControllerUnavailableError,
+    ServiceTakenError,
+    SpecError,
+)
 from kubetorch.lib import backoff, files, modules
 from kubetorch.lib.http_client import Response
 from kubetorch.sdk import backend, logs, parameters, tracebacks
@@ -52,6 +57,7 @@ from kubetorch.sdk.deploys import attachments, origin, source
 from kubetorch.sdk.deploys.source import Source
 from kubetorch.sdk.logs import Screen
 from kubetorch.sdk.secret import Secret
+from kubetorch.sdk.services_left import services_left
 from kubetorch.sdk.transport.session import Session
 from kubetorch.specs.logging import LoggingConfig
 from kubetorch.specs.workload import WorkloadSpec
@@ -148,7 +154,11 @@ def begin(order: Order, session: Session) -> Deployment:
         found = replace(found, callable=order.callable)
     order = replace(
         order,
-        spec=replace(spec, origin=found),
+        spec=replace(
+            spec,
+            callable=replace(spec.callable, code=origin.code_of(order.source)),
+            origin=replace(found, is_named=order.is_named),
+        ),
         replace=order.replace or environment.replaces(),
     )
     if spec.compute.freeze:
@@ -204,6 +214,8 @@ class Deployment:
         self._answer: Response | None = None
         self._is_cancelled = False
         self._is_accepted = False
+        # The callable of the service, whose file has it no more.
+        self._renames = ""
 
     async def run_async(self) -> WorkloadView:
         """Awaitable form of `run`."""
@@ -257,9 +269,14 @@ class Deployment:
             try:
                 last = self._attempt(controller, bundle, fresh, deadline)
                 if isinstance(last, Ready):
+                    services_left.note(self._session, last.workload)
                     return last.workload
                 fresh = []
                 controller.upload(bundle.packed(last.blobs, bar), bundle.spec.namespace)
+            except ServiceTakenError as error:
+                if self._renames or not self._is_renamed(error):
+                    raise
+                self._renames = error.callable
             except FileChangedError:
                 if not attempts_left:
                     raise
@@ -280,6 +297,12 @@ class Deployment:
             f"the controller lacked blobs of {bundle.spec.name} that it was sent {ATTEMPTS} times",
             hint="kt local status says where its log is",
         )
+
+    def _is_renamed(self, error: ServiceTakenError) -> bool:
+        """True if the service is of this project, and its callable is no more in its file."""
+        own = self._order.spec.origin
+        is_own = own is not None and own.name == error.project and ":" in error.callable
+        return is_own and not origin.is_defined(self._order.source, error.callable)
 
     def _find_existing(self) -> WorkloadView | None:
         """A service to take as it is: one that serves calls, or gets a pod when they come."""
@@ -369,7 +392,8 @@ class Deployment:
             version=__version__,
             stream_logs=self._order.stream_logs,
             replace=self._order.replace,
-            is_named=self._order.is_named,
+            program=self._session.program,
+            renames=self._renames,
         )
         silence = max(deadline - time.monotonic(), 1.0)
         packed = bundle.packed(fresh, self._lines.bar)

@@ -12,6 +12,7 @@ came from, which its environment says.
 
 from __future__ import annotations
 
+import ast
 import os
 import platform
 import re
@@ -36,6 +37,10 @@ from kubetorch.sdk.deploys.source import (
 )
 from kubetorch.specs.workload import Origin
 
+_Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+#: Errors of a file that cannot be read, or is no Python; Python 3.11 may fail where threads parse.
+_UNREADABLE = (OSError, SyntaxError, ValueError, RecursionError, SystemError)
 #: Hex digits of a project's digest.
 _DIGITS = 16
 #: Characters of a name that the controller takes.
@@ -58,12 +63,57 @@ def find(source: Source) -> Origin:
     if own is None:
         folder = _folder(source, file)
         project, name = identify(folder)
+        machine = digest_of(_machine().encode())[:_DIGITS]
     else:
-        project, name = own.project, own.name
+        project, name, machine = own.project, own.name, own.machine
     if source.is_interactive:
         file = notebook() or file
     named = _callable(source, file, module, folder)
-    return Origin(project, *(terminal.printable(one)[-_LONGEST:] for one in (name, named)))
+    name, named = (terminal.printable(text)[-_LONGEST:] for text in (name, named))
+    return Origin(project, name, named, machine)
+
+
+def is_defined(source: Source, callable_name: str) -> bool:
+    """True if a callable of the same project is in its file, as far as that can be seen here."""
+    file, _, qualname = callable_name.rpartition(":")
+    if source.is_interactive:
+        return hasattr(sys.modules["__main__"], qualname.partition(".")[0])
+    path = source.file()[0]
+    folder = project_of_pod() or _folder(source, None if path is None else Path(path))
+    try:
+        return _definition((folder / file).read_bytes(), qualname) is not None
+    except FileNotFoundError:
+        return False
+    except _UNREADABLE:
+        return True
+
+
+def code_of(source: Source) -> str:
+    """Digest of a callable's own text in its file; empty where that cannot be seen."""
+    path = source.file()[0]
+    if source.kind == "app" or source.is_interactive or path is None:
+        return ""
+    try:
+        text = Path(path).read_bytes()
+        found = _definition(text, source.qualname)
+    except _UNREADABLE:
+        return ""
+    if found is None:
+        return ""
+    first = min([found.lineno, *(one.lineno for one in found.decorator_list)])
+    return digest_of(b"\n".join(text.splitlines()[first - 1 : found.end_lineno]))[:_DIGITS]
+
+
+def _definition(text: bytes, qualname: str) -> _Definition | None:
+    """The statement of a file that defines a function or class."""
+    scope: ast.AST = ast.parse(text)
+    for name in qualname.split("."):
+        inner = (one for one in ast.walk(scope) if isinstance(one, _DEFINITIONS))
+        found = next((one for one in inner if one is not scope and one.name == name), None)
+        if found is None:
+            return None
+        scope = found
+    return scope if isinstance(scope, _DEFINITIONS) else None
 
 
 def _callable(source: Source, file: Path | None, module: str | None, folder: Path | None) -> str:

@@ -139,7 +139,7 @@ def origin_of_pod() -> Origin | None:
     if given is None:
         return None
     found = json.loads(given)
-    return Origin(found["project"], found["name"], found["callable"])
+    return Origin(found["project"], found["name"], found["callable"], found.get("machine", ""))
 
 
 def project_of_pod() -> Path | None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from kubetorch.errors import ControllerUnavailableError, ServiceNotFoundError
+from kubetorch.lib import processes
 from kubetorch.sdk.transport.pod_transport import DIRECT, PodTransport
 
 if TYPE_CHECKING:
@@ -135,6 +136,11 @@ class Session:
             time.sleep(delay)
             delay = min(2 * delay, _LONGEST_DELAY)
 
+    @property
+    def program(self) -> str:
+        """This process, for a controller of the same machine; empty for another one."""
+        return processes.identity() if self.is_local else ""
+
     def address(self, view: WorkloadView, pod: PodView) -> str:
         """URL of the agent of a pod, for this session's way; empty while there is none."""
         return self.transport.address(view.spec.namespace, view.spec.name, pod)
@@ -164,7 +170,8 @@ class Session:
         return self.ask(get)
 
     def get_workload(self, namespace: str, name: str) -> WorkloadView:
-        return self.ask(lambda controller: controller.get_workload(namespace, name))
+        program = self.program
+        return self.ask(lambda asked: asked.get_workload(namespace, name, program=program))
 
     def find(self, namespace: str, names: Iterable[str]) -> WorkloadView | None:
         """The first of these workloads that exists."""

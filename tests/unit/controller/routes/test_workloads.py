@@ -30,6 +30,12 @@ def app(port: int | None) -> WorkloadSpec:
 class One:
     """One workload with a pod of its own and one that somebody else made, and who asks for it."""
 
+    def opened_by(self, program: str) -> None:
+        pass
+
+    def query(self, name: str) -> str:
+        return ""
+
     def __init__(self, spec: WorkloadSpec = FN, *rights: str, creator: str = "ann") -> None:
         self._rights = rights
         self.spec = spec

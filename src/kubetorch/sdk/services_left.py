@@ -1,0 +1,76 @@
+"""The services that a program has deployed and leaves: a line at its end says what stays up."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from kubetorch.config import environment
+from kubetorch.config.settings import config
+from kubetorch.errors import KubetorchError
+from kubetorch.lib import processes, terminal
+from kubetorch.sdk import backend
+from kubetorch.sdk.transport.session import Session
+from kubetorch.wire import messages, routes
+from kubetorch.wire.messages import WorkloadView
+
+#: Seconds that a controller has to say whether a service is there.
+_PATIENCE = 1.0
+
+
+class ServicesLeft:
+    def __init__(self) -> None:
+        self._deployed: dict[tuple[str, str], Session] = {}
+        self._pid = os.getpid()
+        processes.at_exit(self.say)
+
+    def note(self, opened: Session, view: WorkloadView) -> None:
+        """This program has deployed a service, which stays up when the program ends.
+
+        A job ends by itself, and pods that a selector finds are not the service's own.
+        """
+        spec = view.spec
+        is_job = spec.callable.app is not None and spec.callable.app.port is None
+        if not (is_job or spec.compute.is_selector_only):
+            self._deployed[spec.namespace, spec.name] = opened
+
+    def say(self) -> None:
+        """Write the line, where a person reads it."""
+        is_heard = terminal.is_terminal(sys.stderr) and self._pid == os.getpid()
+        if not is_heard or backend.choices.is_quiet or config.quiet or environment.is_in_pod():
+            return
+        views = [view for view in map(self._look, self._deployed) if view is not None]
+        if views:
+            terminal.say_once(_line(views))
+
+    def _look(self, service: tuple[str, str]) -> WorkloadView | None:
+        try:
+            controller = self._deployed[service].controller()
+            answer = controller.ask("GET", routes.workload(*service), timeout=_PATIENCE)
+        except KubetorchError:  # the service is gone, or nobody knows
+            return None
+        return messages.decode(WorkloadView, answer)
+
+
+def _line(views: list[WorkloadView]) -> str:
+    first = views[0].spec
+    where = "" if first.namespace == config.namespace else f" -n {first.namespace}"
+    if len(views) == 1:
+        return f"{_described(views[0])} stays up; kt teardown {first.name}{where} deletes it"
+    described = ", ".join(map(_described, views))
+    return (
+        f"{len(views)} services stay up: {described}; kt teardown NAME deletes one, "
+        "kt teardown -a all of yours"
+    )
+
+
+def _described(view: WorkloadView) -> str:
+    pods = len(view.pods)
+    each = view.spec.compute.gpus or ""
+    gpus = pods * int(each) if each.isdecimal() else 0
+    counts = [(pods, "pod"), *([(gpus, "GPU")] if gpus else [])]
+    texts = (f"{number} {noun}{'' if number == 1 else 's'}" for number, noun in counts)
+    return f"{view.spec.name} ({', '.join(texts)})"
+
+
+services_left = ServicesLeft()
