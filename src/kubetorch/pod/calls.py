@@ -62,6 +62,8 @@ WORKER_TIMEOUT = 30.0
 PROGRESS_INTERVAL, PROGRESS_CHARACTERS = 1.0, 200
 #: Characters of the name of a method, and of ids, which reports and lines repeat.
 NAME_CHARACTERS = 1000
+#: Items of maps that run side by side in a process, if an event loop runs them.
+ITEMS_ON_LOOP = 64
 #: Holders of slots that are named.
 HOLDERS = 20
 #: Seconds until a call that waits for new processes says what these wait for; doubled each time.
@@ -191,6 +193,16 @@ class Call:
             return
         self.revoke(reason)
 
+    def take_back(self) -> None:
+        """Its only caller lets another pod run it, unless it has begun."""
+        is_shared = len(self.callers) > 1 or bool(self.spawned)
+        if self.worker is not None or self.is_ended or is_shared:
+            return
+        refusal = CallRefusedError("the caller has taken the call back")
+        self._answer(Raised(self._calls.describe(refusal, started=False)))
+        self._calls.total -= 1
+        self._end(is_failure=False)
+
     def leave(self, caller: Caller) -> None:
         """A caller is gone. A call that is left by all is cancelled, unless it is detached."""
         if caller in self.callers:
@@ -234,7 +246,7 @@ class Call:
         self._stop_waiting()
         payload, self._payload = self._payload, None
         assert payload is not None
-        if self.queued is not None or self.request.collective:
+        if self.queued is not None or self.request.collective or self.request.is_item:
             self.on_begun()
         try:
             self.number = worker.call(self, self.request, payload, chain)
@@ -725,7 +737,8 @@ class Calls:
         shared = request.collective
         if shared and CALL_ID.fullmatch(shared) and shared not in self._queued:
             call.tag = shared
-        process = None if request.chain else self._slots.begin(call.tag)
+        beside = self._beside(request)
+        process = None if request.chain or beside else self._slots.begin(call.tag)
         if process is not None:
             call.slots = self._slots
             self._queued[call.tag] = call
@@ -736,7 +749,8 @@ class Calls:
                 nodes = frozenset(self._worker.nodes_of(request))
             chain = Chain.parse(request.chain) if request.chain else ()
             caller = call.callers[0].identity if call.callers else ""
-            start = self._slots.offer(Ticket(call.tag, caller, chain, request.body.total, nodes))
+            ticket = Ticket(call.tag, caller, chain, request.body.total, nodes, beside)
+            start = self._slots.offer(ticket)
         except QueueFullError as error:
             error.message = f"pod {self.pod_name}: {error.message}"
             call.fail(error, started=False)
@@ -750,6 +764,18 @@ class Calls:
             call.wait_for_slot()
         else:
             self._run(call, start.processes[0], Chain(start.ancestors).render())
+
+    def _beside(self, request: Open) -> int:
+        """Calls of its kind that run side by side in a process; 0 is any number."""
+        if isinstance(self._worker, RankGroup):
+            return 0
+        if request.is_again:
+            return 1
+        if not request.is_item or self._slots.limit is not None:
+            return 0
+        workers = self._processes.values()
+        is_async = any(isinstance(w, Worker) and request.method in w.loop_methods for w in workers)
+        return ITEMS_ON_LOOP if is_async else 1
 
     def _begin(self, starts: Sequence[Start]) -> None:
         """Run calls whose turn has come; whatever that ends may let others begin."""

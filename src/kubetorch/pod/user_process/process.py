@@ -140,13 +140,13 @@ class _Worker:
             self._own_loop.close()
             # User code may have run a loop of its own, which leaves none set.
             asyncio.set_event_loop(self._loop)
-            self._agent.send(protocol.LOADED)
+            self._say_loaded(deployed)
             self._run_loop()
             return
         # What was set while user code was imported is the user's, who may run it in a call.
         self._loop = self._runner.loop = self._own_loop
         if not deployed.is_sync_class:
-            self._agent.send(protocol.LOADED)
+            self._say_loaded(deployed)
             self._run_loop()
             return
         if not event_loops.MAKES_LOOPS:
@@ -157,13 +157,17 @@ class _Worker:
         aside.start()
         self._agent.before_end = self._pool.job_is_done
         self._pool.make_home()
-        self._agent.send(protocol.LOADED)
+        self._say_loaded(deployed)
         try:
             self._pool.run_at_home()
         except BaseException:  # noqa: BLE001  # a handler of signals raised in the middle of our code
             traceback.print_exc()
             os._exit(1)
         has_left.set()
+
+    def _say_loaded(self, deployed: DeployedCallable) -> None:
+        names = json.dumps(deployed.loop_methods).encode()
+        self._agent.send(protocol.LOADED, payload=names[: protocol.NAMES_LIMIT])
 
     def _run_loop_aside(self, has_left: threading.Event) -> None:
         asyncio.set_event_loop(self._loop)

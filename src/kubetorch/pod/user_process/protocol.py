@@ -103,12 +103,17 @@ YIELD: Final = 20
 PROGRESS: Final = 21
 PREEMPTED: Final = 22
 
+#: Bytes of the names in LOADED: of the methods that the event loop runs, as JSON; `null` stands for
+#: the callable itself.
+NAMES_LIMIT: Final = 256 * 1024
+
 #: Bytes of meta, and of payload in the stream, that a frame of each kind from a worker may have.
 _FROM_WORKER: Final = {
     **dict.fromkeys((RESULT, YIELD), (codecs.SIZES_BYTES, INLINE_LIMIT)),
     **dict.fromkeys((ERROR, FAILED), (0, exceptions.JSON_LIMIT)),
     PROGRESS: (0, 8 * MESSAGE_LIMIT),
-    **dict.fromkeys((RELEASE, FORGET, LOADED, PREEMPTED), (0, 0)),
+    LOADED: (0, NAMES_LIMIT),
+    **dict.fromkeys((RELEASE, FORGET, PREEMPTED), (0, 0)),
 }
 
 #: What `breakpoint()` calls in a pod, where nobody is at a terminal, unless a user says another.

@@ -225,6 +225,8 @@ class Worker:
         #: In a distributed service.
         self.rank = self.spec.rank
         self._loop = asyncio.get_running_loop()
+        #: What the event loop of the process runs; `None` stands for the callable itself.
+        self.loop_methods: frozenset[str | None] = frozenset()
         self._running: dict[int, _Running] = {}
         self._numbers = itertools.count(1)
         self._loaded: asyncio.Future[None] = self._loop.create_future()
@@ -518,6 +520,7 @@ class Worker:
         elif self._loaded.done():
             return
         elif frame.kind == protocol.LOADED:
+            self.loop_methods = _names(bytes(frame.payload))
             self._loaded.set_result(None)
         else:
             self._loaded.set_exception(LoadFailed(exceptions.parse_json(bytes(frame.payload))))
@@ -880,6 +883,17 @@ def _count(file: Path) -> int | None:
         if name == "oom_kill":
             return int(value)
     return None
+
+
+def _names(text: bytes) -> frozenset[str | None]:
+    """The names in LOADED, which comes from a process that runs the user's code."""
+    try:
+        names = json.loads(text or b"[]")
+    except ValueError:
+        return frozenset()
+    if not isinstance(names, list):
+        return frozenset()
+    return frozenset(name for name in names if name is None or isinstance(name, str))
 
 
 def death_error(
