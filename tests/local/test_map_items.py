@@ -73,6 +73,20 @@ def deadly(i):
         os._exit(3)
     return i
 
+def together(folder, i, how):
+    open(os.path.join(folder, str(i)), "w").close()
+    while len(os.listdir(folder)) < 4:
+        time.sleep(0.01)
+    if i == 2 and how == "exit":
+        os._exit(3)
+    elif i == 2:
+        os.kill(os.getpid(), 9)
+    time.sleep(60)
+
+def nap(i):
+    time.sleep(0.2)
+    return i
+
 def nest(depth, name):
     if depth == 0:
         return 1
@@ -176,6 +190,17 @@ def test_a_pod_that_comes_takes_part(deploy: Any, tmp_path: Path) -> None:
     assert len(set(items.join().value)) == 2
 
 
+@pytest.mark.parametrize(
+    ("resources", "count"), [({}, 1), ({"concurrency": 1}, 0)], ids=["not declared", "declared"]
+)
+def test_a_line_says_once_that_items_which_mostly_wait_can_run_side_by_side(
+    deploy: Any, resources: dict[str, int], count: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    nap = deploy("nap", replicas=2, **resources)
+    assert list(nap.map(range(80))) == list(range(80))
+    assert capfd.readouterr().err.count("kt.Compute(concurrency=N)") == count
+
+
 def test_an_item_that_makes_items_of_its_own_function_ends_well(deploy: Any) -> None:
     nest = deploy("nest", num_proc=2)
     assert list(nest.map([4] * 3, ["items-nest"] * 3)) == [16] * 3
@@ -195,6 +220,22 @@ def test_an_item_that_ends_its_process_takes_no_other_along(
     assert isinstance(results[7], kt.WorkerDiedError)
     assert results[7].exit_code == 3
     assert "item 7 of the map" in str(getattr(results[7], "__notes__", results[7]))
+
+
+def test_items_that_end_with_a_process_are_told_whose_code_ended_it(
+    deploy: Any, tmp_path: Path
+) -> None:
+    together = deploy("together")
+    for how, text in (
+        ("exit", "item 2 of a map of together, which ran beside this call, called os._exit"),
+        ("signal", "with all calls that ran in it: item 0 of a map of together, item 1 of a map"),
+    ):
+        folder = tmp_path / how
+        folder.mkdir()
+        items = zip([str(folder)] * 4, range(4), [how] * 4, strict=True)
+        errors = list(together.starmap(items, window=4, return_exceptions=True))
+        assert all(isinstance(error, kt.WorkerDiedError) for error in errors)
+        assert [text in error.message for error in errors] == [True, True, how != "exit", True]
 
 
 def test_items_that_wait_in_a_pod_that_ends_run_in_another_one(deploy: Any, tmp_path: Path) -> None:

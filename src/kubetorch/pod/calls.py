@@ -39,6 +39,7 @@ from kubetorch.errors import (
     SerializationError,
     SpecError,
 )
+from kubetorch.pod.item_use import ItemUse
 from kubetorch.pod.logs import Line
 from kubetorch.pod.rank_calls import RankGroup
 from kubetorch.pod.results import Outcomes, Results
@@ -475,6 +476,11 @@ class Calls:
         self._paused: set[int] = set()
         self._tag = os.urandom(4).hex()
         self._numbers = itertools.count(1)
+        self._item_use = ItemUse(
+            lambda: [worker.pid for worker in self._processes.values()],
+            lambda map_id: len(self._items_of(map_id)),
+            self._tell_item,
+        )
         # Calls whose turn has come.
         self._starts: deque[Start] = deque()
         self._is_starting = False
@@ -801,6 +807,22 @@ class Calls:
             return
         call.process = process
         call.run_on(worker, chain)
+        if call.request.map_id and self._is_alone(call.request) and not call.is_ended:
+            self._item_use.on_begun(call.request.map_id)
+
+    def _is_alone(self, request: Open) -> bool:
+        """True for an item that could have others beside it if the service said so."""
+        has_gpus = self.spec is not None and self.spec.compute.gpus is not None
+        return self._slots.limit is None and self._beside(request) == 1 and not has_gpus
+
+    def _items_of(self, map_id: str) -> list[Call]:
+        """The items of a map that run."""
+        runs = (call for call in self._queued.values() if call.worker is not None)
+        return [call for call in runs if call.request.map_id == map_id]
+
+    def _tell_item(self, map_id: str, line: Line) -> None:
+        for call in self._items_of(map_id)[:1]:
+            call.on_log(line)
 
     def _give_slot_back(self, call: Call) -> None:
         slots, call.slots = call.slots, None

@@ -157,6 +157,9 @@ class Open(msgspec.Struct, frozen=True, omit_defaults=True):
             it is asked in. BEGUN is wanted even if the call has not waited.
         is_item: It is an item of a map: of a `def` one runs in a process at a time, where the
             service does not say how many. BEGUN is wanted even if it has not waited, QUEUED not.
+        item: Its number among the items of a map, for errors.
+        map_id: Identity of the map, of an item whose caller is told if such items hardly use the
+            processor.
         is_again: The process that ran it before ended, which it may have caused: of such calls one
             runs in a process at a time.
     """
@@ -185,6 +188,8 @@ class Open(msgspec.Struct, frozen=True, omit_defaults=True):
     collective: str = ""
     is_item: bool = False
     is_again: bool = False
+    map_id: str = ""
+    item: int | None = None
 
 
 class Chain(tuple[tuple[str, str], ...]):

@@ -11,6 +11,7 @@ import asyncio
 import atexit
 import contextlib
 import faulthandler
+import functools
 import json
 import os
 import signal
@@ -133,6 +134,7 @@ class _Worker:
 
     def run(self) -> None:
         """Load the callable and serve until the agent stops this process."""
+        self._name_who_exits()
         deployed = self._load()
         if deployed is None:
             return
@@ -164,6 +166,19 @@ class _Worker:
             traceback.print_exc()
             os._exit(1)
         has_left.set()
+
+    def _name_who_exits(self) -> None:
+        """Calls that run in the process when code calls `os._exit` are told whose code it was."""
+        leave, agent = os._exit, self._agent
+
+        @functools.wraps(leave)
+        def _exit(status: int) -> NoReturn:
+            call = current_call.current.get()
+            if call is not None:
+                agent.say_exit(call.number)
+            leave(status)
+
+        os._exit = _exit
 
     def _say_loaded(self, deployed: DeployedCallable) -> None:
         names = json.dumps(deployed.loop_methods).encode()

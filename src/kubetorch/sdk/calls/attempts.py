@@ -148,6 +148,10 @@ class Invocation:
     has_begun = False
     #: It is an item of a map, of which one runs in a process at a time where nothing else is said.
     is_item = False
+    #: Its number among the items of a map.
+    item: int | None = None
+    #: Identity of that map, if its pod is to look at how the items use the processor.
+    map_id = ""
     #: Its pod was asked for it, unless it has begun.
     is_asked_for = False
     #: The process that ran it ended.
@@ -290,6 +294,8 @@ class Invocation:
             self.collective,
             self._is_lined_up,
             self._is_again,
+            self.map_id,
+            self.item,
         )
         stream.start(call, meta, segments, reads=reads)
 

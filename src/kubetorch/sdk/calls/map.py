@@ -20,6 +20,7 @@ from kubetorch.sdk.calls.placement import Placement
 from kubetorch.sdk.calls.route import LOOK_AGAIN, Route
 from kubetorch.sdk.calls.stream import Stream
 from kubetorch.wire import exceptions
+from kubetorch.wire.calls import new_call_id
 
 #: Items of one `map` that are under way or have a result that waits, unless there are many pods.
 WINDOW = 64
@@ -136,6 +137,9 @@ class _Map:
         # The number of the result of each call.
         self._numbers: dict[Call, int] = {}
         self._placement: Placement[Call, Stream] = Placement()
+        self._id = new_call_id()
+        # The pod of the first item.
+        self._first: Stream | None = None
         # The way to all pods, once a call was made.
         self._route: Route | None = None
         self._places = options.window is None
@@ -201,6 +205,7 @@ class _Map:
         self._route = invocation.route
         call = Call(invocation.of_item(number))
         call.invocation.is_item = self._options.window is None
+        call.invocation.item = number
         self._numbers[call] = number
         self._look()
         if self._places:
@@ -243,7 +248,11 @@ class _Map:
         if not self._places or route is not self._route:
             self._placement.end(call)
             return route.stream()  # the pod that alone may know its outcome
-        return self._placement.place(call)
+        stream = self._placement.place(call)
+        # One pod is enough to look at what items do.
+        self._first = self._first or stream
+        call.invocation.map_id = self._id if stream is self._first else ""
+        return stream
 
     def on_begun(self, call: Call) -> None:  # Placer's
         self._placement.begin(call)
