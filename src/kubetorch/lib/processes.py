@@ -19,6 +19,9 @@ from collections.abc import Callable, Iterable, Mapping
 from math import inf
 from pathlib import Path
 
+#: Ticks of processor time in a second.
+TICKS = os.sysconf("SC_CLK_TCK")
+
 
 def start_time(pid: int) -> str | None:
     """The start of a process, as text to compare with; `None` if it is gone or a zombie."""
@@ -56,6 +59,14 @@ def state(pid: int) -> str | None:
     """The kernel's letter for what a process does, such as `T` for stopped; `None` if unknown."""
     try:
         return stat(Path(f"/proc/{pid}"))[0].decode()
+    except OSError:
+        return None
+
+
+def ticks_used(pid: int) -> int | None:
+    """Processor time of a process and of its children that have ended; `None` if unknown."""
+    try:
+        return sum(map(int, stat(Path(f"/proc/{pid}"))[11:15]))
     except OSError:
         return None
 

@@ -39,6 +39,7 @@ from kubetorch.errors import (
     SerializationError,
     SpecError,
 )
+from kubetorch.pod.item_use import ItemUse
 from kubetorch.pod.logs import Line
 from kubetorch.pod.rank_calls import RankGroup
 from kubetorch.pod.results import Outcomes, Results
@@ -62,6 +63,8 @@ WORKER_TIMEOUT = 30.0
 PROGRESS_INTERVAL, PROGRESS_CHARACTERS = 1.0, 200
 #: Characters of the name of a method, and of ids, which reports and lines repeat.
 NAME_CHARACTERS = 1000
+#: Items of maps that run side by side in a process, if an event loop runs them.
+ITEMS_ON_LOOP = 64
 #: Holders of slots that are named.
 HOLDERS = 20
 #: Seconds until a call that waits for new processes says what these wait for; doubled each time.
@@ -191,6 +194,16 @@ class Call:
             return
         self.revoke(reason)
 
+    def take_back(self) -> None:
+        """Its only caller lets another pod run it, unless it has begun."""
+        is_shared = len(self.callers) > 1 or bool(self.spawned)
+        if self.worker is not None or self.is_ended or is_shared:
+            return
+        refusal = CallRefusedError("the caller has taken the call back")
+        self._answer(Raised(self._calls.describe(refusal, started=False)))
+        self._calls.total -= 1
+        self._end(is_failure=False)
+
     def leave(self, caller: Caller) -> None:
         """A caller is gone. A call that is left by all is cancelled, unless it is detached."""
         if caller in self.callers:
@@ -234,7 +247,7 @@ class Call:
         self._stop_waiting()
         payload, self._payload = self._payload, None
         assert payload is not None
-        if self.queued is not None or self.request.collective:
+        if self.queued is not None or self.request.collective or self.request.is_item:
             self.on_begun()
         try:
             self.number = worker.call(self, self.request, payload, chain)
@@ -463,6 +476,11 @@ class Calls:
         self._paused: set[int] = set()
         self._tag = os.urandom(4).hex()
         self._numbers = itertools.count(1)
+        self._item_use = ItemUse(
+            lambda: [worker.pid for worker in self._processes.values()],
+            lambda map_id: len(self._items_of(map_id)),
+            self._tell_item,
+        )
         # Calls whose turn has come.
         self._starts: deque[Start] = deque()
         self._is_starting = False
@@ -725,7 +743,8 @@ class Calls:
         shared = request.collective
         if shared and CALL_ID.fullmatch(shared) and shared not in self._queued:
             call.tag = shared
-        process = None if request.chain else self._slots.begin(call.tag)
+        beside = self._beside(request)
+        process = None if request.chain or beside else self._slots.begin(call.tag)
         if process is not None:
             call.slots = self._slots
             self._queued[call.tag] = call
@@ -736,7 +755,8 @@ class Calls:
                 nodes = frozenset(self._worker.nodes_of(request))
             chain = Chain.parse(request.chain) if request.chain else ()
             caller = call.callers[0].identity if call.callers else ""
-            start = self._slots.offer(Ticket(call.tag, caller, chain, request.body.total, nodes))
+            ticket = Ticket(call.tag, caller, chain, request.body.total, nodes, beside)
+            start = self._slots.offer(ticket)
         except QueueFullError as error:
             error.message = f"pod {self.pod_name}: {error.message}"
             call.fail(error, started=False)
@@ -750,6 +770,18 @@ class Calls:
             call.wait_for_slot()
         else:
             self._run(call, start.processes[0], Chain(start.ancestors).render())
+
+    def _beside(self, request: Open) -> int:
+        """Calls of its kind that run side by side in a process; 0 is any number."""
+        if isinstance(self._worker, RankGroup):
+            return 0
+        if request.is_again:
+            return 1
+        if not request.is_item or self._slots.limit is not None:
+            return 0
+        workers = self._processes.values()
+        is_async = any(isinstance(w, Worker) and request.method in w.loop_methods for w in workers)
+        return ITEMS_ON_LOOP if is_async else 1
 
     def _begin(self, starts: Sequence[Start]) -> None:
         """Run calls whose turn has come; whatever that ends may let others begin."""
@@ -775,6 +807,22 @@ class Calls:
             return
         call.process = process
         call.run_on(worker, chain)
+        if call.request.map_id and self._is_alone(call.request) and not call.is_ended:
+            self._item_use.on_begun(call.request.map_id)
+
+    def _is_alone(self, request: Open) -> bool:
+        """True for an item that could have others beside it if the service said so."""
+        has_gpus = self.spec is not None and self.spec.compute.gpus is not None
+        return self._slots.limit is None and self._beside(request) == 1 and not has_gpus
+
+    def _items_of(self, map_id: str) -> list[Call]:
+        """The items of a map that run."""
+        runs = (call for call in self._queued.values() if call.worker is not None)
+        return [call for call in runs if call.request.map_id == map_id]
+
+    def _tell_item(self, map_id: str, line: Line) -> None:
+        for call in self._items_of(map_id)[:1]:
+            call.on_log(line)
 
     def _give_slot_back(self, call: Call) -> None:
         slots, call.slots = call.slots, None

@@ -17,11 +17,15 @@ not wait for itself. Siblings take turns there, or take other slots that are fre
 A process without a bound runs everything at once. Only where very many calls run in it, those
 that descend from them begin one inside the other: a tree of calls ends before it has used up all
 threads.
+
+Calls that say how many of their kind may run *beside* one another in a process, such as the items
+of a map, have such a bound of their own: they wait for one another, and nothing else waits for
+them. Those that descend from one of them run in its slot.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -50,6 +54,7 @@ class Ticket(NamedTuple):
         ancestors: The slots that its ancestors hold, those of the nearest ancestor last.
         size: Bytes of its arguments.
         processes: Those that run it, all at the same time; `None` is any one.
+        beside: Calls with the same number here that run side by side in a process; 0 is any.
     """
 
     call: str
@@ -57,6 +62,7 @@ class Ticket(NamedTuple):
     ancestors: tuple[Ancestor, ...] = ()
     size: int = 0
     processes: frozenset[int] | None = None
+    beside: int = 0
 
 
 class Start(NamedTuple):
@@ -76,6 +82,8 @@ class Start(NamedTuple):
 class _Slot:
     id: str
     processes: frozenset[int]
+    #: As that of the ticket that it was taken for.
+    beside: int = 0
     #: The calls that run in it, in the order in which they began.
     running: dict[str, None] = field(default_factory=dict)
     #: Descendants that wait, by their nearest ancestor that runs here; `None`: that is not known.
@@ -91,6 +99,8 @@ class _Process:
     is_paused: bool = False
     #: Calls that were begun one inside the other, since there were so many.
     lane: list[str] = field(default_factory=list)
+    #: Slots that are taken for calls of a kind, by how many may run beside one another.
+    beside: Counter[int] = field(default_factory=Counter)
 
 
 class _Run(NamedTuple):
@@ -200,6 +210,9 @@ class Slots:
         start = self._start(ticket, must_enter=must_enter)
         if start is None:
             self._admit(ticket)
+            if self.limit is not None and any(first.beside for first in self._first()):
+                # Those before it may wait for others of their kind alone, and it for none.
+                start = next(iter(self._fill()), None)
         return start
 
     def end(self, call: str) -> list[Start]:
@@ -251,7 +264,7 @@ class Slots:
         self._tickets[ticket.call] = ticket
         self._bytes += ticket.size
         self._line.setdefault(ticket.caller, OrderedDict())[ticket.call] = ticket
-        if self.limit is not None:
+        if self.limit is not None or ticket.beside:
             for slot, parent in self._held(ticket):
                 slot.waiting.setdefault(parent, OrderedDict())[ticket.call] = ticket
 
@@ -266,6 +279,10 @@ class Slots:
         for slot, _ in self._held(ticket):
             for children in slot.waiting.values():
                 children.pop(call, None)
+
+    def _first(self) -> Iterator[Ticket]:
+        """Of each caller the call that has waited longest."""
+        return (next(iter(line.values())) for line in self._line.values())
 
     def _in_order(self) -> Iterator[Ticket]:
         """What waits, callers taking turns; to be used up before anything changes."""
@@ -293,7 +310,10 @@ class Slots:
         """Start what waits, in its order, as far as there are slots."""
         starts: list[Start] = []
         while self._tickets:
-            ticket_start = self._next_nested() if self.limit is None else self._next_in_line()
+            if self.limit is None:
+                ticket_start = self._next_nested() or self._next_of_kind()
+            else:
+                ticket_start = self._next_in_line()
             if ticket_start is None:
                 break
             ticket, start = ticket_start
@@ -310,6 +330,8 @@ class Slots:
                 start = self._start(ticket)
                 if start is not None:
                     return ticket, start
+                if ticket.beside and self._least_busy() is not None:
+                    continue  # it waits for its own kind alone
             reserved |= ticket.processes or self._processes.keys()
             if len(reserved) >= len(self._processes):
                 break
@@ -318,14 +340,26 @@ class Slots:
     def _next_nested(self) -> tuple[Ticket, Start] | None:
         """Of calls that wait since very many run, the one that came last ends soonest."""
         for ticket in reversed(self._tickets.values()):
-            start = self._start(ticket)
+            start = None if ticket.beside else self._start(ticket)
             if start is not None:
                 return ticket, start
         return None
 
+    def _next_of_kind(self) -> tuple[Ticket, Start] | None:
+        """Of calls that wait for others of their kind, the one whose turn it is."""
+        is_blocked: set[int] = set()
+        for ticket in self._in_order():
+            if not ticket.beside or ticket.beside in is_blocked:
+                continue
+            start = self._start(ticket)
+            if start is not None:
+                return ticket, start
+            is_blocked.add(ticket.beside)
+        return None
+
     def _continue(self, slot: _Slot) -> list[Start]:
         """Start the descendant whose turn it is in a slot."""
-        if not slot.running or self.limit is None:
+        if not slot.running or not slot.waiting:
             return []
         last = next(reversed(slot.running))
         for parent in (last, None) if last == slot.id else (last,):
@@ -341,12 +375,13 @@ class Slots:
         held = list(self._held(ticket)) if ticket.ancestors else []
         if ticket.processes is not None:
             return self._start_on_all(ticket, ticket.processes, held, must_enter=must_enter)
-        if self.limit is None:
+        if self.limit is None and not ticket.beside:
             return self._start_unbounded(ticket, held)
         for slot, parent in held:
-            if self._may_enter(slot, parent):
+            is_right = self.limit is not None or slot.beside == ticket.beside
+            if is_right and self._may_enter(slot, parent):
                 return self._begin(ticket, (slot,), frozenset())
-        process = None if must_enter else self._least_busy()
+        process = None if must_enter else self._least_busy(ticket.beside)
         return None if process is None else self._begin(ticket, (), frozenset((process,)))
 
     def _start_unbounded(self, ticket: Ticket, held: Sequence[_Held]) -> Start | None:
@@ -407,10 +442,11 @@ class Slots:
         process = self._light.pop(call, None)
         if process is None:
             return None
-        slot = self._slots[call] = _Slot(call, frozenset((process,)), {call: None})
+        slot = self._slots[call] = _Slot(call, frozenset((process,)), running={call: None})
         self._running[call] = _Run((slot,), (process,))
         if process in self._processes:
             self._processes[process].taken += 1
+            self._processes[process].beside[0] += 1
         return slot
 
     def _may_enter(self, slot: _Slot, parent: str | None) -> bool:
@@ -424,13 +460,16 @@ class Slots:
         state = self._processes.get(process)
         return state is None or state.is_paused
 
-    def _is_free(self, process: int) -> bool:
+    def _is_free(self, process: int, beside: int = 0) -> bool:
         if self._is_paused(process):
             return False
-        return self.limit is None or self._processes[process].taken < self.limit
+        state = self._processes[process]
+        if beside and state.beside[beside] >= beside:
+            return False
+        return self.limit is None or state.taken < self.limit
 
-    def _least_busy(self) -> int | None:
-        free = [process for process in self._processes if self._is_free(process)]
+    def _least_busy(self, beside: int = 0) -> int | None:
+        free = [process for process in self._processes if self._is_free(process, beside)]
         return min(free, key=lambda process: self._processes[process].running, default=None)
 
     def _begin(
@@ -438,10 +477,11 @@ class Slots:
     ) -> Start:
         slots = entered
         if processes:
-            slot = self._slots[ticket.call] = _Slot(ticket.call, processes)
+            slot = self._slots[ticket.call] = _Slot(ticket.call, processes, ticket.beside)
             slots = (*entered, slot)
             for process in processes:
                 self._processes[process].taken += 1
+                self._processes[process].beside[ticket.beside] += 1
         for slot in slots:
             slot.running[ticket.call] = None
         runs_in = ticket.processes or slots[0].processes
@@ -471,6 +511,7 @@ class Slots:
             state = self._processes.get(process)
             if state is not None:
                 state.taken -= 1
+                state.beside[slot.beside] -= 1
 
 
 #: A slot of an ancestor, and the nearest ancestor that runs in it, if it does.

@@ -96,8 +96,8 @@ class StreamedCall:
         self.number = number
         self.identity = stream.client
         self.call: Call | None = None
-        #: Whether the client knows QUEUED and BEGUN.
-        self.wants_queue_news = False
+        #: Whether the client wants BEGUN, and QUEUED before it.
+        self.wants_queue_news = self.wants_queued = False
 
     # ------------------------------------------------------------------------------- arguments
 
@@ -152,7 +152,7 @@ class StreamedCall:
     # ------------------------------------------------------------------------ the call, a Caller
 
     def on_queued(self) -> None:  # Caller's
-        if self.wants_queue_news:
+        if self.wants_queued:
             self._send(frames.encode(Kind.QUEUED, self.number))
 
     def on_begun(self) -> None:  # Caller's
@@ -323,8 +323,12 @@ class StreamedCall:
         if call is not None:
             call.leave(self)
 
-    def cancel(self, reason: str) -> None:
-        if self.call is not None:
+    def cancel(self, reason: str, *, unless_begun: bool = False) -> None:
+        if self.call is None:
+            return
+        if unless_begun:
+            self.call.take_back()
+        else:
             self.call.cancel(self, reason)
 
 
@@ -417,6 +421,7 @@ class ClientStream(Endpoint):
             max_payload=ARGUMENTS_LIMIT,
             confirms=True,
             codecs=codecs.OFFERED,
+            lines_up=True,
         )
         connection.send(frames.encode(Kind.WELCOME, 0, welcome))
         if resume_at is not None:
@@ -519,7 +524,7 @@ class ClientStream(Endpoint):
                     raise ProtocolError(f"a credit of {content.bytes} bytes")
                 streamed.on_credit(content.bytes)
             else:
-                streamed.cancel(content.reason)
+                streamed.cancel(content.reason, unless_begun=content.unless_begun)
 
     def _on_open_frame(self, number: int, request: frames.Open, payload: memoryview) -> None:
         size = request.body.total
@@ -528,6 +533,7 @@ class ClientStream(Endpoint):
             raise ProtocolError(f"an OPEN frame with {len(payload)} of {size} bytes")
         streamed = self._new_call(number, request.log_level if request.stream_logs else None)
         streamed.wants_queue_news = request.queue_news
+        streamed.wants_queued = request.queue_news and not request.is_item
         earlier = self.calls.repeated(request)
         try:
             if earlier is not None:

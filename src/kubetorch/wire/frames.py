@@ -155,6 +155,13 @@ class Open(msgspec.Struct, frozen=True, omit_defaults=True):
         queue_news: QUEUED and BEGUN are wanted, which older clients do not know.
         collective: Shared by the calls of one broadcast: they are one ancestor, whichever pod
             it is asked in. BEGUN is wanted even if the call has not waited.
+        is_item: It is an item of a map: of a `def` one runs in a process at a time, where the
+            service does not say how many. BEGUN is wanted even if it has not waited, QUEUED not.
+        item: Its number among the items of a map, for errors.
+        map_id: Identity of the map, of an item whose caller is told if such items hardly use the
+            processor.
+        is_again: The process that ran it before ended, which it may have caused: of such calls one
+            runs in a process at a time.
     """
 
     id: str
@@ -179,6 +186,10 @@ class Open(msgspec.Struct, frozen=True, omit_defaults=True):
     queue_timeout: float | None = None
     queue_news: bool = False
     collective: str = ""
+    is_item: bool = False
+    is_again: bool = False
+    map_id: str = ""
+    item: int | None = None
 
 
 class Chain(tuple[tuple[str, str], ...]):
@@ -208,9 +219,14 @@ class Attach(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Cancel(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Meta of CANCEL: the caller does not want the call any more."""
+    """Meta of CANCEL: the caller does not want the call any more.
+
+    Attributes:
+        unless_begun: Only if nothing of it has run yet, which a refusal then says.
+    """
 
     reason: str = "cancelled by the caller"
+    unless_begun: bool = False
 
 
 class Result(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -294,6 +310,7 @@ class Welcome(msgspec.Struct, frozen=True, omit_defaults=True):
         max_payload: Largest payload that it takes, in bytes.
         confirms: It answers a detached call with ACCEPTED where OPEN asks for it.
         codecs: Codecs that it takes beside those that every agent has.
+        lines_up: It knows items of maps, and calls that are cancelled unless they have begun.
     """
 
     incarnation: str
@@ -305,6 +322,7 @@ class Welcome(msgspec.Struct, frozen=True, omit_defaults=True):
     max_payload: int = 0
     confirms: bool = False
     codecs: tuple[str, ...] = ()
+    lines_up: bool = False
 
 
 class Goaway(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -317,3 +317,78 @@ def test_whatever_happens_no_slot_holds_strangers_and_every_call_begins(
         check()
     assert begun == parents.keys()
     assert (pod.slots.running, pod.slots.waiting, pod.slots.holders) == (0, 0, [])
+
+
+def _item(pod: Pod, call: str, parent: str | None = None, beside: int = 1, caller: str = "a"):
+    ancestors = pod.started[parent].ancestors if parent else ()
+    start = pod.slots.offer(Ticket(call, caller, ancestors, beside=beside))
+    pod.started |= {call: start} if start else {}
+    return start is not None
+
+
+def test_items_run_one_in_each_process_and_other_calls_beside_them():
+    pod = Pod(None, processes=2)
+    assert [_item(pod, call) for call in "1234"] == [True, True, False, False]
+    assert {pod.started[call].processes for call in "12"} == {(0,), (1,)}
+    assert pod.offer("direct")
+    assert pod.slots.begin("light") is not None
+    assert pod.end("light") == pod.end("direct") == []
+    assert pod.end("2") == ["3"]
+    assert pod.started["3"].processes == pod.started["2"].processes
+    assert pod.end("1") == ["4"]
+
+
+def test_the_items_of_two_maps_take_turns():
+    pod = Pod(None)
+    _item(pod, "x")
+    for number in range(2):
+        assert not _item(pod, f"a{number}", caller="a")
+    assert not _item(pod, "b0", caller="b")
+    order, ended = [], "x"
+    while begun := pod.end(ended):
+        [ended] = begun
+        order.append(ended)
+    assert order == ["a0", "b0", "a1"]
+
+
+def test_items_that_an_item_makes_run_in_its_place_one_after_the_other():
+    pod = Pod(None)
+    assert _item(pod, "root")
+    assert not _item(pod, "stranger", caller="b")
+    assert _item(pod, "left", "root")
+    assert not _item(pod, "right", "root")
+    assert pod.offer("direct", "left")
+    assert _item(pod, "inner", "direct")
+    assert pod.end("inner") == pod.end("direct") == []
+    assert pod.end("left") == ["right"]
+    assert pod.end("right") == []
+    assert pod.end("root") == ["stranger"]
+
+
+def test_items_that_a_loop_runs_wait_for_their_own_kind_alone():
+    pod = Pod(None)
+    assert all(_item(pod, f"loop {number}", beside=3) for number in range(3))
+    assert not _item(pod, "loop 3", beside=3)
+    assert _item(pod, "thread")
+    assert not _item(pod, "thread 2")
+    assert pod.end("loop 0") == ["loop 3"]
+    assert pod.end("thread") == ["thread 2"]
+
+
+def test_calls_that_are_made_again_run_one_at_a_time_and_keep_no_other_from_its_slot():
+    pod = Pod(2)
+    assert _item(pod, "again 1")
+    assert not _item(pod, "again 2")
+    assert pod.offer("other 1")
+    assert not pod.offer("other 2")
+    assert pod.end("again 1") == ["again 2"]
+    assert pod.end("other 1") == ["other 2"]
+
+
+def test_an_item_that_waits_for_a_process_that_is_gone_runs_in_the_next_one():
+    pod = Pod(None)
+    _item(pod, "1")
+    _item(pod, "2")
+    pod.slots.remove(0)
+    assert pod.end("1") == []
+    assert [start.call for start in pod.slots.add(1)] == ["2"]

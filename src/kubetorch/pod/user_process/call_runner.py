@@ -615,6 +615,12 @@ class DeployedCallable:
         return {"names": sorted(self._callables()), "missing": missing}
 
     @property
+    def loop_methods(self) -> list[str | None]:
+        """What the event loop runs; `None` stands for the callable itself."""
+        names = [*self._callables(), "__call__", None] if self._is_instance else [None]
+        return [name for name in names if self.runs_on_loop(name)]
+
+    @property
     def is_sync(self) -> bool:
         """True for a function that is no `async def`, and for a class without such methods."""
         return self.is_sync_class if self._is_instance else not self.runs_on_loop(None)

@@ -11,6 +11,7 @@ import asyncio
 import atexit
 import contextlib
 import faulthandler
+import functools
 import json
 import os
 import signal
@@ -133,6 +134,7 @@ class _Worker:
 
     def run(self) -> None:
         """Load the callable and serve until the agent stops this process."""
+        self._name_who_exits()
         deployed = self._load()
         if deployed is None:
             return
@@ -140,13 +142,13 @@ class _Worker:
             self._own_loop.close()
             # User code may have run a loop of its own, which leaves none set.
             asyncio.set_event_loop(self._loop)
-            self._agent.send(protocol.LOADED)
+            self._say_loaded(deployed)
             self._run_loop()
             return
         # What was set while user code was imported is the user's, who may run it in a call.
         self._loop = self._runner.loop = self._own_loop
         if not deployed.is_sync_class:
-            self._agent.send(protocol.LOADED)
+            self._say_loaded(deployed)
             self._run_loop()
             return
         if not event_loops.MAKES_LOOPS:
@@ -157,13 +159,30 @@ class _Worker:
         aside.start()
         self._agent.before_end = self._pool.job_is_done
         self._pool.make_home()
-        self._agent.send(protocol.LOADED)
+        self._say_loaded(deployed)
         try:
             self._pool.run_at_home()
         except BaseException:  # noqa: BLE001  # a handler of signals raised in the middle of our code
             traceback.print_exc()
             os._exit(1)
         has_left.set()
+
+    def _name_who_exits(self) -> None:
+        """Calls that run in the process when code calls `os._exit` are told whose code it was."""
+        leave, agent = os._exit, self._agent
+
+        @functools.wraps(leave)
+        def _exit(status: int) -> NoReturn:
+            call = current_call.current.get()
+            if call is not None:
+                agent.say_exit(call.number)
+            leave(status)
+
+        os._exit = _exit
+
+    def _say_loaded(self, deployed: DeployedCallable) -> None:
+        names = json.dumps(deployed.loop_methods).encode()
+        self._agent.send(protocol.LOADED, payload=names[: protocol.NAMES_LIMIT])
 
     def _run_loop_aside(self, has_left: threading.Event) -> None:
         asyncio.set_event_loop(self._loop)

@@ -11,7 +11,7 @@ the agent's own files), so nothing here is negotiated.
 
     agent   LOAD           (CALL | CANCEL | GRANT | RELEASE | TRIM | PREEMPT | DUMP)*   STOP
     worker         LOADED | FAILED     (YIELD | PROGRESS | RESULT | ERROR | RELEASE | FORGET
-                                        | PREEMPTED)*
+                                        | PREEMPTED)*                       EXITS?
 
 With LOAD comes the descriptor of the file that the stacks of all threads are written to: at DUMP,
 which says in `call` until when (milliseconds of the monotonic clock), or at the signal `STACKS`.
@@ -102,15 +102,24 @@ ERROR: Final = 19
 YIELD: Final = 20
 PROGRESS: Final = 21
 PREEMPTED: Final = 22
+#: Code of a call calls `os._exit`.
+EXITS: Final = 23
+
+#: Bytes of the names in LOADED: of the methods that the event loop runs, as JSON; `null` stands for
+#: the callable itself.
+NAMES_LIMIT: Final = 256 * 1024
 
 #: Bytes of meta, and of payload in the stream, that a frame of each kind from a worker may have.
 _FROM_WORKER: Final = {
     **dict.fromkeys((RESULT, YIELD), (codecs.SIZES_BYTES, INLINE_LIMIT)),
     **dict.fromkeys((ERROR, FAILED), (0, exceptions.JSON_LIMIT)),
     PROGRESS: (0, 8 * MESSAGE_LIMIT),
-    **dict.fromkeys((RELEASE, FORGET, LOADED, PREEMPTED), (0, 0)),
+    LOADED: (0, NAMES_LIMIT),
+    **dict.fromkeys((RELEASE, FORGET, PREEMPTED, EXITS), (0, 0)),
 }
 
+#: Seconds that a process which is to end waits for the turn to say so.
+_EXIT_PATIENCE = 0.5
 #: What `breakpoint()` calls in a pod, where nobody is at a terminal, unless a user says another.
 BREAKPOINT = ("PYTHONBREAKPOINT", "kubetorch.sdk.debugger.refuse_breakpoint")
 #: The signal at which a worker that does not read writes down what its threads do: one that nobody
@@ -633,6 +642,13 @@ class AgentSocket:
                 self._socket.sendall(memoryview(b"".join(parts))[sent:])
         except OSError:
             self.end()
+
+    def say_exit(self, call: int) -> None:
+        """Code of a call ends this process. The signal handler of a user may have the lock."""
+        if os.getpid() != self._pid or not self._lock.acquire(timeout=_EXIT_PATIENCE):
+            return
+        with contextlib.suppress(OSError):
+            self._socket.send(pack(EXITS, call))
 
     def end(self) -> NoReturn:
         """End this process and all that it started: the agent is gone."""

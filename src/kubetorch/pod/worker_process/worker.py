@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import fcntl
 import itertools
 import json
@@ -67,6 +68,8 @@ CANCEL_GRACE = 2.0
 STOP_GRACE = 5.0
 #: Seconds until a killed process is given up.
 KILL_TIMEOUT = 10.0
+#: Calls that an error names.
+_LABELS = 10
 #: Calls that one worker takes at a time, running or waiting for a thread.
 CALL_LIMIT = 2000
 #: Threads that calls of `def` may have.
@@ -203,6 +206,8 @@ class WorkerProcess:
 class _Running:
     sink: CallSink
     request_id: str
+    #: How errors of other calls name it.
+    label: str
     cancelled: KubetorchError | None = None
     timer: asyncio.TimerHandle | None = None
     # Values that a generator may still send.
@@ -225,11 +230,15 @@ class Worker:
         #: In a distributed service.
         self.rank = self.spec.rank
         self._loop = asyncio.get_running_loop()
+        #: What the event loop of the process runs; `None` stands for the callable itself.
+        self.loop_methods: frozenset[str | None] = frozenset()
         self._running: dict[int, _Running] = {}
         self._numbers = itertools.count(1)
         self._loaded: asyncio.Future[None] = self._loop.create_future()
         self._has_loaded = False
         self._is_draining = False
+        # The call whose code has called `os._exit`.
+        self._exits: int | None = None
         # Calls that were cancelled and have not ended: the process may be about to go.
         self._interrupting = 0
         self._is_killed = False
@@ -330,7 +339,7 @@ class Worker:
             why = "is about to end" if is_going else f"has {CALL_LIMIT} calls"
             raise CallRefusedError(f"the worker in {self.pod_name} {why} and takes no more")
         number = next(self._numbers)
-        self._running[number] = _Running(sink, request.request_id)
+        self._running[number] = _Running(sink, request.request_id, _label(request))
         self._idle.clear()
         self._output.attribute_to(number)
         rest = protocol.pack_call(request.method, request.request_id, chain)
@@ -447,9 +456,10 @@ class Worker:
         error = self._reason or death_error(
             status, pod_name=self.pod_name, service=self.service, kills=self._kills, doing=doing
         )
+        errors = self._errors_of_calls(error)
         for number, call in list(self._running.items()):
             self._forget(number, call)
-            call.sink.on_lost(call.cancelled or error)
+            call.sink.on_lost(call.cancelled or errors[number])
         if not self._loaded.done():
             self._loaded.set_exception(error)
             self._loaded.exception()  # it may be that nobody waits
@@ -466,12 +476,34 @@ class Worker:
         for pid in await asyncio.to_thread(processes.kill_session, self.pid, marker=marker):
             process_watch.reap(pid)
 
+    def _errors_of_calls(self, error: KubetorchError) -> dict[int, KubetorchError]:
+        """How the process ended, for each call that ran in it, and which call did that."""
+        running = self._running
+        errors = dict.fromkeys(running, error)
+        if self._reason is not None or len(running) < 2:
+            return errors
+        guilty = running.get(self._exits) if self._exits is not None else None
+        if guilty is None:
+            labels = [call.label for call in running.values()]
+            rest = f" and {len(labels) - _LABELS} more" if len(labels) > _LABELS else ""
+            text = f", with all calls that ran in it: {', '.join(labels[:_LABELS])}{rest}"
+        else:
+            text = f": {guilty.label}, which ran beside this call, called os._exit"
+        for number, call in running.items():
+            if call is not guilty:
+                errors[number] = copy.copy(error)
+                errors[number].message = error.message + text
+        return errors
+
     # ---------------------------------------------------------------------------------- frames
 
     def _on_frame(self, frame: Frame) -> None:
         call = self._running.get(frame.call)
         if call is None:
             self._on_frame_of_no_call(frame)
+            return
+        if frame.kind == protocol.EXITS:
+            self._exits = frame.call
             return
         if frame.kind == protocol.PROGRESS:
             report = Progress(*protocol.unpack_progress(frame), self.rank)
@@ -518,6 +550,7 @@ class Worker:
         elif self._loaded.done():
             return
         elif frame.kind == protocol.LOADED:
+            self.loop_methods = _names(bytes(frame.payload))
             self._loaded.set_result(None)
         else:
             self._loaded.set_exception(LoadFailed(exceptions.parse_json(bytes(frame.payload))))
@@ -880,6 +913,25 @@ def _count(file: Path) -> int | None:
         if name == "oom_kill":
             return int(value)
     return None
+
+
+def _label(request: Open) -> str:
+    """A call, for the errors of others."""
+    name = f"{request.callable}.{request.method}" if request.method else request.callable
+    if request.item is not None:
+        return f"item {request.item} of a map of {name}"
+    return f"{name} (request {request.request_id})"
+
+
+def _names(text: bytes) -> frozenset[str | None]:
+    """The names in LOADED, which comes from a process that runs the user's code."""
+    try:
+        names = json.loads(text or b"[]")
+    except ValueError:
+        return frozenset()
+    if not isinstance(names, list):
+        return frozenset()
+    return frozenset(name for name in names if name is None or isinstance(name, str))
 
 
 def death_error(

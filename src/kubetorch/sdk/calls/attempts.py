@@ -44,6 +44,8 @@ GRACE = 2.0
 #: Seconds before its end in which a timeout counts as over, as the waits before it may end early.
 _EARLY = 0.1
 _FIRST_DELAY, _LONGEST_DELAY = 0.02, 1.0
+#: Seconds after which a call that is refused has been in its pod's line.
+_ACCEPTED = 1.0
 #: Errors after which `retries` makes a call again.
 _INFRASTRUCTURE = (WorkerDiedError, PodTerminatedError, CallLostError)
 #: Errors that say that a pod is gone; in a distributed call its ranks are gone with it.
@@ -150,6 +152,19 @@ class Invocation:
     #: whether it has begun to run.
     collective = ""
     has_begun = False
+    #: It is an item of a map, of which one runs in a process at a time where nothing else is said.
+    is_item = False
+    #: Its number among the items of a map.
+    item: int | None = None
+    #: Identity of that map, if its pod is to look at how the items use the processor.
+    map_id = ""
+    #: Its pod was asked for it, unless it has begun.
+    is_asked_for = False
+    #: The process that ran it ended.
+    _is_again = False
+    # When it was sent, and whether its pod says when it begins.
+    _sent_at = 0.0
+    _is_lined_up = False
     #: Of an item of a map that is under way in one pod: the way to all of them.
     _pool: Route | None = None
 
@@ -246,12 +261,17 @@ class Invocation:
         target = self.target
         if target.broadcast is not None and self.route.ordinal is None:
             self._pool, self.route = self.route, self.route.of(stream)
+        self._sent_at = time.monotonic()
+        self.has_begun = self.is_asked_for = False
+        self._is_lined_up = self.is_item and stream.lines_up
         self._instance = self.route.instance
         timeout = None
         if self.expires is None:  # an attempt before this one had to wait
             self.begin_to_expire()
         if self.expires is not None:
             timeout = max(self.expires - GRACE - time.monotonic(), 0.001)
+        if self._is_lined_up:  # its pod says when it begins
+            self.expires = None
         body, segments = self.body, self.segments
         if body.codec == codecs.VALUES and body.codec not in stream.codecs:
             segments = codecs.to_json(segments)
@@ -279,6 +299,10 @@ class Invocation:
             self.options.queue_timeout,
             not self.is_detached,
             self.collective,
+            self._is_lined_up,
+            self._is_again,
+            self.map_id,
+            self.item,
         )
         stream.start(call, meta, segments, reads=reads)
 
@@ -329,13 +353,22 @@ class Invocation:
 
     def again_after(self, failure: exceptions.Failure) -> Again | None:
         """Decide about a refusal: the function did not run, and another attempt may help."""
-        if failure.started or self.patience <= 0:
+        if failure.started:
+            return None
+        if self.is_asked_for:
+            return self._again(at_once=True)
+        self._renew_patience()
+        if self.patience <= 0:
             return None
         error = exceptions.rebuild(failure, modules=self.target.modules)
         return self._again() if isinstance(error, _LATER) else None
 
     def again_after_loss(self, event: Event) -> Again | None:
         """The same about a call that was lost with its stream before it was sent."""
+        if self._is_lined_up and not self.has_begun and isinstance(event.meta, PodTerminatedError):
+            # The pod, which says so before an item begins, has ended.
+            self._renew_patience()
+            return self._again() if self.patience > 0 else None
         is_transport = isinstance(event.meta, (CallLostError, AgentDiedError))
         if event.call.was_written or not is_transport or self.patience <= 0:
             return None
@@ -422,12 +455,21 @@ class Invocation:
         if self.expires is not None and time.monotonic() >= self.expires - GRACE:
             return False
         self._retries -= 1
+        self._is_again = isinstance(error, WorkerDiedError)
         self._patient_from = time.monotonic()
         return True
 
-    def _again(self, *, may_have_run: bool = False) -> Again:
+    def _renew_patience(self) -> None:
+        """A pod had the call for a while: that was no time of waiting for a pod."""
+        now = time.monotonic()
+        if self._is_lined_up and now - self._sent_at > _ACCEPTED:
+            self._patient_from = now
+
+    def _again(self, *, may_have_run: bool = False, at_once: bool = False) -> Again:
         if self._pool is not None and not may_have_run:
             self.route = self._pool  # any pod takes the item
+        if at_once:
+            return Again(0.0)
         delay, self._delay = self._delay, min(self._delay * 2, _LONGEST_DELAY)
         return Again(delay)
 

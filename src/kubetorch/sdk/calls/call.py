@@ -18,7 +18,7 @@ import time
 from _queue import Empty, SimpleQueue
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kubetorch.errors import CallCancelledError, CallRefusedError, KubetorchError
 from kubetorch.sdk.calls.attempts import Again, Done, Invocation, RankValues, Yielded
@@ -34,6 +34,19 @@ if TYPE_CHECKING:
 SETTLING = 0.2
 
 
+class Placer(Protocol):
+    """Whoever decides in which pods calls run."""
+
+    def stream_for(self, call: Call) -> Stream | None:
+        """The stream to the pod that is to run it; `None` when one has to be connected."""
+
+    def on_begun(self, call: Call) -> None:
+        """Its pod runs it."""
+
+    def on_again(self, call: Call) -> None:
+        """Its pod does not have it any more; it is to be placed again."""
+
+
 class Call:
     """One call on one pod, over all attempts to make it."""
 
@@ -42,6 +55,8 @@ class Call:
         self.is_started = self.is_over = False
         #: Called from any thread when something has arrived; without it a thread reads for itself.
         self.wake: Callable[[], object] | None = None
+        #: Decides in which pod it runs; else its route does.
+        self.placer: Placer | None = None
         self._arrived: SimpleQueue[Event | Connected] = SimpleQueue()
         # The attempt that is under way, or what it waits for.
         self._stream: Stream | None = None
@@ -120,9 +135,14 @@ class Call:
             return None
         if event.call is not self._pending or self._stream is None:
             return None  # of an attempt before
+        had_begun = self.invocation.has_begun
         step = self.invocation.step(self._stream, event)
+        if self.placer is not None and not had_begun and self.invocation.has_begun:
+            self.placer.on_begun(self)
         if isinstance(step, Again):
             self._stream = self._pending = None
+            if self.placer is not None:
+                self.placer.on_again(self)
             if self._recalled_until is not None:
                 return self._give_up()
             self._resume_at = time.monotonic() + step.delay
@@ -208,7 +228,7 @@ class Call:
 
     def _attempt(self) -> None:
         route = self.invocation.route
-        stream = route.stream()
+        stream = route.stream() if self.placer is None else self.placer.stream_for(self)
         if stream is None:
             self._request = route.request(self.invocation.patience, self._deliver)
         else:
@@ -230,6 +250,12 @@ class Call:
             wake()
 
     # ----------------------------------------------------------------------------- giving up
+
+    def take_back(self) -> None:
+        """Have it run by another pod, unless it has begun."""
+        if self._stream is not None and self._pending is not None:
+            self.invocation.is_asked_for = True
+            self._stream.take_back(self._pending)
 
     def recall(self, reason: str) -> None:
         """Ask for the end of the call, which is waited for a moment longer."""

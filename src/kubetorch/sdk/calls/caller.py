@@ -3,7 +3,7 @@
 caller(...)                       the value, or an iterator over the values of a generator;
                                   of a broadcast a list of them, in pod order
 caller(..., async_=True)          the same, awaited
-caller.map(xs), .starmap(xs)      many calls, a window of them at a time, each on one pod
+caller.map(xs), .starmap(xs)      many calls, each on one pod: of a `def` one in each process
 caller.spawn(...)                 a call that goes on without this program
 caller.options(timeout=10)        a caller with other options
 """
@@ -134,10 +134,10 @@ class Caller:
         *iterables: Iterable[Any],
         kwargs: Mapping[str, Any] | None = None,
         ordered: bool = True,
-        window: int = maps.WINDOW,
+        window: int | None = None,
         return_exceptions: bool = False,
     ) -> Iterator[Any]:
-        """Call it for each item, as the built-in `map` does, with many calls at a time.
+        """Call it for each item, as the built-in `map` does, in all processes at the same time.
 
         Of a service of several pods one gets each item; a distributed one runs it on all ranks.
         Nothing starts before the first result is asked for. Inputs are taken as calls start, so
@@ -147,7 +147,10 @@ class Caller:
             iterables: The first arguments, the second ones, ….
             kwargs: Keywords that are the same for all calls.
             ordered: Results come in the order of the inputs; else as they are ready.
-            window: Calls that run, or have a result that waits to be taken.
+            window: Calls that run, or have a result that waits to be taken, side by side in a
+                process where the service does not declare its `concurrency`. Without it, and
+                without a `concurrency`, a `def` runs one item at a time in each process, an
+                `async def` 64.
             return_exceptions: Yield what a call raises instead of raising it.
 
         Raises:
@@ -162,7 +165,7 @@ class Caller:
         *,
         kwargs: Mapping[str, Any] | None = None,
         ordered: bool = True,
-        window: int = maps.WINDOW,
+        window: int | None = None,
         return_exceptions: bool = False,
     ) -> Iterator[Any]:
         """As `map`, with items that are the positional arguments of one call each."""
@@ -174,7 +177,7 @@ class Caller:
         *iterables: Iterable[Any],
         kwargs: Mapping[str, Any] | None = None,
         ordered: bool = True,
-        window: int = maps.WINDOW,
+        window: int | None = None,
         return_exceptions: bool = False,
     ) -> AsyncIterator[Any]:
         """As `map`, for `async for`."""
@@ -188,7 +191,7 @@ class Caller:
         *,
         kwargs: Mapping[str, Any] | None = None,
         ordered: bool = True,
-        window: int = maps.WINDOW,
+        window: int | None = None,
         return_exceptions: bool = False,
     ) -> AsyncIterator[Any]:
         """As `starmap`, for `async for`."""
@@ -196,11 +199,17 @@ class Caller:
         return maps.results_for_loop(self._invocations(iterable, kwargs), options)
 
     def _map_options(
-        self, ordered: bool, window: int, return_exceptions: bool, *inputs: Iterable[Any]
+        self,
+        ordered: bool,
+        window: int | None,
+        return_exceptions: bool,
+        *inputs: Iterable[Any],
     ) -> maps.MapOptions:
         # Only for the bar: the `__len__` of a data set may raise anything.
         lengths = (introspection.attempt(operator.length_hint, -1, one, -1) for one in inputs)
         shortest = min(lengths, default=-1)
+        if window is None and self._target.is_distributed:
+            window = 1  # an item runs in all processes
         return maps.MapOptions(
             ordered,
             window,

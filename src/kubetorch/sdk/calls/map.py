@@ -1,4 +1,9 @@
-"""Many calls of one callable: a window of them at a time, results in order or as they come."""
+"""Many calls of one callable: some of them at a time, results in order or as they come.
+
+Without a window the pods decide how many items run: of a `def` one in each process. Every pod is
+supplied with what it runs and a little more (`kubetorch.sdk.calls.placement`). Of an autoscaled
+service all items that its pods could run are offered at once, so that its scaler sees them.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +17,13 @@ from kubetorch.sdk.bars import Bar
 from kubetorch.sdk.calls import blocking
 from kubetorch.sdk.calls.attempts import Done, Invocation
 from kubetorch.sdk.calls.call import Call, CallSet, LoopWakeup, ThreadWakeup, is_generator
+from kubetorch.sdk.calls.placement import Placement
+from kubetorch.sdk.calls.route import LOOK_AGAIN, Route
+from kubetorch.sdk.calls.stream import Stream
 from kubetorch.wire import exceptions
+from kubetorch.wire.calls import new_call_id
 
-#: Calls of one `map` at a time.
+#: Items of one `map` that are under way or have a result that waits, unless there are many pods.
 WINDOW = 64
 
 #: Encodes the arguments of the next call.
@@ -24,7 +33,8 @@ Make = Callable[[], Invocation]
 @dataclass(frozen=True)
 class MapOptions:
     ordered: bool = True
-    window: int = WINDOW
+    #: `None`: the pods decide.
+    window: int | None = None
     return_exceptions: bool = False
     #: What is called, and how often if that is known, for the bar.
     label: str = "map"
@@ -32,6 +42,8 @@ class MapOptions:
 
     def __post_init__(self) -> None:
         window: object = self.window
+        if window is None:
+            return
         if isinstance(window, bool) or not isinstance(window, int) or window < 1:
             raise SpecError(f"window is {window!r}; it must be a whole number, 1 or more")
 
@@ -41,6 +53,8 @@ class Results:
 
     def __init__(self, options: MapOptions) -> None:
         self._options = options
+        #: Calls that run, or have a result that waits, at most.
+        self.room = options.window or WINDOW
         self._numbers = itertools.count()
         self._next = 0
         self._open = 0
@@ -48,7 +62,7 @@ class Results:
 
     @property
     def has_room(self) -> bool:
-        return self._open < self._options.window
+        return self._open < self.room
 
     @property
     def is_empty(self) -> bool:
@@ -91,7 +105,7 @@ def results(invocations: Iterator[Make], options: MapOptions) -> Iterator[Any]:
             yield from work.take()
             if work.must_wait:
                 with work.waiting():
-                    wakeup.wait(work.calls.left)
+                    wakeup.wait(work.left)
     finally:
         work.calls.cancel()
 
@@ -106,7 +120,7 @@ async def results_for_loop(invocations: Iterator[Make], options: MapOptions) -> 
                 yield value
             if work.must_wait:
                 with work.waiting():
-                    await wakeup.wait(work.calls.left)
+                    await wakeup.wait(work.left)
     finally:
         work.calls.cancel()
 
@@ -119,13 +133,20 @@ class _Map:
     ) -> None:
         self.calls = CallSet(wake)
         self._invocations = invocations
+        self._options = options
         self._results = Results(options)
         self._bar = Bar(options.label)
-        self._count = options.count
         self._ended = 0
         self._has_more = True
         # The number of the result of each call.
         self._numbers: dict[Call, int] = {}
+        self._placement: Placement[Call, Stream] = Placement()
+        self._id = new_call_id()
+        # The pod of the first item.
+        self._first: Stream | None = None
+        # The way to all pods, once a call was made.
+        self._route: Route | None = None
+        self._places = options.window is None
 
     @property
     def is_over(self) -> bool:
@@ -134,26 +155,43 @@ class _Map:
     @property
     def must_wait(self) -> bool:
         """True if nothing can start before a call ends."""
-        return len(self.calls) > 0 and not (self._has_more and self._results.has_room)
+        return len(self.calls) > 0 and not (self._has_more and self._has_room)
+
+    @property
+    def left(self) -> float | None:
+        """Seconds after which to `take`, also if nothing wakes."""
+        left = self.calls.left
+        if not self._places or not (self._has_more or self._placement.has_waiting):
+            return left
+        return LOOK_AGAIN if left is None else min(left, LOOK_AGAIN)  # for pods that have come
+
+    @property
+    def _has_room(self) -> bool:
+        return self._results.has_room and (not self._places or self._placement.has_room)
 
     def waiting(self) -> Bar:
         """Shown while a result is waited for, and never while the user has one."""
         of, share = "", None
-        if self._count:
-            of, share = f" of {self._count}", self._ended / self._count
+        if self._options.count:
+            of, share = f" of {self._options.count}", self._ended / self._options.count
         self._bar.update(f"{self._ended}{of} calls ended", share)
         return self._bar
 
     def take(self) -> Iterator[Any]:
         """Start calls; the results that are due now."""
+        self._complete()
+        self._look()
         try:
-            while self._has_more and self._results.has_room:
+            while self._has_more and self._has_room:
                 self._start_next()
         except Exception:
             # The input raised: what is due goes first.
             yield from self._results.take()
             raise
         self._complete()
+        if self._places and not (self._has_more and self._results.has_room):
+            for call in self._placement.take_back():
+                call.take_back()
         yield from self._results.take()
 
     def _start_next(self) -> None:
@@ -168,8 +206,15 @@ class _Map:
         except KubetorchError as error:
             self._results.complete(number, Done(None, error))
             return
+        self._route = invocation.route
         call = Call(invocation.of_item(number))
+        call.invocation.is_item = self._options.window is None
+        call.invocation.item = number
         self._numbers[call] = number
+        self._look()
+        if self._places:
+            self._placement.offer(call)
+            call.placer = self
         self.calls.start(call)
 
     def _complete(self) -> None:
@@ -180,9 +225,44 @@ class _Map:
             assert isinstance(step, Done)
             self._ended += 1
             number = self._numbers.pop(call)
+            self._placement.end(call)
             if step.error is not None:
                 exceptions.add_note(step.error, f"item {number} of the map, counted from 0")
             self._results.complete(number, step)
+
+    # ---------------------------------------------------------------------------- where they run
+
+    def _look(self) -> None:
+        """See which pods there are."""
+        route = self._route
+        if route is None or not self._places:
+            return
+        if not route.shares_streams:
+            # Its scaler decides.
+            self._places, self._results.room = False, max(WINDOW, route.scale)
+            return
+        streams = route.streams()
+        self._places = all(stream.lines_up for stream in streams)
+        self._placement.update(streams)
+        self._results.room = max(WINDOW, 2 * self._placement.most)
+
+    def stream_for(self, call: Call) -> Stream | None:  # Placer's
+        route = call.invocation.route
+        self._look()
+        if not self._places or route is not self._route:
+            self._placement.end(call)
+            return route.stream()  # the pod that alone may know its outcome
+        stream = self._placement.place(call)
+        # One pod is enough to look at what items do.
+        self._first = self._first or stream
+        call.invocation.map_id = self._id if stream is self._first else ""
+        return stream
+
+    def on_begun(self, call: Call) -> None:  # Placer's
+        self._placement.begin(call)
+
+    def on_again(self, call: Call) -> None:  # Placer's
+        self._placement.give_back(call)
 
 
 def _refused_generator(invocation: Invocation) -> Exception:

@@ -46,7 +46,7 @@ class Map(Protocol[R_co]):
         *iterables: Iterable[Any],
         kwargs: Mapping[str, Any] | None = None,
         ordered: bool = True,
-        window: int = ...,
+        window: int | None = ...,
         return_exceptions: bool = False,
     ) -> R_co:
         """Call it for each item."""
@@ -61,7 +61,7 @@ class StarMap(Protocol[R_co]):
         *,
         kwargs: Mapping[str, Any] | None = None,
         ordered: bool = True,
-        window: int = ...,
+        window: int | None = ...,
         return_exceptions: bool = False,
     ) -> R_co:
         """Call it for each tuple of arguments."""

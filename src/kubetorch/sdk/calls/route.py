@@ -65,8 +65,8 @@ _FIRST_DELAY, _LONGEST_DELAY = 0.02, 1.0
 _MISSING = 10.0
 #: Seconds that the controller has to learn why a pod is not there any more.
 _UNSAID = 3.0
-#: Seconds to the next look for pods that are away, while others take the calls.
-_LOOK_AGAIN = 2.0
+#: Seconds to the next look for pods that are away, or have come, while others take the calls.
+LOOK_AGAIN = 2.0
 #: Pods that are named when none is ready.
 _SHOWN = 3
 
@@ -79,6 +79,8 @@ class Scaler(NamedTuple):
     patience: float
     failure: str = ""
     slots: int | None = None
+    #: The pods that it makes at most, if that is bounded.
+    most: int | None = None
 
 
 class Location(NamedTuple):
@@ -116,6 +118,7 @@ class Location(NamedTuple):
                 spec.compute.launch_timeout,
                 failure,
                 None if scaling is None else scaling.concurrency,
+                None if scaling is None else scaling.max_scale,
             )
         return cls(
             tuple(session.address(view, pod) for pod in ready),
@@ -606,6 +609,12 @@ class Route:
         return None if self._scaler is None else self._scaler.slots
 
     @property
+    def scale(self) -> int:
+        """The calls that fit into all pods that a scaler makes, where it says so; else 0."""
+        scaler = self._scaler
+        return 0 if scaler is None else (scaler.most or 0) * (scaler.slots or 1)
+
+    @property
     def shows_logs(self) -> bool:
         """True if lines of calls without an option of their own are shown."""
         if self._shown[0] != config.revision:
@@ -632,6 +641,19 @@ class Route:
             stream = self._streams.get(urls[0])
             return stream if stream is not None and stream.accepts_calls else None
         return self._least_busy(urls)
+
+    def streams(self) -> list[Stream]:
+        """The open ones to all pods; none when one has to be connected, or calls share none.
+
+        Whoever asks again and again finds pods that have come since.
+        """
+        if self._look_at is None:
+            self._look_at = time.monotonic() + LOOK_AGAIN
+        location = self._location if self.stream() is not None else None
+        if location is None:
+            return []
+        streams = self._streams  # another thread may put others in its place
+        return [streams[url] for url in location.urls if url in streams]
 
     def connect(self, patience: float | None = None) -> Stream:
         """A stream that takes calls, waiting for a pod that can be reached."""
@@ -836,7 +858,7 @@ class Route:
         # Pods that were not reached are left out until the controller is asked again (`_look`).
         self._location = found = location.only(reached) if reached else None
         is_whole = found is None or found.is_whole or self.ordinal is not None
-        self._look_at = None if is_whole else time.monotonic() + _LOOK_AGAIN
+        self._look_at = None if is_whole else time.monotonic() + LOOK_AGAIN
         if not reached:
             raise error
         return next(iter(reached.values()))
@@ -847,7 +869,7 @@ class Route:
             try:
                 self._connect(self._connector.ask(), Backoff(_ATTEMPT))
             except (*TRANSIENT, KubetorchError):
-                self._look_at = time.monotonic() + _LOOK_AGAIN
+                self._look_at = time.monotonic() + LOOK_AGAIN
         if self.is_closed:
             self.close(is_torn_down=self._is_torn_down)
 

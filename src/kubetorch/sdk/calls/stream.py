@@ -442,6 +442,8 @@ class Stream:
         self.confirms = False
         #: Codecs that the agent has beside those that every agent has.
         self.codecs: tuple[str, ...] = ()
+        #: Whether the agent knows items of maps, and gives back what it has not begun.
+        self.lines_up = False
         self._reconnect = reconnect
         self._ping_after = ping_after
         self._numbers = itertools.count(1)
@@ -544,6 +546,14 @@ class Stream:
         frame = Frame(message(frames.encode(Kind.CANCEL, call.number, meta)))
         self._sender.cancel(call, frame, lambda: self.calls.pop(call.number, None))
 
+    def take_back(self, call: PendingCall) -> None:
+        """Have a call refused by its pod, unless it has begun; it is told as any other refusal."""
+        if call.is_abandoned or call.number not in self.calls:
+            return
+        meta = frames.Cancel(unless_begun=True)
+        frame = Frame(message(frames.encode(Kind.CANCEL, call.number, meta)))
+        self._sender.submit(frame)
+
     # ------------------------------------------------------------------------- its life
 
     @property
@@ -594,6 +604,7 @@ class Stream:
             self._sender.restart(self.calls)
         self.pod = welcome.pod
         self.confirms, self.codecs = welcome.confirms, welcome.codecs
+        self.lines_up = welcome.lines_up
         self._sender.attach(connection, welcome.received if is_known else 0, self.calls)
 
     def on_goaway(self) -> None:
