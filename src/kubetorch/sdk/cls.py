@@ -195,6 +195,7 @@ def cls(
     remote_import_path: str | None = None,
     *,
     on_replace: OnReplace = "warn",
+    options: Mapping[str, Any] | None = None,
 ) -> Cls[T]: ...
 @overload
 def cls(
@@ -207,6 +208,7 @@ def cls(
     remote_import_path: str | None = None,
     *,
     on_replace: OnReplace = "warn",
+    options: Mapping[str, Any] | None = None,
 ) -> Cls[Any]: ...
 def cls(  # noqa: PLR0913  # the documented parameters
     class_obj: type[Any] | None = None,
@@ -218,6 +220,7 @@ def cls(  # noqa: PLR0913  # the documented parameters
     remote_import_path: str | None = None,
     *,
     on_replace: OnReplace = "warn",
+    options: Mapping[str, Any] | None = None,
 ) -> Cls[Any]:
     """Make a service of a class, or get the handle of one that exists.
 
@@ -237,6 +240,7 @@ def cls(  # noqa: PLR0913  # the documented parameters
             nobody deployed, because its worker or pod ended: `"warn"` runs it and warns with
             `InstanceReplacedWarning`, `"error"` raises `InstanceReplacedError` instead, once. For
             classes with one pod.
+        options: Options of calls of its methods, as `.options(...)` takes them.
 
     Raises:
         SpecError: There is neither a class nor a name, or a pod could not import the class.
@@ -256,6 +260,7 @@ def cls(  # noqa: PLR0913  # the documented parameters
         name=name,
         get_if_exists=get_if_exists,
         reload_prefixes=reload_prefixes,
+        call_options=options,
     )
     if class_obj is not None:
         made._on_replace = on_replace

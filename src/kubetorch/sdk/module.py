@@ -107,6 +107,7 @@ class Module(Generic[HandleT]):
         name: str | None,
         get_if_exists: bool,
         reload_prefixes: str | Sequence[str] | None,
+        call_options: Mapping[str, Any] | None = None,
     ) -> ModuleT:
         if callable_object is None:
             factory = f"kt.{cls.kind}"
@@ -115,7 +116,9 @@ class Module(Generic[HandleT]):
                 raise SpecError(
                     f"{factory} needs {missing}", hint=f"{factory}(name=...) finds a service"
                 )
-            return cls.from_name(name, None, reload_prefixes)
+            found = cls.from_name(name, None, reload_prefixes)
+            found._declare_options(call_options or {})
+            return found
         if not callable(callable_object):
             raise TypeError(
                 f"kt.{cls.kind} needs a callable; this is {introspection.shown(callable_object)}"
@@ -125,7 +128,14 @@ class Module(Generic[HandleT]):
         module._source = source
         module._is_named = name is not None
         module.reload_prefixes = reload_prefixes
+        module._declare_options(call_options or {})
         return module
+
+    def _declare_options(self, changes: Mapping[str, Any]) -> None:
+        """Set options of all its calls."""
+        self._options = self._options.with_changes(changes)
+        if "stream_logs" in changes:
+            self.stream_logs = changes["stream_logs"]
 
     def _forget(self) -> None:
         """Look the service up again before the next call."""

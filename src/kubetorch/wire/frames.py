@@ -124,6 +124,21 @@ class Part(msgspec.Struct, frozen=True, omit_defaults=True):
     nodes: tuple[int, ...]
 
 
+class Retry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """After which errors a call runs again; see `kubetorch.wire.retries`.
+
+    Attributes:
+        names: Dotted names of classes; `None` is lost workers and pods.
+        count: How often the agent runs a detached call again; any other one its caller makes again.
+        backoff, max_backoff: Seconds before the second attempt, doubled each time, and at most.
+    """
+
+    names: tuple[str, ...] | None = None
+    count: int = 0
+    backoff: float = 1.0
+    max_backoff: float = 60.0
+
+
 class Open(msgspec.Struct, frozen=True, omit_defaults=True):
     """Meta of OPEN: one call.
 
@@ -145,6 +160,7 @@ class Open(msgspec.Struct, frozen=True, omit_defaults=True):
         part: It is a part of a distributed call, made by another agent.
         origin: The code that the caller means, as `Origin.key`; the agent says if it runs other.
         whole_timeout: Seconds that the caller gave, of which `timeout` was left when it was sent.
+        retry: After which errors it runs again.
     """
 
     id: str
@@ -165,6 +181,7 @@ class Open(msgspec.Struct, frozen=True, omit_defaults=True):
     part: Part | None = None
     origin: str | None = None
     whole_timeout: float | None = None
+    retry: Retry | None = None
 
 
 class Attach(msgspec.Struct, frozen=True, omit_defaults=True):

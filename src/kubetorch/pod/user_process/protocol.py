@@ -139,8 +139,8 @@ SPENT: Final = 0x80
 _HEADER: Final = struct.Struct("<BBxxIIQQ")
 HEADER_BYTES: Final = _HEADER.size
 _COUNT: Final = struct.Struct("<I")
-_NAME: Final = struct.Struct("<I")
-_NO_METHOD: Final = _NAME.pack(0xFFFFFFFF)
+_LENGTH: Final = struct.Struct("<I")
+_NO_TEXT: Final = _LENGTH.pack(0xFFFFFFFF)
 _CHUNK: Final = 64 * 1024
 _LEAST_ROOM: Final = 1024 * 1024
 _DESCRIPTOR_BYTES: Final = array.array("i").itemsize
@@ -231,22 +231,35 @@ def pack(
     return _HEADER.pack(kind, flags, len(meta), argument, call, length) + meta
 
 
-def pack_call(method: str | None, request_id: str) -> bytes:
-    """Pack method and request; JSON would take longer than the system call."""
-    if method is None:
-        return _NO_METHOD + request_id.encode(errors="surrogatepass")
-    name = method.encode(errors="surrogatepass")
-    return _NAME.pack(len(name)) + name + request_id.encode(errors="surrogatepass")
+def pack_call(method: str | None, request_id: str, retry_on: Sequence[str] = ()) -> bytes:
+    """Pack method, errors and request; JSON would take longer than the system call."""
+    named = "\n".join(retry_on)
+    texts = _pack_text(method) + (_pack_text(named) if named else _NO_TEXT)
+    return texts + request_id.encode(errors="surrogatepass")
 
 
-def unpack_call(meta: bytes) -> tuple[str | None, str]:
-    """Method and identity of the request."""
-    begin = end = _NAME.size
-    method = None
-    if not meta.startswith(_NO_METHOD):
-        end = begin + _NAME.unpack_from(meta)[0]
-        method = meta[begin:end].decode(errors="surrogatepass")
-    return method, meta[end:].decode(errors="surrogatepass")
+def unpack_call(meta: bytes) -> tuple[str | None, str, list[str]]:
+    """Method, identity of the request, and the names of the errors after which it runs again."""
+    method, end = _unpack_text(meta, 0)
+    named, end = _unpack_text(meta, end)
+    request_id = meta[end:].decode(errors="surrogatepass")
+    return method, request_id, named.split("\n") if named else []
+
+
+def _pack_text(text: str | None) -> bytes:
+    if text is None:
+        return _NO_TEXT
+    data = text.encode(errors="surrogatepass")
+    return _LENGTH.pack(len(data)) + data
+
+
+def _unpack_text(meta: bytes, begin: int) -> tuple[str | None, int]:
+    """A text, and where it ends."""
+    begin, start = begin + _LENGTH.size, begin
+    if meta.startswith(_NO_TEXT, start):
+        return None, begin
+    end = begin + _LENGTH.unpack_from(meta, start)[0]
+    return meta[begin:end].decode(errors="surrogatepass"), end
 
 
 # ------------------------------------------------------------------------------------- receiving

@@ -33,7 +33,15 @@ from kubetorch.sdk.deploys.source import ProjectRef, explain_missing
 from kubetorch.sdk.logs import CallLines
 from kubetorch.specs.callable import CALLABLES
 from kubetorch.specs.logging import LoggingConfig
-from kubetorch.wire import calls, codecs, exceptions, frames, introspection, rank_values
+from kubetorch.wire import (
+    calls,
+    codecs,
+    exceptions,
+    frames,
+    introspection,
+    rank_values,
+    retries,
+)
 from kubetorch.wire.frames import Kind
 from kubetorch.wire.messages import TORN_DOWN
 
@@ -42,8 +50,6 @@ GRACE = 2.0
 #: Seconds before its end in which a timeout counts as over, as the waits before it may end early.
 _EARLY = 0.1
 _FIRST_DELAY, _LONGEST_DELAY = 0.02, 1.0
-#: Errors after which `retries` makes a call again.
-_INFRASTRUCTURE = (WorkerDiedError, PodTerminatedError, CallLostError)
 #: Errors that say that a pod is gone; in a distributed call its ranks are gone with it.
 _LOSSES = (PodTerminatedError, CallLostError)
 #: Refusals of calls that may be taken a little later, or by another pod.
@@ -90,7 +96,7 @@ class Yielded:
     value: object
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True)
 class Again:
     delay: float
 
@@ -124,7 +130,9 @@ class Invocation:
     expires: float | None = None
     _key: str | None = None
     _request_id: str | None = None
+    # How often it is made at most again, and which attempt this is.
     _retries = 0
+    _attempts = 1
     _delay = _FIRST_DELAY
     _has_yielded = False
     _lines: CallLines | None = None
@@ -164,7 +172,7 @@ class Invocation:
             self.expires = self._patient_from + options.timeout + GRACE
         if options.idempotency_key is not None:
             self._key = options.idempotency_key
-        if options.retries:
+        if options.retries and not is_detached:  # its agent makes a detached one again
             self._retries = options.retries
             self._key = self._key or calls.new_call_id()
 
@@ -245,8 +253,20 @@ class Invocation:
             None,
             target.origin,
             self.options.timeout,
+            self._wire_retry,
         )
         stream.start(call, meta, segments, reads=reads)
+
+    @property
+    def _wire_retry(self) -> frames.Retry | None:
+        """What the agent is to know, if the call may be made again."""
+        options = self.options
+        if self.is_detached:
+            if not options.retries:
+                return None
+            names, seconds = options.retry_names, (options.backoff, options.max_backoff)
+            return frames.Retry(names, options.retries, *seconds)
+        return frames.Retry(options.retry_names) if options.retry_names and self._retries else None
 
     # -------------------------------------------------------------------------------- events
 
@@ -277,13 +297,14 @@ class Invocation:
             return None
         if kind == _ERROR:
             failure = exceptions.parse_json(bytes(event.payload or b""))
-            return self.again_after(failure) or self._end_with(self.error_of(failure))
+            return self.again_after(failure) or self._end_with(
+                self.error_of(failure), is_named=failure.repeats
+            )
         if kind == LOST:
             return self.again_after_loss(event) or self._end_with(event.meta)
         if kind == EXPIRED:
-            self.end_lines()
             stream.cancel(event.call, "the call timed out")
-            return Done(None, self.timed_out())
+            return self._end_with(self.timed_out())
         return None
 
     def again_after(self, failure: exceptions.Failure) -> Again | None:
@@ -303,15 +324,18 @@ class Invocation:
     def timed_out(self) -> CallTimeoutError:
         ordinal = self.route.ordinal
         where = "" if ordinal is None else f" in pod {ordinal}"
-        return CallTimeoutError(
+        error = CallTimeoutError(
             f"{self.target.name} did not end within its timeout of "
             f"{self.options.timeout:g} s{where}",
             hint=f"kt logs {self.target.service} shows its output",
         )
+        self._count_attempts(error)
+        return error
 
     def refused(self, error: Exception) -> Exception:
         is_over = self.expires is not None and time.monotonic() >= self.expires - GRACE - _EARLY
         if not is_over or not isinstance(error, CallRefusedError):
+            self._count_attempts(error)
             return error
         timed_out = CallTimeoutError(
             f"{self.target.name} did not begin within its timeout of {self.options.timeout:g} s: "
@@ -319,6 +343,7 @@ class Invocation:
             hint=error.hint,
         )
         timed_out.__cause__, timed_out.pod_name = error, error.pod_name
+        self._count_attempts(timed_out)
         return timed_out
 
     def _value(self, event: Event) -> Done:
@@ -343,15 +368,21 @@ class Invocation:
         if self._lines is not None:
             self._lines.end()
 
-    def _end_with(self, error: Exception) -> Step:
-        if self._may_retry(error):
+    def _end_with(self, error: Exception, *, is_named: bool = False) -> Step:
+        if self._may_retry(error, is_named=is_named):
             # Only the pod that may have run it knows its outcome.
-            return self._again(may_have_run=isinstance(error, CallLostError))
+            return self._make_again(may_have_run=isinstance(error, CallLostError))
         self.end_lines()
         is_loss = isinstance(error, _LOSSES) and getattr(error, "reason", "") != TORN_DOWN
         if self.target.is_distributed and is_loss:
             error = membership_error(self.target.name, error)
+        self._count_attempts(error)
         return Done(None, error)
+
+    def _count_attempts(self, error: Exception) -> None:
+        """Say in an error how many attempts there were, if there may be several."""
+        if self.options.retries and not self.is_detached:
+            exceptions.set_attempts(error, self._attempts)
 
     def error_of(self, failure: exceptions.Failure) -> Exception:
         error = exceptions.rebuild(failure, modules=self.target.modules)
@@ -361,20 +392,33 @@ class Invocation:
         introspection.attempt(explain_missing, None, error, self.target.where)
         return error
 
-    def _may_retry(self, error: Exception) -> bool:
-        if not isinstance(error, _INFRASTRUCTURE) or self._has_yielded or self._retries <= 0:
+    def _may_retry(self, error: Exception, *, is_named: bool) -> bool:
+        if self._has_yielded or self._retries <= 0:
             return False
-        if self.expires is not None and time.monotonic() >= self.expires - GRACE:
-            return False
-        self._retries -= 1
-        self._patient_from = time.monotonic()
-        return True
+        # The worker has compared what the user's code raised; errors of ours may be made here.
+        return is_named or retries.repeats(type(error), self.options.retry_names, {})
 
-    def _again(self, *, may_have_run: bool = False) -> Again:
-        if self._pool is not None and not may_have_run:
-            self.route = self._pool  # any pod takes the item
+    def _make_again(self, *, may_have_run: bool) -> Again:
+        """Begin the next attempt, with as much time as the first had, after a pause."""
+        options = self.options
+        delay = retries.pause(self._attempts, options.backoff, options.max_backoff)
+        self._retries -= 1
+        self._attempts += 1
+        self._delay = _FIRST_DELAY
+        self._patient_from = time.monotonic() + delay
+        if options.timeout is not None:
+            self.expires = self._patient_from + options.timeout + GRACE
+        self._choose_pod(may_have_run=may_have_run)
+        return Again(delay)
+
+    def _again(self) -> Again:
+        self._choose_pod(may_have_run=False)
         delay, self._delay = self._delay, min(self._delay * 2, _LONGEST_DELAY)
         return Again(delay)
+
+    def _choose_pod(self, *, may_have_run: bool) -> None:
+        if self._pool is not None and not may_have_run:
+            self.route = self._pool  # any pod takes the item
 
 
 def _body(codec: str, segments: Sequence[codecs.Segment]) -> frames.Body:

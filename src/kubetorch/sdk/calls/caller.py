@@ -220,11 +220,10 @@ class Caller:
 
         Raises:
             SerializationError: The arguments cannot travel.
-            SpecError: An option has no effect on such a call.
+            SpecError: An option is impossible.
             KubetorchError: No pod can be reached.
         """
         options, kwargs = self._options.take_from(kwargs, self._target.declared)
-        options.check_spawned()
         invocation = Invocation(self._target, self._route, options, args, kwargs, is_detached=True)
         return handles.spawn(invocation)
 
