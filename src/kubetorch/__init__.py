@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from kubetorch.errors import ProbeFailedError as ProbeFailedError
     from kubetorch.errors import ProjectTooLargeError as ProjectTooLargeError
     from kubetorch.errors import ProtocolError as ProtocolError
+    from kubetorch.errors import QueueFullError as QueueFullError
     from kubetorch.errors import QueueUnschedulableError as QueueUnschedulableError
     from kubetorch.errors import QuorumError as QuorumError
     from kubetorch.errors import QuotaExceededError as QuotaExceededError
@@ -166,6 +167,7 @@ __all__ = [  # noqa: RUF022  # in plain order, which is easier to search
     "ProbeFailedError",
     "ProjectTooLargeError",
     "ProtocolError",
+    "QueueFullError",
     "QueueUnschedulableError",
     "QuorumError",
     "QuotaExceededError",

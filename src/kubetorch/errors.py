@@ -59,6 +59,7 @@ cannot be imported here.
     │   ├── CallCancelledError
     │   ├── CallLostError (ConnectionError)
     │   ├── CallRefusedError
+    │   ├── QueueFullError
     │   ├── CallableNotFoundError (LookupError)
     │   ├── ResultExpiredError (LookupError)
     │   ├── SerializationError (TypeError)
@@ -763,6 +764,13 @@ class CallRefusedError(CallError):
 
     code = "call_refused"
     status = 503
+
+
+class QueueFullError(CallError):
+    """More calls wait for a process of the service than may: nothing of this one ran."""
+
+    code = "queue_full"
+    status = 429
 
 
 class CallableNotFoundError(CallError, LookupError):

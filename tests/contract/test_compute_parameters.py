@@ -17,9 +17,12 @@ ARGUMENTS = [name for name, one in PARAMETERS.items() if one.is_argument]
 SPEC_FIELDS = {item.name for item in fields(ComputeSpec)}
 #: Fields that shape the object as a whole, or are no part of it.
 NO_FIELDS_OF_MANIFESTS = [
+    "concurrency",
     "distribution",
     "endpoint",
     "manifest",
+    "max_queue",
+    "num_proc",
     "pod_template_path",
     "selector",
     "service_template",

@@ -657,3 +657,45 @@ def test_an_app_has_no_ranks_and_says_so():
     compute = kt.Compute(cpus="0.1").distribute("spmd", workers=2)
     with pytest.raises(kt.SpecError, match="no ranks"):
         kt.app("sleep 1", name="ranked").to(compute)
+
+
+# ---------------------------------------------------------------------- how many requests at once
+
+
+def test_requests_wait_for_their_turn_and_the_health_path_and_websockets_do_not(project, port):
+    web = Deployed(project, port, health_check="/about")
+    try:
+        pod = agent_pid(web.app)
+        web.deploy(concurrency=1, max_queue=1)
+        assert agent_pid(web.app) == pod
+        echo = Socket(web)
+        held = web.connect()
+        held.putrequest("POST", "/http/echo")
+        held.putheader("Authorization", f"Bearer {web.token}")
+        held.putheader("Transfer-Encoding", "chunked")
+        held.endheaders(b"1\r\na\r\n")
+        answer = held.getresponse()
+        answers = []
+        waiting = threading.Thread(target=lambda: answers.append(web.ask("/")))
+        waiting.start()
+        wait_until(lambda: queue_of(web.app) == (1, 1))
+        status, headers, body = web.ask("/")
+        assert (status, headers["retry-after"]) == (429, "1")
+        assert json.loads(body)["error_type"] == "QueueFullError"
+        assert web.about()["pid"]
+        echo.send(b"hello", websocket_protocol.TEXT)
+        assert echo.next() == (websocket_protocol.TEXT, b"hello")
+        echo.sock.close()
+        assert answers == []
+        held.send(b"0\r\n\r\n")
+        assert answer.read() == b"a"
+        held.close()
+        waiting.join(TIMEOUT)
+        assert [status for status, _, _ in answers] == [200]
+    finally:
+        web.app.teardown()
+
+
+def queue_of(app):
+    queue = view_of(app).pods[0].queue
+    return queue and (queue.taken, queue.waiting)

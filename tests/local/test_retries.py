@@ -193,3 +193,15 @@ def test_declared_options_hold_for_calls_of_classes_and_decorated_functions(prog
         assert (options.retries, options.retry_names) == (4, ("builtins.KeyError",))
     with pytest.raises(TypeError, match="there is no call option 'retry'"):
         kt.fn(program.flaky, options={"retry": 3})
+
+
+def test_a_spawned_call_that_waits_to_run_again_holds_no_slot(program, tmp_path):
+    narrow = kt.fn(program.flaky, name="narrow").to(kt.Compute(cpus="0.1", concurrency=1))
+    patient = narrow.options(retries=1, retry_on=OSError, backoff=1000, max_backoff=1000)
+    handle = patient.spawn(str(tmp_path / "first"), 9, "busy")
+    until((tmp_path / "first").exists)
+    assert narrow.options(queue_timeout=100)(str(tmp_path / "second"), 0, "") == 1
+    interrupted = narrow.options(retries=1, retry_on=kt.CallTimeoutError, timeout=5, backoff=0.1)
+    assert interrupted.spawn(str(tmp_path / "third"), 1, "sleep").result(timeout=100) == 2
+    handle.cancel()
+    backend.route(backend.session(), "default", "narrow").close()

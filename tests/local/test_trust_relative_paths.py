@@ -164,4 +164,4 @@ def test_a_file_that_was_left_out_is_named(deploy: Deploy, project: UserProject)
     (project.folder / ".ktignore").unlink()
     with pytest.raises(FileNotFoundError) as raised:
         deploy("read", SOURCE.replace("data/x.csv", "weights/last.bin"))
-    assert "leave weights/ out" in raised.value.__notes__[0]
+    assert "leaves weights/ out" in raised.value.__notes__[0]

@@ -346,10 +346,23 @@ def test_sync_calls_overlap_up_to_the_number_of_threads(folder: Path) -> None:
     run(main())
 
 
-def test_more_calls_than_threads_wait_in_line(folder: Path) -> None:
+def test_more_calls_than_threads_are_refused_with_the_reason(folder: Path) -> None:
     async def main() -> None:
         async with agent(folder) as a:
             worker = await a.worker("Shop", threads=2)
+            calls = [a.open(worker, 2, method="sleep") for _ in range(2)]
+            with pytest.raises(CallFailed, match=r"2 calls run .* no thread for one more"):
+                await a.call(worker, 0, method="sleep")
+            assert [await call.result() for call in calls] == ["slept"] * 2
+            assert await a.call(worker, 0, method="sleep") == "slept"
+
+    run(main())
+
+
+def test_more_calls_than_declared_threads_wait_in_line(folder: Path) -> None:
+    async def main() -> None:
+        async with agent(folder) as a:
+            worker = await a.worker("Shop", threads=2, may_wait=True)
             began = time.monotonic()
             calls = [a.open(worker, 0.1, method="sleep") for _ in range(6)]
             assert [await call.result() for call in calls] == ["slept"] * 6
@@ -618,7 +631,7 @@ def test_an_interruption_never_reaches_another_call(folder: Path) -> None:
 def test_a_call_that_waits_in_line_is_cancelled_without_running(folder: Path) -> None:
     async def main() -> None:
         async with agent(folder) as a:
-            worker = await a.worker("Shop", threads=1)
+            worker = await a.worker("Shop", threads=1, may_wait=True)
             first = a.open(worker, 5, method="sleep")
             waiting = a.open(worker, 1, method="add")
             worker.cancel(waiting.number, "not needed", timed_out=False)

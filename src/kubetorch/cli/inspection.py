@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import keyword
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
@@ -81,11 +82,13 @@ def status(name: ServiceName, namespace: Namespace = None, as_json: AsJson = Fal
 def show(service: WorkloadView, output: Output) -> None:
     """A line about the service, the table of its pods, and why it failed, if it did."""
     ready, pods = views.ready_pods(service), service.pods_wanted or len(service.pods)
-    calls = sum(pod.calls for pod in service.pods)
+    waiting = sum(pod.queue.waiting for pod in service.pods if pod.queue is not None)
+    calls = sum(pod.calls for pod in service.pods) - waiting
+    waits = f", {waiting} waiting" if waiting else ""
     style: Style = "green" if service.status == "Ready" else "yellow"
     output.report(
         f"{service.spec.name}: {service.status}, generation {service.generation}, "
-        f"{ready}/{pods} pods ready, {calls} {'call' if calls == 1 else 'calls'} running",
+        f"{ready}/{pods} pods ready, {calls} {'call' if calls == 1 else 'calls'} running{waits}",
         "red" if service.failure is not None else style,
     )
     world = views.world_words(service)
@@ -93,6 +96,8 @@ def show(service: WorkloadView, output: Output) -> None:
         output.report(f"world: {world}")
     if service.pods:
         output.table(views.pod_cells(service), spare=views.SPARE_POD_COLUMNS)
+    for line, is_waiting in views.queue_lines(service, time.time()):
+        output.report(line, "yellow" if is_waiting else "plain")
     for line in views.lost_lines(service):
         output.report(f"lost: {line}", "yellow")
     if service.failure is not None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 from msgspec.structs import asdict
 
 from kubetorch.sdk import logs
@@ -19,6 +20,7 @@ from kubetorch.wire.messages import (
     CallView,
     DeployLog,
     PodView,
+    SlotHolder,
     WorkerStacks,
     WorkloadView,
 )
@@ -160,6 +162,7 @@ def pod_json(pod: PodView) -> Json:
         "pid": pod.pid,
         "started": pod.started or None,
         "app": app_json(pod.app),
+        "queue": None if pod.queue is None else msgspec.to_builtins(pod.queue),
     }
 
 
@@ -214,6 +217,38 @@ def line_text(line: DeployLog) -> str:
 
 
 # --------------------------------------------------------------------------------------- tables
+
+
+def queue_lines(service: WorkloadView, now: float) -> list[tuple[str, bool]]:
+    """What holds the slots of each pod whose calls are bounded; whether calls wait there."""
+    lines = []
+    for pod in service.pods:
+        queue = pod.queue
+        if queue is None or not (queue.taken or queue.waiting):
+            continue
+        wait = ""
+        if queue.waiting:
+            calls = "1 call waits" if queue.waiting == 1 else f"{queue.waiting} calls wait"
+            wait = f", {calls}, the first for {max(0.0, now - queue.since):.0f} s"
+        taken = f"{queue.taken} of {queue.slots}" if queue.taken < queue.slots else "all"
+        text = f"{pod.name}: slots taken: {taken}{wait}"
+        lines.append((text, bool(queue.waiting)))
+        lines += [(f"  {holder_words(one, now)}", False) for one in queue.holders]
+        if queue.strays:
+            text = (
+                f"  {queue.strays} of those that wait come from a thread without the context of "
+                "its call, which may wait for them: contextvars.copy_context() carries it"
+            )
+            lines.append((text, True))
+    return lines
+
+
+def holder_words(holder: SlotHolder, now: float) -> str:
+    text = f"{holder.callable} runs for {max(0.0, now - holder.began):.0f} s"
+    if holder.calls > 1:
+        text += f", and {holder.calls - 1} calls inside it"
+    return f"{text}; its reader takes no values" if holder.is_paused else text
+
 
 #: Columns that a narrow terminal can do without, the first to go first.
 SPARE_SERVICE_COLUMNS = (

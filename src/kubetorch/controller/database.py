@@ -46,12 +46,9 @@ create index if not exists running_calls on calls (namespace, workload) where en
 _ATTEMPTS = "alter table calls add column attempts integer not null default 1;"
 _POOL = f"alter table workloads add column pool text not null default ''; {_ATTEMPTS}"
 _WORLDS = f"alter table workloads add column worlds text not null default ''; {_POOL}"
-_CALLS = _TABLES[_TABLES.index("create table if not exists calls") :].replace(
-    "result_bytes integer not null,\n    attempts integer not null", "result_bytes integer not null"
-)
 _MOVES = {
     1: (
-        f"alter table pods rename to old_pods; {_CALLS} {_WORLDS}",
+        f"alter table pods rename to old_pods; {_WORLDS}",
         "insert into pods select *, '' from old_pods; drop table old_pods;",
     ),
     2: (_WORLDS, ""),

@@ -65,6 +65,7 @@ def pod_view(
         calls=0 if activity is None else activity.calls,
         started=pod.started,
         app=None if activity is None else activity.app,
+        queue=None if activity is None else activity.queue,
         ended=pod.ending if is_over else None,
     )
 

@@ -189,6 +189,8 @@ class Responder:
         headers = {}
         if status == 401:
             headers["www_authenticate"] = 'Bearer realm="kubetorch"'
+        if status == 429:
+            headers["retry_after"] = "1"
         if status == 413:
             # What still comes of the body is not read.
             headers["connection"] = "close"

@@ -65,7 +65,14 @@ def _write(template: PodTemplate, compute: ComputeSpec) -> None:
     for name in [name for name in of_pods if _is_scaling(name)]:
         del of_pods[name]
     of_pods |= render(scaling)
-    assign(template.spec, "containerConcurrency", scaling.concurrency)
+    assign(template.spec, "containerConcurrency", _pod_concurrency(compute))
+
+
+def _pod_concurrency(compute: ComputeSpec) -> int | None:
+    """Calls that a pod runs at once; its agent alone bounds them where only it has the number."""
+    if compute.concurrency is None:
+        return None if compute.autoscaling is None else compute.autoscaling.concurrency
+    return None if compute.processes is None else compute.concurrency * compute.processes
 
 
 def _is_scaling(name: str) -> bool:

@@ -390,6 +390,7 @@ class Agent:
             workers=self._supervisor.workers,
             app=self._apps.view if self._supervisor.serves_app else None,
             is_stopping=self._stopped.done(),
+            queue=self._apps.queue if self._supervisor.serves_app else self._calls.queue,
         )
 
     def _on_message(self, message: FromController) -> None:

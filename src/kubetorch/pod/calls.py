@@ -2,18 +2,20 @@
 
                 ┌── refused
 open ── begin ──┤
-                └── waiting for a worker ── running ── ended
+                └── waiting for a worker ── waiting for a slot ── running ── ended
 
 A *caller* (a stream's end of a call, an HTTP request) opens a call and begins it once all arguments
 are there. It ends exactly once: with a result, a failure, or a refusal, which says that nothing of
 it ran. Nothing of a call awaits: everything happens in the turn of the event loop in which a frame
-came, because a task per call costs more than the relay.
+came, because a task per call costs more than the relay. Which call gets a slot of which process is
+decided by `kubetorch.pod.slots`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import math
 import os
 import time
@@ -35,19 +37,24 @@ from kubetorch.errors import (
     InstanceReplacedError,
     KubetorchError,
     ProtocolError,
+    QueueFullError,
     SerializationError,
     SpecError,
 )
 from kubetorch.pod.logs import Line
 from kubetorch.pod.rank_calls import RankGroup
 from kubetorch.pod.results import Outcomes, Results
+from kubetorch.pod.slots import Slots, Start, Ticket
+from kubetorch.pod.user_process.protocol import FIRST_GRANT
+from kubetorch.pod.worker_process.pool import WorkerPool
 from kubetorch.pod.worker_process.worker import Payload, Worker, shared
-from kubetorch.specs.callable import CALLABLES
+from kubetorch.specs.callable import CALLABLES, UNKNOWN_CHAIN
+from kubetorch.specs.compute import MOST_WAITING
 from kubetorch.specs.workload import Origin, WorkloadSpec
 from kubetorch.wire import codecs, exceptions, retries, routes
 from kubetorch.wire.calls import CALL_ID, Outcome, Raised, Returned, check_arguments
-from kubetorch.wire.frames import OWN, Open, Progress, Retry
-from kubetorch.wire.messages import CallProgress, CallReport, Ending
+from kubetorch.wire.frames import OWN, Chain, Open, Progress, Retry
+from kubetorch.wire.messages import CallProgress, CallReport, Ending, QueueView, SlotHolder
 
 #: Calls that the pod knows at one time, whatever their state.
 CALL_LIMIT = 10_000
@@ -59,14 +66,32 @@ PROGRESS_INTERVAL, PROGRESS_CHARACTERS = 1.0, 200
 NAME_CHARACTERS = 1000
 #: Characters of the names of all errors after which a call runs again.
 RETRY_ON_CHARACTERS = 32_000
+#: Holders of slots that are named.
+HOLDERS = 20
 #: Seconds until a call that waits for new processes says what these wait for; doubled each time.
 TELLING = 5.0
 #: Failures that the agent itself makes and that are an answer all the same: the call ran.
 _ANSWERS = (CallTimeoutError.code, CallCancelledError.code, CallRefusedError.code)
 
 
+#: What serves in a pod.
+Served = Worker | WorkerPool | RankGroup
+
+
 class Caller(Protocol):
-    """The client that opened a call, or joined one. Nothing follows a result or a failure."""
+    """The client that opened a call, or joined one. Nothing follows a result or a failure.
+
+    Attributes:
+        identity: Who takes turns with other clients.
+    """
+
+    identity: str
+
+    def on_queued(self) -> None:
+        """The call waits, since its process runs as many as it may."""
+
+    def on_begun(self) -> None:
+        """It waits no more, and runs."""
 
     def on_log(self, line: Line) -> None:
         """As `CallSink.on_log`."""
@@ -88,8 +113,10 @@ class Caller(Protocol):
 
 
 class Call:
-    def __init__(self, calls: Calls, request: Open, caller: Caller) -> None:
+    def __init__(self, calls: Calls, request: Open, caller: Caller, tag: str) -> None:
         self._calls = calls
+        #: Its identity among the calls that agents know.
+        self.tag = tag
         self._timer: asyncio.TimerHandle | None = None
         self._worker_timer: asyncio.TimerHandle | None = None
         # Until the controller may be told again how far it has come, and what is to be told then.
@@ -102,6 +129,8 @@ class Call:
         self._pause_timer: asyncio.TimerHandle | None = None
         self.attempts = 1
         self._has_yielded = False
+        # Values that its generator may still send.
+        self._granted = FIRST_GRANT
         self.request = request
         #: Spawned calls with the same idempotency key, which have its end too.
         self.twins: list[Open] = []
@@ -111,6 +140,12 @@ class Call:
         self.callers = [caller]
         #: Seconds since the epoch.
         self.opened = time.time()
+        #: When it began to run, and when it began to wait for a slot.
+        self.begun: float | None = None
+        self.queued: float | None = None
+        #: What hands out the slot that it has or waits for, and the process that the slot is in.
+        self.slots: Slots | None = None
+        self.process: int | None = None
         #: What was served, or about to be, when it was opened.
         self.spec: WorkloadSpec | None = None
         #: The worker that runs it, and its number there.
@@ -177,10 +212,18 @@ class Call:
         if self.refusal is not None:
             raise self.refusal
         self.callers.append(caller)
+        if self.queued is not None and self.begun is None:
+            caller.on_queued()
 
     def grant(self, count: int) -> None:
         if self.worker is not None and not self.is_ended:
+            self._granted += count
             self.worker.grant(self.number, count)
+
+    @property
+    def is_paused(self) -> bool:
+        """True for a generator whose reader takes nothing."""
+        return self._granted <= 0
 
     def revoke(self, reason: str) -> None:
         """End the call for all its callers."""
@@ -191,25 +234,69 @@ class Call:
             self.fail(CallCancelledError(reason), started=False)
         else:
             self.worker.cancel(self.number, reason, timed_out=False)
+            self._calls.on_interrupted(self)
 
     # ------------------------------------------------------------------------ from the dispatcher
 
-    def run_on(self, worker: Worker | RankGroup) -> None:
-        if self._worker_timer is not None:
-            self._worker_timer.cancel()
-            self._worker_timer = None
+    def run_on(self, worker: Worker | RankGroup, chain: str) -> None:
+        """Run it; those that it makes are sent with this chain."""
+        self._stop_waiting()
         payload = self._payload
         assert payload is not None
         if self._repeats_left:
             payload = shared(payload)
         else:
             self._payload = None
+        if self.queued is not None or self.request.collective:
+            self.on_begun()
         try:
-            self.number = worker.call(self, self.request, payload)
+            self.number = worker.call(self, self.request, payload, chain)
         except KubetorchError as error:
             self.fail(error, started=False)
             return
+        self.begun = time.time()
         self.worker = worker
+
+    def wait_for_slot(self) -> None:
+        """It waits for its turn."""
+        self._stop_waiting()
+        if self.queued is not None:  # already, for a process that is gone since
+            return
+        self.on_queued()
+        timeout = self.request.queue_timeout
+        if timeout is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(timeout, self._end_waiting, timeout)
+
+    def on_queued(self) -> None:  # CallSink's
+        """Its timeout counts from the begin of its run."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.queued, self.begun = time.time(), None
+        for caller in self.callers:
+            caller.on_queued()
+
+    def on_begun(self) -> None:  # CallSink's
+        self.begun = time.time()
+        if self.request.timeout is not None:
+            self.limit(self.request.timeout)
+        for caller in self.callers:
+            caller.on_begun()
+
+    def _end_waiting(self, timeout: float) -> None:
+        waiting = 0 if self.slots is None else self.slots.waiting
+        error = CallTimeoutError(
+            f"the call did not begin within its queue_timeout of {timeout:g} s: {waiting} calls "
+            "wait for their turn",
+            hint="kt status shows what runs",
+        )
+        self.fail(error, started=False)
+
+    def _stop_waiting(self) -> None:
+        if self._worker_timer is not None:
+            self._worker_timer.cancel()
+            self._worker_timer = None
 
     def wait_until(self, seconds: float, on_timeout: Callable[[Call], None]) -> bool:
         """Call back if no worker has it by then; false if it waits already."""
@@ -220,6 +307,8 @@ class Call:
         return True
 
     def limit(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(seconds, self._time_out)
 
@@ -244,6 +333,7 @@ class Call:
             # The callers are notified at once, however long the worker takes to stop.
             self._answer(Raised(failure))
         self.worker.cancel(self.number, reason, timed_out=True)
+        self._calls.on_interrupted(self)
 
     # ---------------------------------------------------------------------------- from its worker
 
@@ -269,6 +359,7 @@ class Call:
 
     def on_yield(self, codec: str, sizes: Sequence[int], payload: Payload) -> None:  # CallSink's
         self._has_yielded = True
+        self._granted -= 1
         if self.is_answered or self.cancelled is not None:
             payload.release()
         elif len(self.callers) == 1 and not self.spawned:
@@ -337,7 +428,8 @@ class Call:
         assert retry is not None
         if self._timer is not None:
             self._timer.cancel()
-        self.worker = None
+        self.worker = self.queued = self.begun = None
+        self._calls.leave_slot(self)
         seconds = retries.pause(self.attempts, retry.backoff, retry.max_backoff)
         self._repeats_left -= 1
         self.attempts += 1
@@ -427,7 +519,19 @@ class Calls:
         self._by_id: dict[str, Call] = {}
         self._by_key: dict[tuple[str, str | None, str], Call] = {}
         self._waiting: deque[Call] = deque()
-        self._worker: Worker | RankGroup | None = None
+        self._worker: Served | None = None
+        # The slots of what serves, the workers of its processes, and the calls that have a slot
+        # or wait for one, by their tags.
+        self._slots = Slots()
+        self._processes: dict[int, Worker | RankGroup] = {}
+        self._queued: dict[str, Call] = {}
+        # Processes that take no call until one that is to end has ended.
+        self._paused: set[int] = set()
+        self._tag = os.urandom(4).hex()
+        self._numbers = itertools.count(1)
+        # Calls whose turn has come.
+        self._starts: deque[Start] = deque()
+        self._is_starting = False
         # What served before it, in a world of the generation before.
         self._earlier: RankGroup | None = None
         #: The workload that is served, or about to be served.
@@ -455,7 +559,33 @@ class Calls:
 
     @property
     def running(self) -> int:
+        """Calls that have not ended, whether they wait or run."""
         return len(self._open)
+
+    @property
+    def waiting(self) -> int:
+        """Those of them that wait for a slot."""
+        return self._slots.waiting
+
+    @property
+    def queue(self) -> QueueView | None:
+        """What holds the slots, and how many calls wait; `None` if calls are not bounded."""
+        slots = self._slots
+        if slots.limit is None:
+            return None
+        line = [self._queued[tag] for tag in slots.line]
+        held = [[self._queued[tag] for tag in tags] for tags in slots.holders]
+        return QueueView(
+            slots=slots.count,
+            taken=len(held),
+            waiting=len(line),
+            since=min((call.queued or 0.0 for call in line), default=0.0),
+            strays=sum(call.request.chain == UNKNOWN_CHAIN for call in line),
+            holders=tuple(
+                SlotHolder(_name(first.request), first.begun or 0.0, len(path), path[-1].is_paused)
+                for first, path in ((path[0], path) for path in held[:HOLDERS])
+            ),
+        )
 
     @property
     def generation(self) -> int:
@@ -478,7 +608,7 @@ class Calls:
 
     # ------------------------------------------------------------------------ from the supervisor
 
-    def serve(self, spec: WorkloadSpec, worker: Worker | RankGroup, why: str | None = None) -> None:
+    def serve(self, spec: WorkloadSpec, worker: Served, why: str | None = None) -> None:
         """This worker runs calls from now on, those that wait first.
 
         `why` says what ended the worker before it, unless this one was made for a deploy.
@@ -492,15 +622,47 @@ class Calls:
             if why is not None:
                 self._notice = self._note_replaced(spec.callable.name, worker, why)
         self._is_untold = self._notice is not None
+        self._leave_line()
+        self._slots = _slots_of(spec, worker)
+        if isinstance(worker, WorkerPool):
+            worker.on_added, worker.on_removed = self._add_process, self._remove_process
+            workers: dict[int, Worker | RankGroup] = dict(worker.workers)
+        elif isinstance(worker, RankGroup):
+            workers = dict.fromkeys(range(len(worker.world.members)), worker)
+        else:
+            workers = {0: worker}
+        self._processes.clear()
+        self._paused.clear()
+        for number, process in workers.items():
+            self._add_process(number, process)
         self._dispatch_waiting()
+
+    def _add_process(self, number: int, worker: Worker | RankGroup) -> None:
+        self._processes[number] = worker
+        self._begin(self._slots.add(number))
+
+    def _remove_process(self, number: int) -> None:
+        self._processes.pop(number, None)
+        self._paused.discard(number)
+        self._slots.remove(number)
+
+    def note_replacement(self, why: str) -> None:
+        """One of several instances of a class was made anew."""
+        assert self.spec is not None
+        if self._worker is not None and self.spec.callable.kind == "cls":
+            self.instance = os.urandom(4).hex()
+            self._notice = self._note_replaced(self.spec.callable.name, self._worker, why)
+            self._is_untold = True
 
     def hold(self, spec: WorkloadSpec) -> None:
         """No worker serves for the moment; calls wait for the next one."""
         self.spec, self._worker, self._refusal = spec, None, None
+        self._leave_line()
 
     def refuse(self, error: KubetorchError) -> None:
         """No worker serves, and none is about to."""
         self._worker, self._refusal = None, error
+        self._leave_line()
         waiting, self._waiting = self._waiting, deque()
         for call in waiting:
             call.fail(error, started=False)
@@ -545,7 +707,7 @@ class Calls:
             )
         if self._refusal is not None:
             raise self._refusal.with_traceback(None)
-        if len(self._open) >= CALL_LIMIT:
+        if len(self._open) - self._slots.waiting >= CALL_LIMIT:
             raise CallRefusedError(
                 f"pod {self.pod_name} has {CALL_LIMIT} calls", hint="call again in a while"
             )
@@ -565,7 +727,7 @@ class Calls:
         self.check(request)
         if request.id in self._by_id:
             raise CallRefusedError(f"there is a call {request.id} already")
-        call = Call(self, request, caller)
+        call = Call(self, request, caller, f"{self._tag}-{next(self._numbers):x}")
         call.spec = self.spec
         self._open.add(call)
         if request.detached:
@@ -615,15 +777,103 @@ class Calls:
             return
         if not self._record(call):
             return
-        call.run_on(worker)
+        if isinstance(worker, RankGroup) and not self._is_bounded_here(worker, call.request):
+            call.run_on(worker, call.request.chain)
+        else:
+            self._queue(call)
 
-    def _worker_for(self, request: Open) -> Worker | RankGroup | None:
+    def _is_bounded_here(self, group: RankGroup, request: Open) -> bool:
+        """True if this agent hands out the slots that a call on ranks needs."""
+        is_bounded = self._slots.limit is not None and group is self._worker
+        return is_bounded and group.hands_out_slots(request)
+
+    def _queue(self, call: Call) -> None:
+        """Run a call in a slot that is free, or let it wait for its turn."""
+        request = call.request
+        nodes = None
+        shared = request.collective
+        if shared and CALL_ID.fullmatch(shared) and shared not in self._queued:
+            call.tag = shared
+        process = None if request.chain else self._slots.begin(call.tag)
+        if process is not None:
+            call.slots = self._slots
+            self._queued[call.tag] = call
+            self._run(call, process, f"{call.tag}:{call.tag}")
+            return
+        try:
+            if isinstance(self._worker, RankGroup):
+                nodes = frozenset(self._worker.nodes_of(request))
+            chain = Chain.parse(request.chain) if request.chain else ()
+            caller = call.callers[0].identity if call.callers else ""
+            start = self._slots.offer(Ticket(call.tag, caller, chain, request.body.total, nodes))
+        except QueueFullError as error:
+            error.message = f"pod {self.pod_name}: {error.message}"
+            call.fail(error, started=False)
+            return
+        except KubetorchError as error:
+            call.fail(error, started=False)
+            return
+        call.slots = self._slots
+        self._queued[call.tag] = call
+        if start is None:
+            call.wait_for_slot()
+        else:
+            self._run(call, start.processes[0], Chain(start.ancestors).render())
+
+    def _begin(self, starts: Sequence[Start]) -> None:
+        """Run calls whose turn has come; whatever that ends may let others begin."""
+        self._starts.extend(starts)
+        if self._is_starting:
+            return
+        self._is_starting = True
+        try:
+            while self._starts:
+                start = self._starts.popleft()
+                call = self._queued.get(start.call)
+                if call is not None and not call.is_ended:
+                    self._run(call, start.processes[0], Chain(start.ancestors).render())
+        finally:
+            self._is_starting = False
+
+    def _run(self, call: Call, process: int, chain: str) -> None:
+        worker = self._processes.get(process)
+        is_stale = call.slots is not self._slots
+        if is_stale or worker is None or not worker.takes(call.request, call.opened):
+            self._give_slot_back(call)
+            self._wait(call)
+            return
+        call.process = process
+        call.run_on(worker, chain)
+
+    def _give_slot_back(self, call: Call) -> None:
+        slots, call.slots = call.slots, None
+        if slots is not None:
+            del self._queued[call.tag]
+            starts = slots.end(call.tag)
+            if starts and slots is self._slots:
+                self._begin(starts)
+
+    def _leave_line(self) -> None:
+        """What waits for a slot waits for the next worker, whatever that is."""
+        for tag in self._slots.clear():
+            call = self._queued.pop(tag)
+            call.slots = None
+            self._waiting.append(call)
+            call.wait_until(self._patience(call.request), self._give_up)
+
+    def on_interrupted(self, call: Call) -> None:
+        """A call is to end that may not: its process takes no other until it has."""
+        if call.process is not None and call.slots is self._slots:
+            self._slots.pause(call.process)
+            self._paused.add(call.process)
+
+    def _worker_for(self, request: Open) -> Served | None:
         """The worker for a call: a part of a call that began in an earlier world belongs there."""
         earlier, part = self._earlier, request.part
         is_earlier = earlier is not None and part is not None and part.epoch == earlier.world.epoch
         return earlier if is_earlier else self._worker
 
-    def _note_replaced(self, name: str, worker: Worker | RankGroup, why: str) -> str:
+    def _note_replaced(self, name: str, worker: Served, why: str) -> str:
         """Write into the log that the instance is another one; the same for callers."""
         now = time.time()
         notice = (
@@ -757,8 +1007,19 @@ class Calls:
         self.on_change()
         if self._idle is not None and not self._open:
             self._idle.set()
+        self.leave_slot(call)
         if self._waiting and self._worker is not None and self._worker.takes_calls:
             self._dispatch_waiting()
+
+    def leave_slot(self, call: Call) -> None:
+        """A call does not run any more, or not for the moment: others may."""
+        self._give_slot_back(call)
+        call.process = None
+        for process in tuple(self._paused):
+            worker = self._processes.get(process)
+            if worker is not None and worker.takes_calls:
+                self._paused.discard(process)
+                self._begin(self._slots.resume(process))
 
     def _dispatch_waiting(self) -> None:
         waiting, self._waiting = self._waiting, deque()
@@ -837,6 +1098,13 @@ class Calls:
         for call in list(self._open):
             ending = self.ending or Ending(reason=reason)  # somebody may have said it meanwhile
             call.fail(ending.error(self.pod_name), started=True)
+
+
+def _slots_of(spec: WorkloadSpec, worker: Served) -> Slots:
+    """The slots of what serves a workload."""
+    compute = spec.compute
+    processes = len(worker.workers) if isinstance(worker, WorkerPool) else 1
+    return Slots(compute.concurrency_of(processes), compute.max_queue or MOST_WAITING)
 
 
 def _unanswered(call: Call | None) -> Call | None:

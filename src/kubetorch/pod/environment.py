@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import os
 import posixpath
 import pwd
@@ -25,11 +26,13 @@ import msgspec
 
 from kubetorch.config.environment import MEMBERS_FILE, ORIGIN, USERNAME
 from kubetorch.errors import PodContainerError, SpecError
-from kubetorch.lib import deadlines, process_watch, runtime
+from kubetorch.lib import deadlines, process_watch, processes, runtime
+from kubetorch.pod import rank_environment
 from kubetorch.pod.apps.process import AppRun
 from kubetorch.pod.user_process import protocol
 from kubetorch.pod.worker_process.worker import WorkerSpec
-from kubetorch.specs.compute import ComputeSpec, thaw
+from kubetorch.specs import quantity
+from kubetorch.specs.compute import MOST_WAITING, ComputeSpec, thaw
 from kubetorch.specs.dockerfile import VARIABLE, variable_value
 from kubetorch.specs.image import EnvStep
 from kubetorch.specs.logging import LEVELS
@@ -171,6 +174,22 @@ def worker_environ(
     return env
 
 
+def process_count(compute: ComputeSpec, pod: PodEnv, environ: Mapping[str, str]) -> int:
+    """Processes of the pod that run calls side by side."""
+    if compute.num_proc != "auto":
+        return compute.num_proc or 1
+    devices = rank_environment.visible_devices(compute, environ)
+    if devices:
+        return len(devices)
+    allowed = processes.quota()
+    # The control group that a local pod is in is that of the program.
+    limit = pod.cpu_limit or (math.inf if pod.backend == "local" else allowed)
+    if math.isinf(limit):
+        machine = min(len(processes.usable()), allowed)
+        limit = quantity.cores(compute.cpus) if compute.cpus else machine
+    return max(1, int(limit))
+
+
 def _of_manifest(compute: ComputeSpec) -> list[tuple[str, str]]:
     """The variables of the user's manifest: who started the pod has replaced their references."""
     found: list[tuple[str, str]] = []
@@ -278,7 +297,14 @@ def app_run(
     folder = Path(pod.working_dir)
     if app.folder is not None:
         folder = (folder if code is None else code) / app.folder
-    return AppRun(generation=generation, app=app, folder=str(folder), env=env)
+    return AppRun(
+        generation=generation,
+        app=app,
+        folder=str(folder),
+        env=env,
+        concurrency=spec.compute.concurrency_of(1),
+        max_queue=spec.compute.max_queue or MOST_WAITING,
+    )
 
 
 def health_timeout(spec: WorkloadSpec) -> float:

@@ -163,6 +163,14 @@ class PeerCall:
         line = Line(log.text, log.source, log.level, log.time, None, log.rank, log.pod)
         self.sink.on_log(line)
 
+    def on_news(self, kind: int, meta: Any) -> None:  # noqa: ANN401  # by kind
+        if kind == Kind.PROGRESS:
+            self.sink.on_progress(meta)
+        elif kind == Kind.QUEUED:
+            self.sink.on_queued()
+        elif kind == Kind.BEGUN:
+            self.sink.on_begun()
+
     def on_value(self, kind: int, meta: Any, payload: memoryview) -> None:  # noqa: ANN401  # by kind
         """A RESULT or YIELD frame, with all of its payload or none."""
         sizes, total = meta.body.sizes, meta.body.total
@@ -448,10 +456,10 @@ class PeerStream(Endpoint):
             call.on_error(bytes(payload))
         elif kind == Kind.LOG:
             call.on_log(content, len(meta))
-        elif kind == Kind.PROGRESS:
-            call.sink.on_progress(content)
         elif kind == Kind.CREDIT:
             call.on_credit(content.bytes)
+        else:
+            call.on_news(kind, content)
 
 
 class _GoneError(Exception):

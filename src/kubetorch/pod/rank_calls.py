@@ -181,7 +181,7 @@ class RankGroup:
         quorum = self._compute.quorum(len(members))
         return f"{len(here)} of {quorum} pods are there" + (f" ({lost})" if lost else "")
 
-    def call(self, sink: CallSink, request: Open, payload: Payload) -> int:
+    def call(self, sink: CallSink, request: Open, payload: Payload, chain: str = "") -> int:
         """Have all ranks run a call, or those that it selects."""
         if request.restart_procs:
             self._membership.regrouped(request.id)
@@ -189,6 +189,8 @@ class RankGroup:
         self.had_calls = True
         try:
             nodes = self._select(request)
+            if chain != request.chain:
+                request = structs.replace(request, chain=chain)
             run = Run(self, number, sink, request, nodes)
             self._runs[number] = run
             self._idle.clear()
@@ -200,6 +202,27 @@ class RankGroup:
         finally:
             payload.release()
         return number
+
+    @property
+    def keeper(self) -> int | None:
+        """The node whose agent hands out the slots of all ranks, where calls are bounded.
+
+        So all ranks run the same calls in the same order, and a call has all its slots or none.
+        """
+        if self._compute.concurrency is None:
+            return None
+        lost = self.lost(range(len(self.world.members)))
+        return next((node for node in range(len(self.world.members)) if node not in lost), None)
+
+    def hands_out_slots(self, request: Open) -> bool:
+        """True if a call has to wait in this pod for the slots that it needs."""
+        if request.part is not None:
+            return request.part.needs_slots
+        return self.node is not None and self.node == self.keeper
+
+    def nodes_of(self, request: Open) -> tuple[int, ...]:
+        """The nodes that a call runs on; raises what `call` would."""
+        return self._select(request)
 
     def cancel(self, number: int, reason: str, *, timed_out: bool) -> None:
         run = self._runs.get(number)
@@ -390,6 +413,12 @@ class Run:
         """Start it everywhere. The payload stays the caller's."""
         group = self.group
         world = group.world
+        keeper = group.keeper if self.is_root else None
+        if keeper is not None and keeper != group.node:
+            whole = PeerPart(self, self._nodes, keeper=keeper)
+            self._add(whole)
+            whole.begin(payload)
+            return
         if group.node in self._nodes:
             first = rank_of(world, group.node, 0)
             workers = group.workers[:1] if group.is_single else group.workers
@@ -397,7 +426,7 @@ class Run:
                 _share(payload, len(workers)), workers, itertools.count(first), strict=False
             ):
                 local = LocalPart(self, rank, worker)
-                local.number = worker.call(local, self.request, own)
+                local.number = worker.call(local, self.request, own, self.request.chain)
                 self._add(local)
         # Last: what a worker refuses is not to run anywhere.
         for nodes in group.children(self._nodes):
@@ -667,6 +696,14 @@ class RankPart(ABC):
             found = self.entries(codec, sizes, payload, streamed=streamed)
             self.run.on_values(found, payload)
 
+    def on_queued(self) -> None:
+        """The agent that hands out the slots says that the call waits."""
+        self.run.sink.on_queued()
+
+    def on_begun(self) -> None:
+        """And now it runs."""
+        self.run.sink.on_begun()
+
     def on_failing(self, failure: bytes) -> None:  # noqa: B027  # neither a worker nor a peer says it
         """Nothing runs after that."""
 
@@ -716,10 +753,11 @@ class LocalPart(RankPart):
 class PeerPart(RankPart):
     """A call on the ranks of other pods, of which the first passes it on."""
 
-    def __init__(self, run: Run, nodes: tuple[int, ...]) -> None:
+    def __init__(self, run: Run, nodes: tuple[int, ...], *, keeper: int | None = None) -> None:
         super().__init__(run)
         self.nodes = nodes
-        self._member = run.group.world.members[nodes[0]]
+        self._needs_slots = keeper is not None
+        self._member = run.group.world.members[nodes[0] if keeper is None else keeper]
         self._call: PeerCall | None = None
 
     @property
@@ -741,7 +779,7 @@ class PeerPart(RankPart):
         request = structs.replace(
             run.request,
             id=new_call_id(),
-            part=Part(run.group.world.epoch, self.nodes),
+            part=Part(run.group.world.epoch, self.nodes, self._needs_slots),
             workers=None,
             restart_procs=False,
             detached=False,
@@ -749,6 +787,7 @@ class PeerPart(RankPart):
             timeout=None,
             confirm=False,
             instance=None,
+            queue_news=self._needs_slots,
         )
         self._call = run.group.peers.call(self._member, request, payload.view, self)
 

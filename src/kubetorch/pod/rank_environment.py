@@ -43,13 +43,11 @@ def rank_environ(
         "POD_IPS": ",".join(hosts),
     }
     port = world.ports[0] if world.ports else compute.distribution.port
-    visible = _visible(compute, environ)
-    share = len(visible) // world.processes
+    share = len(visible_devices(compute, environ)) // world.processes
     devices = range(local * share, (local + 1) * share)
     # JAX chooses by itself, among those that the pod has.
-    is_split = share and world.processes > 1 and compute.distribution.distribution_type != "jax"
-    if is_split and DEVICES not in dict(compute.env_vars):
-        found[DEVICES] = ",".join(visible[number] for number in devices)
+    if compute.distribution.distribution_type != "jax":
+        found |= devices_of(compute, local, world.processes, environ)
     match compute.distribution.distribution_type:
         case "pytorch":
             found |= {"MASTER_ADDR": hosts[0], "MASTER_PORT": str(port)}
@@ -77,6 +75,17 @@ def rank_environ(
     return found
 
 
+def devices_of(
+    compute: ComputeSpec, local: int, processes: int, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """The variable that shows a process its share of the devices of the pod."""
+    visible = visible_devices(compute, environ)
+    share = len(visible) // processes
+    if not share or processes == 1 or DEVICES in dict(compute.env_vars):
+        return {}
+    return {DEVICES: ",".join(visible[local * share : (local + 1) * share])}
+
+
 def monarch_hosts(world: World, port: int) -> list[str]:
     """The addresses of the hosts of a world, as Monarch writes them."""
     ports = world.ports or (port,) * len(world.members)
@@ -101,7 +110,7 @@ def _at(member: Member, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _visible(compute: ComputeSpec, environ: Mapping[str, str]) -> list[str]:
+def visible_devices(compute: ComputeSpec, environ: Mapping[str, str]) -> list[str]:
     """The devices of a pod, as far as that is known."""
     visible = [one for one in environ.get(DEVICES, "").split(",") if one.strip()]
     if not visible and compute.gpus is not None and compute.gpus.isdecimal():

@@ -94,7 +94,10 @@ class StreamedCall:
         self._filled = 0
         self._taken = 0
         self.number = number
+        self.identity = stream.client
         self.call: Call | None = None
+        #: Whether the client knows QUEUED and BEGUN.
+        self.wants_queue_news = False
 
     # ------------------------------------------------------------------------------- arguments
 
@@ -147,6 +150,14 @@ class StreamedCall:
             self._memory = None
 
     # ------------------------------------------------------------------------ the call, a Caller
+
+    def on_queued(self) -> None:  # Caller's
+        if self.wants_queue_news:
+            self._send(frames.encode(Kind.QUEUED, self.number))
+
+    def on_begun(self) -> None:  # Caller's
+        if self.wants_queue_news:
+            self._send(frames.encode(Kind.BEGUN, self.number))
 
     def on_log(self, line: Line) -> None:  # Caller's
         if self._level is None:
@@ -516,6 +527,7 @@ class ClientStream(Endpoint):
         if len(payload) != (size if is_inline else 0):
             raise ProtocolError(f"an OPEN frame with {len(payload)} of {size} bytes")
         streamed = self._new_call(number, request.log_level if request.stream_logs else None)
+        streamed.wants_queue_news = request.queue_news
         earlier = self.calls.repeated(request)
         try:
             if earlier is not None:

@@ -46,6 +46,7 @@ from kubetorch.pod.peers import Peers
 from kubetorch.pod.rank_calls import RankGroup
 from kubetorch.pod.session import Session
 from kubetorch.pod.transfers import Transfers
+from kubetorch.pod.worker_process.pool import WorkerPool
 from kubetorch.pod.worker_process.worker import LoadFailed, Worker, WorkerHost, WorkerSpec
 from kubetorch.pod.worker_process.zygotes import ZygoteSpec
 from kubetorch.specs.distribution import SINGLE_CONTROLLER
@@ -164,7 +165,7 @@ class ProjectCode:
 class Serving:
     """A loaded worker or an app that runs, and what it lives in."""
 
-    process: Worker | RankGroup | AppProcess
+    process: Worker | WorkerPool | RankGroup | AppProcess
     spec: WorkloadSpec
     slot: Slot | None
     loaded: float
@@ -234,12 +235,12 @@ class GenerationLoader:
                 code=slot.path if slot is not None else None,
                 init_args=init_args,
             )
-            process: Worker | RankGroup
+            process: Worker | WorkerPool | RankGroup
             node = None
             if distribution is None:
                 await self._kept_node()
                 wanted = replace(wanted, own_env=self._pool_environ(spec))
-                [process] = await self._start_workers([wanted], spec)
+                process = await self._start_processes(wanted, spec)
             else:
                 process, node = await self._start_ranks(wanted, spec, slot)
         except BaseException:
@@ -248,6 +249,22 @@ class GenerationLoader:
             self.code.release(slot)
             raise
         return Serving(process, spec, slot, time.monotonic(), node)
+
+    async def _start_processes(self, wanted: WorkerSpec, spec: WorkloadSpec) -> Worker | WorkerPool:
+        """The processes of this pod that run calls side by side."""
+        count = environment.process_count(spec.compute, self.pod, wanted.env)
+        shares = [
+            rank_environment.devices_of(spec.compute, local, count, wanted.env)
+            for local in range(count)
+        ]
+        specs = [replace(wanted, own_env={**wanted.own_env, **devices}) for devices in shares]
+        workers = await self._start_workers(specs, spec)
+        return workers[0] if count == 1 else WorkerPool(workers)
+
+    async def start_again(self, wanted: WorkerSpec, spec: WorkloadSpec) -> Worker:
+        """A process in the place of one that has ended."""
+        [worker] = await self._start_workers([wanted], spec)
+        return worker
 
     async def _start_ranks(
         self, wanted: WorkerSpec, spec: WorkloadSpec, slot: Slot | None
@@ -270,8 +287,9 @@ class GenerationLoader:
                 paths = [self.code.shown(slot, path) for path in wanted.sys_path]
                 own |= framework_nodes.job_environ(paths, wanted.env)
             rank = rank_environment.rank_of(world, node, local)
-            threads = distribution.threads or wanted.threads
-            specs.append(replace(wanted, own_env=own, rank=rank, threads=threads))
+            if distribution.threads is not None:
+                wanted = replace(wanted, threads=distribution.threads, may_wait=True)
+            specs.append(replace(wanted, own_env=own, rank=rank))
         own_node = await self._kept_node(world.epoch)
         if own_node is None and nodes and distribution.distribution_type in SINGLE_CONTROLLER:
             own_node = await self._start_node(wanted, spec, world, nodes[0])
@@ -494,7 +512,9 @@ class Supervisor:
         self._loading: asyncio.Task[None] | None = None
         self._loaded: Serving | None = None
         self._serving: Serving | None = None
-        self._draining: dict[asyncio.Task[None], Worker | RankGroup | AppProcess] = {}
+        self._draining: dict[asyncio.Task[None], Worker | WorkerPool | RankGroup | AppProcess] = {}
+        # One for each process of a pool that is started again.
+        self._replacing: set[asyncio.Task[None]] = set()
         self._restart: asyncio.TimerHandle | None = None
         self._is_closing = False
         # Why what served a generation is gone, until something else serves.
@@ -573,13 +593,45 @@ class Supervisor:
 
     def on_exit(self, worker: Worker, error: KubetorchError) -> None:
         _log.warning("worker ended pid=%s error=%s", worker.pid, error.message)
-        process: Worker | RankGroup = worker
+        process: Worker | WorkerPool | RankGroup = worker
         had_calls = self.calls.lost_with == worker.pid
         group = self._serving.process if self._serving is not None else None
         if isinstance(group, RankGroup) and worker in group.workers:
             group.abort(worker)
             process, had_calls = group, group.had_calls
+        if isinstance(group, WorkerPool) and group.remove(worker):
+            if group.workers and not self._is_closing:
+                self._replace_later(group, worker, error.message, had_calls=had_calls)
+                return
+            process = group
         self._on_death(process, error.message, had_calls=had_calls)
+
+    def _replace_later(
+        self, pool: WorkerPool, worker: Worker, why: str, *, had_calls: bool
+    ) -> None:
+        if had_calls:
+            pool.deaths = 0
+        task = asyncio.get_running_loop().create_task(self._replace(pool, worker, why))
+        self._replacing.add(task)
+        task.add_done_callback(self._replacing.discard)
+
+    async def _replace(self, pool: WorkerPool, worker: Worker, why: str) -> None:
+        """Start a process of a pool again, as long as the pool serves."""
+        while (serving := self._serving) is not None and serving.process is pool:
+            delay = reload.DELAYS[min(pool.deaths, len(reload.DELAYS) - 1)]
+            pool.deaths += 1
+            await asyncio.sleep(delay)
+            try:
+                successor = await self.loader.start_again(worker.spec, serving.spec)
+            except (LoadFailed, KubetorchError) as error:
+                _log.warning("a process of a pool is not started again error=%s", error)
+                continue
+            if self._serving is serving and pool.workers:
+                pool.add(successor)
+                self.calls.note_replacement(why)
+            else:
+                await successor.kill()
+            return
 
     def on_members(self) -> None:
         """The controller says who the siblings of the pod are: perhaps there is a new world."""
@@ -598,7 +650,11 @@ class Supervisor:
         self._on_death(app, app.ending, had_calls=False)
 
     def _on_death(
-        self, process: Worker | RankGroup | AppProcess, why: str, *, had_calls: bool
+        self,
+        process: Worker | WorkerPool | RankGroup | AppProcess,
+        why: str,
+        *,
+        had_calls: bool,
     ) -> None:
         serving = self._serving
         if serving is None or serving.process is not process or self._is_closing:
@@ -618,6 +674,7 @@ class Supervisor:
             self._restart.cancel()
         if self._loading is not None:
             await cancel_all([self._loading])
+        await cancel_all(self._replacing)
         if self._serving is not None:
             await self._serving.process.drain(grace)
         await cancel_all(self._draining)

@@ -83,6 +83,9 @@ class ComputeArguments(TypedDict, total=False):
     selector: Mapping[str, str] | None
     endpoint: Endpoint | None
     queue: str | None
+    concurrency: int | None
+    max_queue: int | None
+    num_proc: int | str | None
 
 
 class _Attribute(Generic[GivenT, ShownT]):
@@ -172,6 +175,12 @@ class Compute:
         endpoint: Where calls go, if not to a Service of Kubetorch: a `kt.Endpoint`.
         _skip_template_init: Makes no difference: a manifest is made whenever it is asked for.
         queue: Queue of the KAI scheduler; `kt.config.queue` if not given.
+        concurrency: Calls that each process of the service runs at once; more wait for their turn.
+            Any number if not given.
+        max_queue: Calls that may wait for a process; 10,000 if not given. Further ones raise
+            `QueueFullError`.
+        num_proc: Processes of each pod, of which each call gets the least busy one: a number, or
+            `"auto"` for as many as the pod has GPUs, or else whole CPUs. 1 if not given.
 
     Raises:
         SpecError: A value is impossible, or two contradict each other; the message names them.
@@ -220,6 +229,9 @@ class Compute:
         _skip_template_init: bool = False,
         *,
         queue: str | None = None,
+        concurrency: int | None = None,
+        max_queue: int | None = None,
+        num_proc: int | str | None = None,
         **unknown: NoReturn,
     ) -> None:
         arguments = locals()
@@ -410,6 +422,8 @@ class Compute:
     allowed_serialization = _Attribute[Iterable[str] | None, list[str]]()
     logging_config = _Attribute[LoggingConfig | None, LoggingConfig]()
     selector = _Attribute[Mapping[str, str] | None, dict[str, str] | None]()
+    max_queue = _Attribute[int | None, int]()
+    num_proc = _Attribute[int | str | None, int | str]()
 
     @property
     def kubeconfig_path(self) -> str:
@@ -633,7 +647,7 @@ class Compute:
             min_scale: Fewest pods; 0 allows none. 1 if not given.
             max_scale: Most pods; 0 or not given is no limit.
             initial_scale: Pods to begin with.
-            concurrency: Requests that a pod takes at once; more wait.
+            concurrency: Calls that a pod runs at once, all its processes together; more wait.
             scale_to_zero_pod_retention_period: How long the last pod is kept at least; `"10m"`.
             scale_down_delay: How long the load must be lower before a pod goes; `"1m"`.
             autoscaler_class: `"kpa.autoscaling.knative.dev"` or `"hpa.autoscaling.knative.dev"`.
@@ -668,19 +682,16 @@ class Compute:
 
     @property
     def concurrency(self) -> int | None:
-        """Requests that a pod of an autoscaled service takes at once; `None` is no limit."""
-        scaling = self._spec.autoscaling
-        return None if scaling is None else scaling.concurrency
+        """Calls that each process of the service runs at once; `None` is any number."""
+        return self._spec.concurrency_of(self._spec.processes or 1)
 
     @concurrency.setter
     def concurrency(self, value: int | None) -> None:
-        scaling = self._spec.autoscaling
-        if scaling is None:
-            raise SpecError(
-                f"concurrency is {value!r}; it limits the pods of an autoscaled service",
-                hint=f"autoscale(concurrency={value!r})",
-            )
-        self._set(autoscaling=autoscaling.check_numbers(replace(scaling, concurrency=value)))
+        changes: dict[str, Any] = {"concurrency": PARAMETERS["concurrency"].value(value)}
+        if self._spec.autoscaling is not None:
+            # It is said anew, for a process instead of a pod.
+            changes["autoscaling"] = replace(self._spec.autoscaling, concurrency=None)
+        self._set(**changes)
 
     def distribute(
         self,

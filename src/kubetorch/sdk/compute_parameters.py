@@ -5,6 +5,7 @@ A parser raises `SpecError` with the parameter, the value, and what would be rig
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -24,8 +25,15 @@ from kubetorch.manifests.labels import RESERVED
 from kubetorch.sdk import parameters
 from kubetorch.sdk.image import Image
 from kubetorch.sdk.parameters import Pairs
-from kubetorch.specs import autoscaling, quantity
-from kubetorch.specs.compute import AGENT_PORT, ComputeSpec, Toleration, freeze, thaw
+from kubetorch.specs import autoscaling, distribution, quantity
+from kubetorch.specs.compute import (
+    AGENT_PORT,
+    MOST_WAITING,
+    ComputeSpec,
+    Toleration,
+    freeze,
+    thaw,
+)
 from kubetorch.specs.endpoint import Endpoint
 from kubetorch.specs.image import CopyStep
 from kubetorch.specs.logging import LoggingConfig
@@ -261,6 +269,20 @@ def kubeconfig_path(value: object) -> str:
     return path
 
 
+def num_proc(value: object) -> int | str:
+    """A number of processes, or `auto`."""
+    if value == "auto":
+        return "auto"
+    number = parameters.whole(value)
+    if number is None or not 1 <= number <= distribution.MOST_PROCESSES:
+        raise SpecError(
+            f"num_proc is {value!r}; it must be a whole number from 1 to "
+            f'{distribution.MOST_PROCESSES}, or "auto"',
+            hint="for example kt.Compute(cpus=4, num_proc=4)",
+        )
+    return number
+
+
 def server_port(value: object) -> int | None:
     """A port; `None` is the one that agents have anyway."""
     number = parameters.whole(value)
@@ -415,6 +437,10 @@ def _tolerations(wanted: Iterable[Toleration]) -> list[dict[str, Any]]:
     return [{word: value for word, value in one.items() if value is not None} for one in given]
 
 
+def _most_waiting(number: int | None) -> int:
+    return MOST_WAITING if number is None else number
+
+
 def _port(port: int | None) -> int:
     return AGENT_PORT if port is None else port
 
@@ -479,6 +505,9 @@ PARAMETERS = {
         Parameter("selector", selector, show=_dictionary),
         Parameter("endpoint", endpoint),
         Parameter("queue", _name("queue", limit=_LABEL_LIMIT), is_for_new_pods=True),
+        Parameter("concurrency", partial(parameters.count, "concurrency")),
+        Parameter("max_queue", partial(parameters.count, "max_queue"), show=_most_waiting),
+        Parameter("num_proc", num_proc, show=lambda number: number or 1),
         Parameter("server_port", server_port, show=_port, is_argument=False),
     )
 }
@@ -488,6 +517,8 @@ NO_PARAMETERS = ("pod_labels", "manifest", "pod_template_path", "autoscaling", "
 
 # -------------------------------------------------------------------------- what they say together
 
+#: Kinds whose pods are called by nobody.
+_JOBS = ("Job", "CronJob")
 #: More than any cluster runs for one service.
 _MOST_PODS = 10_000
 
@@ -522,6 +553,7 @@ def settled(spec: ComputeSpec, before: ComputeSpec) -> ComputeSpec:
 def check_consistency(spec: ComputeSpec) -> None:
     """Refuse parameters that contradict each other, or have no manifest together."""
     _check_modes(spec)
+    _check_slots(spec)
     if spec.is_selector_only:
         _check_pool(spec)
     _check_numbers(spec)
@@ -544,6 +576,40 @@ def _check_modes(spec: ComputeSpec) -> None:
             f"replicas is {spec.replicas}, and autoscale() decides on the number of pods",
             hint=f"autoscale(min_scale={spec.replicas}) keeps so many, initial_scale= begins with "
             "them",
+        )
+
+
+def _check_slots(spec: ComputeSpec) -> None:
+    """Refuse bounds of calls and numbers of processes that cannot be kept."""
+    kind = None if spec.distribution is None else spec.distribution.distribution_type
+    if spec.num_proc is not None and kind is not None:
+        raise SpecError(
+            f"num_proc is {spec.num_proc!r}, of a service that is distributed",
+            hint=f"distribute({kind!r}, num_proc={spec.num_proc!r}) says how many ranks a pod has",
+        )
+    scaling = None if spec.autoscaling is None else spec.autoscaling.concurrency
+    if spec.concurrency is not None:
+        what = "Ray's head, whose program uses the other pods" if kind == "ray" else None
+        if spec.manifest is not None and json.loads(spec.manifest).get("kind") in _JOBS:
+            what = "a job, which nobody calls"
+        if what is not None:
+            raise SpecError(
+                f"concurrency is {spec.concurrency}; it bounds the calls of a service, and this "
+                f"is {what}"
+            )
+    if not scaling:
+        return
+    if isinstance(spec.num_proc, int) and scaling % spec.num_proc:
+        raise SpecError(
+            f"autoscale(concurrency={scaling}) is the number of calls of a pod, which its "
+            f"{spec.num_proc} processes (num_proc) cannot share equally",
+            hint=f"kt.Compute(concurrency=N) is for each process: {spec.num_proc} x N for a pod",
+        )
+    if spec.concurrency is not None and spec.concurrency * (spec.processes or 1) != scaling:
+        raise SpecError(
+            f"concurrency is {spec.concurrency} for each process, and {scaling} for each pod by "
+            f"autoscale(), which has num_proc={spec.num_proc or 1}",
+            hint="say one of them; a pod runs as many as its processes together",
         )
 
 

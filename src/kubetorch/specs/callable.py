@@ -33,6 +33,8 @@ class AppSpec:
 CallableKind = Literal["fn", "cls", "app"]
 #: What every class answers to, besides its own methods: which names of its instance can be called.
 CALLABLES = "__callables__"
+#: Stands for those that wait for a call which a worker makes outside of the context of its own.
+UNKNOWN_CHAIN = "?"
 OnReplace = Literal["warn", "error"]
 
 

@@ -6,7 +6,7 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from kubetorch.errors import SpecError
 from kubetorch.specs.autoscaling import AutoscalingSpec
@@ -20,6 +20,8 @@ from kubetorch.specs.volume import VolumeSpec
 
 #: Names and values, in the order given.
 Pairs = tuple[tuple[str, str], ...]
+#: Calls that may wait for a process, unless the service declares another number.
+MOST_WAITING = 10_000
 # Kinds of this API group are scaled by Knative.
 _AUTOSCALED_GROUP = "serving.knative.dev/"
 
@@ -89,6 +91,9 @@ class ComputeSpec:
         pod_template_path: Where the pod template lies in it, for kinds that are not known.
         autoscaling: When pods are added and removed.
         distribution: How one call runs on many pods.
+        concurrency: Calls that a process runs at once; more wait. `None` is any number.
+        max_queue: Calls that may wait for a process; `None` is 10,000.
+        num_proc: Processes of a pod outside of `distribute`, a number or `auto`.
     """
 
     cpus: str | None = None
@@ -129,6 +134,9 @@ class ComputeSpec:
     pod_template_path: tuple[str, ...] | None = None
     autoscaling: AutoscalingSpec | None = None
     distribution: DistributionSpec | None = None
+    concurrency: int | None = None
+    max_queue: int | None = None
+    num_proc: int | Literal["auto"] | None = None
 
     @property
     def is_selector_only(self) -> bool:
@@ -148,6 +156,20 @@ class ComputeSpec:
         """True if a call goes to all pods that the selector found at the last deploy."""
         is_elsewhere = self.distribution is not None or self.endpoint is not None
         return self.is_selector_only and not is_elsewhere
+
+    @property
+    def processes(self) -> int | None:
+        """Processes of a pod outside of `distribute`; `None` if only the pod knows."""
+        if self.num_proc == "auto":
+            return int(self.gpus) if self.gpus is not None and self.gpus.isdecimal() else None
+        return self.num_proc or 1
+
+    def concurrency_of(self, processes: int) -> int | None:
+        """Calls that each of so many processes of a pod runs at once; `None` is any number."""
+        if self.concurrency is not None:
+            return self.concurrency
+        per_pod = None if self.autoscaling is None else self.autoscaling.concurrency
+        return max(1, per_pod // processes) if per_pod else None
 
     @property
     def pods(self) -> int:

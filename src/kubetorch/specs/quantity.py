@@ -44,6 +44,11 @@ def cpus(value: object) -> str:
     return text
 
 
+def cores(text: str) -> float:
+    """The CPUs of an amount that a manifest has."""
+    return float(_amount(text, text, "cpus", _CPU_HINT))
+
+
 def memory(value: object, *, parameter: str = "memory") -> str:
     """An amount of bytes as a manifest has it."""
     text = _text(value, parameter, _MEMORY_HINT)

@@ -9,7 +9,7 @@
 All integers are big-endian. A call is a number that the client chose, unique on its stream:
 
     client  OPEN DATA*                            CANCEL?
-    agent   ACCEPTED? (LOG | PROGRESS | YIELD)*            RESULT | ERROR
+    agent   (ACCEPTED | QUEUED | BEGUN)* (LOG | PROGRESS | YIELD)*    RESULT | ERROR
 
 A payload that is longer than `CHUNK` follows its OPEN, RESULT or YIELD frame in DATA frames, which
 have no meta; `Body.total` says how many bytes there are in all. DATA frames of different calls
@@ -67,6 +67,9 @@ class Kind(enum.IntEnum):
     YIELD = 20
     #: The agent has a detached call on its disk: it runs, or its record says why not.
     ACCEPTED = 21
+    #: The call waits, since its process runs as many as it may; and now it runs.
+    QUEUED = 22
+    BEGUN = 23
     WELCOME = 32
     #: The agent takes no more calls on this stream; those that run go on.
     GOAWAY = 33
@@ -118,10 +121,12 @@ class Part(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         epoch: Epoch of the world.
         nodes: Node ranks to cover: the receiver's own first, then those that it passes it on to.
+        needs_slots: It is the whole call, and the receiver hands out the slots of all ranks.
     """
 
     epoch: int
     nodes: tuple[int, ...]
+    needs_slots: bool = False
 
 
 class Retry(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -146,7 +151,7 @@ class Open(msgspec.Struct, frozen=True, omit_defaults=True):
         id: Identity of the call, unique in the world; a handle finds it again by this.
         body: Its arguments: `{"args": [...], "kwargs": {...}}`.
         request_id: Identity of the request that the call belongs to, for logs.
-        timeout: Seconds after which the agent interrupts it.
+        timeout: Seconds of its run after which the agent interrupts it.
         idempotency_key: A second call with the same key gets the result of the first.
         stream_logs: Whether LOG frames are wanted, and from which level on.
         log_level: Lowest level of logger lines: `debug`, `info`, `warning`, `error`, `critical`.
@@ -160,6 +165,11 @@ class Open(msgspec.Struct, frozen=True, omit_defaults=True):
         part: It is a part of a distributed call, made by another agent.
         origin: The code that the caller means, as `Origin.key`; the agent says if it runs other.
         whole_timeout: Seconds that the caller gave, of which `timeout` was left when it was sent.
+        chain: The calls that wait for it, as the worker that makes it got them; see `Chain`.
+        queue_timeout: Seconds that it may wait for its turn.
+        queue_news: QUEUED and BEGUN are wanted, which older clients do not know.
+        collective: Shared by the calls of one broadcast: they are one ancestor, whichever pod
+            it is asked in. BEGUN is wanted even if the call has not waited.
         retry: After which errors it runs again.
     """
 
@@ -181,7 +191,30 @@ class Open(msgspec.Struct, frozen=True, omit_defaults=True):
     part: Part | None = None
     origin: str | None = None
     whole_timeout: float | None = None
+    chain: str = ""
+    queue_timeout: float | None = None
+    queue_news: bool = False
+    collective: str = ""
     retry: Retry | None = None
+
+
+class Chain(tuple[tuple[str, str], ...]):
+    """The calls that wait for a call, each by the slot that it holds and its own identity.
+
+    Of the calls in one slot only the last is named, so a chain is as long as the processes that it
+    runs in are many. It travels as `slot:call,slot:call`, the nearest last; what it is in between
+    is the business of the agents alone. Code of a worker outside of the context of a call sends
+    `kubetorch.specs.callable.UNKNOWN_CHAIN`.
+    """
+
+    @classmethod
+    def parse(cls, text: str) -> Chain:
+        """The chain of a text; total: what is none of it is left out."""
+        pairs = (pair.partition(":") for pair in text.split(",")) if text else ()
+        return cls((slot, call) for slot, _, call in pairs if slot and call)
+
+    def render(self) -> str:
+        return ",".join(f"{slot}:{call}" for slot, call in self)
 
 
 class Attach(msgspec.Struct, frozen=True, omit_defaults=True):

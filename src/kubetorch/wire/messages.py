@@ -45,6 +45,42 @@ class AppView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     ended: float = 0.0
 
 
+class SlotHolder(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The call that a slot was taken for.
+
+    Attributes:
+        callable: Callable and method, `Counter.add`.
+        began: When it began to run.
+        calls: How many calls run in the slot, each made by the one before it.
+        is_paused: The last of them is a generator whose reader takes nothing.
+    """
+
+    callable: str
+    began: float
+    calls: int = 1
+    is_paused: bool = False
+
+
+class QueueView(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The slots of a pod whose service bounds how many calls run at once.
+
+    Attributes:
+        slots, taken: Slots of all processes together, and those that are taken.
+        waiting: Calls that wait for one.
+        since: When the first of them began to wait.
+        strays: Those of them that code of a worker made outside of the context of its call: they
+            may wait for the call that waits for them.
+        holders: What holds the slots, as far as a message has room.
+    """
+
+    slots: int
+    taken: int
+    waiting: int = 0
+    since: float = 0.0
+    strays: int = 0
+    holders: tuple[SlotHolder, ...] = ()
+
+
 class Message(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, tag_field="type"):
     """Base of control messages."""
 
@@ -123,6 +159,7 @@ class Activity(Message, tag="activity", frozen=True):
         calls: Calls and requests that run.
         last: Time of the last begin or end of one.
         is_stopping: The agent takes no more calls, and ends with those that run.
+        queue: Its slots, where calls are bounded; `calls` has those that wait, too.
     """
 
     calls: int
@@ -130,6 +167,7 @@ class Activity(Message, tag="activity", frozen=True):
     workers: int = 0
     app: AppView | None = None
     is_stopping: bool = False
+    queue: QueueView | None = None
 
 
 class CallProgress(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -478,6 +516,7 @@ class PodView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     started: float = 0.0
     app: AppView | None = None
     ended: Ending | None = None
+    queue: QueueView | None = None
 
 
 class Creator(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -44,6 +44,7 @@ HOME = "/root"
 GRACE = "KT_POD_GRACE"
 #: Bytes that all processes of a pod may use together, where nothing else keeps them to that.
 MEMORY_LIMIT = "KT_POD_MEMORY_LIMIT"
+CPU_LIMIT = "KT_POD_CPU_LIMIT"
 
 #: Names of the variables that a pod of this machine has from the service, with commas: a program
 #: that deploys has its own values of them.
@@ -95,6 +96,7 @@ class PodEnv:
         attachments_file: File with what is shown at absolute paths, JSON of
             `kubetorch.wire.podenv.Attachments`; empty where Kubernetes does that.
         memory_limit: Bytes that all its processes may use together, if the agent is to see to it.
+        cpu_limit: CPUs that they may use, where no control group says so.
         controller_file: On the local backend the file with the controller's base URL, read again
             at each connect.
         credentials_file: There too, the file with the agent's credentials, JSON: `key` (hex, of
@@ -119,6 +121,7 @@ class PodEnv:
     backend: str = "local"
     attachments_file: str = ""
     memory_limit: int | None = None
+    cpu_limit: float | None = None
     controller_file: str = ""
     credentials_file: str = ""
     controller_url: str = ""
@@ -134,6 +137,7 @@ class PodEnv:
             PORT: str(self.port),
             BACKEND: self.backend,
             **({} if self.memory_limit is None else {MEMORY_LIMIT: str(self.memory_limit)}),
+            **({} if self.cpu_limit is None else {CPU_LIMIT: str(self.cpu_limit)}),
             **({JOINED: "true"} if self.is_joined else {}),
             **({} if self.grace is None else {GRACE: str(self.grace)}),
         }
@@ -156,10 +160,15 @@ class PodEnv:
             port=int(port),
             backend=backend,
             memory_limit=int(limit) if limit.isdigit() else None,
+            cpu_limit=_number(environ.get(CPU_LIMIT, "")),
             is_joined=environ.get(JOINED) == "true",
-            grace=float(grace) if grace.replace(".", "", 1).isdigit() else None,
+            grace=_number(grace),
             **{field: environ.get(name, "") for name, field in _TEXTS.items()},
         )
+
+
+def _number(text: str) -> float | None:
+    return float(text) if text.replace(".", "", 1).isdigit() else None
 
 
 class FolderAt(msgspec.Struct, frozen=True, omit_defaults=True):

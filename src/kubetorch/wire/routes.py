@@ -24,8 +24,10 @@ REQUEST_ID = "X-Request-ID"
 SERIALIZATION = "X-Serialization"
 #: Says why the instance of a class was made anew, with the first answer of the new one.
 INSTANCE_REPLACED = "X-Kubetorch-Instance-Replaced"
-#: Seconds after which the agent interrupts a call made by `POST`.
+#: Seconds of its run after which the agent interrupts a call made by `POST`.
 TIMEOUT = "X-Kubetorch-Timeout"
+#: Seconds that such a call may wait for its turn, where the service bounds how many run at once.
+QUEUE_TIMEOUT = "X-Kubetorch-Queue-Timeout"
 IDEMPOTENCY_KEY = "Idempotency-Key"
 #: Sent by a pod that passes a call on to all pods of a service: this one is to run it alone.
 ALONE = "X-Kubetorch-Alone"

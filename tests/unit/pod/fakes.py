@@ -45,19 +45,21 @@ class FakeRunner:
         self.refuses: Exception | None = None
         self.calls: dict[int, tuple[CallSink, Open]] = {}
         self.payloads: dict[int, bytes] = {}
+        self.chains: dict[int, str] = {}
         self.cancelled: list[tuple[int, str, bool]] = []
         self.granted: list[tuple[int, int]] = []
 
     def takes(self, request: Open, opened: float) -> bool:
         return self.takes_calls
 
-    def call(self, sink: CallSink, request: Open, payload: Payload) -> int:
+    def call(self, sink: CallSink, request: Open, payload: Payload, chain: str = "") -> int:
         data = bytes(payload.view)
         payload.release()
         if self.refuses is not None:
-            raise self.refuses
+            raise self.refuses.with_traceback(None)
         number = len(self.calls) + 1
         self.calls[number] = (sink, request)
+        self.chains[number] = chain
         self.payloads[number] = data
         return number
 
@@ -81,8 +83,15 @@ class FakeRunner:
 class FakeCaller:
     """Keeps what it is told."""
 
-    def __init__(self) -> None:
+    def __init__(self, identity: str = "a") -> None:
+        self.identity = identity
         self.events: list[tuple[Any, ...]] = []
+
+    def on_queued(self) -> None:
+        self.events.append(("queued",))
+
+    def on_begun(self) -> None:
+        self.events.append(("begun",))
 
     def on_log(self, line: Line) -> None:
         self.events.append(("log", line.text))

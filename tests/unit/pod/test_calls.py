@@ -313,6 +313,143 @@ def test_a_call_is_checked_again_when_something_else_was_deployed_before_it_runs
     run(scenario())
 
 
+# ------------------------------------------------------------------------------------- slots
+
+
+def bounded(concurrency=1, **more):
+    calls, runner = make_calls(), FakeRunner()
+    compute = ComputeSpec(concurrency=concurrency, **more)
+    calls.serve(replace(spec(), compute=compute), runner)
+    return calls, runner
+
+
+def test_a_call_waits_for_a_slot_and_its_caller_is_told_that_and_when_it_begins():
+    async def scenario():
+        calls, runner = bounded()
+        first, second = FakeCaller(), FakeCaller()
+        begin(calls, opening(), first)
+        begin(calls, opening(timeout=5.0, queue_timeout=60.0), second)
+        assert second.events == [("queued",)]
+        assert (calls.running, calls.waiting, len(runner.calls)) == (2, 1, 1)
+        await pause(20)  # no part of its timeout
+        runner.give(1, b"1")
+        assert second.events == [("queued",), ("begun",)]
+        await pause(4)
+        runner.give(2, b"2")
+        assert second.events[-1] == ("result", b"2", 1)
+        assert calls.running == calls.waiting == 0
+
+    run(scenario())
+
+
+def test_a_call_that_waits_too_long_for_its_turn_ends_without_running():
+    async def scenario():
+        calls, runner = bounded()
+        begin(calls, opening(), FakeCaller())
+        caller = FakeCaller()
+        begin(calls, opening(queue_timeout=5.0), caller)
+        await pause(6)
+        assert caller.failure.error_type == "CallTimeoutError"
+        assert not caller.failure.started
+        runner.give(1, b"1")
+        assert len(runner.calls) == 1
+
+    run(scenario())
+
+
+def test_a_call_that_waits_for_its_turn_can_be_cancelled():
+    async def scenario():
+        calls, runner = bounded()
+        begin(calls, opening(), FakeCaller())
+        caller, last = FakeCaller(), FakeCaller()
+        waiting = begin(calls, opening(), caller)
+        begin(calls, opening(), last)
+        waiting.cancel(caller, "not needed")
+        assert caller.failure.error_type == "CallCancelledError"
+        runner.give(1, b"1")
+        assert (len(runner.calls), last.events) == (2, [("queued",), ("begun",)])
+
+    run(scenario())
+
+
+def test_a_call_that_the_running_one_makes_runs_in_its_slot():
+    async def scenario():
+        calls, runner = bounded()
+        begin(calls, opening(), FakeCaller())
+        begin(calls, opening(), FakeCaller("b"))
+        begin(calls, opening(chain=runner.chains[1]), FakeCaller())
+        assert list(runner.calls) == [1, 2]
+        # A third one is the same chain, seen from one call deeper.
+        assert runner.chains[1] != runner.chains[2]
+        assert runner.chains[1].partition(":")[0] == runner.chains[2].partition(":")[0]
+        runner.give(2, b"")
+        assert calls.waiting == 1
+
+    run(scenario())
+
+
+def test_calls_that_wait_for_a_slot_run_in_the_worker_that_comes_next():
+    async def scenario():
+        calls, runner = bounded()
+        begin(calls, opening(), FakeCaller())
+        callers = [FakeCaller() for _ in range(3)]
+        for caller in callers:
+            begin(calls, opening(), caller)
+        calls.hold(calls.spec)
+        following = FakeRunner(generation=2)
+        calls.serve(calls.spec, following)
+        assert list(following.calls) == [1]
+        # The slot of the process before it is no slot of this one.
+        runner.give(1, b"1")
+        assert list(following.calls) == [1]
+        for number in (1, 2, 3):
+            following.give(number, b"1")
+        assert [caller.events[-1][0] for caller in callers] == ["result"] * 3
+
+    run(scenario())
+
+
+def test_a_worker_that_refuses_ends_all_calls_that_wait_for_it_one_after_the_other():
+    async def scenario():
+        calls, runner = bounded()
+        begin(calls, opening(), FakeCaller())
+        callers = [FakeCaller() for _ in range(3000)]
+        for caller in callers:
+            begin(calls, opening(), caller)
+        runner.refuses = CallRefusedError("the worker takes no more calls")
+        runner.give(1, b"1")
+        assert {caller.failure.error_type for caller in callers} == {"CallRefusedError"}
+        assert calls.running == calls.waiting == 0
+
+    run(scenario())
+
+
+def test_as_many_calls_wait_as_may_whatever_a_pod_runs():
+    async def scenario():
+        calls, _ = bounded()
+        for _ in range(1 + 10_000):
+            begin(calls, opening(), FakeCaller())
+        assert calls.waiting == 10_000
+        caller = FakeCaller()
+        begin(calls, opening(), caller)
+        assert caller.failure.error_type == "QueueFullError"
+
+    run(scenario())
+
+
+def test_more_calls_than_may_wait_are_refused_by_name():
+    async def scenario():
+        calls, _ = bounded(max_queue=1)
+        for _ in range(2):
+            begin(calls, opening(), FakeCaller())
+        caller = FakeCaller()
+        begin(calls, opening(), caller)
+        assert (caller.failure.error_type, caller.failure.status) == ("QueueFullError", 429)
+        assert not caller.failure.started
+
+    run(scenario())
+
+
 # ---------------------------------------------------------------------------- ends from outside
 
 

@@ -660,9 +660,9 @@ def test_large_arguments_are_written_once_for_all_workers():
     class Keeping(Worker):
         given: Payload | None = None
 
-        def call(self, sink: Any, request: Open, payload: Payload) -> int:
+        def call(self, sink: Any, request: Open, payload: Payload, chain: str = "") -> int:
             self.given = payload
-            return super().call(sink, request, OwnedPayload(payload.view))
+            return super().call(sink, request, OwnedPayload(payload.view), chain)
 
     async def scenario():
         pod = Pod(1, processes=3)

@@ -128,3 +128,17 @@ def test_a_pool_of_replicas_counts_pods_and_waits_for_nobody():
         "LOCAL_WORLD_SIZE": "1",
         "POD_IPS": "10.0.0.9,10.0.0.8",
     }
+
+
+def test_each_process_outside_of_a_world_sees_its_own_devices():
+    compute = ComputeSpec(gpus="4", num_proc="auto")
+    variables = {rank_environment.DEVICES: "4,5,6,7"}
+
+    def seen(local, processes):
+        return rank_environment.devices_of(compute, local, processes, variables)
+
+    assert [seen(local, 4) for local in range(4)] == [
+        {rank_environment.DEVICES: number} for number in "4567"
+    ]
+    assert seen(1, 2) == {rank_environment.DEVICES: "6,7"}
+    assert seen(0, 1) == {}

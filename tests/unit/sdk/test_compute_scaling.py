@@ -98,8 +98,45 @@ def test_concurrency_is_a_limit_of_the_container():
     assert compute.autoscaling_config.autoscaler_class == HPA
     compute.concurrency = 3
     assert compute.pod_spec["containerConcurrency"] == compute.concurrency == 3
-    with pytest.raises(kt.SpecError, match=r"concurrency is 2.*autoscale"):
-        kt.Compute().concurrency = 2
+    bounded = kt.Compute(concurrency=3, num_proc=2).autoscale()
+    assert bounded.pod_spec["containerConcurrency"] == 6
+    bounded.autoscale(concurrency=6)
+    assert (bounded.concurrency, bounded.autoscaling_config.concurrency) == (3, 6)
+
+
+@pytest.mark.parametrize(
+    ("declare", "message"),
+    [
+        (lambda: kt.Compute(concurrency=0), "concurrency is 0"),
+        (lambda: kt.Compute(concurrency=True), "concurrency is True"),
+        (lambda: kt.Compute(max_queue=0), "max_queue is 0"),
+        (lambda: kt.Compute(num_proc=0), "num_proc is 0"),
+        (lambda: kt.Compute(num_proc="all"), "num_proc is 'all'"),
+        (lambda: kt.Compute(num_proc=2).distribute(workers=2), "num_proc is 2, of a service"),
+        (lambda: kt.Compute(concurrency=2).autoscale(concurrency=3), "2 for each process, and 3"),
+        (lambda: kt.Compute(num_proc=2).autoscale(concurrency=3), "cannot share equally"),
+        (lambda: kt.Compute(concurrency=2).distribute("ray"), "Ray's head"),
+        (
+            lambda: _set(kt.Compute.from_manifest(JOB), concurrency=2),
+            "concurrency is 2; it bounds the calls of a service, and this is a job",
+        ),
+    ],
+)
+def test_bounds_that_cannot_be_kept_are_refused_where_they_are_written(declare, message):
+    with pytest.raises(kt.SpecError, match=message):
+        declare()
+
+
+def _set(compute, *, concurrency):
+    compute.concurrency = concurrency
+
+
+JOB = {
+    "apiVersion": "batch/v1",
+    "kind": "Job",
+    "metadata": {"name": "work"},
+    "spec": {"template": {"spec": {"containers": [{"name": "c", "image": "python"}]}}},
+}
 
 
 @pytest.mark.parametrize(

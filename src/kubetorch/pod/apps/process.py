@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import secrets
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -31,9 +32,11 @@ from kubetorch.lib.http1 import AnswerReader, encoded, request_head
 from kubetorch.lib.process_watch import ExitWatch
 from kubetorch.lib.tasks import cancel_all
 from kubetorch.pod.logs import Line, LogPipe
+from kubetorch.pod.slots import Slots, Start, Ticket
 from kubetorch.pod.worker_process.worker import MARKER
 from kubetorch.specs.callable import AppSpec
-from kubetorch.wire.messages import AppView
+from kubetorch.specs.compute import MOST_WAITING
+from kubetorch.wire.messages import AppView, QueueView
 
 #: What a shell adds to the number of the signal that ended its command.
 _SIGNALLED = 128
@@ -72,6 +75,9 @@ class AppRun:
     app: AppSpec
     folder: str
     env: Mapping[str, str]
+    #: Requests that it gets at once, and that may wait.
+    concurrency: int | None = None
+    max_queue: int = MOST_WAITING
 
 
 class AppExit(msgspec.Struct, frozen=True):
@@ -376,6 +382,11 @@ class AppHost:
         self._refusal: KubetorchError | None = None
         self._changes = Changes()
         self._requests = 0
+        # The slots of the requests, where they are bounded, and whose turn is awaited since when.
+        self._slots = Slots()
+        self._slots.add(0)
+        self._turns: dict[str, tuple[asyncio.Future[None], float]] = {}
+        self._numbers = itertools.count(1)
         #: Seconds since the epoch of the last begin or end of a request, or end of an app.
         self.last = 0.0
 
@@ -403,6 +414,7 @@ class AppHost:
     def serve(self, process: AppProcess) -> None:
         """Requests go to this one."""
         self._process, self._refusal = process, None
+        self._let_in(self._slots.resize(process.wanted.concurrency, process.wanted.max_queue))
         self._changes.notify()
 
     def hold(self) -> None:
@@ -484,12 +496,47 @@ class AppHost:
 
     def begin(self) -> None:
         """A request begins, which counts as activity until `finish`."""
-        if self._requests >= REQUEST_LIMIT:
+        if self._requests - self._slots.waiting >= REQUEST_LIMIT:
             raise CallRefusedError(f"pod {self.pod_name} has {REQUEST_LIMIT} requests")
         self._count(1)
 
     def finish(self) -> None:
         self._count(-1)
+
+    @property
+    def queue(self) -> QueueView | None:
+        """How many requests run and wait, where they are bounded."""
+        if self._slots.limit is None:
+            return None
+        line = self._slots.line
+        return QueueView(
+            slots=self._slots.limit,
+            taken=self._slots.running,
+            waiting=len(line),
+            since=self._turns[line[0]][1] if line else 0.0,
+        )
+
+    @contextlib.asynccontextmanager
+    async def slot(self, caller: str) -> AsyncIterator[None]:
+        """Wait until a request of this caller may go to the app, where they are bounded."""
+        request = str(next(self._numbers))
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._turns[request] = (turn, time.time())
+        try:
+            try:
+                if self._slots.offer(Ticket(request, caller)) is None:
+                    await turn
+            finally:
+                del self._turns[request]
+            yield
+        finally:
+            self._let_in(self._slots.end(request))
+
+    def _let_in(self, starts: Sequence[Start]) -> None:
+        for start in starts:
+            turn, _ = self._turns[start.call]
+            if not turn.done():
+                turn.set_result(None)
 
     def _count(self, change: int) -> None:
         self._requests += change

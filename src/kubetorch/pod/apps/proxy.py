@@ -8,9 +8,11 @@ cookie. The app never sees it: its log, or what it calls, would give it away.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import re
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 
 from kubetorch.errors import ForeignOriginError, KubetorchError, UnauthorizedError
 from kubetorch.lib import asgi, proxy
@@ -108,6 +110,23 @@ class AppProxy:
         if passage.query_token is not None and scope["method"] == "GET":
             await self._exchange(scope, passage, send)
             return
+        self._host.begin()
+        try:
+            process = await self._host.serving()
+            async with self._slot(scope, process):
+                await self._relay(scope, passage, receive, send)
+        finally:
+            self._host.finish()
+
+    def _slot(self, scope: Scope, process: AppProcess) -> AbstractAsyncContextManager[None]:
+        """The slot of a request; whoever asks whether the app is well needs none."""
+        path = process.app.health_check
+        if path is not None and scope["raw_path"] == f"{routes.APP}{path}".encode():
+            return contextlib.nullcontext()
+        return self._host.slot((scope.get("client") or ("",))[0])
+
+    async def _relay(self, scope: Scope, passage: AppRequest, receive: Receive, send: Send) -> None:
+        headers = list(scope["headers"])
         has_begun = False
 
         async def send_on(message: Message) -> None:
@@ -115,31 +134,27 @@ class AppProxy:
             has_begun = True
             await send(message)
 
-        self._host.begin()
+        process = await self._host.serving()
+        asked = {**scope, "query_string": passage.query}
+        passed = [*passage.headers, *_forwarded(headers)]
         try:
-            process = await self._host.serving()
-            asked = {**scope, "query_string": passage.query}
-            passed = [*passage.headers, *_forwarded(headers)]
             try:
-                try:
-                    await proxy.relay(asked, passed, receive, send_on, _target(process, headers))
-                except ConnectionRefusedError:
-                    # Nothing was sent. If it has just ended, its successor gets the request.
-                    if not await process.ends_within(_NOTICED):
-                        raise
-                    process = await self._host.serving()
-                    await proxy.relay(asked, passed, receive, send_on, _target(process, headers))
-            except (OSError, TimeoutError, asyncio.TimeoutError) as error:
-                if has_begun:
-                    raise ClientGoneError from error
-                why = str(error) if isinstance(error, BrokenError) else type(error).__name__
-                raise refusal(
-                    502,
-                    f"the app in {self._pod_name} did not answer on port {process.app.port}: {why}",
-                    hint="kt logs shows what it does",
-                ) from error
-        finally:
-            self._host.finish()
+                await proxy.relay(asked, passed, receive, send_on, _target(process, headers))
+            except ConnectionRefusedError:
+                # Nothing was sent. If it has just ended, its successor gets the request.
+                if not await process.ends_within(_NOTICED):
+                    raise
+                process = await self._host.serving()
+                await proxy.relay(asked, passed, receive, send_on, _target(process, headers))
+        except (OSError, TimeoutError, asyncio.TimeoutError) as error:
+            if has_begun:
+                raise ClientGoneError from error
+            why = str(error) if isinstance(error, BrokenError) else type(error).__name__
+            raise refusal(
+                502,
+                f"the app in {self._pod_name} did not answer on port {process.app.port}: {why}",
+                hint="kt logs shows what it does",
+            ) from error
 
     async def open(self, upgrade: Upgrade) -> tuple[Target, list[Header], Callable[[], None]]:
         """The way of a WebSocket; see `kubetorch.lib.proxy.Opener`."""

@@ -35,6 +35,7 @@ _PASSED_ON = (
     routes.REQUEST_ID,
     routes.SERIALIZATION,
     routes.TIMEOUT,
+    routes.QUEUE_TIMEOUT,
     routes.IDEMPOTENCY_KEY,
     "traceparent",
 )

@@ -79,13 +79,14 @@ async def call(
         method=method,
         request_id=request.headers[routes.REQUEST_ID.lower()],
         timeout=timeout_of(request),
+        queue_timeout=timeout_of(request, routes.QUEUE_TIMEOUT),
         idempotency_key=request.headers.get(routes.IDEMPOTENCY_KEY.lower()),
         stream_logs=False,
         traceparent=request.headers.get("traceparent"),
         workers=arguments.workers,
         restart_procs=arguments.restart_procs,
     )
-    caller = HttpCaller()
+    caller = HttpCaller(request.source)
     running = _open(calls, opening, caller, arguments.encoded)
     watch = asyncio.ensure_future(request.disconnected())
     watch.add_done_callback(lambda _: caller.on_gone())
@@ -160,8 +161,8 @@ _EXAMPLE = '{"kwargs": {"x": 1}}'
 _FORM = '{"args": [...], "kwargs": {...}}'
 
 
-def timeout_of(request: Request) -> float | None:
-    text = request.headers.get(routes.TIMEOUT.lower())
+def timeout_of(request: Request, header: str = routes.TIMEOUT) -> float | None:
+    text = request.headers.get(header.lower())
     if text is None:
         return None
     try:
@@ -170,7 +171,7 @@ def timeout_of(request: Request) -> float | None:
         seconds = math.nan
     if not 0 <= seconds <= routes.LONGEST_TIMEOUT:
         raise ProtocolError(
-            f"{routes.TIMEOUT} is {text[:40]!r}; it must be a number of seconds from 0 to "
+            f"{header} is {text[:40]!r}; it must be a number of seconds from 0 to "
             f"{routes.LONGEST_TIMEOUT:.0f}"
         )
     return seconds
@@ -298,12 +299,19 @@ class HttpCaller:
     Lines are in the pod's log; a response has no place for progress.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, source: str) -> None:
+        self.identity = f"http {source}"
         #: Values, a failure as JSON, or `None` when the client is gone. At most as many values as a
         #: generator may be ahead of its grants.
         self.events: asyncio.Queue[_Value | bytes | None] = asyncio.Queue()
         #: That the instance was made anew, and why, as a header can say it.
         self.notice: str | None = None
+
+    def on_queued(self) -> None:
+        return None
+
+    def on_begun(self) -> None:
+        return None
 
     def on_gone(self) -> None:
         self.events.put_nowait(None)

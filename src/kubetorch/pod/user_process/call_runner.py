@@ -24,6 +24,7 @@ from typing import Any
 from kubetorch.errors import (
     CallableNotFoundError,
     CallCancelledError,
+    CallRefusedError,
     CallTimeoutError,
     KubetorchError,
     SerializationError,
@@ -106,6 +107,8 @@ class Interruptible:
 class RunningCall:
     number: int
     request_id: str
+    #: What calls that it makes are sent with.
+    chain: str
     method: str | None
     codec: str
     #: Names of the errors after which it is to run again.
@@ -225,6 +228,8 @@ class CallRunner:
     working_dir: str
     code: str | None
     stacks: int | None
+    #: Whether calls wait, rather than be refused, while all threads run others.
+    may_wait: bool = False
 
     def __post_init__(self) -> None:
         self._pid = os.getpid()
@@ -278,7 +283,7 @@ class CallRunner:
 
     def _open(self, frame: Frame) -> Job | None:
         codec, sizes, meta = protocol.unpack_sizes(frame)
-        method, request_id, retry_on = protocol.unpack_call(meta)
+        method, request_id, chain, retry_on = protocol.unpack_call(meta)
         try:
             payload = memoryview(self.agent.payload(frame))
             segments = codecs.split(payload, sizes)
@@ -288,6 +293,7 @@ class CallRunner:
         call = RunningCall(
             frame.call,
             request_id=request_id,
+            chain=chain,
             method=method,
             codec=codec,
             retry_on=retry_on,
@@ -300,9 +306,20 @@ class CallRunner:
         if self._deployed.runs_on_loop(method):
             self._start_async(call, None, context)
             return None
-        return Job(method, lambda: context.run(self._run, call))
+        refuse = None if self.may_wait else lambda: self._refuse(call)
+        return Job(method, lambda: context.run(self._run, call), refuse)
 
     # ----------------------------------------------------------------------- in a thread
+
+    def _refuse(self, call: RunningCall) -> None:
+        if call.claim():
+            count = len(self._calls) - 1
+            error = CallRefusedError(
+                f"{count} calls run in this process of {self.pod_name}, and it has no thread for "
+                "one more",
+                hint="kt.Compute(concurrency=) lets calls wait; kt stacks shows what they do",
+            )
+            self._fail(call, error, started=False)
 
     def _run(self, call: RunningCall) -> None:
         if not call.claim():

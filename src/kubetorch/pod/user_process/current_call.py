@@ -14,10 +14,13 @@ from contextvars import ContextVar
 from types import MethodType
 from typing import Any, Protocol
 
+from kubetorch.specs.callable import UNKNOWN_CHAIN
+
 
 class CurrentCall(Protocol):
     number: int
     request_id: str
+    chain: str
 
     def progress(self, current: float, total: float | None, message: str | None) -> None:
         """Tell the caller how far the call has come."""
@@ -35,6 +38,15 @@ def request_id() -> str | None:
     """Identity of the request that the running call belongs to."""
     call = current.get()
     return None if call is None else call.request_id
+
+
+def chain() -> str:
+    """The running call and those that wait for it, for the calls that it makes.
+
+    Of code outside of the context of a call it is not known: the call may wait for it.
+    """
+    call = current.get()
+    return UNKNOWN_CHAIN if call is None else call.chain
 
 
 def progress(current_value: float, total: float | None = None, message: str | None = None) -> bool:

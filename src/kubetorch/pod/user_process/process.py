@@ -115,6 +115,7 @@ class _Worker:
             working_dir=spec["cwd"],
             code=spec["code"],
             stacks=stacks,
+            may_wait=spec["may_wait"],
         )
 
     def start(self, numeric: numeric_threads.NumericThreads | None) -> None:

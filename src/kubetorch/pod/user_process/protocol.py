@@ -23,7 +23,8 @@ file any more, so its owner may use it again; FORGET that it will never be used 
 
 Codec and sizes of a payload's segments (`kubetorch.wire.codecs`) are in `flags` and, when there is
 more than one segment, at the beginning of meta. The rest of a CALL's meta is the length of the
-method's name (u32, 0xffffffff for none), the name, and the identity of the request, in UTF-8.
+method's name (u32, 0xffffffff for none), the name, the length of the chain, the chain
+(`kubetorch.wire.frames.Chain`), and the identity of the request, in UTF-8.
 
 The agent trusts no worker: user code may write to the socket. A frame that no worker of ours sends
 (`Receiver`) ends the worker.
@@ -141,6 +142,7 @@ HEADER_BYTES: Final = _HEADER.size
 _COUNT: Final = struct.Struct("<I")
 _LENGTH: Final = struct.Struct("<I")
 _NO_TEXT: Final = _LENGTH.pack(0xFFFFFFFF)
+_EMPTY: Final = _LENGTH.pack(0)
 _CHUNK: Final = 64 * 1024
 _LEAST_ROOM: Final = 1024 * 1024
 _DESCRIPTOR_BYTES: Final = array.array("i").itemsize
@@ -231,31 +233,33 @@ def pack(
     return _HEADER.pack(kind, flags, len(meta), argument, call, length) + meta
 
 
-def pack_call(method: str | None, request_id: str, retry_on: Sequence[str] = ()) -> bytes:
-    """Pack method, errors and request; JSON would take longer than the system call."""
-    named = "\n".join(retry_on)
-    texts = _pack_text(method) + (_pack_text(named) if named else _NO_TEXT)
+def pack_call(
+    method: str | None, request_id: str, chain: str, retry_on: Sequence[str] = ()
+) -> bytes:
+    """Pack method, chain, errors and request; JSON would take longer than the system call."""
+    texts = _pack_text(method) + _pack_text(chain) + _pack_text("\n".join(retry_on))
     return texts + request_id.encode(errors="surrogatepass")
 
 
-def unpack_call(meta: bytes) -> tuple[str | None, str, list[str]]:
-    """Method, identity of the request, and the names of the errors after which it runs again."""
+def unpack_call(meta: bytes) -> tuple[str | None, str, str, list[str]]:
+    """Method, identity of the request, chain, and the errors after which it runs again."""
     method, end = _unpack_text(meta, 0)
+    chain, end = _unpack_text(meta, end)
     named, end = _unpack_text(meta, end)
     request_id = meta[end:].decode(errors="surrogatepass")
-    return method, request_id, named.split("\n") if named else []
+    return method, request_id, chain or "", named.split("\n") if named else []
 
 
 def _pack_text(text: str | None) -> bytes:
-    if text is None:
-        return _NO_TEXT
+    if not text:
+        return _NO_TEXT if text is None else _EMPTY
     data = text.encode(errors="surrogatepass")
     return _LENGTH.pack(len(data)) + data
 
 
-def _unpack_text(meta: bytes, begin: int) -> tuple[str | None, int]:
+def _unpack_text(meta: bytes, start: int) -> tuple[str | None, int]:
     """A text, and where it ends."""
-    begin, start = begin + _LENGTH.size, begin
+    begin = start + _LENGTH.size
     if meta.startswith(_NO_TEXT, start):
         return None, begin
     end = begin + _LENGTH.unpack_from(meta, start)[0]

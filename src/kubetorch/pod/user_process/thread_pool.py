@@ -9,7 +9,7 @@ others: a *deputy* wakes when something comes that the leader does not read, and
 from a leader that is still at the same job a millisecond later.
 
 Threads are made when they are needed: one reads, and up to `limit` others run jobs. What comes
-while all of them do waits in line.
+while all of them do, or when the system has no thread for it, is refused, or waits in line.
 
 One thread may be the *home*, where jobs run as long as it is free: what is bound to the thread that
 made it can be used there. A leader that reads a job while the home is free gives it the job and the
@@ -41,6 +41,8 @@ _FADING: Final = 1.25
 class Job(NamedTuple):
     kind: str | None
     run: Callable[[], None]
+    #: Called in place of `run` if there is no thread for it; `None`: it waits.
+    refuse: Callable[[], None] | None = None
 
 
 @dataclass(eq=False)
@@ -100,10 +102,14 @@ class ThreadPool:
             with self._state:
                 self._is_home_free = True
 
-    def _spawn(self) -> None:
+    def _spawn(self) -> bool:
+        name = f"kubetorch-{self._threads + 1}"
+        try:
+            threading.Thread(target=self._begin, name=name, daemon=True).start()
+        except RuntimeError:  # the system allows no more
+            return False
         self._threads += 1
-        name = f"kubetorch-{self._threads}"
-        threading.Thread(target=self._begin, name=name, daemon=True).start()
+        return True
 
     def _begin(self) -> None:
         self.on_start()
@@ -165,17 +171,24 @@ class ThreadPool:
                 if job is None:
                     self._is_over = True
                     break
-                if self._running >= self.limit:
+                goes_home = self._is_home_free and threading.get_ident() != self._home
+                is_slow = not goes_home and self._usual.get(job.kind, QUICK) >= QUICK
+                has_room = self._running < self.limit and (not is_slow or self._has_successor())
+                if not has_room and job.refuse is None:
                     self._waiting.append(job)
                     job = None
                     continue
-                goes_home = self._is_home_free and threading.get_ident() != self._home
-                if goes_home:
-                    self._pass_lead(job)
-                self._is_home_free = False
-                if not goes_home and self._usual.get(job.kind, QUICK) >= QUICK:
-                    self._hand_over()
-                    return job
+                if has_room:
+                    if goes_home:
+                        self._pass_lead(job)
+                    self._is_home_free = False
+                    if is_slow:
+                        self._hand_over()
+                        return job
+            if not has_room and job.refuse is not None:
+                job.refuse()
+                job = None
+                continue
             if not goes_home:
                 if self._run_as_leader(job):
                     job = None
@@ -210,10 +223,13 @@ class ThreadPool:
         """Run without the lead; to be called with `_state` held."""
         self._running += 1
         self._idle -= 1
-        if self._idle == 0:
-            self._idle += 1
-            self._spawn()
         self._pass_lead()
+
+    def _has_successor(self) -> bool:
+        """Whether a thread reads if this one runs a job; to be called with `_state` held."""
+        if self._idle == 1:
+            self._idle += self._spawn()
+        return self._idle > 1
 
     def _watch(self) -> None:
         """Run as the deputy, which answers when the agent asks for the stacks of all threads."""
@@ -224,6 +240,6 @@ class ThreadPool:
             seen = self._turn
             time.sleep(GRACE)
             with self._state:
-                if self._turn and self._turn == seen:
+                if self._turn and self._turn == seen and self._has_successor():
                     self._turn = 0
                     self._hand_over()

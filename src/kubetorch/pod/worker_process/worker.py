@@ -69,6 +69,8 @@ STOP_GRACE = 5.0
 KILL_TIMEOUT = 10.0
 #: Calls that one worker takes at a time, running or waiting for a thread.
 CALL_LIMIT = 2000
+#: Threads that calls of `def` may have.
+MOST_THREADS = 1000
 #: Reads of what a worker leaves behind in its socket, which takes a few hundred at most.
 _REST = 1000
 #: Seconds between two looks for memory files that can be given back, as long as there are any.
@@ -97,7 +99,9 @@ class WorkerSpec:
     preload: tuple[str, ...]
     log_level: str
     modules: Mapping[str, str] = field(default_factory=dict)
-    threads: int = 40
+    #: Calls of `def` that it runs at the same time, and whether more of them wait or are refused.
+    threads: int = MOST_THREADS
+    may_wait: bool = False
     library_path: tuple[str, ...] = ()
     #: More of its environment, which other workers that run the same do not have.
     own_env: Mapping[str, str] = field(default_factory=dict)
@@ -137,6 +141,12 @@ def shared(payload: Payload) -> Payload:
 
 class CallSink(Protocol):
     """Receives what one call produces; exactly one of result, error and lost comes, as the last."""
+
+    def on_queued(self) -> None:
+        """The call waits for a slot elsewhere."""
+
+    def on_begun(self) -> None:
+        """It waits no more, and runs."""
 
     def on_log(self, line: Line) -> None:
         """The call wrote a line."""
@@ -312,21 +322,24 @@ class Worker:
             "log_level": spec.log_level,
             "modules": spec.modules,
             "threads": spec.threads,
+            "may_wait": spec.may_wait,
         }
 
     # ----------------------------------------------------------------------------------- calls
 
-    def call(self, sink: CallSink, request: Open, payload: Payload) -> int:
+    def call(self, sink: CallSink, request: Open, payload: Payload, chain: str = "") -> int:
+        """Run a call; those that it makes are sent with this chain."""
         is_going = self._is_draining or self._is_killed or self._exiting is not None
         if is_going or len(self._running) >= CALL_LIMIT:
             payload.release()
-            raise CallRefusedError(f"the worker in {self.pod_name} takes no more calls")
+            why = "is about to end" if is_going else f"has {CALL_LIMIT} calls"
+            raise CallRefusedError(f"the worker in {self.pod_name} {why} and takes no more")
         number = next(self._numbers)
         self._running[number] = _Running(sink, request.request_id)
         self._idle.clear()
         self._output.attribute_to(number)
         retry_on = () if request.retry is None else request.retry.names or ()
-        rest = protocol.pack_call(request.method, request.request_id, retry_on)
+        rest = protocol.pack_call(request.method, request.request_id, chain, retry_on)
         body = request.body
         self._socket.send_payload(protocol.CALL, number, body.codec, body.sizes, payload, rest)
         return number

@@ -55,8 +55,17 @@ _LOSSES = (PodTerminatedError, CallLostError)
 #: Refusals of calls that may be taken a little later, or by another pod.
 _LATER = (CallRefusedError, PodTerminatedError, WorkerDiedError)
 
-_RESULT, _YIELD, _ERROR, _LOG, _PROGRESS = (
-    int(kind) for kind in (Kind.RESULT, Kind.YIELD, Kind.ERROR, Kind.LOG, Kind.PROGRESS)
+_RESULT, _YIELD, _ERROR, _LOG, _PROGRESS, _QUEUED, _BEGUN = map(
+    int,
+    (
+        Kind.RESULT,
+        Kind.YIELD,
+        Kind.ERROR,
+        Kind.LOG,
+        Kind.PROGRESS,
+        Kind.QUEUED,
+        Kind.BEGUN,
+    ),
 )
 
 
@@ -72,6 +81,8 @@ class Target:
     allowed: tuple[str, ...] | None = None
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     broadcast: tuple[int, ...] | None = None
+    #: Whether the service bounds how many calls run at once.
+    is_bounded: bool = False
     is_distributed: bool = False
     origin: str | None = None
     where: ProjectRef | None = None
@@ -126,7 +137,7 @@ class RankValues(list[Any]):
 class Invocation:
     """One call, over all attempts to make it."""
 
-    #: When to stop waiting, even for the agent's own word on it.
+    #: When to stop waiting, even for the agent's own word on it; `None` while it has not begun.
     expires: float | None = None
     _key: str | None = None
     _request_id: str | None = None
@@ -137,6 +148,10 @@ class Invocation:
     _has_yielded = False
     _lines: CallLines | None = None
     _instance: str | None = None
+    #: Of a call of a broadcast to a service that bounds its calls: what all of them share, and
+    #: whether it has begun to run.
+    collective = ""
+    has_begun = False
     #: Of an item of a map that is under way in one pod: the way to all of them.
     _pool: Route | None = None
 
@@ -167,14 +182,18 @@ class Invocation:
         self.shows_logs = route.shows_logs if given is None else given
         self.is_detached = is_detached
         self.id = calls.new_call_id()
+        self._chain = _ambient_chain()
         self._patient_from = time.monotonic()
-        if options.timeout is not None:
-            self.expires = self._patient_from + options.timeout + GRACE
+        self.begin_to_expire()
         if options.idempotency_key is not None:
             self._key = options.idempotency_key
         if options.retries and not is_detached:  # its agent makes a detached one again
             self._retries = options.retries
             self._key = self._key or calls.new_call_id()
+
+    def begin_to_expire(self) -> None:
+        if self.options.timeout is not None:
+            self.expires = time.monotonic() + self.options.timeout + GRACE
 
     @property
     def lines(self) -> CallLines:
@@ -194,6 +213,8 @@ class Invocation:
         if self.target.broadcast is None:
             return [self]
         self._request_id = self.request_id
+        if self.target.is_bounded:
+            self.collective = calls.new_call_id()
         return [self._on(ordinal) for ordinal in self.target.broadcast]
 
     def of_item(self, number: int) -> Invocation:
@@ -228,6 +249,8 @@ class Invocation:
             self._pool, self.route = self.route, self.route.of(stream)
         self._instance = self.route.instance
         timeout = None
+        if self.expires is None:  # an attempt before this one had to wait
+            self.begin_to_expire()
         if self.expires is not None:
             timeout = max(self.expires - GRACE - time.monotonic(), 0.001)
         body, segments = self.body, self.segments
@@ -253,6 +276,10 @@ class Invocation:
             None,
             target.origin,
             self.options.timeout,
+            self._chain,
+            self.options.queue_timeout,
+            not self.is_detached,
+            self.collective,
             self._wire_retry,
         )
         stream.start(call, meta, segments, reads=reads)
@@ -300,6 +327,13 @@ class Invocation:
             return self.again_after(failure) or self._end_with(
                 self.error_of(failure), is_named=failure.repeats
             )
+        if kind == _QUEUED:
+            self.expires = None
+            return None
+        if kind == _BEGUN:
+            self.has_begun = True
+            self.begin_to_expire()
+            return None
         if kind == LOST:
             return self.again_after_loss(event) or self._end_with(event.meta)
         if kind == EXPIRED:
@@ -441,6 +475,12 @@ def membership_error(name: str, error: Exception) -> WorkerMembershipChanged:
     )
     changed.pod_name, changed.__cause__ = pod, error
     return changed
+
+
+def _ambient_chain() -> str:
+    """The call of this worker that makes the call, and those that wait for it."""
+    context = sys.modules.get("kubetorch.pod.user_process.current_call")
+    return "" if context is None else str(context.chain())
 
 
 def _ambient_request_id() -> str | None:

@@ -3,6 +3,10 @@
 A broadcast fails as soon as it fails on one pod. The calls on the others are cancelled then; those
 that fail at the same time are given a moment, so that which error is raised does not depend on
 which came first.
+
+Where the service bounds how many calls run at once, the other pods are asked once the call runs on
+the first one: whoever has a slot there is the only one that the others wait for, so that two
+broadcasts never have a slot each that the other one needs.
 """
 
 from __future__ import annotations
@@ -67,18 +71,32 @@ class _Broadcast:
         self._outcomes: dict[Call, Done | None] = {Call(part): None for part in invocation.spread()}
         self._iterators = iterators
         self._generators: list[RemoteIterator | RemoteAsyncIterator] = []
+        # The calls that begin once the first one has.
+        self._first, *self._following = self._outcomes
 
     def start(self) -> None:
-        for call in self._outcomes:
+        self.calls.start(self._first)
+        if not self._first.invocation.collective:
+            self._start_following()
+
+    def _start_following(self) -> None:
+        following, self._following = self._following, []
+        for call in following:
+            call.invocation.begin_to_expire()
             self.calls.start(call)
 
     def take(self) -> Done | None:
         for call, step in self.calls.take():
             done = self._outcomes[call] = self._outcome(call, step)
             if done.error is not None:
+                for other in self._following:
+                    self._outcomes[other] = Done(None, CallCancelledError(RECALLED))
+                self._following = []
                 for other in self._outcomes:
-                    if not other.is_over and not other.is_recalled:
+                    if other.is_started and not other.is_over and not other.is_recalled:
                         self.calls.recall(other, RECALLED)
+        if self._first.invocation.has_begun or self._outcomes[self._first] is not None:
+            self._start_following()
         outcomes = [one for one in self._outcomes.values() if one is not None]
         if len(outcomes) < len(self._outcomes):
             return None
@@ -139,7 +157,8 @@ def iterate(invocation: Invocation) -> list[Any]:
         for part in invocation.spread():
             call = Call(part)
             call.open()
-            started.append(RemoteIterator(call))
+            is_first = part.collective and not started
+            started.append(RemoteIterator(call, call.wait_until_begun() if is_first else None))
     except BaseException:
         for generator in started:
             generator.close()

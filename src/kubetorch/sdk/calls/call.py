@@ -194,6 +194,18 @@ class Call:
             self.cancel()
             raise
 
+    def wait_until_begun(self) -> Done | Yielded | None:
+        """Wait until the call runs in its pod; what it has come to, if that came first."""
+        try:
+            while not self.invocation.has_begun:
+                step = self.take(self._wait())
+                if step is not None:
+                    return step
+        except BaseException:
+            self.cancel()
+            raise
+        return None
+
     def _attempt(self) -> None:
         route = self.invocation.route
         stream = route.stream()

@@ -52,6 +52,7 @@ class CallOptions:
     workers: Workers | None = None
     restart_procs: bool | None = None
     timeout: float | None = None
+    queue_timeout: float | None = None
     retries: int = 0
     #: Classes of exceptions, or one, or their dotted names; dotted names once it is made.
     retry_on: object = None
@@ -72,6 +73,8 @@ class CallOptions:
             boolean("restart_procs", self.restart_procs)
         if self.timeout is not None:
             _positive("timeout", self.timeout)
+        if self.queue_timeout is not None:
+            _positive("queue_timeout", self.queue_timeout)
         self._check_retries()
         for name in ("idempotency_key", "request_id"):
             value = getattr(self, name)

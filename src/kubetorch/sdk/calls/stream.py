@@ -46,9 +46,19 @@ from kubetorch.wire import codecs, frames, versions
 from kubetorch.wire.frames import Inbox, Kind
 
 # As plain numbers: this runs for every frame.
-_DATA, _LOG, _RESULT, _ERROR, _YIELD, _PROGRESS, _ACCEPTED = map(
+_DATA, _LOG, _RESULT, _ERROR, _YIELD, _PROGRESS, _ACCEPTED, _QUEUED, _BEGUN = map(
     int,
-    (Kind.DATA, Kind.LOG, Kind.RESULT, Kind.ERROR, Kind.YIELD, Kind.PROGRESS, Kind.ACCEPTED),
+    (
+        Kind.DATA,
+        Kind.LOG,
+        Kind.RESULT,
+        Kind.ERROR,
+        Kind.YIELD,
+        Kind.PROGRESS,
+        Kind.ACCEPTED,
+        Kind.QUEUED,
+        Kind.BEGUN,
+    ),
 )
 _UNCOUNTED = frozenset(int(kind) for kind in frames.UNCOUNTED)
 
@@ -330,10 +340,8 @@ class Incoming:
             if place is not None:
                 place[:] = payload
                 self._placed(call, len(payload))
-        elif kind == _ACCEPTED:
-            self._release(call)
-            if not call.is_abandoned:
-                call.deliver(Event(call, kind, None, None, 0))
+        elif kind in (_ACCEPTED, _QUEUED, _BEGUN):
+            self._news(call, kind)
         elif kind == _PROGRESS:
             report: Any = frames.decode_meta(kind, meta)
             call.report(report)
@@ -351,6 +359,13 @@ class Incoming:
         if is_over:
             self._release(call)
             self._end(call)
+
+    def _news(self, call: PendingCall, kind: int) -> None:
+        """What becomes of a call before it says anything."""
+        if kind == _ACCEPTED:
+            self._release(call)
+        if not call.is_abandoned:
+            call.deliver(Event(call, kind, None, None, 0))
 
     def _control(self, kind: int, number: int, meta: memoryview) -> None:
         decoded: Any = frames.decode_meta(kind, meta)

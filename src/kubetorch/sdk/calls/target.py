@@ -42,6 +42,7 @@ def describe(
         allowed=spec.compute.allowed_serialization,
         logging=logging,
         broadcast=called_together(spec, view.pool),
+        is_bounded=spec.compute.concurrency is not None,
         is_distributed=spec.compute.distribution is not None,
         origin=None if spec.origin is None else spec.origin.key,
         where=None if source is None or inpod.is_worker() else source.locate(),

@@ -53,7 +53,6 @@ from kubetorch.sdk.deploys.source import Source
 from kubetorch.sdk.logs import Screen
 from kubetorch.sdk.secret import Secret
 from kubetorch.sdk.transport.session import Session
-from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.logging import LoggingConfig
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import codecs, exceptions, frames, versions
@@ -141,7 +140,7 @@ class _Bundle:
 
 def begin(order: Order, session: Session) -> Deployment:
     spec = order.spec
-    check_launchable(spec.name, spec.compute)
+    check_launchable(spec)
     found = origin.find(order.source)
     if order.callable is not None:
         found = replace(found, callable=order.callable)
@@ -398,8 +397,24 @@ def _is_always_new(spec: WorkloadSpec) -> bool:
 # -------------------------------------------------------------- what cannot be launched
 
 
-def check_launchable(name: str, compute: ComputeSpec) -> None:
+def check_launchable(spec: WorkloadSpec) -> None:
     """Refuse a service that would not run as it is declared."""
+    name, compute, ref = spec.name, spec.compute, spec.callable
+    if ref.kind == "cls" and compute.num_proc == "auto":
+        raise SpecError(
+            f'num_proc="auto" would make an unknown number of instances of the class {ref.name}',
+            hint="num_proc=4 makes 4 in each pod, each with a state of its own",
+        )
+    if ref.app is not None and compute.num_proc is not None:
+        raise SpecError(
+            f"num_proc is {compute.num_proc!r}, and {name} is an app: it starts its own processes"
+        )
+    if ref.app is not None and ref.app.port is None and compute.concurrency is not None:
+        raise SpecError(
+            f"concurrency is {compute.concurrency}, and {name} is a command without a port, which "
+            "nobody calls",
+            hint="kt.app(..., port=...) has requests that can be bounded",
+        )
     endpoint = None if compute.endpoint is None else compute.endpoint.base_url
     if endpoint is not None and not endpoint.startswith("http://"):
         raise SpecError(

@@ -6,7 +6,9 @@ import kubetorch as kt
 from kubetorch.sdk.deploys import deploy
 from kubetorch.sdk.deploys.deploy import LaunchLines
 from kubetorch.sdk.logs import CallLines, Screen
+from kubetorch.specs.callable import AppSpec, CallableRef
 from kubetorch.specs.logging import LoggingConfig
+from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import frames
 from kubetorch.wire.messages import DeployLog, Stage
 from unit.manifests.users import manifests
@@ -104,6 +106,11 @@ def test_the_bar_shows_the_pod_that_is_not_as_far_as_the_others():
     assert lines.bar.doing.endswith("step 2/2: RUN x")
 
 
+def declared(name, compute, kind="fn", app=None):
+    ref = CallableRef(kind, name, "module", name, app=app)
+    return WorkloadSpec("default", name, ref, compute.to_spec())
+
+
 @pytest.mark.parametrize(
     "compute",
     [
@@ -115,12 +122,25 @@ def test_the_bar_shows_the_pod_that_is_not_as_far_as_the_others():
     ],
 )
 def test_other_services_can_be_launched(compute):
-    deploy.check_launchable("train", compute.to_spec())
+    deploy.check_launchable(declared("train", compute))
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (declared("C", kt.Compute(num_proc="auto"), "cls"), "unknown number of instances"),
+        (declared("a", kt.Compute(num_proc=2), "app", AppSpec("serve", 80)), "num_proc is 2"),
+        (declared("a", kt.Compute(concurrency=2), "app", AppSpec("run")), "without a port"),
+    ],
+)
+def test_bounds_and_processes_that_nothing_keeps_are_refused(spec, message):
+    with pytest.raises(kt.SpecError, match=message):
+        deploy.check_launchable(spec)
 
 
 def test_an_endpoint_that_calls_cannot_go_to_is_refused():
     compute = kt.Compute(endpoint=kt.Endpoint(url="https://example.com"))
     with pytest.raises(kt.SpecError, match=r"https://example\.com"):
-        deploy.check_launchable("f", compute.to_spec())
+        deploy.check_launchable(declared("f", compute))
     inside = kt.Compute(endpoint=kt.Endpoint(url="example.com:80"))
-    deploy.check_launchable("f", inside.to_spec())
+    deploy.check_launchable(declared("f", inside))

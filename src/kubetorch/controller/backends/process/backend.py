@@ -56,7 +56,7 @@ from kubetorch.manifests.workload_manifest import PodTemplate, WorkloadManifest
 from kubetorch.specs import quantity
 from kubetorch.specs.compute import ComputeSpec, thaw
 from kubetorch.specs.workload import WorkloadSpec
-from kubetorch.wire.podenv import MARK, MEMORY_LIMIT
+from kubetorch.wire.podenv import CPU_LIMIT, MARK, MEMORY_LIMIT
 
 #: Seconds that calls of a pod that is replaced have to end.
 REPLACE_GRACE = 30.0
@@ -552,6 +552,9 @@ def pod_facts(wanted: DesiredPods, name: str, ordinal: int) -> PodFacts:
 
 def device_variables(wanted: DesiredPods, record: PodRecord) -> dict[str, str]:
     found = {}
+    cpus = dict(wanted.limits).get("cpu")
+    if cpus is not None:
+        found[CPU_LIMIT] = str(quantity.cores(cpus))
     limit = dict(wanted.limits).get("memory")
     if limit is not None:
         found[MEMORY_LIMIT] = str(quantity.size_bytes(limit, parameter="limits.memory"))

@@ -1,0 +1,477 @@
+"""Which call runs next, and in which process: a state machine, events in, starts out.
+
+    offer ──┬── starts at once ─────────────┬── running ── end
+            └── waits ──┬── starts later ───┘
+                        └── end (nobody waits for it any more)
+
+A *slot* is a place in a process, or in several at once for a call that runs on all of them; a
+process has as many as the service declares. Calls that wait begin in the order in which they came,
+callers taking turns. A call that several processes are to run takes its slots all at once, or waits
+without any; nothing overtakes it in a process that it waits for.
+
+A slot is held by a *chain*: the call that it was taken for, and calls that descend from that one.
+A descendant runs in the slot as soon as every call that runs there is an ancestor of its own, so a
+process with one slot runs what it would run if the calls were calls of functions, and a chain does
+not wait for itself. Siblings take turns there, or take other slots that are free.
+
+A process without a bound runs everything at once. Only where very many calls run in it, those
+that descend from them begin one inside the other: a tree of calls ends before it has used up all
+threads.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from kubetorch.errors import QueueFullError
+from kubetorch.specs.compute import MOST_WAITING
+
+#: Bytes of the arguments of calls that wait for one process.
+MOST_WAITING_BYTES = 1024**3
+#: Calls in a process without a bound from which on descendants begin one inside the other. It
+#: leaves room, below the threads that a process has, for the longest chain that anybody makes.
+BREADTH = 700
+#: Slots that a call names as those of its ancestors: the nearest ones.
+_MOST_ANCESTORS = 64
+
+#: A slot, and the call of the chain that runs in it, nearest to the end of the chain.
+Ancestor = tuple[str, str]
+
+
+class Ticket(NamedTuple):
+    """A call that wants to run.
+
+    Attributes:
+        call: Its identity.
+        caller: Whoever takes turns with other callers.
+        ancestors: The slots that its ancestors hold, those of the nearest ancestor last.
+        size: Bytes of its arguments.
+        processes: Those that run it, all at the same time; `None` is any one.
+    """
+
+    call: str
+    caller: str
+    ancestors: tuple[Ancestor, ...] = ()
+    size: int = 0
+    processes: frozenset[int] | None = None
+
+
+class Start(NamedTuple):
+    """A call is to begin now.
+
+    Attributes:
+        processes: Where.
+        ancestors: What calls that it makes name as their ancestors.
+    """
+
+    call: str
+    processes: tuple[int, ...]
+    ancestors: tuple[Ancestor, ...]
+
+
+@dataclass(eq=False)
+class _Slot:
+    id: str
+    processes: frozenset[int]
+    #: The calls that run in it, in the order in which they began.
+    running: dict[str, None] = field(default_factory=dict)
+    #: Descendants that wait, by their nearest ancestor that runs here; `None`: that is not known.
+    waiting: dict[str | None, OrderedDict[str, Ticket]] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class _Process:
+    #: Slots that are taken, and calls that run.
+    taken: int = 0
+    running: int = 0
+    #: It takes no new calls for the moment.
+    is_paused: bool = False
+    #: Calls that were begun one inside the other, since there were so many.
+    lane: list[str] = field(default_factory=list)
+
+
+class _Run(NamedTuple):
+    slots: tuple[_Slot, ...]
+    processes: tuple[int, ...]
+
+
+class Slots:
+    """The slots of the processes that serve in a pod, and the calls that wait for them.
+
+    A process is a number that is not used again for another one.
+    """
+
+    def __init__(self, limit: int | None = None, most_waiting: int = MOST_WAITING) -> None:
+        #: Slots of each process; `None` is any number.
+        self.limit = limit
+        self.most_waiting = most_waiting
+        self._processes: dict[int, _Process] = {}
+        self._slots: dict[str, _Slot] = {}
+        self._running: dict[str, _Run] = {}
+        # Calls that run and have made none that is known here, by the process: they get their slots
+        # when they do.
+        self._light: dict[str, int] = {}
+        self._tickets: dict[str, Ticket] = {}
+        # The same by caller, whose turn it is first.
+        self._line: OrderedDict[str, OrderedDict[str, Ticket]] = OrderedDict()
+        self._bytes = 0
+
+    # --------------------------------------------------------------------------- what it is asked
+
+    @property
+    def running(self) -> int:
+        return len(self._running) + len(self._light)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._tickets)
+
+    @property
+    def holders(self) -> list[tuple[str, ...]]:
+        """The calls in each slot that is taken, each inside the one before it."""
+        return [tuple(slot.running) for slot in self._slots.values()]
+
+    @property
+    def count(self) -> int:
+        """Slots of all processes together, where their number is bounded."""
+        return len(self._processes) * (self.limit or 0)
+
+    @property
+    def line(self) -> list[str]:
+        """The calls that wait, in the order in which they came."""
+        return list(self._tickets)
+
+    # ------------------------------------------------------------------------------------ events
+
+    def add(self, process: int) -> list[Start]:
+        """A process takes calls from now on."""
+        self._processes[process] = _Process()
+        return self._fill()
+
+    def remove(self, process: int) -> None:
+        """A process takes no more calls; those that run in it still have to `end`."""
+        self._processes.pop(process, None)
+
+    def resize(self, limit: int | None, most_waiting: int) -> list[Start]:
+        """Processes have so many slots from now on; those that are taken stay so."""
+        self.limit, self.most_waiting = limit, most_waiting
+        return self._fill()
+
+    def pause(self, process: int) -> None:
+        """A process takes no calls until `resume`: it may be about to go."""
+        if process in self._processes:
+            self._processes[process].is_paused = True
+
+    def resume(self, process: int) -> list[Start]:
+        state = self._processes.get(process)
+        if state is None or not state.is_paused:
+            return []
+        state.is_paused = False
+        starts = [start for slot in list(self._slots.values()) for start in self._continue(slot)]
+        return starts + self._fill()
+
+    def begin(self, call: str) -> int | None:
+        """A call without ancestors wants to run: its process, if nothing bounds it.
+
+        It is `offer` for the many calls that need no more, at a tenth of the price.
+        """
+        if self.limit is not None:
+            return None
+        process = next(iter(self._processes)) if len(self._processes) == 1 else self._least_busy()
+        if process is None or self._processes[process].is_paused:
+            return None
+        self._processes[process].running += 1
+        self._light[call] = process
+        return process
+
+    def offer(self, ticket: Ticket) -> Start | None:
+        """A call wants to run: the start, or it waits.
+
+        Raises:
+            QueueFullError: It would have to wait, and too many do already.
+        """
+        if len(ticket.ancestors) > _MOST_ANCESTORS:
+            ticket = ticket._replace(ancestors=ticket.ancestors[-_MOST_ANCESTORS:])
+        # Who came before is not overtaken, but in the slots of one's ancestors.
+        must_enter = self.limit is not None and bool(self._tickets)
+        start = self._start(ticket, must_enter=must_enter)
+        if start is None:
+            self._admit(ticket)
+        return start
+
+    def end(self, call: str) -> list[Start]:
+        """A call has ended, or is not to begin any more."""
+        process = self._light.pop(call, None)
+        if process is not None:
+            if process in self._processes:
+                self._processes[process].running -= 1
+            return self._fill() if self._tickets else []
+        if call in self._tickets:
+            self._forget(call)
+            return self._fill()
+        run = self._running.pop(call, None)
+        if run is None:
+            return []
+        for process in run.processes:
+            state = self._processes.get(process)
+            if state is not None:
+                state.running -= 1
+                if call in state.lane:
+                    state.lane.remove(call)
+        for slot in run.slots:
+            self._leave(slot, call)
+        starts = [start for slot in run.slots for start in self._continue(slot)]
+        return starts + self._fill()
+
+    def clear(self) -> list[str]:
+        """Nothing waits any more; the calls that did, in the order in which they came."""
+        calls = list(self._tickets)
+        for call in calls:
+            self._forget(call)
+        return calls
+
+    # ---------------------------------------------------------------------------------- waiting
+
+    def _admit(self, ticket: Ticket) -> None:
+        count = max(len(self._processes), 1)
+        if len(self._tickets) >= self.most_waiting * count:
+            raise QueueFullError(
+                f"{len(self._tickets)} calls wait already, and no more may",
+                hint="call again in a while; kt.Compute(max_queue=) says how many may wait",
+            )
+        if self._tickets and self._bytes + ticket.size > MOST_WAITING_BYTES * count:
+            raise QueueFullError(
+                f"the arguments of the {len(self._tickets)} calls that wait have {self._bytes} "
+                f"bytes, and {ticket.size} more would be too many",
+                hint="call again in a while, or send a name of large data instead of the data",
+            )
+        self._tickets[ticket.call] = ticket
+        self._bytes += ticket.size
+        self._line.setdefault(ticket.caller, OrderedDict())[ticket.call] = ticket
+        if self.limit is not None:
+            for slot, parent in self._held(ticket):
+                slot.waiting.setdefault(parent, OrderedDict())[ticket.call] = ticket
+
+    def _forget(self, call: str) -> None:
+        """A call waits no more."""
+        ticket = self._tickets.pop(call)
+        self._bytes -= ticket.size
+        line = self._line[ticket.caller]
+        del line[call]
+        if not line:
+            del self._line[ticket.caller]
+        for slot, _ in self._held(ticket):
+            for children in slot.waiting.values():
+                children.pop(call, None)
+
+    def _in_order(self) -> Iterator[Ticket]:
+        """What waits, callers taking turns; to be used up before anything changes."""
+        lines = [iter(line.values()) for line in self._line.values()]
+        while lines:
+            for line in tuple(lines):
+                ticket = next(line, None)
+                if ticket is None:
+                    lines.remove(line)
+                else:
+                    yield ticket
+
+    def _reserved(self) -> set[int]:
+        """The processes that calls wait for."""
+        reserved: set[int] = set()
+        for ticket in self._in_order():
+            reserved |= ticket.processes or self._processes.keys()
+            if len(reserved) >= len(self._processes):
+                break
+        return reserved
+
+    # ---------------------------------------------------------------------------------- starting
+
+    def _fill(self) -> list[Start]:
+        """Start what waits, in its order, as far as there are slots."""
+        starts: list[Start] = []
+        while self._tickets:
+            ticket_start = self._next_nested() if self.limit is None else self._next_in_line()
+            if ticket_start is None:
+                break
+            ticket, start = ticket_start
+            self._forget(ticket.call)
+            if ticket.caller in self._line:
+                self._line.move_to_end(ticket.caller)
+            starts.append(start)
+        return starts
+
+    def _next_in_line(self) -> tuple[Ticket, Start] | None:
+        reserved: set[int] = set()
+        for ticket in self._in_order():
+            if not reserved & (ticket.processes or self._processes.keys()):
+                start = self._start(ticket)
+                if start is not None:
+                    return ticket, start
+            reserved |= ticket.processes or self._processes.keys()
+            if len(reserved) >= len(self._processes):
+                break
+        return None
+
+    def _next_nested(self) -> tuple[Ticket, Start] | None:
+        """Of calls that wait since very many run, the one that came last ends soonest."""
+        for ticket in reversed(self._tickets.values()):
+            start = self._start(ticket)
+            if start is not None:
+                return ticket, start
+        return None
+
+    def _continue(self, slot: _Slot) -> list[Start]:
+        """Start the descendant whose turn it is in a slot."""
+        if not slot.running or self.limit is None:
+            return []
+        last = next(reversed(slot.running))
+        for parent in (last, None) if last == slot.id else (last,):
+            for ticket in tuple(slot.waiting.get(parent, {}).values()):
+                start = self._start(ticket, must_enter=True)
+                if start is not None:
+                    self._forget(ticket.call)
+                    return [start]
+        return []
+
+    def _start(self, ticket: Ticket, *, must_enter: bool = False) -> Start | None:
+        """Begin a call if it may begin now; `must_enter`: not ahead of those that wait."""
+        held = list(self._held(ticket)) if ticket.ancestors else []
+        if ticket.processes is not None:
+            return self._start_on_all(ticket, ticket.processes, held, must_enter=must_enter)
+        if self.limit is None:
+            return self._start_unbounded(ticket, held)
+        for slot, parent in held:
+            if self._may_enter(slot, parent):
+                return self._begin(ticket, (slot,), frozenset())
+        process = None if must_enter else self._least_busy()
+        return None if process is None else self._begin(ticket, (), frozenset((process,)))
+
+    def _start_unbounded(self, ticket: Ticket, held: Sequence[_Held]) -> Start | None:
+        process = self._least_busy()
+        if process is None:
+            return None
+        if held and self._processes[process].running >= BREADTH:
+            return self._start_in_lane(ticket, held)
+        for slot, _ in held:
+            if process in slot.processes:
+                return self._begin(ticket, (slot,), frozenset())
+        return self._begin(ticket, (), frozenset((process,)))
+
+    def _start_in_lane(self, ticket: Ticket, held: Sequence[_Held]) -> Start | None:
+        """Begin a descendant although very many calls run: inside the last that began so."""
+        for slot, parent in held:
+            for process in slot.processes & self._processes.keys():
+                state = self._processes[process]
+                if not state.is_paused and (not state.lane or state.lane[-1] == parent):
+                    state.lane.append(ticket.call)
+                    return self._begin(ticket, (slot,), frozenset())
+        return None
+
+    def _start_on_all(
+        self,
+        ticket: Ticket,
+        processes: frozenset[int],
+        held: Sequence[_Held],
+        *,
+        must_enter: bool,
+    ) -> Start | None:
+        entered = []
+        rest = processes
+        for slot, parent in held:
+            if not slot.processes & rest:
+                continue
+            if self.limit is not None and not self._may_enter(slot, parent):
+                return None
+            entered.append(slot)
+            rest -= slot.processes
+        if not all(map(self._is_free, rest)):
+            return None
+        # A descendant that needs further processes does not wait for those in line: they may wait
+        # for the slot that its ancestor holds.
+        if rest and must_enter and not entered and rest & self._reserved():
+            return None
+        return self._begin(ticket, tuple(entered), rest)
+
+    def _held(self, ticket: Ticket) -> Iterator[_Held]:
+        """The slots of its ancestors here, the nearest first, and who of them runs in it."""
+        for slot_id, call in reversed(ticket.ancestors):
+            slot = self._slots.get(slot_id) or self._slot_of(slot_id)
+            if slot is not None:
+                yield slot, call if call in slot.running else None
+
+    def _slot_of(self, call: str) -> _Slot | None:
+        """The slot of a call that `begin` has let run without one."""
+        process = self._light.pop(call, None)
+        if process is None:
+            return None
+        slot = self._slots[call] = _Slot(call, frozenset((process,)), {call: None})
+        self._running[call] = _Run((slot,), (process,))
+        if process in self._processes:
+            self._processes[process].taken += 1
+        return slot
+
+    def _may_enter(self, slot: _Slot, parent: str | None) -> bool:
+        """True if all calls in a slot are ancestors of a call that `parent` made."""
+        if any(map(self._is_paused, slot.processes)):
+            return False
+        # The call that the slot was taken for is an ancestor, whoever is nearer and has ended.
+        return next(reversed(slot.running)) == (parent or slot.id)
+
+    def _is_paused(self, process: int) -> bool:
+        state = self._processes.get(process)
+        return state is None or state.is_paused
+
+    def _is_free(self, process: int) -> bool:
+        if self._is_paused(process):
+            return False
+        return self.limit is None or self._processes[process].taken < self.limit
+
+    def _least_busy(self) -> int | None:
+        free = [process for process in self._processes if self._is_free(process)]
+        return min(free, key=lambda process: self._processes[process].running, default=None)
+
+    def _begin(
+        self, ticket: Ticket, entered: tuple[_Slot, ...], processes: frozenset[int]
+    ) -> Start:
+        slots = entered
+        if processes:
+            slot = self._slots[ticket.call] = _Slot(ticket.call, processes)
+            slots = (*entered, slot)
+            for process in processes:
+                self._processes[process].taken += 1
+        for slot in slots:
+            slot.running[ticket.call] = None
+        runs_in = ticket.processes or slots[0].processes
+        for process in runs_in:
+            if process in self._processes:
+                self._processes[process].running += 1
+        run = self._running[ticket.call] = _Run(slots, tuple(sorted(runs_in)))
+        ids = {slot.id for slot in slots}
+        elsewhere = [ancestor for ancestor in ticket.ancestors if ancestor[0] not in ids]
+        return Start(ticket.call, run.processes, (*elsewhere, *((id_, ticket.call) for id_ in ids)))
+
+    # ------------------------------------------------------------------------------------ ending
+
+    def _leave(self, slot: _Slot, call: str) -> None:
+        children = slot.waiting.pop(call, None)
+        if children:
+            # Each call that runs in a slot is made by those before it.
+            path = list(slot.running)
+            position = path.index(call)
+            if position:
+                slot.waiting.setdefault(path[position - 1], OrderedDict()).update(children)
+        del slot.running[call]
+        if slot.running:
+            return
+        del self._slots[slot.id]
+        for process in slot.processes:
+            state = self._processes.get(process)
+            if state is not None:
+                state.taken -= 1
+
+
+#: A slot of an ancestor, and the nearest ancestor that runs in it, if it does.
+_Held = tuple[_Slot, str | None]
