@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, get_args, overload
 
-from kubetorch.errors import SpecError
+from kubetorch.errors import SerializationError, SpecError
 from kubetorch.sdk import inpod, parameters
 from kubetorch.sdk.calls.remote import RemoteCallable
 from kubetorch.sdk.deploys.source import Placement, Pointers, unwrapped
 from kubetorch.sdk.module import Module
 from kubetorch.specs.callable import CALLABLES, CallableRef, OnReplace
-from kubetorch.wire import introspection
+from kubetorch.wire import codecs, introspection
 
 if TYPE_CHECKING:
     from kubetorch.sdk.calls.caller import Caller
@@ -92,7 +93,8 @@ class Cls(Module[T], Generic[T]):
         if digest is not None and self._init_args is None:
             namespace = view.spec.namespace
             stored = self._session().ask(lambda asked: asked.get_blob(digest, namespace))
-            self._init_args = json.loads(stored)
+            with contextlib.suppress(SerializationError):  # their classes may be missing here
+                self._init_args = codecs.decode_arguments(json.loads(stored), "__main__")
 
     def _local_class(self) -> object:
         return None if self._source is None else self._source.callable_object

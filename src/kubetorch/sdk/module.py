@@ -32,6 +32,7 @@ from kubetorch.specs.callable import CallableKind, CallableRef
 from kubetorch.specs.logging import LoggingConfig
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import introspection, routes
+from kubetorch.wire.values import expect
 
 if TYPE_CHECKING:
     from kubetorch.sdk.calls.caller import Caller
@@ -46,6 +47,15 @@ _KINDS = {"fn": "a function", "cls": "a class", "app": "an app"}
 #: What a deploy returns: the module itself, typed as what the user works with.
 HandleT = TypeVar("HandleT")
 ModuleT = TypeVar("ModuleT", bound="Module[Any]")
+
+#: Options of calls that travel with a handle in the default codec. `serialization` does not: who
+#: sends a handle would decide that its answers are unpickled.
+_WIRE_OPTIONS = frozenset(
+    {
+        *("async_", "timeout", "queue_timeout"),
+        *("retries", "retry_on", "backoff", "max_backoff"),
+    }
+)
 
 
 class Module(Generic[HandleT]):
@@ -702,6 +712,37 @@ class Module(Generic[HandleT]):
                 f"{self.name} was not deployed or looked up yet", hint="deploy it, or call it first"
             )
         return self._view
+
+    # ----------------------------------------------------------------------- in values of calls
+
+    def _to_wire(self) -> dict[str, Any]:
+        """The names of the service, for the default codec."""
+        own, usual = vars(self._options), vars(options.CallOptions(async_=False))
+        declared = {name: own[name] for name in _WIRE_OPTIONS if own[name] != usual[name]}
+        if self._stream_logs is not None:
+            declared["stream_logs"] = self._stream_logs
+        state = {"name": self._name, "service": self.service_name, "namespace": self.namespace}
+        return {**state, "options": declared}
+
+    @classmethod
+    def _from_wire(cls: type[ModuleT], state: dict[str, Any]) -> ModuleT:
+        """The handle that `_to_wire` described; its first call looks the service up."""
+        name, service, namespace = (state[key] for key in ("name", "service", "namespace"))
+        declared = expect(state["options"], dict)
+        for text in (name, service, namespace):
+            expect(text, str)
+        for option, value in declared.items():
+            if option not in {*_WIRE_OPTIONS, "stream_logs"}:
+                raise SpecError(f"a handle with the option {option!r:.100}")
+            if type(value) not in (bool, int, float):
+                for item in expect(value, tuple):
+                    expect(item, str)
+        if names.clean(namespace) != namespace:
+            raise SpecError(f"a handle in the namespace {namespace!r:.100}")
+        handle = cls(name)
+        handle._service_name, handle._namespace = names.service_name(service), namespace
+        handle._declare_options(declared)
+        return handle
 
     # ----------------------------------------------------------------------------------- pickle
 

@@ -326,7 +326,7 @@ class Deployment:
                 self._lines.warn(warning)
         init_args = None
         if order.init_args is not None:
-            init_args = b"".join(codecs.join(codecs.encode("json", order.init_args)))
+            init_args = codecs.encode_arguments(order.init_args, "init_args")
         spec = replace(
             order.spec,
             compute=compute,
