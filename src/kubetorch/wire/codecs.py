@@ -284,8 +284,9 @@ def from_text(text: str, module: str) -> Any:  # noqa: ANN401  # the user's own 
 def encode_arguments(arguments: Mapping[str, object], root: str) -> bytes:
     """Arguments of a constructor as a JSON object; `to_text` stands for what JSON lacks."""
     segments = values.encode(dict(arguments), root)
-    if is_plain(VALUES, segments[0]):
-        return b"".join(join(segments))
+    text = b"".join(join(segments[:1]))
+    if is_plain(VALUES, text):
+        return text
     return json.dumps({values.TAG: to_text(segments)}).encode()
 
 

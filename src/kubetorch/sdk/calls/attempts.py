@@ -176,6 +176,10 @@ class Invocation:
         calls.check_arguments(self.body.total)
         self.target = target
         self.route = route
+        #: Ordinals of the pods that it goes to, if it is a broadcast; the service may have fewer
+        #: than when the target was described.
+        known = target.broadcast
+        self.broadcast = None if known is None else route.called_together(known)
         self.options = options
         #: Whether lines that it prints are shown.
         given = options.stream_logs
@@ -210,19 +214,25 @@ class Invocation:
 
     def spread(self) -> list[Invocation]:
         """The calls that it is made of, in pod order: one for each pod of a broadcast."""
-        if self.target.broadcast is None:
+        if self.broadcast is None:
             return [self]
         self._request_id = self.request_id
         if self.target.is_bounded:
             self.collective = calls.new_call_id()
-        return [self._on(ordinal) for ordinal in self.target.broadcast]
+        return [self._on(ordinal) for ordinal in self.broadcast]
+
+    def shape(self, values: list[Any]) -> Any:  # noqa: ANN401  # the user's own values
+        """What a broadcast returns: the one value itself, if the service has one pod by now."""
+        assert self.broadcast is not None
+        together = self.route.called_together(self.broadcast)
+        return values[0] if together is None and len(values) == 1 else values
 
     def of_item(self, number: int) -> Invocation:
         """The call of one item of a map, on the pod that has least to do.
 
         With a key it is always the same pod: that pod alone has the outcome.
         """
-        pods = self.target.broadcast
+        pods = self.broadcast
         if pods is None or self.options.idempotency_key is None:
             return self
         return self._on(pods[number % len(pods)])
@@ -245,7 +255,7 @@ class Invocation:
 
     def start(self, stream: Stream, call: PendingCall, *, reads: bool = False) -> None:
         target = self.target
-        if target.broadcast is not None and self.route.ordinal is None:
+        if self.broadcast is not None and self.route.ordinal is None:
             self._pool, self.route = self.route, self.route.of(stream)
         self._instance = self.route.instance
         timeout = None

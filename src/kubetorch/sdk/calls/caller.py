@@ -79,7 +79,7 @@ class Caller:
         if options.async_:
             return self._await(options, args, kwargs)
         invocation = Invocation(target, self._route, options, args, kwargs)
-        if target.broadcast is not None:
+        if invocation.broadcast is not None:
             return self._broadcast(invocation)
         call = Call(invocation)
         if target.kind != "function" and not target.is_distributed:
@@ -97,7 +97,7 @@ class Caller:
             return _iterators(call, step)
         return step.value
 
-    def _broadcast(self, invocation: Invocation) -> list[Any]:
+    def _broadcast(self, invocation: Invocation) -> Any:  # noqa: ANN401  # the user's own values
         if self._target.kind != "function":
             return broadcast.iterate(invocation)
         done = broadcast.call(invocation)
@@ -105,13 +105,12 @@ class Caller:
             self._route.pause(self._target.logging.shutdown_grace_period)
         if done.error is not None:
             raise done.error
-        values: list[Any] = done.value  # type: ignore[assignment]  # as `combine` makes it
-        return values
+        return done.value
 
     def _await(self, options: CallOptions, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401  # something to await
         invocation = Invocation(self._target, self._route, options, args, kwargs)
         is_generator = self._target.kind != "function"
-        if self._target.broadcast is not None:
+        if invocation.broadcast is not None:
             if is_generator:
                 return broadcast.iterate_async(invocation)
             return _values_of(invocation)
