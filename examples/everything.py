@@ -91,7 +91,9 @@ deployment = declare(
     {**EVERYTHING, "replicas": 3, "service_template": grown("spec.template.spec")},
 )
 
-cpu_only = kt.Compute(cpus="500m", gpu_anti_affinity=True, freeze=True)
+cpu_only = kt.Compute(
+    cpus="500m", gpu_anti_affinity=True, freeze=True, concurrency=4, max_queue=100, num_proc=2
+)
 
 # Called are only the pods that the endpoint selects.
 selected = declare(

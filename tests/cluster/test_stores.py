@@ -325,8 +325,9 @@ def test_a_volume_for_one_node_has_the_default_class_and_waits_for_its_pod(run: 
         store = VolumeClaims(client)
         made = await store.create(where, _volume(access_mode="ReadWriteOnce"))
         assert (made.volume.storage_class, made.volume.phase) == ("local-path", "Pending")
-        assert await store.storage_class("ReadWriteOnce") == "local-path"
-        assert await store.storage_class("ReadWriteMany") == "shared"
+        for access_mode, name in (("ReadWriteOnce", "local-path"), ("ReadWriteMany", "shared")):
+            chosen = await store.storage_class(_volume(access_mode=access_mode))
+            assert (chosen.storage_class, chosen.access_mode) == (name, access_mode)
         with pytest.raises(errors.SpecError, match="'fast'") as error:
             await store.create(where, _volume("other", storage_class="fast"))
         assert "local-path, shared" in (error.value.hint or "")
@@ -412,6 +413,25 @@ def test_the_first_deploy_makes_the_account_and_its_rights(run: Run) -> None:
         await client.delete(Ref(ACCOUNTS, SERVICE_ACCOUNT, where))
         await namespaces.prepare(where)
         await client.get(Ref(BINDINGS, SERVICE_ACCOUNT, where))
+
+    run(scenario)
+
+
+def test_the_account_follows_the_annotations_of_the_chart_but_for_what_somebody_annotated(
+    run: Run,
+) -> None:
+    async def scenario(client: Client, where: str) -> None:
+        ref = Ref(ACCOUNTS, SERVICE_ACCOUNT, where)
+        await Namespaces(client).prepare(where)
+        await Namespaces(client, {"example.com/role": "a", "team": "ml"}).prepare(where)
+        by_hand = {"metadata": {"annotations": {"example.com/role": "mine"}}}
+        await client.patch(ref, by_hand, field_manager="kubectl-annotate")
+        await Namespaces(client, {"example.com/role": "b", "team": "nlp"}).prepare(where)
+        account = await client.get(ref)
+        assert account["metadata"]["annotations"] == {"example.com/role": "mine", "team": "nlp"}
+        await Namespaces(client).prepare(where)
+        account = await client.get(ref)
+        assert account["metadata"]["annotations"] == {"example.com/role": "mine"}
 
     run(scenario)
 

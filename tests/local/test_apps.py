@@ -593,12 +593,14 @@ def is_gone(app):
     return False
 
 
-def test_a_frozen_app_runs_in_the_working_directory_of_its_pod(monkeypatch):
-    monkeypatch.chdir(Path(__file__).parent)  # a folder of the project, which does not travel
-    app = kt.app("basename $PWD", name="frozen").to(kt.Compute(cpus="0.1", freeze=True))
+def test_a_frozen_app_runs_in_the_folder_of_the_program_on_this_machine(monkeypatch):
+    folder = Path(__file__).parent
+    monkeypatch.chdir(folder)
+    with pytest.warns(UserWarning, match="in place"):
+        app = kt.app("pwd -P", name="frozen").to(kt.Compute(cpus="0.1", freeze=True))
     lines = []
     assert app.follow(lines.append) == 0
-    assert lines == ["work"]
+    assert lines == [str(folder.resolve())]
     app.teardown()
 
 

@@ -20,7 +20,12 @@ from local.fake_apiserver import Exchange, FakeApiServer, listing
 
 SECRET = "/api/v1/namespaces/team/secrets/tokens"
 KINDS = {
-    "/api/v1": [("secrets", "Secret"), ("persistentvolumeclaims", "PersistentVolumeClaim")],
+    "/api/v1": [
+        ("secrets", "Secret"),
+        ("persistentvolumeclaims", "PersistentVolumeClaim"),
+        ("persistentvolumes", "/PersistentVolume"),
+    ],
+    "/apis/storage.k8s.io/v1": [("storageclasses", "/StorageClass")],
 }
 
 
@@ -52,7 +57,7 @@ class Objects:
         request = exchange.request
         if request.path in KINDS:
             served = [
-                {"name": plural, "kind": kind, "namespaced": True}
+                {"name": plural, "kind": kind.lstrip("/"), "namespaced": kind[0] != "/"}
                 for plural, kind in KINDS[request.path]
             ]
             exchange.answer(200, {"kind": "APIResourceList", "resources": served})
@@ -199,6 +204,49 @@ def test_what_the_server_refuses_is_an_error_without_the_values(
                 await SecretObjects(client).put("team", "tokens", _put(A="quince"))
             whole = json.dumps([str(raised.value), repr(raised.value.__dict__)])
             assert "quince" not in whole and "cXVpbmNl" not in whole
+
+    asyncio.run(scenario())
+
+
+def test_a_volume_without_an_access_mode_has_that_of_its_class_or_persistent_volume() -> None:
+    disk = {
+        "metadata": {
+            "name": "gp3",
+            "annotations": {"storageclass.kubernetes.io/is-default-class": "true"},
+        },
+        "provisioner": "ebs.csi.aws.com",
+    }
+    files = {"metadata": {"name": "efs"}, "provisioner": "efs.csi.aws.com"}
+
+    async def scenario() -> None:
+        async with server() as (objects, client, _):
+            claims = VolumeClaims(client)
+
+            async def created(name: str, **fields: Any) -> tuple[str, str | None, list[str]]:
+                spec = VolumeSpec(name, "/data", size="1Gi", **fields)
+                view = (await claims.create("team", spec)).volume
+                path = f"/api/v1/namespaces/team/persistentvolumeclaims/{name}"
+                modes = objects.kept[path]["spec"]["accessModes"]
+                return view.storage_class, view.spec.access_mode, modes
+
+            one_node, many_nodes = "ReadWriteOnce", "ReadWriteMany"
+            path = "/apis/storage.k8s.io/v1/storageclasses"
+            objects.kept[path] = listing(1, disk)
+            assert await created("first") == ("gp3", one_node, [one_node])
+            objects.kept[path] = listing(2, disk, files)
+            assert await created("first") == ("gp3", one_node, [one_node]), "it keeps its own"
+            assert await created("second") == ("efs", many_nodes, [many_nodes])
+            assert await created("third", storage_class="gp3") == ("gp3", one_node, [one_node])
+            given = {"storage_class": "gp3", "access_mode": many_nodes}
+            assert await created("fourth", **given) == ("gp3", many_nodes, [many_nodes])
+            for number, modes in enumerate(
+                ([one_node, many_nodes], ["ReadOnlyMany", one_node], ["ReadOnlyMany"])
+            ):
+                volume = f"/api/v1/persistentvolumes/pv{number}"
+                objects.kept[volume] = {"metadata": {"name": "pv"}, "spec": {"accessModes": modes}}
+            for number, mode in enumerate((many_nodes, one_node, "ReadOnlyMany", one_node)):
+                bound = await created(f"bound{number}", volume_name=f"pv{number}")
+                assert bound == ("", mode, [mode])
 
     asyncio.run(scenario())
 

@@ -256,11 +256,32 @@ def test_a_frozen_service_runs_the_code_that_its_pods_have(service, tmp_path):
         project.forget()
 
 
-def test_a_frozen_service_sends_no_code(service, jobs):
+def test_a_frozen_service_runs_the_project_in_place_on_this_machine(service, tmp_path):
+    project = UserProject(tmp_path / "shop")
+    project.write("data/x.csv", "1,2")
+    project.write("shop/inner.txt", "in a folder of the project's name")
+    project.write("helper.py", "def name():\n    return __file__\n")
+    jobs = project.module(
+        "def where():\n"
+        "    import helper\n"
+        "    return [__file__, helper.name(), open('data/x.csv').read()]\n"
+    )
     remote = kt.fn(jobs.where, name="frozen")
-    with pytest.raises(ModuleNotFoundError):
-        remote.to(kt.Compute(cpus="0.1", freeze=True))
-    remote.teardown()
+    compute = kt.Compute(cpus="0.1", freeze=True)
+    try:
+        with pytest.warns(UserWarning, match=f"runs the project {project.folder} in place"):
+            remote.to(compute)
+        module = str(project.folder / f"{jobs.__name__}.py")
+        assert remote() == [module, str(project.folder / "helper.py"), "1,2"]
+        assert remote.service_config["spec"]["tree"] is None
+        project.write("helper.py", "def name():\n    return 'edited'\n")
+        with pytest.warns(UserWarning, match="in place"):
+            remote.to(compute)
+        assert remote()[1] == "edited"
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["shop"], "nothing beside it"
+    finally:
+        remote.teardown()
+        project.forget()
 
 
 def test_a_frozen_service_with_a_folder_to_send_is_a_contradiction(service, jobs, tmp_path):

@@ -278,7 +278,12 @@ def test_a_volume_that_does_not_exist_is_said_before_anything_runs(jobs: ModuleT
 def test_a_volume_tells_about_itself(service_home: Path) -> None:
     volume = kt.Volume("data", "10Gi", "/data")
     assert not volume.exists()
+    assert volume.access_mode == "ReadWriteMany", "what it would have"
     claim = volume.create()
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    once = kt.Volume("once", "1Gi", access_mode="RWO")
+    once.create()
+    assert kt.Volume("once", "1Gi").access_mode == "ReadWriteOnce", "that of the one that exists"
     assert volume.create() == claim
     assert volume.exists()
     assert claim["metadata"]["annotations"] == {"kubetorch.com/mount-path": "/data"}

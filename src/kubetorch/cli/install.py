@@ -38,7 +38,7 @@ PodImage = Annotated[
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Values of the chart: a.b=1,c={x,y}."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Values of the chart: a.b=1,c={x,y},d[0].e=2."),
 ]
 ValueFiles = Annotated[
     list[Path] | None, typer.Option("-f", "--values", help="A file with values of the chart.")
@@ -70,7 +70,7 @@ def _chart_values(
     for file in files:
         found = values.layered(found, _read(file))
     for text in settings:
-        found = values.layered(found, values.parse_set(text))
+        found = values.parse_set(text, found)
     for key, reference in (("image", image), ("podImage", pod_image)):
         if reference is not None:
             found = values.layered(found, {key: values.parse(reference)})

@@ -321,8 +321,9 @@ def volumes(  # noqa: PLR0913  # the documented options
     ] = None,
     size: Annotated[str, typer.Option("-s", "--size", help="Size of the volume.")] = "10Gi",
     access_mode: Annotated[
-        str, typer.Option("-a", "--access-mode", help="Access mode, such as ReadWriteOnce.")
-    ] = "ReadWriteMany",
+        str | None,
+        typer.Option("-a", "--access-mode", help="Access mode; that of the class if not given."),
+    ] = None,
     volume_name: Annotated[
         str | None, typer.Option("--pv", help="PersistentVolume to bind to.")
     ] = None,
@@ -430,7 +431,7 @@ def _volume_cells(view: VolumeView) -> dict[str, str]:
         "Status": view.phase,
         "Size": view.spec.size or "-",
         "Storage Class": view.storage_class or "-",
-        "Access Mode": view.spec.access_mode,
+        "Access Mode": view.spec.access_mode or "-",
         "Mount Path": view.spec.mount_path,
         "Used By": ", ".join(view.used_by) or "-",
     }

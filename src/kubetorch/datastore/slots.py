@@ -39,7 +39,9 @@ _RECORD_VERSION = 1
 
 @dataclass(frozen=True)
 class Slot:
-    number: int
+    """A project for one worker; one without a number is nobody's copy, but the project itself."""
+
+    number: int | None
     path: Path
     tree: str
 
@@ -86,6 +88,11 @@ class CodeSlots:
                 raise
             return Slot(number, self._root / str(number) / project, tree.digest)
 
+    def in_place(self, project: Path) -> Slot:
+        """What stands for a slot where workers import a project from its own folder."""
+        self._root.mkdir(parents=True, exist_ok=True)
+        return Slot(None, project, "")
+
     def show(self, slot: Slot, folder: Path) -> list[str]:
         """Show a project in a working directory; returns the names that something else has there.
 
@@ -117,15 +124,18 @@ class CodeSlots:
             return slot.path
         wanted = {one.name: str(one) for one in inner.iterdir()}
         wanted |= {name: f"{slot.path}/{name}" for name in entries}
-        merged = slot.path.parent / _MERGED
+        # Never in the user's own folders.
+        own = self._root if slot.number is None else slot.path.parent
+        merged = own / _MERGED
         merged.mkdir(exist_ok=True)
         _link(merged, wanted, f"{slot.path}{os.sep}")
         return merged
 
     def release(self, slot: Slot) -> None:
         """The worker of this slot has ended, or there is to be none."""
-        with self._lock:
-            self._held.remove(slot.number)
+        if slot.number is not None:
+            with self._lock:
+                self._held.remove(slot.number)
 
     def _choose(self, digest: str) -> int:
         """A slot that nobody holds, now held: one with this tree, any other, or a new one."""

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from kubetorch.errors import ConfigError, InstallError
-from kubetorch.install import values
+from kubetorch.install import earlier_values, values
 from kubetorch.install.templates import Templates
 from kubetorch.install.values import Values
 
@@ -77,7 +77,10 @@ class Chart:
     def faults(self, given: Mapping[str, Any]) -> list[str]:
         """The given values that the schema refuses, each with its path."""
         schema = json.loads((self.folder / "values.schema.json").read_text(encoding="utf-8"))
-        return values.faults(schema, values.merged(self.defaults, given))
+        today = {key: value for key, value in given.items() if key not in earlier_values.SECTIONS}
+        return earlier_values.faults(given) + values.faults(
+            schema, values.merged(self.defaults, today)
+        )
 
     def render(self, given: Mapping[str, Any], *, namespace: str) -> list[Object]:
         """The objects of an installation, in the order in which they are applied.

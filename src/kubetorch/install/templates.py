@@ -73,6 +73,13 @@ def _to_yaml(value: Value) -> str:
     return text.removesuffix("\n...\n").removesuffix("\n")
 
 
+def _to_json(value: Value) -> str:
+    text = json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    for mark in "<>&":  # as Go writes them
+        text = text.replace(mark, f"\\u{ord(mark):04x}")
+    return text
+
+
 def _is_equal(first: Value, second: Value) -> bool:
     if type(first) is not type(second) and None not in (first, second):
         raise _Unfit(f"{_shown(first)} is compared with {_shown(second)}")
@@ -95,6 +102,7 @@ _FUNCTIONS: dict[str, Callable[..., Value]] = {
     "quote": _quote,
     "nindent": _nindent,
     "join": lambda separator, values: separator.join(map(_written, values)),
+    "toJson": _to_json,
     "toYaml": _to_yaml,
     "fail": _fail,
 }

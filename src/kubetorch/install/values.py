@@ -19,6 +19,10 @@ _NUMBER = re.compile(r"0|-?[1-9]\d*")
 _WORDS: Mapping[str, bool | None] = {"true": True, "false": False, "null": None}
 #: A comma, dot, brace or equals sign that is not escaped.
 _SPLIT = {mark: re.compile(rf"(?<!\\){re.escape(mark)}") for mark in ",.="}
+#: A key with the indexes of items: `tolerations[0]`.
+_SEGMENT = re.compile(r"(?P<key>(?:\\.|[^\\\[\]])+)(?P<indexes>(?:\[\d{1,9}\])*)")
+#: As in helm: an index makes all items before it.
+_INDEXES_MOST = 65536
 
 
 def merged(
@@ -44,9 +48,12 @@ def layered(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> Values:
     return merged(lower, upper, keeps_none=True)
 
 
-def parse_set(text: str) -> Values:
-    r"""Parse a `--set` argument: `a.b=1,c={x,y}`; `\` escapes a mark."""
-    found: Values = {}
+def parse_set(text: str, below: Mapping[str, Any] | None = None) -> Values:
+    r"""Parse a `--set` argument, over values below: `a.b=1,c={x,y},d[0].e=2`; `\` escapes a mark.
+
+    As with helm, an index changes one item of a list below; items left out before it are null.
+    """
+    assigned_values = copy.deepcopy(dict(below or {}))
     for part in _parts(text):
         path, *assigned = _SPLIT["="].split(part, maxsplit=1)
         if not assigned or not path:
@@ -54,17 +61,44 @@ def parse_set(text: str) -> Values:
                 f"--set {text!r} cannot be read: {part!r} is no key=value",
                 hint="for example --set replicas=2,image.pullPolicy=Always",
             )
-        keys = [_unescaped(key) for key in _SPLIT["."].split(path)]
-        if any("[" in key or not key for key in keys):
+        steps = _steps(path)
+        if steps is None:
             raise ConfigError(
                 f"--set {text!r} cannot be read: {path!r} is no path of keys",
-                hint="lists are given whole, as key={a,b}, or in a file with -f",
+                hint="for example tolerations[0].operator=Exists; an index is below "
+                f"{_INDEXES_MOST}",
             )
-        nested: Values = {keys[-1]: _value(assigned[0])}
-        for key in reversed(keys[:-1]):
-            nested = {key: nested}
-        found = layered(found, nested)
-    return found
+        changed = _with(assigned_values, steps, _value(assigned[0]))
+        assert isinstance(changed, dict)  # the first step is a key
+        assigned_values = changed
+    return assigned_values
+
+
+def _steps(path: str) -> list[str | int] | None:
+    """The keys and indexes of a path; `None` if it cannot be read."""
+    steps: list[str | int] = []
+    for segment in _SPLIT["."].split(path):
+        match = _SEGMENT.fullmatch(segment)
+        indexes = [int(index) for index in re.findall(r"\d+", match["indexes"])] if match else []
+        if match is None or any(index >= _INDEXES_MOST for index in indexes):
+            return None
+        steps += [_unescaped(match["key"]), *indexes]
+    return steps
+
+
+def _with(value: object, steps: list[str | int], assigned: object) -> object:
+    """A value in which what the steps lead to is replaced; what is missing on the way is made."""
+    if not steps:
+        return assigned
+    step, *further = steps
+    if isinstance(step, int):
+        items = list(value) if isinstance(value, list) else []
+        items += [None] * (step + 1 - len(items))
+        items[step] = _with(items[step], further, assigned)
+        return items
+    mapping = dict(value) if isinstance(value, Mapping) else {}
+    mapping[step] = _with(mapping.get(step), further, assigned)
+    return mapping
 
 
 def _parts(text: str) -> list[str]:

@@ -77,8 +77,13 @@ class Request:
 
     def query(self, name: str, default: str = "") -> str:
         """A parameter of the URL; the last one if it is there more than once."""
+        value = self.parameter(name)
+        return default if value is None else value
+
+    def parameter(self, name: str) -> str | None:
+        """As `query`; `None` if it is not there."""
         pairs = parse_qsl(self._query.decode("latin-1"), keep_blank_values=True)
-        return dict(pairs).get(name, default)
+        return dict(pairs).get(name)
 
     async def chunks(self) -> AsyncIterator[bytes]:
         while not self._is_complete:

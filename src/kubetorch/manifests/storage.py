@@ -11,7 +11,7 @@ from kubetorch.manifests import labels
 from kubetorch.manifests.kinds import Manifest, assign, items, named
 from kubetorch.manifests.workload_manifest import ManifestParameter, PodTemplate
 from kubetorch.specs.compute import ComputeSpec
-from kubetorch.specs.volume import VolumeSpec, default_mount_path
+from kubetorch.specs.volume import UNSHARED, VolumeSpec, default_mount_path
 
 SHARED_MEMORY = "dshm"
 SHARED_MEMORY_PATH = "/dev/shm"
@@ -158,7 +158,7 @@ def claim(volume: VolumeSpec, *, namespace: str) -> Manifest | None:
     if volume.claim is not None or volume.size is None:
         return None
     spec: Manifest = {
-        "accessModes": [volume.access_mode],
+        "accessModes": [volume.access_mode or UNSHARED],
         "resources": {"requests": {"storage": volume.size}},
     }
     if volume.volume_name is not None:

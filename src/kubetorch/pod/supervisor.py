@@ -98,6 +98,8 @@ class ProjectCode:
 
     async def materialise(self, spec: WorkloadSpec) -> Slot | None:
         """A code slot with the project in it, held for one worker."""
+        if spec.runtime.project_folder is not None:
+            return self._slots.in_place(Path(spec.runtime.project_folder))
         if spec.tree is None or spec.callable.project is None:
             return None
         digest, project = spec.tree, spec.callable.project

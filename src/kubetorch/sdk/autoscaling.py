@@ -1,4 +1,4 @@
-"""`AutoscalingConfig`, as programs for 0.5 import it."""
+"""`AutoscalingConfig`: what `compute.autoscaling_config` is, and programs for 0.5 import."""
 
 from __future__ import annotations
 
@@ -23,6 +23,15 @@ class AutoscalingConfig(AutoscalingSpec):
     def __init__(self, **arguments: Any) -> None:  # noqa: ANN401  # they are checked
         spec = autoscaling.config(arguments)
         super().__init__(**{item.name: getattr(spec, item.name) for item in fields(spec)})
+
+    @classmethod
+    def from_spec(cls, spec: AutoscalingSpec) -> AutoscalingConfig:
+        """The settings of a compute, with the defaults that `.autoscale()` gave them."""
+        config = cls.__new__(cls)
+        AutoscalingSpec.__init__(
+            config, **{item.name: getattr(spec, item.name) for item in fields(spec)}
+        )
+        return config
 
     def convert_to_annotations(self) -> dict[str, str]:
         """The annotations of Knative that say the same, on the template of a Knative Service."""

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from kubetorch.manifests.kinds import Manifest
+    from kubetorch.sdk.autoscaling import AutoscalingConfig
     from kubetorch.sdk.compute_manifest import ComputeManifest
     from kubetorch.sdk.compute_pods import ComputePods
     from kubetorch.sdk.pod_objects import Attributes
@@ -155,6 +156,7 @@ class Compute:
         env_vars: Environment of the pods; `$NAME` in a value is expanded in the pod.
         secrets: Secrets (`kt.Secret`), names of providers, or names of secrets that exist.
         freeze: Whether pods run what their image has: no code is sent, and no steps are run.
+            Without a cluster the project runs in place, with a warning.
         kubeconfig_path: The kubeconfig that reaches the cluster.
         service_account_name: Service account of the pods.
         image_pull_policy: `"Always"`, `"IfNotPresent"` or `"Never"`.
@@ -676,9 +678,15 @@ class Compute:
         return self
 
     @property
-    def autoscaling_config(self) -> AutoscalingSpec | None:
+    def autoscaling_config(self) -> AutoscalingConfig | None:
         """The settings of autoscaling; `None` if the number of pods is fixed."""
-        return self._spec.autoscaling
+        spec = self._spec.autoscaling
+        if spec is None:
+            return None
+        # Declaring a compute loads no manifests of Knative.
+        from kubetorch.sdk.autoscaling import AutoscalingConfig  # noqa: PLC0415
+
+        return AutoscalingConfig.from_spec(spec)
 
     @property
     def concurrency(self) -> int | None:

@@ -40,7 +40,6 @@ from kubetorch.specs.logging import LoggingConfig
 from kubetorch.specs.names import check_namespace
 from kubetorch.specs.secret import PROVIDERS, SecretRef
 from kubetorch.specs.volume import (
-    DEFAULT_ACCESS_MODE,
     VolumeSpec,
     check_claim,
     default_mount_path,
@@ -527,7 +526,7 @@ def declared(spec: ComputeSpec) -> ComputeSpec:
     """The spec without what a deploy finds out about secrets, claims and files to copy."""
     bare = tuple(SecretRef(one.name, "", "env") for one in spec.secrets)
     volumes = tuple(
-        one if one.claim is None else replace(one, mount_path="", access_mode=DEFAULT_ACCESS_MODE)
+        one if one.claim is None else replace(one, mount_path="", access_mode=None)
         for one in spec.volumes
     )
     image = spec.image

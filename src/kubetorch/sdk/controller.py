@@ -363,8 +363,14 @@ class VolumeRequests:
         gone: bool = json.loads(answer)["gone"]
         return gone
 
-    def storage_class(self, access_mode: str, namespace: str) -> str:
-        """The class of a volume of a namespace for which nobody names one."""
-        query = urlencode({"access_mode": access_mode, "namespace": namespace})
+    def storage_class(self, spec: VolumeSpec, namespace: str) -> StorageClass:
+        """The class and the access mode that a volume of a namespace would be made with."""
+        named = {
+            "access_mode": spec.access_mode,
+            "storage_class": spec.storage_class,
+            "volume_name": spec.volume_name,
+            "namespace": namespace,
+        }
+        query = urlencode({key: value for key, value in named.items() if value is not None})
         path = f"{routes.STORAGE_CLASS}?{query}"
-        return messages.decode(StorageClass, self._controller.ask("GET", path)).storage_class
+        return messages.decode(StorageClass, self._controller.ask("GET", path))

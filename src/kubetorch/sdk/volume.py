@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kubetorch.config.settings import config
 from kubetorch.errors import KubetorchError, SpecError, VolumeNotFoundError, did_you_mean
+from kubetorch.lib import terminal
 from kubetorch.sdk import backend, inpod, parameters
 from kubetorch.specs import names, quantity
 from kubetorch.specs import volume as specs
@@ -15,7 +16,7 @@ from kubetorch.specs.volume import VolumeSpec
 
 if TYPE_CHECKING:
     from kubetorch.sdk.controller import Controller
-    from kubetorch.wire.volumes import VolumeView
+    from kubetorch.wire.volumes import StorageClass, VolumeView
 
 #: Seconds that `Volume.delete` waits.
 DELETE_TIMEOUT = 60.0
@@ -33,7 +34,8 @@ class Volume:
         mount_path: Absolute path in the pods; `/ktfs/<name>` if not given.
         storage_class: Storage class; that of the access mode, else the default one, if not given.
         access_mode: `"ReadWriteMany"`, `"ReadWriteOnce"`, `"ReadOnlyMany"` or
-            `"ReadWriteOncePod"`; the first if not given.
+            `"ReadWriteOncePod"`. If not given, the first where the storage class is known to make
+            volumes that several nodes can mount, else the second, which a line on stderr says.
         namespace: Namespace; that of the service if not given.
         volume_name: PersistentVolume to bind to.
         pvc: A PersistentVolumeClaim that exists: it is mounted, and neither made nor deleted.
@@ -160,8 +162,12 @@ class Volume:
 
     @property
     def access_mode(self) -> str:
-        """The access mode, in Kubernetes' words."""
-        return self._spec.access_mode
+        """The access mode, in Kubernetes' words; the controller is asked if none was given."""
+        spec = self._spec
+        if spec.access_mode is not None:
+            return spec.access_mode
+        view = self._view()
+        return self._class().access_mode if view is None else str(view.spec.access_mode)
 
     @property
     def namespace(self) -> str:
@@ -185,13 +191,10 @@ class Volume:
             return spec.storage_class
         if spec.volume_name is not None:
             return ""
-        found = None if spec.claim is None else self._view()
+        found = None if spec.claim is None and spec.access_mode is not None else self._view()
         if found is not None:
             return found.storage_class
-        namespace = self.namespace
-        return backend.session().ask(
-            lambda asked: asked.volumes.storage_class(spec.access_mode, namespace)
-        )
+        return self._class().storage_class
 
     def exists(self) -> bool:
         """True if the volume exists."""
@@ -203,7 +206,7 @@ class Volume:
         found = {
             "name": spec.name,
             "size": spec.size,
-            "access_mode": spec.access_mode,
+            "access_mode": self.access_mode,
             "mount_path": spec.mount_path,
             "namespace": self.namespace,
         }
@@ -233,7 +236,7 @@ class Volume:
         if spec.claim is not None:
             found = self._existing()
         else:
-            found = backend.session().ask(lambda asked: asked.volumes.create(where, spec)).volume
+            found = backend.session().ask(lambda asked: create(asked, where, spec))
         # Declaring a volume loads no manifests.
         from kubetorch.manifests import storage  # noqa: PLC0415
 
@@ -287,6 +290,11 @@ class Volume:
         found = self._existing()
         shells.run_in_volume(backend.session(), found, mount_path=self.mount_path, image=image)
 
+    def _class(self) -> StorageClass:
+        """The class and the access mode that it would be made with."""
+        spec, namespace = self._spec, self.namespace
+        return backend.session().ask(lambda asked: asked.volumes.storage_class(spec, namespace))
+
     def _view(self) -> VolumeView | None:
         where, claim = self.namespace, self.pvc_name
         return backend.session().ask(lambda asked: asked.volumes.get(where, claim))
@@ -313,14 +321,25 @@ class Volume:
             "size": spec.size,
             "mount_path": spec.mount_path,
             "storage_class": spec.storage_class,
-            "access_mode": None
-            if spec.access_mode == specs.DEFAULT_ACCESS_MODE
-            else spec.access_mode,
+            "access_mode": spec.access_mode,
             "namespace": spec.namespace,
             "volume_name": spec.volume_name,
             "pvc": spec.claim,
         }
         return parameters.expression("Volume", given)
+
+
+def create(controller: Controller, namespace: str, spec: VolumeSpec) -> VolumeView:
+    """Make a volume, if it is not there; a line tells who named no access mode that it is RWO."""
+    created = controller.volumes.create(namespace, spec)
+    view = created.volume
+    if created.is_new and spec.access_mode is None and view.spec.access_mode == specs.UNSHARED:
+        about = f"its storage class {view.storage_class}" if view.storage_class else "it"
+        terminal.say(
+            f"the volume {view.claim} is {specs.UNSHARED} (pods of one node at a time): {about} "
+            f'is not known to be shared; access_mode="{specs.SHARED}" if it is'
+        )
+    return view
 
 
 def _may_be_elsewhere(claim: str) -> bool:

@@ -16,7 +16,8 @@ _SHORT = {
     "RWX": "ReadWriteMany",
     "RWOP": "ReadWriteOncePod",
 }
-DEFAULT_ACCESS_MODE = "ReadWriteMany"
+#: Access modes of a volume for which nobody names one: where its class is known to share, and else.
+SHARED, UNSHARED = "ReadWriteMany", "ReadWriteOnce"
 
 #: Folder of pods in which volumes are mounted that nobody gave a path.
 FOLDER = "/ktfs"
@@ -38,7 +39,8 @@ class VolumeSpec:
         mount_path: Absolute path in the pods.
         size: Requested size, a Kubernetes quantity; `None` for a claim that exists.
         storage_class: `None` leaves the choice to the access mode and the cluster's default.
-        access_mode: One of `ACCESS_MODES`.
+        access_mode: One of `ACCESS_MODES`; `None` leaves the choice to the storage class. A volume
+            that exists has one.
         namespace: `None` is the compute's.
         volume_name: PersistentVolume to bind to.
         claim: An existing claim; it is neither created nor deleted.
@@ -48,7 +50,7 @@ class VolumeSpec:
     mount_path: str
     size: str | None = None
     storage_class: str | None = None
-    access_mode: str = DEFAULT_ACCESS_MODE
+    access_mode: str | None = None
     namespace: str | None = None
     volume_name: str | None = None
     claim: str | None = None
@@ -84,10 +86,11 @@ def default_mount_path(name: str) -> str:
     return f"{FOLDER}/{name}"
 
 
-def access_mode(given: object) -> str:
+def access_mode(given: object) -> str | None:
     """The access mode in Kubernetes' words; `RWX` and its like are understood."""
-    mode = DEFAULT_ACCESS_MODE if given is None else given
-    mode = _SHORT.get(mode, mode) if isinstance(mode, str) else mode
+    if given is None:
+        return None
+    mode = _SHORT.get(given, given) if isinstance(given, str) else given
     for known in ACCESS_MODES:
         if mode == known:
             return known

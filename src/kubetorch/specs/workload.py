@@ -25,6 +25,8 @@ class RuntimeSpec:
         environ: Variables of the machine and the user, such as `PATH`, `TZ` and proxies, as the
             program that deploys has them.
         umask: The file mode creation mask of that program.
+        project_folder: Where the project lies on this machine, if pods run it in place.
+        project_digest: What it consisted of then: with another content it is another generation.
     """
 
     python: str | None = None
@@ -36,6 +38,8 @@ class RuntimeSpec:
     pretends_gpus: bool = False
     environ: tuple[tuple[str, str], ...] = ()
     umask: int | None = None
+    project_folder: str | None = None
+    project_digest: str | None = None
 
 
 @dataclass(frozen=True)

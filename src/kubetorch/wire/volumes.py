@@ -38,6 +38,7 @@ class CreatedVolume(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StorageClass(msgspec.Struct, frozen=True):
-    """The class that a volume gets when nobody names one."""
+    """The class and the access mode that a volume gets; the class is empty for one without."""
 
     storage_class: str
+    access_mode: str

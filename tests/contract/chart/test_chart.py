@@ -9,7 +9,9 @@ import yaml
 from contract.chart import goldens
 from kubetorch import errors
 from kubetorch._version import __version__
+from kubetorch.controller.cluster.service import Settings
 from kubetorch.install import __main__ as uninstalling
+from kubetorch.install import earlier_values
 from kubetorch.install.chart import FOLDER, Chart
 from kubetorch.manifests.kinds import KINDS
 
@@ -50,6 +52,65 @@ def test_a_wrong_value_is_refused_and_named(values, said):
     with pytest.raises(errors.ConfigError, match="values of the chart cannot be used") as raised:
         objects(values)
     assert said in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "lines"),
+    [
+        (
+            {"kubetorchConfig": {"deployment_namespaces": ["team"]}},
+            ["kubetorchConfig.deployment_namespaces was a value of 0.5: use watchNamespaces"],
+        ),
+        (
+            {"dataStore": {"storage": {"size": "1Gi"}, "tolerations": [{}]}, "metrics": {}},
+            [
+                "dataStore.storage.size was a value of 0.5: use blobs.persistence.size",
+                "dataStore.tolerations was a value of 0.5: use tolerations",
+                "metrics was a value of 0.5, and has no successor: the chart installs no",
+            ],
+        ),
+        (
+            {"kubetorchController": {"ttl": {"podMonitor": {"enabled": True}}}},
+            ["kubetorchController.ttl.podMonitor.enabled was a value of 0.5, and has no"],
+        ),
+        (
+            {"kubetorchConfig": {"serviceAccountAnnotations": {"a": "b"}}, "replicas": 0},
+            ["use workloads.serviceAccountAnnotations", "replicas is 0; it must be at least 1"],
+        ),
+    ],
+)
+def test_a_value_of_the_chart_of_0_5_is_refused_with_its_new_name(values, lines):
+    with pytest.raises(errors.ConfigError, match="values of the chart cannot be used") as raised:
+        objects(values)
+    for line in lines:
+        assert line in str(raised.value)
+    assert len(str(raised.value.message).splitlines()) == len(lines) + 1
+    nothing = {key: None for key in values if key != "replicas"}
+    assert objects(nothing) == objects(), "null takes it away"
+
+
+def test_the_successors_of_earlier_values_are_values_of_the_chart_and_in_its_document():
+    document = (FOLDER.parents[2] / "docs" / "install.md").read_text()
+    assert not earlier_values.SECTIONS & set(Chart().defaults)
+    for path, successors in earlier_values.SUCCESSORS.items():
+        assert f"`{path}`" in document
+        for successor in successors:
+            assert f"`{successor}`" in document
+            value = Chart().defaults
+            for key in successor.split("."):
+                value = value[key]
+    for path in earlier_values.WITHOUT_SUCCESSOR:
+        assert f"`{path}`" in document or f"`{path}.*`" in document, path
+
+
+def test_the_controller_is_told_the_annotations_of_the_accounts_of_pods():
+    annotations = {"eks.amazonaws.com/role-arn": 'arn:aws:iam::1:role/a&"b"'}
+    given = {"workloads": {"serviceAccountAnnotations": annotations}}
+    deployment = named(objects(given), "Deployment", "kubetorch-controller")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    variables = {variable["name"]: variable.get("value") for variable in container["env"]}
+    variables |= {"POD_NAME": "controller-0"}
+    assert Settings.read(variables).account_annotations == annotations
 
 
 def test_two_replicas_need_a_volume_that_both_can_mount():

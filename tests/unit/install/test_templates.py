@@ -14,6 +14,7 @@ VALUES = {
     "list": [{"name": "one"}, {"name": "two"}],
     "map": {"b": "x", "a": 1},
     "words": ["x", "z"],
+    "html": "<b>&",
 }
 #: Templates, and what they write with these values.
 CASES = [
@@ -39,6 +40,8 @@ CASES = [
     ("{{ join `,` .Values.words }}", "x,z"),
     ("m:{{ toYaml .Values.words | nindent 2 }}", "m:\n  - x\n  - z"),
     ("m:{{- toYaml .Values.map | nindent 2 }}", "m:\n  a: 1\n  b: x"),
+    ("{{ toJson .Values.map | quote }}", '"{\\"a\\":1,\\"b\\":\\"x\\"}"'),
+    ("{{ toJson .Values.html }}", r'"\u003cb\u003e\u0026"'),
     ("{{ quote .Values.count }} {{ .Values.missing | quote }}", '"3" '),
 ]
 

@@ -20,16 +20,42 @@ DIGEST = "sha256:" + "a" * 64
         ("a=01", {"a": "01"}),
         ("a=x=y", {"a": "x=y"}),
         (r"a\.b/c=x\,y", {"a.b/c": "x,y"}),
+        ("a[0].b=1,a[0].c=x,a[1].b=2", {"a": [{"b": 1, "c": "x"}, {"b": 2}]}),
+        ("a.b[1]=x", {"a": {"b": [None, "x"]}}),
+        ("a[0][1]=x,a[0][0]={y,z}", {"a": [[["y", "z"], "x"]]}),
+        (r"a\[0\]=1", {"a[0]": 1}),
     ],
 )
 def test_set_is_read_as_helm_reads_it(text, found):
     assert values.parse_set(text) == found
 
 
-@pytest.mark.parametrize("text", ["a", "=1", "a..b=1", "a[0]=1", ",", "a=1,b"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a",
+        "=1",
+        "a..b=1",
+        "[0]=1",
+        "a[x]=1",
+        "a[-1]=1",
+        "a[0]b=1",
+        "a[0=1",
+        "a[65536]=1",
+        ",",
+        "a=1,b",
+    ],
+)
 def test_what_set_cannot_be_read_from_is_an_error(text):
     with pytest.raises(ConfigError, match="cannot be read"):
         values.parse_set(text)
+
+
+def test_an_index_changes_one_item_of_the_list_that_was_given_before():
+    given = {"a": [{"b": 1, "c": 2}, "x"], "d": 1}
+    changed = values.parse_set("a[0].b=5", given)
+    assert changed == {"a": [{"b": 5, "c": 2}, "x"], "d": 1}
+    assert given == {"a": [{"b": 1, "c": 2}, "x"], "d": 1}
 
 
 def test_mappings_are_merged_and_lists_replaced():

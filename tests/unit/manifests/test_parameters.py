@@ -22,12 +22,13 @@ from unit.manifests.users import manifests
 from unit.specs.strategies import AUTOSCALING, SETTINGS, maybe
 
 KINDS = sorted(manifests())
+#: Fields that a manifest does not say, or not in full.
+ELSEWHERE = (
+    *("image", "logging", "volumes", "secrets", "gpus", "gpu_anti_affinity"),
+    *("concurrency", "max_queue", "num_proc"),
+)
 #: Fields that a manifest says in full.
-WHOLE = [
-    item.name
-    for item in fields(ComputeSpec)
-    if item.name not in ("image", "logging", "volumes", "secrets", "gpus", "gpu_anti_affinity")
-]
+WHOLE = [item.name for item in fields(ComputeSpec) if item.name not in ELSEWHERE]
 
 
 def computes(**more: st.SearchStrategy[Any]) -> st.SearchStrategy[ComputeSpec]:

@@ -1,6 +1,7 @@
 """`AutoscalingConfig` at the path that it had in 0.5."""
 
 import importlib
+import pickle
 
 import pytest
 
@@ -38,3 +39,18 @@ def test_it_becomes_the_annotations_of_knative():
         "autoscaling.knative.dev/max-scale": "5",
         "autoscaling.knative.dev/window": "30s",
     }
+
+
+def test_that_of_a_compute_is_of_the_same_class():
+    compute = kt.Compute().autoscale(target=10, max_scale=5, activation_scale=2)
+    config = compute.autoscaling_config
+    assert isinstance(config, AutoscalingConfig)
+    assert (config.target, config.scale_down_delay) == (10, "1m")
+    assert config.extra_annotations == (("activation-scale", "2"),)
+    assert config == compute.autoscaling_config
+    assert pickle.loads(pickle.dumps(config)) == config
+    annotations = config.convert_to_annotations()
+    assert annotations["autoscaling.knative.dev/target"] == "10"
+    assert annotations["autoscaling.knative.dev/activation-scale"] == "2"
+    assert annotations["autoscaling.knative.dev/scale-down-delay"] == "1m"
+    assert kt.Compute().autoscaling_config is None

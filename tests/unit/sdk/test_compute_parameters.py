@@ -19,7 +19,7 @@ MAIN = f"{POD}.containers.0"
 PLACES = [
     ("cpus", 2, "2", f"{MAIN}.resources.requests.cpu", "2"),
     ("cpus", "500m", "500m", f"{MAIN}.resources.requests.cpu", "500m"),
-    ("memory", "4Gi", "4Gi", f"{MAIN}.resources.requests.memory", "4Gi"),
+    ("memory", "512Mi", "512Mi", f"{MAIN}.resources.requests.memory", "512Mi"),
     ("disk_size", "10Gi", "10Gi", f"{MAIN}.resources.requests.ephemeral-storage", "10Gi"),
     ("gpus", 3, "3", f"{MAIN}.resources.limits", {"nvidia.com/gpu": "3"}),
     ("gpus", "2", "2", f"{MAIN}.resources.requests", {"nvidia.com/gpu": "2"}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 import sys
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 
 import pytest
 
@@ -94,13 +94,12 @@ def test_prints_are_shown_whatever_the_level() -> None:
 
 def test_colour_is_for_terminals() -> None:
     screen = logs.Screen()
-    with redirect_stdout(Terminal()) as terminal:
+    with redirect_stdout(Terminal()) as output, redirect_stderr(Terminal()) as errors:
         screen.line("call")
         screen.event("normal", warning=False)
         screen.event("warning", warning=True)
-    assert terminal.getvalue() == (
-        "\x1b[36mcall\x1b[0m\n\x1b[32mnormal\x1b[0m\n\x1b[33mwarning\x1b[0m\n"
-    )
+    assert output.getvalue() == "\x1b[36mcall\x1b[0m\n"
+    assert errors.getvalue() == "\x1b[32mnormal\x1b[0m\n\x1b[33mwarning\x1b[0m\n"
     with redirect_stdout(io.StringIO()) as file:
         screen.line("call")
     assert file.getvalue() == "call\n"

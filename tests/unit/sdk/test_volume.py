@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import pickle
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 import kubetorch as kt
+from kubetorch.sdk import volume
 from kubetorch.specs.volume import VolumeSpec
+from kubetorch.wire.volumes import CreatedVolume, VolumeView
+
+if TYPE_CHECKING:
+    from kubetorch.sdk.controller import Controller
 
 
 def test_it_is_what_was_said() -> None:
@@ -20,8 +26,47 @@ def test_it_is_what_was_said() -> None:
     assert (volume.mount_path, volume.access_mode) == ("/data", "ReadWriteOnce")
     assert (volume.namespace, volume.volume_name) == ("team", "pv-1")
     assert volume.storage_class == "fast"
-    assert kt.Volume("a", "1Gi", "/a").access_mode == "ReadWriteMany"
+    assert kt.Volume("a", "1Gi", "/a").to_spec().access_mode is None
     assert kt.Volume("a", "1Gi", "/a", pv="pv-1").storage_class == ""
+
+
+class _Volumes:
+    """A controller whose storage classes give one access mode."""
+
+    def __init__(self, access_mode: str, *, is_new: bool = True) -> None:
+        self.volumes = self
+        self._access_mode, self._is_new = access_mode, is_new
+
+    def create(self, namespace: str, spec: VolumeSpec) -> CreatedVolume:
+        spec = replace(spec, access_mode=spec.access_mode or self._access_mode)
+        view = VolumeView(namespace=namespace, claim=spec.name, spec=spec, storage_class="gp3")
+        return CreatedVolume(is_new=self._is_new, volume=view)
+
+
+@pytest.mark.parametrize(
+    ("declared", "decided", "is_new", "is_told"),
+    [
+        (None, "ReadWriteOnce", True, True),
+        (None, "ReadWriteOnce", False, False),
+        (None, "ReadWriteMany", True, False),
+        ("ReadWriteOnce", "ReadWriteOnce", True, False),
+    ],
+)
+def test_who_named_no_access_mode_is_told_that_a_new_volume_is_of_one_node(
+    declared: str | None,
+    decided: str,
+    is_new: bool,
+    is_told: bool,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    spec = kt.Volume("data", "1Gi", access_mode=declared).to_spec()
+    controller = cast("Controller", _Volumes(decided, is_new=is_new))
+    assert volume.create(controller, "team", spec).spec.access_mode == decided
+    line = (
+        "kubetorch: the volume data is ReadWriteOnce (pods of one node at a time): its storage "
+        'class gp3 is not known to be shared; access_mode="ReadWriteMany" if it is\n'
+    )
+    assert capsys.readouterr().err == (line if is_told else "")
 
 
 def test_a_claim_that_exists_needs_no_size() -> None:

@@ -168,6 +168,9 @@ SETTINGS: dict[str, st.SearchStrategy[Any]] = {
     "shared_memory_limit": SIZES,
     "queue_name": WORDS,
     "queue": WORDS,
+    "concurrency": st.integers(1, 64),
+    "max_queue": st.integers(1, 100_000),
+    "num_proc": st.integers(1, 8) | st.just("auto"),
     "server_port": st.integers(1024, 65535).filter(lambda port: port != 32300),  # the default
 }
 SELECTORS = st.dictionaries(LABEL_NAMES, WORDS, min_size=1, max_size=2).map(

@@ -28,7 +28,7 @@ from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire.exceptions import Failure
 from kubetorch.wire.messages import Ending, Equipment
 from kubetorch.wire.secrets import Outcome, PutSecret, SecretView, StoredSecret
-from kubetorch.wire.volumes import CreatedVolume, VolumeView
+from kubetorch.wire.volumes import CreatedVolume, StorageClass, VolumeView
 
 Manifest = dict[str, Any]
 #: Why a pod was lost of which its backend knows nothing but that it is not there any more.
@@ -70,8 +70,8 @@ class VolumeStore(Protocol):
     ) -> bool:
         """Delete a volume and what is in it; one that pods hold is gone after them."""
 
-    async def storage_class(self, access_mode: str) -> str:
-        """The class of a volume for which nobody names one."""
+    async def storage_class(self, spec: VolumeSpec) -> StorageClass:
+        """The class and the access mode of a volume that is to be made."""
 
 
 class Stores(NamedTuple):

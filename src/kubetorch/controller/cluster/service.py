@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -21,7 +22,7 @@ import socket
 import sys
 import time
 from collections.abc import Awaitable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import uvloop
@@ -104,6 +105,7 @@ class Settings:
     log_level: str = "INFO"
     blobs_quota: int | None = None
     hosts: Hosts = NO_HOSTS
+    account_annotations: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Settings:
@@ -142,11 +144,23 @@ class Settings:
             ),
             log_level=(environ.get("KT_LOG_LEVEL") or "INFO").upper(),
             blobs_quota=quantity.size_bytes(quota, parameter="KT_BLOBS_QUOTA") if quota else None,
+            account_annotations=_texts(environ, "KT_SERVICE_ACCOUNT_ANNOTATIONS"),
         )
 
 
 def _words(environ: Mapping[str, str], name: str) -> tuple[str, ...]:
     return tuple((environ.get(name) or "").lower().replace(",", " ").split())
+
+
+def _texts(environ: Mapping[str, str], name: str) -> dict[str, str]:
+    """A JSON object of texts."""
+    try:
+        texts = json.loads(environ.get(name) or "{}")
+    except ValueError:
+        texts = None
+    if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
+        raise ConfigError(f"{name} is {environ[name]!r}; it must be a JSON object of texts")
+    return texts
 
 
 async def installation_secret(client: Client, namespace: str) -> bytes:
@@ -323,7 +337,9 @@ class _Service:
             client,
             runtime=settings.runtime,
             stores=stores,
-            prerequisites=PodPrerequisites(Namespaces(client), stores, pod_tokens.ensure),
+            prerequisites=PodPrerequisites(
+                Namespaces(client, settings.account_annotations), stores, pod_tokens.ensure
+            ),
             owner=lambda namespace, name: _reference(state, namespace, name),
             watched=watched,
         )

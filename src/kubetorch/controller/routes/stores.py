@@ -12,7 +12,6 @@ from kubetorch.specs import names, secret, volume
 from kubetorch.specs.volume import VolumeSpec
 from kubetorch.wire import routes
 from kubetorch.wire.secrets import PutSecret, SecretValues
-from kubetorch.wire.volumes import StorageClass
 
 #: Seconds that a delete may wait until a volume is gone, and those when nothing is said.
 WAIT_MOST = 600.0
@@ -156,10 +155,17 @@ class VolumeRoutes:
         await exchange.respond_message({"gone": gone})
 
     async def storage_class(self, exchange: Exchange) -> None:
-        """The class of a volume for which nobody names one; `?access_mode=` is its access mode."""
-        mode = volume.access_mode(exchange.query("access_mode"))
-        found = await self._volumes.storage_class(mode)
-        await exchange.respond_message(StorageClass(found))
+        """The class and access mode of a new volume; `?access_mode=` and its like are given."""
+        spec = VolumeSpec(
+            "volume",
+            "/volume",
+            storage_class=exchange.parameter("storage_class"),
+            access_mode=volume.access_mode(exchange.parameter("access_mode")),
+            volume_name=exchange.parameter("volume_name"),
+        )
+        if spec.volume_name is not None:
+            volume.check_claim(spec.volume_name, parameter="volume_name")
+        await exchange.respond_message(await self._volumes.storage_class(spec))
 
 
 def _check_volume(namespace: str, claim: str) -> None:

@@ -19,7 +19,7 @@ from kubetorch.datastore.scan import Options, Scan
 from kubetorch.errors import SpecError
 from kubetorch.sdk.controller import Controller
 from kubetorch.sdk.secret import Secret
-from kubetorch.sdk.volume import missing
+from kubetorch.sdk.volume import create, missing
 from kubetorch.specs.image import CopyStep, ImageSpec, Step
 from kubetorch.specs.secret import SecretRef
 from kubetorch.specs.volume import VolumeSpec, default_mount_path
@@ -109,7 +109,7 @@ def _volume(controller: Controller, spec: VolumeSpec, namespace: str) -> VolumeS
             "service is",
         )
     if spec.claim is None:
-        controller.volumes.create(namespace, spec)
+        create(controller, namespace, spec)
         return spec
     found = controller.volumes.get(namespace, spec.claim)
     if found is None:

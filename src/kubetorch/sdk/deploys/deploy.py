@@ -150,14 +150,24 @@ def begin(order: Order, session: Session) -> Deployment:
         replace=order.replace or environment.replaces(),
     )
     if spec.compute.freeze:
-        order = _frozen(order)
+        order = _frozen(order, is_local=session.is_local)
     screen = backend.route(session, spec.namespace, spec.name).screen
     return Deployment(order, session, screen)
 
 
-def _frozen(order: Order) -> Order:
-    """The same deploy, without code of this program: the pods' image has it."""
+def _frozen(order: Order, *, is_local: bool) -> Order:
+    """The same deploy, without code of this program: the pods' image has it.
+
+    Pods of this machine have no image of their own, and run the project where it lies.
+    """
     source = order.source.frozen()
+    folder = order.source.locate().folder
+    if is_local and folder is not None:
+        parameters.warn(
+            f"freeze=True: on this machine {order.spec.name} runs the project {folder} in place, "
+            "since pods here have no image that could have it"
+        )
+        return order
     there, app = source.locate(), order.spec.callable.app
     callable_ref = replace(
         order.spec.callable,
@@ -299,6 +309,7 @@ class Deployment:
         named = () if compute.image is None else attachments.copied_paths(compute.image)
         scans: list[Scan] = []
         preload: tuple[str, ...] = ()
+        project: Scan | None = None
         if where.folder is not None:
             given = environment.rsync_filters()
             filters = None if given is None else ignore_rules.parse_filters(given)
@@ -311,7 +322,9 @@ class Deployment:
                 named=named,
                 own=environment.own_folders(),
             )
-            scans.append(scanning.scan(where.folder, options))
+            project = scanning.scan(where.folder, options)
+            if not compute.freeze:  # else it runs in place
+                scans.append(project)
             if where.source_file is not None and order.spec.callable.app is None:
                 entry = where.folder / where.source_file
                 roots = (where.root, "", *order.spec.callable.roots)
@@ -327,12 +340,17 @@ class Deployment:
         init_args = None
         if order.init_args is not None:
             init_args = codecs.encode_arguments(order.init_args, "init_args")
+        runtime = source.describe_runtime(where.folder, preload, is_local=self._session.is_local)
+        if project is not None and compute.freeze:
+            runtime = replace(
+                runtime, project_folder=str(where.folder), project_digest=project.digest
+            )
         spec = replace(
             order.spec,
             compute=compute,
             tree=tree,
             init_args=None if init_args is None else digest_of(init_args),
-            runtime=source.describe_runtime(where.folder, preload, is_local=self._session.is_local),
+            runtime=runtime,
             instance=self._id if _is_always_new(order.spec) else None,
         )
         return _Bundle(spec, tuple(scans), init_args)

@@ -48,6 +48,15 @@ def test_apps_have_hosts_of_their_own_only_below_an_ingress() -> None:
     assert not Settings.read({**CHART, "KT_INGRESS_HOST": "kt.example"}).hosts.are_per_service
 
 
+@pytest.mark.parametrize("text", ["[]", '{"a": 1}', "a=b"])
+def test_annotations_that_are_no_texts_are_refused(text: str) -> None:
+    name = "KT_SERVICE_ACCOUNT_ANNOTATIONS"
+    assert Settings.read({**CHART, name: '{"a": "b"}'}).account_annotations == {"a": "b"}
+    assert Settings.read(CHART).account_annotations == {}
+    with pytest.raises(ConfigError, match=f"{name} is .*it must be a JSON object of texts"):
+        Settings.read({**CHART, name: text})
+
+
 def test_blobs_have_the_room_that_is_said() -> None:
     assert Settings.read(CHART).blobs_quota is None
     assert Settings.read({**CHART, "KT_BLOBS_QUOTA": "2Gi"}).blobs_quota == 2 * 1024**3

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
@@ -28,6 +29,7 @@ from kubetorch.k8s.resources import Object, Ref, Resource, Selection, key
 from kubetorch.manifests import labels, pod_security
 from kubetorch.manifests.agent_container import SERVICE_ACCOUNT
 
+_log = logging.getLogger(__name__)
 #: What etcd says when its database has reached its limit.
 _DATABASE_FULL = "database space exceeded"
 #: What a LimitRange says of a claim that is too large or too small.
@@ -148,13 +150,42 @@ class Namespaces:
                 if account == _EVERYWHERE:
                     return
                 raise _no_account(namespace, account) from error
-            await self._create(namespace, _account(namespace, self._annotations))
+            await self._create(namespace, _account(namespace))
             found = await self._client.get(Ref(ACCOUNTS, account, namespace))
         uid = found["metadata"]["uid"]
         # An account with another `uid` is in a namespace that was deleted and made again.
         if account == SERVICE_ACCOUNT and self._ready.get(namespace) != uid:
+            await self._annotate(found)
             await self._create(namespace, _binding(namespace))
             self._ready[namespace] = uid
+
+    async def _annotate(self, account: Object) -> None:
+        """Give our account the annotations of the chart, and take those away that it had of it.
+
+        An administrator's account stays as it is, and so does what somebody else annotated.
+        """
+        metadata = account["metadata"]
+        present = metadata.get("annotations") or {}
+        is_ours = labels.MANAGED.items() <= (metadata.get("labels") or {}).items()
+        if not is_ours or not (present or self._annotations):
+            return
+        namespace = metadata["namespace"]
+        try:
+            await self._client.apply(_account(namespace, self._annotations))
+        except KubernetesConflictError as error:
+            _log.warning(
+                "annotations of others stay namespace=%s account=%s: %s",
+                namespace,
+                SERVICE_ACCOUNT,
+                error.message,
+            )
+            fields = {cause["field"] for cause in error.causes}
+            without_conflicts = {
+                key: value
+                for key, value in self._annotations.items()
+                if f".metadata.annotations.{key}" not in fields
+            }
+            await self._client.apply(_account(namespace, without_conflicts))
 
     async def is_restricted(
         self, namespace: str, account: str = SERVICE_ACCOUNT, *, is_asked_anew: bool = False
@@ -221,7 +252,7 @@ def _pod(namespace: str, account: str, user: int | None) -> Object:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
-def _account(namespace: str, annotations: Mapping[str, str]) -> Object:
+def _account(namespace: str, annotations: Mapping[str, str] | None = None) -> Object:
     metadata = _metadata(namespace)
     if annotations:
         metadata["annotations"] = dict(annotations)

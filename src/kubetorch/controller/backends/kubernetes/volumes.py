@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from kubetorch.controller.backends.kubernetes import namespaces
 from kubetorch.controller.backends.kubernetes.launch_failures.volumes import claims
 from kubetorch.errors import (
     KubernetesConflictError,
+    KubernetesForbiddenError,
     KubernetesNotFoundError,
     KubernetesRequestError,
     SpecError,
@@ -26,7 +28,7 @@ from kubetorch.manifests import labels, storage
 from kubetorch.specs import volume as specs
 from kubetorch.specs.volume import VolumeSpec
 from kubetorch.wire import tokens
-from kubetorch.wire.volumes import CreatedVolume, VolumeView
+from kubetorch.wire.volumes import CreatedVolume, StorageClass, VolumeView
 
 _DEFAULT = "storageclass.kubernetes.io/is-default-class"
 _DEFAULT_BETA = "storageclass.beta.kubernetes.io/is-default-class"
@@ -55,6 +57,9 @@ _SHARED = (
 #: none makes folders of a file system that all nodes have.
 _LOCAL_PATH = "rancher.io/local-path"
 CLAIMS = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
+PERSISTENT_VOLUMES = Resource(
+    "", "v1", "persistentvolumes", "PersistentVolume", is_namespaced=False
+)
 CLASSES = Resource("storage.k8s.io", "v1", "storageclasses", "StorageClass", is_namespaced=False)
 Objects = list[Object]
 
@@ -74,6 +79,16 @@ def choose(classes: Sequence[Object], access_mode: str) -> str:
         raise _none(ordered, access_mode)
     # Sorting is stable: the default one goes first among those of a provisioner.
     return _name(min(shared, key=lambda one: _rank(one) or 0))
+
+
+def mode_of(classes: Sequence[Object], storage_class: str | None) -> str:
+    """The access mode of a volume for which nobody names one; of any class if none is named."""
+    candidates = [one for one in classes if storage_class in (None, _name(one))]
+    can_share = any(
+        specs.SHARED in _annotated(one) if _annotated(one) else _rank(one) is not None
+        for one in candidates
+    )
+    return specs.SHARED if can_share else specs.UNSHARED
 
 
 def _order(found: Object) -> tuple[int, int, str]:
@@ -120,6 +135,17 @@ def _none(classes: Sequence[Object], access_mode: str) -> SpecError:
             f"{labels.ACCESS_MODES}={access_mode}"
         )
     return SpecError(f"no storage class of this cluster is known to give {access_mode}", hint=hint)
+
+
+def _class_for(classes: Sequence[Object], storage_class: str | None, access_mode: str) -> str:
+    if storage_class is None:
+        return choose(classes, access_mode)
+    if storage_class and all(_name(one) != storage_class for one in classes):
+        raise SpecError(
+            f"storage_class is {storage_class!r}, which this cluster does not have",
+            hint=f"it has {_listed(classes)}",
+        )
+    return storage_class
 
 
 def _listed(classes: Sequence[Object]) -> str:
@@ -183,8 +209,21 @@ class VolumeClaims:
             return True  # what is there by now, if anything, is another one
         return await self._is_gone(namespace, claim, uid, 0.0 if pods else wait)
 
-    async def storage_class(self, access_mode: str) -> str:  # VolumeStore's
-        return choose(await self._classes(), access_mode)
+    async def storage_class(self, spec: VolumeSpec) -> StorageClass:  # VolumeStore's
+        if spec.volume_name is not None:
+            return StorageClass("", spec.access_mode or await self._mode_of(spec.volume_name))
+        classes = await self._classes()
+        access_mode = spec.access_mode or mode_of(classes, spec.storage_class)
+        return StorageClass(_class_for(classes, spec.storage_class, access_mode), access_mode)
+
+    async def _mode_of(self, volume_name: str) -> str:
+        """The access mode of a claim that is bound to a PersistentVolume."""
+        try:
+            volume = await self._client.get(Ref(PERSISTENT_VOLUMES, volume_name))
+        except (KubernetesNotFoundError, KubernetesForbiddenError):
+            return specs.UNSHARED  # the claim waits for it
+        modes = (volume.get("spec") or {}).get("accessModes") or [specs.UNSHARED]
+        return next((mode for mode in (specs.SHARED, specs.UNSHARED) if mode in modes), modes[0])
 
     async def _find(self, namespace: str, claim: str) -> Object | None:
         return await namespaces.get(self._client, _ref(namespace, claim), self._watched)
@@ -194,13 +233,14 @@ class VolumeClaims:
 
     async def _make(self, namespace: str, spec: VolumeSpec) -> tuple[Object, bool]:
         """The claim, and whether it was not there."""
-        manifest = storage.claim(spec, namespace=namespace)
+        # In the claim itself: a default that changes later, or that there is none, changes nothing.
+        chosen = await self.storage_class(spec)
+        manifest = storage.claim(
+            replace(spec, storage_class=chosen.storage_class, access_mode=chosen.access_mode),
+            namespace=namespace,
+        )
         if manifest is None:
             raise SpecError(f"the volume {spec.name!r} has no size, so it cannot be made")
-        if spec.volume_name is None:
-            # Said in the claim: a default that changes later, or that there is none, changes
-            # nothing for it.
-            manifest["spec"]["storageClassName"] = await self._class_for(spec)
         try:
             return await self._client.create(manifest), True
         except KubernetesRequestError as error:
@@ -212,18 +252,6 @@ class VolumeClaims:
             if refused is error:
                 raise
             raise refused from error
-
-    async def _class_for(self, spec: VolumeSpec) -> str:
-        classes = await self._classes()
-        if spec.storage_class is None:
-            return choose(classes, spec.access_mode)
-        names = {one["metadata"]["name"] for one in classes}
-        if spec.storage_class and spec.storage_class not in names:
-            raise SpecError(
-                f"storage_class is {spec.storage_class!r}, which this cluster does not have",
-                hint=f"it has {_listed(classes)}",
-            )
-        return spec.storage_class
 
     async def _pods(self, namespace: str, claim: str, *, are_going: bool = False) -> Objects:
         """The pods that hold a claim; those that are being deleted only on request."""

@@ -25,6 +25,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -54,7 +55,7 @@ from kubetorch.manifests.container_variables import (
 from kubetorch.manifests.desired_pods import Attached, DesiredPods, path_of_machine
 from kubetorch.manifests.storage import SHARED_MEMORY_PATH
 from kubetorch.specs.secret import SecretRef
-from kubetorch.specs.volume import VolumeSpec
+from kubetorch.specs.volume import SHARED, VolumeSpec
 from kubetorch.wire.podenv import Attachments, FilesAt, FolderAt
 from kubetorch.wire.secrets import (
     Outcome,
@@ -64,7 +65,7 @@ from kubetorch.wire.secrets import (
     SecretView,
     StoredSecret,
 )
-from kubetorch.wire.volumes import CreatedVolume, VolumeView
+from kubetorch.wire.volumes import CreatedVolume, StorageClass, VolumeView
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _SUFFIX = ".json"
@@ -219,7 +220,8 @@ class VolumeFolders:
         if found is not None:
             return CreatedVolume(is_new=False, volume=found)
         folder, note = self._folder / namespace / claim, self._note(namespace, claim)
-        stored = _Stored(spec=spec, created=self._clock())
+        mode = (await self.storage_class(spec)).access_mode
+        stored = _Stored(spec=replace(spec, access_mode=mode), created=self._clock())
         try:
             for place in (self._folder, folder.parent, folder):
                 place.mkdir(mode=0o700, exist_ok=True)
@@ -250,8 +252,9 @@ class VolumeFolders:
         await asyncio.to_thread(shutil.rmtree, left, ignore_errors=True)
         return True
 
-    async def storage_class(self, access_mode: str) -> str:  # VolumeStore's
-        return STORAGE_CLASS
+    async def storage_class(self, spec: VolumeSpec) -> StorageClass:  # VolumeStore's
+        # All pods of this machine see one folder.
+        return StorageClass(spec.storage_class or STORAGE_CLASS, spec.access_mode or SHARED)
 
     def view(self, namespace: str, claim: str) -> VolumeView | None:
         note = self._note(namespace, claim)

@@ -82,6 +82,27 @@ def test_what_an_administrator_says_of_a_class_decides() -> None:
         volumes.choose([once], "ReadWriteMany")
 
 
+@pytest.mark.parametrize(
+    ("named", "mode"),
+    [
+        (None, "ReadWriteMany"),
+        ("efs", "ReadWriteMany"),
+        ("mine.example", "ReadWriteMany"),
+        ("gp3", "ReadWriteOnce"),
+        ("nfs.csi.k8s.io", "ReadWriteOnce"),
+        ("", "ReadWriteOnce"),
+    ],
+)
+def test_a_volume_is_shared_unless_said_otherwise_where_its_class_is_known_to_share(
+    named: str | None, mode: str
+) -> None:
+    annotated = made_by("mine.example", modes="ReadWriteMany")
+    once = made_by("nfs.csi.k8s.io", modes="ReadWriteOnce")
+    assert volumes.mode_of([DISK, FILES, annotated, once], named) == mode
+    assert volumes.mode_of([DISK, once], None) == "ReadWriteOnce"
+    assert volumes.mode_of([], None) == "ReadWriteOnce"
+
+
 def test_the_error_names_the_classes_and_what_can_be_done() -> None:
     with pytest.raises(SpecError) as error:
         volumes.choose([DISK, made_by("pd.csi.storage.gke.io", "pd")], "ReadWriteMany")
