@@ -165,8 +165,9 @@ def test_every_documented_parameter_of_the_factories_is_there_in_order():
         "remote_import_path",
     ]
 
-    assert list(inspect.signature(kt.fn).parameters) == ["function_obj", *expected]
-    assert list(inspect.signature(kt.cls).parameters) == ["class_obj", *expected, "on_replace"]
+    assert list(inspect.signature(kt.fn).parameters) == ["function_obj", *expected, "options"]
+    of_class = ["class_obj", *expected, "on_replace", "options"]
+    assert list(inspect.signature(kt.cls).parameters) == of_class
     to = list(inspect.signature(kt.Fn.to).parameters)[1:7]
     assert to == [
         "compute",

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import datetime
 import decimal
@@ -24,6 +25,7 @@ import polars
 import pyarrow
 import pytest
 
+import kubetorch as kt
 from kubetorch.wire import codecs, values
 
 GOLDENS = Path(__file__).with_name("wire_values.json")
@@ -107,6 +109,16 @@ VALUES: dict[str, Any] = {
     "enumerations": [Color.RED, Level.LOW, Right.READ | Right.WRITE],
     "containers": [Record("a")],
     "classes": [Point(1, (2,)), Point(Pair(1, 2), ())],  # type: ignore[arg-type]
+    "named tuple": Pair(1, (2,)),  # type: ignore[arg-type]
+    "ordered": collections.OrderedDict({"b": 1, 2: [3]}),
+    "counter": collections.Counter("aab"),
+    "dictionaries with a default": [
+        collections.defaultdict(None, a=1),
+        collections.defaultdict(list, {1: [2]}),
+        collections.defaultdict(Point),
+    ],
+    "deques": [collections.deque([1, [2]]), collections.deque("ab", maxlen=2)],
+    "handles": [kt.Fn("train"), kt.Cls("counter")],
     "array": numpy.arange(6, dtype="<i4").reshape(2, 3),
     "array in columns": numpy.asfortranarray(numpy.arange(6, dtype="<f8").reshape(2, 3)),
     "arrays of one": numpy.array([True]),

@@ -19,7 +19,7 @@ from kubetorch.errors import (
     CallRefusedError,
     ResultExpiredError,
     SerializationError,
-    SpecError,
+    WorkerDiedError,
 )
 from kubetorch.sdk.calls.attempts import Target
 from kubetorch.sdk.calls.caller import Caller
@@ -29,6 +29,7 @@ from kubetorch.sdk.calls.route import Route
 from kubetorch.sdk.transport.session import Session
 from kubetorch.specs.logging import LoggingConfig
 from kubetorch.wire import calls, codecs, exceptions
+from kubetorch.wire.frames import Retry
 from kubetorch.wire.messages import CallView, PodView, WorkloadView
 from tests.local.calling import InThread, route_to, until
 from tests.local.fake_controller import view
@@ -465,10 +466,13 @@ def test_progress_of_a_spawned_call_is_told_to_its_caller() -> None:
     assert reports == [(1, 2, "half")]
 
 
-def test_retries_of_a_spawned_call_are_refused() -> None:
-    with (
-        ScriptedAgent() as agent,
-        spawning(agent, Controller(agent)) as to,
-        pytest.raises(SpecError, match="retries=2 has no effect on a spawned call"),
-    ):
-        to("echo", retries=2).spawn(1)
+def test_the_agent_of_a_spawned_call_makes_it_again_and_its_caller_does_not() -> None:
+    async def failing(call: Call) -> None:
+        call.error(WorkerDiedError("died"))
+
+    with ScriptedAgent(failing=failing) as agent, spawning(agent, Controller(agent)) as to:
+        handle = to("failing", retries=2, retry_on=(OSError,), backoff=3).spawn(1)
+        with pytest.raises(WorkerDiedError):
+            handle.result(timeout=60)
+        (opened,) = agent.opened
+        assert opened.retry == Retry(("builtins.OSError",), 2, 3.0)

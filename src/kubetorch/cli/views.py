@@ -198,6 +198,7 @@ def call_json(call: CallView) -> Json:
         "result_bytes": call.result_bytes,
         "expires": call.expires,
         "progress": None if call.progress is None else asdict(call.progress),
+        "attempts": call.attempts,
     }
 
 
@@ -326,7 +327,7 @@ def app_words(app: AppView | None) -> str:
 
 
 #: What a narrow terminal can do without, the first to go first.
-SPARE_CALL_COLUMNS = ("CALLABLE", "TOOK", "AGE")
+SPARE_CALL_COLUMNS = ("CALLABLE", "TOOK", "AGE", "ATTEMPTS")
 
 
 def call_cells(call: CallView, *, brief: bool = False) -> dict[str, str]:
@@ -337,6 +338,7 @@ def call_cells(call: CallView, *, brief: bool = False) -> dict[str, str]:
         "SERVICE": call.workload,
         "CALLABLE": call.callable,
         "STATE": call.state,
+        "ATTEMPTS": "-" if call.attempts == 1 else str(call.attempts),
         "PROGRESS": progress_words(call.progress, brief=brief),
     }
     if brief:

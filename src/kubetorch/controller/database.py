@@ -12,7 +12,7 @@ from pathlib import Path
 from kubetorch.errors import ControllerError, KubetorchError, StorageFullError, VersionMismatchError
 
 #: Raised when the tables change; an older file is brought up to date when it is opened.
-SCHEMA = 5
+SCHEMA = 6
 
 _TABLES = """
 create table if not exists workloads (
@@ -36,13 +36,15 @@ create table if not exists pods (
 create table if not exists calls (
     id text not null primary key, namespace text not null, workload text not null,
     pod text not null, callable text not null, state text not null,
-    started real not null, ended real, result text, result_bytes integer not null
+    started real not null, ended real, result text, result_bytes integer not null,
+    attempts integer not null
 ) without rowid;
 create index if not exists running_calls on calls (namespace, workload) where ended is null;
 """
 
 #: What brings an older file up to date, by its schema: before the tables are made, and after.
-_POOL = "alter table workloads add column pool text not null default '';"
+_ATTEMPTS = "alter table calls add column attempts integer not null default 1;"
+_POOL = f"alter table workloads add column pool text not null default ''; {_ATTEMPTS}"
 _WORLDS = f"alter table workloads add column worlds text not null default ''; {_POOL}"
 _MOVES = {
     1: (
@@ -52,6 +54,7 @@ _MOVES = {
     2: (_WORLDS, ""),
     3: (_WORLDS, ""),
     4: (_POOL, ""),
+    5: (_ATTEMPTS, ""),
 }
 
 

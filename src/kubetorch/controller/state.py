@@ -85,6 +85,7 @@ class CallRecord(msgspec.Struct, frozen=True):
     ended: float | None = None
     result: str | None = None
     result_bytes: int = 0
+    attempts: int = 1
 
 
 class Contents(msgspec.Struct, frozen=True):

@@ -22,11 +22,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from dataclasses import replace as replace_fields
 from typing import Any, Protocol
 
 from msgspec.structs import replace
 
 from kubetorch.errors import (
+    BY_CODE,
     CallableNotFoundError,
     CallCancelledError,
     CallRefusedError,
@@ -46,13 +48,13 @@ from kubetorch.pod.results import Outcomes, Results
 from kubetorch.pod.slots import Slots, Start, Ticket
 from kubetorch.pod.user_process.protocol import FIRST_GRANT
 from kubetorch.pod.worker_process.pool import WorkerPool
-from kubetorch.pod.worker_process.worker import Payload, Worker
+from kubetorch.pod.worker_process.worker import Payload, Worker, shared
 from kubetorch.specs.callable import CALLABLES, UNKNOWN_CHAIN
 from kubetorch.specs.compute import MOST_WAITING
 from kubetorch.specs.workload import Origin, WorkloadSpec
-from kubetorch.wire import codecs, exceptions, routes
+from kubetorch.wire import codecs, exceptions, retries, routes
 from kubetorch.wire.calls import CALL_ID, Outcome, Raised, Returned, check_arguments
-from kubetorch.wire.frames import OWN, Chain, Open, Progress
+from kubetorch.wire.frames import OWN, Chain, Open, Progress, Retry
 from kubetorch.wire.messages import CallProgress, CallReport, Ending, QueueView, SlotHolder
 
 #: Calls that the pod knows at one time, whatever their state.
@@ -65,6 +67,8 @@ PROGRESS_INTERVAL, PROGRESS_CHARACTERS = 1.0, 200
 NAME_CHARACTERS = 1000
 #: Items of maps that run side by side in a process, if an event loop runs them.
 ITEMS_ON_LOOP = 64
+#: Characters of the names of all errors after which a call runs again.
+RETRY_ON_CHARACTERS = 32_000
 #: Holders of slots that are named.
 HOLDERS = 20
 #: Seconds until a call that waits for new processes says what these wait for; doubled each time.
@@ -122,6 +126,11 @@ class Call:
         self._progress_timer: asyncio.TimerHandle | None = None
         self._progress: Progress | None = None
         self._payload: Payload | None = None
+        # How often it runs again at most, of how many times this is, and until it does.
+        retry = request.retry
+        self._repeats_left = retry.count if retry is not None and request.detached else 0
+        self._pause_timer: asyncio.TimerHandle | None = None
+        self.attempts = 1
         self._has_yielded = False
         # Values that its generator may still send.
         self._granted = FIRST_GRANT
@@ -245,8 +254,12 @@ class Call:
     def run_on(self, worker: Worker | RankGroup, chain: str) -> None:
         """Run it; those that it makes are sent with this chain."""
         self._stop_waiting()
-        payload, self._payload = self._payload, None
+        payload = self._payload
         assert payload is not None
+        if self._repeats_left:
+            payload = shared(payload)
+        else:
+            self._payload = None
         if self.queued is not None or self.request.collective or self.request.is_item:
             self.on_begun()
         try:
@@ -313,7 +326,8 @@ class Call:
         self._timer = loop.call_later(seconds, self._time_out)
 
     def fail(self, error: KubetorchError, *, started: bool) -> None:
-        self.fail_with(self._calls.describe(error, started=started))
+        has_run = started or self.attempts > 1
+        self.fail_with(self._calls.describe(error, started=has_run))
 
     def fail_with(self, failure: exceptions.Failure) -> None:
         """End it with a failure that somebody else made, before it began."""
@@ -327,8 +341,10 @@ class Call:
         if self.worker is None:
             self.fail(CallTimeoutError(f"{reason}: no worker took it"), started=False)
             return
-        # The callers are notified at once, however long the worker takes to stop.
-        self._answer(Raised(self._calls.describe(CallTimeoutError(reason), started=True)))
+        failure = self._calls.describe(CallTimeoutError(reason), started=True)
+        if not self._repeats_after(failure):
+            # The callers are notified at once, however long the worker takes to stop.
+            self._answer(Raised(failure))
         self.worker.cancel(self.number, reason, timed_out=True)
         self._calls.on_interrupted(self)
 
@@ -384,16 +400,59 @@ class Call:
         self._answer(result, payload)
 
     def on_error(self, failure: bytes) -> None:  # CallSink's
+        if self._repeats_left and self._repeats_after(exceptions.parse_json(failure)):
+            self._pause()
+            return
         self._end(is_failure=True)
         self._answer_failure(failure)
 
     def on_failing(self, failure: bytes) -> None:  # CallSink's
-        self._answer_failure(failure)
+        if not (self._repeats_left and self._repeats_after(exceptions.parse_json(failure))):
+            self._answer_failure(failure)
 
     def on_lost(self, error: KubetorchError) -> None:  # CallSink's
         self._calls.on_lost(self)
+        failure = self._calls.describe(error, started=True)
+        if self._repeats_after(failure):
+            self._pause()
+            return
         self._end(is_failure=True)
-        self._answer(Raised(self._calls.describe(error, started=True)))
+        self._answer(Raised(failure))
+
+    # ------------------------------------------------------------------------------ once more
+
+    def _repeats_after(self, failure: exceptions.Failure) -> bool:
+        """Whether it runs again after this failure of an attempt."""
+        if not self._repeats_left or self.cancelled is not None or self._has_yielded:
+            return False
+        return not self.is_answered and not self._calls.is_draining and self._is_named(failure)
+
+    def _is_named(self, failure: exceptions.Failure) -> bool:
+        """Whether the call names the error among those after which it runs again."""
+        retry = self.request.retry
+        if retry is None or failure.repeats:
+            return failure.repeats
+        cls = BY_CODE.get(failure.code or "")
+        return cls is not None and retries.repeats(cls, retry.names, {})
+
+    def _pause(self) -> None:
+        """Wait for a while, and run again."""
+        retry = self.request.retry
+        assert retry is not None
+        if self._timer is not None:
+            self._timer.cancel()
+        self.worker = self.queued = self.begun = None
+        self._calls.leave_slot(self)
+        seconds = retries.pause(self.attempts, retry.backoff, retry.max_backoff)
+        self._repeats_left -= 1
+        self.attempts += 1
+        self._calls.report_attempt(self)
+        self._pause_timer = asyncio.get_running_loop().call_later(seconds, self._run_again)
+
+    def _run_again(self) -> None:
+        if self.request.timeout is not None:
+            self.limit(self.request.timeout)
+        self._calls.dispatch(self)
 
     # ----------------------------------------------------------------------------------- its end
 
@@ -415,14 +474,20 @@ class Call:
             return
         self.is_answered = True
         callers, self.callers = self.callers, []
+        retry = self.request.retry
+        if retry is not None and self.request.detached:
+            described = exceptions.parse_json(failure)
+            failure = replace_fields(described, repeats=False, attempts=self.attempts).to_json()
         if self.spawned or self.request.idempotency_key is not None:
             # What the agent itself says of a call that was refused or lost its worker is no answer:
             # a second call with the key is to run.
             is_answer = outcome is None or (
                 outcome.failure.started and outcome.failure.code in _ANSWERS
             )
-            kept = outcome or Raised(exceptions.parse_json(failure))
-            self._calls.keep(self, kept, is_answer=is_answer)
+            kept = Raised(exceptions.parse_json(failure))
+            # Nor is what its caller makes it again after.
+            is_repeated = not self.request.detached and self._is_named(kept.failure)
+            self._calls.keep(self, kept, is_answer=is_answer and not is_repeated)
         for caller in callers:
             caller.on_failure(failure)
 
@@ -430,7 +495,8 @@ class Call:
         if self.is_ended:
             return
         self.is_ended = True
-        for timer in (self._timer, self._worker_timer, self._progress_timer):
+        timers = (self._timer, self._worker_timer, self._progress_timer, self._pause_timer)
+        for timer in timers:
             if timer is not None:
                 timer.cancel()
         if self._payload is not None:
@@ -496,7 +562,8 @@ class Calls:
         self._refusal: KubetorchError | None = CallRefusedError(
             "nothing is deployed on this pod yet", hint="deploy it with .to(compute)"
         )
-        self._is_draining = False
+        #: No call begins any more.
+        self.is_draining = False
         self._idle: asyncio.Event | None = None
         #: Calls begun and failed since the agent started.
         self.total = 0
@@ -546,7 +613,7 @@ class Calls:
     @property
     def is_serving(self) -> bool:
         """True if a call would run at once."""
-        return self._worker is not None and not self._is_draining
+        return self._worker is not None and not self.is_draining
 
     def refuse_waiting(self, call_id: str, failure: dict[str, Any]) -> None:
         """There will be no new world for the call that has asked for it."""
@@ -647,10 +714,12 @@ class Calls:
         sizes = body.sizes
         if min(sizes, default=0) < 0 or codecs.layout(sizes)[1] != body.total:
             raise SerializationError(f"a payload of {body.total} bytes in other segments")
+        if request.retry is not None:
+            _check_retry(request.retry)
 
     def check_target(self, name: str, codec: str) -> None:
         """Refuse a call of something else, or in a codec that the workload does not allow."""
-        if self._is_draining:
+        if self.is_draining:
             raise CallRefusedError(
                 f"pod {self.pod_name} is being stopped", hint="call again: another pod takes it"
             )
@@ -937,15 +1006,25 @@ class Calls:
                 answer = Raised(self.describe(refusal, started=True))
             self.outcomes.put(_key(request), answer)
         for spawned in call.spawned:
-            self._keep_spawned(spawned, outcome, call.opened, call.cancelled)
+            self._keep_spawned(spawned, outcome, call.opened, call)
 
     def _keep_spawned(
-        self, request: Open, outcome: Outcome, started: float, cancelled: str | None = None
+        self, request: Open, outcome: Outcome, started: float, call: Call | None = None
     ) -> None:
+        """Keep the end of a spawned call; `call` is the one that ended now, if one did."""
+        cancelled = None if call is None else call.cancelled
         state = "succeeded" if isinstance(outcome, Returned) else "failed"
         if state == "failed" and cancelled is not None:
             state = "cancelled"
-        self.results.end(_report(request, state, started, ended=time.time()), outcome)
+        report = _report(request, state, started, ended=time.time())
+        attempts = 1 if call is None else call.attempts
+        self.results.end(replace(report, attempts=attempts), outcome)
+
+    def report_attempt(self, call: Call) -> None:
+        """Tell the controller that a spawned call is about to run again."""
+        for spawned in call.spawned:
+            report = _report(spawned, "running", call.opened)
+            self.results.progress(replace(report, attempts=call.attempts))
 
     def report_progress(self, call: Call, report: Progress) -> None:
         """Tell the controller how far a spawned call has come."""
@@ -956,7 +1035,7 @@ class Calls:
         progress = CallProgress(report.current, total, message)
         for spawned in call.spawned:
             news = _report(spawned, "running", call.opened)
-            self.results.progress(replace(news, progress=progress))
+            self.results.progress(replace(news, progress=progress, attempts=call.attempts))
 
     def on_lost(self, call: Call) -> None:
         """The worker of a call ended before the call did."""
@@ -976,14 +1055,19 @@ class Calls:
         self.on_change()
         if self._idle is not None and not self._open:
             self._idle.set()
+        self.leave_slot(call)
+        if self._waiting and self._worker is not None and self._worker.takes_calls:
+            self._dispatch_waiting()
+
+    def leave_slot(self, call: Call) -> None:
+        """A call does not run any more, or not for the moment: others may."""
         self._give_slot_back(call)
+        call.process = None
         for process in tuple(self._paused):
             worker = self._processes.get(process)
             if worker is not None and worker.takes_calls:
                 self._paused.discard(process)
                 self._begin(self._slots.resume(process))
-        if self._waiting and self._worker is not None and self._worker.takes_calls:
-            self._dispatch_waiting()
 
     def _dispatch_waiting(self) -> None:
         waiting, self._waiting = self._waiting, deque()
@@ -1046,9 +1130,13 @@ class Calls:
 
     async def drain(self, grace: float, reason: str) -> None:
         """Refuse new calls, let running ones end for `grace` seconds, then end them."""
-        self._is_draining = True
+        self.is_draining = True
         self._waiting.clear()
+        ending = self.ending or Ending(reason=reason)
         for call in [call for call in self._open if call.worker is None]:
+            if call.attempts > 1:  # it waits to run again
+                call.fail(ending.error(self.pod_name), started=True)
+                continue
             refusal = CallRefusedError(f"pod {self.pod_name} is being stopped")
             call.fail(refusal, started=False)
         if self._open:
@@ -1056,7 +1144,7 @@ class Calls:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), grace)
         for call in list(self._open):
-            ending = self.ending or Ending(reason=reason)
+            ending = self.ending or Ending(reason=reason)  # somebody may have said it meanwhile
             call.fail(ending.error(self.pod_name), started=True)
 
 
@@ -1082,6 +1170,17 @@ def _report(request: Open, state: str, started: float, *, ended: float | None = 
     return CallReport(
         id=request.id, callable=_name(request), state=state, started=started, ended=ended
     )
+
+
+def _check_retry(retry: Retry) -> None:
+    seconds = (retry.backoff, retry.max_backoff)
+    names = sum(map(len, retry.names or ()))
+    if (
+        names > RETRY_ON_CHARACTERS
+        or retry.count < 0
+        or not all(0 <= s < math.inf for s in seconds)
+    ):
+        raise ProtocolError("retries that cannot be")
 
 
 def _key(request: Open) -> tuple[str, str | None, str]:

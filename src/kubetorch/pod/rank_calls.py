@@ -46,7 +46,7 @@ from kubetorch.pod.membership import Membership
 from kubetorch.pod.peers import PeerCall, Peers, fan_out
 from kubetorch.pod.rank_environment import rank_of
 from kubetorch.pod.user_process.protocol import INLINE
-from kubetorch.pod.worker_process.worker import CallSink, OwnedPayload, Payload, Worker
+from kubetorch.pod.worker_process.worker import CallSink, OwnedPayload, Payload, Worker, shared
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.distribution import SINGLE_CONTROLLER
 from kubetorch.wire import codecs, exceptions, rank_values
@@ -980,8 +980,8 @@ def _share(payload: Payload, count: int) -> list[Payload]:
                 stored.write(0, view)
         if stored is not None:
             return [stored.share() for _ in range(count)]
-    if count == 1 and isinstance(payload, Memory):
-        return [payload.share()]
+    if count == 1:
+        return [shared(payload)]
     return [OwnedPayload(view) for _ in range(count)]
 
 

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, get_args, overload
 
-from kubetorch.errors import SpecError
+from kubetorch.errors import SerializationError, SpecError
 from kubetorch.sdk import inpod, parameters
 from kubetorch.sdk.calls.remote import RemoteCallable
 from kubetorch.sdk.deploys.source import Placement, Pointers, unwrapped
 from kubetorch.sdk.module import Module
 from kubetorch.specs import hints
 from kubetorch.specs.callable import CALLABLES, CallableRef, OnReplace
-from kubetorch.wire import introspection
+from kubetorch.wire import codecs, introspection
 
 if TYPE_CHECKING:
     from kubetorch.sdk.calls.caller import Caller
@@ -95,7 +96,8 @@ class Cls(Module[T], Generic[T]):
         if digest is not None and self._init_args is None:
             namespace = view.spec.namespace
             stored = self._session().ask(lambda asked: asked.get_blob(digest, namespace))
-            self._init_args = json.loads(stored)
+            with contextlib.suppress(SerializationError):  # their classes may be missing here
+                self._init_args = codecs.decode_arguments(json.loads(stored), "__main__")
 
     def _local_class(self) -> object:
         return None if self._source is None else self._source.callable_object
@@ -214,6 +216,7 @@ def cls(
     remote_import_path: str | None = None,
     *,
     on_replace: OnReplace = "warn",
+    options: Mapping[str, Any] | None = None,
 ) -> Cls[T]: ...
 @overload
 def cls(
@@ -226,6 +229,7 @@ def cls(
     remote_import_path: str | None = None,
     *,
     on_replace: OnReplace = "warn",
+    options: Mapping[str, Any] | None = None,
 ) -> Cls[Any]: ...
 def cls(  # noqa: PLR0913  # the documented parameters
     class_obj: type[Any] | None = None,
@@ -237,6 +241,7 @@ def cls(  # noqa: PLR0913  # the documented parameters
     remote_import_path: str | None = None,
     *,
     on_replace: OnReplace = "warn",
+    options: Mapping[str, Any] | None = None,
 ) -> Cls[Any]:
     """Make a service of a class, or get the handle of one that exists.
 
@@ -256,6 +261,7 @@ def cls(  # noqa: PLR0913  # the documented parameters
             nobody deployed, because its worker or pod ended: `"warn"` runs it and warns with
             `InstanceReplacedWarning`, `"error"` raises `InstanceReplacedError` instead, once. For
             classes with one pod.
+        options: Options of calls of its methods, as `.options(...)` takes them.
 
     Raises:
         SpecError: There is neither a class nor a name, or a pod could not import the class.
@@ -275,6 +281,7 @@ def cls(  # noqa: PLR0913  # the documented parameters
         name=name,
         get_if_exists=get_if_exists,
         reload_prefixes=reload_prefixes,
+        call_options=options,
     )
     if class_obj is not None:
         made._on_replace = on_replace

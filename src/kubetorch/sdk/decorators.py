@@ -8,7 +8,7 @@ that was started for the very function or class, the decorators leave it as it i
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 from kubetorch.errors import SpecError
@@ -70,6 +70,7 @@ def compute(
     reload_prefixes: str | Sequence[str] | None = None,
     *,
     name: str | None = None,
+    options: Mapping[str, Any] | None = None,
     **compute_kwargs: Unpack[ComputeArguments],
 ) -> Decorator:
     """Make a service of the function or class below, to be deployed by `kt deploy`.
@@ -80,6 +81,7 @@ def compute(
         get_if_exists: Whether a deploy takes the service as it is, if there is one.
         reload_prefixes: Whose service it is, see `kt.fn`.
         name: Name of the service; that of the function or class if not given.
+        options: Options of its calls, as `.options(...)` takes them.
         compute_kwargs: What it runs on: the arguments of `kt.Compute`.
 
     Raises:
@@ -98,13 +100,17 @@ def compute(
             raise SpecError(f"{decorated.name} has @kt.compute twice, or is a handle already")
         partial = decorated if isinstance(decorated, Partial) else Partial(decorated)
         wrapped = partial.__wrapped__
-        handle: Handle = cls(wrapped, name) if isinstance(wrapped, type) else fn(wrapped, name)
+        if isinstance(wrapped, type):
+            handle: Handle = cls(wrapped, name, options=options)
+        else:
+            handle = fn(wrapped, name, options=options)
         handle.reload_prefixes = reload_prefixes
         declared = Compute(**compute_kwargs)
         for change in partial.changes:
             change(declared)
         handle.declare(declared, get_if_exists=get_if_exists)
-        handle.async_ = partial.is_async
+        if partial.is_async:
+            handle.async_ = True
         return handle
 
     return decorate

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
@@ -48,6 +48,8 @@ def fn(
     sync_dir: str | Path | bool | None = None,
     remote_dir: str | None = None,
     remote_import_path: str | None = None,
+    *,
+    options: Mapping[str, Any] | None = None,
 ) -> Fn[P, R]: ...
 @overload
 def fn(
@@ -58,6 +60,8 @@ def fn(
     sync_dir: str | Path | bool | None = None,
     remote_dir: str | None = None,
     remote_import_path: str | None = None,
+    *,
+    options: Mapping[str, Any] | None = None,
 ) -> Fn[P, Iterator[Y]]: ...
 @overload
 def fn(
@@ -68,6 +72,8 @@ def fn(
     sync_dir: str | Path | bool | None = None,
     remote_dir: str | None = None,
     remote_import_path: str | None = None,
+    *,
+    options: Mapping[str, Any] | None = None,
 ) -> Fn[P, R]: ...
 @overload
 def fn(
@@ -78,8 +84,10 @@ def fn(
     sync_dir: str | Path | bool | None = None,
     remote_dir: str | None = None,
     remote_import_path: str | None = None,
+    *,
+    options: Mapping[str, Any] | None = None,
 ) -> Fn[..., Any]: ...
-def fn(  # the documented parameters
+def fn(  # noqa: PLR0913  # the documented parameters
     function_obj: Callable[..., Any] | None = None,
     name: str | None = None,
     get_if_exists: bool = True,
@@ -87,6 +95,8 @@ def fn(  # the documented parameters
     sync_dir: str | Path | bool | None = None,
     remote_dir: str | None = None,
     remote_import_path: str | None = None,
+    *,
+    options: Mapping[str, Any] | None = None,
 ) -> Fn[..., Any]:
     """Make a service of a function, or get the handle of one that exists.
 
@@ -102,6 +112,7 @@ def fn(  # the documented parameters
         sync_dir: Folder whose files go to the pods; `None` finds the project, `False` sends none.
         remote_dir: Folder in the container that has the code already; then none is sent.
         remote_import_path: Dotted name of the module in `remote_dir`.
+        options: Options of its calls, as `.options(...)` takes them; that changes them further.
 
     Raises:
         SpecError: There is neither a function nor a name, or a pod could not import the function.
@@ -117,4 +128,5 @@ def fn(  # the documented parameters
         name=name,
         get_if_exists=get_if_exists,
         reload_prefixes=reload_prefixes,
+        call_options=options,
     )

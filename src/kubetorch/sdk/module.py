@@ -35,6 +35,7 @@ from kubetorch.specs.callable import CallableKind, CallableRef
 from kubetorch.specs.logging import LoggingConfig
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import introspection, routes
+from kubetorch.wire.values import expect
 
 if TYPE_CHECKING:
     from kubetorch.sdk.calls.caller import Caller
@@ -77,6 +78,16 @@ def _unknown_word(word: str) -> UnknownParameterError:
     return UnknownParameterError(
         f".to() has no parameter {word!r}", hint=meant or "its first argument is a kt.Compute"
     )
+
+
+#: Options of calls that travel with a handle in the default codec. `serialization` does not: who
+#: sends a handle would decide that its answers are unpickled.
+_WIRE_OPTIONS = frozenset(
+    {
+        *("async_", "timeout", "queue_timeout"),
+        *("retries", "retry_on", "backoff", "max_backoff"),
+    }
+)
 
 
 class Module(Generic[HandleT]):
@@ -156,6 +167,7 @@ class Module(Generic[HandleT]):
         name: str | None,
         get_if_exists: bool,
         reload_prefixes: str | Sequence[str] | None,
+        call_options: Mapping[str, Any] | None = None,
     ) -> ModuleT:
         if callable_object is None:
             factory = f"kt.{cls.kind}"
@@ -164,7 +176,9 @@ class Module(Generic[HandleT]):
                 raise SpecError(
                     f"{factory} needs {missing}", hint=f"{factory}(name=...) finds a service"
                 )
-            return cls.from_name(name, None, reload_prefixes)
+            found = cls.from_name(name, None, reload_prefixes)
+            found._declare_options(call_options or {})
+            return found
         if not callable(callable_object):
             raise TypeError(
                 f"kt.{cls.kind} needs a callable; this is {introspection.shown(callable_object)}"
@@ -174,7 +188,14 @@ class Module(Generic[HandleT]):
         module._source = source
         module._is_named = name is not None
         module.reload_prefixes = reload_prefixes
+        module._declare_options(call_options or {})
         return module
+
+    def _declare_options(self, changes: Mapping[str, Any]) -> None:
+        """Set options of all its calls."""
+        self._options = self._options.with_changes(changes)
+        if "stream_logs" in changes:
+            self.stream_logs = changes["stream_logs"]
 
     def _forget(self) -> None:
         """Look the service up again before the next call."""
@@ -782,6 +803,37 @@ class Module(Generic[HandleT]):
                 f"{self.name} was not deployed or looked up yet", hint="deploy it, or call it first"
             )
         return self._view
+
+    # ----------------------------------------------------------------------- in values of calls
+
+    def _to_wire(self) -> dict[str, Any]:
+        """The names of the service, for the default codec."""
+        own, usual = vars(self._options), vars(options.CallOptions(async_=False))
+        declared = {name: own[name] for name in _WIRE_OPTIONS if own[name] != usual[name]}
+        if self._stream_logs is not None:
+            declared["stream_logs"] = self._stream_logs
+        state = {"name": self._name, "service": self.service_name, "namespace": self.namespace}
+        return {**state, "options": declared}
+
+    @classmethod
+    def _from_wire(cls: type[ModuleT], state: dict[str, Any]) -> ModuleT:
+        """The handle that `_to_wire` described; its first call looks the service up."""
+        name, service, namespace = (state[key] for key in ("name", "service", "namespace"))
+        declared = expect(state["options"], dict)
+        for text in (name, service, namespace):
+            expect(text, str)
+        for option, value in declared.items():
+            if option not in {*_WIRE_OPTIONS, "stream_logs"}:
+                raise SpecError(f"a handle with the option {option!r:.100}")
+            if type(value) not in (bool, int, float):
+                for item in expect(value, tuple):
+                    expect(item, str)
+        if names.clean(namespace) != namespace:
+            raise SpecError(f"a handle in the namespace {namespace!r:.100}")
+        handle = cls(name)
+        handle._service_name, handle._namespace = names.service_name(service), namespace
+        handle._declare_options(declared)
+        return handle
 
     # ----------------------------------------------------------------------------------- pickle
 

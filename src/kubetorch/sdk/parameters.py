@@ -9,14 +9,14 @@ import posixpath
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kubetorch.errors import SerializationError, SpecError
 from kubetorch.lib import terminal
 from kubetorch.specs import quantity
 from kubetorch.specs.logging import LoggingConfig
-from kubetorch.wire.codecs import CODECS, encode
+from kubetorch.wire.codecs import CODECS, encode_arguments
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _LABEL_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
@@ -160,32 +160,19 @@ def logging(value: object) -> LoggingConfig:
 
 
 def init_args(value: object) -> dict[str, Any]:
-    """Arguments of a constructor, by name, that JSON can carry."""
+    """Arguments of a constructor, by name, that can travel."""
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
         raise SpecError(
             f"init_args is {value!r}; it must be a dictionary with names of parameters",
             hint='for example init_args={"start": 5}',
         )
     try:
-        encode("json", dict(value))
+        encode_arguments(value, "init_args")
     except SerializationError as error:
-        raise SpecError(
-            f"init_args: {error.message}",
-            hint="give plain values that the constructor makes it of, or pass it to a method",
-        ) from error
-    for key in _other_keys(value):
-        warn(f"init_args: the key {key!r} arrives as text, because constructors get JSON")
-        break
+        is_general = error.hint is None or "pickle" in error.hint
+        hint = "give plain values that the constructor makes it of, or pass it to a method"
+        raise SpecError(error.message, hint=hint if is_general else error.hint) from error
     return dict(value)
-
-
-def _other_keys(value: object) -> Iterator[object]:
-    """Keys of dictionaries in a value that are no text."""
-    if isinstance(value, Mapping):
-        yield from (key for key in value if not isinstance(key, str))
-    if isinstance(value, (Mapping, list, tuple)):
-        for item in value.values() if isinstance(value, Mapping) else value:
-            yield from _other_keys(item)
 
 
 def expression(name: str, values: Mapping[str, Any], *, positional: str | None = None) -> str:

@@ -293,6 +293,21 @@ def from_text(text: str, module: str) -> Any:  # noqa: ANN401  # the user's own 
     return values.decode(buffers_of(text), {"__main__": module})
 
 
+def encode_arguments(arguments: Mapping[str, object], root: str) -> bytes:
+    """Arguments of a constructor as a JSON object; `to_text` stands for what JSON lacks."""
+    segments = values.encode(dict(arguments), root)
+    text = b"".join(join(segments[:1]))
+    if is_plain(VALUES, text):
+        return text
+    return json.dumps({values.TAG: to_text(segments)}).encode()
+
+
+def decode_arguments(arguments: Mapping[str, Any], module: str) -> dict[str, Any]:
+    """The arguments that such a JSON object has; classes of `__main__` are those of `module`."""
+    text = arguments.get(values.TAG)
+    return dict(arguments) if text is None else dict(from_text(text, module))
+
+
 def buffers_of(text: str) -> list[Buffer]:
     return [bytearray(base64.b64decode(part)) for part in text.split(" ")]
 

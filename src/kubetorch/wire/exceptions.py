@@ -85,6 +85,8 @@ class Failure:
         cause: The failure of what it was raised from.
         status: HTTP status of a response that carries it, see `http_status`.
         other_errors: Failures of other ranks of a distributed call, or of other pods.
+        repeats: The call names its class among those after which it runs again.
+        attempts: How often the call ran, if it may run more than once.
     """
 
     error_type: str
@@ -102,11 +104,14 @@ class Failure:
     cause: dict[str, Any] | None = None
     status: int = 500
     other_errors: list[dict[str, Any]] = field(default_factory=list)
+    repeats: bool = False
+    attempts: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         found = {item.name: getattr(self, item.name) for item in fields(self)}
-        if not self.other_errors:
-            del found["other_errors"]
+        for name in ("other_errors", "repeats", "attempts"):
+            if not found[name]:
+                del found[name]
         return found
 
     def to_json(self, limit: int = JSON_LIMIT) -> bytes:
@@ -154,6 +159,8 @@ _KINDS |= {
     "args": list,
     "rank": int,
     "other_errors": list,
+    "repeats": bool,
+    "attempts": int,
 }
 
 
@@ -205,6 +212,12 @@ def set_attribute(error: BaseException, name: str, value: object) -> None:
     """Set an attribute of an exception, if that is possible: also of a frozen dataclass."""
     # A property, or a class in C, may refuse.
     attempt(lambda: BaseException.__setattr__(error, name, value), None)
+
+
+def set_attempts(error: BaseException, attempts: int) -> None:
+    """Say how often the call ran, unless the user's class has an attribute of that name."""
+    if attempt(getattr, None, error, "attempts", None) is None:
+        set_attribute(error, "attempts", attempts)
 
 
 def add_note(error: BaseException, text: str) -> None:
@@ -614,6 +627,8 @@ def rebuild(failure: Failure, *, modules: Mapping[str, str] | None = None) -> Ex
     )
     if others or attempt(getattr, None, error, "other_errors", None) is None:
         set_attribute(error, "other_errors", others)
+    if failure.attempts is not None:
+        set_attempts(error, failure.attempts)
     if failure.traceback:
         trace = errors.RemoteTraceback(failure.traceback, failure.pod_name, failure.rank)
         _put(error, "__cause__", trace)

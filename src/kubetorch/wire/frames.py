@@ -129,6 +129,21 @@ class Part(msgspec.Struct, frozen=True, omit_defaults=True):
     needs_slots: bool = False
 
 
+class Retry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """After which errors a call runs again; see `kubetorch.wire.retries`.
+
+    Attributes:
+        names: Dotted names of classes; `None` is lost workers and pods.
+        count: How often the agent runs a detached call again; any other one its caller makes again.
+        backoff, max_backoff: Seconds before the second attempt, doubled each time, and at most.
+    """
+
+    names: tuple[str, ...] | None = None
+    count: int = 0
+    backoff: float = 1.0
+    max_backoff: float = 60.0
+
+
 class Open(msgspec.Struct, frozen=True, omit_defaults=True):
     """Meta of OPEN: one call.
 
@@ -162,6 +177,7 @@ class Open(msgspec.Struct, frozen=True, omit_defaults=True):
             processor.
         is_again: The process that ran it before ended, which it may have caused: of such calls one
             runs in a process at a time.
+        retry: After which errors it runs again.
     """
 
     id: str
@@ -190,6 +206,7 @@ class Open(msgspec.Struct, frozen=True, omit_defaults=True):
     is_again: bool = False
     map_id: str = ""
     item: int | None = None
+    retry: Retry | None = None
 
 
 class Chain(tuple[tuple[str, str], ...]):

@@ -185,6 +185,7 @@ class CallReport(Message, tag="call", frozen=True):
         callable: Callable and method, `Counter.add`.
         state: `running`, `succeeded`, `failed` or `cancelled`.
         result: Digest of the blob with the packed outcome (`kubetorch.wire.calls`), once ended.
+        attempts: How often it has run, this time included.
     """
 
     id: str
@@ -195,6 +196,7 @@ class CallReport(Message, tag="call", frozen=True):
     result: str | None = None
     result_bytes: int = 0
     progress: CallProgress | None = None
+    attempts: int = 1
 
 
 class Regroup(Message, tag="regroup", frozen=True):
@@ -624,6 +626,7 @@ class CallView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     result_bytes: int = 0
     expires: float | None = None
     progress: CallProgress | None = None
+    attempts: int = 1
 
 
 class TokenView(msgspec.Struct, frozen=True):

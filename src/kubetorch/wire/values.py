@@ -11,8 +11,9 @@ of the user with such a key is one, too. `[0,48]` are 48 bytes from byte 0 of th
 kind means never changes: whoever needs another meaning takes another kind.
 
 Both ends may be hostile. Whatever the bytes say, decoding them imports libraries of `LIBRARIES`
-alone, runs no code of the user's classes (no constructor, no `__hash__`, no `__del__`), and makes
-no more than the bytes account for. Classes are looked up among the modules that are loaded.
+alone (and Kubetorch's own handles of services), runs no code of the user's classes (no constructor,
+no `__hash__`, no `__del__`), and makes no more than the bytes account for. Classes are looked up
+among the modules that are loaded.
 
 Tuples become lists but for `EXACT` ones: in keys, in sets and in fields of classes.
 
@@ -28,7 +29,7 @@ import importlib
 import io
 import json
 import sys
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any, NoReturn, TypeVar
@@ -339,10 +340,11 @@ class Packer(_Rows):
             return found
         if issubclass(kind, enum.Enum):
             return self._enum(value, kind, mode)
-        if mode and issubclass(kind, tuple) and _is_named_tuple(kind):
+        if issubclass(kind, tuple) and _is_named_tuple(kind) and (mode or self.has_name(kind)):
             self._check_hash(value, kind, mode)
-            fields = self.named(dict(zip(value._fields, value, strict=True)), _attribute, mode)
-            return self.tag("named", *_where(kind), [*fields.values()])
+            fields = dict(zip(value._fields, value, strict=True))
+            items = self.named(fields, _attribute, mode or EXACT)
+            return self.tag("named", *_where(kind), [*items.values()])
         if mode != KEY and self._is_container(kind):
             return self._object(value, kind, mode)
         # What JSON carries of a subclass is what it is of its base.
@@ -355,7 +357,7 @@ class Packer(_Rows):
         # Where the class is missing, it is what JSON makes of it.
         plain = next((plain(value) for base, plain in _BASES if issubclass(kind, base)), _NOTHING)
         self._check_hash(value, kind, mode)
-        if not self._has_name(kind):
+        if not self.has_name(kind):
             return self._missing(value, kind) if plain is _NOTHING else self.pack(plain, mode)
         fallback = [] if plain is _NOTHING else [self.pack(plain, mode)]
         member = value._value_ if issubclass(kind, enum.Flag) else value._name_
@@ -371,10 +373,11 @@ class Packer(_Rows):
         """True for a dataclass that is a dictionary or a list, too."""
         if kind not in self._layouts and issubclass(kind, (dict, list)):
             layout = _layout(kind)
-            self._layouts[kind] = layout if layout is not None and self._has_name(kind) else None
+            self._layouts[kind] = layout if layout is not None and self.has_name(kind) else None
         return self._layouts.get(kind) is not None
 
-    def _has_name(self, kind: type) -> bool:
+    def has_name(self, kind: type) -> bool:
+        """True if the other end finds the class by its name."""
         if kind not in self._named:
             self._named[kind] = find_class(*_where(kind), {}) is kind
         return self._named[kind]
@@ -401,7 +404,7 @@ class Packer(_Rows):
             self.refuse(value, *_ADVICE.get(name_of(kind), ()))
         if mode == KEY:
             self.refuse(value, f", {_HASHED}", _UNHASHED)
-        if not self._has_name(kind):
+        if not self.has_name(kind):
             self._missing(value, kind)
         found = self.named(layout.read(value), _attribute, EXACT)
         if layout.base is not object:
@@ -421,8 +424,6 @@ _ADVICE = {
         "memoryview": "send bytes(...) of it",
         "argparse.Namespace": "send vars(...) of it",
         "types.SimpleNamespace": "send vars(...) of it",
-        "kubetorch.sdk.fn.Fn": "send its service_name: kt.fn(name=...) is a handle of it there",
-        "kubetorch.sdk.cls.Cls": "send its service_name: kt.cls(name=...) is a handle of it there",
     }.items()
 }
 #: Classes whose subclasses JSON carries, and what is left of one of those.
@@ -500,7 +501,7 @@ def _pack_numbers(packer: Packer, values: Sequence[Any]) -> Tag | None:
 Pack = Callable[[Packer, Any, int], Any]
 #: What makes a tag of a value by the package of its class, or `None` if that package's rules do not
 #: apply. `kubetorch.wire.codecs` adds those of `kubetorch.wire.arrays`, and to `UNPACKERS`, too.
-PACKERS: dict[str, Pack] = {}
+PACKERS: dict[str, Pack] = {"kubetorch": lambda *parts: _pack_handle(*parts)}
 
 
 def _plainly(kind: str, parts: Callable[[Any], Iterable[object]]) -> Pack:
@@ -521,7 +522,38 @@ def _pack_timezone(packer: Packer, value: Any, _: int) -> Tag:  # noqa: ANN401
     return packer.tag("timezone", *packer.items(value.__getinitargs__()))
 
 
+def _pack_ordered(packer: Packer, value: Any, mode: int) -> Tag:  # noqa: ANN401
+    kind = "counter" if type(value) is Counter else "ordered"
+    return packer.tag(kind, packer.pack(dict(value), mode))
+
+
+def _pack_defaultdict(packer: Packer, value: Any, mode: int) -> Any:  # noqa: ANN401
+    """A `defaultdict`; a plain dictionary if its factory is a function, which cannot travel."""
+    factory, items = value.default_factory, packer.pack(dict(value), mode)
+    if factory is None:
+        return packer.tag("defaultdict", None, items)
+    if not (is_a(factory, type) and _is_factory(factory) and packer.has_name(factory)):
+        return items
+    return packer.tag("defaultdict", _where(factory), items)
+
+
+def _pack_deque(packer: Packer, value: Any, mode: int) -> Tag:  # noqa: ANN401
+    return packer.tag("deque", packer.items(list(value), mode), value.maxlen)
+
+
+def _pack_handle(packer: Packer, value: Any, _: int) -> Tag | None:  # noqa: ANN401
+    """The handle of a service; what else is of Kubetorch is a value like others."""
+    describe = getattr(type(value), "_to_wire", None)
+    if describe is None or value.kind not in _HANDLES:
+        return None
+    return packer.tag("handle", value.kind, packer.pack(describe(value), EXACT))
+
+
 _STANDARD: dict[tuple[str, str], Pack] = {
+    ("collections", "OrderedDict"): _pack_ordered,
+    ("collections", "Counter"): _pack_ordered,
+    ("collections", "defaultdict"): _pack_defaultdict,
+    ("collections", "deque"): _pack_deque,
     ("builtins", "bytes"): _pack_bytes,
     ("builtins", "bytearray"): _pack_bytes,
     ("builtins", "complex"): _plainly("complex", lambda value: (value.real, value.imag)),
@@ -650,6 +682,19 @@ def _is_named_tuple(cls: type) -> bool:
     spaces = [_of_type(base) for base in mro]
     is_safe = not any("__del__" in space for space in spaces)
     return mro[-2:] == (tuple, object) and is_safe and any("_fields" in one for one in spaces)
+
+
+#: Classes that a `defaultdict` may make its values by, beside dataclasses and pydantic models.
+_FACTORIES = frozenset(
+    {
+        *(bool, bytearray, bytes, complex, dict, float, frozenset, int, list, object, set, str),
+        *(tuple, Counter, OrderedDict, defaultdict, deque),
+    }
+)
+
+
+def _is_factory(cls: type) -> bool:
+    return (type(cls) is type and cls in _FACTORIES) or _layout(cls) is not None
 
 
 #: Modules of those classes whose `__hash__` and `__eq__` are Python's own.
@@ -911,6 +956,10 @@ def _is_enums(cls: type | None) -> bool:
     return cls is None or introspection.module_of(cls) in ("enum", "builtins")
 
 
+#: The classes of handles of services, by the kind of service.
+_HANDLES = {"fn": ("kubetorch.sdk.fn", "Fn"), "cls": ("kubetorch.sdk.cls", "Cls")}
+
+
 def _standard(module: str, name: str) -> Any:  # noqa: ANN401  # a class
     """A class of the standard library; most values have none of those that take long to import."""
     return getattr(importlib.import_module(module), name)
@@ -920,6 +969,32 @@ def _unpack_dict(unpacker: Unpacker, pairs: object) -> dict[Any, Any]:
     items = [expect(pair, list) for pair in expect(pairs, list)]
     keys = unpacker.keys(key for key, _ in items)
     return dict(zip(keys, (value for _, value in items), strict=True))
+
+
+def _unpack_defaultdict(unpacker: Unpacker, factory: object, items: object) -> object:
+    """A `defaultdict` by a class that it may have; else it makes no values."""
+    cls = None if factory is None else unpacker.find(*expect(factory, list))
+    if cls is not None and not _is_factory(cls):
+        raise ValueError(f"{name_of(cls)} is no class to make values by")
+    return defaultdict(cls, expect(items, dict))
+
+
+def _unpack_counter(unpacker: Unpacker, items: object) -> object:
+    del unpacker
+    counter: Counter[Any] = Counter()
+    dict.update(counter, expect(items, dict))
+    return counter
+
+
+def _unpack_deque(unpacker: Unpacker, items: object, length: object) -> object:
+    del unpacker
+    return deque(expect(items, list), None if length is None else expect(length, int))
+
+
+def _unpack_handle(unpacker: Unpacker, kind: object, state: object) -> object:
+    del unpacker
+    cls: Any = _standard(*_HANDLES[expect(kind, str)])
+    return cls._from_wire(expect(state, dict))
 
 
 def _unpack_zoned(
@@ -987,4 +1062,9 @@ UNPACKERS: dict[str, Callable[..., object]] = {
     "named": Unpacker.named_tuple,
     "object": Unpacker.instance,
     "container": Unpacker.container,
+    "ordered": lambda _, items: OrderedDict(expect(items, dict)),
+    "counter": _unpack_counter,
+    "defaultdict": _unpack_defaultdict,
+    "deque": _unpack_deque,
+    "handle": _unpack_handle,
 }

@@ -153,6 +153,12 @@ create table pods (
     pid integer not null, start_time text not null, restarts integer not null,
     started real not null
 ) without rowid;
+create table calls (
+    id text not null primary key, namespace text not null, workload text not null,
+    pod text not null, callable text not null, state text not null,
+    started real not null, ended real, result text, result_bytes integer not null
+) without rowid;
+insert into calls values ('call-1', 'ns', 'f', 'f-1', 'f', 'failed', 1.0, 2.0, null, 0);
 insert into pods values ('ns', 'f', 'f-1', 0, 18000, 'template', 'mark', 7, 'now', 2, 1.5);
 pragma user_version=1;
 """
@@ -166,6 +172,7 @@ def test_a_file_of_the_first_schema_is_brought_up_to_date(tmp_path: Path) -> Non
     state = opened(path)
     old = replace(POD, mark="mark", pid=7, start_time="now", restarts=2, started=1.5)
     assert state.pods() == [old]
+    assert [call.attempts for call in state.calls()] == [1]
     state.put_pod(replace(POD, namespace="other"))
     assert len(state.pods()) == 2
     state.close()

@@ -15,8 +15,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
@@ -37,7 +37,7 @@ from kubetorch.pod.user_process.monarch_hosts import MonarchHosts
 from kubetorch.pod.user_process.protocol import AgentSocket, Frame
 from kubetorch.pod.user_process.thread_pool import Job
 from kubetorch.specs.callable import CALLABLES
-from kubetorch.wire import codecs, exceptions, introspection
+from kubetorch.wire import codecs, exceptions, introspection, retries
 
 #: Seconds between two reports of progress; the last one is always sent.
 PROGRESS_INTERVAL = 0.05
@@ -111,6 +111,8 @@ class RunningCall:
     chain: str
     method: str | None
     codec: str
+    #: Names of the errors after which it is to run again.
+    retry_on: list[str]
     #: The encoded arguments; taken away when they are decoded, so that memory is freed.
     segments: list[memoryview]
     agent: AgentSocket
@@ -281,7 +283,7 @@ class CallRunner:
 
     def _open(self, frame: Frame) -> Job | None:
         codec, sizes, meta = protocol.unpack_sizes(frame)
-        method, request_id, chain = protocol.unpack_call(meta)
+        method, request_id, chain, retry_on = protocol.unpack_call(meta)
         try:
             payload = memoryview(self.agent.payload(frame))
             segments = codecs.split(payload, sizes)
@@ -294,6 +296,7 @@ class CallRunner:
             chain=chain,
             method=method,
             codec=codec,
+            retry_on=retry_on,
             segments=segments,
             agent=self.agent,
             loop=self.loop,
@@ -452,7 +455,7 @@ class CallRunner:
         try:
             self.agent.send_value(protocol.RESULT, call.number, call.codec, value, flags)
         except BaseException as error:  # noqa: BLE001  # encoding runs the user's code
-            self._send_failure(call.number, error, started=True)
+            self._send_failure(call.number, error, started=True, retry_on=call.retry_on)
 
     def _fail(self, call: RunningCall, error: BaseException, *, started: bool) -> None:
         if os.getpid() != self._pid:
@@ -468,7 +471,7 @@ class CallRunner:
             introspection.safely(_explain, None, error)
         if introspection.is_a(error, (NameError, AttributeError)):
             introspection.safely(loader.explain_call, None, error, self._deployed.value)
-        self._send_failure(call.number, error, started=started)
+        self._send_failure(call.number, error, started=started, retry_on=call.retry_on)
 
     def _give_up(self, call: RunningCall, error: BaseException) -> None:
         """End a call whose end itself failed: nobody is to wait for it."""
@@ -485,8 +488,18 @@ class CallRunner:
         self.pipe.finish(call.number)
         call.finish_progress()
 
-    def _send_failure(self, number: int, error: BaseException, *, started: bool) -> None:
+    def _send_failure(
+        self,
+        number: int,
+        error: BaseException,
+        *,
+        started: bool,
+        retry_on: Sequence[str] = (),
+    ) -> None:
         failure = exceptions.describe(error, pod_name=self.pod_name, started=started, skip=CODE)
+        is_named = bool(retry_on) and retries.repeats(type(error), retry_on, self.modules)
+        if is_named and (started or introspection.is_a(error, SerializationError)):
+            failure = replace(failure, repeats=True)
         self.agent.send(protocol.ERROR, number, failure.to_json())
 
 

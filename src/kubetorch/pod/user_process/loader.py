@@ -54,7 +54,7 @@ from kubetorch.errors import CallableNotFoundError
 from kubetorch.lib import modules
 from kubetorch.pod.user_process import monarch_hosts
 from kubetorch.pod.user_process.monarch_hosts import MonarchHosts
-from kubetorch.wire import exceptions, introspection
+from kubetorch.wire import codecs, exceptions, introspection
 
 #: Environment variable with the path of the deployed file.
 FILE_VARIABLE = "KT_DEPLOYED_FILE"
@@ -322,7 +322,8 @@ def load(source: Source, hosts: MonarchHosts | None = None) -> Any:  # noqa: ANN
     """Import the callable; a class is constructed."""
     found = _callable(source)
     _check_kind(found, source)
-    arguments = dict(source.init_args)
+    # The module has been imported: it has the classes of what is among them.
+    arguments = codecs.decode_arguments(source.init_args, source.module)
     if hosts is not None:
         monarch_hosts.check(found)
     if source.kind == "cls":

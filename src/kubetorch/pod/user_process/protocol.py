@@ -149,8 +149,9 @@ SPENT: Final = 0x80
 _HEADER: Final = struct.Struct("<BBxxIIQQ")
 HEADER_BYTES: Final = _HEADER.size
 _COUNT: Final = struct.Struct("<I")
-_NAME: Final = struct.Struct("<I")
-_NO_METHOD: Final = _NAME.pack(0xFFFFFFFF)
+_LENGTH: Final = struct.Struct("<I")
+_NO_TEXT: Final = _LENGTH.pack(0xFFFFFFFF)
+_EMPTY: Final = _LENGTH.pack(0)
 _CHUNK: Final = 64 * 1024
 _LEAST_ROOM: Final = 1024 * 1024
 _DESCRIPTOR_BYTES: Final = array.array("i").itemsize
@@ -241,27 +242,37 @@ def pack(
     return _HEADER.pack(kind, flags, len(meta), argument, call, length) + meta
 
 
-def pack_call(method: str | None, request_id: str, chain: str) -> bytes:
-    """Pack method, chain and request; JSON would take longer than the system call."""
-    calls = chain.encode(errors="surrogatepass")
-    rest = _NAME.pack(len(calls)) + calls + request_id.encode(errors="surrogatepass")
-    if method is None:
-        return _NO_METHOD + rest
-    name = method.encode(errors="surrogatepass")
-    return _NAME.pack(len(name)) + name + rest
+def pack_call(
+    method: str | None, request_id: str, chain: str, retry_on: Sequence[str] = ()
+) -> bytes:
+    """Pack method, chain, errors and request; JSON would take longer than the system call."""
+    texts = _pack_text(method) + _pack_text(chain) + _pack_text("\n".join(retry_on))
+    return texts + request_id.encode(errors="surrogatepass")
 
 
-def unpack_call(meta: bytes) -> tuple[str | None, str, str]:
-    """Method, identity of the request, and chain."""
-    begin = end = _NAME.size
-    method = None
-    if not meta.startswith(_NO_METHOD):
-        end = begin + _NAME.unpack_from(meta)[0]
-        method = meta[begin:end].decode(errors="surrogatepass")
-    begin = end + _NAME.size
-    end = begin + _NAME.unpack_from(meta, end)[0]
-    chain = meta[begin:end].decode(errors="surrogatepass")
-    return method, meta[end:].decode(errors="surrogatepass"), chain
+def unpack_call(meta: bytes) -> tuple[str | None, str, str, list[str]]:
+    """Method, identity of the request, chain, and the errors after which it runs again."""
+    method, end = _unpack_text(meta, 0)
+    chain, end = _unpack_text(meta, end)
+    named, end = _unpack_text(meta, end)
+    request_id = meta[end:].decode(errors="surrogatepass")
+    return method, request_id, chain or "", named.split("\n") if named else []
+
+
+def _pack_text(text: str | None) -> bytes:
+    if not text:
+        return _NO_TEXT if text is None else _EMPTY
+    data = text.encode(errors="surrogatepass")
+    return _LENGTH.pack(len(data)) + data
+
+
+def _unpack_text(meta: bytes, start: int) -> tuple[str | None, int]:
+    """A text, and where it ends."""
+    begin = start + _LENGTH.size
+    if meta.startswith(_NO_TEXT, start):
+        return None, begin
+    end = begin + _LENGTH.unpack_from(meta, start)[0]
+    return meta[begin:end].decode(errors="surrogatepass"), end
 
 
 # ------------------------------------------------------------------------------------- receiving

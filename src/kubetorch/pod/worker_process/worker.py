@@ -137,6 +137,11 @@ class OwnedPayload:
         self.view = _NOTHING
 
 
+def shared(payload: Payload) -> Payload:
+    """The same bytes, for a worker to release, when the payload itself stays."""
+    return payload.share() if isinstance(payload, Memory) else OwnedPayload(payload.view)
+
+
 class CallSink(Protocol):
     """Receives what one call produces; exactly one of result, error and lost comes, as the last."""
 
@@ -342,7 +347,8 @@ class Worker:
         self._running[number] = _Running(sink, request.request_id, _label(request))
         self._idle.clear()
         self._output.attribute_to(number)
-        rest = protocol.pack_call(request.method, request.request_id, chain)
+        retry_on = () if request.retry is None else request.retry.names or ()
+        rest = protocol.pack_call(request.method, request.request_id, chain, retry_on)
         body = request.body
         self._socket.send_payload(protocol.CALL, number, body.codec, body.sizes, payload, rest)
         return number

@@ -35,7 +35,15 @@ from kubetorch.sdk.logs import CallLines
 from kubetorch.specs import hints
 from kubetorch.specs.callable import CALLABLES
 from kubetorch.specs.logging import LoggingConfig
-from kubetorch.wire import calls, codecs, exceptions, frames, introspection, rank_values
+from kubetorch.wire import (
+    calls,
+    codecs,
+    exceptions,
+    frames,
+    introspection,
+    rank_values,
+    retries,
+)
 from kubetorch.wire.frames import Kind
 from kubetorch.wire.messages import TORN_DOWN
 
@@ -46,8 +54,6 @@ _EARLY = 0.1
 _FIRST_DELAY, _LONGEST_DELAY = 0.02, 1.0
 #: Seconds after which a call that is refused has been in its pod's line.
 _ACCEPTED = 1.0
-#: Errors after which `retries` makes a call again.
-_INFRASTRUCTURE = (WorkerDiedError, PodTerminatedError, CallLostError)
 #: Errors that say that a pod is gone; in a distributed call its ranks are gone with it.
 _LOSSES = (PodTerminatedError, CallLostError)
 #: What Python says of a keyword that a function does not take.
@@ -109,7 +115,7 @@ class Yielded:
     value: object
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True)
 class Again:
     delay: float
 
@@ -143,7 +149,9 @@ class Invocation:
     expires: float | None = None
     _key: str | None = None
     _request_id: str | None = None
+    # How often it is made at most again, and which attempt this is.
     _retries = 0
+    _attempts = 1
     _delay = _FIRST_DELAY
     _has_yielded = False
     _lines: CallLines | None = None
@@ -190,6 +198,10 @@ class Invocation:
         self.target = target
         self._keywords = kwargs.keys()
         self.route = route
+        #: Ordinals of the pods that it goes to, if it is a broadcast; the service may have fewer
+        #: than when the target was described.
+        known = target.broadcast
+        self.broadcast = None if known is None else route.called_together(known)
         self.options = options
         #: Whether lines that it prints are shown.
         given = options.stream_logs
@@ -201,7 +213,7 @@ class Invocation:
         self.begin_to_expire()
         if options.idempotency_key is not None:
             self._key = options.idempotency_key
-        if options.retries:
+        if options.retries and not is_detached:  # its agent makes a detached one again
             self._retries = options.retries
             self._key = self._key or calls.new_call_id()
 
@@ -224,19 +236,25 @@ class Invocation:
 
     def spread(self) -> list[Invocation]:
         """The calls that it is made of, in pod order: one for each pod of a broadcast."""
-        if self.target.broadcast is None:
+        if self.broadcast is None:
             return [self]
         self._request_id = self.request_id
         if self.target.is_bounded:
             self.collective = calls.new_call_id()
-        return [self._on(ordinal) for ordinal in self.target.broadcast]
+        return [self._on(ordinal) for ordinal in self.broadcast]
+
+    def shape(self, values: list[Any]) -> Any:  # noqa: ANN401  # the user's own values
+        """What a broadcast returns: the one value itself, if the service has one pod by now."""
+        assert self.broadcast is not None
+        together = self.route.called_together(self.broadcast)
+        return values[0] if together is None and len(values) == 1 else values
 
     def of_item(self, number: int) -> Invocation:
         """The call of one item of a map, on the pod that has least to do.
 
         With a key it is always the same pod: that pod alone has the outcome.
         """
-        pods = self.target.broadcast
+        pods = self.broadcast
         if pods is None or self.options.idempotency_key is None:
             return self
         return self._on(pods[number % len(pods)])
@@ -259,7 +277,7 @@ class Invocation:
 
     def start(self, stream: Stream, call: PendingCall, *, reads: bool = False) -> None:
         target = self.target
-        if target.broadcast is not None and self.route.ordinal is None:
+        if self.broadcast is not None and self.route.ordinal is None:
             self._pool, self.route = self.route, self.route.of(stream)
         self._sent_at = time.monotonic()
         self.has_begun = self.is_asked_for = False
@@ -303,8 +321,20 @@ class Invocation:
             self._is_again,
             self.map_id,
             self.item,
+            self._wire_retry,
         )
         stream.start(call, meta, segments, reads=reads)
+
+    @property
+    def _wire_retry(self) -> frames.Retry | None:
+        """What the agent is to know, if the call may be made again."""
+        options = self.options
+        if self.is_detached:
+            if not options.retries:
+                return None
+            names, seconds = options.retry_names, (options.backoff, options.max_backoff)
+            return frames.Retry(names, options.retries, *seconds)
+        return frames.Retry(options.retry_names) if options.retry_names and self._retries else None
 
     # -------------------------------------------------------------------------------- events
 
@@ -335,7 +365,9 @@ class Invocation:
             return None
         if kind == _ERROR:
             failure = exceptions.parse_json(bytes(event.payload or b""))
-            return self.again_after(failure) or self._end_with(self.error_of(failure))
+            return self.again_after(failure) or self._end_with(
+                self.error_of(failure), is_named=failure.repeats
+            )
         if kind == _QUEUED:
             self.expires = None
             return None
@@ -346,9 +378,8 @@ class Invocation:
         if kind == LOST:
             return self.again_after_loss(event) or self._end_with(event.meta)
         if kind == EXPIRED:
-            self.end_lines()
             stream.cancel(event.call, "the call timed out")
-            return Done(None, self.timed_out())
+            return self._end_with(self.timed_out())
         return None
 
     def again_after(self, failure: exceptions.Failure) -> Again | None:
@@ -377,15 +408,18 @@ class Invocation:
     def timed_out(self) -> CallTimeoutError:
         ordinal = self.route.ordinal
         where = "" if ordinal is None else f" in pod {ordinal}"
-        return CallTimeoutError(
+        error = CallTimeoutError(
             f"{self.target.name} did not end within its timeout of "
             f"{self.options.timeout:g} s{where}",
             hint=f"kt logs {self.target.service} shows its output",
         )
+        self._count_attempts(error)
+        return error
 
     def refused(self, error: Exception) -> Exception:
         is_over = self.expires is not None and time.monotonic() >= self.expires - GRACE - _EARLY
         if not is_over or not isinstance(error, CallRefusedError):
+            self._count_attempts(error)
             return error
         timed_out = CallTimeoutError(
             f"{self.target.name} did not begin within its timeout of {self.options.timeout:g} s: "
@@ -393,6 +427,7 @@ class Invocation:
             hint=error.hint,
         )
         timed_out.__cause__, timed_out.pod_name = error, error.pod_name
+        self._count_attempts(timed_out)
         return timed_out
 
     def _value(self, event: Event) -> Done:
@@ -417,15 +452,20 @@ class Invocation:
         if self._lines is not None:
             self._lines.end()
 
-    def _end_with(self, error: Exception) -> Step:
-        if self._may_retry(error):
-            # Only the pod that may have run it knows its outcome.
-            return self._again(may_have_run=isinstance(error, CallLostError))
+    def _end_with(self, error: Exception, *, is_named: bool = False) -> Step:
+        if self._may_retry(error, is_named=is_named):
+            return self._make_again(error)
         self.end_lines()
         is_loss = isinstance(error, _LOSSES) and getattr(error, "reason", "") != TORN_DOWN
         if self.target.is_distributed and is_loss:
             error = membership_error(self.target.name, error)
+        self._count_attempts(error)
         return Done(None, error)
+
+    def _count_attempts(self, error: Exception) -> None:
+        """Say in an error how many attempts there were, if there may be several."""
+        if self.options.retries and not self.is_detached:
+            exceptions.set_attempts(error, self._attempts)
 
     def error_of(self, failure: exceptions.Failure) -> Exception:
         error = exceptions.rebuild(failure, modules=self.target.modules)
@@ -449,15 +489,26 @@ class Invocation:
     def _function(self) -> str:
         return self.target.callable.rpartition(".")[2]
 
-    def _may_retry(self, error: Exception) -> bool:
-        if not isinstance(error, _INFRASTRUCTURE) or self._has_yielded or self._retries <= 0:
+    def _may_retry(self, error: Exception, *, is_named: bool) -> bool:
+        if self._has_yielded or self._retries <= 0:
             return False
-        if self.expires is not None and time.monotonic() >= self.expires - GRACE:
-            return False
+        # The worker has compared what the user's code raised; errors of ours may be made here.
+        return is_named or retries.repeats(type(error), self.options.retry_names, {})
+
+    def _make_again(self, error: Exception) -> Again:
+        """Begin the next attempt, with as much time as the first had, after a pause."""
+        options = self.options
+        delay = retries.pause(self._attempts, options.backoff, options.max_backoff)
         self._retries -= 1
+        self._attempts += 1
+        self._delay = _FIRST_DELAY
         self._is_again = isinstance(error, WorkerDiedError)
-        self._patient_from = time.monotonic()
-        return True
+        self._patient_from = time.monotonic() + delay
+        if options.timeout is not None:
+            self.expires = self._patient_from + options.timeout + GRACE
+        # Only the pod that may have run it knows its outcome.
+        self._choose_pod(may_have_run=isinstance(error, CallLostError))
+        return Again(delay)
 
     def _renew_patience(self) -> None:
         """A pod had the call for a while: that was no time of waiting for a pod."""
@@ -465,13 +516,16 @@ class Invocation:
         if self._is_lined_up and now - self._sent_at > _ACCEPTED:
             self._patient_from = now
 
-    def _again(self, *, may_have_run: bool = False, at_once: bool = False) -> Again:
-        if self._pool is not None and not may_have_run:
-            self.route = self._pool  # any pod takes the item
+    def _again(self, *, at_once: bool = False) -> Again:
+        self._choose_pod(may_have_run=False)
         if at_once:
             return Again(0.0)
         delay, self._delay = self._delay, min(self._delay * 2, _LONGEST_DELAY)
         return Again(delay)
+
+    def _choose_pod(self, *, may_have_run: bool) -> None:
+        if self._pool is not None and not may_have_run:
+            self.route = self._pool  # any pod takes the item
 
 
 def _body(codec: str, segments: Sequence[codecs.Segment]) -> frames.Body:

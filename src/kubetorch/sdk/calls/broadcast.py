@@ -25,6 +25,7 @@ from kubetorch.sdk.calls.call import (
     ThreadWakeup,
     is_generator,
 )
+from kubetorch.sdk.calls.route import PodLeftError
 from kubetorch.wire import exceptions, introspection
 
 #: Said to the pods whose calls are cancelled.
@@ -60,6 +61,14 @@ def _short(error: Exception) -> str:
     return introspection.summary(error).partition("\n")[0]
 
 
+#: The outcome of a pod that the service does not have any more.
+_LEFT = Done(None)
+
+
+def _has_left(step: Done | Yielded) -> bool:
+    return isinstance(step, Done) and isinstance(step.error, PodLeftError)
+
+
 class _Broadcast:
     """The calls of one broadcast; a pod that runs a generator has an iterator in the list."""
 
@@ -67,6 +76,7 @@ class _Broadcast:
         self, invocation: Invocation, wake: Callable[[], object], iterators: Iterators
     ) -> None:
         self.calls = CallSet(wake)
+        self._invocation = invocation
         # How the call of each pod ended, in pod order.
         self._outcomes: dict[Call, Done | None] = {Call(part): None for part in invocation.spread()}
         self._iterators = iterators
@@ -87,6 +97,9 @@ class _Broadcast:
 
     def take(self) -> Done | None:
         for call, step in self.calls.take():
+            if _has_left(step) and len(self._outcomes) > 1:
+                del self._outcomes[call]
+                continue
             done = self._outcomes[call] = self._outcome(call, step)
             if done.error is not None:
                 for other in self._following:
@@ -95,7 +108,8 @@ class _Broadcast:
                 for other in self._outcomes:
                     if other.is_started and not other.is_over and not other.is_recalled:
                         self.calls.recall(other, RECALLED)
-        if self._first.invocation.has_begun or self._outcomes[self._first] is not None:
+        is_first_over = self._outcomes.get(self._first, _LEFT) is not None
+        if self._first.invocation.has_begun or is_first_over:
             self._start_following()
         outcomes = [one for one in self._outcomes.values() if one is not None]
         if len(outcomes) < len(self._outcomes):
@@ -103,7 +117,8 @@ class _Broadcast:
         whole = combine(outcomes)
         if whole.error is not None:
             self._close_generators()
-        return whole
+            return whole
+        return Done(self._invocation.shape([one.value for one in outcomes]))
 
     def _outcome(self, call: Call, step: Done | Yielded) -> Done:
         if not is_generator(step):
@@ -150,20 +165,27 @@ async def call_async(invocation: Invocation) -> Done:
     return done
 
 
-def iterate(invocation: Invocation) -> list[Any]:
+def iterate(invocation: Invocation) -> Any:  # noqa: ANN401  # as `Invocation.shape`
     """Start a generator on every pod; its iterators, in pod order."""
     started: list[RemoteIterator] = []
+    left: PodLeftError | None = None
     try:
         for part in invocation.spread():
             call = Call(part)
-            call.open()
+            try:
+                call.open()
+            except PodLeftError as error:
+                left = error
+                continue
             is_first = part.collective and not started
             started.append(RemoteIterator(call, call.wait_until_begun() if is_first else None))
     except BaseException:
         for generator in started:
             generator.close()
         raise
-    return started
+    if left is not None and not started:
+        raise left
+    return invocation.shape(started)
 
 
 class AsyncIterators(list[RemoteAsyncIterator]):

@@ -86,7 +86,7 @@ class Caller:
             return self._await(options, args, kwargs)
         blocking.warn_in_loop(f"{target.name}(...)", f"await {target.name}(..., async_=True)")
         invocation = Invocation(target, self._route, options, args, kwargs)
-        if target.broadcast is not None:
+        if invocation.broadcast is not None:
             return self._broadcast(invocation)
         call = Call(invocation)
         if target.kind != "function" and not target.is_distributed:
@@ -104,7 +104,7 @@ class Caller:
             return _iterators(call, step)
         return step.value
 
-    def _broadcast(self, invocation: Invocation) -> list[Any]:
+    def _broadcast(self, invocation: Invocation) -> Any:  # noqa: ANN401  # the user's own values
         if self._target.kind != "function":
             return broadcast.iterate(invocation)
         done = broadcast.call(invocation)
@@ -112,13 +112,12 @@ class Caller:
             self._route.pause(self._target.logging.shutdown_grace_period)
         if done.error is not None:
             raise done.error
-        values: list[Any] = done.value  # type: ignore[assignment]  # as `combine` makes it
-        return values
+        return done.value
 
     def _await(self, options: CallOptions, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401  # something to await
         invocation = Invocation(self._target, self._route, options, args, kwargs)
         is_generator = self._target.kind != "function"
-        if self._target.broadcast is not None:
+        if invocation.broadcast is not None:
             if is_generator:
                 return broadcast.iterate_async(invocation)
             return _values_of(invocation)
@@ -236,11 +235,10 @@ class Caller:
 
         Raises:
             SerializationError: The arguments cannot travel.
-            SpecError: An option has no effect on such a call.
+            SpecError: An option is impossible.
             KubetorchError: No pod can be reached.
         """
         options, kwargs = self._options.take_from(kwargs, self._target.declared)
-        options.check_spawned()
         invocation = Invocation(self._target, self._route, options, args, kwargs, is_detached=True)
         return handles.spawn(invocation)
 

@@ -41,7 +41,7 @@ from kubetorch.sdk.calls.attempts import Again, Done, Invocation
 from kubetorch.sdk.calls.broadcast import combine
 from kubetorch.sdk.calls.call import LoopWakeup, ThreadWakeup
 from kubetorch.sdk.calls.options import CallOptions
-from kubetorch.sdk.calls.route import FINAL, Backoff, Location, Route
+from kubetorch.sdk.calls.route import FINAL, Backoff, Location, PodLeftError, Route
 from kubetorch.sdk.calls.stream import Stream
 from kubetorch.sdk.calls.stream_writer import LOST, Event, PendingCall
 from kubetorch.sdk.calls.target import local_modules
@@ -676,7 +676,7 @@ def _left(timeout: float | None, waited: float, search: Search | None) -> float 
 
 def spawn(invocation: Invocation) -> CallHandle:
     """Open a detached call; returns when its pod has it on disk, or with `async_` at once."""
-    if invocation.target.broadcast is not None:
+    if invocation.broadcast is not None:
         return spawn_broadcast(invocation)
     return spawn_one(invocation)
 
@@ -867,16 +867,24 @@ def _left_until(deadline: float | None) -> float | None:
     return None if deadline is None else max(deadline - time.monotonic(), 0.0)
 
 
-def spawn_broadcast(invocation: Invocation) -> BroadcastHandle:
+def spawn_broadcast(invocation: Invocation) -> CallHandle:
     """As `spawn`, on every pod; if one does not take it, no call goes on."""
     started: list[CallHandle] = []
+    left: PodLeftError | None = None
     try:
         for part in invocation.spread():
-            started.append(spawn_one(part))
+            try:
+                started.append(spawn_one(part))
+            except PodLeftError as error:
+                left = error
+        if left is not None and not started:
+            raise left
     except KubetorchError:
         for call in started:
             call.cancel()
         raise
+    if invocation.shape(started) is not started:
+        return started[0]
     target = invocation.target
     identity = SEPARATOR.join(call.id for call in started)
     handle = BroadcastHandle(identity, target.name, target.modules)

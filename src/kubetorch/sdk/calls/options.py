@@ -9,6 +9,7 @@ Keywords that programs know from the debugger are refused, with the same excepti
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from types import FunctionType
@@ -17,7 +18,7 @@ from typing import Any
 from kubetorch.errors import SpecError, did_you_mean
 from kubetorch.sdk import parameters
 from kubetorch.specs.metrics import MetricsConfig
-from kubetorch.wire import introspection, routes
+from kubetorch.wire import introspection, retries, routes
 from kubetorch.wire.codecs import CODECS
 
 #: Options that may stand among the arguments of a call.
@@ -32,6 +33,8 @@ METRICS = "stream_metrics"
 #: All keywords that mean something other than an argument, unless the signature declares them.
 RESERVED = BARE.union(REFUSED, (METRICS,))
 
+#: Characters of all names in `retry_on`.
+RETRY_ON_CHARACTERS = 16_000
 #: Nodes of a distributed service: `"any"`, `"ready"`, a part of addresses, or a list of node ranks,
 #: addresses and names of pods.
 Workers = str | Sequence[int | str]
@@ -51,6 +54,10 @@ class CallOptions:
     timeout: float | None = None
     queue_timeout: float | None = None
     retries: int = 0
+    #: Classes of exceptions, or one, or their dotted names; dotted names once it is made.
+    retry_on: object = None
+    backoff: float = 1.0
+    max_backoff: float = 60.0
     idempotency_key: str | None = None
     request_id: str | None = None
     on_progress: OnProgress | None = None
@@ -68,9 +75,7 @@ class CallOptions:
             _positive("timeout", self.timeout)
         if self.queue_timeout is not None:
             _positive("queue_timeout", self.queue_timeout)
-        retries: object = self.retries
-        if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
-            raise SpecError(f"retries is {retries!r}; it must be a whole number, 0 or more")
+        self._check_retries()
         for name in ("idempotency_key", "request_id"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value):
@@ -78,6 +83,20 @@ class CallOptions:
         progress: object = self.on_progress
         if progress is not None and not callable(progress):
             raise SpecError(f"on_progress is {progress!r}; it must be callable")
+
+    def _check_retries(self) -> None:
+        count: object = self.retries
+        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+            raise SpecError(f"retries is {count!r}; it must be a whole number, 0 or more")
+        for name in ("backoff", "max_backoff"):
+            _seconds(name, getattr(self, name), "of 0 or more", least=0.0)
+        if self.retry_on is not None:
+            object.__setattr__(self, "retry_on", _dotted_names(self.retry_on))
+
+    @property
+    def retry_names(self) -> tuple[str, ...] | None:
+        """Dotted names of the errors after which a call runs again; `None` is lost workers."""
+        return self.retry_on  # type: ignore[return-value]  # as it was made
 
     @property
     def wire_workers(self) -> str | tuple[int | str, ...] | None:
@@ -99,15 +118,6 @@ class CallOptions:
                     hint="kt.Compute(...).distribute(workers=N) makes it one; a function that has "
                     f"a parameter {name!r} of its own gets it",
                 )
-
-    def check_spawned(self) -> None:
-        """Refuse what has no effect on a call that goes on without its caller."""
-        if self.retries:
-            raise SpecError(
-                f"retries={self.retries} has no effect on a spawned call: the calling program may "
-                "be gone",
-                hint="spawn it again when its handle raises, or retry in the function itself",
-            )
 
     def of_item(self, index: int) -> CallOptions:
         """These options, for one of many calls that are made together."""
@@ -195,12 +205,37 @@ def serialization(value: object) -> str:
 
 
 def _positive(name: str, value: object) -> None:
+    _seconds(name, value, "above 0,", least=math.ulp(0.0))
+
+
+def _seconds(name: str, value: object, words: str, *, least: float) -> None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not 0 < value <= routes.LONGEST_TIMEOUT:  # type: ignore[operator]  # one
+    if not is_number or not least <= value <= routes.LONGEST_TIMEOUT:  # type: ignore[operator]  # one
         raise SpecError(
-            f"{name} is {value!r}; it must be a number of seconds above 0, and at most "
+            f"{name} is {value!r}; it must be a number of seconds {words} and at most "
             f"{routes.LONGEST_TIMEOUT:.0f}"
         )
+
+
+def _dotted_names(retry_on: object) -> tuple[str, ...]:
+    """The dotted names of classes of exceptions, which may be given as names, too."""
+    named = retry_on if isinstance(retry_on, (tuple, list, set, frozenset)) else (retry_on,)
+    names: list[str] = []
+    if not named:
+        raise SpecError("retry_on names no class", hint="retries=0 makes no call again")
+    for cls in named:
+        if isinstance(cls, type) and issubclass(cls, BaseException):
+            names.append(retries.dotted_name(cls))
+        elif isinstance(cls, str) and "." in cls and all(cls.split(".")):
+            names.append(cls)
+        else:
+            raise SpecError(
+                f"retry_on has {introspection.shown(cls)}; it takes classes of exceptions",
+                hint='retry_on=(ConnectionError,), or dotted names as in "builtins.TimeoutError"',
+            )
+    if sum(map(len, names)) > RETRY_ON_CHARACTERS:
+        raise SpecError(f"retry_on names {len(names)} classes, which are too many")
+    return tuple(names)
 
 
 def declared_parameters(function: object) -> frozenset[str]:

@@ -36,6 +36,8 @@ R_co = TypeVar("R_co", covariant=True)
 Y = TypeVar("Y")
 
 Serialization = Literal["json", "pickle", "none"]
+#: Classes of exceptions, or their dotted names.
+RetryOn = type[BaseException] | str | Iterable[type[BaseException] | str]
 
 
 class Map(Protocol[R_co]):
@@ -85,6 +87,9 @@ class Options(Protocol[P, R]):
         async_: bool | None = ...,
         timeout: float | None = ...,
         retries: int = ...,
+        retry_on: RetryOn | None = ...,
+        backoff: float = ...,
+        max_backoff: float = ...,
         idempotency_key: str | None = ...,
         request_id: str | None = ...,
         on_progress: Callable[[float, float | None, str | None], object] | None = ...,

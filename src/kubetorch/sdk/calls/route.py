@@ -83,6 +83,24 @@ class Scaler(NamedTuple):
     most: int | None = None
 
 
+class Called(NamedTuple):
+    """The pods that calls of a service go to, as the controller says.
+
+    Attributes:
+        together: Ordinals of those that each call goes to; `None`: a call goes to one of them.
+        present: Ordinals of the pods that the service has.
+    """
+
+    together: tuple[int, ...] | None
+    present: frozenset[int]
+
+    def leaves_out(self, ordinal: int) -> bool:
+        """True if there is no such pod any more, nor will there be one."""
+        if self.together is not None:
+            return ordinal not in self.together
+        return bool(self.present) and ordinal not in self.present
+
+
 class Location(NamedTuple):
     """The pods of a service and their URLs."""
 
@@ -94,6 +112,7 @@ class Location(NamedTuple):
     reason: str = ""
     is_distributed: bool = False
     is_torn_down: bool = False
+    called: Called | None = None
 
     @classmethod
     def of_service(cls, session: Session, view: WorkloadView) -> Location:
@@ -129,6 +148,7 @@ class Location(NamedTuple):
             view.reason,
             view.world is not None,
             view.status == TERMINATING,
+            Called(together, frozenset(pod.ordinal for pod in view.pods if pod.ended is None)),
         )
 
     def only(self, urls: Iterable[str]) -> Location:
@@ -149,7 +169,9 @@ class Location(NamedTuple):
         """The location of one pod of the service: without a URL while the pod is not ready."""
         numbered = zip(self.urls, self.ordinals, strict=False)
         here = tuple(url for url, number in numbered if number == ordinal)
-        return Location(here[:1], self.token, (ordinal,), None, self.pods, self.reason)
+        return Location(
+            here[:1], self.token, (ordinal,), None, self.pods, self.reason, called=self.called
+        )
 
     def absent(self, ordinal: int | None) -> AbsentError:
         """The error that a pod, or any, is not ready, with the reason of each."""
@@ -185,6 +207,10 @@ class AbsentError(UnavailableError):
     def __init__(self, text: str, pod_name: str | None) -> None:
         super().__init__(text)
         self.pod_name = pod_name
+
+
+class PodLeftError(CallRefusedError):
+    """A service has fewer pods than a handle knows of: nothing ran in the one that is gone."""
 
 
 def _why_away(pod: PodView) -> str:
@@ -576,6 +602,7 @@ class Route:
         self._shown = (-1, True)
         # Those to single pods, by ordinal.
         self._pods: dict[int, Route] = {}
+        self._called = None if location is None else location.called
         self._ping_after = ping_after
         self._location = location
         self._streams: dict[str, Stream] = {}
@@ -689,7 +716,7 @@ class Route:
             location = self._location
             made = Route(
                 self.service,
-                lambda: self._connector.ask().of(ordinal),
+                lambda: self._ask().of(ordinal),
                 None if location is None else _if_there(location.of(ordinal)),
                 ping_after=self._ping_after,
                 ordinal=ordinal,
@@ -711,8 +738,19 @@ class Route:
     def locate(self, location: Location | None) -> None:
         """Take this for where the service is; `None`: ask before the next connection."""
         self._location = location
+        if location is not None:
+            self._called = location.called or self._called
         for ordinal, pod in self._pods.items():
             pod.locate(None if location is None else _if_there(location.of(ordinal)))
+
+    def called_together(self, known: tuple[int, ...]) -> tuple[int, ...] | None:
+        """Ordinals of the pods that a call goes to, by the last news; `known` without any."""
+        return known if self._called is None else self._called.together
+
+    def _ask(self) -> Location:
+        location = self._connector.ask()
+        self._called = location.called or self._called
+        return location
 
     def accept(self, view: WorkloadView) -> None:
         """Take the service to be where the controller described it."""
@@ -826,7 +864,7 @@ class Route:
                 return stream
             location = self._location
             if location is None or not location.token:  # who may not call is told why
-                location = self._connector.ask()
+                location = self._ask()
             scaler = location.scaler
             if scaler is None:
                 return self._connect(location, backoff)
@@ -839,6 +877,13 @@ class Route:
 
     def _connect(self, location: Location, backoff: Backoff) -> Stream:
         """Connect to every pod that there is no stream to; one of the streams."""
+        called, ordinal = location.called, self.ordinal
+        if called is not None and ordinal is not None and called.leaves_out(ordinal):
+            self._location = None
+            raise PodLeftError(
+                f"{self.service} has no pod with the number {ordinal} any more",
+                hint=f"kt status {self.service} shows its pods",
+            )
         reached: dict[str, Stream] = {}
         error: Exception = location.absent(self.ordinal)
         for url in location.urls:
@@ -867,7 +912,7 @@ class Route:
         """Connect to pods that were away, in a thread: calls go to the others meanwhile."""
         with self._connecting:
             try:
-                self._connect(self._connector.ask(), Backoff(_ATTEMPT))
+                self._connect(self._ask(), Backoff(_ATTEMPT))
             except (*TRANSIENT, KubetorchError):
                 self._look_at = time.monotonic() + LOOK_AGAIN
         if self.is_closed:

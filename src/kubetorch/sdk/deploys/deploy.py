@@ -365,7 +365,7 @@ class Deployment:
                 self._lines.warn(warning)
         init_args = None
         if order.init_args is not None:
-            init_args = b"".join(codecs.join(codecs.encode("json", order.init_args)))
+            init_args = codecs.encode_arguments(order.init_args, "init_args")
         runtime = source.describe_runtime(where.folder, preload, is_local=self._session.is_local)
         if project is not None and compute.freeze:
             runtime = replace(

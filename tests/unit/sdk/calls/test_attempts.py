@@ -174,13 +174,54 @@ def test_pauses_between_attempts_grow() -> None:
     assert delays[-1] == 1.0
 
 
-def test_a_deadline_ends_the_attempts() -> None:
-    call = invocation(timeout=1e-9, retries=3)
+def test_a_deadline_ends_the_wait_for_an_attempt_to_begin() -> None:
+    call = invocation(timeout=1e-9)
     assert isinstance(call.step(stream(), event(LOST, CallLostError("gone"))), Done)
-    assert isinstance(call.step(stream(), failed(WorkerDiedError("died"))), Done)
+
+
+def test_each_attempt_has_the_whole_timeout() -> None:
+    call = invocation(timeout=30, retries=1, backoff=5)
+    first = call.expires
+    assert call.step(stream(), failed(WorkerDiedError("died"))) == Again(5)
+    assert first is not None
+    assert call.expires is not None
+    assert call.expires - first >= 5
+    assert call.patience > 30
+
+
+@pytest.mark.parametrize(
+    ("retry_on", "is_again"),
+    [
+        (None, False),
+        (Exception, False),
+        (TimeoutError, False),
+        (KubetorchError, False),
+        (CallTimeoutError, True),
+    ],
+)
+def test_a_timeout_is_no_reason_to_run_again_unless_it_is_named(
+    retry_on: object, is_again: bool
+) -> None:
+    call = invocation(timeout=30, retries=1, retry_on=retry_on)
+    assert isinstance(call.step(stream(), event(EXPIRED)), Again) == is_again
     done = call.step(stream(), event(EXPIRED))
     assert isinstance(done, Done)
     assert isinstance(done.error, CallTimeoutError)
+    assert vars(done.error)["attempts"] == 1 + is_again
+
+
+def test_named_errors_replace_lost_workers() -> None:
+    call = invocation(retries=5, retry_on=(ValueError,))
+    assert isinstance(call.step(stream(), failed(WorkerDiedError("died"))), Done)
+
+
+def test_what_the_worker_found_named_runs_again_after_pauses_that_double() -> None:
+    call = invocation(retries=5, retry_on=("prog.Custom",), backoff=2, max_backoff=10)
+    failure = exceptions.Failure("Custom", "text", module="prog", qualname="Custom", repeats=True)
+    steps = [call.step(stream(), event(Kind.ERROR, None, failure.to_json())) for _ in range(6)]
+    assert steps[:5] == [Again(2), Again(4), Again(8), Again(10), Again(10)]
+    assert isinstance(steps[5], Done)
+    assert vars(steps[5].error)["attempts"] == 6
 
 
 def test_progress_goes_to_the_callback() -> None:

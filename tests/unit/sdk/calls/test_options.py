@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
+import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,6 +27,8 @@ from kubetorch.sdk.calls.options import CallOptions, declared_parameters
         ("retries", -1),
         ("retries", 1.5),
         ("retries", True),
+        ("backoff", -1),
+        ("max_backoff", math.nan),
         ("serialization", "yaml"),
         ("serialization", 3),
         ("stream_logs", "yes"),
@@ -62,7 +67,7 @@ def test_possible_values_are_taken() -> None:
 def test_an_unknown_option_names_the_nearest() -> None:
     with pytest.raises(TypeError, match=r"no call option 'time_out'\nhint: did you mean timeout\?"):
         CallOptions().with_changes({"time_out": 3})
-    with pytest.raises(TypeError, match="the options are async_, idempotency_key"):
+    with pytest.raises(TypeError, match="the options are async_, backoff, idempotency_key"):
         CallOptions().with_changes({"zzz": 3})
 
 
@@ -146,10 +151,20 @@ def test_declared_parameters_are_read_off_functions_methods_and_wrappers() -> No
     assert declared_parameters(len) == frozenset()
 
 
-def test_a_spawned_call_takes_no_retries() -> None:
-    CallOptions(timeout=3, on_progress=print).check_spawned()
-    with pytest.raises(SpecError, match="retries=2 has no effect on a spawned call"):
-        CallOptions(retries=2).check_spawned()
+@pytest.mark.parametrize("value", [3, (), "ConnectionError", int, [ValueError("x")], "a..b"])
+def test_what_is_no_class_of_exceptions_cannot_be_retried_on(value: object) -> None:
+    with pytest.raises(SpecError, match=r"^retry_on "):
+        CallOptions(retry_on=value)
+
+
+def test_errors_to_retry_on_are_kept_by_name() -> None:
+    named = (OSError, "torch.cuda.OutOfMemoryError", json.JSONDecodeError)
+    options = CallOptions(retry_on=named)
+    assert options.retry_names == (
+        *("builtins.OSError", "torch.cuda.OutOfMemoryError", "json.decoder.JSONDecodeError"),
+    )
+    assert pickle.loads(pickle.dumps(options)) == options
+    assert replace(options, retries=1).retry_names == options.retry_names
 
 
 def test_nodes_of_a_service_without_ranks_are_refused_without_a_look_at_them() -> None:
