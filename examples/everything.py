@@ -27,7 +27,13 @@ COMMON: dict[str, Any] = {
     "labels": {"team": "ml"},
     "annotations": {"example.com/owner": "ml@example.com"},
     "volumes": [
-        kt.Volume(name="data", size="10Gi", mount_path="/data", storage_class="shared"),
+        kt.Volume(
+            name="data",
+            size="10Gi",
+            mount_path="/data",
+            storage_class="shared",
+            access_mode="ReadWriteMany",
+        ),
         kt.Volume(name="models", mount_path="/models", pvc="shared-models"),
     ],
     "node_selector": {"node.kubernetes.io/instance-type": "p5.48xlarge"},
