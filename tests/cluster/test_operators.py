@@ -16,7 +16,7 @@ import pytest
 from cluster import byo
 from kubetorch import errors
 from kubetorch.controller.backends.kubernetes import prepare
-from kubetorch.controller.backends.kubernetes.apply import Applier, ApplyRetry, WantedObjects
+from kubetorch.controller.backends.kubernetes.apply import Applier, ApplyRetry, Taking, WantedObjects
 from kubetorch.k8s import kubeconfig, pod_streams
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.informers import Informer
@@ -185,7 +185,9 @@ async def _apply(client: Client, manifest: Object, **variables: str) -> tuple[Ob
     for template in WorkloadManifest.parse(main).templates:
         template.container["command"] = ["python3", "-c", ANSWERING]
     found = services.KubernetesServices(compute, main, namespace=namespace, name=name).render()
-    objects = WantedObjects((*found, *beside, main), taken=None, owner=None, known={}, timeout=60)
+    objects = WantedObjects(
+        (*found, *beside, main), taken=None, taking=Taking(), owner=None, known={}, timeout=60
+    )
     applier = ApplyRetry(Applier(client), now=time.monotonic, on_wait=lambda _: None)
     await applier.apply((namespace, name), objects)
     return main, found

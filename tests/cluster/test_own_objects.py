@@ -66,7 +66,7 @@ def test_a_typo_in_a_manifest_is_an_error_at_once_and_leaves_nothing(
     assert "there is no field spec.template.spec.tolerationz" in typo
     assert found[0][1] == "did you mean tolerations?"
     assert "spec.minReadySeconds: expected numeric (int or float), got string" in kind
-    assert "requests.ephemeral-storage ('lots')" in lots
+    assert "resources.requests.ephemeral-storage 'lots'" in lots
     assert "32300" in taken
     assert max(seconds for *_, seconds in found) < BUDGET
     there = kubectl("get", "deployments,services", "-n", bringing.namespace, "-o", "name")

@@ -76,6 +76,7 @@ def look():
     return os.getuid(), str(home), getpass.getuser(), token, mine.X
 
 def main(image_id):
+    sys.stderr = sys.stdout  # where Kubetorch's own lines go
     image = kt.Image(image_id=image_id or None).sync_package("package")
     secret = kt.Secret("tool", values={"token": "t"}, path="~/.tool", override=True)
     volume = kt.Volume("kept", size="16Mi", mount_path="/data")

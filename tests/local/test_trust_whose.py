@@ -539,7 +539,7 @@ def test_a_program_on_a_terminal_says_at_its_end_what_stays_up(shop):
     assert screen.count("kubetorch: train (1 pod) stays up; kt teardown train deletes it") == 1
     many = "(deploy(other), kt.cls(Model).to(kt.Compute(cpus=.1,gpus=2,replicas=2)))"
     screen = end_of(shop, many, KT_LOCAL_GPUS="pretend")
-    assert "2 services stay up: other (1 pod), model (2 pods, 4 GPUs); kt teardown NAME" in screen
+    assert "2 services stay up: other (1 pod), model (2 pods, 4 GPUs); kt teardown other" in screen
 
 
 def test_nothing_is_said_of_what_stays_up_where_there_is_nothing_or_nobody_asks(shop):

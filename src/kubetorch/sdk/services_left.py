@@ -59,8 +59,8 @@ def _line(views: list[WorkloadView]) -> str:
         return f"{_described(views[0])} stays up; kt teardown {first.name}{where} deletes it"
     described = ", ".join(map(_described, views))
     return (
-        f"{len(views)} services stay up: {described}; kt teardown NAME deletes one, "
-        "kt teardown -a all of yours"
+        f"{len(views)} services stay up: {described}; kt teardown {first.name}{where} deletes "
+        "that one, kt teardown -a all of yours"
     )
 
 

@@ -135,6 +135,9 @@ class RemoteCallable(ABC, Generic[P, R]):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> NoReturn:
+            # Names of our own are not there yet while a pickle is read.
+            if name.startswith("_"):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             raise hints.no_attribute("callable", self, name, self._called)
 
     @property
