@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +177,10 @@ def test_the_same_deploy_succeeds_once_what_refused_its_pods_is_put_right(
     assert installed.python(program, tmp_path).splitlines()[-1] == "hello"
 
 
+def described_events(kubectl: Kubectl, *where: str) -> str:
+    return kubectl("describe", "kubetorchworkload", *where).split("Events:")[1]
+
+
 @pytest.mark.usefixtures("found")
 def test_kubectl_shows_what_became_of_a_doomed_deploy(
     installed: Installed, kubectl: Kubectl
@@ -183,7 +188,9 @@ def test_kubectl_shows_what_became_of_a_doomed_deploy(
     where = ("doom-image-not-found", "-n", installed.namespace)
     row = kubectl("get", "ktw", *where, "--no-headers")
     assert "Failed" in row and "ImagePullError" in row, row
-    assert (
-        "there is no image" in kubectl("describe", "kubetorchworkload", *where).split("Events:")[1]
-    )
+    # The event follows the status, and nothing waits for it.
+    deadline = time.monotonic() + 60.0
+    while "there is no image" not in (events := described_events(kubectl, *where)):
+        assert time.monotonic() < deadline, events
+        time.sleep(0.5)
     assert "doom-image-not-found" in kubectl("get", "all", "-n", installed.namespace)

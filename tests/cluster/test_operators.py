@@ -16,7 +16,12 @@ import pytest
 from cluster import byo
 from kubetorch import errors
 from kubetorch.controller.backends.kubernetes import prepare
-from kubetorch.controller.backends.kubernetes.apply import Applier, ApplyRetry, Taking, WantedObjects
+from kubetorch.controller.backends.kubernetes.apply import (
+    Applier,
+    ApplyRetry,
+    Taking,
+    WantedObjects,
+)
 from kubetorch.k8s import kubeconfig, pod_streams
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.informers import Informer
