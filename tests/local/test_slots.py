@@ -232,6 +232,17 @@ def test_a_call_that_waits_can_be_cancelled_and_never_runs(deploy: Any, tmp_path
     assert probe.seen()[1] == []
 
 
+def test_what_a_handle_asks_about_names_takes_no_slot(deploy: Any, tmp_path: Path) -> None:
+    probe = deploy("asked", concurrency=1)
+    first = InThread(probe.hold, str(tmp_path / "began"), str(tmp_path / "end"))
+    until((tmp_path / "began").exists)
+    with pytest.raises(AttributeError):
+        kt.cls(name=probe.service_name).nothing  # noqa: B018
+    assert first.value is None
+    (tmp_path / "end").touch()
+    assert first.join().value == "held"
+
+
 def test_more_calls_than_may_wait_are_refused(deploy: Any, tmp_path: Path) -> None:
     probe = deploy("full", concurrency=1, max_queue=2)
     first = InThread(probe.hold, str(tmp_path / "began"), str(tmp_path / "end"))

@@ -797,8 +797,19 @@ class Calls:
             return
         if isinstance(worker, RankGroup) and not self._is_bounded_here(worker, call.request):
             call.run_on(worker, call.request.chain)
+        elif call.request.method == CALLABLES and not isinstance(worker, RankGroup):
+            self._answer_about_names(call)
         else:
             self._queue(call)
+
+    def _answer_about_names(self, call: Call) -> None:
+        """Run what a handle asks about names, which takes no slot: no code of the user's runs."""
+        workers = (each for each in self._processes.values() if each.takes_calls)
+        worker = next(workers, None)
+        if worker is None:
+            self._wait(call)
+        else:
+            call.run_on(worker, call.request.chain)
 
     def _is_bounded_here(self, group: RankGroup, request: Open) -> bool:
         """True if this agent hands out the slots that a call on ranks needs."""
