@@ -114,17 +114,12 @@ def test_a_workload_is_an_object_that_people_can_read_and_delete(
                 record, failure='{"error_type":"ImportError","message":"no","rank":null}'
             )
             state.put_workload(failed)
-        columns = kubectl("get", "ktworkloads", "-n", namespace).splitlines()
-        assert columns[0].split()[:7] == [
-            "NAME",
-            "STATUS",
-            "READY",
-            "KIND",
-            "GENERATION",
-            "TTL",
-            "CREATOR",
-        ]
-        assert columns[1].split()[:7] == ["f", "Ready", "2/2", "Deployment", "2", "5m", "ann"]
+        head, row = kubectl("get", "ktworkloads", "-n", namespace).splitlines()[:2]
+        names = ["NAME", "STATUS", "READY", "REASON", "KIND", "GENERATION", "TTL", "CREATOR"]
+        assert head.split()[:8] == names
+        shown = {name: row[head.index(name) :].split("  ")[0].strip() for name in names}
+        values = ("f", "Ready", "2/2", "", "Deployment", "2", "5m", "ann")
+        assert shown == dict(zip(names, values, strict=True))
         async with opened(client, watcher) as state:
             contents = state.contents()
             (record,) = [one for one in contents.workloads if one.namespace == namespace]
