@@ -48,9 +48,16 @@ async def read(
     return found
 
 
+#: How a kubelet answers, with 200, about a log that it has just removed for the next run's.
+_REMOVED = b"failed to try resolving symlinks in path "
+
+
 async def read_ended(client: Client, pod: Ref, options: LogOptions) -> bytes:
     """The log of a container's run before this one, or of this one where that is forgotten."""
     try:
-        return await read(client, pod, replace(options, previous=True))
+        log = await read(client, pod, replace(options, previous=True))
     except KubernetesRequestError:  # 400: there was none; 404: it was removed
-        return await read(client, pod, replace(options, previous=False))
+        log = b""
+    if log and not log.startswith(_REMOVED):
+        return log
+    return await read(client, pod, replace(options, previous=False))
