@@ -65,7 +65,7 @@ class Controller:
         assert self.outcome is not None
         return calls.pack_outcome(self.outcome)
 
-    def get_workload(self, namespace: str, name: str) -> WorkloadView:
+    def get_workload(self, namespace: str, name: str, *, program: str = "") -> WorkloadView:
         pod = PodView(
             name=self.agent.pod, ordinal=0, phase="Running", is_ready=True, url=self.agent.url
         )
