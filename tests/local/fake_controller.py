@@ -102,7 +102,7 @@ class FakeController:
                 pass
 
             def do_GET(self) -> None:
-                name = self.path.rpartition("/")[2]
+                name = self.path.partition("?")[0].rpartition("/")[2]
                 known = fake._workloads.get(name)
                 if known is None:
                     failure = {"error_type": "x", "message": "none", "code": "service_not_found"}

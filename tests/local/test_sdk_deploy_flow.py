@@ -4,12 +4,14 @@ import asyncio
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
 from kubetorch.datastore import trees
+from kubetorch.datastore.scan_cache import RACY_SECONDS
 from kubetorch.errors import (
     ControllerError,
     ControllerUnavailableError,
@@ -173,6 +175,7 @@ def test_a_file_that_changes_while_it_is_sent_is_scanned_again(client, project, 
     with FakeController(tmp_path / "blobs", [[ready()], [ready()]]) as fake:
         client.deployment(fake).run()
         (project / "jobs.py").write_text("first edit")
+        time.sleep(RACY_SECONDS)  # a file that changed a moment ago is sent as it was read
         deployment = client.deployment(fake)
         bundles = []
         scan = deployment._bundle

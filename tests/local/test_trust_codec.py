@@ -61,13 +61,6 @@ def where():
 
 def work(name, *args, **kwargs):
     return globals()[name](*args, **kwargs)
-
-class Held:
-    def __init__(self, given):
-        self.given = given
-
-    def get(self):
-        return self.given
 """
 
 
@@ -283,17 +276,6 @@ def test_what_a_program_has_called_first_is_json_for_plain_http_or_refused(work)
     work.options(idempotency_key="two")("echo", {"a": 2})
     headers["Idempotency-Key"] = "two"
     assert _post(work.endpoint(), {"args": ["echo", 1]}, headers) == (200, {"a": 2})
-
-
-def test_arguments_of_constructors_stay_strict_json(jobs):
-    with pytest.warns(UserWarning, match="init_args: the key 1 arrives as text"):
-        remote = kt.cls(jobs.Held).to(
-            kt.Compute(cpus="0.1"), init_args={"given": {"tag": TAG, 1: (2,)}}
-        )
-    assert remote.get() == {"tag": TAG, "1": [2]}
-    remote.teardown()
-    with pytest.raises(kt.SpecError, match="JSON cannot carry"):
-        kt.cls(jobs.Held).to(kt.Compute(cpus="0.1"), init_args={"given": {1, 2}})
 
 
 # ------------------------------------------------------------------------------------ older peers

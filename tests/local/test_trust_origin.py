@@ -196,7 +196,7 @@ def test_trust_code_in_a_pod_is_of_the_project_that_the_pod_runs(
     # In the pod there is no repository, and another file of the project was deployed.
     pod = shop.parent / "code/1/shop"
     shutil.copytree(shop, pod, ignore=shutil.ignore_patterns(".git"))
-    deployed = Origin(own.project, own.name, "src/serve.py:serve")
+    deployed = Origin(own.project, own.name, "src/serve.py:serve", own.machine)
     monkeypatch.setenv("KT_ORIGIN", json.dumps(vars(deployed)))
     monkeypatch.setenv("KT_DEPLOYED_FILE", str(pod / "src/serve.py"))
     module.__file__ = str(pod / "src/ml/train.py")

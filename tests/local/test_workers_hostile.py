@@ -34,6 +34,7 @@ class Shop:
         os.set_blocking(descriptor, True)
         for _ in range(times):
             os.write(descriptor, bytes.fromhex(text))
+        print("written", flush=True)
         time.sleep(60)
     def send_files(self, text, sizes):
         files = [os.memfd_create("x") for _ in sizes]
@@ -111,6 +112,8 @@ def test_what_a_frame_claims_takes_no_memory_until_it_comes(folder: Path) -> Non
                 worker = await pod.worker("Shop", threads=4)
                 text = protocol.pack(RESULT, 1, length=900 << 20).hex()
                 outcome = pod.open(worker, text, method="write")
+                while "written" not in [line.text for line in outcome.lines]:
+                    await asyncio.sleep(0.01)
                 beside = pod.open(worker, method="pid")
                 await asyncio.sleep(0.3)
                 assert resident() - before < 100_000_000
