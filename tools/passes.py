@@ -1,6 +1,6 @@
 """Runs one test many times, two at once and beside load: whether a flaky test is mended.
 
-python -m tools.passes tests/local/test_idle.py::test_one_busy_pod_keeps_all_of_a_service
+python -m tools.passes tests/local/calls/test_retries.py::NAME
 
 A name leaves `tests/flaky.txt` when this command has passed: 50 runs under `pytest -n 2`, while as
 many processes as the machine has processors do nothing but compute.

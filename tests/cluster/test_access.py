@@ -27,9 +27,9 @@ from kubetorch.k8s.client import Client
 from kubetorch.k8s.resources import PODS, Object, Ref, Resource
 from kubetorch.wire import routes
 from tests.cluster_controller import InCluster, open_session
+from tests.local.agent.test_attacks import Socket
+from tests.local.agent.test_fuzzed_routes import CONTROLLER, place, wrong_tokens
 from tests.local.service_harness import pack
-from tests.local.test_fuzz_routes import CONTROLLER, place, wrong_tokens
-from tests.local.test_nothing_lost_strangers import Socket
 
 pytestmark = [pytest.mark.cluster, pytest.mark.security]
 
@@ -194,7 +194,7 @@ def test_a_pod_is_known_by_its_own_token_until_it_is_gone(world: World) -> None:
     until(lambda: open_session(world.url, token) == 401, seconds=60)
 
 
-def test_trust_values_of_variables_are_for_who_may_get_pods(world: World) -> None:
+def test_values_of_variables_are_for_who_may_get_pods(world: World) -> None:
     token, path = world.token(world.a, "kubetorch"), routes.workload(world.a, "h", "pods")
     own, foreign = (
         {
@@ -281,7 +281,7 @@ def test_without_an_api_server_nobody_gets_in(kubectl: Kubectl, tmp_path: Path) 
 # -------------------------------------------------------------------------------------- strangers
 
 
-def test_nothing_lost_12_every_wrong_token_is_refused_in_one_sentence(world: World) -> None:
+def test_every_wrong_token_is_refused_in_one_sentence(world: World) -> None:
     asked = itertools.cycle([one for one in CONTROLLER if one[1] != routes.HEALTH])
     for token, (method, path) in zip(wrong_tokens() * 3, asked):  # noqa: B905  # it has no end
         status, answer = world.request(method, place(path, []), token)
@@ -290,7 +290,7 @@ def test_nothing_lost_12_every_wrong_token_is_refused_in_one_sentence(world: Wor
         assert (answer["traceback"], answer["cause"]) == ("", None), answer
 
 
-def test_nothing_lost_08_an_account_has_few_sessions_whichever_tokens_it_makes(
+def test_an_account_has_few_sessions_whichever_tokens_it_makes(
     world: World,
 ) -> None:
     host, port = world.url.removeprefix("http://").split(":")

@@ -337,7 +337,7 @@ def test_a_volume_for_one_node_has_the_default_class_and_waits_for_its_pod(run: 
     run(scenario)
 
 
-def test_trust_a_volume_that_pods_hold_is_deleted_by_force_only(run: Run) -> None:
+def test_a_volume_that_pods_hold_is_deleted_by_force_only(run: Run) -> None:
     async def scenario(client: Client, where: str) -> None:
         store = VolumeClaims(client)
         await store.create(where, _volume())

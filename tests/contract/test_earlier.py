@@ -173,7 +173,7 @@ def test_resources_of_a_cluster_are_the_workloads_of_the_database(state: SqliteS
 
 
 @pytest.mark.parametrize("module", sorted(_moved._EARLIER))
-def test_trust_a_module_of_0_5_has_the_names_that_there_are(module: str) -> None:
+def test_a_module_of_0_5_has_the_names_that_there_are(module: str) -> None:
     sys.modules.pop(module, None)
     with pytest.warns(DeprecationWarning, match=rf"{module} is a module of kubetorch 0\.5") as said:
         found = importlib.import_module(module)
@@ -184,7 +184,7 @@ def test_trust_a_module_of_0_5_has_the_names_that_there_are(module: str) -> None
         exec(f"from {module} import never_there", {})
 
 
-def test_trust_what_is_set_in_a_module_of_0_5_is_set() -> None:
+def test_what_is_set_in_a_module_of_0_5_is_set() -> None:
     with pytest.warns(DeprecationWarning):
         sys.modules.pop("kubetorch.globals", None)
         globals_ = importlib.import_module("kubetorch.globals")

@@ -84,7 +84,7 @@ def test_the_help_of_the_cli_loads_no_server_and_no_wire() -> None:
     assert _loaded_by(program) & (SERVERS | {"asyncio", "msgspec", "http.client"}) == set()
 
 
-def test_trust_24_only_a_terminal_has_rich_imported() -> None:
+def test_only_a_terminal_has_rich_imported() -> None:
     table = "from kubetorch.cli.output import Output\nOutput().table([{'A': '1'}])"
     program = "import contextlib, io, sys\nwith contextlib.redirect_stdout({}): \n    {}"
     piped, terminal = (

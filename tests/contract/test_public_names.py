@@ -62,14 +62,14 @@ def test_the_public_names_are_these():
 
 
 @pytest.mark.parametrize("name", ["put", "get", "ls", "rm"])
-def test_trust_the_data_store_says_that_it_is_not_there_yet(name):
+def test_the_data_store_says_that_it_is_not_there_yet(name):
     with pytest.raises(kt.DataStoreError, match=rf"kt\.{name} belongs to the data store"):
         getattr(kt, name)("key")
     with pytest.raises(kt.DataStoreError, match="BroadcastWindow"):
         kt.BroadcastWindow(world_size=2)
 
 
-def test_trust_the_debugger_says_that_it_is_not_there_yet():
+def test_the_debugger_says_that_it_is_not_there_yet():
     assert kt.DebugConfig().to_dict() == {"mode": "pdb", "port": 5678}
     assert kt.DebugConfig("pdb-ui", 6000).port == 6000
     for wrong in ({"mode": "gdb"}, {"port": 0}, {"port": "5678"}):
@@ -79,7 +79,7 @@ def test_trust_the_debugger_says_that_it_is_not_there_yet():
         kt.deep_breakpoint()
 
 
-def test_trust_metrics_can_be_asked_for():
+def test_metrics_can_be_asked_for():
     assert (kt.MetricsConfig().interval, kt.MetricsConfig(scope="pod").scope) == (30, "pod")
     for wrong in ({"interval": 0}, {"scope": "node"}):
         with pytest.raises(kt.SpecError):

@@ -50,5 +50,5 @@ def test_a_users_mistakes_are_found_where_they_are():
 
 
 @pytest.mark.parametrize("checked", [errors_in, lines_that_mypy_refuses])
-def test_trust_23_type_checkers_refuse_to_await_a_call_without_async(checked):
+def test_type_checkers_refuse_to_await_a_call_without_async(checked):
     assert set(checked("awaiting.py")) == wrong_lines("awaiting.py")

@@ -49,7 +49,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     lines = []
     for outcome in ("passed", "failed", "error", "skipped"):
         for report in terminalreporter.getreports(outcome):
-            found = dict(report.user_properties).get("example")
+            found = dict(getattr(report, "user_properties", ())).get("example")
             if found is not None:
                 lines.append((*found, outcome))
     if lines:

@@ -140,7 +140,7 @@ def test_a_terminal_that_cannot_show_a_character_does_not_fail_the_command(monke
     assert b"?" in narrow.buffer.getvalue()
 
 
-def test_trust_what_json_has_not_stands_as_its_text(capsys):
+def test_what_json_has_not_stands_as_its_text(capsys):
     value = {1: {2.5}, (1, 2): [float("nan"), (True, None)], None: float("-inf"), b"k": {"a": 1.5}}
     Output(as_json=True).value(value)
     printed = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)

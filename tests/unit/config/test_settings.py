@@ -256,7 +256,7 @@ def test_what_is_written_is_what_is_read_and_can_be_written_again(
     assert file.read_bytes() == before
 
 
-def test_trust_writing_an_empty_dictionary_empties_the_file(file: Path) -> None:
+def test_writing_an_empty_dictionary_empties_the_file(file: Path) -> None:
     settings = made(file, "queue: a\nusername: bob\n")
     settings.write({})
     assert (settings.queue, settings.username) == (None, None)

@@ -59,14 +59,14 @@ def test_only_a_pod_of_our_own_whose_agent_says_nothing_is_unknown():
         assert views.pod_view(pod, report, state, is_ready=False).phase == phase
 
 
-def test_trust_a_pod_that_has_answered_runs_whatever_its_kubelet_has_said_so_far():
+def test_a_pod_that_has_answered_runs_whatever_its_kubelet_has_said_so_far():
     state = rollout.Rollout(wanted=1)
     pending = msgspec.structs.replace(PODS[0], phase="Pending", url="")
     for report, phase in ((None, "Pending"), (PodReport(url="http://here"), "Running")):
         assert views.pod_view(pending, report, state, is_ready=True).phase == phase
 
 
-def test_trust_a_description_has_values_of_variables_for_nobody_who_may_not_get_pods():
+def test_a_description_has_values_of_variables_for_nobody_who_may_not_get_pods():
     secret = {"name": "B", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}
     env = [{"name": "A", "value": "hush"}, secret]
     pod = {

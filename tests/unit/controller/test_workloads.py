@@ -322,7 +322,7 @@ def test_a_deploy_whose_controller_stops_may_be_sent_to_the_next_one_if_the_pods
     ],
     ids=["username", "project", "callable", "digest"],
 )
-def test_trust_1_names_that_people_see_are_printable_and_have_an_end(
+def test_names_that_people_see_are_printable_and_have_an_end(
     tmp_path: Path, changed: dict[str, Any]
 ) -> None:
     async def body(workloads: Workloads, _: OneThatBreaks) -> None:
@@ -696,7 +696,7 @@ def test_a_token_ends_when_it_says_but_for_the_clocks_of_a_cluster(
     run(tmp_path, body)
 
 
-def test_nothing_lost_19_an_exception_in_one_workload_reaches_no_other(tmp_path: Path) -> None:
+def test_an_exception_in_one_workload_reaches_no_other(tmp_path: Path) -> None:
     path = tmp_path / "state.sqlite"
     state = SqliteState(path, database.open_database(path))
     for name in ("bad", "good"):
@@ -735,7 +735,7 @@ def test_nothing_lost_19_an_exception_in_one_workload_reaches_no_other(tmp_path:
     run(tmp_path, body, backend=Listened())
 
 
-def test_nothing_lost_19_an_earlier_generation_that_no_deploy_may_bring_is_never_served(
+def test_an_earlier_generation_that_no_deploy_may_bring_is_never_served(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "state.sqlite"

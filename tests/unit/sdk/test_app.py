@@ -142,7 +142,7 @@ def test_a_command_is_told_from_a_name_by_a_space_or_a_slash(text, expected):
     assert app.is_command(text) is expected
 
 
-def test_trust_one_word_with_a_slash_or_a_port_is_a_command(monkeypatch):
+def test_one_word_with_a_slash_or_a_port_is_a_command(monkeypatch):
     monkeypatch.delenv("KT_RUN", raising=False)
 
     assert kt.app("./serve.sh", port=8000).command == "./serve.sh"
@@ -151,7 +151,7 @@ def test_trust_one_word_with_a_slash_or_a_port_is_a_command(monkeypatch):
     assert kt.app("train") is None
 
 
-def test_trust_one_word_with_a_port_is_the_name_that_kt_run_gives_its_command(monkeypatch):
+def test_one_word_with_a_port_is_the_name_that_kt_run_gives_its_command(monkeypatch):
     for name, value in {
         "KT_RUN": "1",
         "KT_RUN_CMD": "uvicorn m:app",

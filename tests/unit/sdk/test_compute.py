@@ -194,6 +194,6 @@ def test_its_manifest_is_what_kubernetes_would_get():
 @pytest.mark.parametrize(
     ("word", "meant"), [("cpu", "cpus"), ("gpu", "gpus"), ("num_gpus", "gpus"), ("env", "env_vars")]
 )
-def test_trust_23_an_unknown_parameter_is_refused_with_the_one_that_is_meant(word, meant):
+def test_an_unknown_parameter_is_refused_with_the_one_that_is_meant(word, meant):
     with pytest.raises(kt.SpecError, match=f"did you mean {meant}"):
         kt.Compute(**{word: 1})

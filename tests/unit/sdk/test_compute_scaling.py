@@ -52,7 +52,7 @@ def test_a_progress_deadline_of_ones_own_stays_and_has_to_be_long_enough():
     assert compute.launch_timeout == 100
 
 
-def test_trust_a_short_progress_deadline_shortens_the_launch_timeout_that_nobody_said(monkeypatch):
+def test_a_short_progress_deadline_shortens_the_launch_timeout_that_nobody_said(monkeypatch):
     compute = kt.Compute().autoscale(progress_deadline="5m")
 
     assert compute.launch_timeout == 300
@@ -64,7 +64,7 @@ def test_trust_a_short_progress_deadline_shortens_the_launch_timeout_that_nobody
     assert kt.Compute().autoscale(progress_deadline="5m").launch_timeout == 300
 
 
-def test_trust_a_launch_timeout_that_was_said_contradicts_a_short_progress_deadline():
+def test_a_launch_timeout_that_was_said_contradicts_a_short_progress_deadline():
     with pytest.raises(kt.AutoScalingError, match="shorter than launch_timeout, which is 900 s"):
         kt.Compute(launch_timeout=900).autoscale(progress_deadline="5m")
     compute = kt.Compute()

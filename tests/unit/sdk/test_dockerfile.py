@@ -207,7 +207,7 @@ def test_the_last_working_directory_is_that_of_the_image(write):
         ('VOLUME ["/data"]', "kt.Compute(volumes=)"),
     ],
 )
-def test_trust_what_has_no_effect_is_a_warning_with_what_has_it(write, line, instead):
+def test_what_has_no_effect_is_a_warning_with_what_has_it(write, line, instead):
     with pytest.warns(UserWarning, match=f"line 2: {line.split()[0]} has no effect") as said:
         image = kt.Image.from_dockerfile(write(f"FROM a:1\n{line}\nRUN x\n"))
     assert instead in str(said[0].message)
@@ -224,7 +224,7 @@ def test_trust_what_has_no_effect_is_a_warning_with_what_has_it(write, line, ins
         ('["python", "-c"]', "python -c 'a | b'"),
     ],
 )
-def test_trust_the_shell_of_what_follows(write, shell, run):
+def test_the_shell_of_what_follows(write, shell, run):
     image = kt.Image.from_dockerfile(
         write(f'FROM x\nRUN first\nSHELL {shell}\nRUN a | b\nRUN ["c", "d e"]\nCMD serve it\n')
     )
@@ -232,7 +232,7 @@ def test_trust_the_shell_of_what_follows(write, shell, run):
     assert image.dockerfile_command[-1] == "serve it"
 
 
-def test_trust_local_files_are_added_and_archives_unpacked(write, tmp_path):
+def test_local_files_are_added_and_archives_unpacked(write, tmp_path):
     (tmp_path / "app").mkdir()
     (tmp_path / "a.txt").touch()
     with tarfile.open(tmp_path / "data.tar.gz", "w:gz") as archive:

@@ -151,7 +151,7 @@ def test_a_requirement_of_two_lines_is_refused():
 @pytest.mark.parametrize(
     "dest", ["/app/configs", "/app/configs/", "configs", "~/configs", "a/configs"]
 )
-def test_trust_a_folder_lies_at_a_path_that_ends_in_its_own_name(tmp_path, monkeypatch, dest):
+def test_a_folder_lies_at_a_path_that_ends_in_its_own_name(tmp_path, monkeypatch, dest):
     (tmp_path / "configs").mkdir()
     monkeypatch.chdir(tmp_path)
 
@@ -162,7 +162,7 @@ def test_trust_a_folder_lies_at_a_path_that_ends_in_its_own_name(tmp_path, monke
 
 
 @pytest.mark.parametrize("dest", ["/app", "/configs/app", "/app/configs2", "/app/my-configs"])
-def test_trust_a_folder_is_put_into_any_other_path(tmp_path, monkeypatch, dest):
+def test_a_folder_is_put_into_any_other_path(tmp_path, monkeypatch, dest):
     (tmp_path / "configs").mkdir()
     monkeypatch.chdir(tmp_path)
 

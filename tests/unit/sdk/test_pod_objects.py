@@ -74,7 +74,7 @@ DESCRIBED = {
 
 
 @pytest.mark.parametrize(("phase", "shown"), [("Running", "Running"), ("Unknown", "Pending")])
-def test_trust_the_description_of_the_cluster_but_for_what_has_answered(phase, shown):
+def test_the_description_of_the_cluster_but_for_what_has_answered(phase, shown):
     found = PodView(name="mine-0", ordinal=0, phase=phase)
     described = pod_objects.of_pod(view(found), found, DESCRIBED)
     assert described.spec.node_name == "node2"

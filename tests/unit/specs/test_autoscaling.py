@@ -106,7 +106,7 @@ def test_an_empty_metric_is_refused():
 
 
 @pytest.mark.parametrize("name", ["scale_to_zero_pod_retention_period", "scale_down_delay"])
-def test_trust_times_that_knative_refuses_are_refused_when_they_are_declared(name):
+def test_times_that_knative_refuses_are_refused_when_they_are_declared(name):
     assert getattr(scaled(**{name: "1h"}), name) == "1h"
     assert getattr(scaled(**{name: "0s"}), name) == "0s"
     with pytest.raises(AutoScalingError, match=f"{name} is '61m'; Knative takes 0 s to 1 h"):
@@ -114,7 +114,7 @@ def test_trust_times_that_knative_refuses_are_refused_when_they_are_declared(nam
 
 
 @pytest.mark.parametrize("name", ["min_scale", "initial_scale"])
-def test_trust_only_requests_can_scale_from_zero(name):
+def test_only_requests_can_scale_from_zero(name):
     assert getattr(scaled(**{name: 0}), name) == 0
     for more in ({"metric": "cpu"}, {"autoscaler_class": HPA}):
         with pytest.raises(AutoScalingError, match=f"{name} is 0; the HPA class always has a pod"):
@@ -135,7 +135,7 @@ def test_trust_only_requests_can_scale_from_zero(name):
         ("requestTimeout", "launch_timeout"),
     ],
 )
-def test_trust_a_word_that_is_like_a_known_one_is_an_error(word, meant):
+def test_a_word_that_is_like_a_known_one_is_an_error(word, meant):
     with pytest.raises(AutoScalingError, match=f"no '{word}'") as caught:
         scaled(**{word: 1})
     assert meant in str(caught.value.hint)
@@ -151,5 +151,5 @@ def test_trust_a_word_that_is_like_a_known_one_is_an_error(word, meant):
         "anything",
     ],
 )
-def test_trust_further_words_of_knative_are_annotations(word):
+def test_further_words_of_knative_are_annotations(word):
     assert scaled(**{word: 1}).extra_annotations == ((word.replace("_", "-"), "1"),)

@@ -54,6 +54,6 @@ POOL = ComputeSpec(selector=(("app", "workers"),))
         (ComputeSpec(), (), None),
     ],
 )
-def test_trust_a_call_goes_to_the_pods_that_a_selector_found(compute, pool, called):
+def test_a_call_goes_to_the_pods_that_a_selector_found(compute, pool, called):
     spec = WorkloadSpec("ns", "f", CallableRef("fn", "f", "m", "f"), compute)
     assert called_together(spec, pool) == called

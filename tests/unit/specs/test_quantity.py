@@ -54,7 +54,7 @@ def test_amounts_of_memory(given_value: object, text: str) -> None:
 
 
 @pytest.mark.parametrize("size", ["1K", "1M", "1G", "1T", "1.5K"])
-def test_trust_decimal_units_are_capitals_as_people_write_them(size: str) -> None:
+def test_decimal_units_are_capitals_as_people_write_them(size: str) -> None:
     text = size.replace("K", "k")  # the one of them that Kubernetes writes small
 
     assert quantity.memory(size) == quantity.memory(text) == text

@@ -46,8 +46,8 @@ def tree(tmp_path: Path) -> Path:
         "tests/unit/pod/test_reload.py": "",
         "tests/unit/pod/test_logs.py": "",
         "tests/unit/wire/test_calls.py": "from kubetorch.pod import agent\n",
-        "tests/local/test_agent_calls.py": "import kubetorch.pod.agent\n",
-        "tests/local/test_cli.py": "import kubetorch.pod.reload\n",
+        "tests/local/agent/test_call_frames.py": "import kubetorch.pod.agent\n",
+        "tests/local/cli/test_cli.py": "import kubetorch.pod.reload\n",
         "tests/local/test_http.py": "",
     }
     for name in ("specs", "wire", "manifests", "datastore", "k8s", "lib", "controller"):
@@ -63,7 +63,7 @@ def test_its_own_tests_run_first_then_those_around_then_local_ones(tree):
     assert Suite(tree).stages("src/kubetorch/pod/reload.py") == [
         ["tests/unit/pod/test_reload.py"],
         ["tests/unit/pod/test_logs.py", "tests/unit/wire/test_calls.py"],
-        ["tests/local/test_cli.py", "tests/local/test_agent_calls.py"],
+        ["tests/local/cli/test_cli.py", "tests/local/agent/test_call_frames.py"],
     ]
 
 

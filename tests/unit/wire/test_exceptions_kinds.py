@@ -189,7 +189,7 @@ class Step:
     colours: tuple[Colour, ...]
 
 
-def test_trust_attributes_and_arguments_arrive_as_values_of_a_call_do():
+def test_attributes_and_arguments_arrive_as_values_of_a_call_do():
     error = NeedsArgumentsError(1, detail="x")
     given = {
         "loss": numpy.float32(1.5),
@@ -210,7 +210,7 @@ def test_trust_attributes_and_arguments_arrive_as_values_of_a_call_do():
     assert arrived.args == ("bad", Step(1, ()))
 
 
-def test_trust_an_attribute_that_is_too_large_or_cannot_travel_leaves_the_others():
+def test_an_attribute_that_is_too_large_or_cannot_travel_leaves_the_others():
     error = NeedsArgumentsError(1, detail="x")
     error.large, error.opaque, error.small = numpy.zeros(100_000), Opaque(), numpy.int64(3)
 

@@ -323,7 +323,7 @@ def test_a_pod_of_no_workload_is_a_user_like_others() -> None:
     assert World().access.namespace_of_pod(stranger) is None
 
 
-def test_trust_a_pod_deploys_for_who_deployed_it_and_nobody_else_does() -> None:
+def test_a_pod_deploys_for_who_deployed_it_and_nobody_else_does() -> None:
     async def body(world: World) -> None:
         deployed = await world.access.check_deploy(POD, replace(spec(), username="mallory"))
         assert (deployed.user, deployed.creator) == (POD, Creator("ann", "annie"))

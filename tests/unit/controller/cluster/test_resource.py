@@ -38,7 +38,7 @@ def test_a_workload_comes_back_as_it_was() -> None:
     assert resource.read(stored(CONTENT)) == CONTENT
 
 
-def test_trust_whose_a_workload_is_comes_back_too_and_of_an_edited_one_nobody() -> None:
+def test_whose_a_workload_is_comes_back_too_and_of_an_edited_one_nobody() -> None:
     spec = changed(SPEC, origin=Origin("1234", "github.com/acme/shop", "train.py:f"))
     grant = Grant(User("sa"), secrets=(("s", "1"),), creator=Creator("ann", "annie"))
     content = Content(RECORD, (Generation(1, OLD), Generation(2, spec, grant)))

@@ -99,13 +99,13 @@ def test_workers_and_restart_procs_are_keys_of_the_body(body, workers, restart_p
         ({"data": "cGlja2xlZA=="}, '"data"', "pickle"),
     ],
 )
-def test_trust_06_a_key_that_means_nothing_is_an_error_that_names_it(body, key, hint):
+def test_a_key_that_means_nothing_is_an_error_that_names_it(body, key, hint):
     with pytest.raises(ProtocolError, match=key) as caught:
         calling.parse_arguments(json.dumps(body).encode(), "json")
     assert hint in caught.value.hint
 
 
-def test_trust_06_what_lies_under_a_key_that_means_nothing_is_not_read():
+def test_what_lies_under_a_key_that_means_nothing_is_not_read():
     for body in (b'{"x":%b}' % (b"[" * 10**6), b'{"%b":1}' % (b"args" * 10**6)):
         with pytest.raises(ProtocolError, match="means nothing") as caught:
             calling.parse_arguments(body, "json")

@@ -109,7 +109,7 @@ def test_an_environment_is_named_by_all_that_makes_it():
     assert same == image_steps.digest("base", "a", {"UV_PYTHON": "/p", "PIP_TARGET": "/t"})
 
 
-def test_trust_13_installers_see_where_packages_come_from_and_not_where_else_to_put_them(tmp_path):
+def test_installers_see_where_packages_come_from_and_not_where_else_to_put_them(tmp_path):
     python = tmp_path / "venv" / "bin" / "python"
     sources = {"UV_INDEX_URL": "x", "PIP_EXTRA_INDEX_URL": "y", "PIP_CONFIG_FILE": "/pip.conf"}
     outside = {"UV_PYTHON": "/p", "PIP_TARGET": "/t", "CONDA_PREFIX": "/c", "CONDA_SHLVL": "1"}

@@ -278,9 +278,7 @@ def test_the_reason_stands_in_the_message(folder: Path) -> None:
     assert error.args == (error.msg,)
 
 
-def test_trust_a_file_that_stayed_is_explained(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_stayed_is_explained(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "pyproject.toml").touch()
     (folder / ".gitignore").write_text("data/\n")
     for name in ("data/x.csv", "conf/c.yaml", "sub/data/y.csv"):
@@ -350,7 +348,7 @@ def test_filters_and_rules_that_are_built_in_are_named(
     assert "KT_RSYNC_FILTERS (*.js) leaves node_modules/x.js out" in said()
 
 
-def test_trust_a_module_outside_of_the_project_is_explained(
+def test_a_module_outside_of_the_project_is_explained(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "pyproject.toml").touch()

@@ -317,7 +317,7 @@ ZERO = spec(ComputeSpec(autoscaling=AutoscalingSpec(min_scale=0)))
 
 
 @pytest.mark.parametrize(("wanted", "pods"), [(FEW, 2), (ZERO, 1)])
-def test_trust_an_autoscaled_service_has_a_fixed_number_of_pods_without_knative(
+def test_an_autoscaled_service_has_a_fixed_number_of_pods_without_knative(
     wanted: WorkloadSpec, pods: int
 ) -> None:
     cluster = SmallCluster()
@@ -351,7 +351,7 @@ def test_trust_an_autoscaled_service_has_a_fixed_number_of_pods_without_knative(
     run(cluster, go_on, [wanted])
 
 
-def test_trust_an_autoscaled_service_scales_once_there_is_knative() -> None:
+def test_an_autoscaled_service_scales_once_there_is_knative() -> None:
     cluster = SmallCluster()
     cluster.unserved.add(KNATIVE)
 

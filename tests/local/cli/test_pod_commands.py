@@ -1,0 +1,221 @@
+"""Commands in pods that serve: `Compute.run_bash`, `pip_install`, `sync_package`."""
+
+from __future__ import annotations
+
+import http.client
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+import kubetorch as kt
+from benchmarks import wheels
+from tests.local.service_harness import in_background
+from tests.local.user_project import UserProject
+
+SOURCE = """
+import os
+
+def value(name):
+    return __import__(name).VALUE
+
+def read(path):
+    with open(path) as file:
+        return file.read()
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def service(shared_service_home):
+    return shared_service_home
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("index")
+    wheels.build(folder, "delta", "1.0", "VALUE = 'delta 1.0'\n")
+    return folder
+
+
+@pytest.fixture
+def value(tmp_path):
+    project = UserProject(tmp_path / "shop")
+    handle = kt.fn(project.module(SOURCE).value).to(kt.Compute(cpus="0.1"))
+    yield handle
+    handle.teardown()
+    project.forget()
+
+
+def test_commands_tell_exit_code_output_and_errors_one_after_the_other(value):
+    done = value.compute.run_bash(["echo out; echo err >&2", "echo why; exit 3"])
+    assert done == [[0, "out\n", "err\n"], [3, "", "why\n"]]
+
+
+def test_commands_run_where_the_workers_run(value):
+    pod = value.service_config["pods"][0]["name"]
+    (done,) = value.compute.run_bash("pwd; echo $POD_NAME; ls", node=pod)
+    folder, name, *entries = done[1].split()
+    assert (Path(folder).name, name) == ("work", pod)
+    assert "shop" in entries
+
+
+def test_kt_exec_runs_a_command_in_a_pod(value):
+    words = ["kt", "exec", value.service_name, "--", "sh", "-c", "echo $POD_NAME; exit 3"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=100)
+    (pod,) = value.service_config["pods"]
+    assert (done.returncode, done.stdout) == (3, f"{pod['name']}\n")
+
+
+def test_a_pod_that_is_not_there_is_named(value):
+    with pytest.raises(kt.SpecError, match="'other'"):
+        value.compute.run_bash("true", node="other")
+    with pytest.raises(kt.SpecError, match="sidecar"):
+        value.compute.run_bash("true", container="sidecar")
+
+
+def test_pods_are_chosen_by_their_index_too(tmp_path):
+    project = UserProject(tmp_path / "shop")
+    handle = kt.fn(project.module(SOURCE).value, name="several").to(kt.Compute(replicas=2))
+    try:
+        names = handle.compute.pod_names()
+        for node, wanted in (
+            (0, names[:1]),
+            (1, names[1:]),
+            ("1", names[1:]),
+            ([1, 0], names[::-1]),
+        ):
+            done = handle.compute.run_bash("echo -n $POD_NAME", node=node)
+            assert [output.strip() for _, output, _ in done] == wanted
+        for node in (2, -1, True, [0, 2]):
+            with pytest.raises(kt.SpecError, match=r"node is .*has no such pod"):
+                handle.compute.run_bash("true", node=node)
+    finally:
+        handle.teardown()
+        project.forget()
+
+
+def test_the_container_has_its_own_name(tmp_path):
+    project = UserProject(tmp_path / "shop")
+    template = {"spec": {"containers": [{"name": "pytorch", "image": "x"}, {"name": "side"}]}}
+    job = {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "metadata": {"name": "job"},
+        "spec": {"pytorchReplicaSpecs": {"Master": {"replicas": 1, "template": template}}},
+    }
+    handle = kt.fn(project.module(SOURCE).value).to(kt.Compute.from_manifest(job))
+    try:
+        assert handle.compute.run_bash("echo hi", container="pytorch") == [[0, "hi\n", ""]]
+        with pytest.raises(kt.SpecError, match=r"container is .side.; .* of the agent, .pytorch."):
+            handle.compute.run_bash("true", container="side")
+    finally:
+        handle.teardown()
+        project.forget()
+
+
+def test_a_compute_without_a_service_has_nowhere_to_run_commands():
+    with pytest.raises(kt.SpecError, match="nothing was deployed"):
+        kt.Compute(cpus="1").run_bash("true")
+
+
+@pytest.mark.parametrize("way", ["pip_install", "pip", "uv pip", "python -m pip"])
+def test_what_is_installed_is_there_at_once_and_in_this_pod_alone(value, index, way):
+    with pytest.raises(ModuleNotFoundError):
+        value("delta")
+    options = f"--no-index --find-links {index} delta"
+    if way == "pip_install":
+        value.compute.pip_install(options)
+    else:
+        ((status, said, error),) = value.compute.run_bash(f"{way} install {options}")
+        assert status == 0, said + error
+    assert value("delta") == "delta 1.0"
+    assert not list(Path(sys.prefix).glob("lib/python*/site-packages/delta.py"))
+
+
+def test_what_is_installed_in_both_places_is_left_as_it_is(value):
+    value.compute.pip_install("numpy")
+    assert value.compute.run_bash("ls ../packages")[0][1] == ""
+
+
+def test_a_requirement_that_cannot_be_installed_is_an_error_with_its_output(value, index):
+    with pytest.raises(kt.ImageStepError, match="nothing-like-this") as failed:
+        value.compute.pip_install(f"--no-index --find-links {index} nothing-like-this")
+    assert failed.value.exit_code == 1
+
+
+def test_a_comparison_beside_flags_is_no_redirection(value, index):
+    with pytest.raises(kt.ImageStepError, match="delta>=2"):
+        value.compute.pip_install(f"--no-index --find-links {index} delta>=2")
+
+
+def test_a_package_that_is_synced_is_importable_at_once(value, tmp_path):
+    package = tmp_path / "synced_later"
+    package.mkdir()
+    (package / "__init__.py").write_text("VALUE = 'synced'\n")
+    value.compute.sync_package(str(package))
+    assert value("synced_later") == "synced"
+    assert value.compute.run_bash("cat synced_later/*.py")[0][1] == "VALUE = 'synced'\n"
+
+
+def test_two_copies_at_once_do_not_disturb_each_other(value, tmp_path):
+    (tmp_path / "large").mkdir()
+    (tmp_path / "large" / "model").write_bytes(b"m" * 1024**2)
+    (tmp_path / "small.txt").write_text("small")
+    ((_, work, _),) = value.compute.run_bash("mkdir large; mkfifo large/model; pwd")
+    with (
+        in_background(lambda: value.compute.rsync(str(tmp_path / "large"))) as copied,
+        # A copy into a pipe goes on only as it is read.
+        Path(work.strip(), "large", "model").open("rb") as pipe,
+    ):
+        value.compute.rsync(str(tmp_path / "small.txt"))
+        assert pipe.read() == b"m" * 1024**2
+    assert copied == [None]
+    assert value.compute.run_bash("cat small.txt")[0][1] == "small\n"
+
+
+def test_sources_outside_the_project_are_seen_as_they_are_after_a_command(tmp_path, monkeypatch):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    source = elsewhere / "source.py"
+    source.write_text("VALUE = 1")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(elsewhere)])
+    project = UserProject(tmp_path / "shop")
+    handle = kt.fn(project.module(SOURCE).value).to(kt.Compute(cpus="0.1"))
+    try:
+        assert handle.compute.run_bash(f"cat {source}") == [[0, "VALUE = 1\n", ""]]
+        newer = elsewhere / "newer"
+        newer.write_text("VALUE = 2")
+        newer.replace(source)
+        assert handle.compute.run_bash(f"cat {source}") == [[0, "VALUE = 2\n", ""]]
+    finally:
+        handle.teardown()
+        project.forget()
+
+
+def test_a_token_for_calls_is_not_enough(value, service):
+    (pod,) = value.service_config["pods"]
+    view = kt.globals.session().get_workload("default", value.service_name)
+    place = urlsplit(pod["url"])
+    for token, status in ((view.token, 401), ((service / "token").read_text(), 200)):
+        connection = http.client.HTTPConnection(place.hostname, place.port, timeout=20)
+        body = '{"step": {"command": "true"}}'
+        connection.request("POST", "/v1/run", body, {"Authorization": f"Bearer {token}"})
+        assert connection.getresponse().status == status
+        connection.close()
+
+
+def test_a_command_ends_with_the_client_that_wanted_it(value, service):
+    (pod,) = value.service_config["pods"]
+    place = urlsplit(pod["url"])
+    connection = http.client.HTTPConnection(place.hostname, place.port, timeout=20)
+    body = '{"step": {"command": "echo $$; trap \\"\\" PIPE; sleep 50"}}'
+    token = (service / "token").read_text()
+    connection.request("POST", "/v1/run", body, {"Authorization": f"Bearer {token}"})
+    answer = connection.getresponse()
+    pid = int(eval(answer.readline())["text"])
+    answer.close()
+    connection.close()
+    wait = f"while kill -0 {pid} 2>/dev/null; do sleep 0.05; done; echo gone"
+    assert value.compute.run_bash(wait)[0][1] == "gone\n"

@@ -1,0 +1,231 @@
+"""What `kt` and programs show on a terminal, and what of it comes through a pipe."""
+
+import contextlib
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+
+import pytest
+
+import kubetorch as kt
+
+PROGRAM = """
+import time
+import kubetorch as kt
+
+def train(epochs):
+    for epoch in range(epochs):
+        kt.progress(epoch + 1, epochs, f"epoch {epoch + 1}")
+        time.sleep(0.2)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def service(shared_service_home):
+    return shared_service_home
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("jobs")
+    (folder / "jobs.py").write_text(PROGRAM)
+    sys.path.insert(0, str(folder))
+    import jobs
+
+    return jobs
+
+
+def run_kt(*words, **environ):
+    done = subprocess.run(
+        ["kt", *words], env={**os.environ, **environ}, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_all_namespaces_ages_and_time_zones(jobs):
+    compute = kt.Compute(cpus="0.1")
+    kt.fn(jobs.train).to(compute)
+    other = kt.fn(jobs.train, name="elsewhere").to(kt.Compute(cpus="0.1", namespace="research"))
+    assert "elsewhere" not in run_kt("list")
+    header, *rows = run_kt("list", "-A", TZ="Asia/Tokyo").splitlines()
+    assert header.split()[:2] == ["NAMESPACE", "RESOURCE"]
+    found = {row.split()[1]: row for row in rows}
+    assert found["elsewhere"].startswith("research ")
+    assert found["train"].startswith("default ")
+    assert re.search(r"  \d+s  .* \d{4}-\d\d-\d\d \d\d:\d\d:\d\d JST  ", found["train"])
+    assert {one["namespace"] for one in json.loads(run_kt("list", "-A", "--json"))} == {
+        *("default", "research")
+    }
+    assert re.search(r"Created: .* JST \(\d+s ago\)", run_kt("describe", "train", TZ="Asia/Tokyo"))
+    other.teardown()
+
+
+def test_progress_is_shown_among_the_calls(jobs):
+    call = kt.fn(jobs.train).to(kt.Compute(cpus="0.1")).spawn(4)
+    wanted = {"current": 4, "total": 4, "message": "epoch 4"}
+    # The last report, too, which comes less than a second after the one before.
+    for _ in range(100):
+        found = json.loads(run_kt("calls", "show", call.id, "--json"))["progress"]
+        if found == wanted:
+            break
+    assert found == wanted
+    header, row = run_kt("calls").splitlines()
+    assert dict(zip(header.split(), row.split(), strict=True))["PROGRESS"] == "100%"
+    assert "Progress: 100% 4/4 epoch 4\n" in run_kt("calls", "show", call.id)
+    call.cancel()
+    call.wait(30)
+    assert json.loads(run_kt("calls", "show", call.id, "--json"))["progress"] is None
+
+
+# ------------------------------------------------------------------------------------------- bars
+
+SHOWN = """
+import logging, sys, time
+import kubetorch as kt
+
+def square(n):
+    time.sleep(0.3)
+    return n * n
+
+def fit(epochs):
+    for epoch in range(epochs):
+        kt.progress(epoch + 1, epochs, f"epoch {epoch + 1}")
+        time.sleep(0.05)
+        print("line", epoch)
+    time.sleep(0.5)
+
+def build(x):
+    return x
+
+if __name__ == "__main__":
+    what, compute = sys.argv[1], kt.Compute(cpus="0.1")
+    if what == "map":
+        for value in kt.fn(square).to(compute).map(range(30), window=5):
+            print("value", value)
+    elif what == "call":
+        kt.fn(fit).to(compute)(40)
+    elif what == "deploy":
+        image = kt.Image().run_bash("sleep 3; echo first", force=True)
+        image.run_bash(f"sleep {sys.argv[2]}; echo second", force=True)
+        kt.fn(build, name=f"build{sys.argv[3]}").to(kt.Compute(cpus="0.1", image=image))
+"""
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shown")
+    (folder / "shown.py").write_text(SHOWN)
+    (folder / "pyproject.toml").touch()
+    return folder / "shown.py"
+
+
+def on_a_terminal(program, *words, interrupt_at=None, **environ):
+    """All that a program writes on a terminal of 80 columns."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        variables = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "40", **environ}
+        variables = {name: value for name, value in variables.items() if value != ""}
+        os.execve(sys.executable, [sys.executable, str(program), *words], variables)
+    text = ""
+    with contextlib.suppress(OSError):  # its end
+        while data := os.read(terminal, 65536):
+            text += data.decode(errors="replace")
+            if interrupt_at is not None and interrupt_at in text:
+                interrupt_at = None
+                os.write(terminal, b"\x03")
+    os.close(terminal)
+    os.waitpid(pid, 0)
+    return text
+
+
+def screen(text):
+    """The lines that a terminal shows in the end."""
+    lines, row, column = [""], 0, 0
+    for code in re.findall(r"\x1b\[[0-9;]*[A-Za-z]|\r|\n|[^\x1b\r\n]+", text):
+        if code == "\r":
+            column = 0
+        elif code == "\n":
+            row += 1
+            lines += [""] * (row + 1 - len(lines))
+        elif code.startswith("\x1b[") and code.endswith("K"):
+            lines[row] = lines[row][:column]
+        elif code.startswith("\x1b[") and code.endswith("A"):
+            row -= int(code[2:-1] or 1)
+        elif not code.startswith("\x1b["):
+            before = lines[row].ljust(column)
+            lines[row] = before[:column] + code + before[column + len(code) :]
+            column += len(code)
+    return [line for line in lines if line]
+
+
+def test_values_of_a_map_stand_above_its_bar_and_are_whole(shown):
+    text = on_a_terminal(shown, "map", NO_COLOR="1")
+    assert re.search(r"square +━*─* +\d+ of 30 calls ended +\ds", text)
+    assert [line for line in screen(text) if not line.startswith(("kubetorch:", "(square)"))] == [
+        f"value {n * n}" for n in range(30)
+    ]
+
+
+def test_lines_of_a_call_stand_above_its_progress_and_are_whole(shown):
+    text = on_a_terminal(shown, "call", NO_COLOR="1")
+    assert re.search(r"fit-\S+ +━*─* +\d+% \d+/40 epoch \d+ +\ds", text)
+    lines = [line for line in screen(text) if " line " in line]
+    assert [line.partition(") ")[2] for line in lines] == [f"line {n}" for n in range(40)]
+    assert "epoch" not in "\n".join(screen(text))
+
+
+def test_a_deploy_has_a_bar_for_its_upload_and_its_steps(shown):
+    # Something to upload, which does not shrink on the way.
+    weights = shown.with_name("weights.bin")
+    weights.write_bytes(os.urandom(150 * 2**20))
+    text = on_a_terminal(shown, "deploy", "1.2", "a", NO_COLOR="")
+    weights.unlink()
+    assert re.search(r"uploading \d+\.\d of 150\.\d MiB", text)
+    assert re.search(r"step 1/2: RUN sleep 3; echo first # force +\ds", text)
+    assert "\x1b[38" in text or "\x1b[3" in text
+    lines = screen(re.sub(r"\x1b\[[0-9;]*m", "", text))
+    assert [line for line in lines if line.startswith("(builda)")][-2:] == [
+        "(builda) first",
+        "(builda) second",
+    ]
+    assert "━" not in "\n".join(lines)
+
+
+def test_ctrl_c_takes_the_bar_away(shown):
+    text = on_a_terminal(shown, "deploy", "60", "b", interrupt_at="step 2/2", NO_COLOR="1")
+    lines = screen(text)
+    assert (
+        lines[-1]
+        == "Interrupted. The deploy of buildb goes on: kt status buildb, kt teardown buildb."
+    )
+    assert lines[-2] == "(buildb) first"
+    run_kt("teardown", "buildb", "-y")
+
+
+@pytest.mark.parametrize("is_dumb", [False, True])
+def test_where_there_are_no_bars_a_line_says_what_a_deploy_waits_for(shown, is_dumb):
+    words, name = ("deploy", "12", "c" if is_dumb else "d"), "buildc" if is_dumb else "buildd"
+    if is_dumb:
+        text = on_a_terminal(shown, *words, TERM="dumb")
+    else:
+        command = [sys.executable, str(shown), *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0
+        text = done.stderr
+    assert "\x1b" not in text
+    lines = text.splitlines()
+    assert f"({name}) step 2/2: RUN sleep 12; echo second # force" in lines
+    assert any(re.fullmatch(r"\(\w+\) step 2/2: RUN sleep 12; .*, \d+s", line) for line in lines)
+    quiet = subprocess.run(
+        [sys.executable, str(shown), "deploy", "5.5", name[-1]],
+        env={**os.environ, "KT_QUIET": "true"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "RUN" not in quiet.stderr

@@ -1,0 +1,301 @@
+"""Workers that are replaced: calls that come meanwhile, and the state of a class."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+import warnings
+
+import pytest
+
+import kubetorch as kt
+from kubetorch.sdk import backend
+from shared import WHOLE
+
+JOBS = """
+import os
+import time
+
+def nap(seconds):
+    print("naps", flush=True)
+    time.sleep(seconds)
+    return os.getpid()
+
+class Notes:
+    def __init__(self):
+        self.kept = []
+        if os.path.exists("slow"):
+            time.sleep(1)
+
+    def add(self, note, seconds=0.0):
+        self.kept.append(note)
+        if seconds:
+            print("naps", flush=True)
+            time.sleep(seconds)
+        return list(self.kept)
+
+    def die(self, slow=False):
+        if slow:
+            open("slow", "w").close()
+        os._exit(3)
+
+def spin(seconds):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
+    return os.getpid()
+"""
+
+CALLER = """
+import sys
+import kubetorch as kt
+
+print(kt.fn(name=sys.argv[1])(float(sys.argv[2])), flush=True)
+"""
+
+WRITER = """
+import sys
+import kubetorch as kt
+
+kt.cls(name=sys.argv[1]).add("lost", seconds=float(sys.argv[2]))
+"""
+#: Rounds of the loop of timeouts and interruptions.
+ROUNDS = 100 if WHOLE else 2
+
+
+@pytest.fixture(scope="module", autouse=True)
+def service(shared_service_home):
+    return shared_service_home
+
+
+@pytest.fixture
+def jobs(project):
+    return project.module(JOBS)
+
+
+@pytest.fixture
+def deploy():
+    """Deploys a function or a class; it is torn down at the end."""
+    deployed = []
+
+    def deploy(module, **given):
+        module.to(kt.Compute(cpus="0.1", **given))
+        deployed.append(module)
+        return module
+
+    yield deploy
+    for module in deployed:
+        module.teardown()
+
+
+def test_a_call_after_a_timeout_does_not_meet_the_worker_that_goes(jobs, deploy):
+    nap = deploy(kt.fn(jobs.nap))
+    before = nap(0)
+    with pytest.raises(kt.CallTimeoutError):
+        nap.options(timeout=3)(60)  # it runs by then
+    assert nap(3) != before
+
+
+def test_a_call_after_one_that_can_be_interrupted_stays_there(jobs, deploy):
+    spin = deploy(kt.fn(jobs.spin))
+    before = spin(0)
+    with pytest.raises(kt.CallTimeoutError):
+        spin.options(timeout=0.5)(60)
+    assert spin(0) == before
+
+
+def test_a_program_that_follows_one_that_was_interrupted_runs(project, jobs, deploy):
+    nap = deploy(kt.fn(jobs.nap))
+    program = project.write("program.py", CALLER)
+    interrupt(program, nap, "60")
+    again = project.run(program, nap.service_name, "3")
+    assert again.returncode == 0, again.stderr
+
+
+def interrupt(program, service, *arguments):
+    """Run a program until its call prints, then press Ctrl-C."""
+    first = subprocess.Popen(
+        [sys.executable, program, service.service_name, *arguments],
+        cwd=program.parent,
+        env={**os.environ, "KT_STREAM_LOGS": "true"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    with first:
+        assert "naps" in first.stdout.readline()
+        first.send_signal(signal.SIGINT)
+        first.wait(30)
+
+
+def stuck(notes):
+    """Have the worker be replaced: a call that cannot be interrupted."""
+    with pytest.raises(kt.CallTimeoutError):
+        notes.add.options(timeout=3)("lost", seconds=60)  # it runs by then
+
+
+def added(notes, note):
+    """What a call returns, and what it warns of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        kept = notes.add(note)
+    return kept, [str(one.message) for one in caught if one.category is kt.InstanceReplacedWarning]
+
+
+def test_asking_for_a_name_takes_no_warning_from_the_next_call(jobs, deploy):
+    notes = deploy(kt.cls(jobs.Notes))
+    assert added(notes, 1) == ([1], [])
+    stuck(notes)
+    assert not hasattr(notes, "missing")
+    kept, warned = added(notes, 2)
+    assert (kept, len(warned)) == ([2], 1)
+
+
+def test_an_instance_that_is_replaced_says_so_to_the_next_call(jobs, deploy):
+    notes = deploy(kt.cls(jobs.Notes))
+    assert [added(notes, 1), added(notes, 2)] == [([1], []), ([1, 2], [])]
+    stuck(notes)
+    kept, (warned,) = added(notes, 4)
+    assert kept == [4]
+    assert "could not be interrupted" in warned
+    assert added(notes, 5) == ([4, 5], [])
+    # A deploy makes a new instance, too, but that was asked for.
+    notes.deploy()
+    assert added(notes, 6) == ([6], [])
+
+
+def test_so_does_one_whose_worker_or_pod_dies(jobs, deploy):
+    notes = deploy(kt.cls(jobs.Notes))
+    assert added(notes, 1) == ([1], [])
+    with pytest.raises(kt.WorkerDiedError):
+        notes.die()
+    kept, (warned,) = added(notes, 2)
+    assert kept == [2]
+    assert "exit code 3" in warned
+    (pod,) = kt.globals.controller_client().get_workload("default", notes.service_name).pods
+    os.kill(pod.pid, signal.SIGKILL)
+    while True:
+        with contextlib.suppress(kt.AgentDiedError):  # of a call that was sent meanwhile
+            kept, (warned,) = added(notes, 3)
+            break
+    assert kept == [3]
+    assert "SIGKILL" in warned
+    assert added(notes, 4) == ([3, 4], [])
+
+
+@pytest.mark.timeout(900)
+def test_what_was_acknowledged_is_kept_or_said_to_be_gone(project, jobs, deploy):
+    notes = deploy(kt.cls(jobs.Notes))
+    program = project.write("program.py", WRITER)
+    acknowledged, gone, number = [], 0, 0
+    for turn in range(ROUNDS):
+        for _ in range(20):
+            number += 1
+            kept, warned = added(notes, number)
+            if warned:
+                gone += len(acknowledged)
+                acknowledged = []
+            acknowledged.append(number)
+            assert [note for note in kept if note != "lost"] == acknowledged
+        # It can be interrupted, or not.
+        seconds = 60 if turn % 4 < 2 else 0.5
+        if turn % 2:
+            interrupt(program, notes, str(seconds))
+        else:
+            with pytest.raises(kt.CallTimeoutError):
+                notes.add.options(timeout=0.2)("lost", seconds=seconds)
+    print(f"acknowledged {number}, kept {len(acknowledged)}, said to be gone {gone}")
+    assert number == len(acknowledged) + gone
+
+
+def test_curl_is_told_in_a_header(jobs, deploy):
+    notes = deploy(kt.cls(jobs.Notes))
+    with pytest.raises(kt.WorkerDiedError):
+        notes.die()
+    answers = []
+    for _ in range(2):
+        request = urllib.request.Request(
+            notes.endpoint("add"), b'{"args": [1]}', notes.request_headers, method="POST"
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            answers.append(answer.headers["X-Kubetorch-Instance-Replaced"])
+    assert "exit code 3" in answers[0]
+    assert answers[1] is None
+
+
+def test_the_log_says_it_too(jobs, deploy):
+    notes = deploy(kt.cls(jobs.Notes))
+    with pytest.raises(kt.WorkerDiedError):
+        notes.die()
+    added(notes, 1)
+    end, said = time.monotonic() + 20, ""
+    while "is a new instance (" not in said and time.monotonic() < end:
+        command = [sys.executable, "-m", "kubetorch", "logs", notes.service_name]
+        said = subprocess.run(command, capture_output=True, text=True).stdout
+    assert said.count("is a new instance (") == 1, said
+
+
+def test_a_class_may_have_the_next_call_fail(jobs, deploy):
+    notes = deploy(kt.cls(jobs.Notes, on_replace="error"))
+    assert notes.add(1) == [1]
+    stuck(notes)
+    with pytest.raises(kt.InstanceReplacedError, match="could not be interrupted"):
+        notes.add(2)
+    assert added(notes, 3) == ([3], [])
+
+
+def spawned(notes, note):
+    """What a spawned call returns whose caller waits for it, and what it or its handle raises."""
+    try:
+        return notes.add.spawn(note).get(timeout=30)
+    except kt.InstanceReplacedError as error:
+        return error
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["waiting", "at once"])
+def test_spawned_calls_fail_once_for_each_replacement(jobs, deploy, waits):
+    notes = deploy(kt.cls(jobs.Notes, on_replace="error"))
+    assert spawned(notes, 1) == [1]
+    for turn in range(2):
+        with pytest.raises(kt.WorkerDiedError):
+            notes.die()
+        if not waits:
+            with contextlib.suppress(AttributeError):
+                notes.missing  # noqa: B018  # asks the new instance what it has
+        assert isinstance(spawned(notes, 2), kt.InstanceReplacedError)
+        assert [spawned(notes, 3), spawned(notes, 4)] == [[3], [3, 4]], turn
+
+
+@pytest.mark.parametrize("way", ["warn", "error"])
+def test_a_spawned_call_that_nobody_asks_for_takes_no_notice_away(jobs, deploy, way):
+    notes = deploy(kt.cls(jobs.Notes, on_replace=way))
+    with pytest.raises(kt.WorkerDiedError):
+        notes.die(slow=True)
+    # As of a program that knows no instance, and while there is none.
+    backend.forget(backend.session(), "default", notes.service_name)
+    unread = notes.add.spawn(1)
+    while kt.CallHandle.from_id(unread.id).status() == "running":
+        time.sleep(0.05)
+    backend.forget(backend.session(), "default", notes.service_name)
+    if way == "error":
+        with pytest.raises(kt.InstanceReplacedError):
+            notes.add(2)
+        assert notes.add(3) == [3]
+    else:
+        kept, warned = added(notes, 2)
+        assert (kept, len(warned)) == ([1, 2], 1)
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [kt.Compute(cpus="0.1", replicas=2), kt.Compute(cpus="0.1").autoscale(max_scale=2)],
+    ids=["replicas", "autoscale"],
+)
+def test_that_is_for_one_instance(jobs, compute):
+    with pytest.raises(kt.SpecError, match="one instance"):
+        kt.cls(jobs.Notes, on_replace="error").to(compute)
+    with pytest.raises(kt.SpecError, match="'warn' or 'error'"):
+        kt.cls(jobs.Notes, on_replace="no")
