@@ -18,7 +18,6 @@ import msgspec
 import pytest
 import zstandard
 from blake3 import blake3
-from local.cluster.test_controller_process import Cluster, Process, run, until
 
 from kubetorch.datastore import trees
 from kubetorch.datastore.trees import Entry, Tree
@@ -27,6 +26,7 @@ from kubetorch.specs.volume import VolumeSpec
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import blobs as records
 from kubetorch.wire import messages, routes
+from local.cluster.test_controller_process import Cluster, Process, run, until
 from shared import WHOLE
 from tests.local.service_harness import FAKE, Service, deploy, pack, spec
 

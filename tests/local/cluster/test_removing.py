@@ -8,13 +8,13 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from local.cluster.test_installing import DEFINITION, install, scenario
 
 from kubetorch.controller.backends.kubernetes import takeover
 from kubetorch.install import releases
 from kubetorch.install import remove as removing
 from kubetorch.install.remove import Removal
 from kubetorch.manifests import labels
+from local.cluster.test_installing import DEFINITION, install, scenario
 from local.small_apiserver import WORKLOADS
 
 SPACE = "kubetorch"
