@@ -298,14 +298,9 @@ class Workload:
         specs, grants, since = self._specs, self._grants, self._idle_since
         # Before it is durable: a change that is stored meanwhile must not undo it.
         self.record, self._idle_since = record, now
-        self._specs = {
-            earlier_number: earlier_spec
-            for earlier_number, earlier_spec in specs.items()
-            if earlier_number in keep
-        } | {number: spec}
-        self._grants = {
-            earlier_number: grants.get(earlier_number) for earlier_number in self._specs
-        } | {number: grant}
+        kept_specs = {earlier: specs[earlier] for earlier in specs if earlier in keep}
+        self._specs = kept_specs | {number: spec}
+        self._grants = {earlier: grants.get(earlier) for earlier in self._specs} | {number: grant}
         try:
             await self._services.state.flush(*self.key)
         except KubetorchError:
@@ -531,16 +526,16 @@ class Workload:
     # ----------------------------------------------------------------------------------- ending
 
     async def delete(self, grace: float) -> list[str]:
-        """End the pods; returns the pods that are left, as `Backend.delete` does."""
+        """End the pods; returns the user's own objects that remain, as `Backend.delete` does."""
         error = ServiceNotFoundError(f"{self.record.name} was torn down while it was deployed")
         self._deploys.fail_all(error)
         await self._apply.stop()
         self._ending = self.pod_names
         for session in self._sessions.values():
             session.send(messages.Terminate(grace=grace, reason=messages.TORN_DOWN))
-        left_pods = await self._services.backend.delete(*self.key, grace=grace)
+        remaining_objects = await self._services.backend.delete(*self.key, grace=grace)
         self.close("the service was torn down")
-        return left_pods
+        return remaining_objects
 
     def close(self, reason: str, *, goes_on: bool = False) -> None:
         """Stop all timers, and end the sessions.
@@ -552,9 +547,9 @@ class Workload:
         self._idle.close()
         self._debounce.close()
         self._apply.cancel()
-        for waiting in (self._announce_task, self._tick_timer):
-            if waiting is not None:
-                waiting.cancel()
+        for scheduled in (self._announce_task, self._tick_timer):
+            if scheduled is not None:
+                scheduled.cancel()
         self._deploys.interrupt(self.record.name, reason, goes_on=goes_on)
         self.is_gone = True
         self.changes.notify()

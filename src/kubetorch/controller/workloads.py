@@ -350,7 +350,7 @@ class Workloads:
     async def delete(
         self, namespace: str, name: str, *, grace: float = routes.DELETE_GRACE
     ) -> tuple[str, ...]:
-        """Delete a workload; returns the pods that are left, as `Backend.delete` does."""
+        """Delete a workload; returns the user's objects that remain, as `Backend.delete` does."""
         key = (namespace, name)
         async with self._locks.setdefault(key, asyncio.Lock()):
             workload = self.get(namespace, name)
@@ -360,12 +360,12 @@ class Workloads:
             self._state.delete_workload(*key)
             await self._state.flush(*key)
             try:
-                left_pods = tuple(await workload.delete(grace))
+                remaining_objects = tuple(await workload.delete(grace))
             finally:
                 self._workloads.pop(key, None)
                 self._calls.lost(*key, pods)
-            _log.info("workload deleted workload=%s/%s left=%s", *key, left_pods)
-            return left_pods
+            _log.info("workload deleted workload=%s/%s left=%s", *key, remaining_objects)
+            return remaining_objects
 
     def cancel_call(self, call_id: str) -> CallView:
         call = self._calls.get(call_id)

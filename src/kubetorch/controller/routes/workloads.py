@@ -100,8 +100,8 @@ class WorkloadRoutes:
     async def delete(self, exchange: Exchange, namespace: str, name: str) -> None:
         """End a workload; `?grace=` is how many seconds its calls have."""
         grace = exchange.number("grace", routes.DELETE_GRACE, least=0.0, most=GRACE_MOST)
-        left_pods = await self._workloads.delete(namespace, name, grace=grace)
-        await exchange.respond_message({"deleted": name, "left": left_pods})
+        remaining_objects = await self._workloads.delete(namespace, name, grace=grace)
+        await exchange.respond_message({"deleted": name, "left": remaining_objects})
 
     async def token(self, exchange: Exchange, namespace: str, name: str) -> None:
         """A token for one workload, for verbs that the user has the rights to."""
