@@ -246,11 +246,11 @@ def _moment() -> Object:
 
 def _of(kind: Any) -> Object:  # noqa: ANN401  # a type, which may be a union
     """The schema of a type that fields of specs have."""
-    arms = resource.arms(kind)
-    if len(arms) > 1 and set(arms) != {int, float}:
+    union_members = resource.union_members(kind)
+    if len(union_members) > 1 and set(union_members) != {int, float}:
         # A schema that is structural cannot say that something is one of two.
         return {"x-kubernetes-preserve-unknown-fields": True}
-    arm = float if len(arms) > 1 else arms[0]
+    arm = float if len(union_members) > 1 else union_members[0]
     if arm == resource.PAIRS:
         return dict(_PAIRS)
     if get_origin(arm) is tuple:

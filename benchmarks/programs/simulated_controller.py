@@ -65,7 +65,7 @@ async def main(listener: socket.socket, folder: Path) -> None:
             user=user,
             secret=SECRET,
             clock=clock.time,
-            session_of=lambda pod: session(pod) if workloads.workload_of(pod) else "",
+            session_token_of=lambda pod: session(pod) if workloads.workload_of(pod) else "",
         ),
     )
     await controller.start(listener)

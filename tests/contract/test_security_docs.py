@@ -26,9 +26,9 @@ def test_the_page_is_what_the_code_says() -> None:
 def test_every_route_needs_a_right_or_says_why_not(route: Route) -> None:
     free = {"GET /health", "GET /openapi.json"}
     assert route.needs or route.is_local or _name(route) in free
-    assert all(need.when for need in route.needs if need.scope == "found")
+    assert all(need.when for need in route.needs if need.scope == "handler")
     if "{namespace}" in route.path:
-        assert {need.scope for need in route.needs} <= {"path", "found"}
+        assert {need.scope for need in route.needs} <= {"path", "handler"}
     else:
         assert "path" not in {need.scope for need in route.needs}
 

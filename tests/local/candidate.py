@@ -31,7 +31,7 @@ async def main(url: str, namespace: str, place: str, duration: str) -> None:
     access = Access(Cluster(url), User(), namespace=namespace, origin="test")
     async with (
         Client(access if url else kubeconfig.find(), patience=0.0) as client,
-        Election(client, namespace=namespace, place=place, times=times) as election,
+        Election(client, namespace=namespace, pod=place, times=times) as election,
     ):
         waits = [asyncio.ensure_future(one) for one in (election.won(), stopped.wait())]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

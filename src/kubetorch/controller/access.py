@@ -1,8 +1,8 @@
 """Identifies the sender of a request and checks rights: the seam, and the form for one machine.
 
-A request is identified first (`Principal`); then the route that it asks for says what it needs
-(`Need`), in the words of Kubernetes' RBAC. On one machine there is one user, who may do everything;
-`kubetorch.controller.cluster.access` asks the API server instead.
+The sender of a request is identified first (`Principal`); then the route has the rights that the
+request needs (`Need`), in the words of Kubernetes' RBAC. On one machine there is one user, who may
+do everything; `kubetorch.controller.cluster.access` asks the API server instead.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import tokens
 from kubetorch.wire.messages import Creator, FromController
 
-#: What needs are about, if they do not say otherwise.
+#: The API group and resource of a need that names no others.
 GROUP, RESOURCE = "kubetorch.com", "kubetorchworkloads"
 
 _POD = "pod:"
@@ -28,7 +28,7 @@ _HINT = "send the user's token as Authorization: Bearer <token>"
 
 
 class BoundPod(msgspec.Struct, frozen=True):
-    """The pod that a token was given to, as the API server says."""
+    """The pod that a token is bound to, as the API server has verified."""
 
     namespace: str
     name: str
@@ -52,7 +52,7 @@ class PodIdentity(msgspec.Struct, frozen=True):
 
 
 class NamespacePods(msgspec.Struct, frozen=True):
-    """Any pod of a namespace that is one of a workload which only selects its pods."""
+    """Any pod of a namespace whose workload only selects pods."""
 
     namespace: str
 
@@ -64,9 +64,10 @@ class Grant(msgspec.Struct, frozen=True):
     """The user who deployed a generation, and the secrets and volumes that its pods may mount.
 
     Attributes:
-        user: Who; nobody where it was written by hand.
+        user: The user who deployed; `None` where the generation was written by hand.
         secrets, volumes: Name and identity of each that the generation named.
-        creator: For whom: a pod deploys for who deployed it. An earlier version kept none.
+        creator: The user that the deploy is for: a pod deploys for the creator of its workload.
+            `None` where an earlier version deployed.
     """
 
     user: User | None = None
@@ -87,7 +88,7 @@ class Need(msgspec.Struct, frozen=True):
 
     @property
     def kind(self) -> str:
-        """The kind and the part of it, as roles have it."""
+        """The resource and the subresource, as the rules of roles have them."""
         return f"{self.resource}/{self.subresource}" if self.subresource else self.resource
 
     def __str__(self) -> str:
@@ -98,18 +99,18 @@ class Need(msgspec.Struct, frozen=True):
 
 class Access(Protocol):
     def check_origin(self, headers: Mapping[str, str]) -> None:
-        """Refuse what the page of another site made a browser send."""
+        """Refuse a request that the page of another site made a browser send."""
 
     async def identify(self, headers: Mapping[str, str]) -> Principal:
         """Identify the sender of a request."""
 
     async def authorize(self, principal: Principal, need: Need) -> None:
-        """Refuse what somebody must not do."""
+        """Refuse a sender without this right."""
 
     async def check_deploy(self, principal: Principal, spec: WorkloadSpec) -> Grant | None:
-        """Refuse a deploy for which the controller would do what who deploys must not.
+        """Refuse a deploy whose objects the sender could not make; returns its grant.
 
-        What it grants is kept with the generation.
+        The grant is stored with the generation.
         """
 
     async def check_mounts(
@@ -120,26 +121,26 @@ class Access(Protocol):
         *,
         is_running: bool,
     ) -> None:
-        """Refuse a pod what it has mounted, if who deployed it must not see that.
+        """Refuse a pod with a secret or volume that its deployer must not see.
 
-        The grants are those of the generations that are kept, the wanted one first.
+        The grants are those of the stored generations, the wanted one first.
         """
 
     def creator(self, principal: Principal, username: str | None) -> Creator:
-        """For whom somebody deploys, who has this user name configured."""
+        """The creator of a deploy by this sender, whose client has this user name configured."""
 
     def namespace_of_pod(self, principal: Principal) -> str | None:
-        """The namespace of the pod that asks, if it is one that belongs to a workload."""
+        """The namespace of the sender, if it is a pod of a workload."""
 
     def check_pod(self, principal: Principal, pod: PodIdentity) -> None:
-        """Refuse the session of a pod to who is not that pod."""
+        """Refuse the session of a pod to any other sender."""
 
     def welcome(self, pod: PodIdentity) -> FromController | None:
-        """The first message of a session to its pod, if there is one."""
+        """The first message of a session to its pod; `None` without one."""
 
 
 class Asker:
-    """The sender of a request, for handlers that find out only late which rights it needs."""
+    """The sender of a request, for handlers that check rights themselves."""
 
     def __init__(self, principal: Principal, access: Access) -> None:
         self.principal = principal
@@ -171,7 +172,7 @@ class Asker:
 
 
 def name_of(principal: Principal) -> str:
-    """Somebody's name in tokens and logs."""
+    """The name of a sender in tokens and logs."""
     match principal:
         case User():
             return principal.name
@@ -197,7 +198,7 @@ def bearer(headers: Mapping[str, str], *, hint: str) -> str:
 
 
 class LocalAccess:
-    """Knows the user of this machine by their own token, and pods by the tokens that they got.
+    """Identifies the user of this machine by their token, and pods by the tokens of their sessions.
 
     Tokens for calls (`kt token`) are for agents and open nothing here.
     """
@@ -208,13 +209,13 @@ class LocalAccess:
         user: str,
         secret: bytes,
         clock: Callable[[], float],
-        session_of: Callable[[PodIdentity], str],
+        session_token_of: Callable[[PodIdentity], str],
     ) -> None:
         self._user = user
         self._secret = secret
         self._clock = clock
-        # The token that a pod was given; empty when there is no such pod.
-        self._session_of = session_of
+        # The token for the session of a pod; empty without such a pod.
+        self._session_token_of = session_token_of
 
     def check_origin(self, headers: Mapping[str, str]) -> None:
         """See `Access`; `Host` is checked too, since everything listens on loopback."""
@@ -259,7 +260,7 @@ class LocalAccess:
             raise UnauthorizedError(f"this token is not the one of pod {pod.pod}")
 
     def welcome(self, pod: PodIdentity) -> FromController | None:
-        """See `Access`; what a pod must know lies in its files."""
+        """See `Access`: a local pod has the key of its workload in a file."""
         return None
 
     def _pod(self, token: str) -> PodIdentity:
@@ -268,8 +269,8 @@ class LocalAccess:
         claims = tokens.verify(key, token, audience=audience, now=self._clock())
         namespace, _, workload = audience.partition("/")
         pod = PodIdentity(namespace, workload, claims.subject.removeprefix(_POD))
-        # A pod can sign what it likes with its workload's key: only what it was given opens doors.
-        given = self._session_of(pod) if claims.subject.startswith(_POD) else ""
-        if not given or not hmac.compare_digest(given.encode(), token.encode()):
+        # A pod can sign any token with its workload's key: only the token of its session counts.
+        session_token = self._session_token_of(pod) if claims.subject.startswith(_POD) else ""
+        if not session_token or not hmac.compare_digest(session_token.encode(), token.encode()):
             raise UnauthorizedError("this token is not for the controller", hint=_HINT)
         return pod

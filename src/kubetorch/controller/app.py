@@ -1,11 +1,11 @@
-"""The controller's ASGI application: checks who asks, finds the handler, answers errors.
+"""The controller's ASGI application: checks the sender, finds the handler, answers errors.
 
     request ──► Host and Origin ──► token ──► route ──► its needs ──► handler
                       │                │         │          │            │
                       └────────────────┴─── failure envelope ┴───────────┘
 
-What is for a pod is passed on to its agent (`kubetorch.controller.relay`) before all that. The
-sessions of agents are WebSockets, which `accept` takes; they pass the same checks.
+Requests for a pod are passed on to its agent (`kubetorch.controller.relay`) before all that. The
+sessions of agents are WebSockets, which `accept` opens after the same checks.
 """
 
 from __future__ import annotations
@@ -75,12 +75,12 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send)
         try:
-            place = self._relay.locate(scope["raw_path"], scope["headers"])
-            if place is not None:
-                if not place.is_app:
+            destination = self._relay.locate(scope["raw_path"], scope["headers"])
+            if destination is not None:
+                if not destination.is_app:
                     # Pages may use apps, on the terms of the agent.
                     self._access.check_origin(exchange.headers)
-                await self._relay.answer(place, exchange, scope, receive, send)
+                await self._relay.answer(destination, exchange, scope, receive, send)
                 return
             route, parameters = await self._admit(exchange)
             await route.handler(exchange, **parameters)
@@ -122,23 +122,23 @@ class App:
     def _observe(self, exchange: Exchange, principal: Principal | None) -> None:
         """Write a line about a request when it is answered, also when it is refused."""
         audit = self._audit
-        found = None if audit is None else self.table.look(exchange)
-        if audit is not None and found is not None and found[0].is_audited:
-            exchange.on_status(lambda status: audit.write(exchange, *found, principal, status))
+        match = None if audit is None else self.table.match(exchange)
+        if audit is not None and match is not None and match[0].is_audited:
+            exchange.on_status(lambda status: audit.write(exchange, *match, principal, status))
 
     async def _check(self, route: Route, exchange: Exchange, parameters: dict[str, str]) -> None:
-        """Refuse a user who must not ask this, and pods."""
+        """Refuse pods, and users without the rights that the route needs."""
         if not isinstance(exchange.asker.principal, User):
             raise UnauthorizedError(
                 "the token of a pod is not for this", hint="use the user's token"
             )
         for permission in route.needs:
-            if permission.scope != "found":
+            if permission.scope != "handler":
                 await exchange.asker.require(permission.need(exchange, parameters))
 
     async def _refuse(self, exchange: Exchange, error: Exception) -> None:
         if exchange.has_begun:
-            # The status is sent: the missing end of the body says that something went wrong.
+            # The status is sent: the client sees the error by the missing end of the body.
             return
         failure = exceptions.describe_refusal(error)
         await exchange.refuse(failure.status, failure.to_json())
@@ -163,8 +163,8 @@ class Controller:
         self._backend = backend
         self._sessions: set[Session] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        #: Those that have not said `Hello`.
-        self._waiting: set[Session] = set()
+        #: Sessions whose agents have not sent `Hello` yet.
+        self._sessions_before_hello: set[Session] = set()
         self._last_request = clock.time()
         self.workloads = Workloads(
             backend=backend,
@@ -186,7 +186,7 @@ class Controller:
         service = ServiceRoutes(
             self.workloads, backend=backend.name, started=clock.time(), stop=stop
         )
-        found = [
+        all_routes = [
             *service.routes(),
             *WorkloadRoutes(self.workloads, blob_stores, hosts).routes(),
             *BlobRoutes(blob_stores, self._ask_pods).routes(),
@@ -194,7 +194,7 @@ class Controller:
             *SecretRoutes(backend.stores.secrets, self.workloads).routes(),
             *VolumeRoutes(backend.stores.volumes, self.workloads).routes(),
         ]
-        table = Table(route for route in found if stop is not None or not route.is_local)
+        table = Table(route for route in all_routes if stop is not None or not route.is_local)
         service.described = table.routes
         self._access = new_access(self.workloads)
         relay = Relay(self.workloads.get, secret=secret, clock=clock.time, hosts=hosts)
@@ -209,7 +209,7 @@ class Controller:
         )
         sessions = websocket.upgrader(self.app.accept, max_message=MESSAGE_LIMIT)
         upgrade = proxy.tunnels(
-            lambda asked: relay.locate(asked.raw_path, asked.headers) is not None,
+            lambda request: relay.locate(request.raw_path, request.headers) is not None,
             relay.open,
             sessions,
         )
@@ -232,7 +232,7 @@ class Controller:
         await self._server.close(CLOSE_GRACE)
 
     def idle_seconds(self) -> float:
-        """For how long nothing was deployed and nobody asked; 0 when that is not so."""
+        """Seconds without a workload and without a request; 0 while there is either."""
         if self._server.open_requests or not self.workloads.is_empty:
             self._last_request = self._clock.time()
         return self._clock.time() - self._last_request
@@ -241,8 +241,14 @@ class Controller:
         self._last_request = self._clock.time()
 
     def _new_session(self, principal: Principal) -> Session:
-        who = identity_of(principal)
-        if sum(identity_of(one.principal) == who for one in self._waiting) >= WAITING_LIMIT:
+        identity = identity_of(principal)
+        if (
+            sum(
+                identity_of(waiting_session.principal) == identity
+                for waiting_session in self._sessions_before_hello
+            )
+            >= WAITING_LIMIT
+        ):
             raise refusal(
                 429, f"{name_of(principal)} has {WAITING_LIMIT} sessions that have not said hello"
             )
@@ -251,25 +257,25 @@ class Controller:
             access=self._access,
             workloads=self.workloads,
             on_begin=self._recover,
-            on_hello=self._waiting.discard,
+            on_hello=self._sessions_before_hello.discard,
             clock=self._clock,
             on_end=self._end_session,
         )
         self._sessions.add(session)
-        self._waiting.add(session)
+        self._sessions_before_hello.add(session)
         return session
 
     def _recover(self, workload: Workload, session: Session) -> None:
-        asking = self._recovery.ask(workload, session.send)
-        task = asyncio.get_running_loop().create_task(asking)
+        request = self._recovery.request(workload, session.send)
+        task = asyncio.get_running_loop().create_task(request)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _ask_pods(self, namespace: str, name: str, pod: str) -> str:
-        """Have what a pod waits for asked of the others of its workload."""
+        """Request the blobs that a pod waits for from other pods; returns the state in words."""
         workload = self.workloads.workload_of(PodIdentity(namespace, name, pod))
-        return "" if workload is None else await self._recovery.ask_for(workload, pod)
+        return "" if workload is None else await self._recovery.request_for(workload, pod)
 
     def _end_session(self, session: Session) -> None:
         self._sessions.discard(session)
-        self._waiting.discard(session)
+        self._sessions_before_hello.discard(session)

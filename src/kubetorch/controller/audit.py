@@ -1,7 +1,7 @@
 """The audit log: one line of JSON for each request that changes something, or shows a secret.
 
-It is written when it is decided what the request comes to, before the answer goes out. It has
-neither tokens nor values: nothing of a request's body, and of its query nothing.
+A line is written when the status of the answer is decided, before it is sent. It has neither tokens
+nor values: nothing of a request's body, and of its query only the namespace.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from kubetorch.controller.routes.table import Exchange, Route
 
 #: Groups of a user that are named in a line.
 GROUPS = 20
-#: Lines of one minute about requests of nobody who is known: strangers do not fill the log.
+#: Lines per minute about requests of senders that were not identified, so that they cannot fill the
+#: log.
 STRANGERS = 60
 
 _log = logging.getLogger("kubetorch.audit")

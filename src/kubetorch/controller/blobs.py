@@ -1,18 +1,16 @@
-"""Blobs: where they lie, which are missing, how pods bring them back, and when they are deleted.
+"""Blobs: their stores, which of them are missing, how pods send them back, and their deletion.
 
-A blob is asked for by its digest, and who knows a digest need not be allowed to read what it
-stands for. So in a cluster namespaces share nothing: a blob that nobody brought to a namespace is
-not there for that namespace. On one machine there is one user, and blobs of one namespace need not
-be brought again to another.
+A blob is named by its digest, and a user who knows a digest need not be allowed to read the blob.
+So in a cluster namespaces share nothing: each has only the blobs that were uploaded to it. On one
+machine there is one user, and namespaces share their blobs.
 
-A controller whose blobs lie on an emptyDir starts without them, while the pods go on with what they
-have. What a new pod of the same generation will ask for is asked of a pod that runs already, as
-soon as it connects, and of one after the other as long as a pod waits for it.
+A controller whose blobs are on an emptyDir starts without them, while the pods have theirs. The
+blobs that a new pod of the same generation will need are requested from a pod that runs already, as
+soon as it connects, and from one pod after the other while a pod waits for them.
 
-Blobs are kept for the generations that are kept of each workload (wanted, last good, and the one
-before), and for results of spawned calls that are kept. A blob that came in the last ten minutes is
-left alone whatever refers to it: it may belong to a deploy that is on its way. A store that was
-found full is looked through at once.
+Blobs are kept for the stored generations of each workload (wanted, last good, and the one before),
+and for the stored results of spawned calls. A blob of the last ten minutes is never deleted: it may
+belong to a deploy that has just begun. A store that is full is cleaned at once.
 """
 
 from __future__ import annotations
@@ -37,22 +35,22 @@ from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire.messages import SendBlobs
 
 #: Files of trees that are remembered, of all namespaces.
-_REMEMBERED = 300_000
+_REMEMBERED_FILES = 300_000
 #: Threads that receive, send and read blobs: more would keep the loop waiting for its turn.
 _THREADS = 2
-#: Seconds that one pod has to send what it has, until another one is asked.
+#: Seconds that one pod has to send the missing blobs, until another pod is asked.
 RECOVERY_PATIENCE = 30.0
-#: The same, while a pod waits for what is missing.
+#: The same, while a pod waits for the blobs.
 WAITING_PATIENCE = 3.0
-#: Pods that a reason names.
-_NAMED = 3
+#: Pods that are named in a reason.
+_NAMED_PODS = 3
 #: Seconds after its last upload in which a blob is never deleted.
-YOUNG = 600.0
+YOUNG_SECONDS = 600.0
 #: Seconds between two collections.
 COLLECTION_INTERVAL = 1800.0
 #: Seconds from the start of the controller to the first one.
 FIRST_COLLECTION = 20.0
-# Blobs that are deleted between two looks at what is needed.
+# Blobs that are deleted between two checks which blobs are needed.
 _BATCH = 100
 
 _T = TypeVar("_T")
@@ -80,7 +78,7 @@ class TreeFiles:
                 files = frozenset(trees.read(blobs, tree).digests())
                 self._count += len(files)
             self._files[tree] = files
-            while self._count > _REMEMBERED:
+            while self._count > _REMEMBERED_FILES:
                 self._count -= len(self._files.popitem(last=False)[1])
             return files
 
@@ -91,22 +89,22 @@ class NamespaceBlobs:
     def __init__(self, blobs: BlobStore, namespace: str | None, stores: BlobStores) -> None:
         self.namespace = namespace
         self.blobs = blobs
-        #: Specs of deploys that are not stored yet, but need their blobs already.
+        #: Specs of deploys that are not stored yet, but whose blobs must not be deleted.
         self.awaited: list[WorkloadSpec] = []
         #: Held while blobs are looked for, and while some are deleted.
-        self.turn = asyncio.Lock()
+        self.lock = asyncio.Lock()
         self._stores = stores
-        # Trees whose files were all there, as long as the store has this mark.
-        self._complete: set[str] = set()
+        # Trees of which the store has all files, as long as it has this mark.
+        self._complete_trees: set[str] = set()
         self._mark = blobs.mark
 
     def is_of(self, namespace: str) -> bool:
         return self.namespace in (None, namespace)
 
     async def missing(self, spec: WorkloadSpec) -> list[str]:
-        """The blobs that have to come before the generation can exist."""
-        async with self.turn:
-            if self._mark is self.blobs.mark and self._complete.issuperset(spec.trees):
+        """The blobs of a spec that have to be uploaded before its generation can exist."""
+        async with self.lock:
+            if self._mark is self.blobs.mark and self._complete_trees.issuperset(spec.trees):
                 return self.find_missing(spec)  # no tree is to be read
             return await self._stores.in_thread(lambda: self.find_missing(spec))
 
@@ -116,30 +114,30 @@ class NamespaceBlobs:
             self.forget()
         arguments = [] if spec.init_args is None else [spec.init_args]
         missing = self.blobs.missing([*spec.trees, *arguments])
-        here = [tree for tree in spec.trees if tree not in missing]
-        for tree in here:
+        stored_trees = [tree for tree in spec.trees if tree not in missing]
+        for tree in stored_trees:
             missing += self._missing_files(tree)
         return missing
 
     def forget(self) -> None:
         """Blobs were deleted, or found broken."""
-        self._complete.clear()
+        self._complete_trees.clear()
 
     def _missing_files(self, tree: str) -> list[str]:
-        if tree in self._complete:
+        if tree in self._complete_trees:
             return []
         files = self._stores.files.read(self.blobs, tree)
-        known: set[str] = set()
-        for digest in self._complete:
-            known |= self._stores.files.get(digest)
-        missing = self.blobs.missing(files - known)
+        stored_files: set[str] = set()
+        for digest in self._complete_trees:
+            stored_files |= self._stores.files.get(digest)
+        missing = self.blobs.missing(files - stored_files)
         if not missing:
-            self._complete.add(tree)
+            self._complete_trees.add(tree)
         return missing
 
     @contextlib.contextmanager
     def keep(self, spec: WorkloadSpec) -> Iterator[None]:
-        """Keep the blobs that are here until the generation is stored."""
+        """Keep the blobs of a spec until its generation is stored."""
         self.awaited.append(spec)
         try:
             yield
@@ -155,29 +153,29 @@ class BlobStores:
         self.files = TreeFiles()
         self._threads = asyncio.Semaphore(_THREADS)
         self._shared = self._new(folder, None) if is_shared else None
-        self._known: dict[str, NamespaceBlobs] = {}
+        self._by_namespace: dict[str, NamespaceBlobs] = {}
 
     def of(self, namespace: str) -> NamespaceBlobs:
         if self._shared is not None:
             return self._shared
-        found = self._known.get(namespace)
-        if found is None:
+        store = self._by_namespace.get(namespace)
+        if store is None:
             names.check_namespace(namespace)
-            found = self._known[namespace] = self._new(self._folder / namespace, namespace)
-        return found
+            store = self._by_namespace[namespace] = self._new(self._folder / namespace, namespace)
+        return store
 
     def _new(self, folder: Path, namespace: str | None) -> NamespaceBlobs:
         return NamespaceBlobs(BlobStore(folder, self._room), namespace, self)
 
     def all(self) -> list[NamespaceBlobs]:
-        """Every store that there is, also those that nobody has asked for yet."""
+        """Every store, also those of namespaces without a request so far."""
         if self._shared is not None:
             return [self._shared]
         if self._folder.is_dir():
             for entry in self._folder.iterdir():
                 if entry.is_dir():
                     self.of(entry.name)
-        return list(self._known.values())
+        return list(self._by_namespace.values())
 
     async def in_thread(self, work: Callable[[], _T]) -> _T:
         """The result of `work`, which reads or writes blobs, without holding up the loop."""
@@ -189,43 +187,48 @@ class BlobRecovery:
     def __init__(self, blob_stores: BlobStores, clock: Clock) -> None:
         self._blob_stores = blob_stores
         self._clock = clock
-        # When a pod of each workload was asked last; only workloads that lack something are here.
-        self._asked: dict[tuple[str, str], float] = {}
-        # When each of its pods was asked, at first and last.
-        self._asked_pods: dict[tuple[str, str], dict[str, tuple[float, float]]] = {}
+        # By workload with missing blobs: the time of the last request to a pod that connected.
+        self._workload_request_times: dict[tuple[str, str], float] = {}
+        # By workload and pod: the times of the first and the last request while a pod waits.
+        self._pod_request_times: dict[tuple[str, str], dict[str, tuple[float, float]]] = {}
 
-    async def ask_for(self, workload: Workload, pod: str) -> str:
-        """Have what a pod waits for asked of the next of the others; from whom it is awaited."""
+    async def request_for(self, workload: Workload, pod: str) -> str:
+        """Request the blobs that a pod waits for from the next of the other pods.
+
+        Returns from which pods they are awaited, or why they will not come, in words.
+        """
         senders = {name: send for name, send in workload.senders().items() if name != pod}
-        asked = self._asked_pods.setdefault(workload.key, {})
-        for gone in asked.keys() - senders.keys():
-            del asked[gone]
+        request_times = self._pod_request_times.setdefault(workload.key, {})
+        for disconnected_pod in request_times.keys() - senders.keys():
+            del request_times[disconnected_pod]
         now = self._clock.time()
         if not senders:
             reason = "no other pod is connected that may have them; the next deploy brings them"
             await self._end_deploy(workload, reason)
             return reason
-        latest = max((last for _, last in asked.values()), default=-WAITING_PATIENCE)
+        latest = max((last for _, last in request_times.values()), default=-WAITING_PATIENCE)
         if now - latest >= WAITING_PATIENCE:
-            chosen = min(senders, key=lambda name: asked[name][1] if name in asked else -1.0)
-            first, _ = asked.get(chosen, (now, now))
-            asked[chosen] = first, now
-            message = await self._missing(workload)
+            chosen = min(
+                senders, key=lambda name: request_times[name][1] if name in request_times else -1.0
+            )
+            first, _ = request_times.get(chosen, (now, now))
+            request_times[chosen] = first, now
+            message = await self._missing_blobs(workload)
             if message is not None:
                 _log.info("blobs awaited workload=%s of=%s by=%s", workload.key, chosen, pod)
                 senders[chosen](message)
-        names = sorted(asked)
-        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        known = f"asked of {', '.join(names[:_NAMED])}{more}"
-        newest = max(first for first, _ in asked.values())
-        if len(asked) < len(senders) or now - newest < WAITING_PATIENCE:
-            return known
-        reason = f"{known}, without success so far; the next deploy brings them"
+        names = sorted(request_times)
+        more = f" and {len(names) - _NAMED_PODS} more" if len(names) > _NAMED_PODS else ""
+        requests_in_words = f"asked of {', '.join(names[:_NAMED_PODS])}{more}"
+        newest = max(first for first, _ in request_times.values())
+        if len(request_times) < len(senders) or now - newest < WAITING_PATIENCE:
+            return requests_in_words
+        reason = f"{requests_in_words}, without success so far; the next deploy brings them"
         await self._end_deploy(workload, reason)
         return reason
 
     async def _end_deploy(self, workload: Workload, reason: str) -> None:
-        """A deploy that waits for blobs which nobody has would wait until its timeout."""
+        """End a deploy that waits for blobs which no pod has: it would wait until its timeout."""
         spec = workload.spec
         missing = await self._blob_stores.of(spec.namespace).missing(spec)
         if missing:
@@ -237,36 +240,39 @@ class BlobRecovery:
                 )
             )
 
-    async def ask(self, workload: Workload, send: Callable[[SendBlobs], None]) -> None:
-        """Ask a pod that serves, if something is missing and no other pod was asked just now."""
+    async def request(self, workload: Workload, send: Callable[[SendBlobs], None]) -> None:
+        """Request missing blobs from a pod that serves, unless another pod has just been asked."""
         now = self._clock.time()
-        if now - self._asked.get(workload.key, -RECOVERY_PATIENCE) < RECOVERY_PATIENCE:
+        if (
+            now - self._workload_request_times.get(workload.key, -RECOVERY_PATIENCE)
+            < RECOVERY_PATIENCE
+        ):
             return
-        self._asked[workload.key] = now
+        self._workload_request_times[workload.key] = now
         message = None
         try:
-            message = await self._missing(workload)
+            message = await self._missing_blobs(workload)
         except (KubetorchError, OSError) as error:
             _log.warning("blobs not looked for workload=%s error=%s", workload.key, error)
         if message is None:
-            self._asked.pop(workload.key, None)
-            self._asked_pods.pop(workload.key, None)
+            self._workload_request_times.pop(workload.key, None)
+            self._pod_request_times.pop(workload.key, None)
             return
         _log.info(
             "blobs missing workload=%s count=%s", workload.key, len(message.blobs + message.trees)
         )
         send(message)
 
-    async def _missing(self, workload: Workload) -> SendBlobs | None:
+    async def _missing_blobs(self, workload: Workload) -> SendBlobs | None:
         blobs: dict[str, None] = {}
         trees: dict[str, None] = {}
         for spec in workload.specs:
             missing = await self._blob_stores.of(spec.namespace).missing(spec)
-            found = dict.fromkeys(missing)
-            trees |= {digest: None for digest in found if digest in spec.trees}
-            blobs |= found
-        lost = tuple(digest for digest in blobs if digest not in trees)
-        return SendBlobs(blobs=lost, trees=tuple(trees)) if blobs else None
+            missing_digests = dict.fromkeys(missing)
+            trees |= {digest: None for digest in missing_digests if digest in spec.trees}
+            blobs |= missing_digests
+        files = tuple(digest for digest in blobs if digest not in trees)
+        return SendBlobs(blobs=files, trees=tuple(trees)) if blobs else None
 
 
 class GarbageCollector:
@@ -297,38 +303,40 @@ class GarbageCollector:
             await cancel_all([self._task])
 
     def hurry(self) -> None:
-        """Collect now, unless that is being done: somebody found no room."""
+        """Collect now, unless a collection runs: an upload found no room."""
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def collect(self) -> int:
-        """Delete what nothing refers to; how many blobs that were."""
+        """Delete the blobs that nothing refers to; returns their number."""
         self._expire()
         return sum([await self._collect(store) for store in self._blob_stores.all()])
 
     async def _collect(self, store: NamespaceBlobs) -> int:
         blobs = store.blobs
         await asyncio.to_thread(blobs.sweep)
-        old = self._clock.time() - YOUNG
+        old = self._clock.time() - YOUNG_SECONDS
         candidates = await asyncio.to_thread(
             lambda: [blob.digest for blob in blobs.iterate() if blob.mtime < old]
         )
-        needed, deleted = _Needed(blobs), 0
-        # All trees are read once, and then only those that come meanwhile.
+        needed, deleted = _NeededBlobs(blobs), 0
+        # All trees are read once here, and then only those of deploys that begin meanwhile.
         await asyncio.to_thread(needed.add, self._specs_of(store))
         for start in range(0, len(candidates), _BATCH):
-            # Asked again for each batch, in a turn: a deploy either sees a blob and keeps it, or
-            # sees that it is gone and asks for it.
-            async with store.turn:
+            # The specs are read again for each batch, under the lock: a deploy either sees a blob
+            # and keeps it, or sees that it was deleted and asks for it.
+            async with store.lock:
                 specs, results = self._specs_of(store), self._results(store)
-                batch = [one for one in candidates[start : start + _BATCH] if one not in results]
-                deleted += await asyncio.to_thread(needed.delete_others, specs, batch)
+                batch = [
+                    digest for digest in candidates[start : start + _BATCH] if digest not in results
+                ]
+                deleted += await asyncio.to_thread(needed.delete_unneeded, specs, batch)
                 store.forget()
         _log.info("blobs collected deleted=%s kept=%s", deleted, len(candidates) - deleted)
         return deleted
 
     def _specs_of(self, store: NamespaceBlobs) -> list[WorkloadSpec]:
-        return [*store.awaited, *(one for one in self._specs() if store.is_of(one.namespace))]
+        return [*store.awaited, *(spec for spec in self._specs() if store.is_of(spec.namespace))]
 
     def _begin(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -341,7 +349,7 @@ class GarbageCollector:
             _log.exception("blobs not collected")
 
 
-class _Needed:
+class _NeededBlobs:
     """The blobs that generations refer to; during a collection this set only grows."""
 
     def __init__(self, blobs: BlobStore) -> None:
@@ -349,10 +357,10 @@ class _Needed:
         self._trees: set[str] = set()
         self._digests: set[str] = set()
 
-    def delete_others(self, specs: Iterable[WorkloadSpec], digests: Iterable[str]) -> int:
-        """Delete those of `digests` that no generation refers to; how many those were."""
+    def delete_unneeded(self, specs: Iterable[WorkloadSpec], digests: Iterable[str]) -> int:
+        """Delete those of `digests` that no generation refers to; returns their number."""
         self.add(specs)
-        return sum(self._blobs.delete(one) for one in digests if one not in self._digests)
+        return sum(self._blobs.delete(digest) for digest in digests if digest not in self._digests)
 
     def add(self, specs: Iterable[WorkloadSpec]) -> None:
         for spec in specs:
@@ -369,6 +377,6 @@ class _Needed:
         except (
             DataStoreError,
             ProjectTooLargeError,
-        ) as error:  # whoever deploys it again brings its files too
+        ) as error:  # the next deploy uploads its files again
             _log.warning("tree not readable tree=%s error=%s", tree, error)
             return ()

@@ -1,6 +1,6 @@
-"""Spawned calls: what pods report of them, and for how long their results are kept.
+"""Spawned calls: the reports of pods about them, and how long their results are kept.
 
-The records of spawned calls: in the state, and held here for as long as that takes none.
+The records are in the state; while it cannot be written, new records are in memory.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from kubetorch.wire import exceptions
 from kubetorch.wire.calls import Raised, pack_outcome
 from kubetorch.wire.messages import CallProgress, CallReport, CallView, Ending
 
-#: Seconds until what could not be written is tried again.
+#: Seconds until records that could not be written are tried again.
 RETRY = 5.0
-#: Records that are held at most; beyond, the oldest are lost.
-HELD = 10_000
+#: Records in memory at most; beyond, the oldest are lost.
+UNWRITTEN_LIMIT = 10_000
 #: Seconds that the result of a spawned call is kept.
 KEEP_SECONDS = 24 * 3600.0
 #: Bytes of all results together; beyond, the oldest are dropped.
 KEEP_BYTES = 1024**3
 #: Calls that are remembered, with or without a result.
 KEEP_CALLS = 10_000
-#: Seconds that the first news of a spawned call may take: less than whoever asks waits for.
-FIRST_NEWS = 1.0
-#: What may be too much before the oldest are looked for, and what is made room for then: to look
-#: costs as much as ten thousand calls.
+#: Seconds that the first report of a spawned call may take: less than clients wait for an answer.
+FIRST_REPORT_TIMEOUT = 1.0
+#: Calls beyond the limit before the oldest are dropped, and bytes below the limit down to which
+#: results are dropped: the search for the oldest reads all records.
 SLACK_CALLS = 1000
 SLACK_BYTES = KEEP_BYTES // 16
 
@@ -44,33 +44,36 @@ _log = logging.getLogger(__name__)
 
 
 class CallRecords:
-    """Reads and writes records. A full disk is no reason to refuse what a pod reports."""
+    """Reads and writes records; keeps in memory those that a full disk does not take."""
 
     def __init__(self, state: SqliteState, clock: Clock) -> None:
         self._state = state
         self._clock = clock
-        self._held: dict[str, CallRecord] = {}
+        # By call: records that the state could not take.
+        self._unwritten: dict[str, CallRecord] = {}
         self._retry: Timer | None = None
         self.ended, self.result_bytes = state.count_ended_calls()
 
     def find(self, call_id: str) -> CallRecord | None:
-        return self._held.get(call_id) or self._state.call(call_id)
+        return self._unwritten.get(call_id) or self._state.call(call_id)
 
     def calls(self, *, namespace: str = "", workload: str = "") -> list[CallRecord]:
-        """Calls, newest first, of a namespace and a workload if they are given."""
-        found = self._state.calls(namespace=namespace, workload=workload)
-        return self._with_held(found, namespace, workload)
+        """Calls, newest first: of one namespace and workload, or of all."""
+        stored_calls = self._state.calls(namespace=namespace, workload=workload)
+        return self._with_unwritten(stored_calls, namespace, workload)
 
     def running(self, *, namespace: str = "", workload: str = "") -> list[CallRecord]:
         """The `calls` whose end is not known."""
-        found = self._state.calls(namespace=namespace, workload=workload, is_running=True)
-        merged = self._with_held(found, namespace, workload)
-        return [call for call in merged if call.ended is None]
+        stored_calls = self._state.calls(namespace=namespace, workload=workload, is_running=True)
+        calls = self._with_unwritten(stored_calls, namespace, workload)
+        return [call for call in calls if call.ended is None]
 
     def results(self, namespace: str = "") -> set[str]:
-        """The digests of all results, of a namespace if it is given."""
-        held = self._with_held([], namespace, "")
-        return self._state.results(namespace) | {call.result for call in held if call.result}
+        """The digests of all results: of one namespace, or of all."""
+        unwritten_calls = self._with_unwritten([], namespace, "")
+        return self._state.results(namespace) | {
+            call.result for call in unwritten_calls if call.result
+        }
 
     def put(self, call: CallRecord) -> None:
         before = self.find(call.id)
@@ -78,31 +81,31 @@ class CallRecords:
             self._count(before, -1)
         self._count(call, 1)
         if not self._write(call):
-            self._held.pop(call.id, None)
-            self._held[call.id] = call
-            if len(self._held) > HELD:
-                self._held.pop(next(iter(self._held)))
-            self._try_again()
+            self._unwritten.pop(call.id, None)
+            self._unwritten[call.id] = call
+            if len(self._unwritten) > UNWRITTEN_LIMIT:
+                self._unwritten.pop(next(iter(self._unwritten)))
+            self._retry_later()
 
     def delete(self, calls: Iterable[CallRecord]) -> None:
-        gone = [call for call in calls if self.find(call.id) is not None]
-        self._state.delete_calls(call.id for call in gone)
-        for call in gone:
-            self._held.pop(call.id, None)
+        known_calls = [call for call in calls if self.find(call.id) is not None]
+        self._state.delete_calls(call.id for call in known_calls)
+        for call in known_calls:
+            self._unwritten.pop(call.id, None)
             self._count(call, -1)
 
     def _count(self, call: CallRecord, sign: int) -> None:
         self.ended += sign * (call.ended is not None)
         self.result_bytes += sign * call.result_bytes
 
-    def _with_held(
-        self, found: Iterable[CallRecord], namespace: str, workload: str
+    def _with_unwritten(
+        self, stored_calls: Iterable[CallRecord], namespace: str, workload: str
     ) -> list[CallRecord]:
-        merged = {call.id: call for call in found}
-        for call in self._held.values():
+        merged = {call.id: call for call in stored_calls}
+        for call in self._unwritten.values():
             if namespace in ("", call.namespace) and workload in ("", call.workload):
                 merged[call.id] = call
-        if not self._held:
+        if not self._unwritten:
             return list(merged.values())
         return sorted(merged.values(), key=lambda call: call.started, reverse=True)
 
@@ -112,17 +115,17 @@ class CallRecords:
         except KubetorchError as error:
             _log.warning("call not kept id=%s error=%s", call.id, error)
             return False
-        self._held.pop(call.id, None)
+        self._unwritten.pop(call.id, None)
         return True
 
-    def _try_again(self) -> None:
+    def _retry_later(self) -> None:
         if self._retry is None:
-            self._retry = self._clock.call_later(RETRY, self._write_held)
+            self._retry = self._clock.call_later(RETRY, self._write_unwritten)
 
-    def _write_held(self) -> None:
+    def _write_unwritten(self) -> None:
         self._retry = None
-        if not all(self._write(call) for call in list(self._held.values())):
-            self._try_again()
+        if not all(self._write(call) for call in list(self._unwritten.values())):
+            self._retry_later()
 
 
 class Calls:
@@ -132,30 +135,37 @@ class Calls:
         blob_stores: BlobStores,
         clock: Clock,
         *,
-        first_news: float = FIRST_NEWS,
+        first_report_timeout: float = FIRST_REPORT_TIMEOUT,
     ) -> None:
-        self._book = CallRecords(state, clock)
+        self._records = CallRecords(state, clock)
         self._blob_stores = blob_stores
         self._clock = clock
-        self._first_news = first_news
-        # Of calls that run; their pods repeat it to the next controller.
+        self._first_report_timeout = first_report_timeout
+        # By running call; pods repeat the progress to the next controller.
         self._progress: dict[str, CallProgress] = {}
-        # Calls that are asked for before anybody spoke of them.
-        self._expected: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()
+        # By call that a client asks for before a pod has reported it.
+        self._expected_calls: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()
 
     def report(self, namespace: str, workload: str, pod: str, report: CallReport) -> None:
-        """A pod says what became of a call.
+        """Record the report of a pod about a call.
 
-        Ids are chosen outside: a pod of one workload cannot speak of the calls of another.
+        Clients choose the ids of calls: a report about a call of another workload is ignored.
         """
-        known = self._book.find(report.id)
-        if known is not None and (known.namespace, known.workload) != (namespace, workload):
+        earlier_record = self._records.find(report.id)
+        if earlier_record is not None and (earlier_record.namespace, earlier_record.workload) != (
+            namespace,
+            workload,
+        ):
             _log.warning("call of another workload reported id=%s pod=%s", report.id, pod)
             return
-        # Of a call that one pod refused: the pod that took it says so, and has its result.
-        is_result = report.state == "succeeded" and known is not None and known.state == "failed"
-        is_news = report.state == "running" or is_result
-        if known is not None and known.pod != pod and not is_news:
+        # A call that one pod refused may have been taken by another pod, which has its result.
+        is_result = (
+            report.state == "succeeded"
+            and earlier_record is not None
+            and earlier_record.state == "failed"
+        )
+        is_takeover = report.state == "running" or is_result
+        if earlier_record is not None and earlier_record.pod != pod and not is_takeover:
             return
         fields = asdict(report)
         progress = fields.pop("progress")
@@ -163,56 +173,56 @@ class Calls:
         self._progress.pop(report.id, None)
         if progress is not None and report.ended is None:
             self._progress[report.id] = progress
-        if record != known:
-            self._book.put(record)
-        expected = self._expected.get(report.id)
+        if record != earlier_record:
+            self._records.put(record)
+        expected = self._expected_calls.get(report.id)
         if expected is not None:
             expected.set()
-        book = self._book
-        if book.ended > KEEP_CALLS + SLACK_CALLS or book.result_bytes > KEEP_BYTES:
+        records = self._records
+        if records.ended > KEEP_CALLS + SLACK_CALLS or records.result_bytes > KEEP_BYTES:
             self.expire()
 
     def lost(self, namespace: str, workload: str, pods: Mapping[str, Ending]) -> None:
-        """Fail the calls that ran on pods that are gone for good."""
-        for call in self._book.running(namespace=namespace, workload=workload):
+        """Fail the running calls of pods that have ended."""
+        for call in self._records.running(namespace=namespace, workload=workload):
             if call.pod in pods:
                 self._fail(call, pods[call.pod].error(call.pod))
 
     def lost_by_agent(
-        self, namespace: str, workload: str, pod: str, known: Collection[str]
+        self, namespace: str, workload: str, pod: str, running_ids: Collection[str]
     ) -> None:
-        """The agent of a pod knows of no other calls than these: others of its own have failed."""
-        for call in self._book.running(namespace=namespace, workload=workload):
-            if call.pod == pod and call.id not in known:
+        """Fail the running calls of a pod that its agent does not know any more."""
+        for call in self._records.running(namespace=namespace, workload=workload):
+            if call.pod == pod and call.id not in running_ids:
                 self._fail(call, AgentDiedError(pod, "it was started without what it kept"))
 
-    def sweep(self, is_there: Callable[[str, str, str], bool]) -> None:
-        """Fail the calls of pods that are not there, by namespace, workload and name."""
-        for call in self._book.running():
-            if not is_there(call.namespace, call.workload, call.pod):
+    def sweep(self, may_run: Callable[[str, str, str], bool]) -> None:
+        """Fail the calls for whose namespace, workload and pod `may_run` is false."""
+        for call in self._records.running():
+            if not may_run(call.namespace, call.workload, call.pod):
                 self._fail(call, DELETED.error(call.pod))
 
     async def expect(self, call_id: str) -> CallView:
-        """As `get`, of a call that may have been spawned a moment ago."""
-        if self._book.find(call_id) is None:
-            expected = self._expected.setdefault(call_id, asyncio.Event())
+        """The view of a call that may have been spawned a moment ago, and is waited for."""
+        if self._records.find(call_id) is None:
+            expected = self._expected_calls.setdefault(call_id, asyncio.Event())
             try:
-                async with deadlines.timeout(self._first_news):
+                async with deadlines.timeout(self._first_report_timeout):
                     await expected.wait()
             except TimeoutError as error:
-                raise unknown(call_id) from error
+                raise unknown_call(call_id) from error
         return self.get(call_id)
 
     def get(self, call_id: str) -> CallView:
-        return self._view(self._record(call_id))
+        return self._view(self._current_record(call_id))
 
     def list(self, *, namespace: str = "", workload: str = "") -> list[CallView]:
-        found = self._book.calls(namespace=namespace, workload=workload)
-        return [self._view(call) for call in found]
+        records = self._records.calls(namespace=namespace, workload=workload)
+        return [self._view(call) for call in records]
 
     def result(self, call_id: str) -> str:
         """Digest of the packed outcome of a call that has ended."""
-        call = self._record(call_id)
+        call = self._current_record(call_id)
         if call.result is not None and self._store(call).has(call.result):
             return call.result
         if call.ended is None:
@@ -224,36 +234,38 @@ class Calls:
         )
 
     def results(self, store: NamespaceBlobs) -> set[str]:
-        return self._book.results(store.namespace or "")
+        return self._records.results(store.namespace or "")
 
     def expire(self) -> None:
-        """Forget what is too old or too much."""
-        calls = self._book.calls()
+        """Drop the results and forget the calls that are too old or too many."""
+        calls = self._records.calls()
         dropped, forgotten = expired(calls, now=self._clock.time())
         if not dropped and not forgotten:
             return
         for call in dropped:
-            self._book.put(replace(call, result=None, result_bytes=0))
-        self._book.delete(forgotten)
-        gone = {call.id for call in (*dropped, *forgotten)}
-        kept = {(self._store(call).root, call.result) for call in calls if call.id not in gone}
+            self._records.put(replace(call, result=None, result_bytes=0))
+        self._records.delete(forgotten)
+        expired_ids = {call.id for call in (*dropped, *forgotten)}
+        live_results = {
+            (self._store(call).root, call.result) for call in calls if call.id not in expired_ids
+        }
         for call in (*dropped, *forgotten):
             blobs = self._store(call)
-            if call.result is not None and (blobs.root, call.result) not in kept:
+            if call.result is not None and (blobs.root, call.result) not in live_results:
                 blobs.delete(call.result)
 
     def _store(self, call: CallRecord) -> BlobStore:
         return self._blob_stores.of(call.namespace).blobs
 
-    def _record(self, call_id: str) -> CallRecord:
-        call = self._book.find(call_id)
+    def _current_record(self, call_id: str) -> CallRecord:
+        call = self._records.find(call_id)
         if call is not None and call.ended is not None:
-            kept = 2 * KEEP_SECONDS if call.result is None else KEEP_SECONDS
-            if self._clock.time() - call.ended >= kept:
+            keep_seconds = 2 * KEEP_SECONDS if call.result is None else KEEP_SECONDS
+            if self._clock.time() - call.ended >= keep_seconds:
                 self.expire()
-                call = self._book.find(call_id)
+                call = self._records.find(call_id)
         if call is None:
-            raise unknown(call_id)
+            raise unknown_call(call_id)
         return call
 
     def _fail(self, call: CallRecord, error: KubetorchError) -> None:
@@ -270,7 +282,7 @@ class Calls:
             result=digest or None,
             result_bytes=len(outcome),
         )
-        self._book.put(ended)
+        self._records.put(ended)
         self._progress.pop(call.id, None)
 
     def _view(self, call: CallRecord) -> CallView:
@@ -278,8 +290,8 @@ class Calls:
         return CallView(**asdict(call), expires=expires, progress=self._progress.get(call.id))
 
 
-def unknown(call_id: str) -> ResultExpiredError:
-    """The error for a call that is not there, or not for who asks."""
+def unknown_call(call_id: str) -> ResultExpiredError:
+    """The error for a call that does not exist, or that the sender may not see."""
     return ResultExpiredError(
         f"no call has the id {call_id}, or its result is no longer kept",
         hint="kt calls list shows the calls and their ids",
@@ -293,7 +305,7 @@ def expired(
     ended = [call for call in calls if call.ended is not None]
     ended.sort(key=_ended, reverse=True)
     dropped, forgotten = [], []
-    # What can never be kept takes no room from others.
+    # A result beyond the limit is dropped anyway, so it takes no room from others.
     sizes = [call.result_bytes if call.result_bytes <= KEEP_BYTES else 0 for call in ended]
     is_full = sum(sizes) > KEEP_BYTES
     size = 0
@@ -303,7 +315,7 @@ def expired(
         if index >= KEEP_CALLS or age >= 2 * KEEP_SECONDS:
             forgotten.append(call)
         elif call.result is not None:
-            # The newest has all the room there is.
+            # The newest result may fill all the room.
             room = KEEP_BYTES - SLACK_BYTES if is_full and index > 0 else KEEP_BYTES
             if age >= KEEP_SECONDS or size > room or call.result_bytes > KEEP_BYTES:
                 dropped.append(call)

@@ -42,7 +42,8 @@ create table if not exists calls (
 create index if not exists running_calls on calls (namespace, workload) where ended is null;
 """
 
-#: What brings an older file up to date, by its schema: before the tables are made, and after.
+#: By schema of an older file: the statements that bring it up to date before the tables are made,
+#: and after.
 _ATTEMPTS = "alter table calls add column attempts integer not null default 1;"
 _POOL = f"alter table workloads add column pool text not null default ''; {_ATTEMPTS}"
 _WORLDS = f"alter table workloads add column worlds text not null default ''; {_POOL}"
@@ -81,7 +82,7 @@ def open_database(path: Path) -> sqlite3.Connection:
 
 
 def failure(path: Path, error: sqlite3.Error) -> KubetorchError:
-    """The error of our own for one of SQLite's."""
+    """The error of our tree for an error of SQLite."""
     if "full" in str(error):
         return StorageFullError(f"no space left for {path}", hint="make room there")
     return ControllerError(

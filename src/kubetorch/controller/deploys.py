@@ -1,7 +1,7 @@
-"""Deploys that are under way: their events, their time limits, and how they end.
+"""Running deploys: their events, their time limits, and how they end.
 
 Events are kept until the deploy is over, so a client that joins late gets all of them; a client
-that goes away changes nothing. They are bounded: a user's import may print without end.
+that disconnects changes nothing. They are bounded: a user's import may print without end.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from kubetorch.wire import exceptions, frames
 from kubetorch.wire.exceptions import Failure
 from kubetorch.wire.messages import DeployEvent, DeployLog, Failed, Ready, Stage
 
-#: Lines of loading code that one deploy carries, and their characters; logs have the others.
+#: Lines of loading code in the events of one deploy, and their characters; logs have all lines.
 LOG_LIMIT = 10_000
 LOG_CHARACTERS = 2 * 1024 * 1024
 #: The same for messages about progress.
 STAGE_LIMIT = 10_000
-#: Seconds of a deploy in which agents that are there connect: the controller may have just begun.
-CONNECTING = 3.0
-#: Seconds of a container in which its agent may start.
-STARTING = 15.0
+#: Seconds that running agents have to connect: the controller may have just started.
+CONNECT_SECONDS = 3.0
+#: Seconds after the start of a container in which its agent may start.
+AGENT_START_SECONDS = 15.0
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class DeployProgress:
         return bool(self._events) and isinstance(self._events[-1], (Ready, Failed))
 
     def add(self, event: DeployEvent) -> None:
-        """Add an event; dropped after the last one."""
+        """Add an event; after the last event it is dropped."""
         if self.is_over or self._is_too_much(event):
             return
         self._events.append(event)
@@ -57,11 +57,11 @@ class DeployProgress:
 
     async def follow(self, *, logs: bool = True) -> AsyncIterator[DeployEvent]:
         """All events from the first to the last, as they come."""
-        at = 0
+        index = 0
         while True:
-            while at < len(self._events):
-                event = self._events[at]
-                at += 1
+            while index < len(self._events):
+                event = self._events[index]
+                index += 1
                 if logs or not isinstance(event, DeployLog):
                     yield event
             if self.is_over:
@@ -89,57 +89,59 @@ class DeployProgress:
 class PendingDeploys:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._waiting: dict[DeployProgress, Timer] = {}
+        self._timers: dict[DeployProgress, Timer] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._waiting)
+        return bool(self._timers)
 
     def add(self, progress: DeployProgress, timeout: float, on_timeout: Callable[[], None]) -> None:
-        self._waiting[progress] = self._clock.call_later(timeout, on_timeout)
+        self._timers[progress] = self._clock.call_later(timeout, on_timeout)
 
     def find(self, generation: int) -> DeployProgress | None:
-        return next((one for one in self._waiting if one.generation == generation), None)
+        return next(
+            (progress for progress in self._timers if progress.generation == generation), None
+        )
 
     def report(self, event: DeployEvent, generation: int | None = None) -> None:
         """Add an event to all deploys, or to those of a generation."""
-        for progress in self._waiting:
+        for progress in self._timers:
             if generation in (None, progress.generation):
                 progress.add(event)
 
     def end(self, progress: DeployProgress, event: Ready | Failed) -> None:
-        timer = self._waiting.pop(progress, None)
+        timer = self._timers.pop(progress, None)
         if timer is not None:
             timer.cancel()
             progress.add(event)
 
     def fail_all(self, error: KubetorchError) -> None:
-        for progress in list(self._waiting):
-            self.end(progress, failed(error))
+        for progress in list(self._timers):
+            self.end(progress, failed_event(error))
 
     def interrupt(self, service: str, reason: str, *, goes_on: bool) -> None:
-        """Fail all deploys: the workload ends, or goes on under another controller."""
+        """Fail all deploys: the workload ends, or it `goes_on` under another controller."""
         error = ControllerUnavailableError if goes_on else StartupError
         self.fail_all(error(f"the deploy of {service} was interrupted: {reason}"))
 
     def settle(
-        self, wanted: int, *, ready: Callable[[], Ready] | None, failure: Failure | None
+        self, wanted_generation: int, *, ready: Callable[[], Ready] | None, failure: Failure | None
     ) -> None:
-        """End the deploys of earlier generations, and of one that is served or given up."""
-        for progress in list(self._waiting):
+        """End the deploys of earlier generations, and of the wanted one when it is decided."""
+        for progress in list(self._timers):
             generation = progress.generation
-            if generation < wanted:
+            if generation < wanted_generation:
                 error = StartupError(
-                    f"generation {generation} was superseded by generation {wanted}, which "
-                    "somebody deployed"
+                    f"generation {generation} was superseded by generation {wanted_generation}, "
+                    "which somebody deployed"
                 )
-                self.end(progress, failed(error))
-            elif generation == wanted and ready is not None:
+                self.end(progress, failed_event(error))
+            elif generation == wanted_generation and ready is not None:
                 self.end(progress, ready())
-            elif generation == wanted and failure is not None:
+            elif generation == wanted_generation and failure is not None:
                 self.end(progress, Failed(failure=failure.to_dict()))
 
 
-def failed(error: KubetorchError) -> Failed:
+def failed_event(error: KubetorchError) -> Failed:
     return Failed(failure=exceptions.describe_refusal(error).to_dict())
 
 
@@ -167,22 +169,22 @@ def expect_agents(
     """
     begun = clock.time()
 
-    def look() -> None:
+    def check_pods() -> None:
         if progress.is_over:
             return
         now = clock.time()
-        due = {
-            pod.name: max(begun + CONNECTING, pod.started + STARTING)
+        due_times = {
+            pod.name: max(begun + CONNECT_SECONDS, pod.started + AGENT_START_SECONDS)
             for pod in pods_without_agent()
             if pod.phase == "Running" and not pod.is_retiring
         }
-        silent = [name for name, at in due.items() if at <= now]
-        if silent:
-            give_up(progress, _no_agent(silent))
+        silent_pods = [name for name, due_time in due_times.items() if due_time <= now]
+        if silent_pods:
+            give_up(progress, _no_agent(silent_pods))
         else:
-            clock.call_later(min([now + CONNECTING, *due.values()]) - now, look)
+            clock.call_later(min([now + CONNECT_SECONDS, *due_times.values()]) - now, check_pods)
 
-    clock.call_later(CONNECTING, look)
+    clock.call_later(CONNECT_SECONDS, check_pods)
 
 
 def _no_agent(names: list[str]) -> KubetorchError:

@@ -1,8 +1,8 @@
-"""The lines that the pods of a workload wrote, as one stream.
+"""The log lines of the pods of a workload, as one stream.
 
-First come the last lines of all pods, in the order of their times; they are asked of the agents,
-and of the backend for a pod whose agent does not answer. Then, if wanted, new lines as they
-come, of the pods that are there and of those that come later, until the workload is gone.
+First come the last lines of all pods, in the order of their times; they come from the agents, and
+from the backend for a pod whose agent does not answer. Then a follower gets new lines as they come,
+of the present pods and of later ones, until the workload is deleted.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from kubetorch.lib.tasks import cancel_all
 from kubetorch.wire import messages, routes
 from kubetorch.wire.messages import DeployLog
 
-#: Lines that are shown when nothing is said.
+#: Lines that are shown by default.
 TAIL = 100
-# Lines by which a stream that broke is joined to the next one.
+# Lines by which a stream that broke is joined to the next stream.
 _OVERLAP = 1000
 # Lines that wait for a slow reader.
 _QUEUE = 10_000
@@ -62,8 +62,8 @@ class PodLogs:
         self._token = token
         self._may_read_others = may_read_others
         self._pod = pod
-        #: The last lines of each pod that were given out.
-        self._seen: dict[str, deque[bytes]] = {}
+        #: By pod: the last lines that the reader got.
+        self._last_lines: dict[str, deque[bytes]] = {}
 
     async def tail(self, count: int) -> list[DeployLog]:
         """The last lines, the oldest first."""
@@ -71,8 +71,8 @@ class PodLogs:
         tails = await asyncio.gather(*(self._tail(pod, max(count, _OVERLAP)) for pod in pods))
         lines = []
         for pod, raw in zip(pods, tails, strict=True):
-            self._seen[pod.name] = deque(raw[-_OVERLAP:], _OVERLAP)
-            lines += [line for line in (_parse(one, pod.name) for one in raw) if line]
+            self._last_lines[pod.name] = deque(raw[-_OVERLAP:], _OVERLAP)
+            lines += [line for line in (_parse(raw_line, pod.name) for raw_line in raw) if line]
         lines.sort(key=lambda line: line.time)
         return lines[-count:] if count else []
 
@@ -80,19 +80,21 @@ class PodLogs:
         """New lines as they come; call `tail` first."""
         queue: asyncio.Queue[DeployLog] = asyncio.Queue(_QUEUE)
         followers: dict[str, asyncio.Task[None]] = {}
-        changed = asyncio.ensure_future(self._workload.changes.wait())
-        take = asyncio.ensure_future(queue.get())
+        workload_change = asyncio.ensure_future(self._workload.changes.wait())
+        next_line = asyncio.ensure_future(queue.get())
         try:
             while not self._workload.is_gone:
                 self._start_followers(followers, queue)
-                done, _ = await asyncio.wait({take, changed}, return_when=asyncio.FIRST_COMPLETED)
-                if take in done:
-                    yield take.result()
-                    take = asyncio.ensure_future(queue.get())
-                if changed in done:
-                    changed = asyncio.ensure_future(self._workload.changes.wait())
+                done, _ = await asyncio.wait(
+                    {next_line, workload_change}, return_when=asyncio.FIRST_COMPLETED
+                )
+                if next_line in done:
+                    yield next_line.result()
+                    next_line = asyncio.ensure_future(queue.get())
+                if workload_change in done:
+                    workload_change = asyncio.ensure_future(self._workload.changes.wait())
         finally:
-            await cancel_all([take, changed, *followers.values()])
+            await cancel_all([next_line, workload_change, *followers.values()])
 
     def _pods(self) -> list[PodStatus]:
         return [pod for pod in self._workload.pods if self._pod in (None, pod.name)]
@@ -102,33 +104,33 @@ class PodLogs:
     ) -> None:
         for pod in self._pods():
             task = followers.get(pod.name)
-            # An agent that has a session answers; a change says when it has one again.
+            # Only an agent with a session answers; a later session is a change of the workload.
             if (task is None or task.done()) and self._workload.has_session(pod.name):
                 followers[pod.name] = asyncio.ensure_future(self._follow(pod, queue))
 
     async def _follow(self, pod: PodStatus, queue: asyncio.Queue[DeployLog]) -> None:
-        seen = self._seen.setdefault(pod.name, deque(maxlen=_OVERLAP))
-        # The stream begins with lines that were given out already, unless others pushed them out.
-        known, left = Counter(seen), _OVERLAP
+        last_lines = self._last_lines.setdefault(pod.name, deque(maxlen=_OVERLAP))
+        # The stream begins with lines that the reader has, unless newer lines pushed them out.
+        repeated_lines, overlap_left = Counter(last_lines), _OVERLAP
         try:
             async with contextlib.aclosing(self._lines(pod, tail=_OVERLAP, follow=True)) as lines:
                 async for raw in lines:
-                    left -= 1
-                    if left >= 0 and known[raw] > 0:
-                        known[raw] -= 1
+                    overlap_left -= 1
+                    if overlap_left >= 0 and repeated_lines[raw] > 0:
+                        repeated_lines[raw] -= 1
                         continue
-                    seen.append(raw)
+                    last_lines.append(raw)
                     line = _parse(raw, pod.name)
                     if line is not None:
                         await queue.put(line)
         except OSError:
-            return  # its agent ended; a change says when it is there again
+            return  # its agent ended; a change of the workload follows when it connects again
 
     async def _tail(self, pod: PodStatus, count: int) -> list[bytes]:
         try:
             return [line async for line in self._lines(pod, tail=count, follow=False)]
         except OSError:
-            # No agent has agreed to it, and the backend would show what anybody's pod wrote.
+            # No agent has checked the token, and the backend would show the log of any user's pod.
             if not pod.is_ours and not await self._may_read_others():
                 return []
             namespace = self._workload.record.namespace
@@ -167,10 +169,12 @@ def _parse(raw: bytes, pod: str) -> DeployLog | None:
 
 
 def check_pod(workload: Workload, pod: str) -> str | None:
-    """The pod that a reader asks for; `None` when it asks for none."""
+    """The pod that a reader chooses; `None` for all pods."""
     if pod and pod not in workload.pod_names:
-        there = ", ".join(sorted(workload.pod_names)) or "none"
-        raise ProtocolError(f"{workload.record.name} has no pod {pod}; the pods are {there}")
+        pods_in_words = ", ".join(sorted(workload.pod_names)) or "none"
+        raise ProtocolError(
+            f"{workload.record.name} has no pod {pod}; the pods are {pods_in_words}"
+        )
     return pod or None
 
 

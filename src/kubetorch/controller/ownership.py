@@ -1,8 +1,8 @@
-"""Whose service it is: whether a deploy may take the place of what is deployed. Pure.
+"""The owner of a service: whether a deploy may replace what is deployed. Pure.
 
-A service is of a creator, a project and a callable, whose deploys are edits. A deploy of another
-creator is refused. Another callable of the same creator replaces a service that nobody uses: on
-this machine always, in a cluster only where that is certain.
+A service belongs to a creator, a project and a callable, whose deploys are edits. A deploy of
+another creator is refused. Another callable of the same creator replaces a service that is not in
+use: on this machine always, in a cluster only where that is certain.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from kubetorch.errors import ServiceTakenError
 from kubetorch.specs.workload import Origin, WorkloadSpec
 from kubetorch.wire.messages import Creator, Deploy
 
-#: Seconds for which nobody has used a service of a cluster that another one may replace.
-UNUSED = 600.0
+#: Seconds without a call after which another callable may replace a service of a cluster.
+UNUSED_SECONDS = 600.0
 #: Units of a time that has passed, in seconds.
 _UNITS = ((86400, "days"), (3600, "hours"), (60, "minutes"))
 
@@ -25,7 +25,7 @@ class Use:
 
     Attributes:
         is_local: Whether it runs on this machine.
-        reason: Why no other callable may replace it: who uses it. Empty if nobody does.
+        reason: Why no other callable may replace it: what uses it. Empty if nothing does.
         idle: Seconds since the last call; `None` if there was none.
         never_served: Whether all its deploys have failed.
     """
@@ -36,8 +36,8 @@ class Use:
     never_served: bool = False
 
     @property
-    def last(self) -> str:
-        """The time of the last call, for people."""
+    def last_in_words(self) -> str:
+        """The time of the last call."""
         if self.idle is None:
             return "never used"
         for seconds, unit in _UNITS:
@@ -47,95 +47,118 @@ class Use:
 
 
 def check_owner(
-    before: WorkloadSpec, owner: Creator | None, deploy: Deploy, by: Creator, use: Use
+    before: WorkloadSpec, owner: Creator | None, deploy: Deploy, creator: Creator, use: Use
 ) -> str:
-    """Refuse a deploy that would take a service away; returns what it replaces, if that is news.
+    """Refuse a deploy that would take a service from its owner; returns what it replaces, in words.
 
-    A service that an earlier version deployed, and one that only selects pods, is anybody's. One
-    whose deploys have all failed is nothing that its own creator could lose.
+    The words are empty for an edit. A service that an earlier version deployed, and a service that
+    only selects pods, has no owner. A service whose deploys have all failed may be replaced by its
+    own creator.
     """
-    was, now = before.origin, deploy.spec.origin
-    if was is None or before.compute.is_selector_only:
+    earlier_origin, new_origin = before.origin, deploy.spec.origin
+    if earlier_origin is None or before.compute.is_selector_only:
         return ""
-    is_foreign = owner is not None and owner != by
-    # An earlier client does not say whose code it deploys.
-    is_other_project = now is not None and now.project != was.project
-    if not is_foreign and (now is None or now.key == was.key or use.never_served):
+    is_foreign = owner is not None and owner != creator
+    # An earlier client sends no origin.
+    is_other_project = new_origin is not None and new_origin.project != earlier_origin.project
+    if not is_foreign and (
+        new_origin is None or new_origin.key == earlier_origin.key or use.never_served
+    ):
         return ""
-    said = f", deployed by {_named(owner)}" if is_foreign and owner else ""
-    news = f"{_service(before)} ran {was}{said}, {use.last}; this deploy replaces the service"
+    deployed_by = f", deployed by {_creator_in_words(owner)}" if is_foreign and owner else ""
+    replacement = (
+        f"{_service_in_words(before)} ran {earlier_origin}{deployed_by}, {use.last_in_words}; "
+        "this deploy replaces the service"
+    )
     if deploy.replace:
-        return news
-    if is_foreign or now is None:
-        whose = f"belongs to {_named(owner)}, and " if owner else ""
-        raise _taken(before, owner, f"{whose}runs {was}; this deploy is by {_named(by)}")
-    if now.is_named and not is_other_project:
-        return news
-    if _is_namesake(was, now) and deploy.renames != was.callable:
-        raise _namesake(before, owner, was, now)
-    reason = use.reason or ("" if use.is_local else _reason_of_cluster(before, was, now))
+        return replacement
+    if is_foreign or new_origin is None:
+        ownership = f"belongs to {_creator_in_words(owner)}, and " if owner else ""
+        raise _taken_error(
+            before,
+            owner,
+            f"{ownership}runs {earlier_origin}; this deploy is by {_creator_in_words(creator)}",
+        )
+    if new_origin.is_named and not is_other_project:
+        return replacement
+    if _is_namesake(earlier_origin, new_origin) and deploy.renames != earlier_origin.callable:
+        raise _namesake_error(before, owner, earlier_origin, new_origin)
+    reason = use.reason or (
+        "" if use.is_local else _reason_of_cluster(before, earlier_origin, new_origin)
+    )
     if reason:
-        raise _taken(before, owner, f"runs {was}, and {reason}; {_deploys(was, now)}")
-    return news
+        raise _taken_error(
+            before,
+            owner,
+            f"runs {earlier_origin}, and {reason}; {_deploy_in_words(earlier_origin, new_origin)}",
+        )
+    return replacement
 
 
-def _reason_of_cluster(before: WorkloadSpec, was: Origin, now: Origin) -> str:
-    """Why a service in a cluster that nobody uses stays; empty if it does not."""
+def _reason_of_cluster(before: WorkloadSpec, earlier_origin: Origin, new_origin: Origin) -> str:
+    """Why an unused service of a cluster must stay; empty if another callable may replace it."""
     if before.callable.kind == "cls":
         return "a class has a state"
-    if not was.machine or was.machine != now.machine:
+    if not earlier_origin.machine or earlier_origin.machine != new_origin.machine:
         return "another machine deployed it"
-    if was.is_named and was.project != now.project:
+    if earlier_origin.is_named and earlier_origin.project != new_origin.project:
         return "its name was chosen"
     return ""
 
 
-def _is_namesake(was: Origin, now: Origin) -> bool:
-    """True for two callables of a project that only a service's name cannot tell apart."""
-    first, second = was.qualname, now.qualname
-    return was.project == now.project and first != second and _letters(first) == _letters(second)
+def _is_namesake(earlier_origin: Origin, new_origin: Origin) -> bool:
+    """True for two callables of a project whose names make the same name of a service."""
+    earlier_name, new_name = earlier_origin.qualname, new_origin.qualname
+    return (
+        earlier_origin.project == new_origin.project
+        and earlier_name != new_name
+        and _letters(earlier_name) == _letters(new_name)
+    )
 
 
 def _letters(name: str) -> str:
-    return "".join(one for one in name.lower() if one.isalnum())
+    return "".join(character for character in name.lower() if character.isalnum())
 
 
-def _deploys(was: Origin, now: Origin) -> str:
+def _deploy_in_words(earlier_origin: Origin, new_origin: Origin) -> str:
     # Two homes have machines of their own, and a folder has one name.
-    if str(now) == str(was):
+    if str(new_origin) == str(earlier_origin):
         return (
             "this deploy is of the same folder, but of another machine or home "
-            f"(~/.kt/machine): project {now.project}, not {was.project}"
+            f"(~/.kt/machine): project {new_origin.project}, not {earlier_origin.project}"
         )
-    return f"this deploy would run {now} there"
+    return f"this deploy would run {new_origin} there"
 
 
-def _service(spec: WorkloadSpec) -> str:
+def _service_in_words(spec: WorkloadSpec) -> str:
     return f"the service {spec.name} in namespace {spec.namespace}"
 
 
-def _taken(before: WorkloadSpec, owner: Creator | None, why: str) -> ServiceTakenError:
+def _taken_error(before: WorkloadSpec, owner: Creator | None, reason: str) -> ServiceTakenError:
     hint = (
         "choose another name (name=...), or set a user name, which begins the names of your "
         "services (KT_USERNAME=...), or replace the service (replace=True, --replace, "
         f"KT_REPLACE=1); kt teardown {before.name} deletes it"
     )
-    return _described(ServiceTakenError(f"{_service(before)} {why}", hint=hint), before, owner)
+    return _with_details(
+        ServiceTakenError(f"{_service_in_words(before)} {reason}", hint=hint), before, owner
+    )
 
 
-def _namesake(
-    before: WorkloadSpec, owner: Creator | None, was: Origin, now: Origin
+def _namesake_error(
+    before: WorkloadSpec, owner: Creator | None, earlier_origin: Origin, new_origin: Origin
 ) -> ServiceTakenError:
     error = ServiceTakenError(
-        f"{now.callable} would be the service {before.name}, which {was.callable} of this project "
-        "is already: the name of a service has no characters but a-z, 0-9 and -",
-        hint=f"give one of them a name of its own, such as kt.fn({now.qualname}, "
+        f"{new_origin.callable} would be the service {before.name}, which "
+        f"{earlier_origin.callable} of this project is already: the name of a service has no "
+        "characters but a-z, 0-9 and -",
+        hint=f"give one of them a name of its own, such as kt.fn({new_origin.qualname}, "
         f'name="{before.name}-2")',
     )
-    return _described(error, before, owner)
+    return _with_details(error, before, owner)
 
 
-def _described(
+def _with_details(
     error: ServiceTakenError, before: WorkloadSpec, owner: Creator | None
 ) -> ServiceTakenError:
     assert before.origin is not None
@@ -145,8 +168,8 @@ def _described(
     return error
 
 
-def _named(creator: Creator | None) -> str:
-    """A creator in a message: two may have one user name, or none."""
+def _creator_in_words(creator: Creator | None) -> str:
+    """A creator, with the user too: two creators may have one user name, or none."""
     user = f"user {creator.user}" if creator is not None and creator.user else ""
     if creator is None or creator.username is None:
         return user or "somebody without a user name"

@@ -1,14 +1,14 @@
-"""Pods for clients that reach only the controller: `/{namespace}/{service}/…` is passed on to one.
+"""The relay to pods, at `/{namespace}/{service}/…`, for clients that reach only the controller.
 
     client ── ingress, or api_url ── controller ── Relay ── agent of a pod
 
 Requests, WebSockets and their answers pass as they come, each side read only as fast as the other
 takes; `Authorization` goes on to the agent, which decides. The pod is the one that the header
 `X-Kubetorch-Pod` names, else the ready one with the fewest calls. An autoscaled service has a
-scaler for that, which holds what comes while there is no pod.
+scaler for that, which holds requests while there is no pod.
 
-Nobody finds out here which services exist. Who sends no token of the service gets one and the same
-answer, whether there is such a service or not; only an app that was made public is reached without.
+Strangers do not find out which services exist: a request without a token of the service gets the
+same answer whether there is such a service or not. Only a public app is reached without a token.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from kubetorch.wire.tokens import AppRequest
 RESERVED = b"v1"
 #: Characters of a DNS label.
 _LABEL_LIMIT = 63
-#: Of paths as they are sent: the pod decodes the rest, and nobody decodes anything twice.
+#: Paths as they are sent: the pod decodes the rest of a path, so nothing is decoded twice.
 _PATH = re.compile(
     rb"/([a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?)/([a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?)(?=/|$)"
 )
@@ -58,44 +58,44 @@ class Hosts:
 
     Attributes:
         ingress: `ingress.host` of the chart.
-        others: `ingress.appHosts`, and the names of the controller itself.
-        are_per_service: Whether the pages of each app have a host of their own below `ingress`:
-            then there are none at the others.
+        app_hosts: `ingress.appHosts` of the chart, and the names of the controller itself.
+        are_per_service: Whether the pages of each app have a host of their own below `ingress`;
+            then `app_hosts` serve no pages.
     """
 
     ingress: str = ""
-    others: tuple[str, ...] = ()
+    app_hosts: tuple[str, ...] = ()
     are_per_service: bool = False
 
     def of(self, namespace: str, name: str) -> str:
-        """The host of a service; empty if it has none: one label must say both names."""
+        """The host of a service; empty if it has none: both names must fit into one label."""
         label = f"{name}--{namespace}"
         is_label = len(label) <= _LABEL_LIMIT and label.count("--") == 1 and name != "xn"
         return f"{label}.{self.ingress}" if self.are_per_service and is_label else ""
 
     def find(self, host: str) -> tuple[str, str] | None:
-        """Namespace and name of the service whose host this is."""
+        """Namespace and name of the service that has this host."""
         name, _, namespace = host.partition(".")[0].partition("--")
         return (namespace, name) if host and host == self.of(namespace, name) else None
 
-    def known(self, namespace: str, name: str) -> tuple[str, ...]:
+    def allowed_hosts(self, namespace: str, name: str) -> tuple[str, ...]:
         """All names by which a browser may call the app of a service."""
-        own = self.of(namespace, name)
-        return tuple(filter(None, (self.ingress, *self.others, own)))
+        service_host = self.of(namespace, name)
+        return tuple(filter(None, (self.ingress, *self.app_hosts, service_host)))
 
 
-#: Of a controller without an ingress.
+#: The hosts of a controller without an ingress.
 NO_HOSTS = Hosts()
 
 
-class Place(NamedTuple):
+class Destination(NamedTuple):
     """The target of a request: a path at the pods of a service."""
 
     namespace: str
     name: str
     mount: Mount
     is_app: bool
-    is_own_host: bool = False
+    is_service_host: bool = False
 
 
 #: Finds a workload by namespace and name; raises `ServiceNotFoundError`.
@@ -116,28 +116,37 @@ class Relay:
         self._secret = secret
         self._clock = clock
 
-    def locate(self, path: bytes, headers: Iterable[Header]) -> Place | None:
+    def locate(self, path: bytes, headers: Iterable[Header]) -> Destination | None:
         """The target of a request to a quoted path; `None` for the controller itself."""
-        known = dict(headers)
-        own = self._hosts.find(asgi.host_of(known.get(_HOST, b"").decode("latin-1")))
-        if own is not None:
-            return Place(*own, Mount("", routes.APP, seen="/"), is_app=True, is_own_host=True)
+        header_values = dict(headers)
+        service_of_host = self._hosts.find(
+            asgi.host_of(header_values.get(_HOST, b"").decode("latin-1"))
+        )
+        if service_of_host is not None:
+            return Destination(
+                *service_of_host, Mount("", routes.APP, seen="/"), is_app=True, is_service_host=True
+            )
         match = _PATH.match(path)
         if match is None or match[1] == RESERVED:
             return None
-        mount = Mount(match[0].decode(), "", seen=known.get(_PREFIX, b"").decode("latin-1"))
+        mount = Mount(match[0].decode(), "", seen=header_values.get(_PREFIX, b"").decode("latin-1"))
         is_app = Mount(routes.APP, "").has(path[match.end() :])
-        return Place(match[1].decode(), match[2].decode(), mount, is_app)
+        return Destination(match[1].decode(), match[2].decode(), mount, is_app)
 
     async def answer(
-        self, place: Place, exchange: Exchange, scope: Scope, receive: Receive, send: Send
+        self,
+        destination: Destination,
+        exchange: Exchange,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
     ) -> None:
         """Answer a request with what the pod answers."""
-        moved = self._moved(place, scope["method"], scope["headers"])
-        if moved:
-            rest = Mount(f"{place.mount.outside}{routes.APP}", "").enter(scope["raw_path"])
+        redirect_base = self._redirect_base(destination, scope["method"], scope["headers"])
+        if redirect_base:
+            rest = Mount(f"{destination.mount.outside}{routes.APP}", "").enter(scope["raw_path"])
             query = b"?" + scope["query_string"] if scope["query_string"] else b""
-            location = moved + (rest + query).decode("latin-1")
+            location = redirect_base + (rest + query).decode("latin-1")
             await exchange.respond(b"", status=307, content_type="text/plain", location=location)
             return
 
@@ -145,10 +154,12 @@ class Relay:
             exchange.passed_on()
             await send(message)
 
-        target, asked = self._target(place, scope["query_string"], scope["headers"], exchange.admit)
-        scope = {**scope, "query_string": asked.query}
+        target, app_request = self._target(
+            destination, scope["query_string"], scope["headers"], exchange.admit
+        )
+        scope = {**scope, "query_string": app_request.query}
         try:
-            await proxy.relay(scope, asked.headers, receive, send_on, target)
+            await proxy.relay(scope, app_request.headers, receive, send_on, target)
         except (OSError, TimeoutError, asyncio.TimeoutError) as error:
             raise ControllerUnavailableError(
                 f"the pod did not answer the controller: {type(error).__name__}",
@@ -156,57 +167,68 @@ class Relay:
             ) from error
 
     async def open(self, upgrade: Upgrade) -> tuple[Target, list[Header], Callable[[], None]]:
-        """The way of a WebSocket; see `kubetorch.lib.proxy.Opener`."""
-        place = self.locate(upgrade.raw_path, upgrade.headers)
-        assert place is not None, upgrade.path
+        """The server of a WebSocket and the headers for it; see `kubetorch.lib.proxy.Opener`."""
+        destination = self.locate(upgrade.raw_path, upgrade.headers)
+        assert destination is not None, upgrade.path
         try:
-            self._moved(place, "POST", upgrade.headers)
-            target, asked = self._target(place, upgrade.query, upgrade.headers, upgrade.admit)
+            self._redirect_base(destination, "POST", upgrade.headers)
+            target, app_request = self._target(
+                destination, upgrade.query, upgrade.headers, upgrade.admit
+            )
         except KubetorchError as error:
             failure = exceptions.describe_refusal(error)
             raise Refusal(failure.status, failure.to_json()) from error
-        upgrade.query = asked.query
-        return target, asked.headers, lambda: None
+        upgrade.query = app_request.query
+        return target, app_request.headers, lambda: None
 
-    def _moved(self, place: Place, method: str, headers: list[Header]) -> str:
-        """The host that a browser is to be sent to, with its scheme; empty for all else.
+    def _redirect_base(self, destination: Destination, method: str, headers: list[Header]) -> str:
+        """Scheme and host to which a browser is redirected; empty where the request is relayed.
 
-        Raises `ForeignOriginError` for what only a page asks where the page does not belong.
+        Raises `ForeignOriginError` for a request of a page from a host of another service.
         """
-        known = dict(headers)
-        is_page = b"origin" in known or b"sec-fetch-site" in known
-        if not (self._hosts.are_per_service and place.is_app and is_page) or place.is_own_host:
+        header_values = dict(headers)
+        is_page = b"origin" in header_values or b"sec-fetch-site" in header_values
+        if (
+            not (self._hosts.are_per_service and destination.is_app and is_page)
+            or destination.is_service_host
+        ):
             return ""
-        own = self._hosts.of(place.namespace, place.name)
-        scheme = "http" if known.get(b"x-forwarded-proto") == b"http" else "https"
-        if own and (method, known.get(b"sec-fetch-mode")) == ("GET", b"navigate"):
-            _, colon, port = known.get(_HOST, b"").decode("latin-1").rpartition(":")
-            return f"{scheme}://{own}{colon + port if port.isdigit() else ''}"
+        service_host = self._hosts.of(destination.namespace, destination.name)
+        scheme = "http" if header_values.get(b"x-forwarded-proto") == b"http" else "https"
+        if service_host and (method, header_values.get(b"sec-fetch-mode")) == ("GET", b"navigate"):
+            _, colon, port = header_values.get(_HOST, b"").decode("latin-1").rpartition(":")
+            return f"{scheme}://{service_host}{colon + port if port.isdigit() else ''}"
         raise ForeignOriginError(
-            f"pages of {place.name} are at {own}" if own else f"{place.name} has no host for pages",
+            f"pages of {destination.name} are at {service_host}"
+            if service_host
+            else f"{destination.name} has no host for pages",
             hint=None
-            if own
+            if service_host
             else "names of service and namespace must have at most 61 characters together and no "
             "'--' in them; programs may go on",
         )
 
     def _target(
-        self, place: Place, query: bytes, headers: list[Header], admit: Callable[[], None]
+        self,
+        destination: Destination,
+        query: bytes,
+        headers: list[Header],
+        admit: Callable[[], None],
     ) -> tuple[Target, AppRequest]:
         """The server of a request, and the request without tokens of other services.
 
-        `admit` is called if it has a token of this one.
+        `admit` is called if the request has a token of this service.
         """
-        namespace, name, mount = place.namespace, place.name, place.mount
+        namespace, name, mount = destination.namespace, destination.name, destination.mount
         try:
             workload = self._find(namespace, name)
         except ServiceNotFoundError:
             workload = None
-        refused, asked = self._inspect(tokens.audience(namespace, name), query, headers)
-        if refused is not None:
+        refusal, app_request = self._inspect(tokens.audience(namespace, name), query, headers)
+        if refusal is not None:
             app = None if workload is None else workload.spec.callable.app
-            if app is None or not app.public or not place.is_app:
-                raise refused
+            if app is None or not app.public or not destination.is_app:
+                raise refusal
         else:
             admit()
         if workload is None:
@@ -214,57 +236,57 @@ class Relay:
                 f"there is no service {name!r} in namespace {namespace!r}",
                 hint=f"kt list -n {namespace} shows what there is",
             )
-        wanted = next((value.decode("latin-1") for key, value in headers if key == _POD), None)
+        pod_name = next((value.decode("latin-1") for key, value in headers if key == _POD), None)
         view = workload.view()
-        is_scaled = bool(view.scaler) and wanted is None
-        parts = urlsplit(view.scaler if is_scaled else _choose(name, view.pods, wanted).url)
-        assert parts.hostname is not None
-        prefix = mount.seen or mount.outside + (routes.APP if place.is_app else "")
-        more: tuple[Header, ...] = ((_PREFIX, prefix.encode("latin-1")),)
+        is_scaled = bool(view.scaler) and pod_name is None
+        server_url = urlsplit(view.scaler if is_scaled else _choose(name, view.pods, pod_name).url)
+        assert server_url.hostname is not None
+        prefix = mount.seen or mount.outside + (routes.APP if destination.is_app else "")
+        extra_headers: tuple[Header, ...] = ((_PREFIX, prefix.encode("latin-1")),)
         if is_scaled:
             # By this name a scaler knows the service.
-            more = (*more, (_HOST, parts.netloc.encode()))
-        return Target(parts.hostname, parts.port or 80, mount, more), asked
+            extra_headers = (*extra_headers, (_HOST, server_url.netloc.encode()))
+        return Target(server_url.hostname, server_url.port or 80, mount, extra_headers), app_request
 
     def _inspect(
         self, audience: str, query: bytes, headers: list[Header]
     ) -> tuple[UnauthorizedError | None, AppRequest]:
-        """Why a request may not pass, `None` if it brings a token of the service anywhere.
+        """Why a request is refused, `None` if it has a token of the service; and what to relay.
 
         The pod is the user's: tokens of other services, which a browser brings too, stay here.
         """
-        refused: UnauthorizedError | None = UnauthorizedError(
+        refusal: UnauthorizedError | None = UnauthorizedError(
             "this needs a token of the service",
             hint=f"send it as Authorization: Bearer <token>; {tokens.COMMAND} prints one",
         )
         key = tokens.workload_key(self._secret, audience)
 
         def is_passed(token: str) -> bool:
-            nonlocal refused
+            nonlocal refusal
             try:
                 tokens.verify(key, token, audience=audience, now=self._clock())
             except UnauthorizedError as error:
-                # What an app takes for a token of its own is none of ours that is wrong.
-                refused = error if refused is not None and tokens.is_signed(token) else refused
+                # A token of another form may be for the app: then it is no wrong token of ours.
+                refusal = error if refusal is not None and tokens.is_signed(token) else refusal
                 return False
-            refused = None
+            refusal = None
             return True
 
         passed = [header for header in headers if header[0] != _POD]
-        asked = tokens.inspect(passed, query, is_ours=tokens.is_signed, is_passed=is_passed)
-        return refused, asked
+        app_request = tokens.inspect(passed, query, is_ours=tokens.is_signed, is_passed=is_passed)
+        return refusal, app_request
 
 
-def _choose(name: str, pods: Iterable[PodView], wanted: str | None) -> PodView:
-    known = [pod for pod in pods if pod.url]
-    if wanted is not None:
-        found = next((pod for pod in known if pod.name == wanted), None)
-        if found is None:
+def _choose(name: str, pods: Iterable[PodView], pod_name: str | None) -> PodView:
+    reachable_pods = [pod for pod in pods if pod.url]
+    if pod_name is not None:
+        chosen_pod = next((pod for pod in reachable_pods if pod.name == pod_name), None)
+        if chosen_pod is None:
             raise ServiceNotFoundError(
-                f"{name} has no pod {wanted!r} that runs", hint=f"kt status {name}"
+                f"{name} has no pod {pod_name!r} that runs", hint=f"kt status {name}"
             )
-        return found
-    ready = [pod for pod in known if pod.is_ready]
-    if not ready:
+        return chosen_pod
+    ready_pods = [pod for pod in reachable_pods if pod.is_ready]
+    if not ready_pods:
         raise CallRefusedError(f"no pod of {name} is ready", hint=f"kt status {name}")
-    return min(ready, key=lambda pod: pod.calls)
+    return min(ready_pods, key=lambda pod: pod.calls)

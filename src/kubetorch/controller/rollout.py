@@ -3,19 +3,19 @@
     Deployed ──► undecided ──(every pod serves it)──────────────────────────► Reached
                     └───────(a pod fails it, cannot start, or time is over)─► NotReached
 
-A generation leaves `undecided` once, so each of the two is said at most once for it (but see
-below), unless a later one comes before. What a pod should serve is the *target*: the wanted
+A generation leaves `undecided` once, so each of the two effects comes at most once for it (but see
+below), unless a later generation comes before. What a pod should serve is the *target*: the wanted
 generation, or the last good one after the wanted one was given up. `Reload` is sent to every
-connected pod that serves something else and was not told yet on its connection; so it does not
-matter in which order events arrive, nor how often.
+connected pod that serves another generation and was not sent it yet on its connection; so it does
+not matter in which order events arrive, nor how often.
 
 A workload without pods may *rest*: its scaler makes some when they are needed. Then a generation
 is reached at once, but stays *unproven*: the next pod shows whether it can be served, and if it
-cannot, the generation is given up after all, though not for an older one: its deploy was said to
-have succeeded.
+cannot, the generation is given up after all, though not for an older one: its deploy was reported
+as a success.
 
-What concerns one pod costs the same however many there are: a workload may have thousands, and each
-of them says something in every rollout.
+An event of one pod costs the same however many pods there are: a workload may have thousands, and
+each of them sends messages in every rollout.
 
 A pod that was made from an older template is *retiring*: it serves the last good generation until
 the wanted one is reached without it; then the backend ends it.
@@ -33,7 +33,7 @@ from kubetorch.wire.exceptions import Failure
 
 
 class Deployed(msgspec.Struct, frozen=True):
-    """A generation is wanted, or was: its backend refuses it."""
+    """A generation is wanted; with a failure, its backend has refused it."""
 
     generation: int
     failure: Failure | None = None
@@ -42,9 +42,9 @@ class Deployed(msgspec.Struct, frozen=True):
 class PodsChanged(msgspec.Struct, frozen=True):
     """The backend has these pods now: those of the wanted template, and retiring ones.
 
-    It `expects` so many of the wanted template at the least: 0 where its scaler makes pods when
-    they are needed, `None` while that is not known yet. Where not all are needed, those that are
-    suffice.
+    `expected` is the least number of pods of the wanted template: 0 where a scaler makes pods when
+    they are needed, `None` while the number is not known yet. Where not all pods have to serve,
+    `needed` has those that have to.
     """
 
     pods: frozenset[str]
@@ -54,7 +54,7 @@ class PodsChanged(msgspec.Struct, frozen=True):
 
 
 class Connected(msgspec.Struct, frozen=True):
-    """A session of a pod began, or is heard of again; it serves this generation."""
+    """A session of a pod began, or a silent pod sent a message; it serves this generation."""
 
     pod: str
     serving: int
@@ -117,30 +117,37 @@ Effect = Reload | Reached | NotReached | Recovered
 
 
 class _Session(msgspec.Struct):
+    #: The generation that the pod serves.
     serving: int
-    told: int = 0
+    #: The generation of the last `Reload` in this session; 0 without one.
+    reload_generation: int = 0
 
 
 class Rollout(msgspec.Struct):
-    wanted: int = 0
+    wanted_generation: int = 0
+    #: The last generation that all pods served; 0 before the first.
     good: int = 0
+    #: Why the wanted generation was given up; `None` if it was not.
     failure: Failure | None = None
+    #: The pods of the wanted template, and those of earlier templates.
     pods: frozenset[str] = frozenset()
     retiring: frozenset[str] = frozenset()
+    #: See `PodsChanged`.
     expected: int | None = None
     needed: frozenset[str] | None = None
+    #: Whether the wanted generation was reached without a pod, and no pod has served it since.
     _is_unproven: bool = False
     _sessions: dict[str, _Session] = msgspec.field(default_factory=dict)
-    #: The pods of the wanted template that serve the wanted generation; not to be kept.
+    #: The pods of the wanted template that serve the wanted generation; callers do not change it.
     ready: set[str] = msgspec.field(default_factory=set)
 
     def handle(self, event: Event) -> list[Effect]:
         effects: list[Effect] = []
-        course = self._course
+        earlier_inputs = self._target_inputs
         match event:
             case Deployed(generation, failure):
-                if generation > self.wanted:
-                    self.wanted, self.failure = generation, None
+                if generation > self.wanted_generation:
+                    self.wanted_generation, self.failure = generation, None
                 if failure is not None:
                     effects += self._give_up(generation, failure)
             case PodsChanged(pods, retiring, expected, needed):
@@ -156,11 +163,11 @@ class Rollout(msgspec.Struct):
                 self._sessions.pop(pod, None)
             case GaveUp(generation, failure):
                 effects += self._give_up(generation, failure)
-        alone = event.pod if isinstance(event, Connected | Observed | Lost) else None
-        self._count(alone)
+        event_pod = event.pod if isinstance(event, Connected | Observed | Lost) else None
+        self._update_ready(event_pod)
         effects += self._decide()
-        if alone is not None and self._course == course:
-            effects += self._reloads([alone])
+        if event_pod is not None and self._target_inputs == earlier_inputs:
+            effects += self._reloads([event_pod])
         else:
             effects += self._reloads(self._sessions)
         return effects
@@ -170,7 +177,7 @@ class Rollout(msgspec.Struct):
     @property
     def is_undecided(self) -> bool:
         """True if the wanted generation is neither reached nor given up."""
-        return self.failure is None and self.good != self.wanted
+        return self.failure is None and self.good != self.wanted_generation
 
     def serving(self, pod: str) -> int | None:
         """The generation that a pod serves; `None` when it is not connected."""
@@ -179,17 +186,17 @@ class Rollout(msgspec.Struct):
 
     def is_ready(self, pod: str) -> bool:
         """True if a pod serves the wanted generation."""
-        return self.wanted > 0 and self.serving(pod) == self.wanted
+        return self.wanted_generation > 0 and self.serving(pod) == self.wanted_generation
 
     def target(self, pod: str) -> int:
         """The generation that a pod should serve; 0 for a pod that is left alone."""
         if pod in self.retiring:
-            return 0 if self.good == self.wanted else self.good
+            return 0 if self.good == self.wanted_generation else self.good
         if self.failure is None:
-            return self.wanted
+            return self.wanted_generation
         if self.retiring:
             return 0
-        return self.good or self.wanted
+        return self.good or self.wanted_generation
 
     @property
     def rests(self) -> bool:
@@ -208,7 +215,7 @@ class Rollout(msgspec.Struct):
 
     @property
     def is_served(self) -> bool:
-        """True if all pods that there should be serve, or those that are needed, if not all are."""
+        """True if all expected pods serve the wanted generation, or all `needed` ones."""
         if self.needed is not None:
             return bool(self.needed) and self.needed <= self.ready
         is_all = bool(self.pods) and len(self.ready) == len(self.pods)
@@ -222,7 +229,7 @@ class Rollout(msgspec.Struct):
 
     def _give_up(self, generation: int, failure: Failure) -> Iterable[Effect]:
         is_open = self.is_undecided or (self._is_unproven and self.failure is None)
-        if generation != self.wanted or not is_open:
+        if generation != self.wanted_generation or not is_open:
             return ()
         self.failure = failure
         return (NotReached(generation, failure),)
@@ -236,28 +243,30 @@ class Rollout(msgspec.Struct):
             self._is_unproven = False
         if not self.is_served:
             return ()
-        if self.failure is None and self.good == self.wanted:
+        if self.failure is None and self.good == self.wanted_generation:
             return ()
         was_given_up = self.failure is not None
-        self.good, self.failure = self.wanted, None
-        return (Recovered(self.wanted) if was_given_up else Reached(self.wanted),)
+        self.good, self.failure = self.wanted_generation, None
+        return (
+            Recovered(self.wanted_generation) if was_given_up else Reached(self.wanted_generation),
+        )
 
     def _reloads(self, pods: Iterable[str]) -> Iterable[Effect]:
         for pod in pods:
             session = self._sessions.get(pod)
             if session is not None and (pod in self.pods or pod in self.retiring):
                 target = self.target(pod)
-                if target and session.serving != target and session.told != target:
-                    session.told = target
+                if target and session.serving != target and session.reload_generation != target:
+                    session.reload_generation = target
                     yield Reload(pod, target)
 
     @property
-    def _course(self) -> tuple[int, int, bool]:
-        """The facts that decide, with the pods themselves, which generation each should serve."""
-        return self.wanted, self.good, self.failure is None
+    def _target_inputs(self) -> tuple[int, int, bool]:
+        """The facts that decide, with the pods themselves, the target of each pod."""
+        return self.wanted_generation, self.good, self.failure is None
 
-    def _count(self, pod: str | None) -> None:
-        """Count who is ready again: one pod, or all."""
+    def _update_ready(self, pod: str | None) -> None:
+        """Look again whether one pod is ready, or all of them."""
         if pod is None:
             self.ready = {pod for pod in self.pods if self.is_ready(pod)}
         elif pod in self.pods and self.is_ready(pod):

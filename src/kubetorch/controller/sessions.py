@@ -1,8 +1,8 @@
 """The controller's end of the pods' sessions: one WebSocket per connected agent.
 
-An agent says who it is in `Hello`, and goes on to say what it does. When it has been silent for
-longer than a few heartbeats, it counts as not ready, though its connection may still be there (a
-stopped process, a machine that sleeps).
+An agent names its pod in `Hello`, and reports what it does from then on. When it has been silent
+for longer than a few heartbeats, its pod counts as not ready, though its connection may still be
+open (a stopped process, a machine that sleeps).
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from kubetorch.wire.messages import (
     StageReport,
 )
 
-#: Seconds without a word after which a pod is not ready.
+#: Seconds without a message after which a pod is not ready.
 SILENCE = 15.0
 #: Seconds that a connection has to say `Hello`.
 HELLO_TIMEOUT = 10.0
 #: Longest message of an agent, in bytes: a failure with its traceback.
 MESSAGE_LIMIT = 4 * 1024 * 1024
-#: Longest `Hello`, of somebody who may be anybody, and of a pod of a workload, which may know of
-#: tens of thousands of spawned calls.
+#: Bytes of the longest `Hello`: of any sender, and of a pod of a workload, which may name tens of
+#: thousands of spawned calls.
 HELLO_LIMIT, POD_HELLO_LIMIT = 16 * 1024, 1024 * 1024
 #: Sessions of one identity that have not said `Hello`.
 WAITING_LIMIT = 4
@@ -73,14 +73,14 @@ class Session(Endpoint):
         self._pod: PodIdentity | None = None
         self._workload: Workload | None = None
         self._serving = 0
-        # While what the pod has mounted is looked at, and what it says meanwhile.
-        self._checking: asyncio.Task[None] | None = None
-        self._early: list[bytes] = []
-        self._silence: Timer | None = None
-        self._heard = 0.0
+        # The task that checks what the pod has mounted, and the messages that arrive meanwhile.
+        self._mount_check: asyncio.Task[None] | None = None
+        self._early_messages: list[bytes] = []
+        self._silence_timer: Timer | None = None
+        self._last_message_time = 0.0
         self._is_silent = False
-        # What was said last, if it is only a sign of life when it is said again.
-        self._sign: bytes | None = None
+        # The last message, if the same message again is only a sign of life.
+        self._repeated_text: bytes | None = None
 
     # --------------------------------------------------------------------------- for a workload
 
@@ -93,7 +93,7 @@ class Session(Endpoint):
 
     def close(self, reason: str, code: int = websocket_protocol.GOING_AWAY) -> None:
         connection, self._connection = self._connection, None
-        # Messages until the connection is gone are dropped, and silence is of no interest.
+        # Messages until the connection is closed are dropped, and silence does not matter any more.
         self._stop_listening()
         if connection is not None:
             connection.close(code, reason)
@@ -104,19 +104,19 @@ class Session(Endpoint):
         self._connection = connection
         is_pod = self._access.namespace_of_pod(self.principal) is not None
         connection.limit(POD_HELLO_LIMIT if is_pod else HELLO_LIMIT)
-        self._silence = self._clock.call_later(HELLO_TIMEOUT, self._on_silence)
+        self._silence_timer = self._clock.call_later(HELLO_TIMEOUT, self._on_silence)
 
     def on_message(self, opcode: int, payload: memoryview) -> None:  # Endpoint's
-        if self._sign is not None and payload == self._sign:
-            self._hear()  # thousands of pods say the same twice a second
+        if self._repeated_text is not None and payload == self._repeated_text:
+            self._note_message()  # thousands of pods send the same message twice a second
         else:
             self._on_text(bytes(payload))
 
     def on_close(self, reason: str) -> None:  # Endpoint's
         self._connection = None
         self._stop_listening()
-        if self._checking is not None:
-            self._checking.cancel()
+        if self._mount_check is not None:
+            self._mount_check.cancel()
         if self._workload is not None and self._pod is not None:
             self._workload.disconnected(self._pod.pod, self)
             _log.info("session ended pod=%s reason=%s", self._pod.pod, reason)
@@ -127,14 +127,14 @@ class Session(Endpoint):
     def _on_text(self, text: bytes) -> None:
         if self._connection is None:
             return  # it was closed, and this was on its way
-        if self._checking is not None:
-            self._early.append(text)
+        if self._mount_check is not None:
+            self._early_messages.append(text)
             return
         try:
             message: FromAgent = messages.decode(FromAgent, text)  # type: ignore[arg-type]  # a union
-            self._take(message)
+            self._handle(message)
             if isinstance(message, Activity):
-                self._sign = text
+                self._repeated_text = text
         except KubetorchError as error:
             self._refuse(error)
 
@@ -145,16 +145,16 @@ class Session(Endpoint):
             code = websocket_protocol.PROTOCOL_ERROR
         self.close(str(error), code)
 
-    def _take(self, message: FromAgent) -> None:
+    def _handle(self, message: FromAgent) -> None:
         if isinstance(message, Hello):
             self._begin(message)
         elif self._workload is None or self._pod is None:
             raise ProtocolError("the first message of a session must be hello")
         else:
-            self._hear()
+            self._note_message()
             if self._is_silent:
                 self._is_silent = False
-                self._workload.no_longer_silent(self._pod.pod, self._serving)
+                self._workload.silence_ended(self._pod.pod, self._serving)
             self._dispatch(message, self._workload, self._pod)
 
     def _begin(self, hello: Hello) -> None:
@@ -181,7 +181,7 @@ class Session(Endpoint):
             # What has come already is kept, and more stays with the agent.
             self._connection.read_on(False)
             check = self._check(hello, pod, workload, mounted)
-            self._checking = asyncio.get_running_loop().create_task(check)
+            self._mount_check = asyncio.get_running_loop().create_task(check)
 
     async def _check(
         self, hello: Hello, pod: PodIdentity, workload: Workload, mounted: Mounted
@@ -191,7 +191,7 @@ class Session(Endpoint):
             await self._access.check_mounts(
                 workload.spec, workload.grants, mounted, is_running=hello.generation > 0
             )
-            self._checking = None
+            self._mount_check = None
             if self._connection is not None and self._workloads.workload_of(pod) is workload:
                 self._welcome(hello, pod, workload)
         except ForbiddenError as error:
@@ -199,8 +199,8 @@ class Session(Endpoint):
             workload.refused(pod.pod, error)
         except KubetorchError as error:
             self._refuse(error)
-        early, self._early = self._early, []
-        for text in early:
+        early_messages, self._early_messages = self._early_messages, []
+        for text in early_messages:
             self._on_text(text)
         if self._connection is not None:
             self._connection.read_on(True)
@@ -208,7 +208,7 @@ class Session(Endpoint):
     def _welcome(self, hello: Hello, pod: PodIdentity, workload: Workload) -> None:
         self._pod, self._workload, self._serving = pod, workload, hello.generation
         self._stop_listening()
-        self._hear()
+        self._note_message()
         _log.info("session began pod=%s generation=%s", hello.pod, hello.generation)
         welcome = self._access.welcome(pod)
         if welcome is not None:
@@ -240,26 +240,26 @@ class Session(Endpoint):
     # ----------------------------------------------------------------------------------- silence
 
     def _stop_listening(self) -> None:
-        self._sign = None
-        if self._silence is not None:
-            self._silence.cancel()
-            self._silence = None
+        self._repeated_text = None
+        if self._silence_timer is not None:
+            self._silence_timer.cancel()
+            self._silence_timer = None
 
-    def _hear(self) -> None:
-        self._heard = self._clock.time()
-        if self._silence is None:
-            self._silence = self._clock.call_later(SILENCE, self._on_silence)
+    def _note_message(self) -> None:
+        self._last_message_time = self._clock.time()
+        if self._silence_timer is None:
+            self._silence_timer = self._clock.call_later(SILENCE, self._on_silence)
         if self._workload is not None and self._pod is not None:
-            self._workload.heard(self._pod.pod)
+            self._workload.message_received(self._pod.pod)
 
     def _on_silence(self) -> None:
-        self._silence = None
+        self._silence_timer = None
         # A clock that was set back makes it wait longer once.
-        left = min(SILENCE, self._heard + SILENCE - self._clock.time())
+        seconds_left = min(SILENCE, self._last_message_time + SILENCE - self._clock.time())
         if self._workload is None or self._pod is None:
             self.close("no hello came", websocket_protocol.POLICY_VIOLATION)
-        elif left > 0.0:
-            self._silence = self._clock.call_later(left, self._on_silence)
+        elif seconds_left > 0.0:
+            self._silence_timer = self._clock.call_later(seconds_left, self._on_silence)
         else:
-            self._is_silent, self._sign = True, None
+            self._is_silent, self._repeated_text = True, None
             self._workload.silent(self._pod.pod)

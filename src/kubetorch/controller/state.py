@@ -1,9 +1,10 @@
 """The state that survives the controller: workloads, generations, pods and spawned calls.
 
-`SqliteState` keeps all of it in one SQLite file in WAL mode: a change is on disk, as a transaction,
-before its method returns, so `kill -9` at any moment leaves the state before the change or after
-it. Methods take well below a millisecond and are called from the event loop. In a cluster
-`KubernetesState` keeps workloads instead, and writes behind; `flush` says when a change is safe.
+`SqliteState` stores all of it in one SQLite file in WAL mode: a change is on disk, as a
+transaction, before its method returns, so `kill -9` at any moment leaves the state before the
+change or after it. Methods take well below a millisecond and are called from the event loop. In a
+cluster `KubernetesState` stores workloads instead, and writes behind; `flush` waits until a change
+is safe.
 """
 
 from __future__ import annotations
@@ -31,10 +32,15 @@ _log = logging.getLogger(__name__)
 class WorkloadRecord(msgspec.Struct, frozen=True):
     namespace: str
     name: str
+    #: The wanted generation.
     generation: int
+    #: The last generation that all pods served; 0 before the first.
     good: int = 0
+    #: Why the wanted generation was given up, as JSON; empty if it was not.
     failure: str = ""
+    #: The number of the last list of members that was sent.
     epoch: int = 0
+    #: Unix times: of the first deploy, of the last, and of the last call.
     created: float = 0.0
     updated: float = 0.0
     active: float = 0.0
@@ -45,9 +51,9 @@ class WorkloadRecord(msgspec.Struct, frozen=True):
 
 
 class Generation(msgspec.Struct, frozen=True):
-    """One generation of a workload: its number, what it is, and what a cluster's pods of it may.
+    """One generation of a workload: its number, its spec, and the grant of its deploy.
 
-    What is granted is kept in a cluster alone; of what an earlier version deployed it is not known.
+    Only clusters have grants; a generation that an earlier version deployed has none.
     """
 
     number: int
@@ -96,7 +102,7 @@ class Contents(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """A workload at one moment, in a few words: what `kubectl get` shows of it."""
+    """The state of a workload at one moment, as `kubectl get` shows it."""
 
     phase: str
     kind: str
@@ -123,7 +129,7 @@ class State(Protocol):
     """The records of workloads that survive the controller."""
 
     def contents(self) -> Contents:
-        """All workloads and the generations that are kept of them."""
+        """All workloads and their stored generations."""
 
     def put_workload(
         self,
@@ -138,7 +144,7 @@ class State(Protocol):
         """Forget a workload and its generations."""
 
     def reject_workload(self, namespace: str, name: str, reason: str) -> None:
-        """A workload of `contents` cannot be taken up, for this reason."""
+        """Record that a workload of `contents` cannot be adopted, for this reason."""
 
     def observe(self, observer: Observer) -> None:
         """Ask this observer for summaries, and notify it of deletions by others."""
@@ -149,16 +155,16 @@ class State(Protocol):
         return
 
     async def flush(self, namespace: str, name: str) -> None:
-        """Wait until what was put or deleted of a workload survives the controller."""
+        """Wait until the changes of a workload would survive the controller."""
         return
 
     async def flush_worlds(self, namespace: str, name: str) -> None:
-        """Wait until the worlds that were put do; not for long, as pods wait for it."""
+        """Wait until its worlds would survive; not for long, as pods wait for it."""
         return
 
 
 class SqliteState(State):
-    """The state in an SQLite file, which nobody else changes."""
+    """The state in an SQLite file, which no other process changes."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self._path = path
@@ -204,8 +210,8 @@ class SqliteState(State):
             statements = [(update, (*astuple(workload), *key))]
         if keep:
             marks = ", ".join("?" * len(keep))
-            others = f"namespace = ? and name = ? and number not in ({marks})"
-            statements.append((f"delete from generations where {others}", (*key, *keep)))
+            condition = f"namespace = ? and name = ? and number not in ({marks})"
+            statements.append((f"delete from generations where {condition}", (*key, *keep)))
         self._transaction(statements)
 
     def delete_workload(self, namespace: str, name: str) -> None:  # State's

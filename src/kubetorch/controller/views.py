@@ -1,4 +1,4 @@
-"""Workloads and pods as readers see them: pure functions of what is known."""
+"""Workloads and pods as readers see them. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kubetorch.wire.messages import (
     WorkloadView,
 )
 
-#: The words of a status with which calls are served, or have been: an app that has done its work.
+#: Statuses in which calls are served, or, for an app that has ended, were served.
 _SERVED = ("Ready", "Scaling", "Running", "Succeeded")
 
 
@@ -37,12 +37,12 @@ class PodReport(msgspec.Struct, frozen=True):
 
 
 def url(pod: PodStatus, report: PodReport | None) -> str:
-    """Base URL of a pod's agent; what a pod says counts until its backend knows."""
+    """Base URL of a pod's agent: from the backend, and until it has one from the pod's report."""
     return pod.url or ("" if report is None else report.url)
 
 
 def pod_view(
-    pod: PodStatus, report: PodReport | None, state: Rollout, *, is_ready: bool
+    pod: PodStatus, report: PodReport | None, rollout: Rollout, *, is_ready: bool
 ) -> PodView:
     activity = None if report is None else report.activity
     is_cut_off = pod.is_ours and report is None
@@ -51,16 +51,16 @@ def pod_view(
     if is_cut_off and phase == "Running":
         phase = "Unknown"
     elif report is not None and phase == "Pending":
-        phase = "Running"  # its agent runs, though its kubelet has not said so yet
+        phase = "Running"  # its agent runs, though its kubelet has not reported it yet
     return PodView(
         name=pod.name,
         ordinal=pod.ordinal,
         phase=phase,
         is_ready=is_ready,
         url=url(pod, report),
-        generation=state.serving(pod.name) or 0,
+        generation=rollout.serving(pod.name) or 0,
         restarts=pod.restarts,
-        reason="" if state.is_ready(pod.name) else waits_for(pod, report, state),
+        reason="" if rollout.is_ready(pod.name) else waits_for(pod, report, rollout),
         pid=pod.pid,
         calls=0 if activity is None else activity.calls,
         started=pod.started,
@@ -73,16 +73,16 @@ def pod_view(
 def pod_views(
     pods: Sequence[PodStatus],
     reports: dict[str, PodReport],
-    state: Rollout,
+    rollout: Rollout,
     cut_off: Set[str] = frozenset(),
 ) -> tuple[PodView, ...]:
-    """All pods. Calls go to those of the wanted template, or to older ones until these serve."""
-    serving = {pod.name for pod in pods if state.serving(pod.name) and pod.phase != "Terminating"}
+    """All pods. Those of older templates are ready only until one of the wanted template serves."""
+    serving = {pod.name for pod in pods if rollout.serving(pod.name) and pod.phase != "Terminating"}
     serving -= cut_off
     current = {pod.name for pod in pods if not pod.is_retiring} & serving
     ready = {pod.name for pod in pods if pod.is_called} & (current or serving)
     return tuple(
-        pod_view(pod, reports.get(pod.name), state, is_ready=pod.name in ready) for pod in pods
+        pod_view(pod, reports.get(pod.name), rollout, is_ready=pod.name in ready) for pod in pods
     )
 
 
@@ -90,15 +90,18 @@ def without_values(pod: Manifest) -> Manifest:
     """A pod as its cluster describes it, without the values of its containers' variables."""
     metadata, spec = dict(pod["metadata"]), dict(pod["spec"])
     annotations = metadata.get("annotations") or {}
-    if labels.LAST_APPLIED in annotations:  # they stand there, too
+    if labels.LAST_APPLIED in annotations:  # the values are there, too
         metadata["annotations"] = {
             key: text for key, text in annotations.items() if key != labels.LAST_APPLIED
         }
     for kind in ("initContainers", "containers", "ephemeralContainers"):
         if kind in spec:
             spec[kind] = [
-                {**one, "env": [_unvalued(each) for each in one.get("env") or ()]}
-                for one in spec[kind]
+                {
+                    **container,
+                    "env": [_unvalued(variable) for variable in container.get("env") or ()],
+                }
+                for container in spec[kind]
             ]
     return {**pod, "metadata": metadata, "spec": spec}
 
@@ -108,13 +111,17 @@ def _unvalued(variable: Manifest) -> Manifest:
 
 
 def status(
-    pods: Sequence[PodStatus], reports: dict[str, PodReport], state: Rollout, spec: WorkloadSpec
+    pods: Sequence[PodStatus], reports: dict[str, PodReport], rollout: Rollout, spec: WorkloadSpec
 ) -> str:
-    """The word of `kt list`: whether calls are served, be it by the generation before."""
+    """The status of a workload: whether calls are served, be it by the generation before."""
     current = [pod for pod in pods if not pod.is_retiring]
-    serving = [pod for pod in current if state.serving(pod.name)]
+    serving = [pod for pod in current if rollout.serving(pod.name)]
     activities = [reports[pod.name].activity for pod in serving if pod.name in reports]
-    codes = [one.app.exit_code for one in activities if one is not None and one.app is not None]
+    codes = [
+        activity.app.exit_code
+        for activity in activities
+        if activity is not None and activity.app is not None
+    ]
     if any(codes):
         return "Failed"
     if codes and None not in codes:
@@ -123,32 +130,32 @@ def status(
     if codes and app is not None and app.port is None:
         return "Running"
     if serving:
-        is_all = len(serving) == len(current) and state.is_complete
+        is_all = len(serving) == len(current) and rollout.is_complete
         return "Ready" if is_all else "Scaling"
-    if _may_serve_again(pods, state):
+    if _may_serve_again(pods, rollout):
         return "Creating"
-    if state.failure is not None or any(pod.failure is not None for pod in current):
+    if rollout.failure is not None or any(pod.failure is not None for pod in current):
         return "Failed"
-    if state.rests:
+    if rollout.rests:
         return "Ready"
     return "Creating" if current else "No pods"
 
 
-def _may_serve_again(pods: Iterable[PodStatus], state: Rollout) -> bool:
+def _may_serve_again(pods: Iterable[PodStatus], rollout: Rollout) -> bool:
     """True if a pod that only has to connect again will serve the generation before.
 
-    After a start of the controller, or of an agent, none is connected; why the wanted generation
-    was given up is not why calls have to wait then.
+    After a start of the controller, or of an agent, no pod is connected; then calls do not wait
+    because the wanted generation was given up.
     """
-    return state.good > 0 and any(
+    return rollout.good > 0 and any(
         pod.started and pod.phase != "Terminating" and not pod.failure
         for pod in pods
-        if state.serving(pod.name) is None
+        if rollout.serving(pod.name) is None
     )
 
 
-def waits_for(pod: PodStatus, report: PodReport | None, state: Rollout) -> str:
-    """Why a pod does not serve the wanted generation, in words."""
+def waits_for(pod: PodStatus, report: PodReport | None, rollout: Rollout) -> str:
+    """Why a pod does not serve the wanted generation."""
     if pod.is_retiring:
         return "it is being replaced" if pod.phase != "Terminating" else "it is ending"
     if pod.reason:
@@ -157,29 +164,29 @@ def waits_for(pod: PodStatus, report: PodReport | None, state: Rollout) -> str:
         return "its agent has not connected"
     if report.is_silent:
         return "its agent has not been heard of"
-    if state.failure is not None:
-        return f"it failed to load generation {state.wanted}"
+    if rollout.failure is not None:
+        return f"it failed to load generation {rollout.wanted_generation}"
     stage = f": {report.stage}" if report.stage else ""
-    return f"it loads generation {state.wanted}{stage}"
+    return f"it loads generation {rollout.wanted_generation}{stage}"
 
 
-def late(
-    pods: Sequence[PodStatus], reports: dict[str, PodReport], state: Rollout, trouble: str = ""
+def waits_in_words(
+    pods: Sequence[PodStatus], reports: dict[str, PodReport], rollout: Rollout, trouble: str = ""
 ) -> str:
-    """The pods that a deploy still waits for, in words; `trouble` is why some are missing."""
-    lagging = state.lagging()
-    waits = [
-        f"pod {pod.name}: {waits_for(pod, reports.get(pod.name), state)}"
+    """The pods that a deploy still waits for; `trouble` is why some pods are missing."""
+    lagging = rollout.lagging()
+    reasons = [
+        f"pod {pod.name}: {waits_for(pod, reports.get(pod.name), rollout)}"
         for pod in pods
         if pod.name in lagging
     ]
-    ready, lacking = len(state.pods) - len(lagging), state.total - len(state.pods)
+    ready, lacking = len(rollout.pods) - len(lagging), rollout.total - len(rollout.pods)
     if not pods:
-        waits = ["there are no pods"]
+        reasons = ["there are no pods"]
     elif lacking:
-        waits.append(f"{lacking} of the pods {'is' if lacking == 1 else 'are'} not there yet")
-    served = f"{ready} of {state.total} pods serve generation {state.wanted}"
-    return "; ".join([served, *waits, *filter(None, [trouble])])
+        reasons.append(f"{lacking} of the pods {'is' if lacking == 1 else 'are'} not there yet")
+    served = f"{ready} of {rollout.total} pods serve generation {rollout.wanted_generation}"
+    return "; ".join([served, *reasons, *filter(None, [trouble])])
 
 
 def timed_out(name: str, seconds: float, waits: str) -> ServiceTimeoutError:
@@ -200,8 +207,8 @@ def stage(pod: str, message: StageReport) -> Stage:
     )
 
 
-def served(pod: str, state: Rollout) -> Stage:
-    return Stage(stage="ready", pod=pod, ready=len(state.ready), pods=state.total)
+def served(pod: str, rollout: Rollout) -> Stage:
+    return Stage(stage="ready", pod=pod, ready=len(rollout.ready), pods=rollout.total)
 
 
 def line(pod: str, message: LogReport) -> DeployLog:

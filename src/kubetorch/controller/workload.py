@@ -26,7 +26,7 @@ from kubetorch.controller.backends.base import (
     Trouble,
 )
 from kubetorch.controller.deploys import DeployProgress, PendingDeploys, expect_agents, not_applied
-from kubetorch.controller.ownership import UNUSED, Use
+from kubetorch.controller.ownership import UNUSED_SECONDS, Use
 from kubetorch.controller.rollout import Effect, Event, Rollout
 from kubetorch.controller.state import Generation, State, WorkloadRecord
 from kubetorch.controller.views import PodReport
@@ -42,14 +42,14 @@ from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import exceptions, messages
 from kubetorch.wire.exceptions import Failure
 
-#: Seconds that the news of a call may take to get here; a service is given them beyond its time.
-REPORTING = 1.0
-#: Seconds: how exactly the time of the last call is kept.
+#: Seconds that the report of a call may take; an idle service is kept for so much longer.
+REPORT_SECONDS = 1.0
+#: Seconds: changes of the last call's time that are smaller are not stored.
 ACTIVITY_STEP = 1.0
-#: For how many seconds, and how many, pods that went away are remembered.
+#: Seconds for which lost pods are remembered, and how many of them.
 REMEMBER_SECONDS, REMEMBER_PODS = 120.0, 100
-#: From this number of pods on, changes are gathered, for this number of seconds for each pod.
-MANY, DELAY = 100, 20e-6
+#: From this number of pods on, changes are collected, for this number of seconds per pod.
+MANY_PODS, DELAY_PER_POD = 100, 20e-6
 
 _log = logging.getLogger(__name__)
 
@@ -84,46 +84,52 @@ class Workload:
     ) -> None:
         self.record = record
         self.pods: list[PodStatus] = []
-        #: The names of its pods; of ending pods, until they brought all outcomes.
+        #: The names of its pods; while it is torn down also of pods that still send outcomes.
         self.pod_names: frozenset[str] = frozenset()
+        # The pods that end because the workload is torn down.
         self._ending: frozenset[str] = frozenset()
-        # Pods that went away, with the moment.
-        self._lost: dict[str, tuple[float, messages.PodView]] = {}
-        self._reason = ""
+        # Pods that went away: when, and the last view of each.
+        self._lost_pods: dict[str, tuple[float, messages.PodView]] = {}
+        # Why pods are missing, as the backend reports it.
+        self._trouble_reason = ""
         self._pod_failure: Failure | None = None
         self._specs = {generation.number: generation.spec for generation in generations}
         self._grants = {generation.number: generation.grant for generation in generations}
         self._services = shared
         failure = exceptions.parse_json(record.failure.encode()) if record.failure else None
-        self._rollout = Rollout(wanted=record.generation, good=record.good, failure=failure)
+        self._rollout = Rollout(
+            wanted_generation=record.generation, good=record.good, failure=failure
+        )
         self._sessions: dict[str, PodSession] = {}
         self._reports: dict[str, PodReport] = {}
         self._deploys = PendingDeploys(shared.clock)
         self._members = MemberList()
         self._activities = Activities()
-        self._reload: tuple[int, bytes] = (0, b"")
-        # Why a pod ended whose successor was not notified of it yet.
-        self._replaced = ""
-        # Pods of an earlier controller are all known only when its successor says so.
+        self._reload_message: tuple[int, bytes] = (0, b"")
+        # Why a pod ended, until the pod in its place is sent the reason.
+        self._replaced_reason = ""
+        # After a restart of the controller its pods are known once the backend has adopted them.
         self._knows_pods = not generations
         self._rendezvous = Rendezvous(
             record.name,
             ports=self._world_ports,
             now=shared.clock.time(),
-            kept=world.unpack(record.worlds) if record.worlds else (),
+            stored_worlds=world.unpack(record.worlds) if record.worlds else (),
         )
-        self._course: object = None
-        self._announcing: asyncio.Task[None] | None = None
-        self._ticking: Timer | None = None
+        # The facts from which the last world was planned.
+        self._world_inputs: object = None
+        self._announce_task: asyncio.Task[None] | None = None
+        self._tick_timer: Timer | None = None
         self._debounce = Debounce(shared.clock, self.pods_changed)
         self._event_reporter = PodEventReporter(self._deploys.report)
         self._apply = BackgroundApply(shared.backend)
-        # The programs of this machine that have deployed the workload, or looked it up.
+        # Programs of this machine that have a handle: they deployed the workload, or looked it up.
         self._programs: set[str] = set()
         #: Notified of every change of the workload.
         self.changes = Changes()
         self.is_gone = False
-        self._since = shared.clock.time()
+        # When the wanted generation was deployed or reached: the idle time is counted from here.
+        self._idle_since = shared.clock.time()
         self._idle = IdleWatch(
             shared.clock,
             seconds_left=self._idle_left,
@@ -143,12 +149,12 @@ class Workload:
 
     @property
     def specs(self) -> list[WorkloadSpec]:
-        """All generations that are kept, the wanted one, which is the latest, first."""
+        """The specs of the stored generations: the wanted one, which is the latest, first."""
         return [self._specs[number] for number in sorted(self._specs, reverse=True)]
 
     @property
     def grants(self) -> list[Grant | None]:
-        """The grants of the stored generations, in order."""
+        """The grants of the stored generations, in the order of `specs`."""
         return [self._grants.get(number) for number in sorted(self._specs, reverse=True)]
 
     @property
@@ -192,8 +198,10 @@ class Workload:
             failure=None if failure is None else failure.to_dict(),
             notes=self._services.backend.notes(spec.compute, manifest),
             kind=manifest["kind"],
-            reason=self._reason,
-            lost=tuple(pod for _, pod in self._lost.values() if pod.name not in self.pod_names),
+            reason=self._trouble_reason,
+            lost=tuple(
+                pod for _, pod in self._lost_pods.values() if pod.name not in self.pod_names
+            ),
             world=self._members.world,
             creator=self.creator,
             pool=self.pool,
@@ -203,25 +211,25 @@ class Workload:
 
     @property
     def pool(self) -> tuple[int, ...]:
-        """The pods of a pool that calls go to: those that its selector found at the last deploy."""
+        """The ordinals of the pods of a pool that get calls: those of the last deploy."""
         if not self.spec.compute.is_pool:
             return ()
         if self.record.pool:
             return tuple(map(int, self.record.pool.split(",")))
-        return self._present()
+        return self._pool_ordinals()
 
-    def _present(self) -> tuple[int, ...]:
+    def _pool_ordinals(self) -> tuple[int, ...]:
         return tuple(sorted(pod.ordinal for pod in self.pods if pod.name in self._rollout.pods))
 
     def opened_by(self, program: str) -> None:
-        """A program of this machine, as `processes.identity` has it, has a handle from now on."""
+        """Record that a program of this machine, named by `processes.identity`, has a handle."""
         if program and self._services.backend.name == "local":
-            if len(self._programs) >= MANY:
+            if len(self._programs) >= MANY_PODS:
                 self._programs = set(filter(processes.is_alive, self._programs))
             self._programs.add(program)
 
     def use(self, program: str) -> Use:
-        """The use of the workload by others than this program."""
+        """The use of the workload by other programs than this one."""
         active = max(self.record.active, self._activities.last)
         return Use(
             is_local=self._services.backend.name == "local",
@@ -237,13 +245,26 @@ class Workload:
             is_command = app is not None and app.port is None
             return "its command runs" if is_command else "a call runs on it"
         if self._services.backend.name == "local":
-            others = (other for other in self._programs if other != program)
-            pid = next((processes.pid_of(one) for one in others if processes.is_alive(one)), None)
+            other_programs = (opener for opener in self._programs if opener != program)
+            pid = next(
+                (
+                    processes.pid_of(opener)
+                    for opener in other_programs
+                    if processes.is_alive(opener)
+                ),
+                None,
+            )
             return f"the program {pid} has it open" if pid else ""
         now = self._services.clock.time()
-        left = self._activities.seconds_left(ttl=UNUSED, since=self._since, now=now)
-        is_unused = left == 0.0 and not self._deploys
-        return "" if is_unused else f"it may have been used in the last {UNUSED / 60:.0f} minutes"
+        seconds_left = self._activities.seconds_left(
+            ttl=UNUSED_SECONDS, since=self._idle_since, now=now
+        )
+        is_unused = seconds_left == 0.0 and not self._deploys
+        return (
+            ""
+            if is_unused
+            else f"it may have been used in the last {UNUSED_SECONDS / 60:.0f} minutes"
+        )
 
     def _failure(self) -> Failure | None:
         return self._pod_failure if self._rollout.failure is None else self._rollout.failure
@@ -253,11 +274,11 @@ class Workload:
     async def deploy(self, spec: WorkloadSpec, grant: Grant | None = None) -> DeployProgress:
         """Make this spec the wanted generation; returns the events on the way to it."""
         running = self._deploys.find(self.record.generation)
-        # An instance that is being made is a new one for everybody who waits for it.
+        # A second deploy of the same spec follows the one that runs.
         if running is not None and spec.is_like(self.spec):
             return running
         is_new = not self._specs or spec != self.spec or self._rollout.failure is not None
-        # Ranks whose world has lost members are started again, all of them.
+        # A world that has lost members makes a new generation: all its ranks start again.
         is_new = is_new or self._rendezvous.has_losses
         if is_new:
             return await self._begin(spec, grant)
@@ -274,15 +295,16 @@ class Workload:
         record = replace(before, generation=number, failure="", updated=now)
         generation = Generation(number, spec, grant)
         self._services.state.put_workload(record, generation=generation, keep=sorted(keep))
-        specs, grants, since = self._specs, self._grants, self._since
-        # Before it is durable: a change that is kept meanwhile must not undo it.
-        self.record, self._since = record, now
-        self._specs = {n: kept for n, kept in specs.items() if n in keep} | {number: spec}
-        self._grants = {n: grants.get(n) for n in self._specs} | {number: grant}
+        specs, grants, since = self._specs, self._grants, self._idle_since
+        # Before it is durable: a change that is stored meanwhile must not undo it.
+        self.record, self._idle_since = record, now
+        kept_specs = {earlier: specs[earlier] for earlier in specs if earlier in keep}
+        self._specs = kept_specs | {number: spec}
+        self._grants = {earlier: grants.get(earlier) for earlier in self._specs} | {number: grant}
         try:
             await self._services.state.flush(*self.key)
         except KubetorchError:
-            self._specs, self._grants, self._since = specs, grants, since
+            self._specs, self._grants, self._idle_since = specs, grants, since
             self.record = replace(
                 self.record,
                 generation=before.generation,
@@ -311,19 +333,19 @@ class Workload:
             manifest = rendering.of_workload(self.spec)
             for text in self._services.backend.warnings(self.spec.compute, manifest):
                 progress.add(messages.Stage("backend", text, warning=True))
-        # Only now: pods that the backend replaces are not to load the generation.
+        # Not before it is applied: pods that the backend replaces must not load the generation.
         self.pods_changed()
         self._handle(rollout.Deployed(progress.generation, failure))
         if failure is not None:
             self._deploys.end(progress, messages.Failed(failure=failure.to_dict()))
 
     def _expire(self, progress: DeployProgress, timeout: float) -> None:
-        waits = views.late(self.pods, self._reports, self._rollout, self._reason)
+        waits = views.waits_in_words(self.pods, self._reports, self._rollout, self._trouble_reason)
         error = self._rendezvous.no_quorum(progress.generation)
         self._give_up(progress, error or views.timed_out(self.record.name, timeout, waits))
 
     def end_deploy(self, error: KubetorchError) -> None:
-        """The deploy of the wanted generation, if one runs, cannot succeed."""
+        """Fail the deploy of the wanted generation, if one runs."""
         progress = self._deploys.find(self.record.generation)
         if progress is not None:
             self._give_up(progress, error)
@@ -336,11 +358,13 @@ class Workload:
     # ------------------------------------------------------------------------------------ pods
 
     def adopted(self) -> None:
-        """The backend has taken up what an earlier controller left: its pods are known."""
+        """The backend has adopted the pods of an earlier controller."""
         self._knows_pods = True
-        held = [port for one in self._rendezvous.worlds for port in one.ports]
-        if held:
-            self._services.backend.hold_ports(*self.key, held)
+        used_ports = [
+            port for stored_world in self._rendezvous.worlds for port in stored_world.ports
+        ]
+        if used_ports:
+            self._services.backend.hold_ports(*self.key, used_ports)
         self.pods_changed()
 
     def pods_changed_soon(self) -> None:
@@ -348,31 +372,33 @@ class Workload:
         self._debounce.changed(len(self.pods))
 
     def pods_changed(self) -> None:
-        """Take over the pods as the backend has them now."""
+        """Compare the pods of the backend with those before, and handle every difference."""
         self._debounce.close()
         if self.is_gone:
             return
         backend = self._services.backend
         before, self.pods = self.pods, backend.pods(*self.key)
         state, names = self._rollout, frozenset(pod.name for pod in self.pods)
-        is_behind = not state.failure and self._apply.is_behind(self._specs, state.wanted)
+        is_behind = not state.failure and self._apply.is_behind(
+            self._specs, state.wanted_generation
+        )
         self.pod_names = names | self._ending
         current = frozenset(p.name for p in self.pods if not (p.is_retiring or is_behind))
-        self._activities.keep(self.pod_names)
+        self._activities.set_pods(self.pod_names)
         if not self._ending:
             self._remember(lost_pods(before, self.pods), before)
         failures = (pod.failure for pod in self.pods if not pod.is_retiring and pod.failure)
         self._pod_failure = next(failures, None)
         trouble, epoch = backend.trouble(*self.key), self.record.epoch
-        self._reason = self._rendezvous.trouble = trouble.reason
+        self._trouble_reason = self._rendezvous.trouble = trouble.reason
         is_changed = self._members.update(self.pods, self._reports)
         if self._knows_pods and (self.pods or not trouble.reason):
-            self._gather(world.PodsChanged(self.pods))
-        # Who is lost of a world may have been said with them already.
+            self._update_world(world.PodsChanged(self.pods))
+        # An announcement of losses in the world has sent the members already.
         self._send_members(is_changed=is_changed and self.record.epoch == epoch)
         for pod in self.pods:
             if pod.is_down:
-                self._replaced = pod.reason or self._replaced
+                self._replaced_reason = pod.reason or self._replaced_reason
             if (session := self._sessions.get(pod.name)) is not None and pod.is_down:
                 # The end of its connection may be noticed later.
                 self.disconnected(pod.name, session)
@@ -393,20 +419,22 @@ class Workload:
             self._handle(rollout.GaveUp(self.record.generation, failure))
 
     def _remember(self, lost: Mapping[str, messages.Ending], before: Sequence[PodStatus]) -> None:
-        """Pods went away: their calls have failed, and callers ask why."""
+        """Record the pods that went away, for callers who ask why their calls failed."""
         now = self._services.clock.time()
         for pod in before:
             if (ending := lost.get(pod.name)) is not None:
-                gone = messages.PodView(
+                lost_view = messages.PodView(
                     name=pod.name, ordinal=pod.ordinal, phase="Gone", ended=ending
                 )
-                self._lost[pod.name] = now, gone
-        kept = [(n, one) for n, one in self._lost.items() if now - one[0] < REMEMBER_SECONDS]
-        self._lost = dict(kept[-REMEMBER_PODS:])
+                self._lost_pods[pod.name] = now, lost_view
+        recent_losses = [
+            (n, loss) for n, loss in self._lost_pods.items() if now - loss[0] < REMEMBER_SECONDS
+        ]
+        self._lost_pods = dict(recent_losses[-REMEMBER_PODS:])
         if lost:
             self._services.on_lost(self, lost)
             ends = (f"pod {pod} ended ({ending.reason})" for pod, ending in lost.items())
-            self._replaced = ", ".join(ends)
+            self._replaced_reason = ", ".join(ends)
 
     def connected(self, hello: messages.Hello, session: PodSession) -> None:
         old = self._sessions.get(hello.pod)
@@ -418,10 +446,10 @@ class Workload:
         session.send_text(self._members.message(self.record.epoch))
         self._send_members(is_changed=self._members.reported(hello.pod, self._reports))
         self._handle(rollout.Connected(hello.pod, hello.generation))
-        self._gather(world.Connected(hello.pod, hello.url, hello.incarnation))
+        self._update_world(world.Connected(hello.pod, hello.url, hello.incarnation))
 
     def refused(self, pod: str, error: KubetorchError) -> None:
-        """A pod must not have what it has mounted."""
+        """The session of a pod was refused for a secret or volume that it must not have."""
         self._services.backend.end_pod(*self.key, pod, error)
         self._handle(rollout.GaveUp(self.record.generation, exceptions.describe_refusal(error)))
 
@@ -432,15 +460,15 @@ class Workload:
             self._activities.reported(pod, None)
             self._send_members(is_changed=self._members.reported(pod, self._reports))
             self._handle(rollout.Lost(pod))
-            self._gather(world.Disconnected(pod))
+            self._update_world(world.Disconnected(pod))
 
     def silent(self, pod: str) -> None:
-        """A pod sent nothing for too long; its session is still there."""
+        """A pod sent nothing for too long; its session goes on."""
         self._reports[pod] = replace(self._reports[pod], is_silent=True, activity=None)
         self._activities.reported(pod, None)
         self._handle(rollout.Lost(pod))
 
-    def no_longer_silent(self, pod: str, serving: int) -> None:
+    def silence_ended(self, pod: str, serving: int) -> None:
         """A pod that was silent sent a message."""
         self._reports[pod] = replace(self._reports[pod], is_silent=False)
         self._handle(rollout.Connected(pod, serving))
@@ -464,23 +492,24 @@ class Workload:
     def active(self, pod: str, message: messages.Activity) -> None:
         self._reports[pod] = replace(self._reports[pod], activity=message)
         self._activities.reported(pod, message)
-        if message.is_stopping and self._rendezvous.is_wanted:
-            self._gather(world.Stopping(pod))
+        if message.is_stopping and self._rendezvous.has_plan:
+            self._update_world(world.Stopping(pod))
         if message.last > self.record.active + ACTIVITY_STEP and message.calls == 0:
-            self._keep(replace(self.record, active=message.last))
+            self._store(replace(self.record, active=message.last))
         self._idle.update()
 
-    def heard(self, pod: str) -> None:
-        if self._rendezvous.is_wanted:
-            self._rendezvous.heard(pod, self._services.clock.time())
+    def message_received(self, pod: str) -> None:
+        """A pod has sent a message; called for each one."""
+        if self._rendezvous.has_plan:
+            self._rendezvous.message_received(pod, self._services.clock.time())
 
     def regroup(self, pod: str, message: messages.Regroup) -> None:
-        """A call on a pod asks for a new world."""
-        self._gather(world.Regroup(pod, message.id, message.epoch, message.is_quorum_awaited))
+        """A call on a pod requests a new world."""
+        self._update_world(world.Regroup(pod, message.id, message.epoch, message.is_quorum_awaited))
 
     def probed(self, pod: str, message: messages.Probed) -> None:
         """A pod has tried to reach another one."""
-        self._gather(world.Probed(pod, message.id, message.is_reached))
+        self._update_world(world.Probed(pod, message.id, message.is_reached))
 
     def send(self, pod: str, message: messages.FromController) -> bool:
         """Send a message to the agent of a pod; returns whether it has a session."""
@@ -490,32 +519,37 @@ class Workload:
         return session is not None
 
     def senders(self) -> dict[str, Callable[[messages.FromController], None]]:
-        """What sends a message to the agent of each connected pod, those that serve first."""
+        """By connected pod: a function that sends its agent a message; serving pods come first."""
         names = sorted(self._sessions, key=lambda name: not self._rollout.serving(name))
         return {name: self._sessions[name].send for name in names}
 
     # ----------------------------------------------------------------------------------- ending
 
     async def delete(self, grace: float) -> list[str]:
-        """End the pods; returns what is left, as in `Backend.delete`."""
+        """End the pods; returns the user's own objects that remain, as `Backend.delete` does."""
         error = ServiceNotFoundError(f"{self.record.name} was torn down while it was deployed")
         self._deploys.fail_all(error)
         await self._apply.stop()
         self._ending = self.pod_names
         for session in self._sessions.values():
             session.send(messages.Terminate(grace=grace, reason=messages.TORN_DOWN))
-        left = await self._services.backend.delete(*self.key, grace=grace)
+        remaining_objects = await self._services.backend.delete(*self.key, grace=grace)
         self.close("the service was torn down")
-        return left
+        return remaining_objects
 
     def close(self, reason: str, *, goes_on: bool = False) -> None:
-        """Stop all timers, and end the sessions; if it `goes_on`, then under another controller."""
+        """Stop all timers, and end the sessions.
+
+        Args:
+            reason: Why, for the agents and the deploys.
+            goes_on: Whether the pods go on, under another controller.
+        """
         self._idle.close()
         self._debounce.close()
         self._apply.cancel()
-        for one in (self._announcing, self._ticking):
-            if one is not None:
-                one.cancel()
+        for scheduled in (self._announce_task, self._tick_timer):
+            if scheduled is not None:
+                scheduled.cancel()
         self._deploys.interrupt(self.record.name, reason, goes_on=goes_on)
         self.is_gone = True
         self.changes.notify()
@@ -531,7 +565,7 @@ class Workload:
             if isinstance(event, rollout.GaveUp) and isinstance(effect, rollout.NotReached):
                 self._release_part()
         self._deploys.settle(
-            self._rollout.wanted,
+            self._rollout.wanted_generation,
             ready=self._ready if self._rollout.is_served else None,
             failure=self._failure(),
         )
@@ -546,20 +580,20 @@ class Workload:
             case rollout.Reload(pod, generation):
                 self._sessions[pod].send_text(self._reload_text(pod, generation))
             case rollout.Reached(generation) | rollout.Recovered(generation):
-                self._since, self._replaced = self._services.clock.time(), ""
-                self._keep(replace(self.record, good=generation, failure=""))
+                self._idle_since, self._replaced_reason = self._services.clock.time(), ""
+                self._store(replace(self.record, good=generation, failure=""))
                 _log.info("generation reached workload=%s/%s generation=%s", *self.key, generation)
             case rollout.NotReached(generation, failure):
-                self._keep(replace(self.record, failure=failure.to_json().decode()))
+                self._store(replace(self.record, failure=failure.to_json().decode()))
                 _log.info("generation given up workload=%s/%s generation=%s", *self.key, generation)
 
     def _release_part(self) -> None:
-        """Some pods of a distributed service are no use without the others: keep none of them."""
+        """Give back the pods of a distributed service if some are missing: a part is no use."""
         is_whole = self._rollout.is_complete and not self._pods_without_agent()
         if self.spec.compute.distribution is not None and not is_whole:
             self._apply.release(self.spec, self._specs.get(self.record.good))
 
-    def _keep(self, record: WorkloadRecord) -> None:
+    def _store(self, record: WorkloadRecord) -> None:
         self.record = record
         try:
             self._services.state.put_workload(record)
@@ -568,33 +602,45 @@ class Workload:
 
     def _ready(self) -> messages.Ready:
         if self.spec.compute.is_pool:
-            self._keep(replace(self.record, pool=",".join(map(str, self._present()))))
+            self._store(replace(self.record, pool=",".join(map(str, self._pool_ordinals()))))
             is_changed, self._members.pool = self._members.pool != self.pool, self.pool
             self._send_members(is_changed=is_changed)
-        return messages.Ready(generation=self._rollout.wanted, workload=self.view())
+        return messages.Ready(generation=self._rollout.wanted_generation, workload=self.view())
 
     def _reload_text(self, pod: str, generation: int) -> bytes:
         spec = self._specs[generation]
         is_again = generation == self.record.good and not self._rollout.serving(pod)
         if is_again and spec.compute.autoscaling is None and not spec.compute.is_selector_only:
-            # It was served already, so this pod takes the place of another one.
-            why, self._replaced = self._replaced or "its pod was started again", ""
-            return messages.encode(messages.Reload(generation=generation, spec=spec, replaces=why))
-        if self._reload[0] != generation:
+            # The generation was served already, so this pod takes the place of another pod.
+            reason, self._replaced_reason = self._replaced_reason or "its pod was started again", ""
+            return messages.encode(
+                messages.Reload(generation=generation, spec=spec, replaces=reason)
+            )
+        if self._reload_message[0] != generation:
             message = messages.Reload(generation=generation, spec=spec)
-            self._reload = (generation, messages.encode(message))
-        return self._reload[1]
+            self._reload_message = (generation, messages.encode(message))
+        return self._reload_message[1]
 
     # ----------------------------------------------------------------------------------- world
 
     def _plan_world(self) -> None:
         """Form a world for the generation that pods should serve, if it is distributed."""
         state = self._rollout
-        course = (state.wanted, state.good, state.failure is None, state.pods, state.retiring)
-        if course == self._course or self.is_gone:
+        world_inputs = (
+            state.wanted_generation,
+            state.good,
+            state.failure is None,
+            state.pods,
+            state.retiring,
+        )
+        if world_inputs == self._world_inputs or self.is_gone:
             return
-        self._course = course
-        generation = state.wanted if state.failure is None else state.good or state.wanted
+        self._world_inputs = world_inputs
+        generation = (
+            state.wanted_generation
+            if state.failure is None
+            else state.good or state.wanted_generation
+        )
         spec = self._specs.get(generation)
         distribution = None if spec is None else spec.compute.distribution
         plan, pods = None, frozenset[str]()
@@ -609,33 +655,33 @@ class Workload:
                 processes=distribution.processes(spec.compute.gpus),
                 good=state.good,
             )
-        self._gather(world.Wanted(plan, pods))
-        if plan is not None and self._ticking is None:
+        self._update_world(world.PlanChanged(plan, pods))
+        if plan is not None and self._tick_timer is None:
             self._tick()
 
     def _tick(self) -> None:
-        self._ticking = None
-        if self._rendezvous.is_wanted:
-            self._gather(world.Tick())
-            self._ticking = self._services.clock.call_later(world.TICK, self._tick)
+        self._tick_timer = None
+        if self._rendezvous.has_plan:
+            self._update_world(world.Tick())
+            self._tick_timer = self._services.clock.call_later(world.TICK, self._tick)
 
     def _world_ports(self, plan: Plan, members: Sequence[messages.Member]) -> tuple[int, ...]:
         distribution = self._specs[plan.generation].compute.distribution
         assert distribution is not None
-        each = plan.processes if distribution.has_port_each else 1
-        wanted = PortsWanted(
+        ports_per_pod = plan.processes if distribution.has_port_each else 1
+        port_request = PortsWanted(
             distribution.port,
             is_declared=distribution.is_port_declared,
-            count=len(members) * each if distribution.has_port_each else 1,
-            per_pod=each,
+            count=len(members) * ports_per_pod if distribution.has_port_each else 1,
+            per_pod=ports_per_pod,
             further=distribution.further_ports(len(members)),
         )
-        return self._services.backend.ports(*self.key, wanted)
+        return self._services.backend.ports(*self.key, port_request)
 
-    def _gather(self, event: world.Event) -> None:
+    def _update_world(self, event: world.Event) -> None:
         """Pass an event to the world of a distributed service."""
         if self._ending or self.is_gone:
-            return  # members of a service that is torn down are not lost
+            return  # a service that is torn down loses no members
         for effect in self._rendezvous.handle(event, self._services.clock.time()):
             match effect:
                 case world.Formed(formed):
@@ -648,14 +694,14 @@ class Workload:
                 case world.Refuse(pod, request, error):
                     failure = exceptions.describe_refusal(error).to_dict()
                     self.send(pod, messages.RegroupFailed(id=request, failure=failure))
-                case world.Repeat(pod):
+                case world.SendWorld(pod):
                     if pod in self._sessions:
                         self._sessions[pod].send_text(self._members.message(self.record.epoch))
-                case world.Ask(pod, request, url):
+                case world.OrderProbe(pod, request, url):
                     self.send(pod, messages.Probe(id=request, url=url))
 
     def _serve_members(self) -> None:
-        """A quorum is there: the service is up when these pods serve."""
+        """A quorum is connected: the service is ready when these pods serve."""
         state, needed = self._rollout, self._rendezvous.needed
         if needed != state.needed:
             pods = rollout.PodsChanged(state.pods, state.retiring, state.expected, needed)
@@ -670,20 +716,20 @@ class Workload:
             formed.epoch,
             len(formed.members),
         )
-        self._keep(replace(self.record, worlds=world.pack(self._rendezvous.worlds)))
-        if self._announcing is None:
-            self._announcing = asyncio.create_task(self._flush_and_announce())
+        self._store(replace(self.record, worlds=world.pack(self._rendezvous.worlds)))
+        if self._announce_task is None:
+            self._announce_task = asyncio.create_task(self._flush_and_announce())
 
     async def _flush_and_announce(self) -> None:
         try:
             await self._services.state.flush_worlds(*self.key)
         finally:
-            self._announcing = None
+            self._announce_task = None
         self._announce()
 
     def _announce(self) -> None:
         """Notify pods of the present world, unless a new world is about to be announced."""
-        if self._announcing is None:
+        if self._announce_task is None:
             current = self._rendezvous.world
             self._members.world = current
             packed = world.pack(self._rendezvous.worlds) if current else self.record.worlds
@@ -693,7 +739,7 @@ class Workload:
 
     def _send_members(self, *, is_changed: bool) -> None:
         if is_changed:
-            self._keep(replace(self.record, epoch=self.record.epoch + 1))
+            self._store(replace(self.record, epoch=self.record.epoch + 1))
             text = self._members.message(self.record.epoch)
             for session in self._sessions.values():
                 session.send_text(text)
@@ -703,31 +749,33 @@ class Workload:
         if ttl is None or self._deploys:
             return None
         now = self._services.clock.time()
-        return self._activities.seconds_left(ttl=idle_patience(ttl), since=self._since, now=now)
+        return self._activities.seconds_left(
+            ttl=idle_patience(ttl), since=self._idle_since, now=now
+        )
 
 
 class BackgroundApply:
-    """Applies the latest spec of one workload in the background: a backend may take long for it."""
+    """Applies the latest spec of one workload in the background, since a backend may take long."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._task: asyncio.Task[None] | None = None
 
     def is_behind(self, specs: Mapping[int, WorkloadSpec], number: int) -> bool:
-        """True if only an earlier generation is applied, so that no pod is of this one."""
+        """True if only an earlier generation is applied, so that this one has no pods yet."""
         spec = specs.get(number)
-        there = None if spec is None else self._backend.applied(spec)
-        return there != spec and any(
-            earlier < number and there == specs[earlier] for earlier in specs
+        applied_spec = None if spec is None else self._backend.applied(spec)
+        return applied_spec != spec and any(
+            earlier < number and applied_spec == specs[earlier] for earlier in specs
         )
 
     async def start(self, spec: WorkloadSpec, on_end: Callable[[Failure | None], None]) -> None:
-        """Apply this spec, and no longer an earlier one."""
+        """Apply this spec, and stop applying an earlier one."""
         await self.stop()
         self._task = asyncio.create_task(self._apply(spec, on_end), name=f"apply {spec.name}")
 
     def release(self, spec: WorkloadSpec, good: WorkloadSpec | None) -> None:
-        """Give back the pods of a spec, but for those that the last good one had."""
+        """Give back the pods of a spec: all, or those that the last good spec did not have."""
         self.cancel()
         self._task = asyncio.create_task(self._release(spec, good), name=f"release {spec.name}")
 
@@ -764,18 +812,18 @@ class BackgroundApply:
 
 
 class Debounce:
-    """Looks at pods at once where there are few, else once for many changes of them."""
+    """Calls `on_change` at once for few pods, and once for several changes of many pods."""
 
-    def __init__(self, clock: Clock, look: Callable[[], None]) -> None:
+    def __init__(self, clock: Clock, on_change: Callable[[], None]) -> None:
         self._clock = clock
-        self._look = look
+        self._on_change = on_change
         self._timer: Timer | None = None
 
     def changed(self, pods: int) -> None:
-        if pods < MANY:
-            self._look()
+        if pods < MANY_PODS:
+            self._on_change()
         elif self._timer is None:
-            self._timer = self._clock.call_later(pods * DELAY, self._look)
+            self._timer = self._clock.call_later(pods * DELAY_PER_POD, self._on_change)
 
     def close(self) -> None:
         timer, self._timer = self._timer, None
@@ -784,37 +832,41 @@ class Debounce:
 
 
 class PodEventReporter:
-    """Reports to deploys what happened to pods, each thing when it is new."""
+    """Reports events of pods to deploys, each event once."""
 
     def __init__(self, report: Callable[[messages.Stage], None]) -> None:
         self._report = report
-        # By pod; the reason that no pod has for itself is under the empty name.
+        # By pod: why it does not run; under the empty name why pods are missing.
         self._reasons: dict[str, str] = {}
 
     def report(self, pods: Sequence[PodStatus], trouble: Trouble, news: Sequence[News]) -> None:
-        """Report what happened to pods, and why they do not run or are not there.
+        """Report events of pods, and why pods do not run or are missing.
 
-        A reason that many pods have is reported once, and an event that a reason explains is that
-        reason. What fails a deploy is left to the error.
+        A reason of many pods is reported once, and an event that is part of a reason is not
+        reported beside it. Failures are left to the error of the deploy.
         """
-        known = set(self._reasons.values())
+        reported_reasons = set(self._reasons.values())
         reasons = {pod.name: pod.reason for pod in pods if pod.failure is None}
         if trouble.failure is None:
             reasons[""] = trouble.reason
-        bad = set()
-        for one in news:
-            text = one.message.partition(": ")[2]
-            explained = [reason for reason in reasons.values() if text and text in reason]
-            if not explained:
+        bad_reasons = set()
+        for event in news:
+            text = event.message.partition(": ")[2]
+            explaining_reasons = [reason for reason in reasons.values() if text and text in reason]
+            if not explaining_reasons:
                 self._report(
-                    messages.Stage("event", one.message, one.pod or None, warning=one.is_warning)
+                    messages.Stage(
+                        "event", event.message, event.pod or None, warning=event.is_warning
+                    )
                 )
-            elif one.is_warning:
-                bad.update(explained)
+            elif event.is_warning:
+                bad_reasons.update(explaining_reasons)
         for pod, reason in reasons.items():
-            if reason and reason not in known:
-                known.add(reason)
-                self._report(messages.Stage("event", reason, pod or None, warning=reason in bad))
+            if reason and reason not in reported_reasons:
+                reported_reasons.add(reason)
+                self._report(
+                    messages.Stage("event", reason, pod or None, warning=reason in bad_reasons)
+                )
         self._reasons = reasons
 
 
@@ -825,13 +877,13 @@ class MemberList:
         self._pods: dict[str, PodStatus] = {}
         self._members: dict[str, messages.Member] = {}
         self._message: tuple[int, bytes] = (-1, b"")
-        #: That of a distributed service.
+        #: The world of a distributed service.
         self.world: messages.World | None = None
-        #: That of a service whose pods a selector finds.
+        #: The ordinals in the pool of a service whose pods a selector finds.
         self.pool: tuple[int, ...] = ()
 
     def update(self, pods: Sequence[PodStatus], reports: Mapping[str, PodReport]) -> bool:
-        """Take these pods as members; returns whether any member changed."""
+        """Make these pods the members; returns whether any member changed."""
         self._pods = {pod.name: pod for pod in pods if not pod.is_retiring}
         before, self._members = self._members, {}
         for name in self._pods:
@@ -860,57 +912,57 @@ class MemberList:
 def lost_pods(
     before: Sequence[PodStatus], after: Sequence[PodStatus]
 ) -> dict[str, messages.Ending]:
-    """The pods that could run calls before and cannot any more, with the reason of each loss."""
+    """The pods that could run calls before and cannot any more, with the ending of each."""
     now = {pod.name: pod for pod in after}
-    gone = {}
+    endings = {}
     for pod in before:
         if not pod.may_run_calls:
             continue
         last = now.get(pod.name)
-        if last is None or last.uid != pod.uid:  # another one may have its name by now
-            gone[pod.name] = pod.ending or DELETED
+        if last is None or last.uid != pod.uid:  # another pod may have its name by now
+            endings[pod.name] = pod.ending or DELETED
         elif not last.may_run_calls:
-            gone[pod.name] = last.ending or DELETED
-    return gone
+            endings[pod.name] = last.ending or DELETED
+    return endings
 
 
 def idle_patience(ttl: str) -> float:
     """Seconds after which a workload with this `inactivity_ttl` is torn down."""
-    return quantity.seconds(ttl) + REPORTING
+    return quantity.seconds(ttl) + REPORT_SECONDS
 
 
 class Activities:
     """The last activities of the pods of a workload.
 
-    It is idle if all its pods report that no call runs, and have done so for the whole time. A pod
-    without a session may be busy: as long as one is away, the workload is not idle.
+    A workload is idle if all its pods have reported for the whole time that no call runs. A pod
+    without a session may be busy: while a pod is away, the workload is not idle.
     """
 
     def __init__(self) -> None:
         self._pods: Set[str] = frozenset()
-        self._quiet: set[str] = set()
+        self._idle_pods: set[str] = set()
         #: The time of the last begin or end of a call.
         self.last = 0.0
 
-    def keep(self, pods: Set[str]) -> None:
+    def set_pods(self, pods: Set[str]) -> None:
         self._pods = pods
-        self._quiet &= pods
+        self._idle_pods &= pods
 
     def reported(self, pod: str, activity: messages.Activity | None) -> None:
-        """Take over the activity of a pod; `None` when the pod is away."""
+        """Record the activity of a pod; `None` when the pod is away."""
         if activity is not None:
             self.last = max(self.last, activity.last)
         if activity is None or activity.calls > 0:
-            self._quiet.discard(pod)
+            self._idle_pods.discard(pod)
         elif pod in self._pods:
-            self._quiet.add(pod)
+            self._idle_pods.add(pod)
 
     def seconds_left(self, *, ttl: float, since: float, now: float) -> float | None:
         """Seconds until the workload is torn down if nothing happens; `None` when it is not idle.
 
         A clock that was set back makes it wait at most one `ttl` longer.
         """
-        if len(self._quiet) < len(self._pods):
+        if len(self._idle_pods) < len(self._pods):
             return None
         last = max(since, self.last)
         return max(0.0, min(ttl, last + ttl - now))
@@ -931,9 +983,9 @@ class IdleWatch:
 
     def update(self) -> None:
         self.close()
-        left = self._seconds_left()
-        if left is not None:
-            self._timer = self._clock.call_later(left, self._check)
+        seconds_left = self._seconds_left()
+        if seconds_left is not None:
+            self._timer = self._clock.call_later(seconds_left, self._check)
 
     def close(self) -> None:
         if self._timer is not None:

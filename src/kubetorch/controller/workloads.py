@@ -50,15 +50,15 @@ from kubetorch.wire.messages import (
     WorkloadView,
 )
 
-#: Names of workloads by namespace and name of what they use.
+#: By namespace and name of a secret or volume: the workloads that use it.
 Users = dict[tuple[str, str], tuple[str, ...]]
-#: Seconds that a token for calls is good for when nothing is said, and the bounds.
+#: Seconds for which a token for calls is valid by default, at least and at most.
 TOKEN_LIFETIME = 3600.0
 TOKEN_LEAST = 1.0
 TOKEN_MOST = 30 * 86400.0
-#: Seconds after the start in which the calls of pods that are not there are given up.
+#: Seconds after the start until the calls of missing pods are failed.
 SWEEP_DELAY = 30.0
-#: Seconds until that is done again: what was not known then may be by now.
+#: Seconds until that is repeated: pods that were not known then may be known to be missing.
 SWEEP_INTERVAL = 600.0
 #: Secrets and volumes that a workload may have.
 _MOUNTED_MOST = 200
@@ -90,14 +90,14 @@ class Workloads:
         self._clock = clock
         self._secret = secret
         self._workloads: dict[tuple[str, str], Workload] = {}
-        # Each allows one change of a workload at a time, as long as somebody holds it or waits.
+        # By workload: a lock that allows one change at a time, while a change holds it or waits.
         self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         self._deploys: OrderedDict[tuple[str, str, str], DeployProgress] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._sweep: Timer | None = None
+        self._sweep_timer: Timer | None = None
         # Workloads that cannot be read, but may have pods.
         self._rejected: set[tuple[str, str]] = set()
-        self._surroundings = WorkloadServices(
+        self._services = WorkloadServices(
             backend=backend,
             state=state,
             clock=clock,
@@ -114,15 +114,15 @@ class Workloads:
         for record in contents.workloads:
             key = (record.namespace, record.name)
             generations = contents.generations.get(key, ())
-            kept = tuple(
-                one
-                for one in generations
-                if one.number == record.generation or self._is_possible(one.spec)
+            usable_generations = tuple(
+                generation
+                for generation in generations
+                if generation.number == record.generation or self._is_possible(generation.spec)
             )
-            workload = Workload(record, kept, self._surroundings)
+            workload = Workload(record, usable_generations, self._services)
             try:
                 _check_spec(workload.spec, self.backend)
-            except Exception as error:  # noqa: BLE001  # another version wrote it, or a user
+            except Exception as error:  # noqa: BLE001  # another version or a user wrote it
                 _log.exception("workload cannot be read workload=%s/%s", *key)
                 self._state.reject_workload(*key, f"{type(error).__name__}: {error}")
                 self._rejected.add(key)
@@ -133,12 +133,12 @@ class Workloads:
         self._state.observe(self)
         await self.backend.start(specs)
         for key, workload in self._workloads.items():
-            self._try(key, workload.adopted, None)
+            self._guarded(key, workload.adopted, None)
         # By then pods are known, and agents have reported the calls that they still run.
-        self._sweep = self._clock.call_later(SWEEP_DELAY, self._sweep_calls)
+        self._sweep_timer = self._clock.call_later(SWEEP_DELAY, self._sweep_calls)
 
     def _is_possible(self, spec: WorkloadSpec) -> bool:
-        """True if an earlier generation, which somebody may have written, may be served again."""
+        """True if an earlier generation, which a user may have edited, can be served again."""
         try:
             _check_spec(spec, self.backend)
         except Exception as error:  # noqa: BLE001  # as for the wanted one
@@ -146,21 +146,21 @@ class Workloads:
             return False
         return True
 
-    def _try(self, key: tuple[str, str], look: Callable[[], _T], otherwise: _T) -> _T:
-        """The result of one workload's part in what concerns many: its faults concern no other."""
+    def _guarded(self, key: tuple[str, str], action: Callable[[], _T], otherwise: _T) -> _T:
+        """Call a function of one workload; its errors are logged and do not concern the others."""
         try:
-            return look()
-        except Exception:  # noqa: BLE001  # whatever it is, the others go on
+            return action()
+        except Exception:  # noqa: BLE001  # the other workloads go on
             _log.exception("workload failed workload=%s/%s", *key)
             return otherwise
 
     def _sweep_calls(self) -> None:
         def may_run(namespace: str, name: str, pod: str) -> bool:
-            look = partial(self._may_run, namespace, name, pod)
-            return self._try((namespace, name), look, otherwise=True)
+            check = partial(self._may_run, namespace, name, pod)
+            return self._guarded((namespace, name), check, otherwise=True)
 
         self._calls.sweep(may_run)
-        self._sweep = self._clock.call_later(SWEEP_INTERVAL, self._sweep_calls)
+        self._sweep_timer = self._clock.call_later(SWEEP_INTERVAL, self._sweep_calls)
 
     def _may_run(self, namespace: str, name: str, pod: str) -> bool:
         workload = self._workloads.get((namespace, name))
@@ -168,14 +168,16 @@ class Workloads:
             return (namespace, name) in self._rejected
         if not workload.pods and self.backend.trouble(namespace, name).reason:
             return True  # its pods are not known yet
-        return any(one.name == pod and one.may_run_calls for one in workload.pods)
+        return any(
+            pod_status.name == pod and pod_status.may_run_calls for pod_status in workload.pods
+        )
 
     async def close(self, *, pods: bool) -> None:
-        if self._sweep is not None:
-            self._sweep.cancel()
+        if self._sweep_timer is not None:
+            self._sweep_timer.cancel()
         for key, workload in self._workloads.items():
             stop = partial(workload.close, "the controller stops", goes_on=not pods)
-            self._try(key, stop, None)
+            self._guarded(key, stop, None)
         await cancel_all(self._tasks)
 
     @property
@@ -187,7 +189,7 @@ class Workloads:
         return len(self._workloads)
 
     def specs(self) -> Iterable[WorkloadSpec]:
-        """All generations whose blobs are to be kept."""
+        """The specs of all stored generations, whose blobs are kept."""
         return [spec for workload in self._workloads.values() for spec in workload.specs]
 
     # ------------------------------------------------------------------------------ pods' sessions
@@ -200,7 +202,7 @@ class Workloads:
         self._calls.report(pod.namespace, pod.workload, pod.pod, report)
 
     def on_calls(self, pod: PodIdentity, ids: Collection[str]) -> None:
-        """The agent of a pod knows of no other spawned calls that run."""
+        """Fail the spawned calls of a pod that its agent does not name among the running ones."""
         self._calls.lost_by_agent(pod.namespace, pod.workload, pod.pod, ids)
 
     # ------------------------------------------------------------------------- for the state
@@ -217,7 +219,7 @@ class Workloads:
     def _on_pods(self, namespace: str, name: str) -> None:
         workload = self._workloads.get((namespace, name))
         if workload is not None:
-            self._try((namespace, name), workload.pods_changed_soon, None)
+            self._guarded((namespace, name), workload.pods_changed_soon, None)
 
     # ----------------------------------------------------------------------------------- deploys
 
@@ -239,7 +241,7 @@ class Workloads:
             self.backend.prepare()
 
     def check_owner(self, deploy: Deploy, creator: Creator) -> str:
-        """Refuse a deploy over somebody else's service; returns what it replaces, in words."""
+        """Refuse a deploy over another creator's service; returns what it replaces, in words."""
         workload = self._workloads.get((deploy.spec.namespace, deploy.spec.name))
         if workload is None or not workload.specs:
             return ""
@@ -254,10 +256,10 @@ class Workloads:
         The deploy goes on when no client follows the events any more.
         """
         replaced = ""
-        where = (deploy.spec.namespace, deploy.spec.name)
-        async with self._locks.setdefault(where, asyncio.Lock()):
-            # Ids are chosen by clients: one of another workload is another deploy.
-            key = (*where, deploy.id)
+        workload_key = (deploy.spec.namespace, deploy.spec.name)
+        async with self._locks.setdefault(workload_key, asyncio.Lock()):
+            # Clients choose the ids: the same id of another workload is another deploy.
+            key = (*workload_key, deploy.id)
             progress = self._deploys.get(key)
             if progress is None:
                 replaced = self.check_owner(deploy, creator)
@@ -267,7 +269,7 @@ class Workloads:
                     if missing:
                         return _after(Missing(blobs=tuple(missing)))
                     progress = self._deploys[key] = await self._deploy(deploy.spec, grant)
-                self._workloads[where].opened_by(deploy.program)
+                self._workloads[workload_key].opened_by(deploy.program)
                 while len(self._deploys) > _REMEMBERED_DEPLOYS:
                     self._deploys.popitem(last=False)
         events = progress.follow(logs=deploy.stream_logs)
@@ -278,7 +280,7 @@ class Workloads:
         workload = self._workloads.get(key)
         if workload is None:
             record = WorkloadRecord(*key, generation=0, created=self._clock.time())
-            workload = self._workloads[key] = Workload(record, (), self._surroundings)
+            workload = self._workloads[key] = Workload(record, (), self._services)
         try:
             return await workload.deploy(spec, grant)
         finally:
@@ -297,9 +299,12 @@ class Workloads:
         return workload
 
     def list(self, namespace: str | None = None) -> list[WorkloadView]:
-        """All workloads, of a namespace if it is given, by name."""
-        found = (self._try(one.key, one.view, None) for one in self.in_namespace(namespace))
-        return [view for view in found if view is not None]
+        """The workloads of a namespace, or of all, by name."""
+        workload_views = (
+            self._guarded(workload.key, workload.view, None)
+            for workload in self.in_namespace(namespace)
+        )
+        return [view for view in workload_views if view is not None]
 
     def in_namespace(self, namespace: str | None) -> Iterator[Workload]:
         """The workloads of a namespace, or of all, by name."""
@@ -325,42 +330,42 @@ class Workloads:
         return TokenView(tokens.sign(key, claims), claims.expires)
 
     def users_of_secrets(self, namespace: str | None) -> Users:
-        """The workloads of a namespace, or of all, that see each secret."""
+        """By secret: the workloads that see it, of a namespace or of all."""
         return self._users(namespace, lambda attached: attached.all_secrets)
 
     def users_of_volumes(self, namespace: str | None) -> Users:
-        return self._users(namespace, lambda attached: [one.claim for one in attached.claims])
+        return self._users(namespace, lambda attached: [claim.claim for claim in attached.claims])
 
     def _users(self, namespace: str | None, used: Callable[[Attached], Iterable[str]]) -> Users:
-        found: Users = {}
+        users: Users = {}
         for workload in self.in_namespace(namespace):
             where, name = workload.key
             attached = _attached(workload.spec, rendering.of_workload(workload.spec))
-            for one in dict.fromkeys(used(attached)):
-                found[where, one] = (*found.get((where, one), ()), name)
-        return found
+            for used_name in dict.fromkeys(used(attached)):
+                users[where, used_name] = (*users.get((where, used_name), ()), name)
+        return users
 
     # ---------------------------------------------------------------------------------- changing
 
     async def delete(
         self, namespace: str, name: str, *, grace: float = routes.DELETE_GRACE
     ) -> tuple[str, ...]:
-        """Delete a workload; returns what is left, as in `Backend.delete`."""
+        """Delete a workload; returns the user's objects that remain, as `Backend.delete` does."""
         key = (namespace, name)
         async with self._locks.setdefault(key, asyncio.Lock()):
             workload = self.get(namespace, name)
             torn_down = Ending(reason="Deleted", message="its service was torn down")
             pods = dict.fromkeys(workload.pod_names, torn_down)
-            # First the record: should the controller die now, its successor ends what is left.
+            # First the record: should the controller die now, its successor ends the pods.
             self._state.delete_workload(*key)
             await self._state.flush(*key)
             try:
-                left = tuple(await workload.delete(grace))
+                remaining_objects = tuple(await workload.delete(grace))
             finally:
                 self._workloads.pop(key, None)
                 self._calls.lost(*key, pods)
-            _log.info("workload deleted workload=%s/%s left=%s", *key, left)
-            return left
+            _log.info("workload deleted workload=%s/%s left=%s", *key, remaining_objects)
+            return remaining_objects
 
     def cancel_call(self, call_id: str) -> CallView:
         call = self._calls.get(call_id)
@@ -438,7 +443,7 @@ def _check_spec(spec: WorkloadSpec, backend: Backend) -> None:
     _attached(spec, manifest)  # lists of secrets and volumes read it
     namespace = manifest["metadata"]["namespace"]
     if namespace != spec.namespace:
-        # Who may do what is asked for the namespace of the service.
+        # Rights are checked for the namespace of the service.
         raise SpecError(
             f"the object of {spec.name} would be in namespace {namespace!r}, and the service is "
             f"in {spec.namespace!r}",
@@ -448,7 +453,7 @@ def _check_spec(spec: WorkloadSpec, backend: Backend) -> None:
 
 
 def _check_texts(spec: WorkloadSpec) -> None:
-    """Refuse names that people would see on their terminals and that are no names."""
+    """Refuse names of users, projects and callables that terminals could not show."""
     origin = spec.origin
     for text in (spec.username, *(() if origin is None else astuple(origin))):
         if isinstance(text, str) and not (len(text) <= _TEXT_MOST and text.isprintable()):

@@ -1,19 +1,19 @@
-"""Which pods are the world of a distributed service: events in, effects out, no I/O.
+"""The world of a distributed service and its members: events in, effects out, no I/O.
 
-    Wanted ──► gathering ──(a quorum is connected)──► Formed: a numbered epoch of one generation
-                  ▲  └────(time is over)───────────► NotFormed
-                  │
-                  └── Regroup, or nobody is left of it, or a member is lost before it ever served
+    PlanChanged ──► gathering ──(a quorum is connected)──► Formed: an epoch of one generation
+                     ▲  └────(time is over)───────────► NotFormed
+                     │
+                     └── Regroup, or all members are lost, or one is lost before the world served
 
-Nothing else changes the members of a world. One that is lost stays in it, and is announced once
-with a reason, which may be put right later. While a generation is rolled out the world of the one
-before is kept: it is announced again if the new one is given up.
+Nothing else changes the members of a world. A lost member stays in it, and its loss is announced
+once with a reason, which may be put right later. While a generation is rolled out, the world of the
+generation before is kept: it is announced again if the new generation is given up.
 
-A pod is lost for certain when its backend says so or its agent is another process than before. One
-that is merely silent, or whose session ended, is *suspected*: other members are asked to reach it,
-and it is lost if none of them does. Nothing is concluded from a time in which this process did not
-run, or had just started, nor without a member that could be asked. One whose agent stops still runs
-its calls, and is a member of no later world.
+A pod is lost for certain when its backend reports it or its agent is another process than before. A
+pod that is merely silent, or whose session ended, is *suspected*: other members are ordered to
+reach it, and it is lost if none of them does. Nothing is concluded from a time in which this
+process did not run, or had just started, nor without a member that could be asked. A pod whose
+agent stops still runs its calls, and is a member of no later world.
 """
 
 from __future__ import annotations
@@ -31,34 +31,34 @@ from kubetorch.wire.messages import Ending, LostMember, Member, World
 
 #: Seconds between two `Tick`s.
 TICK = 0.25
-#: A longer time between two of them, in seconds, is one in which this process did not run.
+#: Seconds: after a longer time between two ticks, this process is taken to have been stopped.
 STALL = TICK + 1.0
-#: Seconds without a word after which a member is suspected.
+#: Seconds without a message after which a member is suspected.
 SILENCE = 1.25
-#: Seconds after the start, and after a stall, in which nobody is suspected.
-STARTING, RESUMING = 3.0, 1.0
-#: Seconds that members have to say whether they reach a suspect, and how many are asked.
+#: Seconds after the start, and after a stall, in which no member is suspected.
+START_GRACE, RESUME_GRACE = 3.0, 1.0
+#: Seconds that members have to report whether they reach a suspect, and how many of them try.
 PROBE_TIME, PROBERS = 1.2, 3
-#: Seconds that the backend has to say why an agent is gone whose session has ended.
-KNOWING = 0.5
-#: Seconds after the begin of a session in which a backend may still report the agent before.
-LAGGING = 3.0
-#: Members that are looked at to find these, and suspects that are added at a time.
-_LOOKED_AT, _SUSPECTED = 64, 500
-#: Seconds that are given to the other pods once a quorum is there.
-SETTLING = 2.0
-#: Bytes that kept worlds may have.
-_KEPT_LIMIT = 64 * 1024 * 1024
-#: Phases of pods that run calls for a while, and are no part of what is to come.
+#: Seconds that the backend has to report why an agent ended whose session has ended.
+BACKEND_REPORT_SECONDS = 0.5
+#: Seconds after the begin of a session in which a backend may still report the earlier agent.
+BACKEND_LAG_SECONDS = 3.0
+#: Members that are looked at to find probers, and suspects that are added by one tick.
+_CANDIDATES_LIMIT, _SUSPECTS_LIMIT = 64, 500
+#: Seconds that the other pods have to connect once a quorum is connected.
+SETTLE_SECONDS = 2.0
+#: Bytes that stored worlds may have, unpacked.
+_STORED_LIMIT = 64 * 1024 * 1024
+#: Phases of pods that may still run calls, and are members of no later world.
 _ENDING = ("Terminating", "Failed")
-#: The agent of a pod ended; the same, and another one has taken its place; nobody reaches it.
+#: Reasons of a loss: the agent of a pod ended; another agent took its place; no prober reaches it.
 AGENT_DIED, AGENT_RESTARTED, UNREACHABLE = "AgentDied", "AgentRestarted", "unreachable"
-#: Reasons that give way to what is known later, those that say least first.
+#: Reasons that a later one replaces, from the one that explains least to the best.
 _PROVISIONAL = (UNREACHABLE, AGENT_RESTARTED, AGENT_DIED, DELETED.reason)
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """The demands of a generation on its world: so many pods, of which a quorum suffices.
+    """The demands of a generation on its world: its number of pods, of which a quorum suffices.
 
     `good` is the generation that all pods served last.
     """
@@ -79,8 +79,8 @@ class Plan(msgspec.Struct, frozen=True):
 # -------------------------------------------------------------------------------------- events
 
 
-class Wanted(msgspec.Struct, frozen=True):
-    """A world of this plan is wanted, of these pods; without a plan, none."""
+class PlanChanged(msgspec.Struct, frozen=True):
+    """The service needs a world of this plan, of these pods; without a plan, it needs none."""
 
     plan: Plan | None
     pods: frozenset[str]
@@ -91,7 +91,7 @@ class PodsChanged(msgspec.Struct, frozen=True):
 
 
 class Connected(msgspec.Struct, frozen=True):
-    """A session of a pod began; its agent answers here, and is this process."""
+    """A session of a pod began: the URL of its agent, and the incarnation, one for each process."""
 
     pod: str
     url: str
@@ -103,13 +103,13 @@ class Disconnected(msgspec.Struct, frozen=True):
 
 
 class Stopping(msgspec.Struct, frozen=True):
-    """The agent of a pod takes no more calls, and ends with those that run."""
+    """The agent of a pod takes no more calls, and ends after its running calls."""
 
     pod: str
 
 
 class Regroup(msgspec.Struct, frozen=True):
-    """A pod asks for a world that is newer than this epoch."""
+    """A pod requests a world that is newer than this epoch."""
 
     pod: str
     id: str
@@ -126,10 +126,10 @@ class Probed(msgspec.Struct, frozen=True):
 
 
 class Tick(msgspec.Struct, frozen=True):
-    """Time went on."""
+    """Time has passed."""
 
 
-Event = Wanted | PodsChanged | Connected | Disconnected | Stopping | Regroup | Probed | Tick
+Event = PlanChanged | PodsChanged | Connected | Disconnected | Stopping | Regroup | Probed | Tick
 
 # ------------------------------------------------------------------------------------- effects
 
@@ -145,7 +145,7 @@ class Announce(msgspec.Struct, frozen=True):
 
 
 class NotFormed(msgspec.Struct, frozen=True):
-    """The generation cannot be launched: there is no world for it."""
+    """The generation cannot be launched: no world could be formed for it."""
 
     generation: int
     error: KubetorchError
@@ -159,28 +159,29 @@ class Refuse(msgspec.Struct, frozen=True):
     error: KubetorchError
 
 
-class Repeat(msgspec.Struct, frozen=True):
+class SendWorld(msgspec.Struct, frozen=True):
     """Send a pod the world, which is newer than the world of its request."""
 
     pod: str
 
 
-class Ask(msgspec.Struct, frozen=True):
-    """Order a pod to try if it reaches an agent."""
+class OrderProbe(msgspec.Struct, frozen=True):
+    """Order a pod to try whether it reaches an agent."""
 
     pod: str
     id: str
     url: str
 
 
-Effect = Formed | Announce | NotFormed | Refuse | Repeat | Ask
+Effect = Formed | Announce | NotFormed | Refuse | SendWorld | OrderProbe
 
 
 class _Agent(msgspec.Struct):
     url: str
+    #: Differs for each process of an agent.
     incarnation: str
-    heard: float
-    since: float
+    last_message_time: float
+    connected_since: float
     is_stopping: bool = False
 
 
@@ -191,42 +192,49 @@ class _Request(msgspec.Struct, frozen=True):
 
 
 class _Suspect(msgspec.Struct):
-    """A member that others try to reach."""
+    """A member that other members try to reach."""
 
     id: str
-    until: float
+    #: When the probers' time is over.
+    deadline: float
+    #: By prober: whether it reached the suspect; `None` until it has answered.
     answers: dict[str, bool | None]
-    # From when on it is lost: one whose session ended, unlike a silent one, is certain to be gone.
-    certain: float | None = None
+    #: The time before which it is not lost; `None` for a silent member with a session.
+    lost_from: float | None = None
 
 
-class _State:
-    """A world, with what is looked up in it."""
+class _WorldState:
+    """A world, with its members by pod."""
 
     def __init__(self, world: World, restarts: Mapping[str, int] | None = None) -> None:
         self.world = world
-        #: How often the agents of members had been started again when it was formed.
+        #: By pod: the restarts of its agent when the world was formed.
         self.restarts = restarts or {}
-        self.index = {member.pod: at for at, member in enumerate(world.members)}
-        self.lost = {one.member.pod: one for one in world.lost}
+        #: By pod: its position in `world.members`.
+        self.index = {member.pod: position for position, member in enumerate(world.members)}
+        self.lost = {lost_member.member.pod: lost_member for lost_member in world.lost}
 
     @property
     def is_empty(self) -> bool:
         return len(self.lost) == len(self.index)
 
     def member(self, pod: str) -> Member | None:
-        """The member that a pod is; `None` when it is none, or lost."""
-        at = self.index.get(pod)
-        return None if at is None or pod in self.lost else self.world.members[at]
+        """The member of a pod; `None` when the pod is no member, or lost."""
+        position = self.index.get(pod)
+        return None if position is None or pod in self.lost else self.world.members[position]
 
     def lose(self, losses: Mapping[str, Ending]) -> bool:
-        """Take over that pods are lost, and why; whether anything is different."""
+        """Record the losses of pods with their reasons; returns whether anything changed."""
         changed = {
             pod: LostMember(self.world.members[self.index[pod]], ending.reason, ending.message)
             for pod, ending in losses.items()
             if pod in self.index
         }
-        changed = {pod: one for pod, one in changed.items() if self.lost.get(pod) != one}
+        changed = {
+            pod: lost_member
+            for pod, lost_member in changed.items()
+            if self.lost.get(pod) != lost_member
+        }
         if changed:
             self.lost |= changed
             self.world = replace(self.world, lost=tuple(self.lost.values()))
@@ -238,9 +246,9 @@ class Rendezvous:
 
     Args:
         name: The workload.
-        ports: Chooses the ports of a world of these members; raises what is in the way of it.
+        ports: Chooses the ports of a world of these members; raises why it has none.
         now: The time.
-        kept: What `worlds` had when an earlier controller kept it.
+        stored_worlds: The `worlds` of an earlier controller.
     """
 
     def __init__(
@@ -249,9 +257,9 @@ class Rendezvous:
         *,
         ports: Callable[[Plan, Sequence[Member]], tuple[int, ...]],
         now: float,
-        kept: Sequence[World] = (),
+        stored_worlds: Sequence[World] = (),
     ) -> None:
-        #: Why pods are missing, if that is known.
+        #: Why pods are missing, if the reason is known.
         self.trouble = ""
         self._name = name
         self._ports = ports
@@ -259,28 +267,30 @@ class Rendezvous:
         self._pods: Mapping[str, PodStatus] = {}
         self._eligible: frozenset[str] = frozenset()
         self._agents: dict[str, _Agent] = {}
-        # Those of the eligible that are connected, and not cut off from the others.
-        self._here: set[str] = set()
-        #: Pods that are connected, and that nobody reached, until they say something.
+        # The eligible pods that are connected, not stopping, and not cut off from the others.
+        self._available: set[str] = set()
+        #: Connected pods that no prober reached, until they send a message.
         self.cut_off: set[str] = set()
-        # When others reached which.
-        self._reached: dict[str, float] = {}
-        # By generation: the wanted one, and the one that served before.
-        self._states = {world.generation: _State(world) for world in kept}
-        self._epoch = max((world.epoch for world in kept), default=0)
+        # By pod: when a prober reached it last, while it is not connected.
+        self._reached_times: dict[str, float] = {}
+        # The worlds by generation: of the wanted one, and of the one that served before.
+        self._states = {world.generation: _WorldState(world) for world in stored_worlds}
+        self._epoch = max((world.epoch for world in stored_worlds), default=0)
         self._requests: dict[str, _Request] = {}
         self._suspects: dict[str, _Suspect] = {}
-        self._round = 0
+        self._probe_number = 0
+        # When the launch is given up without a quorum; `None` if the generation has served.
         self._deadline: float | None = None
-        self._settled: float | None = None
-        # From when on this process has run without a break, and from when on it concludes anything.
-        self._ticked = self._running = now
-        self._trusted = now + STARTING
+        # When the world is formed of a quorum, without the other pods; `None` without a quorum.
+        self._settle_time: float | None = None
+        # Since when this process has run without a break, and from when on it suspects members.
+        self._last_tick = self._running_since = now
+        self._trusted_from = now + START_GRACE
 
     # -------------------------------------------------------------------------------- questions
 
     @property
-    def is_wanted(self) -> bool:
+    def has_plan(self) -> bool:
         return self._plan is not None
 
     @property
@@ -291,11 +301,11 @@ class Rendezvous:
 
     @property
     def worlds(self) -> list[World]:
-        """All that is to be kept, so that a later controller goes on with it."""
+        """The worlds that are stored, so that a later controller goes on with them."""
         return [state.world for state in self._states.values()]
 
     @property
-    def _state(self) -> _State | None:
+    def _state(self) -> _WorldState | None:
         if self._plan is None:
             return None
         return self._states.get(self._plan.generation) or self._states.get(self._plan.good)
@@ -307,7 +317,7 @@ class Rendezvous:
 
     @property
     def needed(self) -> frozenset[str] | None:
-        """The pods that have to serve, where a quorum suffices; `None` where all have to."""
+        """The pods that have to serve, where a quorum suffices; `None` where all pods have to."""
         plan = self._plan
         if plan is None or plan.quorum >= plan.workers:
             return None
@@ -315,23 +325,23 @@ class Rendezvous:
         return frozenset() if state is None else frozenset(state.index.keys() - state.lost.keys())
 
     def can_do_without(self, failed: int) -> bool:
-        """True if so many of the pods need not start."""
+        """True if a quorum is left without this number of pods."""
         plan = self._plan
         return plan is not None and plan.workers - failed >= plan.quorum
 
     def no_quorum(self, generation: int) -> QuorumError | None:
-        """Why a generation has no world yet."""
+        """Why a generation has no world yet; `None` if it has one."""
         plan = self._plan
         if plan is None or plan.generation != generation or generation in self._states:
             return None
         return self._no_quorum(plan)
 
-    def _missing(self) -> str:
-        """The pods that are not there, in words."""
+    def _missing_in_words(self) -> str:
+        """The pods that are missing or not connected, and why."""
         waits = [
             f"pod {name}: {pod.reason or 'its agent has not connected'}"
             for name, pod in self._pods.items()
-            if name in self._eligible and name not in self._here
+            if name in self._eligible and name not in self._available
         ]
         lacking = 0 if self._plan is None else self._plan.workers - len(self._eligible)
         if lacking > 0:
@@ -342,70 +352,76 @@ class Rendezvous:
 
     # ----------------------------------------------------------------------------------- events
 
-    def heard(self, pod: str, now: float) -> None:
-        """A pod has said something; called for each message."""
+    def message_received(self, pod: str, now: float) -> None:
+        """A pod has sent a message; called for each one."""
         agent = self._agents.get(pod)
         if agent is not None:
-            agent.heard = now
+            agent.last_message_time = now
             self._suspects.pop(pod, None)
             if pod in self.cut_off:
                 self.cut_off.discard(pod)
-                self._count(pod)
+                self._update_available(pod)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         effects: list[Effect] = []
         match event:
-            case Wanted(plan, pods):
-                effects += self._want(plan, pods, now)
+            case PlanChanged(plan, pods):
+                effects += self._set_plan(plan, pods, now)
             case PodsChanged(pods):
-                effects += self._take_pods({pod.name: pod for pod in pods}, now)
+                effects += self._update_pods({pod.name: pod for pod in pods}, now)
             case Connected(pod, url, incarnation):
                 effects += self._connect(pod, _Agent(url, incarnation, now, now))
             case Disconnected(pod):
                 self._agents.pop(pod, None)
-                self._here.discard(pod)
-                effects += self._take_pods(self._pods, now)
-                effects += self._suspect([pod], now, certain=now + KNOWING)
+                self._available.discard(pod)
+                effects += self._update_pods(self._pods, now)
+                effects += self._suspect([pod], now, lost_from=now + BACKEND_REPORT_SECONDS)
             case Stopping(pod):
                 self._stop(pod)
             case Regroup():
-                effects += self._take_request(event, now)
+                effects += self._add_regroup(event, now)
             case Probed():
-                effects += self._take_answer(event, now)
+                effects += self._add_probe_answer(event, now)
             case Tick():
                 effects += self._tick(now)
         effects += self._form(now)
         return effects
 
-    def _want(self, plan: Plan | None, pods: frozenset[str], now: float) -> Iterable[Effect]:
-        before, told = self._plan, self._state
+    def _set_plan(self, plan: Plan | None, pods: frozenset[str], now: float) -> Iterable[Effect]:
+        earlier_plan, earlier_state = self._plan, self._state
         self._plan, self._eligible = plan, pods
-        self._here = {pod for pod in pods if self._is_here(pod)}
+        self._available = {pod for pod in pods if self._is_available(pod)}
         if plan is None:
             self._suspects.clear()
             requests, self._requests = self._requests, {}
             error = self._not_distributed()
-            refused = [Refuse(one.pod, id, error) for id, one in requests.items()]
-            return [*refused, *([Announce()] if told is not None else [])]
-        if before is None or before.generation != plan.generation:
-            self._settled = None
+            refused = [Refuse(request.pod, id, error) for id, request in requests.items()]
+            return [*refused, *([Announce()] if earlier_state is not None else [])]
+        if earlier_plan is None or earlier_plan.generation != plan.generation:
+            self._settle_time = None
             self._deadline = now + plan.timeout
-            kept = (plan.generation, plan.good)
-            self._states = {number: one for number, one in self._states.items() if number in kept}
-        elif before.good != plan.good:
-            self._states = {n: one for n, one in self._states.items() if n == plan.generation}
+            kept_generations = (plan.generation, plan.good)
+            self._states = {
+                number: state
+                for number, state in self._states.items()
+                if number in kept_generations
+            }
+        elif earlier_plan.good != plan.good:
+            self._states = {n: state for n, state in self._states.items() if n == plan.generation}
         if not plan.is_launch:
             self._deadline = None
-        return [Announce()] if self._state is not told else []
+        return [Announce()] if self._state is not earlier_state else []
 
-    def _take_pods(self, pods: Mapping[str, PodStatus], now: float) -> Iterable[Effect]:
-        before, self._pods = self._pods, pods
-        self._here = {pod for pod in self._eligible if pod in pods and self._is_here(pod)}
+    def _update_pods(self, pods: Mapping[str, PodStatus], now: float) -> Iterable[Effect]:
+        earlier_pods, self._pods = self._pods, pods
+        self._available = {pod for pod in self._eligible if pod in pods and self._is_available(pod)}
         self.cut_off &= pods.keys()
-        known = {pod for state in self._states.values() for pod in state.index}
+        member_pods = {pod for state in self._states.values() for pod in state.index}
         losses = {}
-        for name in known:
-            ending = _loss(before.get(name), pods.get(name), is_new=self._is_new(name, now))
+        for name in member_pods:
+            ending = _ending_of(
+                earlier_pods.get(name), pods.get(name), is_new=self._is_new(name, now)
+            )
             if ending is not None:
                 losses[name] = ending
         return [*self._lose(losses), *self._explain(pods)]
@@ -413,18 +429,22 @@ class Rendezvous:
     def _is_new(self, pod: str, now: float) -> bool:
         """True if the agent connected so lately that its backend may not know of the pod."""
         agent = self._agents.get(pod)
-        return agent is not None and now - agent.since < LAGGING
+        return agent is not None and now - agent.connected_since < BACKEND_LAG_SECONDS
 
     def _explain(self, pods: Mapping[str, PodStatus]) -> Iterable[Effect]:
-        """Put right why members were lost whose agents were started again meanwhile."""
+        """Correct the reasons of losses, when the backend reports how an earlier agent ended."""
         is_changed = False
         for state in self._states.values():
             better = {}
-            for name, known in state.lost.items():
+            for name, lost_member in state.lost.items():
                 now, before = pods.get(name), state.restarts.get(name)
                 ending = None if now is None else now.last_ending
                 is_next = now is not None and before is not None and now.restarts == before + 1
-                if ending and is_next and _weight(ending.reason) > _weight(known.reason):
+                if (
+                    ending
+                    and is_next
+                    and _reason_weight(ending.reason) > _reason_weight(lost_member.reason)
+                ):
                     better[name] = ending
             if state.lose(better):
                 is_changed = is_changed or state is self._state
@@ -432,10 +452,10 @@ class Rendezvous:
 
     def _connect(self, pod: str, agent: _Agent) -> Iterable[Effect]:
         self._agents[pod] = agent
-        self._reached.pop(pod, None)
+        self._reached_times.pop(pod, None)
         self._suspects.pop(pod, None)
         self.cut_off.discard(pod)
-        self._count(pod)
+        self._update_available(pod)
         for state in self._states.values():
             member = state.member(pod)
             if member is not None and member.incarnation != agent.incarnation:
@@ -447,16 +467,16 @@ class Rendezvous:
         agent = self._agents.get(pod)
         if agent is not None:
             agent.is_stopping = True
-            self._count(pod)
+            self._update_available(pod)
 
     def _lose(self, losses: Mapping[str, Ending]) -> Iterable[Effect]:
-        """Take over losses of this moment, unless a better reason is known already."""
+        """Record losses of this moment, unless a better reason is recorded already."""
         is_changed = False
         for state in self._states.values():
             better = {}
             for pod, ending in losses.items():
-                known = state.lost.get(pod)
-                if known is None or self._is_better(ending, known):
+                lost_member = state.lost.get(pod)
+                if lost_member is None or self._is_better(ending, lost_member):
                     better[pod] = ending
             if state.lose(better):
                 is_changed = is_changed or state is self._state
@@ -464,26 +484,26 @@ class Rendezvous:
             self._suspects.pop(pod, None)
         return [Announce()] if is_changed else []
 
-    def _is_better(self, ending: Ending, known: LostMember) -> bool:
-        """True if this ending explains a loss better than the first one."""
-        agent = self._agents.get(known.member.pod)
-        if agent is not None and agent.incarnation != known.member.incarnation:
-            return False  # it is about the agent that came after
-        return _weight(ending.reason) > _weight(known.reason)
+    def _is_better(self, ending: Ending, lost_member: LostMember) -> bool:
+        """True if this ending explains a loss better than its recorded reason."""
+        agent = self._agents.get(lost_member.member.pod)
+        if agent is not None and agent.incarnation != lost_member.member.incarnation:
+            return False  # it is the ending of the agent that came after
+        return _reason_weight(ending.reason) > _reason_weight(lost_member.reason)
 
     # -------------------------------------------------------------------------------- requests
 
-    def _take_request(self, asked: Regroup, now: float) -> Iterable[Effect]:
+    def _add_regroup(self, regroup: Regroup, now: float) -> Iterable[Effect]:
         if self._plan is None:
-            return [Refuse(asked.pod, asked.id, self._not_distributed())]
+            return [Refuse(regroup.pod, regroup.id, self._not_distributed())]
         world = self.world
-        if world is not None and world.epoch > asked.epoch and not world.lost:
+        if world is not None and world.epoch > regroup.epoch and not world.lost:
             # Another request was answered meanwhile, or this one: calls that ask at the same time
             # do not end each other.
-            return [Repeat(asked.pod)]
-        known = self._requests.get(asked.id)
-        deadline = now + self._plan.timeout if known is None else known.deadline
-        self._requests[asked.id] = _Request(asked.pod, asked.is_quorum_awaited, deadline)
+            return [SendWorld(regroup.pod)]
+        earlier_request = self._requests.get(regroup.id)
+        deadline = now + self._plan.timeout if earlier_request is None else earlier_request.deadline
+        self._requests[regroup.id] = _Request(regroup.pod, regroup.is_quorum_awaited, deadline)
         return ()
 
     def _not_distributed(self) -> KubetorchError:
@@ -494,7 +514,7 @@ class Rendezvous:
 
     # --------------------------------------------------------------------------------- forming
 
-    def _is_here(self, pod: str) -> bool:
+    def _is_available(self, pod: str) -> bool:
         agent = self._agents.get(pod)
         if agent is None or agent.is_stopping or pod in self.cut_off:
             return False
@@ -502,14 +522,14 @@ class Rendezvous:
         return status is not None and status.phase not in _ENDING
 
     def _url(self, pod: str) -> str:
-        """The URL of an agent; the agent's own report counts until its backend knows the URL."""
+        """The URL of an agent: the backend's, and until it has one the agent's own."""
         return self._pods[pod].url or self._agents[pod].url
 
-    def _count(self, pod: str) -> None:
-        if pod in self._eligible and self._is_here(pod):
-            self._here.add(pod)
+    def _update_available(self, pod: str) -> None:
+        if pod in self._eligible and self._is_available(pod):
+            self._available.add(pod)
         else:
-            self._here.discard(pod)
+            self._available.discard(pod)
 
     def _is_needed(self, plan: Plan) -> bool:
         state = self._states.get(plan.generation)
@@ -520,21 +540,23 @@ class Rendezvous:
     def _form(self, now: float) -> Iterable[Effect]:
         plan = self._plan
         if plan is None or not self._is_needed(plan):
-            self._settled = None
+            self._settle_time = None
             return ()
         if not self._is_enough(plan, now):
             return ()
-        here = sorted((self._pods[pod].ordinal, pod) for pod in self._here)[: plan.workers]
+        chosen_pods = sorted((self._pods[pod].ordinal, pod) for pod in self._available)[
+            : plan.workers
+        ]
         members = tuple(
             Member(pod, ordinal, self._url(pod), self._agents[pod].incarnation)
-            for ordinal, pod in here
+            for ordinal, pod in chosen_pods
         )
         requests, self._requests = self._requests, {}
-        self._settled = self._deadline = None
+        self._settle_time = self._deadline = None
         try:
             ports = self._ports(plan, members)
         except KubetorchError as error:
-            refused = [Refuse(one.pod, id, error) for id, one in requests.items()]
+            refused = [Refuse(request.pod, id, error) for id, request in requests.items()]
             return [*refused, *([NotFormed(plan.generation, error)] if plan.is_launch else [])]
         self._epoch += 1
         world = World(
@@ -544,34 +566,34 @@ class Rendezvous:
             processes=plan.processes,
             ports=ports,
         )
-        restarts = {pod: self._pods[pod].restarts for _, pod in here}
-        self._states[plan.generation] = _State(world, restarts)
+        restarts = {pod: self._pods[pod].restarts for _, pod in chosen_pods}
+        self._states[plan.generation] = _WorldState(world, restarts)
         self._suspects.clear()
         return [Formed(world)]
 
     def _is_enough(self, plan: Plan, now: float) -> bool:
         """True if a world can be formed of the connected pods."""
-        count = len(self._here)
+        count = len(self._available)
         if count >= plan.workers:
             return True
-        if count and any(not one.is_quorum_awaited for one in self._requests.values()):
+        if count and any(not request.is_quorum_awaited for request in self._requests.values()):
             return True
         if count < plan.quorum:
-            self._settled = None
+            self._settle_time = None
             return False
-        if self._settled is None:
-            self._settled = now + SETTLING
-        return now >= self._settled
+        if self._settle_time is None:
+            self._settle_time = now + SETTLE_SECONDS
+        return now >= self._settle_time
 
     def _expire(self, now: float) -> Iterable[Effect]:
-        """Give up what has waited for a quorum for too long."""
+        """Give up requests and launches that have waited for a quorum for too long."""
         plan = self._plan
         if plan is None:
             return
-        for id, one in list(self._requests.items()):
-            if now >= one.deadline:
+        for id, request in list(self._requests.items()):
+            if now >= request.deadline:
                 del self._requests[id]
-                yield Refuse(one.pod, id, self._no_quorum(plan))
+                yield Refuse(request.pod, id, self._no_quorum(plan))
         if self._deadline is not None and now >= self._deadline:
             self._deadline = None
             if plan.generation not in self._states:
@@ -579,8 +601,8 @@ class Rendezvous:
 
     def _no_quorum(self, plan: Plan) -> QuorumError:
         return QuorumError(
-            f"{self._name} has {len(self._here)} of the {plan.quorum} pods that it needs after "
-            f"{plan.timeout:.0f} s: {self._missing()}",
+            f"{self._name} has {len(self._available)} of the {plan.quorum} pods that it needs "
+            f"after {plan.timeout:.0f} s: {self._missing_in_words()}",
             hint="distribute(quorum_workers=..., quorum_timeout=...) says how many are needed, and "
             "how long they are waited for",
         )
@@ -588,15 +610,15 @@ class Rendezvous:
     # -------------------------------------------------------------------------------- suspicion
 
     def _tick(self, now: float) -> Iterable[Effect]:
-        if not 0.0 <= now - self._ticked <= STALL:
-            # What happened meanwhile is not known: nobody received what pods sent.
-            self._running, self._trusted = now, now + RESUMING
+        if not 0.0 <= now - self._last_tick <= STALL:
+            # This process was stopped, and received no message meanwhile: silence proves nothing.
+            self._running_since, self._trusted_from = now, now + RESUME_GRACE
             self._suspects.clear()
-        self._ticked = now
+        self._last_tick = now
         effects = list(self._expire(now))
         effects += self._conclude(now)
         state = self._state
-        if state is not None and now >= self._trusted:
+        if state is not None and now >= self._trusted_from:
             silent = [
                 member.pod
                 for member in state.world.members
@@ -604,55 +626,61 @@ class Rendezvous:
                 and member.pod not in self._suspects
                 and self._silence(member.pod, now) > SILENCE
             ]
-            effects += self._suspect(silent[:_SUSPECTED], now)
+            effects += self._suspect(silent[:_SUSPECTS_LIMIT], now)
         return effects
 
     def _silence(self, pod: str, now: float) -> float:
-        """Seconds for which a pod has said nothing; not connected, it says nothing at all."""
+        """Seconds since the last message of a pod, or since a prober reached it."""
         agent = self._agents.get(pod)
-        heard = self._reached.get(pod, 0.0) if agent is None else agent.heard
-        return now - max(self._running, heard)
+        last_message_time = (
+            self._reached_times.get(pod, 0.0) if agent is None else agent.last_message_time
+        )
+        return now - max(self._running_since, last_message_time)
 
     def _suspect(
-        self, pods: Sequence[str], now: float, certain: float | None = None
+        self, pods: Sequence[str], now: float, lost_from: float | None = None
     ) -> Iterable[Effect]:
         """Order other pods to try to reach these pods."""
         state = self._state
-        if state is None or now < self._trusted:
+        if state is None or now < self._trusted_from:
             return
         for pod in pods:
             member = state.member(pod)
             if member is None or pod in self._suspects:
                 continue
-            self._round += 1
-            others = self._probers(state, pod, now)
-            if others:
-                until, answers = now + PROBE_TIME, dict.fromkeys(others)
-                suspect = _Suspect(f"{self._round}", until, answers, certain)
+            self._probe_number += 1
+            probers = self._probers(state, pod, now)
+            if probers:
+                deadline, answers = now + PROBE_TIME, dict.fromkeys(probers)
+                suspect = _Suspect(f"{self._probe_number}", deadline, answers, lost_from)
                 self._suspects[pod] = suspect
-                for other in others:
-                    yield Ask(other, f"{suspect.id} {pod}", member.url)
+                for prober in probers:
+                    yield OrderProbe(prober, f"{suspect.id} {pod}", member.url)
 
-    def _probers(self, state: _State, pod: str, now: float) -> list[str]:
-        """Members that can say whether a pod is there: spread over the world, others each time."""
+    def _probers(self, state: _WorldState, pod: str, now: float) -> list[str]:
+        """Members that try to reach a pod: spread over the world, and different ones each time."""
         members = state.world.members
-        count, start = len(members), state.index[pod] + self._round
-        step = count // _LOOKED_AT + 1
-        found: list[str] = []
-        for at in range(min(count, _LOOKED_AT)):
-            one = members[(start + at * step) % count].pod
-            if one != pod and one not in found and self._may_ask(state, one, now):
-                found.append(one)
-            if len(found) == PROBERS:
+        count, start = len(members), state.index[pod] + self._probe_number
+        step = count // _CANDIDATES_LIMIT + 1
+        probers: list[str] = []
+        for offset in range(min(count, _CANDIDATES_LIMIT)):
+            candidate = members[(start + offset * step) % count].pod
+            if (
+                candidate != pod
+                and candidate not in probers
+                and self._may_ask(state, candidate, now)
+            ):
+                probers.append(candidate)
+            if len(probers) == PROBERS:
                 break
-        return found
+        return probers
 
-    def _may_ask(self, state: _State, pod: str, now: float) -> bool:
+    def _may_ask(self, state: _WorldState, pod: str, now: float) -> bool:
         agent = self._agents.get(pod)
         is_there = agent is not None and pod not in state.lost
         return is_there and self._silence(pod, now) <= SILENCE
 
-    def _take_answer(self, answer: Probed, now: float) -> Iterable[Effect]:
+    def _add_probe_answer(self, answer: Probed, now: float) -> Iterable[Effect]:
         id, _, pod = answer.id.partition(" ")
         suspect = self._suspects.get(pod)
         if suspect is None or suspect.id != id or answer.pod not in suspect.answers:
@@ -661,57 +689,59 @@ class Rendezvous:
             del self._suspects[pod]
             agent = self._agents.get(pod)
             if agent is not None:
-                agent.heard = now
+                agent.last_message_time = now
             else:
-                self._reached[pod] = now
+                self._reached_times[pod] = now
             return ()
         suspect.answers[answer.pod] = False
         return self._conclude(now)
 
     def _conclude(self, now: float) -> Iterable[Effect]:
-        """Lose the suspects that nobody reached; what nobody answered about is asked again."""
+        """Lose the suspects that no prober reached; suspects without answers are probed again."""
         lost = {}
         for pod, suspect in list(self._suspects.items()):
             answers = suspect.answers.values()
-            is_over = now >= suspect.until
+            is_over = now >= suspect.deadline
             if None not in answers or (is_over and False in answers):
-                if suspect.certain is not None and now < suspect.certain:
+                if suspect.lost_from is not None and now < suspect.lost_from:
                     continue
                 message = "neither the controller nor other pods reach it"
-                reason = UNREACHABLE if suspect.certain is None else AGENT_DIED
+                reason = UNREACHABLE if suspect.lost_from is None else AGENT_DIED
                 lost[pod] = Ending(reason=reason, message=message)
                 self.cut_off.add(pod)
-                self._here.discard(pod)
+                self._available.discard(pod)
             elif is_over:
                 del self._suspects[pod]
         return self._lose(lost)
 
 
-def _loss(before: PodStatus | None, now: PodStatus | None, *, is_new: bool) -> Ending | None:
-    """Why a pod cannot be in the world any more that it was in; `None` if it can."""
-    if now is None or (before is not None and before.uid != now.uid):
-        return (before.ending if before is not None else None) or DELETED
-    if now.phase == "Terminating":
-        return now.ending or Ending(reason=DELETED.reason, message="it is being ended")
-    if (now.is_down and not is_new) or now.phase == "Failed":
-        return now.ending or Ending(reason=AGENT_DIED, message=now.reason)
+def _ending_of(
+    earlier_status: PodStatus | None, status: PodStatus | None, *, is_new: bool
+) -> Ending | None:
+    """How a pod ended that was a member; `None` if it still is one."""
+    if status is None or (earlier_status is not None and earlier_status.uid != status.uid):
+        return (earlier_status.ending if earlier_status is not None else None) or DELETED
+    if status.phase == "Terminating":
+        return status.ending or Ending(reason=DELETED.reason, message="it is being ended")
+    if (status.is_down and not is_new) or status.phase == "Failed":
+        return status.ending or Ending(reason=AGENT_DIED, message=status.reason)
     return None
 
 
-def _weight(reason: str) -> int:
+def _reason_weight(reason: str) -> int:
     """The weight of a reason: a higher one explains more."""
     return _PROVISIONAL.index(reason) if reason in _PROVISIONAL else len(_PROVISIONAL)
 
 
 def pack(worlds: Sequence[World]) -> str:
-    """Worlds as a text to be kept: short, for each pod of thousands has a part in it."""
+    """Worlds as a text to be stored: compressed, since each of thousands of pods is in it."""
     return base64.b85encode(zlib.compress(msgspec.json.encode(worlds), 1)).decode()
 
 
 def unpack(text: str) -> tuple[World, ...]:
-    """The result of `pack` undone; nothing if the text is damaged."""
+    """The worlds in a text of `pack`; none if the text is damaged."""
     try:
-        data = zlib.decompressobj().decompress(base64.b85decode(text), _KEPT_LIMIT)
+        data = zlib.decompressobj().decompress(base64.b85decode(text), _STORED_LIMIT)
         return msgspec.json.decode(data, type=tuple[World, ...])
     except (ValueError, zlib.error):
         return ()

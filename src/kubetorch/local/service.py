@@ -202,7 +202,7 @@ class Service:
                 user=user,
                 secret=self.secret,
                 clock=clock.time,
-                session_of=lambda pod: (
+                session_token_of=lambda pod: (
                     pod_home.session(pod.namespace, pod.pod) if workloads.workload_of(pod) else ""
                 ),
             ),

@@ -22,7 +22,7 @@ def access(*known: PodIdentity) -> LocalAccess:
         user=tokens.fingerprint("the-token"),
         secret=SECRET,
         clock=lambda: NOW,
-        session_of=lambda pod: token(f"pod:{pod.pod}") if pod in known else "",
+        session_token_of=lambda pod: token(f"pod:{pod.pod}") if pod in known else "",
     )
 
 

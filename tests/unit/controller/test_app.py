@@ -42,7 +42,7 @@ class Controller:
             user=tokens.fingerprint(USER),
             secret=SECRET,
             clock=lambda: 1.0,
-            session_of=lambda pod: OF_POD if pod == POD else "",
+            session_token_of=lambda pod: OF_POD if pod == POD else "",
         )
         need = (Permission("list", scope="all"),)
         found = [

@@ -37,7 +37,7 @@ class World:
 
     def connect(self, name="train", *specs):
         workload = SimpleNamespace(key=("ns", name), specs=list(specs) or [SPEC])
-        asyncio.run(self.recovery.ask(workload, self.asked.append))
+        asyncio.run(self.recovery.request(workload, self.asked.append))
 
     def wait(self, *pods):
         """Pod `new` waits while these are connected; from whom it does."""
@@ -49,7 +49,7 @@ class World:
             senders=lambda: senders,
             end_deploy=self.deploy_errors.append,
         )
-        return asyncio.run(self.recovery.ask_for(workload, "new"))
+        return asyncio.run(self.recovery.request_for(workload, "new"))
 
     def bring(self, *blobs):
         for data in blobs:

@@ -80,7 +80,7 @@ def test_a_call_that_is_asked_for_before_its_pod_spoke_of_it_is_found(calls: Cal
 def test_a_call_that_nobody_speaks_of_is_unknown(tmp_path: Path) -> None:
     path = tmp_path / "state.sqlite"
     state = SqliteState(path, database.open_database(path))
-    calls = Calls(state, BlobStores(tmp_path / "blobs"), ManualClock(), first_news=0.0)
+    calls = Calls(state, BlobStores(tmp_path / "blobs"), ManualClock(), first_report_timeout=0.0)
     with pytest.raises(ResultExpiredError, match="no call has the id c"):
         asyncio.run(calls.expect("c"))
     state.close()

@@ -107,7 +107,7 @@ class Deploy:
 
 def test_a_pod_that_has_run_for_long_without_an_agent_ends_the_deploy() -> None:
     deploy = Deploy(("old", NOW - 100, "Running"))
-    deploy.clock.advance(deploys.CONNECTING)
+    deploy.clock.advance(deploys.CONNECT_SECONDS)
     (error,) = deploy.errors
     assert isinstance(error, PodContainerError)
     assert error.message.startswith("the pod old runs no agent")
@@ -124,7 +124,7 @@ def test_an_agent_has_a_moment_to_connect() -> None:
 
 def test_a_container_has_a_moment_to_start_one() -> None:
     deploy = Deploy(("new", NOW, "Running"))
-    deploy.clock.advance(deploys.STARTING - 0.1)
+    deploy.clock.advance(deploys.AGENT_START_SECONDS - 0.1)
     assert not deploy.errors
     deploy.clock.advance(0.1)
     assert deploy.errors
@@ -137,7 +137,7 @@ def test_pods_that_do_not_run_or_do_not_exist_are_waited_for() -> None:
     deploy.clock.advance(100)
     assert not deploy.errors
     deploy.pods = [PodStatus("a", 0, "Running", ""), PodStatus("b", 1, "Running", "")]
-    deploy.clock.advance(deploys.CONNECTING)
+    deploy.clock.advance(deploys.CONNECT_SECONDS)
     assert [error.message[:17] for error in deploy.errors] == ["the pods a, b run"]
 
 

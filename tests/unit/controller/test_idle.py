@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kubetorch.controller.workload import REPORTING, Activities, IdleWatch, idle_patience
+from kubetorch.controller.workload import REPORT_SECONDS, Activities, IdleWatch, idle_patience
 from kubetorch.wire.messages import Activity
 from manual_clock import ManualClock
 
@@ -10,7 +10,7 @@ from manual_clock import ManualClock
 def left(*activities: Activity | None, now: float = 1000.0, since: float = 0.0) -> float | None:
     known = Activities()
     pods = {f"pod-{number}": activity for number, activity in enumerate(activities)}
-    known.keep(pods.keys())
+    known.set_pods(pods.keys())
     for pod, activity in pods.items():
         known.reported(pod, activity)
     return known.seconds_left(ttl=60.0, since=since, now=now)
@@ -29,7 +29,7 @@ def test_nothing_is_left_when_it_was_idle_for_long() -> None:
 
 
 def test_news_of_a_call_that_is_on_its_way_is_waited_for() -> None:
-    assert idle_patience("1m") == 60.0 + REPORTING
+    assert idle_patience("1m") == 60.0 + REPORT_SECONDS
 
 
 def test_a_running_call_is_not_idle() -> None:
@@ -90,7 +90,7 @@ def test_a_closed_watch_notices_nothing() -> None:
 
 def test_pods_are_quiet_when_each_of_them_said_so() -> None:
     activities = Activities()
-    activities.keep(frozenset("ab"))
+    activities.set_pods(frozenset("ab"))
 
     def left() -> float | None:
         return activities.seconds_left(ttl=10.0, since=0.0, now=5.0)
@@ -106,7 +106,7 @@ def test_pods_are_quiet_when_each_of_them_said_so() -> None:
     assert left() == 9.0
     activities.reported("b", None)
     assert left() is None
-    activities.keep(frozenset("a"))
+    activities.set_pods(frozenset("a"))
     assert left() == 9.0
-    activities.keep(frozenset("ac"))
+    activities.set_pods(frozenset("ac"))
     assert left() is None

@@ -105,7 +105,7 @@ def test_ones_own_service_that_nobody_uses_is_replaced_on_this_machine(
     ],
 )
 def test_what_is_replaced_says_when_it_was_last_used(idle: float | None, said: str) -> None:
-    assert said in replace(LOCAL, idle=idle).last
+    assert said in replace(LOCAL, idle=idle).last_in_words
 
 
 def test_the_service_of_another_creator_is_refused_on_this_machine_too() -> None:

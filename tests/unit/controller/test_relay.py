@@ -170,12 +170,12 @@ def test_other_hosts_are_no_services(host):
 
 
 def test_a_browser_may_call_an_app_by_its_own_host_and_the_common_ones():
-    assert HOSTS.known("team", "web") == (
+    assert HOSTS.allowed_hosts("team", "web") == (
         "kt.example.com",
         "apps.example.com",
         "web--team.kt.example.com",
     )
-    assert Hosts().known("team", "web") == ()
+    assert Hosts().allowed_hosts("team", "web") == ()
 
 
 def test_all_paths_of_the_host_of_a_service_are_those_of_its_app():
@@ -184,7 +184,7 @@ def test_all_paths_of_the_host_of_a_service_are_those_of_its_app():
         place = locate(path, passing, b"web--team.kt.example.com:8443")
         assert (place.namespace, place.name, place.is_app) == ("team", "web", True)
         assert place.mount.enter(path) == b"/http" + path
-    assert locate(b"/team/web/http/", passing).is_own_host is False
+    assert locate(b"/team/web/http/", passing).is_service_host is False
     assert locate(b"/v1/workloads", passing) is None
 
 
@@ -194,7 +194,7 @@ def test_a_page_is_sent_to_the_host_of_its_app_by_the_way_that_it_came():
     page = ((b"sec-fetch-site", b"none"), (b"sec-fetch-mode", b"navigate"))
 
     def moved(*headers, method="GET"):
-        return passing._moved(place, method, [*page, *headers])
+        return passing._redirect_base(place, method, [*page, *headers])
 
     host = "web--team.kt.example.com"
     assert moved() == f"https://{host}"
@@ -203,4 +203,4 @@ def test_a_page_is_sent_to_the_host_of_its_app_by_the_way_that_it_came():
     assert moved((b"host", b"kt.example.com:8443")) == f"https://{host}:8443"
     with pytest.raises(ForeignOriginError, match=f"pages of web are at {host}"):
         moved(method="POST")
-    assert passing._moved(place, "GET", []) == ""  # a program's
+    assert passing._redirect_base(place, "GET", []) == ""  # a program's

@@ -53,14 +53,14 @@ class Recorder:
             "connected",
             "disconnected",
             "silent",
-            "no_longer_silent",
+            "silence_ended",
             "observed",
             "active",
         ):
             raise AttributeError(name)
         return lambda *arguments: self.noted.append((name, *arguments))
 
-    def heard(self, pod: str) -> None:
+    def message_received(self, pod: str) -> None:
         """Each message says that the pod is there."""
         self.heard_of += 1
 
@@ -102,7 +102,7 @@ class Case:
         self.session = Session(
             principal,
             access=LocalAccess(
-                user="", secret=b"", clock=self.clock.time, session_of=lambda pod: ""
+                user="", secret=b"", clock=self.clock.time, session_token_of=lambda pod: ""
             ),
             workloads=self.world,  # type: ignore[arg-type]  # it notes what a workload is told
             on_begin=lambda _workload, session: self.begun.append(session),
@@ -222,7 +222,7 @@ def test_a_silent_pod_is_not_ready_until_it_is_heard_of_again() -> None:
     case.clock.advance(1)
     assert case.world.noted[-1] == ("silent", "f-1")
     case.say(Activity(calls=0, last=1.0))
-    assert case.world.noted[-2] == ("no_longer_silent", "f-1", 3)
+    assert case.world.noted[-2] == ("silence_ended", "f-1", 3)
 
 
 def test_a_pod_that_is_heard_again_serves_what_it_said_last() -> None:
@@ -230,7 +230,7 @@ def test_a_pod_that_is_heard_again_serves_what_it_said_last() -> None:
     case.say(Observed(generation=4, serving=4))
     case.clock.advance(SILENCE)
     case.say(Activity(calls=0, last=1.0))
-    assert ("no_longer_silent", "f-1", 4) in case.world.noted
+    assert ("silence_ended", "f-1", 4) in case.world.noted
 
 
 def test_the_same_sign_of_life_is_taken_once_and_heard_each_time() -> None:
@@ -241,7 +241,7 @@ def test_the_same_sign_of_life_is_taken_once_and_heard_each_time() -> None:
     assert (case.world.names, case.world.heard_of) == (["connected", "active"], heard + 3)
     case.clock.advance(SILENCE)
     case.say(Activity(calls=0, last=1.0))
-    assert case.world.names[2:] == ["silent", "no_longer_silent", "active"]
+    assert case.world.names[2:] == ["silent", "silence_ended", "active"]
 
 
 def test_the_end_of_the_connection_disconnects_the_pod() -> None:
@@ -291,7 +291,7 @@ class Looking(LocalAccess):
     """Looks at mounts until a test says what it has found."""
 
     def __init__(self) -> None:
-        super().__init__(user="", secret=b"", clock=float, session_of=lambda pod: "")
+        super().__init__(user="", secret=b"", clock=float, session_token_of=lambda pod: "")
         self.found: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def check_mounts(self, *_: object, is_running: bool) -> None:

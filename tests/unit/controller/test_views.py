@@ -15,7 +15,7 @@ PODS = [PodStatus(name=f"web-{n}", ordinal=n, phase="Running", url="http://here"
 
 def status(*apps, port=None):
     """The word for two pods that serve the wanted generation, whose apps are these."""
-    state = rollout.Rollout(wanted=1, good=1)
+    state = rollout.Rollout(wanted_generation=1, good=1)
     state.handle(rollout.PodsChanged(frozenset(pod.name for pod in PODS), frozenset()))
     for pod in PODS:
         state.handle(rollout.Connected(pod.name, 1))
@@ -29,18 +29,22 @@ def status(*apps, port=None):
 
 
 def test_a_deploy_that_is_late_says_what_it_lacks():
-    state = rollout.Rollout(wanted=2, good=1)
+    state = rollout.Rollout(wanted_generation=2, good=1)
     state.handle(rollout.PodsChanged(frozenset({"web-0"}), expected=3))
     state.handle(rollout.Connected("web-0", 2))
-    said = views.late(PODS[:1], {}, state)
+    said = views.waits_in_words(PODS[:1], {}, state)
     assert said == "1 of 3 pods serve generation 2; 2 of the pods are not there yet"
-    assert views.late([], {}, rollout.Rollout(wanted=1)).endswith("there are no pods")
-    said = views.late([], {}, rollout.Rollout(wanted=1), "the quota 'q' is full")
+    assert views.waits_in_words([], {}, rollout.Rollout(wanted_generation=1)).endswith(
+        "there are no pods"
+    )
+    said = views.waits_in_words(
+        [], {}, rollout.Rollout(wanted_generation=1), "the quota 'q' is full"
+    )
     assert said.endswith("there are no pods; the quota 'q' is full")
 
 
 def test_calls_go_to_no_pod_of_ranks_that_nobody_reaches():
-    state = rollout.Rollout(wanted=1, good=1)
+    state = rollout.Rollout(wanted_generation=1, good=1)
     state.handle(rollout.PodsChanged(frozenset(pod.name for pod in PODS)))
     for pod in PODS:
         state.handle(rollout.Connected(pod.name, 1))
@@ -49,7 +53,7 @@ def test_calls_go_to_no_pod_of_ranks_that_nobody_reaches():
 
 
 def test_only_a_pod_of_our_own_whose_agent_says_nothing_is_unknown():
-    state = rollout.Rollout(wanted=1)
+    state = rollout.Rollout(wanted_generation=1)
     theirs = msgspec.structs.replace(PODS[0], is_ours=False)
     for pod, report, phase in (
         (PODS[0], None, "Unknown"),
@@ -60,7 +64,7 @@ def test_only_a_pod_of_our_own_whose_agent_says_nothing_is_unknown():
 
 
 def test_a_pod_that_has_answered_runs_whatever_its_kubelet_has_said_so_far():
-    state = rollout.Rollout(wanted=1)
+    state = rollout.Rollout(wanted_generation=1)
     pending = msgspec.structs.replace(PODS[0], phase="Pending", url="")
     for report, phase in ((None, "Pending"), (PodReport(url="http://here"), "Running")):
         assert views.pod_view(pending, report, state, is_ready=True).phase == phase
@@ -91,7 +95,7 @@ def test_a_description_has_values_of_variables_for_nobody_who_may_not_get_pods()
 
 
 def test_a_service_that_lacks_pods_is_scaling():
-    state = rollout.Rollout(wanted=1, good=1)
+    state = rollout.Rollout(wanted_generation=1, good=1)
     state.handle(rollout.PodsChanged(frozenset({"web-0"}), expected=2))
     state.handle(rollout.Connected("web-0", 1))
     spec = WorkloadSpec("default", "web", CallableRef("fn", "web", "train", "train"))
@@ -100,7 +104,9 @@ def test_a_service_that_lacks_pods_is_scaling():
 
 def given_up(good, **about):
     """The word for a pod that has not connected, after the wanted generation was given up."""
-    state = rollout.Rollout(wanted=2, good=good, failure=Failure("ImportError", "no module"))
+    state = rollout.Rollout(
+        wanted_generation=2, good=good, failure=Failure("ImportError", "no module")
+    )
     pod = msgspec.structs.replace(PODS[0], **{"started": 1.0, **about})
     state.handle(rollout.PodsChanged(frozenset({pod.name})))
     spec = WorkloadSpec("default", "web", CallableRef("fn", "web", "train", "train"))

@@ -12,23 +12,23 @@ from kubetorch.controller import world
 from kubetorch.controller.backends.base import PodStatus
 from kubetorch.controller.world import (
     Announce,
-    Ask,
     Connected,
     Disconnected,
     Effect,
     Event,
     Formed,
     NotFormed,
+    OrderProbe,
     Plan,
+    PlanChanged,
     PodsChanged,
     Probed,
     Refuse,
     Regroup,
     Rendezvous,
-    Repeat,
+    SendWorld,
     Stopping,
     Tick,
-    Wanted,
 )
 from kubetorch.errors import QuorumError, ResourceNotAvailableError, SpecError
 from kubetorch.wire.messages import Ending, Member, World
@@ -47,7 +47,7 @@ class Case:
     def __init__(self, *kept: World) -> None:
         self.now = 1000.0
         self.ports: tuple[int, ...] | ResourceNotAvailableError = (12345,)
-        self.state = Rendezvous("train", ports=self._choose, now=self.now, kept=kept)
+        self.state = Rendezvous("train", ports=self._choose, now=self.now, stored_worlds=kept)
         self.effects: list[Effect] = []
         self.speaking: set[str] = set()
         self.pods: list[PodStatus] = []
@@ -71,7 +71,7 @@ class Case:
         self, workers: int, *, number: int = 1, good: int = 0, quorum: int = 0
     ) -> list[Effect]:
         plan = Plan(number, workers, quorum or workers, TIMEOUT, good=good)
-        return self.tell(Wanted(plan, frozenset(one.name for one in self.pods)))
+        return self.tell(PlanChanged(plan, frozenset(one.name for one in self.pods)))
 
     def connect(self, *names: str, incarnation: str = "i") -> list[Effect]:
         self.speaking |= set(names)
@@ -87,7 +87,7 @@ class Case:
         for _ in range(round(seconds / world.TICK)):
             self.now += world.TICK
             for name in self.speaking - set(silent):
-                self.state.heard(name, self.now)
+                self.state.message_received(name, self.now)
             found += self.tell(Tick())
         return found
 
@@ -112,7 +112,7 @@ def launched(*names: str, quorum: int = 0) -> Case:
     case.want(len(names), quorum=quorum)
     case.connect(*names)
     case.want(len(names), good=1, quorum=quorum)
-    case.pass_time(world.STARTING)
+    case.pass_time(world.START_GRACE)
     case.effects.clear()
     return case
 
@@ -162,14 +162,14 @@ def test_a_service_that_is_not_distributed_has_none() -> None:
     case = Case()
     case.have("a0")
     case.connect("a0")
-    assert case.tell(Wanted(None, frozenset())) == []
+    assert case.tell(PlanChanged(None, frozenset())) == []
     assert case.state.world is None
 
 
 def test_a_service_that_is_not_distributed_any_more_has_none_either() -> None:
     case = launched("a0", "a1")
     case.tell(Regroup("a0", "r1", 1, is_quorum_awaited=True))
-    assert case.tell(Wanted(None, frozenset())) == [Announce()]
+    assert case.tell(PlanChanged(None, frozenset())) == [Announce()]
     assert case.state.world is None
     case.want(2, number=3, good=2)
     assert case.world.epoch == 3
@@ -179,7 +179,7 @@ def test_pods_that_are_to_serve_another_generation_are_not_in_it() -> None:
     case = Case()
     case.have("a0", "a1")
     case.connect("a0", "a1")
-    case.tell(Wanted(Plan(1, 1, 1, TIMEOUT), frozenset({"a1"})))
+    case.tell(PlanChanged(Plan(1, 1, 1, TIMEOUT), frozenset({"a1"})))
     assert case.members == ["a1"]
 
 
@@ -188,7 +188,7 @@ def test_a_quorum_waits_a_moment_for_the_others() -> None:
     case.have("a0", "a1", "a2")
     case.want(3, quorum=2)
     assert case.connect("a0", "a1") == []
-    assert case.pass_time(world.SETTLING - world.TICK) == []
+    assert case.pass_time(world.SETTLE_SECONDS - world.TICK) == []
     assert [type(one) for one in case.pass_time(world.TICK)] == [Formed]
     assert case.members == ["a0", "a1"]
 
@@ -207,9 +207,9 @@ def test_a_quorum_that_is_lost_again_is_none() -> None:
     case.want(3, quorum=2)
     case.connect("a0", "a1")
     case.disconnect("a1")
-    assert case.pass_time(world.SETTLING * 2) == []
+    assert case.pass_time(world.SETTLE_SECONDS * 2) == []
     assert case.connect("a1") == []
-    assert [type(one) for one in case.pass_time(world.SETTLING)] == [Formed]
+    assert [type(one) for one in case.pass_time(world.SETTLE_SECONDS)] == [Formed]
 
 
 def test_those_that_are_in_the_world_of_a_quorum_have_to_serve() -> None:
@@ -223,7 +223,7 @@ def test_those_that_are_in_the_world_of_a_quorum_have_to_serve() -> None:
     assert case.state.can_do_without(1)
     assert not case.state.can_do_without(2)
     case.connect("a0", "a2")
-    case.pass_time(world.SETTLING)
+    case.pass_time(world.SETTLE_SECONDS)
     assert case.state.needed == {"a0", "a2"}
 
 
@@ -476,7 +476,7 @@ def test_a_request_forms_the_world_again() -> None:
 def test_a_request_of_an_epoch_before_gets_the_world_that_was_formed_since(id: str) -> None:
     case = launched("a0", "a1")
     case.tell(Regroup("a0", "r1", 1))
-    assert case.tell(Regroup("a1", id, 1)) == [Repeat("a1")]
+    assert case.tell(Regroup("a1", id, 1)) == [SendWorld("a1")]
     assert case.world.epoch == 2
 
 
@@ -538,7 +538,7 @@ def test_a_silent_member_that_nobody_reaches_is_lost_within_three_seconds() -> N
     began = case.now
     asked = case.pass_time(world.SILENCE + world.TICK, silent=["a1"])
     (ask,) = asked
-    assert isinstance(ask, Ask)
+    assert isinstance(ask, OrderProbe)
     assert (ask.pod, ask.url) == ("a0", "http://a1")
     case.now += 1.0  # as long as it may take to say so
     assert case.tell(Probed("a0", ask.id, is_reached=False)) == [Announce()]
@@ -549,11 +549,11 @@ def test_a_silent_member_that_nobody_reaches_is_lost_within_three_seconds() -> N
 def test_a_silent_member_that_another_one_reaches_is_not_lost() -> None:
     case = launched("a0", "a1")
     (ask,) = case.pass_time(world.SILENCE + world.TICK, silent=["a1"])
-    assert isinstance(ask, Ask)
+    assert isinstance(ask, OrderProbe)
     case.tell(Probed("a0", ask.id, is_reached=True))
     assert case.pass_time(world.SILENCE, silent=["a1"]) == []
     (again,) = case.pass_time(world.TICK, silent=["a1"])
-    assert isinstance(again, Ask)
+    assert isinstance(again, OrderProbe)
     assert again.id != ask.id
     assert case.lost == {}
 
@@ -561,9 +561,9 @@ def test_a_silent_member_that_another_one_reaches_is_not_lost() -> None:
 def test_a_member_whose_session_ended_is_tried_at_once() -> None:
     case = launched("a0", "a1")
     (ask,) = case.disconnect("a1")
-    assert isinstance(ask, Ask)
+    assert isinstance(ask, OrderProbe)
     assert case.tell(Probed("a0", ask.id, is_reached=False)) == []
-    assert case.pass_time(world.KNOWING - world.TICK) == []
+    assert case.pass_time(world.BACKEND_REPORT_SECONDS - world.TICK) == []
     assert case.pass_time(world.TICK) == [Announce()]
     assert case.lost == {"a1": "AgentDied"}
 
@@ -571,29 +571,29 @@ def test_a_member_whose_session_ended_is_tried_at_once() -> None:
 def test_the_backend_is_given_a_moment_to_say_why_a_session_ended() -> None:
     case = launched("a0", "a1")
     (ask,) = case.disconnect("a1")
-    assert isinstance(ask, Ask)
+    assert isinstance(ask, OrderProbe)
     case.tell(Probed("a0", ask.id, is_reached=False))
     case.pass_time(world.TICK)
     ending = Ending(reason="OOMKilled")
     assert case.have("a0", pod("a1", is_down=True, ending=ending)) == [Announce()]
     assert case.lost == {"a1": "OOMKilled"}
-    assert case.pass_time(world.KNOWING) == []
+    assert case.pass_time(world.BACKEND_REPORT_SECONDS) == []
 
 
 def test_one_that_was_only_cut_off_from_the_controller_is_asked_about_again() -> None:
     case = launched("a0", "a1")
     (ask,) = case.disconnect("a1")
-    assert isinstance(ask, Ask)
+    assert isinstance(ask, OrderProbe)
     case.tell(Probed("a0", ask.id, is_reached=True))
     assert case.pass_time(world.SILENCE) == []
-    assert [type(one) for one in case.pass_time(world.TICK)] == [Ask]
+    assert [type(one) for one in case.pass_time(world.TICK)] == [OrderProbe]
 
 
 def test_one_that_speaks_again_meanwhile_is_not_lost() -> None:
     case = launched("a0", "a1")
     (ask,) = case.pass_time(world.SILENCE + world.TICK, silent=["a1"])
-    assert isinstance(ask, Ask)
-    case.state.heard("a1", case.now)
+    assert isinstance(ask, OrderProbe)
+    case.state.message_received("a1", case.now)
     assert case.tell(Probed("a0", ask.id, is_reached=False)) == []
     assert case.lost == {}
 
@@ -608,8 +608,8 @@ def test_nobody_is_lost_while_there_is_nobody_to_ask() -> None:
 def test_one_of_several_who_reaches_it_is_enough() -> None:
     case = launched("a0", "a1", "a2", "a3", "a4")
     asked = case.pass_time(world.SILENCE + world.TICK, silent=["a1"])
-    assert len({one.pod for one in asked if isinstance(one, Ask)} - {"a1"}) == world.PROBERS
-    first, second, _ = (one for one in asked if isinstance(one, Ask))
+    assert len({one.pod for one in asked if isinstance(one, OrderProbe)} - {"a1"}) == world.PROBERS
+    first, second, _ = (one for one in asked if isinstance(one, OrderProbe))
     case.tell(Probed(first.pod, first.id, is_reached=False))
     case.tell(Probed(second.pod, second.id, is_reached=True))
     assert case.lost == {}
@@ -618,7 +618,7 @@ def test_one_of_several_who_reaches_it_is_enough() -> None:
 def test_who_does_not_answer_does_not_keep_a_suspect_alive() -> None:
     case = launched("a0", "a1", "a2")
     first, _ = case.pass_time(world.SILENCE + world.TICK, silent=["a1"])
-    assert isinstance(first, Ask)
+    assert isinstance(first, OrderProbe)
     case.tell(Probed(first.pod, first.id, is_reached=False))
     assert case.pass_time(world.PROBE_TIME + world.TICK, silent=["a1"]) == [Announce()]
     assert case.lost == {"a1": "unreachable"}
@@ -629,12 +629,12 @@ def test_others_are_asked_when_nobody_answers() -> None:
     first = case.pass_time(world.SILENCE + world.TICK, silent=["a1"])
     second = case.pass_time(world.PROBE_TIME + world.TICK, silent=["a1"])
     (before, now) = (
-        {one.pod for one in asked if isinstance(one, Ask)} for asked in (first, second)
+        {one.pod for one in asked if isinstance(one, OrderProbe)} for asked in (first, second)
     )
     assert len(now) == world.PROBERS
     assert before != now
     late = first[0]
-    assert isinstance(late, Ask)
+    assert isinstance(late, OrderProbe)
     for one in now:  # what is said about the first attempt is no answer to the second
         case.tell(Probed(one, late.id, is_reached=False))
     assert case.lost == {}
@@ -652,7 +652,7 @@ def test_the_silence_of_thousands_takes_little_time() -> None:
 def test_a_stranger_cannot_have_a_member_lost() -> None:
     case = launched("a0", "a1", "a2")
     (ask, *_) = case.pass_time(world.SILENCE + world.TICK, silent=["a1"])
-    assert isinstance(ask, Ask)
+    assert isinstance(ask, OrderProbe)
     assert case.tell(Probed("a1", ask.id, is_reached=False)) == []
     assert case.tell(Probed("a9", ask.id, is_reached=False)) == []
     assert case.tell(Probed("a0", "nonsense", is_reached=False)) == []
@@ -665,14 +665,14 @@ def test_a_time_in_which_the_controller_did_not_run_says_nothing() -> None:
     case.now += 3600.0
     assert case.tell(Tick()) == []
     assert case.tell(Disconnected("a1")) == []
-    assert case.pass_time(world.RESUMING - world.TICK) == []
+    assert case.pass_time(world.RESUME_GRACE - world.TICK) == []
 
 
 def test_a_probe_from_before_a_stall_says_nothing() -> None:
     case = launched("a0", "a1", "a2")
     first, second = case.pass_time(world.SILENCE + world.TICK, silent=["a1"])
-    assert isinstance(first, Ask)
-    assert isinstance(second, Ask)
+    assert isinstance(first, OrderProbe)
+    assert isinstance(second, OrderProbe)
     case.tell(Probed(first.pod, first.id, is_reached=False))
     case.now += 30.0
     assert case.tell(Tick()) == []
@@ -683,11 +683,11 @@ def test_a_probe_from_before_a_stall_says_nothing() -> None:
 def test_one_that_nobody_reached_is_in_the_next_world_only_when_it_speaks_again() -> None:
     case = launched("a0", "a1")
     (ask,) = case.pass_time(world.SILENCE + world.TICK, silent=["a1"])
-    assert isinstance(ask, Ask)
+    assert isinstance(ask, OrderProbe)
     case.tell(Probed("a0", ask.id, is_reached=False))
     assert case.tell(Regroup("a0", "r1", 1, is_quorum_awaited=False)) == [Formed(case.world)]
     assert case.members == ["a0"]
-    case.state.heard("a1", case.now)
+    case.state.message_received("a1", case.now)
     case.tell(Regroup("a0", "r2", 2))
     assert case.members == ["a0", "a1"]
 
@@ -697,7 +697,7 @@ def test_one_that_stops_ends_its_calls_and_is_in_no_later_world() -> None:
     assert case.tell(Stopping("a1")) == []
     assert case.lost == {}
     case.tell(Regroup("a0", "r1", 1))
-    case.pass_time(world.SETTLING + world.TICK)
+    case.pass_time(world.SETTLE_SECONDS + world.TICK)
     assert case.members == ["a0", "a2"]
     case.connect("a1", incarnation="j")
     case.tell(Regroup("a0", "r2", 2))
@@ -723,10 +723,10 @@ def test_members_that_have_not_connected_yet_are_not_lost() -> None:
     case.have("a0", "a1")
     case.want(2, good=1)
     case.connect("a0")
-    case.pass_time(world.STARTING - world.TICK)
+    case.pass_time(world.START_GRACE - world.TICK)
     assert case.lost == {}
     (ask,) = case.pass_time(world.TICK * 2)
-    assert isinstance(ask, Ask)
+    assert isinstance(ask, OrderProbe)
     case.tell(Probed("a0", ask.id, is_reached=True))
     assert case.lost == {}
 

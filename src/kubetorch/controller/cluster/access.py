@@ -4,23 +4,22 @@
                                      ├──► SubjectAccessReview ──► yes, or 403
     route ──► need ──────────────────┘
 
-Where the API server does not answer, nobody gets in. An answer is remembered for 10 s if it was
-yes, for 2 s if it was no, and never beyond the end of the token. Of users' tokens only hashes are
-kept.
+Without an answer of the API server every request is refused. A permission is remembered for 10 s, a
+refusal for 2 s, and neither beyond the end of the token. Of users' tokens only hashes are stored.
 Equal questions at one time are asked once. Refusals are remembered apart from permissions, so that
 a stranger with many questions cannot push out the answers of users who are allowed in.
 
-Pods prove who they are by the token of their service account, which names the pod. Pods to which
-Kubetorch gave no such token (`NamespacePods`) bring the token of their namespace instead, from the
-Secret `kubetorch-pod-token` of the namespace. The token opens sessions, and the blobs of the
-namespace, and only for pods of workloads that select pods by labels. Deleting the Secret makes the
-token void.
+Pods identify themselves by the token of their service account, which names the pod. Pods that
+Kubetorch did not make (`NamespacePods`) bring the token of their namespace instead, from the Secret
+`kubetorch-pod-token` of the namespace. The token opens sessions, and the blobs of the namespace,
+and only for pods of workloads that select pods by labels. Deleting the Secret makes the token void.
 
-The controller makes objects with its own rights, which are more than those of most users. Who may
-`create kubetorchworkloads` in a namespace may have pods there as Kubetorch renders them: its own
-kinds, its own service account, secrets and volumes that Kubetorch made. What goes beyond that is
-done only for users who could have made such an object themselves. A deploy that only selects pods
-makes none, but runs code in them and shows their logs, whoever made them and for whatever.
+The controller makes objects with its own rights, which are more than those of most users. Users
+who may `create kubetorchworkloads` in a namespace may have pods there as Kubetorch renders them:
+its own kinds, its own service account, secrets and volumes that Kubetorch made. Other objects are
+made only for users who could have made them themselves. A deploy that only selects pods makes none,
+but runs code in pods of other users and shows their logs: it needs rights on all pods of the
+namespace.
 """
 
 from __future__ import annotations
@@ -83,39 +82,39 @@ from kubetorch.wire.messages import Creator, Welcome
 
 #: Characters that a token may have.
 TOKEN_LIMIT = 32 * 1024
-#: Reviews at one time: fewer than the client has turns, so that strangers with many tokens hold up
-#: each other and nothing else that the controller asks of the API server.
-AT_ONCE = 12
+#: Reviews at one time: fewer than the client's requests at one time, so that strangers with many
+#: tokens hold up each other and no other request of the controller.
+CONCURRENT_REVIEWS = 12
 #: Seconds in which the same answer is given without asking again.
 ALLOWED_SECONDS, DENIED_SECONDS = 10.0, 2.0
 
 _POD_NAME = "authentication.kubernetes.io/pod-name"
 _POD_UID = "authentication.kubernetes.io/pod-uid"
-# Parts of workloads that the role kubetorch-view shows.
-_VIEWED = ("", "logs", "status", "volumes")
+# Subresources of workloads that the role kubetorch-view may read.
+_VIEW_ROLE_PARTS = ("", "logs", "status", "volumes")
 _ACCOUNT = "system:serviceaccount:"
 #: Answers of each kind that are remembered.
-SIZE = 4096
-#: Questions that are under way at one time; further ones are refused.
-UNDER_WAY = 512
+ANSWERS_LIMIT = 4096
+#: Questions that wait for an answer at one time; further ones are refused.
+OPEN_QUESTIONS_LIMIT = 512
 #: Seconds that an answer may take.
-PATIENCE = 15.0
+ANSWER_TIMEOUT = 15.0
 _Key = TypeVar("_Key", bound=Hashable)
 _Value = TypeVar("_Value")
-#: What somebody needs who has an object made that goes beyond: they could make it themselves.
+#: Verbs that a user needs on an object beyond those that Kubetorch renders.
 _OBJECT_VERBS = ("create", "patch")
 #: API groups whose kinds the cluster's own role `edit` has.
-_EDITED = ("", "apps", "batch")
+_EDIT_ROLE_GROUPS = ("", "apps", "batch")
 _CONTROLLER = "kubetorch-controller"
-#: What somebody needs on all pods of a namespace who selects some: verb and part.
+#: Verbs and subresources that a user needs on all pods of a namespace to select some of them.
 _SELECTED_PODS_VERBS = (("create", ""), ("patch", ""), ("get", "log"))
 #: Name of the Secret, and the key in it.
 SECRET, KEY = "kubetorch-pod-token", "token"
-#: Seconds that a token is good for, and those before its end in which the next deploy makes a new
-#: one. Pods that mount the Secret see the new one by themselves.
+#: Seconds that a token is valid, and seconds before its end in which the next deploy makes a new
+#: token. Pods that mount the Secret see the new token by themselves.
 LIFETIME, RENEWED_BEFORE = 365 * 86400.0, 90 * 86400.0
-#: Seconds in which the Secret is not read again, when it is there and when it is not.
-_KNOWN_SECONDS, _UNKNOWN_SECONDS = 10.0, 2.0
+#: Seconds for which the Secret is not read again, when it exists and when it does not.
+_PRESENT_SECONDS, _ABSENT_SECONDS = 10.0, 2.0
 _SUBJECT = "namespace-pods"
 _POD_TOKEN_HINT = f"mount the key {KEY!r} of the Secret {SECRET!r} of the pod's namespace"
 _HINT = (
@@ -130,7 +129,7 @@ class Verdict(NamedTuple):
 
 
 class UncheckedClaims(NamedTuple):
-    """What a token says of itself, which nobody has verified."""
+    """The claims of a token that are not verified."""
 
     audiences: tuple[str, ...] = ()
     expires: float | None = None
@@ -142,15 +141,15 @@ def token_claims(token: str) -> UncheckedClaims:
     if len(parts) != 3:
         return UncheckedClaims()
     try:
-        found = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
+        claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
     except (ValueError, binascii.Error, RecursionError):
         return UncheckedClaims()
-    if not isinstance(found, dict):
+    if not isinstance(claims, dict):
         return UncheckedClaims()
-    given, expires = found.get("aud"), found.get("exp")
-    audiences = given if isinstance(given, list) else [given]
+    audience_claim, expires = claims.get("aud"), claims.get("exp")
+    audiences = audience_claim if isinstance(audience_claim, list) else [audience_claim]
     return UncheckedClaims(
-        tuple(one for one in audiences if isinstance(one, str)),
+        tuple(audience for audience in audiences if isinstance(audience, str)),
         float(expires) if isinstance(expires, (int, float)) and abs(expires) < 1e15 else None,
     )
 
@@ -161,7 +160,7 @@ class Reviews:
     ) -> None:
         self._client = client
         self._watched = watched
-        #: The user that the controller itself is.
+        #: The service account of the controller itself.
         self.controller = User(
             f"{_ACCOUNT}{install_namespace}:{_CONTROLLER}",
             groups=(
@@ -170,26 +169,31 @@ class Reviews:
                 "system:authenticated",
             ),
         )
-        self._turns = asyncio.Semaphore(AT_ONCE)
+        self._turns = asyncio.Semaphore(CONCURRENT_REVIEWS)
 
     async def user(self, token: str, audiences: tuple[str, ...]) -> User | None:
-        asked = [AUDIENCE] if AUDIENCE in audiences else []
-        spec = {"token": token, **({"audiences": asked} if asked else {})}
+        requested_audiences = [AUDIENCE] if AUDIENCE in audiences else []
+        spec = {
+            "token": token,
+            **({"audiences": requested_audiences} if requested_audiences else {}),
+        }
         status = await self._review("authentication.k8s.io/v1", "TokenReview", spec)
         if status.get("authenticated") is not True or status.get("error"):
             return None
-        # A server that knows nothing of audiences names none, and has not checked ours.
-        if asked and AUDIENCE not in (status.get("audiences") or ()):
+        # A server without support for audiences names none, and has not checked ours.
+        if requested_audiences and AUDIENCE not in (status.get("audiences") or ()):
             return None
-        return _user(status.get("user") or {}, is_for_us=bool(asked))
+        return _user(status.get("user") or {}, is_for_us=bool(requested_audiences))
 
     async def verdict(self, user: User, need: Need) -> Verdict:
         """Review a right; without a namespace, in all watched ones."""
         if need.namespace or not self._watched:
             return await self._verdict(user, need)
         needs = [msgspec.structs.replace(need, namespace=where) for where in self._watched]
-        found = await asyncio.gather(*(self._verdict(user, one) for one in needs))
-        return next((one for one in found if not one.is_allowed), found[0])
+        verdicts = await asyncio.gather(
+            *(self._verdict(user, namespace_need) for namespace_need in needs)
+        )
+        return next((verdict for verdict in verdicts if not verdict.is_allowed), verdicts[0])
 
     async def _verdict(self, user: User, need: Need) -> Verdict:
         attributes = msgspec.structs.asdict(need)
@@ -246,39 +250,39 @@ def _unavailable() -> ControllerUnavailableError:
     )
 
 
-def grant(user: User, need: Need) -> str:
-    """The command with which an administrator lets somebody do something."""
-    is_view = need.verb in ("get", "list") and need.subresource in _VIEWED
+def grant_command(user: User, need: Need) -> str:
+    """The command with which an administrator grants a right to a user."""
+    is_view = need.verb in ("get", "list") and need.subresource in _VIEW_ROLE_PARTS
     role = "kubetorch-view" if is_view else "kubetorch-edit"
-    who, name = _subject(user), "NAME"
-    if who.startswith("--serviceaccount"):
-        name = who.rpartition(":")[2]
+    subject, name = _subject(user), "NAME"
+    if subject.startswith("--serviceaccount"):
+        name = subject.rpartition(":")[2]
     kind, where = "clusterrolebinding", ""
     if need.namespace:
         kind, where = "rolebinding", f" -n {need.namespace}"
-    return f"kubectl create {kind} {name}-{role} --clusterrole={role} {who}{where}"
+    return f"kubectl create {kind} {name}-{role} --clusterrole={role} {subject}{where}"
 
 
 def _subject(user: User) -> str:
-    """A user as `kubectl create rolebinding` has them."""
+    """The option of `kubectl create rolebinding` for a user."""
     account = user.name.removeprefix(_ACCOUNT)
     if user.name.startswith(_ACCOUNT) and account.partition(":")[2]:
         return f"--serviceaccount={account}"
     return f"--user={user.name}"
 
 
-def _user(found: Object, *, is_for_us: bool) -> User:
-    """The user of a review; a pod is one by a token for us alone, not by that for the API."""
-    name = str(found.get("username") or "")
+def _user(user_info: Object, *, is_for_us: bool) -> User:
+    """The user of a review; only a token for the audience of Kubetorch identifies a pod."""
+    name = str(user_info.get("username") or "")
     if not name:
         raise UnauthorizedError("the token belongs to a user without a name")
     extra = {
-        str(key): tuple(map(str, values)) for key, values in (found.get("extra") or {}).items()
+        str(key): tuple(map(str, values)) for key, values in (user_info.get("extra") or {}).items()
     }
     return User(
         name=name,
-        uid=str(found.get("uid") or ""),
-        groups=tuple(map(str, found.get("groups") or ())),
+        uid=str(user_info.get("uid") or ""),
+        groups=tuple(map(str, user_info.get("groups") or ())),
         extra=tuple(sorted(extra.items())),
         pod=_pod(name, extra) if is_for_us else None,
     )
@@ -295,7 +299,7 @@ def _pod(name: str, extra: dict[str, tuple[str, ...]]) -> BoundPod | None:
 
 class Answer(NamedTuple, Generic[_Value]):
     value: _Value
-    is_yes: bool
+    is_positive: bool
     seconds: float
 
 
@@ -306,82 +310,82 @@ class AnswerCache(Generic[_Key, _Value]):
         self,
         now: Callable[[], float],
         *,
-        size: int = SIZE,
-        under_way: int = UNDER_WAY,
-        patience: float = PATIENCE,
+        size: int = ANSWERS_LIMIT,
+        open_questions_limit: int = OPEN_QUESTIONS_LIMIT,
+        timeout: float = ANSWER_TIMEOUT,
     ) -> None:
         self._now = now
         self._size = size
-        self._limit = under_way
-        self._patience = patience
-        self._yes: OrderedDict[_Key, tuple[float, _Value]] = OrderedDict()
-        self._no: OrderedDict[_Key, tuple[float, _Value]] = OrderedDict()
-        self._asking: dict[_Key, asyncio.Task[_Value]] = {}
+        self._limit = open_questions_limit
+        self._timeout = timeout
+        self._positive: OrderedDict[_Key, tuple[float, _Value]] = OrderedDict()
+        self._negative: OrderedDict[_Key, tuple[float, _Value]] = OrderedDict()
+        self._open_questions: dict[_Key, asyncio.Task[_Value]] = {}
 
     async def get(self, key: _Key, ask: Callable[[], Awaitable[Answer[_Value]]]) -> _Value:
-        for memory in (self._yes, self._no):
-            known = memory.get(key)
-            if known is not None and known[0] > self._now():
+        for memory in (self._positive, self._negative):
+            cached_answer = memory.get(key)
+            if cached_answer is not None and cached_answer[0] > self._now():
                 memory.move_to_end(key)
-                return known[1]
-        task = self._asking.get(key)
+                return cached_answer[1]
+        task = self._open_questions.get(key)
         if task is None:
-            if len(self._asking) >= self._limit:
+            if len(self._open_questions) >= self._limit:
                 raise ControllerUnavailableError(
                     "the controller checks too many requests at this moment",
                     hint="try again in a moment",
                 )
             task = asyncio.get_running_loop().create_task(self._ask(key, ask))
-            self._asking[key] = task
-            task.add_done_callback(lambda done: self._asked(key, done))
-        # Whoever asked first may go away, and the others still wait for the answer.
+            self._open_questions[key] = task
+            task.add_done_callback(lambda done: self._close_question(key, done))
+        # The first caller may end, while later callers still wait for the answer.
         return await asyncio.shield(task)
 
     def forget(self, key: _Key) -> None:
-        self._yes.pop(key, None)
-        self._no.pop(key, None)
+        self._positive.pop(key, None)
+        self._negative.pop(key, None)
 
     def __len__(self) -> int:
-        return len(self._yes) + len(self._no)
+        return len(self._positive) + len(self._negative)
 
     async def _ask(self, key: _Key, ask: Callable[[], Awaitable[Answer[_Value]]]) -> _Value:
         try:
-            async with deadlines.timeout(self._patience):
+            async with deadlines.timeout(self._timeout):
                 answer = await ask()
         except (TimeoutError, asyncio.TimeoutError) as error:
             raise ControllerUnavailableError(
-                f"the API server has not said within {self._patience:.0f} s who may do this",
+                f"the API server has not said within {self._timeout:.0f} s who may do this",
                 hint="try again when the cluster's API server answers",
             ) from error
         self.forget(key)
         if answer.seconds > 0:
-            memory = self._yes if answer.is_yes else self._no
+            memory = self._positive if answer.is_positive else self._negative
             memory[key] = (self._now() + answer.seconds, answer.value)
             while len(memory) > self._size:
                 memory.popitem(last=False)
         return answer.value
 
-    def _asked(self, key: _Key, task: asyncio.Task[_Value]) -> None:
-        del self._asking[key]
+    def _close_question(self, key: _Key, task: asyncio.Task[_Value]) -> None:
+        del self._open_questions[key]
         if not task.cancelled():
-            task.exception()  # retrieved: all who waited for it may have gone
+            task.exception()  # retrieved: all callers may have ended
 
 
-class Seen(NamedTuple):
+class MountedObject(NamedTuple):
     """A secret or volume, as it is now."""
 
     kind: str
     name: str
     identity: str = ""
-    #: Whether whoever deploys may see it, since Kubetorch made it, or nothing is there.
-    is_free: bool = True
+    #: Whether any user who deploys may see it: Kubetorch made it, or it does not exist.
+    is_unrestricted: bool = True
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name!r}"
 
 
 class Clocks(NamedTuple):
-    """The time of day, and one that is never set."""
+    """The time of day, and a monotonic clock."""
 
     time: Callable[[], float]
     steady: Callable[[], float]
@@ -412,7 +416,7 @@ class ClusterAccess:
         self._verdicts: AnswerCache[tuple[User, Need], Verdict] = AnswerCache(clocks.steady)
 
     def check_origin(self, headers: Mapping[str, str]) -> None:
-        """See `Access`: no page may ask; the host is what the cluster and its ingress call us."""
+        """See `Access`: pages are refused; any host is good, since the ingress chooses it."""
         origin = headers.get("origin")
         if origin is not None:
             raise ForeignOriginError(
@@ -441,12 +445,12 @@ class ClusterAccess:
         return UnauthorizedError("the API server does not know this token", hint=_HINT)
 
     async def _review(self, token: str) -> Answer[User | None]:
-        said = token_claims(token)
-        user = await self._reviews.user(token, said.audiences)
+        claims = token_claims(token)
+        user = await self._reviews.user(token, claims.audiences)
         if user is None:
             return Answer(None, False, DENIED_SECONDS)
-        left = ALLOWED_SECONDS if said.expires is None else said.expires - self._time()
-        return Answer(user, True, min(ALLOWED_SECONDS, left))
+        seconds_left = ALLOWED_SECONDS if claims.expires is None else claims.expires - self._time()
+        return Answer(user, True, min(ALLOWED_SECONDS, seconds_left))
 
     async def authorize(self, principal: Principal, need: Need) -> None:
         if not isinstance(principal, User):
@@ -455,11 +459,13 @@ class ClusterAccess:
             )
         if need.namespace:
             names.check_namespace(need.namespace)
-        verdict = await self._verdicts.get((principal, need), lambda: self._judge(principal, need))
+        verdict = await self._verdicts.get(
+            (principal, need), lambda: self._review_right(principal, need)
+        )
         if not verdict.is_allowed:
             raise _forbidden(principal, need, verdict)
 
-    async def _judge(self, user: User, need: Need) -> Answer[Verdict]:
+    async def _review_right(self, user: User, need: Need) -> Answer[Verdict]:
         verdict = await self._reviews.verdict(user, need)
         seconds = ALLOWED_SECONDS if verdict.is_allowed else DENIED_SECONDS
         return Answer(verdict, verdict.is_allowed, seconds)
@@ -469,22 +475,31 @@ class ClusterAccess:
         user = principal if isinstance(principal, User) else None
         creator = self.creator(principal, spec.username)
         if spec.compute.is_selector_only:
-            why = "its pods are found by labels, so they may be anybody's"
+            reason = "its pods are found by labels, so they may be anybody's"
             needs = [
                 Need(verb, spec.namespace, "", part, PODS.group, PODS.plural)
                 for verb, part in _SELECTED_PODS_VERBS
             ]
-            await asyncio.gather(*(self._authorize_more(principal, need, why) for need in needs))
+            await asyncio.gather(
+                *(self._authorize_beyond(principal, need, reason) for need in needs)
+            )
             return Grant(user, creator=creator)
         manifest = rendering.of_workload(spec)
-        secrets, volumes = await self._look(spec.namespace, _mounted(spec, manifest))
-        foreign = next((one for one in (*secrets, *volumes) if not one.is_free), None)
-        why = beyond_rendered(spec)
-        if not why and foreign is not None:
-            why = f"its pods see the {foreign}, which Kubetorch did not make"
-        if why:
-            await self._authorize_object(principal, manifest, why)
-        return Grant(user, _identified(secrets), _identified(volumes), creator)
+        secrets, volumes = await self._mounted_objects(spec.namespace, _mounted(spec, manifest))
+        foreign_object = next(
+            (
+                mounted_object
+                for mounted_object in (*secrets, *volumes)
+                if not mounted_object.is_unrestricted
+            ),
+            None,
+        )
+        reason = beyond_rendered(spec)
+        if not reason and foreign_object is not None:
+            reason = f"its pods see the {foreign_object}, which Kubetorch did not make"
+        if reason:
+            await self._authorize_object(principal, manifest, reason)
+        return Grant(user, _identities(secrets), _identities(volumes), creator)
 
     async def check_mounts(
         self,
@@ -494,34 +509,37 @@ class ClusterAccess:
         *,
         is_running: bool,
     ) -> None:
-        """See `Access`: what is there by now under the names of what was mounted is compared.
+        """See `Access`: the present objects under the mounted names are compared with the grants.
 
-        Whoever deploys may see what Kubetorch made; what was there when they did; and all that they
-        have the right to have objects mount.
+        Users who deploy may see the secrets and volumes that Kubetorch made, those that existed at
+        the time of their deploy, and those that they have the right to mount.
         """
         latest = grants[0]
         if latest is None:
             return  # an earlier version deployed it
-        secrets, volumes = await self._look(spec.namespace, mounted)
-        known = [one for one in grants if one is not None]
-        granted = {("secret", *each) for one in known for each in one.secrets}
-        granted |= {("volume", *each) for one in known for each in one.volumes}
-        for one in (*secrets, *volumes):
-            if not one.identity:
-                if not is_running and one.name not in mounted.optional:
+        secrets, volumes = await self._mounted_objects(spec.namespace, mounted)
+        known_grants = [grant for grant in grants if grant is not None]
+        granted = {("secret", *secret) for grant in known_grants for secret in grant.secrets}
+        granted |= {("volume", *volume) for grant in known_grants for volume in grant.volumes}
+        for mounted_object in (*secrets, *volumes):
+            if not mounted_object.identity:
+                if not is_running and mounted_object.name not in mounted.optional:
                     raise ForbiddenError(
-                        f"the {one} that the pod of {spec.name} was started with is gone",
+                        f"the {mounted_object} that the pod of {spec.name} was started with is "
+                        "gone",
                         hint="another pod takes its place; deploy again if that is refused too",
                     )
-            elif not (one.is_free or one[:3] in granted):
-                await self._check_replaced(spec, latest.user, one)
+            elif not (mounted_object.is_unrestricted or mounted_object[:3] in granted):
+                await self._check_replaced(spec, latest.user, mounted_object)
 
-    async def _check_replaced(self, spec: WorkloadSpec, user: User | None, one: Seen) -> None:
-        """Refuse what took the place of what was granted to who has no right to it."""
-        who = "nobody with a right to it" if user is None else user.name
+    async def _check_replaced(
+        self, spec: WorkloadSpec, user: User | None, mounted_object: MountedObject
+    ) -> None:
+        """Refuse an object in the place of a granted one to a user without a right to it."""
+        deployer = "nobody with a right to it" if user is None else user.name
         error = ForbiddenError(
-            f"a pod of {spec.name} has the {one} mounted, which Kubetorch did not make, and which "
-            f"is not what was there when {spec.name} was deployed by {who}",
+            f"a pod of {spec.name} has the {mounted_object} mounted, which Kubetorch did not make, "
+            f"and which is not what was there when {spec.name} was deployed by {deployer}",
             hint=f"let somebody deploy {spec.name} who may see it",
         )
         if user is None:
@@ -531,29 +549,33 @@ class ClusterAccess:
         except ForbiddenError as refusal:
             raise error from refusal
 
-    async def _look(self, namespace: str, mounted: Mounted) -> tuple[list[Seen], list[Seen]]:
-        """The secrets and volumes of these names, as they are now."""
-        of_secrets, of_volumes = self._stores
+    async def _mounted_objects(
+        self, namespace: str, mounted: Mounted
+    ) -> tuple[list[MountedObject], list[MountedObject]]:
+        """The secrets and volumes that are mounted, as they are now."""
+        secret_store, volume_store = self._stores
         secrets, volumes = await asyncio.gather(
-            asyncio.gather(*(of_secrets.get(namespace, name) for name in mounted.secrets)),
-            asyncio.gather(*(of_volumes.get(namespace, name) for name in mounted.claims)),
+            asyncio.gather(*(secret_store.get(namespace, name) for name in mounted.secrets)),
+            asyncio.gather(*(volume_store.get(namespace, name) for name in mounted.claims)),
         )
         return (
             [
-                Seen("secret", name, one.identity, labels.MOUNT_TYPE in one.labels)
-                if one is not None
-                else Seen("secret", name)
-                for name, one in zip(mounted.secrets, secrets, strict=True)
+                MountedObject("secret", name, secret.identity, labels.MOUNT_TYPE in secret.labels)
+                if secret is not None
+                else MountedObject("secret", name)
+                for name, secret in zip(mounted.secrets, secrets, strict=True)
             ],
             [
-                Seen("volume", name, one.identity, one.is_ours)
-                if one is not None
-                else Seen("volume", name)
-                for name, one in zip(mounted.claims, volumes, strict=True)
+                MountedObject("volume", name, volume.identity, volume.is_ours)
+                if volume is not None
+                else MountedObject("volume", name)
+                for name, volume in zip(mounted.claims, volumes, strict=True)
             ],
         )
 
-    async def _authorize_object(self, principal: Principal, manifest: Manifest, why: str) -> None:
+    async def _authorize_object(
+        self, principal: Principal, manifest: Manifest, reason: str
+    ) -> None:
         resource = await self._reviews.resource_of(manifest)
         if not resource.is_namespaced:
             raise SpecError(f"a {resource.kind} lies in no namespace, so it can be no service")
@@ -564,9 +586,9 @@ class ClusterAccess:
 
         # The chart grants the controller the kinds that Kubetorch knows; without its operator a
         # kind is an error of its own.
-        is_own = kinds.find(manifest) is None and await self._reviews.is_served(manifest)
-        asked = failures.MAKER_VERBS if is_own else ()
-        lacking = [verb for verb in asked if not await self._controller_may(need(verb))]
+        is_custom_kind = kinds.find(manifest) is None and await self._reviews.is_served(manifest)
+        maker_verbs = failures.MAKER_VERBS if is_custom_kind else ()
+        lacking = [verb for verb in maker_verbs if not await self._controller_may(need(verb))]
         rule = ""
         if lacking:
             rule = (
@@ -574,7 +596,7 @@ class ClusterAccess:
                 f"resources: [{resource.plural}], verbs: [{', '.join(lacking)}]"
             )
         for verb in _OBJECT_VERBS:
-            await self._authorize_more(principal, need(verb), why, rule)
+            await self._authorize_beyond(principal, need(verb), reason, rule)
         if lacking:
             controller = self._reviews.controller
             error = _forbidden(controller, need(lacking[0]), Verdict(False, ""))
@@ -584,22 +606,24 @@ class ClusterAccess:
 
     async def _controller_may(self, need: Need) -> bool:
         user = self._reviews.controller
-        verdict = await self._verdicts.get((user, need), lambda: self._judge(user, need))
+        verdict = await self._verdicts.get((user, need), lambda: self._review_right(user, need))
         return verdict.is_allowed
 
-    async def _authorize_more(
-        self, principal: Principal, need: Need, why: str, rule: str = ""
+    async def _authorize_beyond(
+        self, principal: Principal, need: Need, reason: str, rule: str = ""
     ) -> None:
-        """Refuse what goes beyond to who could not do it themselves.
+        """Refuse a deploy beyond rendered pods to a user who lacks the right to make the object.
 
-        `rule`: what the controller would lack for it, too.
+        `reason` says what goes beyond; `rule` is a rule that the controller itself lacks, too.
         """
         try:
             await self.authorize(principal, need)
         except ForbiddenError as error:
             kind = f"{need.kind}.{need.group}" if need.group else need.kind
-            error.hint = f"{why}, and for that you need the right to {need.verb} {kind} yourself; "
-            if need.group in _EDITED:
+            error.hint = (
+                f"{reason}, and for that you need the right to {need.verb} {kind} yourself; "
+            )
+            if need.group in _EDIT_ROLE_GROUPS:
                 error.hint += (
                     "let an administrator bind you the ClusterRole edit in namespace "
                     f"{need.namespace}"
@@ -615,8 +639,8 @@ class ClusterAccess:
     def creator(self, principal: Principal, username: str | None) -> Creator:
         """See `Access`: a pod deploys for the creator of its workload."""
         pod = principal.pod if isinstance(principal, User) else None
-        found = None if pod is None else self._pods.workload_of(pod)
-        return (found and found.creator) or Creator(name_of(principal), username)
+        workload = None if pod is None else self._pods.workload_of(pod)
+        return (workload and workload.creator) or Creator(name_of(principal), username)
 
     def namespace_of_pod(self, principal: Principal) -> str | None:
         if isinstance(principal, NamespacePods):
@@ -627,7 +651,7 @@ class ClusterAccess:
         return None
 
     def check_pod(self, principal: Principal, pod: PodIdentity) -> None:
-        """See `Access`: the token names the pod, or is for all pods that somebody else made."""
+        """See `Access`: the token names the pod, or is for all pods that Kubetorch did not make."""
         if isinstance(principal, NamespacePods):
             if principal.namespace != pod.namespace:
                 raise UnauthorizedError(f"this token is not for pods of {pod.namespace}")
@@ -645,34 +669,36 @@ class ClusterAccess:
             raise UnauthorizedError(f"this token is of an earlier pod {pod.pod}")
 
     def welcome(self, pod: PodIdentity) -> Welcome:
-        """See `Access`: the key by which the pod knows tokens for its workload."""
+        """See `Access`: the key with which the pod verifies tokens for its workload."""
         audience = tokens.audience(pod.namespace, pod.workload)
         key = tokens.workload_key(self._secret, audience)
         return Welcome(
             key=key.hex(),
             version=__version__,
             protocol=versions.PROTOCOL,
-            app_hosts=self._hosts.known(pod.namespace, pod.workload),
+            app_hosts=self._hosts.allowed_hosts(pod.namespace, pod.workload),
         )
 
 
 def _commands(need: Need, users: Sequence[User]) -> str:
-    """What grants a kind of somebody's own to users, for people."""
+    """The commands that grant users the rights on a custom kind."""
     kind = f"{need.resource}.{need.group}"
     subjects = [_subject(user) for user in users]
     commands = failures.grant_commands(kind, failures.MAKER_VERBS, subjects, need.namespace)
     return f"an administrator grants it with\n{commands}\nor by rbac.extraRules of the chart"
 
 
-def _identified(found: Sequence[Seen]) -> tuple[tuple[str, str], ...]:
-    return tuple((one.name, one.identity) for one in found)
+def _identities(mounted_objects: Sequence[MountedObject]) -> tuple[tuple[str, str], ...]:
+    return tuple(
+        (mounted_object.name, mounted_object.identity) for mounted_object in mounted_objects
+    )
 
 
 def _forbidden(user: User, need: Need, verdict: Verdict) -> ForbiddenError:
-    said = f": {verdict.reason}" if verdict.reason else ""
+    review_reason = f": {verdict.reason}" if verdict.reason else ""
     error = ForbiddenError(
-        f"{user.name} may not {need}{said}",
-        hint=f"ask an administrator: {grant(user, need)}",
+        f"{user.name} may not {need}{review_reason}",
+        hint=f"ask an administrator: {grant_command(user, need)}",
     )
     error.user, error.verb, error.resource = user.name, need.verb, need.kind
     error.namespace = need.namespace
@@ -696,12 +722,22 @@ def beyond_rendered(spec: WorkloadSpec) -> str:
 def _mounted(spec: WorkloadSpec, manifest: Manifest) -> Mounted:
     """The names of the secrets and claims that the pods of an object see."""
     workload = WorkloadManifest.parse(manifest, spec.compute.pod_template_path)
-    seen = [read_mounted(one.spec, one.container) for one in workload.templates]
+    template_mounts = [
+        read_mounted(template.spec, template.container) for template in workload.templates
+    ]
     secrets = [ref.object_name for ref in spec.compute.secrets]
     claims = [volume.claim_name for volume in spec.compute.volumes]
     return Mounted(
-        tuple(dict.fromkeys([*secrets, *(name for one in seen for name in one.secrets)])),
-        tuple(dict.fromkeys([*claims, *(name for one in seen for name in one.claims)])),
+        tuple(
+            dict.fromkeys(
+                [*secrets, *(name for mounts in template_mounts for name in mounts.secrets)]
+            )
+        ),
+        tuple(
+            dict.fromkeys(
+                [*claims, *(name for mounts in template_mounts for name in mounts.claims)]
+            )
+        ),
     )
 
 
@@ -711,64 +747,66 @@ class WorkloadPods:
 
     def workload_of(self, pod: BoundPod) -> Workload | None:
         for workload in self._workloads.in_namespace(pod.namespace):
-            for one in workload.pods:
-                if one.name == pod.name:
-                    return workload if one.uid in ("", pod.uid) else None
+            for pod_status in workload.pods:
+                if pod_status.name == pod.name:
+                    return workload if pod_status.uid in ("", pod.uid) else None
         return None
 
     def uid_of(self, pod: PodIdentity) -> str | None:
-        """Identity of a pod of a workload; empty when it is not known, `None` without a pod."""
+        """The uid of a pod of a workload; empty while it is not known, `None` without the pod."""
         workload = self._workloads.workload_of(pod)
-        found = [] if workload is None else workload.pods
-        return next((one.uid for one in found if one.name == pod.pod), None)
+        pod_statuses = [] if workload is None else workload.pods
+        return next(
+            (pod_status.uid for pod_status in pod_statuses if pod_status.name == pod.pod), None
+        )
 
     def is_selector_only(self, namespace: str, workload: str) -> bool:
-        """True for a workload whose pods are made by somebody else."""
+        """True for a workload whose pods Kubetorch did not make."""
         try:
-            found = self._workloads.get(namespace, workload)
+            deployed_workload = self._workloads.get(namespace, workload)
         except ServiceNotFoundError:
             return False
-        return found.spec.compute.is_selector_only
+        return deployed_workload.spec.compute.is_selector_only
 
 
 class PodTokens:
-    """The tokens of namespaces, which pods bring that Kubetorch did not make."""
+    """The tokens of namespaces, for pods that Kubetorch did not make."""
 
     def __init__(self, client: Client, *, secret: bytes, clocks: Clocks) -> None:
         self._client = client
         self._secret = secret
         self._time = clocks.time
-        self._current: AnswerCache[str, str] = AnswerCache(clocks.steady)
+        self._token_cache: AnswerCache[str, str] = AnswerCache(clocks.steady)
 
     async def ensure(self, namespace: str) -> None:
         """Provide a token in a namespace that is valid for some time."""
         token = await self._read(namespace)
-        if token and self._left(namespace, token) > RENEWED_BEFORE:
+        if token and self._seconds_left(namespace, token) > RENEWED_BEFORE:
             return
         manifest = self._manifest(namespace)
         try:
             await self._client.create(manifest)
         except KubernetesConflictError:
             await self._client.apply(manifest, force=True)
-        self._current.forget(namespace)
+        self._token_cache.forget(namespace)
 
     async def check(self, token: str) -> str:
-        """The namespace that a token is of."""
+        """The namespace of a token; raises `UnauthorizedError` for any other token."""
         audience = tokens.claimed_audience(token)
-        namespace, _, what = audience.partition("/")
-        if what != "*":
+        namespace, _, workload = audience.partition("/")
+        if workload != "*":
             raise UnauthorizedError("this token is not for the controller", hint=_POD_TOKEN_HINT)
         claims = self._verify(namespace, token)
         if claims.subject != _SUBJECT:
             raise UnauthorizedError("this token is not for the controller", hint=_POD_TOKEN_HINT)
-        current = await self._current.get(namespace, lambda: self._look(namespace))
+        current = await self._token_cache.get(namespace, lambda: self._current_token(namespace))
         if not hmac.compare_digest(current.encode(), token.encode()):
             raise UnauthorizedError(
                 "this token is void, there is a newer one", hint=_POD_TOKEN_HINT
             )
         return namespace
 
-    async def _look(self, namespace: str) -> Answer[str]:
+    async def _current_token(self, namespace: str) -> Answer[str]:
         try:
             token = await self._read(namespace)
         except KubetorchError as error:
@@ -776,21 +814,21 @@ class PodTokens:
                 f"the controller cannot read the Secret {SECRET} of namespace {namespace}",
                 hint="try again when the cluster's API server answers",
             ) from error
-        seconds = _KNOWN_SECONDS if token else _UNKNOWN_SECONDS
+        seconds = _PRESENT_SECONDS if token else _ABSENT_SECONDS
         return Answer(token, bool(token), seconds)
 
     async def _read(self, namespace: str) -> str:
-        """The token that lies there; empty when there is none."""
+        """The token in the Secret; empty without one."""
         try:
-            found = await self._client.get(Ref(SECRETS, SECRET, namespace))
+            secret = await self._client.get(Ref(SECRETS, SECRET, namespace))
         except KubernetesNotFoundError:
             return ""
         try:
-            return base64.b64decode((found.get("data") or {}).get(KEY) or "").decode("ascii")
+            return base64.b64decode((secret.get("data") or {}).get(KEY) or "").decode("ascii")
         except (binascii.Error, UnicodeDecodeError):
             return ""
 
-    def _left(self, namespace: str, token: str) -> float:
+    def _seconds_left(self, namespace: str, token: str) -> float:
         try:
             return self._verify(namespace, token).expires - self._time()
         except UnauthorizedError:

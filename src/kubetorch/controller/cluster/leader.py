@@ -1,22 +1,22 @@
 """The election of the controller that leads, by a Lease, and the label of the pod that leads.
 
-async with Election(client, namespace="kubetorch", place=pod_name) as election:
+async with Election(client, namespace="kubetorch", pod=pod_name) as election:
     await election.won()
     ...                       # until `election.lost()` returns: then end this process
 
 A `Candidate` decides, without I/O: a Lease comes in, an action out.
 
-    not there, free, or not renewed for its duration ──► Take ──► leading ──(each period)──► Take
-    somebody else's ──► Wait                                         │
-                                       (somebody else's) ──► lost ◄──┘
+    missing, free, or not renewed for its duration ──► Write ──► leading ──(each period)──► Write
+    of another candidate ──► Wait                                  │
+                              (another candidate writes it) ──► lost
 
 The clocks of two machines are never compared: what counts is how long this candidate has seen the
 lease unchanged, by its own clock. A lease is written only over the version that was seen, so of two
-candidates that take it at the same time one finds out.
+candidates that write it at the same time, one gets a conflict.
 
 A leader that cannot reach the API server does not know whether it still leads, and changes nothing.
-It goes on when it finds its lease as it left it: as long as nobody reaches the API server, nobody
-takes over. A candidate that could not look counts from when it could.
+It goes on when it finds its lease as it left it: as long as no candidate reaches the API server,
+none takes over. A candidate whose watch was broken counts from the moment at which it worked again.
 
 The Service and clients find the pod that leads by the label.
 """
@@ -48,21 +48,27 @@ LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 NAME = "kubetorch-controller"
 #: Seconds that one request may take.
 _TIMEOUT = 3.0
-#: Seconds between two looks whether the lease is watched at all: a watch that broke is retried
-#: after longer pauses.
-_LOOK = 0.5
+#: Seconds between two checks that the watch of the lease works: a watch that broke is retried after
+#: longer pauses.
+_WATCH_CHECK_INTERVAL = 0.5
 #: Labels of all pods of the controller.
 PODS_OF_CONTROLLER = "app.kubernetes.io/name=kubetorch,app.kubernetes.io/component=controller"
 #: Seconds until pods that could not be marked are marked again.
-PAUSE = 1.0
+MARK_RETRY_DELAY = 1.0
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Times:
+    """The times of an election, in seconds."""
+
+    #: How long a lease that is not renewed keeps other candidates out.
     duration: float = 10.0
+    #: How long after a renewal the leader may change something: less than the duration, so that it
+    #: stops before another candidate begins.
     tenure: float = 7.0
+    #: Time between two renewals.
     period: float = 2.0
 
 
@@ -71,11 +77,11 @@ TIMES = Times()
 
 @dataclass(frozen=True)
 class Read:
-    """Look at the lease."""
+    """Read the lease."""
 
 
 @dataclass(frozen=True)
-class Take:
+class Write:
     """Write the lease: to lead, or to go on leading."""
 
     body: Object
@@ -87,27 +93,38 @@ class Wait:
     seconds: float
 
 
-Step = Read | Take | Wait
+Step = Read | Write | Wait
 
 
 class Candidate:
+    """Decides when to read and when to write the lease.
+
+    Attributes:
+        identity: Name in the lease: the pod, and a number that differs for each of its processes.
+        was_leading: Whether this candidate has led, now or before.
+    """
+
     def __init__(
-        self, *, namespace: str, name: str, place: str, nonce: str, times: Times = TIMES
+        self, *, namespace: str, name: str, pod: str, nonce: str, times: Times = TIMES
     ) -> None:
-        self.identity = f"{place}_{nonce}"
+        self.identity = f"{pod}_{nonce}"
         self.was_leading = False
-        self._place = place
+        self._pod = pod
         self._times = times
         self._metadata = {"namespace": namespace, "name": name}
+        #: The lease as the server had it last.
         self._lease: Object | None = None
-        self._is_known = False
-        self._since = 0.0
-        self._renewed: float | None = None
+        #: Whether the server still has it: not after a conflict, nor after a request that failed.
+        self._is_lease_known = False
+        #: When the lease was seen to change last, by this candidate's clock.
+        self._unchanged_since = 0.0
+        #: When this candidate began its last successful write; `None` while it does not lead.
+        self._renewed_at: float | None = None
         self._pause_until = -math.inf
 
     @property
     def holder(self) -> str:
-        """The leader, as far as is known; empty without a leader."""
+        """The identity of the leader, as far as is known; empty without a leader."""
         spec = (self._lease or {}).get("spec") or {}
         return str(spec.get("holderIdentity") or "")
 
@@ -115,67 +132,71 @@ class Candidate:
     def is_lost(self) -> bool:
         """True if another candidate leads now, after this one."""
         is_others = self.holder not in ("", self.identity)
-        return self.was_leading and self._is_known and is_others
+        return self.was_leading and self._is_lease_known and is_others
 
     def is_leading(self, now: float) -> bool:
         """True if this candidate may change something now."""
         return (
-            self._renewed is not None
-            and now < self._renewed + self._times.tenure
+            self._renewed_at is not None
+            and now < self._renewed_at + self._times.tenure
             and not self.is_lost
         )
 
-    def seen(self, lease: Object | None, now: float) -> None:
-        """The server has this lease, or none."""
-        if _told(lease) != _told(self._lease) or not self._is_known:
-            self._since = now
-        self._lease, self._is_known = lease, True
+    def observe(self, lease: Object | None, now: float) -> None:
+        """Note the lease that the server has, or that it has none."""
+        if _renewal(lease) != _renewal(self._lease) or not self._is_lease_known:
+            self._unchanged_since = now
+        self._lease, self._is_lease_known = lease, True
         if self.holder != self.identity:
-            self._renewed = None
+            self._renewed_at = None
 
-    def taken(self, lease: Object, now: float) -> None:
-        """The server took what was written at this moment."""
-        self.seen(lease, now)
-        self._renewed = now
+    def written(self, lease: Object, now: float) -> None:
+        """Note a lease that this candidate has written; the write began at this moment."""
+        self.observe(lease, now)
+        self._renewed_at = now
         self.was_leading = True
         self._pause_until = -math.inf
 
-    def blind(self, now: float) -> None:
-        """Changes of the lease would not arrive at this moment."""
-        self._since = now
+    def watch_failed(self, now: float) -> None:
+        """Note that changes of the lease do not arrive at this moment."""
+        self._unchanged_since = now
 
-    def refused(self, now: float) -> None:
-        """Another candidate was faster."""
-        self._is_known = False
+    def conflicted(self, now: float) -> None:
+        """Note that another candidate wrote first."""
+        self._is_lease_known = False
         self._pause_until = now
 
     def failed(self, now: float) -> None:
-        """The server did not answer, so nobody can say how old the lease is."""
-        self._is_known = False
-        self._since = now
+        """Note that the server did not answer, so that the age of the lease is not known."""
+        self._is_lease_known = False
+        self._unchanged_since = now
         self._pause_until = now + self._times.period / 2
 
     def step(self, now: float, moment: float) -> Step:
         if now < self._pause_until:
             return Wait(self._pause_until - now)
-        if not self._is_known:
+        if not self._is_lease_known:
             return Read()
-        left = self._left(now)
-        return Wait(left) if left > 0 else Take(self._body(moment), self._lease is None)
+        seconds_left = self._seconds_left(now)
+        return (
+            Wait(seconds_left)
+            if seconds_left > 0
+            else Write(self._body(moment), self._lease is None)
+        )
 
     def resignation(self, moment: float) -> Object:
-        """The lease without a holder: the next one takes it at once."""
+        """The lease without a holder: the next candidate writes it at once."""
         body = self._body(moment)
         return {**body, "spec": {**body["spec"], "holderIdentity": "", "leaseDurationSeconds": 1}}
 
-    def _left(self, now: float) -> float:
-        """Seconds until the lease can be taken, or has to be renewed."""
+    def _seconds_left(self, now: float) -> float:
+        """Seconds until this candidate may write the lease, or has to renew it."""
         if self.holder == self.identity:
-            return 0.0 if self._renewed is None else self._renewed + self._times.period - now
-        if not self.holder or self.holder.rpartition("_")[0] == self._place:
+            return 0.0 if self._renewed_at is None else self._renewed_at + self._times.period - now
+        if not self.holder or self.holder.rpartition("_")[0] == self._pod:
             return 0.0
         duration = (self._lease or {})["spec"].get("leaseDurationSeconds") or self._times.duration
-        return self._since + float(duration) - now
+        return self._unchanged_since + float(duration) - now
 
     def _body(self, moment: float) -> Object:
         old = (self._lease or {}).get("spec") or {}
@@ -198,7 +219,7 @@ class Candidate:
         }
 
 
-def _told(lease: Object | None) -> tuple[object, object] | None:
+def _renewal(lease: Object | None) -> tuple[object, object] | None:
     """The parts of a lease that change with each renewal."""
     if lease is None:
         return None
@@ -207,14 +228,14 @@ def _told(lease: Object | None) -> tuple[object, object] | None:
 
 
 class Election:
-    """One candidate; an asynchronous context manager, which resigns when it is left."""
+    """Takes part in the election as one candidate; the end of the context resigns."""
 
     def __init__(
         self,
         client: Client,
         *,
         namespace: str,
-        place: str,
+        pod: str,
         times: Times = TIMES,
         name: str = NAME,
         clock: Callable[[], float] = time.monotonic,
@@ -225,7 +246,7 @@ class Election:
         self._candidate = Candidate(
             namespace=namespace,
             name=name,
-            place=place,
+            pod=pod,
             nonce=secrets.token_hex(4),
             times=times,
         )
@@ -244,7 +265,7 @@ class Election:
         await self.close()
 
     async def close(self) -> None:
-        """Stop, and let the next one lead at once."""
+        """Stop, and let the next candidate lead at once."""
         task, self._task = self._task, None
         if task is None:
             return
@@ -270,10 +291,10 @@ class Election:
             await self._changes.wait()
 
     def _on_change(self, change: Change) -> None:
-        # Not while a lease is ours: then the answers to our own writes say it, and sooner.
+        # While the lease is ours, the answers to our own writes are sooner than the watch.
         if not self.is_leading or self._is_others(change):
-            found = None if change.kind == DELETED else change.object
-            self._candidate.seen(found, self._clock())
+            lease = None if change.kind == DELETED else change.object
+            self._candidate.observe(lease, self._clock())
         self._changes.notify()
 
     def _is_others(self, change: Change) -> bool:
@@ -286,21 +307,21 @@ class Election:
             step = candidate.step(self._clock(), time.time())
             if isinstance(step, Wait):
                 with contextlib.suppress(TimeoutError):
-                    async with deadlines.timeout(min(step.seconds, _LOOK)):
+                    async with deadlines.timeout(min(step.seconds, _WATCH_CHECK_INTERVAL)):
                         await self._changes.wait()
                 if self._informer.error is not None:
-                    candidate.blind(self._clock())
+                    candidate.watch_failed(self._clock())
                 continue
-            led = self.is_leading
+            was_leading = self.is_leading
             try:
                 async with deadlines.timeout(_TIMEOUT):
-                    await self._do(step)
+                    await self._carry_out(step)
             except KubernetesConflictError:
-                candidate.refused(self._clock())
+                candidate.conflicted(self._clock())
             except (KubetorchError, TimeoutError) as error:
                 _log.warning("lease not reached step=%s error=%r", type(step).__name__, error)
                 candidate.failed(self._clock())
-            if self.is_leading and not led:
+            if self.is_leading and not was_leading:
                 _log.info("leads identity=%s", candidate.identity)
             self._changes.notify()
         _log.error("lost the lease to %s", candidate.holder or "nobody")
@@ -310,32 +331,32 @@ class Election:
             await self._client.replace(self._candidate.resignation(time.time()))
         except KubernetesConflictError:
             # A renewal that was cut off a moment ago arrived all the same.
-            await self._do(Read())
+            await self._carry_out(Read())
             if self._candidate.holder != self._candidate.identity:
                 return
             await self._client.replace(self._candidate.resignation(time.time()))
         _log.info("resigned identity=%s", self._candidate.identity)
 
-    async def _do(self, step: Read | Take) -> None:
-        begun = self._clock()
-        if isinstance(step, Take):
+    async def _carry_out(self, step: Read | Write) -> None:
+        started_at = self._clock()
+        if isinstance(step, Write):
             write = self._client.create if step.is_new else self._client.replace
-            self._candidate.taken(await write(step.body), begun)
+            self._candidate.written(await write(step.body), started_at)
             return
         try:
-            found = await self._client.get(self._ref)
+            lease = await self._client.get(self._ref)
         except KubernetesNotFoundError:
-            self._candidate.seen(None, begun)
+            self._candidate.observe(None, started_at)
         else:
-            self._candidate.seen(found, begun)
+            self._candidate.observe(lease, started_at)
 
 
 class LeaderLabel:
-    """The pod that leads is marked, and no other; an asynchronous context manager.
+    """Keeps the label on the pod that leads, and on no other; an asynchronous context manager.
 
-    The pods are watched, because one that lost the lead a moment ago may have been about to mark
-    itself. A process that is no pod of the installation, such as a test's, marks nothing. When it
-    is left, the mark stays until the next one leads.
+    It watches the pods, because a pod that lost the lead a moment ago may have been about to mark
+    itself. A process that is no pod of the installation, such as a test's, marks nothing. After the
+    context the label stays until the next controller leads.
     """
 
     def __init__(
@@ -344,7 +365,7 @@ class LeaderLabel:
         self._client = client
         self._namespace = namespace
         self._identity = identity
-        self._won = won
+        self._leads = won
         self._changed = asyncio.Event()
         self._informer = Informer(
             client,
@@ -356,7 +377,7 @@ class LeaderLabel:
     async def __aenter__(self) -> LeaderLabel:
         await self._mark()
         await self._informer.__aenter__()
-        self._task = asyncio.create_task(self._keep(), name="mark")
+        self._task = asyncio.create_task(self._keep_marked(), name="mark")
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -364,7 +385,7 @@ class LeaderLabel:
             await cancel_all([self._task])
         await self._informer.close()
 
-    async def _keep(self) -> None:
+    async def _keep_marked(self) -> None:
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -374,16 +395,20 @@ class LeaderLabel:
                 await self._mark()
             except KubetorchError as error:
                 _log.warning("pod not marked pod=%s error=%s", self._identity, error)
-                await asyncio.sleep(PAUSE)
+                await asyncio.sleep(MARK_RETRY_DELAY)
                 self._changed.set()
 
     def _is_right(self, pods: Iterable[Object]) -> bool:
-        found = {one["metadata"]["name"]: one["metadata"].get("labels") or {} for one in pods}
-        marked = {name: tags[labels.LEADS] for name, tags in found.items() if labels.LEADS in tags}
-        return marked == ({self._identity: "true"} if self._identity in found else {})
+        labels_by_pod = {
+            pod["metadata"]["name"]: pod["metadata"].get("labels") or {} for pod in pods
+        }
+        marks_by_pod = {
+            name: tags[labels.LEADS] for name, tags in labels_by_pod.items() if labels.LEADS in tags
+        }
+        return marks_by_pod == ({self._identity: "true"} if self._identity in labels_by_pod else {})
 
     async def _mark(self) -> None:
-        await self._won()
+        await self._leads()
         selection = Selection(PODS, self._namespace, labels=f"{PODS_OF_CONTROLLER},{labels.LEADS}")
         for pod in (await self._client.list(selection)).items:
             if pod["metadata"]["name"] != self._identity:

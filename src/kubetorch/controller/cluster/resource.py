@@ -1,13 +1,13 @@
 """A workload as an object of kind `KubetorchWorkload`. Pure.
 
-`spec` says what is wanted: the generation, and what it is. It is written in one piece, so a
-generation is there with all that it consists of, or it is not there. `status` says what became of
-it, and is written later; what it says of another generation than the wanted one is not believed.
+`spec` has the wanted generation, with the earlier ones that may be served again. It is written in
+one piece, so a generation is stored completely or not at all. `status` has what became of the
+generation, and is written later; a failure that it has of another generation is ignored.
 
-The words of a spec become those of Kubernetes (`inactivity_ttl` is `inactivityTtl`), pairs become
-entries with `name` and `value`, and what has its default is left out, so that people can read it.
-Nothing is lost: `load` gives back what `dump` was given, also when the API server has sorted the
-keys and forgotten which numbers had a fraction.
+Names of fields become those of Kubernetes (`inactivity_ttl` is `inactivityTtl`), pairs become
+entries with `name` and `value`, and fields that have their default are left out, so that people can
+read the object. Nothing is lost: `load` returns the value that `dump` got, also when the API server
+has sorted the keys and forgotten which numbers had a fraction.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ SIZE_LIMIT = 1024 * 1024
 _FAILURE_LIMIT, _TEXT_LIMIT = 64 * 1024, 8 * 1024
 #: Characters that the message of an event may have.
 _MESSAGE_LIMIT = 1024
-# Named by the object itself.
+# Fields that are in the metadata of the object.
 _IDENTITY = ("namespace", "name")
 
 
-def dump(value: Any) -> Any:  # noqa: ANN401  # whatever a spec consists of
+def dump(value: Any) -> Any:  # noqa: ANN401  # any part of a spec
     """A spec, or a part of one, as JSON values."""
     if dataclasses.is_dataclass(value):
-        found = {}
+        fields = {}
         for field in dataclasses.fields(value):
             part = getattr(value, field.name)
             if part is not None and part != default_of(field):
-                found[key(field.name)] = dump(part)
-        return found
+                fields[key(field.name)] = dump(part)
+        return fields
     if isinstance(value, tuple):
         return [
             {"name": part[0], "value": part[1]} if isinstance(part, tuple) else dump(part)
@@ -65,36 +65,38 @@ def dump(value: Any) -> Any:  # noqa: ANN401  # whatever a spec consists of
 
 
 def load(kind: type[_T], value: object) -> _T:
-    """A spec of what `dump` made of it."""
-    return messages.decode(kind, messages.encode(_words(kind, value)))
+    """A spec from the JSON values of `dump`."""
+    return messages.decode(kind, messages.encode(_to_message_fields(kind, value)))
 
 
 def key(field: str) -> str:
     """The name of a field in Kubernetes."""
-    return re.sub("_([a-z0-9])", lambda found: found[1].upper(), field.lstrip("_"))
+    return re.sub("_([a-z0-9])", lambda match: match[1].upper(), field.lstrip("_"))
 
 
 def default_of(field: dataclasses.Field[Any]) -> object:
-    """The value of a field where nothing else is said; `MISSING` when something has to be."""
+    """The default of a field; `MISSING` for a required one."""
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return field.default
 
 
-def arms(kind: Any) -> list[Any]:  # noqa: ANN401  # a type, which may be a union
+def union_members(kind: Any) -> list[Any]:  # noqa: ANN401  # a type, which may be a union
     """The members of a union, or the type itself, without `None`."""
     is_union = get_origin(kind) is not None and type(None) in get_args(kind)
-    found = get_args(kind) if is_union else (kind,)
-    return [arm for arm in found if arm is not type(None)]
+    members = get_args(kind) if is_union else (kind,)
+    return [arm for arm in members if arm is not type(None)]
 
 
-def _words(kind: Any, value: object) -> object:  # noqa: ANN401  # a type, which may be a union
-    """The result of `dump`, in the words of messages."""
-    arm = arms(kind)[0]
+def _to_message_fields(kind: Any, value: object) -> object:  # noqa: ANN401  # a type, which may be a union
+    """The result of `dump`, with the names of fields that messages have."""
+    arm = union_members(kind)[0]
     if isinstance(value, list):
         if arm == PAIRS:
-            return [[one.get("name"), one.get("value")] for one in map(_mapping, value)]
-        return [_words(get_args(arm)[0] if get_args(arm) else Any, one) for one in value]
+            return [[pair.get("name"), pair.get("value")] for pair in map(_mapping, value)]
+        return [
+            _to_message_fields(get_args(arm)[0] if get_args(arm) else Any, part) for part in value
+        ]
     if not isinstance(value, dict):
         return value
     if arm is Step:
@@ -102,13 +104,13 @@ def _words(kind: Any, value: object) -> object:  # noqa: ANN401  # a type, which
     if not dataclasses.is_dataclass(arm):
         return value
     hints = get_type_hints(arm)
-    found: dict[str, object] = {}
+    fields: dict[str, object] = {}
     for field in dataclasses.fields(arm):
         if key(field.name) in value:
-            found[field.name] = _words(hints[field.name], value[key(field.name)])
+            fields[field.name] = _to_message_fields(hints[field.name], value[key(field.name)])
         elif default_of(field) is dataclasses.MISSING and type(None) in get_args(hints[field.name]):
-            found[field.name] = None
-    return found
+            fields[field.name] = None
+    return fields
 
 
 def _mapping(value: object) -> dict[str, object]:
@@ -136,51 +138,70 @@ def manifest(content: Content) -> Object:
 
 
 def object_labels(content: Content) -> dict[str, str]:
-    """The labels that are ours; there may be others."""
-    wanted = _wanted(content).spec
-    found = {labels.SERVICE: wanted.name, labels.MODULE: labels.value(wanted.callable.module)}
-    if wanted.username:
-        found[labels.USERNAME] = labels.value(wanted.username)
-    return {name: value for name, value in found.items() if value}
+    """The labels that the controller sets; the object may have further ones."""
+    workload_spec = _wanted_generation(content).spec
+    label_values = {
+        labels.SERVICE: workload_spec.name,
+        labels.MODULE: labels.value(workload_spec.callable.module),
+    }
+    if workload_spec.username:
+        label_values[labels.USERNAME] = labels.value(workload_spec.username)
+    return {name: value for name, value in label_values.items() if value}
 
 
 def spec(content: Content) -> Object:
-    wanted = _wanted(content)
-    earlier = [one for one in content.generations if one.number != wanted.number]
-    found = {
-        **_generation(wanted),
-        "deployedAt": _moment(content.record.updated),
-        **({"previous": [_generation(one) for one in earlier]} if earlier else {}),
+    wanted_generation = _wanted_generation(content)
+    earlier = [
+        generation
+        for generation in content.generations
+        if generation.number != wanted_generation.number
+    ]
+    spec_fields = {
+        **_generation_fields(wanted_generation),
+        "deployedAt": _timestamp(content.record.updated),
+        **(
+            {"previous": [_generation_fields(generation) for generation in earlier]}
+            if earlier
+            else {}
+        ),
     }
-    size = len(msgspec.json.encode(found))
+    size = len(msgspec.json.encode(spec_fields))
     if size > SIZE_LIMIT:
         raise SpecError(
-            f"the declaration of {wanted.spec.name} has {size:,} bytes, with those of the "
-            f"generations before that are kept; a cluster keeps at most {SIZE_LIMIT:,}",
+            f"the declaration of {wanted_generation.spec.name} has {size:,} bytes, with those of "
+            f"the generations before that are kept; a cluster keeps at most {SIZE_LIMIT:,}",
             hint="make its manifest, environment and image steps shorter; data belongs into a "
             "volume, a secret, or the project",
         )
-    return found
+    return spec_fields
 
 
-def status(content: Content, summary: Summary | None, before: Mapping[str, Any]) -> Object:
+def status(content: Content, summary: Summary | None, earlier_status: Mapping[str, Any]) -> Object:
     record = content.record
-    found: Object = {"generation": record.generation, "good": record.good, "epoch": record.epoch}
-    granted = [one for one in content.generations if one.grant is not None]
+    status_fields: Object = {
+        "generation": record.generation,
+        "good": record.good,
+        "epoch": record.epoch,
+    }
+    granted = [generation for generation in content.generations if generation.grant is not None]
     if granted:
-        found["grants"] = [_grant(one, one.grant) for one in granted if one.grant]
+        status_fields["grants"] = [
+            _grant_fields(generation, generation.grant)
+            for generation in granted
+            if generation.grant
+        ]
     if record.active:
-        found["lastActive"] = _moment(record.active)
+        status_fields["lastActive"] = _timestamp(record.active)
     if record.worlds:
-        found["worlds"] = record.worlds
+        status_fields["worlds"] = record.worlds
     if record.pool:
-        found["pool"] = record.pool
+        status_fields["pool"] = record.pool
     if record.failure:
-        found["failure"] = _shortened(json.loads(record.failure))
+        status_fields["failure"] = _shortened(json.loads(record.failure))
     if summary is None:
-        kept = (name for name in before if name not in ("failure", "reason"))
-        return {**{name: before[name] for name in kept}, **found}
-    found |= {
+        kept_names = (name for name in earlier_status if name not in ("failure", "reason"))
+        return {**{name: earlier_status[name] for name in kept_names}, **status_fields}
+    status_fields |= {
         "phase": summary.phase,
         "kind": summary.kind,
         "pods": summary.pods,
@@ -188,21 +209,24 @@ def status(content: Content, summary: Summary | None, before: Mapping[str, Any])
         "ready": f"{summary.ready}/{summary.pods}",
     }
     if summary.reason:
-        found["reason"] = summary.reason
+        status_fields["reason"] = summary.reason
     if summary.ttl:
-        found["ttl"] = summary.ttl
-    return {**found, "conditions": [_condition(summary, before)]}
+        status_fields["ttl"] = summary.ttl
+    return {**status_fields, "conditions": [_condition(summary, earlier_status)]}
 
 
 def event(before: Object | None, after: Object, now: float) -> Object | None:
-    """What became of a workload between two states of its object, for `kubectl describe`."""
-    was, status = (before or {}).get("status") or {}, after.get("status") or {}
+    """The event of a change between two states of a workload's object; `None` without one."""
+    earlier_status, status = (before or {}).get("status") or {}, after.get("status") or {}
     number, phase = after["spec"].get("generation"), str(status.get("phase") or "")
     if ((before or {}).get("spec") or {}).get("generation") != number:
-        reason, said = "Deployed", f"generation {number}"
-    elif phase and (phase, status.get("reason")) != (was.get("phase"), was.get("reason")):
+        reason, message = "Deployed", f"generation {number}"
+    elif phase and (phase, status.get("reason")) != (
+        earlier_status.get("phase"),
+        earlier_status.get("reason"),
+    ):
         reason = status.get("reason") or phase.title().replace(" ", "")
-        said = _said(status)
+        message = _status_message(status)
     else:
         return None
     regarding = {name: after["metadata"][name] for name in ("name", "namespace", "uid")}
@@ -220,7 +244,7 @@ def event(before: Object | None, after: Object, now: float) -> Object | None:
             **regarding,
         },
         "reason": reason,
-        "message": said[:_MESSAGE_LIMIT],
+        "message": message[:_MESSAGE_LIMIT],
         "type": "Warning" if status.get("reason") and reason != "Deployed" else "Normal",
         "source": {"component": "kubetorch-controller"},
         "firstTimestamp": time,
@@ -229,71 +253,79 @@ def event(before: Object | None, after: Object, now: float) -> Object | None:
     }
 
 
-def _said(status: Mapping[str, Any]) -> str:
-    conditions = (one for one in status.get("conditions") or () if one.get("type") == "Ready")
-    message = next((str(one.get("message") or "") for one in conditions), "")
-    served = (
+def _status_message(status: Mapping[str, Any]) -> str:
+    conditions = (
+        condition
+        for condition in status.get("conditions") or ()
+        if condition.get("type") == "Ready"
+    )
+    message = next((str(condition.get("message") or "") for condition in conditions), "")
+    phase_in_words = (
         f"{status['phase']}: {status.get('ready')} pods serve generation {status['generation']}"
     )
-    return f"{served}: {message}" if message else served
+    return f"{phase_in_words}: {message}" if message else phase_in_words
 
 
-def _wanted(content: Content) -> Generation:
+def _wanted_generation(content: Content) -> Generation:
     number = content.record.generation
-    return next(one for one in content.generations if one.number == number)
+    return next(generation for generation in content.generations if generation.number == number)
 
 
-def _generation(generation: Generation) -> Object:
-    found = dump(generation.spec)
-    kept = {name: value for name, value in found.items() if name not in _IDENTITY}
-    return {"generation": generation.number, **kept}
+def _generation_fields(generation: Generation) -> Object:
+    all_fields = dump(generation.spec)
+    spec_fields = {name: value for name, value in all_fields.items() if name not in _IDENTITY}
+    return {"generation": generation.number, **spec_fields}
 
 
-def _grant(generation: Generation, grant: Grant) -> Object:
+def _grant_fields(generation: Generation, grant: Grant) -> Object:
     """The user who deployed a generation, and the secrets and volumes that its pods may mount."""
-    found: Object = {"generation": generation.number, "spec": _digest(generation.spec)}
+    grant_fields: Object = {"generation": generation.number, "spec": _digest(generation.spec)}
     if grant.user is not None:
         user = grant.user
-        found["user"] = {
+        grant_fields["user"] = {
             "username": user.name,
             "uid": user.uid,
             "groups": list(user.groups),
             "extra": {key: list(values) for key, values in user.extra},
         }
     for part in ("secrets", "volumes"):
-        found[part] = [{"name": name, "identity": it} for name, it in getattr(grant, part)]
+        grant_fields[part] = [{"name": name, "identity": it} for name, it in getattr(grant, part)]
     if grant.creator is not None:
-        found["creator"] = msgspec.to_builtins(grant.creator)
-    return found
+        grant_fields["creator"] = msgspec.to_builtins(grant.creator)
+    return grant_fields
 
 
-def _condition(summary: Summary, before: Mapping[str, Any]) -> Object:
+def _condition(summary: Summary, earlier_status: Mapping[str, Any]) -> Object:
     state = "True" if summary.is_ready else "False"
-    found = {
+    condition = {
         "type": "Ready",
         "status": state,
         "reason": summary.phase.replace(" ", ""),
-        "message": _cut(summary.message),
-        "lastTransitionTime": _moment(summary.time),
+        "message": _shortened_text(summary.message),
+        "lastTransitionTime": _timestamp(summary.time),
     }
-    for known in before.get("conditions") or ():
-        if known.get("type") == "Ready" and known.get("status") == state:
-            found["lastTransitionTime"] = known.get("lastTransitionTime") or _moment(summary.time)
-    return found
+    for earlier_condition in earlier_status.get("conditions") or ():
+        if earlier_condition.get("type") == "Ready" and earlier_condition.get("status") == state:
+            condition["lastTransitionTime"] = earlier_condition.get(
+                "lastTransitionTime"
+            ) or _timestamp(summary.time)
+    return condition
 
 
 def _shortened(failure: dict[str, Any]) -> dict[str, Any]:
-    """A failure that is small enough, without what is not said in it."""
-    found = {name: _cut(value) for name, value in failure.items() if value is not None}
+    """A failure cut to the size limit, without the fields that are `None`."""
+    failure_fields = {
+        name: _shortened_text(value) for name, value in failure.items() if value is not None
+    }
     for name in ("members", "args", "state", "cause"):
-        if len(json.dumps(found)) > _FAILURE_LIMIT:
-            found.pop(name, None)
-    # As the API server gives it back: numbers, texts and the like.
-    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(found))
+        if len(json.dumps(failure_fields)) > _FAILURE_LIMIT:
+            failure_fields.pop(name, None)
+    # Through JSON, so that it equals the status that the API server returns.
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(failure_fields))
     return plain
 
 
-def _cut(value: Any) -> Any:  # noqa: ANN401  # any value of a failure
+def _shortened_text(value: Any) -> Any:  # noqa: ANN401  # any value of a failure
     if not isinstance(value, str) or len(value) <= _TEXT_LIMIT:
         return value
     half = _TEXT_LIMIT // 2
@@ -303,75 +335,79 @@ def _cut(value: Any) -> Any:  # noqa: ANN401  # any value of a failure
 # ----------------------------------------------------------------------------------- from objects
 
 
-def read(found: Object) -> Content:
+def read(workload_object: Object) -> Content:
     try:
-        return _read(found)
+        return _read(workload_object)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ProtocolError(f"no workload: {type(error).__name__}: {error}") from error
 
 
-def _read(found: Object) -> Content:
-    metadata, wanted = found["metadata"], found["spec"]
+def _read(workload_object: Object) -> Content:
+    metadata, spec_fields = workload_object["metadata"], workload_object["spec"]
     namespace, name = metadata["namespace"], metadata["name"]
-    known = found.get("status") or {}
+    status_fields = workload_object.get("status") or {}
     generations = []
-    for one in (*(wanted.get("previous") or ()), wanted):
-        number = int(one["generation"])
-        spec = load(WorkloadSpec, {**one, "namespace": namespace, "name": name})
-        generations.append(Generation(number, spec, _granted(known, number, spec)))
+    for generation_fields in (*(spec_fields.get("previous") or ()), spec_fields):
+        number = int(generation_fields["generation"])
+        spec = load(WorkloadSpec, {**generation_fields, "namespace": namespace, "name": name})
+        generations.append(Generation(number, spec, _granted(status_fields, number, spec)))
     number = generations[-1].number
-    is_current = known.get("generation") == number
-    good = int(known.get("good") or 0)
-    failure = known.get("failure") if is_current else None
+    is_current = status_fields.get("generation") == number
+    good = int(status_fields.get("good") or 0)
+    failure = status_fields.get("failure") if is_current else None
     record = WorkloadRecord(
         namespace,
         name,
         generation=number,
-        good=good if any(one.number == good for one in generations) else 0,
+        good=good if any(generation.number == good for generation in generations) else 0,
         failure="" if failure is None else messages.encode(failure).decode(),
-        epoch=int(known.get("epoch") or 0),
+        epoch=int(status_fields.get("epoch") or 0),
         created=seconds(metadata.get("creationTimestamp")),
-        updated=seconds(wanted.get("deployedAt")),
-        active=seconds(known.get("lastActive")),
-        worlds=str(known.get("worlds") or ""),
-        pool=str(known.get("pool") or ""),
+        updated=seconds(spec_fields.get("deployedAt")),
+        active=seconds(status_fields.get("lastActive")),
+        worlds=str(status_fields.get("worlds") or ""),
+        pool=str(status_fields.get("pool") or ""),
     )
-    return Content(record, tuple(sorted(generations, key=lambda one: one.number)))
+    return Content(record, tuple(sorted(generations, key=lambda generation: generation.number)))
 
 
 def _digest(spec: WorkloadSpec) -> str:
-    """The digest of a spec, whatever form the API server has given it."""
+    """The digest of a spec, which does not depend on the form that the API server gives it."""
     text = json.dumps(dump(spec), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _granted(status: Mapping[str, Any], number: int, spec: WorkloadSpec) -> Grant | None:
-    """The grant of a generation: none for a generation that nobody deployed as it is.
+    """The grant of a generation: an empty one for a generation that a user wrote or edited by hand.
 
-    A status without grants is that of an earlier version, which kept none.
+    A status without grants is that of an earlier version, which stored none: then it is `None`.
     """
     if "grants" not in status and "generation" in status:
         return None
-    for one in status.get("grants") or ():
-        if one["generation"] == number and one.get("spec") == _digest(spec):
-            parts = (one.get(part) or () for part in ("secrets", "volumes"))
+    for grant_fields in status.get("grants") or ():
+        if grant_fields["generation"] == number and grant_fields.get("spec") == _digest(spec):
+            parts = (grant_fields.get(part) or () for part in ("secrets", "volumes"))
             secrets, volumes = (
-                tuple((each["name"], each["identity"]) for each in part) for part in parts
+                tuple((mount["name"], mount["identity"]) for mount in part) for part in parts
             )
-            by = one.get("creator")
-            creator = None if by is None else Creator(by["user"], by.get("username"))
-            return Grant(_user(one.get("user")), secrets, volumes, creator)
+            creator_fields = grant_fields.get("creator")
+            creator = (
+                None
+                if creator_fields is None
+                else Creator(creator_fields["user"], creator_fields.get("username"))
+            )
+            return Grant(_user(grant_fields.get("user")), secrets, volumes, creator)
     return Grant()
 
 
-def _user(found: Mapping[str, Any] | None) -> User | None:
-    if found is None:
+def _user(user_fields: Mapping[str, Any] | None) -> User | None:
+    if user_fields is None:
         return None
-    extra = ((key, tuple(values)) for key, values in (found.get("extra") or {}).items())
-    groups = tuple(found.get("groups") or ())
-    return User(found["username"], found.get("uid") or "", groups, tuple(sorted(extra)))
+    extra = ((key, tuple(values)) for key, values in (user_fields.get("extra") or {}).items())
+    groups = tuple(user_fields.get("groups") or ())
+    return User(user_fields["username"], user_fields.get("uid") or "", groups, tuple(sorted(extra)))
 
 
-def _moment(time: float) -> str:
+def _timestamp(time: float) -> str:
     moment = datetime.fromtimestamp(time, timezone.utc)
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")

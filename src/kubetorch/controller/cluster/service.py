@@ -4,9 +4,9 @@
                             ▲                                         │
                             └──────────── another pod ◄───────────────┘
 
-A standby answers that it lives, and goes on with that until it serves. Whoever leads marks its own
-pod, and the Service chooses pods by that mark. A leader that has lost the lead ends its process at
-once, also while it starts: what another one does by now must not be done twice.
+A standby answers health checks until it serves. The leader labels its own pod, and the Service
+chooses pods by that label. A leader that has lost the lead ends its process at once, also while it
+starts: the next leader has begun, and its work must not be done twice.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Settings:
             raise ConfigError(f"KT_LISTEN_PORT is {port!r}; it must be a number")
         quota = environ.get("KT_BLOBS_QUOTA")
         ingress = environ.get("KT_INGRESS_HOST") or ""
-        own = (NAME, f"{NAME}.{namespace}", f"{NAME}.{namespace}.svc")
+        controller_hosts = (NAME, f"{NAME}.{namespace}", f"{NAME}.{namespace}.svc")
         return cls(
             namespace=namespace,
             identity=value("POD_NAME"),
@@ -139,7 +139,11 @@ class Settings:
             watched=_words(environ, "KT_WATCH_NAMESPACES"),
             hosts=Hosts(
                 ingress.lower(),
-                (*_words(environ, "KT_APP_HOSTS"), *own, f"{own[-1]}.cluster.local"),
+                (
+                    *_words(environ, "KT_APP_HOSTS"),
+                    *controller_hosts,
+                    f"{controller_hosts[-1]}.cluster.local",
+                ),
                 are_per_service=bool(ingress) and environ.get("KT_PER_SERVICE_HOSTS") == "true",
             ),
             log_level=(environ.get("KT_LOG_LEVEL") or "INFO").upper(),
@@ -164,16 +168,16 @@ def _texts(environ: Mapping[str, str], name: str) -> dict[str, str]:
 
 
 async def installation_secret(client: Client, namespace: str) -> bytes:
-    """The secret that tokens of workloads are derived from; made by whoever needs it first."""
+    """The secret that tokens of workloads are derived from; the first controller makes it."""
     ref = Ref(SECRETS, SECRET, namespace)
     try:
-        return _read(await client.get(ref))
+        return _secret_value(await client.get(ref))
     except KubernetesNotFoundError:
-        made = _manifest(namespace, os.urandom(_BYTES))
+        new_secret = _manifest(namespace, os.urandom(_BYTES))
     try:
-        return _read(await client.create(made))
+        return _secret_value(await client.create(new_secret))
     except KubernetesConflictError:  # another controller was faster
-        return _read(await client.get(ref))
+        return _secret_value(await client.get(ref))
 
 
 def _manifest(namespace: str, value: bytes) -> Object:
@@ -193,9 +197,9 @@ def _manifest(namespace: str, value: bytes) -> Object:
     }
 
 
-def _read(found: Object) -> bytes:
+def _secret_value(secret: Object) -> bytes:
     try:
-        value = bytes.fromhex(base64.b64decode((found.get("data") or {})[_KEY]).decode())
+        value = bytes.fromhex(base64.b64decode((secret.get("data") or {})[_KEY]).decode())
     except (KeyError, ValueError) as error:
         raise ConfigError(
             f"the Secret {SECRET} has no {_KEY!r} that can be read",
@@ -250,8 +254,8 @@ class _Service:
     ) -> None:
         self._settings = settings
         self._client = Client(access)
-        # The lease is renewed in time whatever else is asked: it has connections and turns alone.
-        self._leasing = Client(access)
+        # A client of its own renews the lease in time, however many other requests there are.
+        self._lease_client = Client(access)
         self._listener = listener
         self._is_stopped = asyncio.Event()
 
@@ -266,17 +270,17 @@ class _Service:
         await standby.start(self._listener.dup())
         settings = self._settings
         election = Election(
-            self._leasing, namespace=settings.namespace, place=settings.identity, name=NAME
+            self._lease_client, namespace=settings.namespace, pod=settings.identity, name=NAME
         )
-        async with self._client, self._leasing, election:
-            if not await self._first(election.won()):
+        async with self._client, self._lease_client, election:
+            if not await self._wait_unless_stopped(election.won()):
                 await standby.close(0.0)
                 return 0
             ending = asyncio.create_task(self._end_when_lost(election))
             try:
                 async with contextlib.AsyncExitStack() as stack:
-                    # The signal to stop may come while there is much to take up yet.
-                    if await self._first(self._start(election, standby, stack)):
+                    # The signal to stop may come while many workloads are still adopted.
+                    if await self._wait_unless_stopped(self._start(election, standby, stack)):
                         await self._is_stopped.wait()
             finally:
                 ending.cancel()
@@ -286,13 +290,13 @@ class _Service:
     async def _end_when_lost(self, election: Election) -> None:
         await election.lost()
         _log.error("lead lost identity=%s", self._settings.identity)
-        # Nothing is closed in good order: whoever leads now has begun already.
+        # Nothing is closed in good order: the next leader has begun already.
         os._exit(1)
 
     async def _start(
         self, election: Election, standby: Server, stack: contextlib.AsyncExitStack
     ) -> None:
-        """Take up what there is, and serve; what is to be closed is put on the stack."""
+        """Adopt the workloads, and serve; the stack closes everything."""
         stack.push_async_callback(standby.close, 0.0)
         settings = self._settings
         state = KubernetesState(
@@ -307,8 +311,8 @@ class _Service:
         controller = await self._build(state, calls)
         stack.push_async_callback(_close, controller)
         await controller.start(self._listener)
-        # Not before: probes would find nobody, and end a process that has much to take up. What
-        # comes from now on waits in the socket.
+        # Not before: probes would get no answer, and end a process that still adopts workloads.
+        # Requests from now on wait in the socket.
         await standby.close(0.0)
         mark = LeaderLabel(self._client, settings.namespace, settings.identity, election.won)
         await stack.enter_async_context(mark)
@@ -356,8 +360,8 @@ class _Service:
             hosts=settings.hosts,
         )
 
-    async def _first(self, event: Awaitable[object]) -> bool:
-        """Wait for something, or for the signal to stop; whether it was the former."""
+    async def _wait_unless_stopped(self, event: Awaitable[object]) -> bool:
+        """Wait for an event; returns false if the signal to stop comes first."""
         waiting = asyncio.ensure_future(event)
         stopped = asyncio.ensure_future(self._is_stopped.wait())
         try:
@@ -382,7 +386,7 @@ async def _close(controller: Controller) -> None:
 
 
 def _reference(state: KubernetesState, namespace: str, name: str) -> Manifest | None:
-    """A reference to the object of a workload, with which the objects of its backend go."""
+    """An owner reference to the object of a workload, for the objects of its backend."""
     uid = state.uid(namespace, name)
     if not uid:
         return None

@@ -1,17 +1,16 @@
 """The state of a controller in a cluster: one `KubetorchWorkload` object for each workload.
 
-What is put is seen at once, and written behind: by one task for each workload that has something
-to be written. The same objects are watched, so that what users do to them has an effect: a deleted
-one is torn down, an edited one is put right. What a task writes is decided without I/O:
+Reads see a change at once; it is written behind, by one task for each workload that has unwritten
+changes. The objects are watched, so that what users do to them has an effect: the workload of a
+deleted object is torn down, and an edited object is put right. The writes are decided without I/O:
 
-    put, delete ──► wanted ─┐
-                            ├─ step ──► Create | Replace | ReplaceStatus | Delete | Read | Wait
-    seen, failed ──► there ─┘
+    put, delete ────► desired content ─┐
+                                       ├─ step ──► Create | Replace | ReplaceStatus | Delete | Read
+    observe, failed ► server object ───┘             | Wait | Rest
 
-`PendingWrite` compares what is wanted with what the API server has, so what is wanted several times
-in a row is written once, and what somebody else changed is put right. After an answer that got lost
-it looks first. An object that was there and is not there any more was deleted by somebody else: it
-is not made again.
+`PendingWrite` compares the desired content with the object that the API server has, so several
+changes in a row are written once, and edits by others are put right. After an answer that got lost
+it reads first. An object that disappears was deleted by another program: it is not made again.
 """
 
 from __future__ import annotations
@@ -48,28 +47,29 @@ from kubetorch.lib import backoff, deadlines
 from kubetorch.lib.changes import Changes
 from kubetorch.lib.tasks import cancel_all
 
-#: Seconds between two writes of a status, and between two corrections of what somebody edits.
+#: Seconds between two writes of a status, and between two corrections of edits by others.
 STATUS_INTERVAL = 1.0
-#: Seconds between two writes that say nothing new but when the last call was.
+#: Seconds between two writes of a status in which only the time of the last call is new.
 ACTIVE_INTERVAL = 60.0
 #: Seconds until a status that was refused is tried again.
 REFUSED_INTERVAL = 60.0
 #: Pauses after failures, in seconds.
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 3.0
-#: Statuses of refusals that come of a moment: somebody else was faster, or the server is busy.
-_MOMENTARY = (401, 408, 409, 429)
-#: Seconds that a deploy or a delete waits for an API server that is away.
+#: Statuses of refusals that pass: another client was faster, or the server is busy.
+_TRANSIENT_STATUSES = (401, 408, 409, 429)
+#: Seconds that a deploy or a delete waits for an API server that does not answer.
 PATIENCE = 45.0
-#: Seconds that a new world is not announced because it is not written yet.
+#: Seconds for which the announcement of a new world waits until the world is written.
 WORLDS_PATIENCE = 5.0
-#: Seconds that what is not written yet has when the controller stops.
+#: Seconds for unwritten changes when the controller stops.
 CLOSE_GRACE = 5.0
 #: Requests at the same time.
 WRITERS = 16
-#: The number of an epoch that was not written any more is lower than the one that was by less.
-EPOCHS = 10_000
-# Seconds until a process that does not lead looks again whether it does.
-_FOLLOWING = 0.2
+#: A new controller skips so many epochs: its predecessor may have announced epochs after the one
+#: that it wrote last, though never so many.
+EPOCHS_SKIPPED = 10_000
+# Seconds until a process that does not lead checks again whether it leads.
+_FOLLOWER_INTERVAL = 0.2
 _Key = tuple[str, str]
 
 _log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class Create:
 
 @dataclass(frozen=True)
 class Replace:
-    """Change what is wanted, by a JSON patch."""
+    """Change the spec, by a JSON patch."""
 
     patch: list[Object]
 
@@ -101,7 +101,7 @@ class Delete:
 
 @dataclass(frozen=True)
 class Read:
-    """Look what is there."""
+    """Read the object."""
 
 
 @dataclass(frozen=True)
@@ -118,130 +118,144 @@ Step = Create | Replace | ReplaceStatus | Delete | Read | Wait | Rest
 
 
 class PendingWrite:
+    """Decides the writes of one workload's object."""
+
     def __init__(self, namespace: str, name: str) -> None:
         self.namespace, self.name = namespace, name
-        self.wanted: Content | None = None
-        self.there: Object | None = None
+        #: The content that the object is to have; `None`: there is to be no object.
+        self.desired_content: Content | None = None
+        #: The object as the API server had it last; `None`: it had none.
+        self.server_object: Object | None = None
+        #: Why the last change was given up; `None` if it was not.
         self.error: KubetorchError | None = None
-        self._spec: Object | None = None
-        self._durable: Content | None = None
-        self._is_sure = True
-        self._is_touched = False
-        self._is_news = False
-        self._pause_until = self._replaced = self._status_until = self._status_written = 0.0
+        self._desired_spec: Object | None = None
+        #: The last content that was desired and written: a change that fails returns to it.
+        self._stored_content: Content | None = None
+        #: Whether the server still has `server_object`: not after a request whose answer got lost.
+        self._is_server_object_known = True
+        #: Whether the status may have to be written.
+        self._is_status_touched = False
+        #: Whether the difference is a change of ours, which is written without a pause, and not an
+        #: edit by others.
+        self._is_own_change = False
+        self._pause_until = self._replaced_at = self._status_due = self._status_written_at = 0.0
         self._pauses: Iterator[float] | None = None
         # The last status that was sent, and what an older definition left of it.
-        self._sent: tuple[Object, Object] | None = None
-        # Those that were sent last.
-        self._worlds = ""
+        self._sent_status: tuple[Object, Object] | None = None
+        # The worlds in the last status that was sent.
+        self._sent_worlds = ""
 
     @property
     def uid(self) -> str:
-        return str(self.there["metadata"]["uid"]) if self.there is not None else ""
+        return str(self.server_object["metadata"]["uid"]) if self.server_object is not None else ""
 
     @property
     def is_durable(self) -> bool:
-        if not self._is_sure:
+        if not self._is_server_object_known:
             return False
-        if self.wanted is None or self.there is None:
-            return self.wanted is None and self.there is None
-        return bool(self.there.get("spec") == self._spec)
+        if self.desired_content is None or self.server_object is None:
+            return self.desired_content is None and self.server_object is None
+        return bool(self.server_object.get("spec") == self._desired_spec)
 
     @property
     def has_worlds(self) -> bool:
-        """True if the wanted worlds were written, be it to an older definition."""
-        if self.wanted is None:
+        """True if the present worlds were written, even if an older definition dropped them."""
+        if self.desired_content is None:
             return True
-        status = (self.there or {}).get("status") or {}
-        return self.wanted.record.worlds in (status.get("worlds") or "", self._worlds)
+        status = (self.server_object or {}).get("status") or {}
+        return self.desired_content.record.worlds in (status.get("worlds") or "", self._sent_worlds)
 
     @property
     def is_over(self) -> bool:
-        return self.wanted is None and self.is_durable
+        return self.desired_content is None and self.is_durable
 
-    # ------------------------------------------------------------------------- what is wanted
+    # ------------------------------------------------------------------------- desired
 
     def put(self, content: Content, *, is_new: bool) -> None:
         if is_new:
-            self._spec = resource.spec(content)
-            self._is_news, self.error = True, None
-            self._status_until = 0.0  # a later controller must know what is granted with it
-            # Whoever waits for this is not to wait for what failed before.
+            self._desired_spec = resource.spec(content)
+            self._is_own_change, self.error = True, None
+            self._status_due = 0.0  # a later controller must know the grant of the generation
+            # A new generation does not wait for the pauses after failures of an earlier one.
             self._pauses, self._pause_until = None, 0.0
-        elif self.wanted is None:
+        elif self.desired_content is None:
             return
-        elif content.record.failure not in ("", self.wanted.record.failure):
-            self._status_until = 0.0  # a later controller must not take it for a deploy under way
-        self.wanted = content
-        self._is_touched = True
+        elif content.record.failure not in ("", self.desired_content.record.failure):
+            self._status_due = 0.0  # a later controller must not take it for a deploy under way
+        self.desired_content = content
+        self._is_status_touched = True
         self._settle()
 
     def delete(self) -> None:
-        self.wanted, self._spec, self.error = None, None, None
-        self._is_news = True
+        self.desired_content, self._desired_spec, self.error = None, None, None
+        self._is_own_change = True
 
     def touch(self) -> None:
-        """The status may be another one."""
-        self._is_touched = True
+        """The status may have changed."""
+        self._is_status_touched = True
 
-    def hurry_worlds(self) -> None:
-        """Write the worlds at once: a later controller must know of those that pods know of."""
-        self._status_until = 0.0
-        self._is_touched = True
+    def write_worlds_now(self) -> None:
+        """Write the worlds at once: a later controller must know the worlds that pods know."""
+        self._status_due = 0.0
+        self._is_status_touched = True
 
-    def hurry(self) -> None:
-        """Write the status at once, if it is another one."""
-        self._status_until = self._status_written = -ACTIVE_INTERVAL
+    def write_status_now(self) -> None:
+        """Write the status at once, if it has changed."""
+        self._status_due = self._status_written_at = -ACTIVE_INTERVAL
 
     def give_up(self, error: KubetorchError) -> None:
         """Return to the content that the server had before."""
         self.error = error
-        self.wanted = self._durable
-        self._spec = None if self.wanted is None else resource.spec(self.wanted)
+        self.desired_content = self._stored_content
+        self._desired_spec = (
+            None if self.desired_content is None else resource.spec(self.desired_content)
+        )
 
-    # -------------------------------------------------------------------------- what is there
+    # -------------------------------------------------------------------------- the server
 
-    def seen(self, found: Object | None) -> bool:
-        """The server has this; whether somebody else deleted the workload."""
-        if found is not None and "deletionTimestamp" in found["metadata"]:
-            found = None
-        self.there, self._is_sure = found, True
-        if found is None and self._durable is not None:
-            is_elsewhere = self.wanted is not None
+    def observe(self, server_object: Object | None) -> bool:
+        """Note the server's object; returns whether another program deleted the workload."""
+        if server_object is not None and "deletionTimestamp" in server_object["metadata"]:
+            server_object = None
+        self.server_object, self._is_server_object_known = server_object, True
+        if server_object is None and self._stored_content is not None:
+            is_elsewhere = self.desired_content is not None
             if is_elsewhere:
                 self.error = ServiceNotFoundError(
                     f"the service {self.name} in namespace {self.namespace} was deleted meanwhile",
                     hint="deploy it again",
                 )
-            self.wanted = self._spec = self._durable = None
+            self.desired_content = self._desired_spec = self._stored_content = None
             return is_elsewhere
-        self._is_touched = True
+        self._is_status_touched = True
         self._settle()
         return False
 
-    def watched(self, found: Object | None, uid: str) -> bool:
-        """The watch says that the object with this identity is so now; `None`: it is gone."""
-        if self.there is None:
-            # What is to be deleted, or not made yet, is looked at when that is written.
-            self._is_sure = self._is_sure and found is None
+    def observe_change(self, watched_object: Object | None, uid: str) -> bool:
+        """Note what the watch says of the object with this uid; `None`: it was deleted."""
+        if self.server_object is None:
+            # An object appeared that we have not made: read it before anything is written.
+            self._is_server_object_known = self._is_server_object_known and watched_object is None
             return False
-        if uid != self.uid or (found is not None and _is_older(found, self.there)):
+        if uid != self.uid or (
+            watched_object is not None and _is_older(watched_object, self.server_object)
+        ):
             return False
-        return self.seen(found)
+        return self.observe(watched_object)
 
     def written(self, step: Step, answer: Object | None, now: float) -> bool:
-        """A step was done; whether somebody else deleted the workload."""
+        """Note the answer to a step; returns whether another program deleted the workload."""
         self._pauses = None
         if isinstance(step, ReplaceStatus):
-            self._status_written = now
+            self._status_written_at = now
             if answer is not None:
-                self._sent = (step.patch[-1]["value"], answer.get("status") or {})
-                self._worlds = self._sent[0].get("worlds") or ""
+                self._sent_status = (step.patch[-1]["value"], answer.get("status") or {})
+                self._sent_worlds = self._sent_status[0].get("worlds") or ""
         elif isinstance(step, (Create, Replace)):
-            self._replaced, self._is_news = now, False
-            said = step.body["spec"] if isinstance(step, Create) else step.patch[-1]["value"]
-            if answer is not None and answer.get("spec") != said:
-                self.there = answer
+            self._replaced_at, self._is_own_change = now, False
+            sent_spec = step.body["spec"] if isinstance(step, Create) else step.patch[-1]["value"]
+            if answer is not None and answer.get("spec") != sent_spec:
+                self.server_object = answer
                 pruned = VersionMismatchError(
                     "the cluster's definition of KubetorchWorkload does not know all fields of "
                     "this version: it is older than the controller",
@@ -251,21 +265,21 @@ class PendingWrite:
                 return False
         elif isinstance(step, Delete):
             answer = None
-            if self.wanted is None:
-                self._durable = None
-        return self.seen(answer)
+            if self.desired_content is None:
+                self._stored_content = None
+        return self.observe(answer)
 
     def failed(self, step: Step, error: KubetorchError, now: float) -> None:
         status = error.status_code if isinstance(error, KubernetesRequestError) else None
-        is_refused = status is not None and status < 500 and status not in _MOMENTARY
+        is_refused = status is not None and status < 500 and status not in _TRANSIENT_STATUSES
         if isinstance(step, ReplaceStatus):
-            self._is_sure = False
-            self._status_until = now + (REFUSED_INTERVAL if is_refused else STATUS_INTERVAL)
+            self._is_server_object_known = False
+            self._status_due = now + (REFUSED_INTERVAL if is_refused else STATUS_INTERVAL)
             return
         is_changed = isinstance(step, (Replace, Delete)) and status in (404, 422)
         if is_refused and not is_changed and not isinstance(step, Read):
             self.give_up(_explained(error))
-        self._is_sure = False
+        self._is_server_object_known = False
         if self._pauses is None:
             delays = backoff.exponential(first=FIRST_PAUSE, limit=LONGEST_PAUSE)
             self._pauses = backoff.jittered(delays)
@@ -273,45 +287,49 @@ class PendingWrite:
 
     def _settle(self) -> None:
         if self.is_durable:
-            self._durable, self._is_news = self.wanted, False
+            self._stored_content, self._is_own_change = self.desired_content, False
 
     # ----------------------------------------------------------------------------- what to do
 
     def step(self, now: float, summary: Callable[[str, str], Summary | None]) -> Step:
         if now < self._pause_until:
             return Wait(self._pause_until - now)
-        if not self._is_sure:
+        if not self._is_server_object_known:
             return Read()
-        if self.wanted is None:
-            return Rest() if self.there is None else Delete(self.uid)
-        if self.there is None:
-            return Create(resource.manifest(self.wanted))
+        if self.desired_content is None:
+            return Rest() if self.server_object is None else Delete(self.uid)
+        if self.server_object is None:
+            return Create(resource.manifest(self.desired_content))
         if not self.is_durable:
-            left = 0.0 if self._is_news else self._replaced + STATUS_INTERVAL - now
-            return Wait(left) if left > 0 else Replace(self._patch(self.wanted, self.there))
-        return self._status_step(self.wanted, self.there, now, summary)
+            seconds_left = 0.0 if self._is_own_change else self._replaced_at + STATUS_INTERVAL - now
+            return (
+                Wait(seconds_left)
+                if seconds_left > 0
+                else Replace(self._patch(self.desired_content, self.server_object))
+            )
+        return self._status_step(self.desired_content, self.server_object, now, summary)
 
     def _status_step(
         self,
-        wanted: Content,
-        there: Object,
+        desired_content: Content,
+        server_object: Object,
         now: float,
         summary: Callable[[str, str], Summary | None],
     ) -> Step:
-        if not self._is_touched:
+        if not self._is_status_touched:
             return Rest()
-        if now < self._status_until:
-            return Wait(self._status_until - now)
-        self._status_until = now + STATUS_INTERVAL
-        before = there.get("status") or {}
-        status = resource.status(wanted, summary(self.namespace, self.name), before)
-        if status == before or (status, before) == self._sent:
-            self._is_touched = False
+        if now < self._status_due:
+            return Wait(self._status_due - now)
+        self._status_due = now + STATUS_INTERVAL
+        server_status = server_object.get("status") or {}
+        status = resource.status(desired_content, summary(self.namespace, self.name), server_status)
+        if status == server_status or (status, server_status) == self._sent_status:
+            self._is_status_touched = False
             return Rest()
-        if _without_active(status) == _without_active(before):
-            left = self._status_written + ACTIVE_INTERVAL - now
-            if left > 0:
-                return Wait(left)
+        if _without_active(status) == _without_active(server_status):
+            seconds_left = self._status_written_at + ACTIVE_INTERVAL - now
+            if seconds_left > 0:
+                return Wait(seconds_left)
         return ReplaceStatus(
             [
                 {"op": "test", "path": "/metadata/uid", "value": self.uid},
@@ -319,19 +337,26 @@ class PendingWrite:
             ]
         )
 
-    def _patch(self, wanted: Content, there: Object) -> list[Object]:
-        labels = {**(there["metadata"].get("labels") or {}), **resource.object_labels(wanted)}
+    def _patch(self, desired_content: Content, server_object: Object) -> list[Object]:
+        labels = {
+            **(server_object["metadata"].get("labels") or {}),
+            **resource.object_labels(desired_content),
+        }
         return [
             {"op": "test", "path": "/metadata/uid", "value": self.uid},
             {"op": "add", "path": "/metadata/labels", "value": labels},
-            {"op": "add", "path": "/spec", "value": self._spec},
+            {"op": "add", "path": "/spec", "value": self._desired_spec},
         ]
 
 
-def _is_older(found: Object, known: Object) -> bool:
-    """True if the watch repeats known state: it comes after the answers to our writes."""
-    theirs, ours = version(found), version(known)
-    return theirs.isdecimal() and ours.isdecimal() and int(theirs) <= int(ours)
+def _is_older(watched_object: Object, server_object: Object) -> bool:
+    """True if the watch repeats an older state: it is slower than the answers to our writes."""
+    watched_version, server_version = version(watched_object), version(server_object)
+    return (
+        watched_version.isdecimal()
+        and server_version.isdecimal()
+        and int(watched_version) <= int(server_version)
+    )
 
 
 def _without_active(status: Mapping[str, Any]) -> dict[str, Any]:
@@ -339,7 +364,7 @@ def _without_active(status: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _explained(error: KubetorchError) -> KubetorchError:
-    """A refusal, with what to do about the usual ones."""
+    """A refusal, with a hint for the usual ones."""
     if isinstance(error, KubernetesForbiddenError) and "being terminated" in error.message:
         error.hint = "the namespace is being deleted: wait until it is gone, and create it again"
     elif isinstance(error, KubernetesForbiddenError):
@@ -390,16 +415,16 @@ class KubernetesState:
             await self._stop_watching()
             raise
         for informer in self._informers:
-            for found in informer.objects.values():
-                self._adopt(found)
+            for workload_object in informer.objects.values():
+                self._adopt(workload_object)
         self._is_loaded = True
 
     async def close(self) -> None:
-        """Write what is not written yet, if that is quickly done, and stop."""
+        """Write the unwritten changes, if the API server is quick, and stop."""
         tasks = [entry.task for entry in self._entries.values() if entry.task is not None]
         for entry in self._entries.values():
             entry.is_hurried = True
-            entry.pending.hurry()
+            entry.pending.write_status_now()
             entry.changes.notify()
         if tasks:
             await asyncio.wait(tasks, timeout=CLOSE_GRACE)
@@ -411,28 +436,34 @@ class KubernetesState:
         for informer in self._informers:
             await informer.close()
 
-    def _adopt(self, found: Object) -> None:
-        entry = _Entry(*key(found))
+    def _adopt(self, workload_object: Object) -> None:
+        entry = _Entry(*key(workload_object))
         try:
-            content = resource.read(found)
+            content = resource.read(workload_object)
             for generation in content.generations:
                 _check_deployed(generation)
             entry.pending.put(content, is_new=True)
-            entry.pending.seen(found)
-        except Exception as error:  # noqa: BLE001  # anybody may have written it
-            self.reject_workload(*key(found), f"{type(error).__name__}: {error}")
+            entry.pending.observe(workload_object)
+        except Exception as error:  # noqa: BLE001  # any user may have written it
+            self.reject_workload(*key(workload_object), f"{type(error).__name__}: {error}")
             return
-        self._entries[key(found)] = entry
+        self._entries[key(workload_object)] = entry
 
     # ------------------------------------------------------------------------ State's methods
 
     def contents(self) -> Contents:  # State's
-        found = [entry.pending.wanted for entry in self._entries.values()]
-        known = [content for content in found if content is not None]
+        desired_contents = [entry.pending.desired_content for entry in self._entries.values()]
+        contents = [content for content in desired_contents if content is not None]
         return Contents(
-            # A later epoch than any that was announced: the last ones may not be written.
-            tuple(replace(one.record, epoch=one.record.epoch + EPOCHS) for one in known),
-            {(one.record.namespace, one.record.name): one.generations for one in known},
+            # A later epoch than any that was announced: the last epochs may not be written.
+            tuple(
+                replace(content.record, epoch=content.record.epoch + EPOCHS_SKIPPED)
+                for content in contents
+            ),
+            {
+                (content.record.namespace, content.record.name): content.generations
+                for content in contents
+            },
         )
 
     def put_workload(  # State's
@@ -442,28 +473,32 @@ class KubernetesState:
         generation: Generation | None = None,
         keep: Sequence[int] = (),
     ) -> None:
-        at = (workload.namespace, workload.name)
-        entry = self._entries.get(at)
+        entry_key = (workload.namespace, workload.name)
+        entry = self._entries.get(entry_key)
         if entry is None:
             if generation is None:
                 return  # it was deleted meanwhile
-            entry = _Entry(*at)
-        wanted = entry.pending.wanted
-        generations = () if wanted is None else wanted.generations
+            entry = _Entry(*entry_key)
+        desired_content = entry.pending.desired_content
+        generations = () if desired_content is None else desired_content.generations
         if generation is not None:
-            others = (one for one in generations if one.number != generation.number)
-            generations = (*others, generation)
-        kept = tuple(one for one in generations if not keep or one.number in keep)
-        is_new = generation is not None or kept != generations
-        entry.pending.put(Content(workload, kept), is_new=is_new)
-        self._entries[at] = entry
-        self._changed(entry)
+            other_generations = (
+                earlier for earlier in generations if earlier.number != generation.number
+            )
+            generations = (*other_generations, generation)
+        kept_generations = tuple(
+            candidate for candidate in generations if not keep or candidate.number in keep
+        )
+        is_new = generation is not None or kept_generations != generations
+        entry.pending.put(Content(workload, kept_generations), is_new=is_new)
+        self._entries[entry_key] = entry
+        self._start_writing(entry)
 
     def delete_workload(self, namespace: str, name: str) -> None:  # State's
         entry = self._entries.get((namespace, name))
         if entry is not None:
             entry.pending.delete()
-            self._changed(entry)
+            self._start_writing(entry)
 
     def reject_workload(self, namespace: str, name: str, reason: str) -> None:
         """Leave a workload alone: its pods go on, and another version may understand it."""
@@ -475,24 +510,24 @@ class KubernetesState:
 
     def observe(self, observer: Observer) -> None:  # State's
         self._observer = observer
-        for at in self._entries:
-            self.touch(*at)
+        for entry_key in self._entries:
+            self.touch(*entry_key)
 
     def touch(self, namespace: str, name: str) -> None:  # State's
         entry = self._entries.get((namespace, name))
         if entry is not None and self._observer is not None:
             entry.pending.touch()
-            self._changed(entry)
+            self._start_writing(entry)
 
     async def flush(self, namespace: str, name: str) -> None:  # State's
         entry = self._entries.get((namespace, name))
         if entry is None:
             return
-        entry.flushing += 1
+        entry.flush_count += 1
         try:
             await self._flush(entry)
         finally:
-            entry.flushing -= 1
+            entry.flush_count -= 1
             self._forget(entry)
 
     async def _flush(self, entry: _Entry) -> None:
@@ -510,7 +545,7 @@ class KubernetesState:
                     hint="try again in a moment; kt check says how the cluster is",
                 )
             )
-            self._changed(entry)
+            self._start_writing(entry)
         if pending.error is not None:
             raise pending.error
 
@@ -518,8 +553,8 @@ class KubernetesState:
         entry = self._entries.get((namespace, name))
         if entry is None:
             return
-        entry.pending.hurry_worlds()
-        self._changed(entry)
+        entry.pending.write_worlds_now()
+        self._start_writing(entry)
         with contextlib.suppress(TimeoutError):
             async with deadlines.timeout(WORLDS_PATIENCE):
                 while not entry.pending.has_worlds:
@@ -534,18 +569,18 @@ class KubernetesState:
         entry = self._entries.get((namespace, name))
         return "" if entry is None else entry.pending.uid
 
-    # -------------------------------------------------------------------------- what others do
+    # -------------------------------------------------------------------------- changes by others
 
     def _on_change(self, change: Change) -> None:
         if not self._is_loaded or self._is_closed:
             return
-        at, is_gone = key(change.object), change.kind == DELETED
-        entry = self._entries.get(at)
+        entry_key, is_gone = key(change.object), change.kind == DELETED
+        entry = self._entries.get(entry_key)
         if entry is not None:
-            found = None if is_gone else change.object
-            if entry.pending.watched(found, change.object["metadata"]["uid"]):
-                self._deleted_elsewhere(*at)
-            self._changed(entry)
+            watched_object = None if is_gone else change.object
+            if entry.pending.observe_change(watched_object, change.object["metadata"]["uid"]):
+                self._deleted_elsewhere(*entry_key)
+            self._start_writing(entry)
 
     def _deleted_elsewhere(self, namespace: str, name: str) -> None:
         _log.info("workload deleted by its object workload=%s/%s", namespace, name)
@@ -554,20 +589,20 @@ class KubernetesState:
 
     # --------------------------------------------------------------------------------- writing
 
-    def _changed(self, entry: _Entry) -> None:
+    def _start_writing(self, entry: _Entry) -> None:
         entry.changes.notify()
         if entry.task is None and not self._is_closed:
             entry.task = asyncio.get_running_loop().create_task(self._write(entry))
 
     def _forget(self, entry: _Entry) -> None:
         pending = entry.pending
-        if pending.is_over and not entry.flushing and entry.task is None:
-            at = (pending.namespace, pending.name)
-            if self._entries.get(at) is entry:
-                del self._entries[at]
+        if pending.is_over and not entry.flush_count and entry.task is None:
+            entry_key = (pending.namespace, pending.name)
+            if self._entries.get(entry_key) is entry:
+                del self._entries[entry_key]
 
     async def _write(self, entry: _Entry) -> None:
-        """Do what there is to be done, until nothing is."""
+        """Carry out steps until there is nothing to do."""
         pending = entry.pending
         try:
             while True:
@@ -575,7 +610,7 @@ class KubernetesState:
                 if isinstance(step, Rest):
                     break
                 if not self._may_write():
-                    step = Wait(_FOLLOWING)
+                    step = Wait(_FOLLOWER_INTERVAL)
                 if isinstance(step, Wait):
                     if entry.is_hurried:
                         break
@@ -583,7 +618,7 @@ class KubernetesState:
                         async with deadlines.timeout(step.seconds):
                             await entry.changes.wait()
                     continue
-                await self._do(entry, step)
+                await self._carry_out(entry, step)
                 entry.changes.notify()
         except Exception:  # noqa: BLE001  # a fault of ours must not be silent
             _log.exception("workload not written workload=%s/%s", pending.namespace, pending.name)
@@ -595,7 +630,7 @@ class KubernetesState:
     def _summary(self, namespace: str, name: str) -> Summary | None:
         return None if self._observer is None else self._observer.summary(namespace, name)
 
-    async def _do(self, entry: _Entry, step: Step) -> None:
+    async def _carry_out(self, entry: _Entry, step: Step) -> None:
         pending = entry.pending
         try:
             async with self._writers:
@@ -611,8 +646,8 @@ class KubernetesState:
         entry.failure = None
         is_read = isinstance(step, Read)
         if answer is not None and not is_read:
-            self._report(resource.event(pending.there, answer, time.time()))
-        if pending.seen(answer) if is_read else pending.written(step, answer, self._clock()):
+            self._report(resource.event(pending.server_object, answer, time.time()))
+        if pending.observe(answer) if is_read else pending.written(step, answer, self._clock()):
             self._deleted_elsewhere(pending.namespace, pending.name)
 
     def _report(self, event: Object | None) -> None:
@@ -629,7 +664,7 @@ class KubernetesState:
             _log.info("event not written name=%s error=%s", event["metadata"]["name"], error)
 
     async def _send(self, pending: PendingWrite, step: Step) -> Object | None:
-        """Do a step; returns the object that the API server has then, if it has one."""
+        """Carry out a step; returns the object that the API server has then, if it has one."""
         ref = Ref(WORKLOADS, pending.name, pending.namespace)
         match step:
             case Create(body):
@@ -649,7 +684,7 @@ class KubernetesState:
 
 
 def _check_deployed(generation: Generation) -> None:
-    """Refuse what was written by hand, and which only somebody with more rights may deploy."""
+    """Refuse a generation that was written by hand if its deploy would need further rights."""
     if generation.grant is None or generation.grant.user is not None:
         return
     compute = generation.spec.compute
@@ -662,10 +697,15 @@ def _check_deployed(generation: Generation) -> None:
 
 
 class _Entry:
+    """The pending write of a workload, and the task that carries it out."""
+
     def __init__(self, namespace: str, name: str) -> None:
         self.pending = PendingWrite(namespace, name)
         self.changes = Changes()
         self.task: asyncio.Task[None] | None = None
-        self.flushing = 0
+        #: How many callers wait in `flush`.
+        self.flush_count = 0
+        #: Why the last step failed; `None` if it did not.
         self.failure: KubetorchError | None = None
+        #: Whether the controller stops, so that the task does not wait any more.
         self.is_hurried = False

@@ -1,4 +1,4 @@
-"""Routes about blobs: bring them, ask which are missing, fetch them."""
+"""Routes about blobs: upload them, list the missing ones, fetch them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from kubetorch.lib.decoders import json_decoder
 from kubetorch.wire import blobs as records
 from kubetorch.wire import routes
 
-#: Bytes of all blobs that one request may bring, decompressed.
+#: Bytes of all blobs in one request, decompressed.
 UPLOAD_LIMIT = 4 * 1024**3
 #: Bytes of a request that names digests: those of the largest tree, twice.
 NAMES_LIMIT = 20 * 1024 * 1024
 
-# Who may deploy may bring and read what deploys are made of.
+# Users who may deploy may upload and read the blobs of deploys.
 _NEEDS = (Permission("create", scope="query"),)
 
 
@@ -39,7 +39,7 @@ class BlobRoutes:
         ask_pods: Callable[[str, str, str], Awaitable[str]],
     ) -> None:
         self._blob_stores = blob_stores
-        # For namespace, workload and pod: from whom the pod's blobs are awaited.
+        # Requests the blobs of a pod (namespace, workload, name) from others; returns the state.
         self._ask_pods = ask_pods
 
     def routes(self) -> list[Route]:
@@ -65,8 +65,8 @@ class BlobRoutes:
         if missing:
             where = ""
             if exchange.asker.pod_namespace is not None:
-                who = (exchange.query("workload", ""), exchange.query("pod", ""))
-                where = await self._ask_pods(exchange.asker.pod_namespace, *who)
+                names_of_pod = (exchange.query("workload", ""), exchange.query("pod", ""))
+                where = await self._ask_pods(exchange.asker.pod_namespace, *names_of_pod)
             raise with_status(
                 DataStoreError(
                     f"{len(missing)} blobs are not here, such as {missing[0]}"
@@ -81,18 +81,18 @@ class BlobRoutes:
         )
 
     def _store(self, exchange: Exchange) -> BlobStore:
-        """The store that is asked: that of the pod's own namespace, or of `?namespace=`."""
+        """The store of the pod's own namespace, or of `?namespace=`."""
         return self._blob_stores.of(self._namespace(exchange)).blobs
 
     def _namespace(self, exchange: Exchange) -> str:
         return exchange.asker.pod_namespace or exchange.query("namespace")
 
     async def _names(self, exchange: Exchange) -> tuple[tuple[str, ...], list[str]]:
-        """The blobs that a request names, and those of them that are not here."""
+        """The blobs that a request names, and those of them that are missing."""
         body = await exchange.body(NAMES_LIMIT)
         store = self._store(exchange)
 
-        def look() -> tuple[tuple[str, ...], list[str]]:
+        def find_missing() -> tuple[tuple[str, ...], list[str]]:
             try:
                 names = json_decoder(_Names).decode(body).blobs
                 for digest in names:
@@ -101,11 +101,11 @@ class BlobRoutes:
                 raise ProtocolError(f'the body must be {{"blobs": [digests]}}: {error}') from error
             return names, store.missing(names)
 
-        return await self._blob_stores.in_thread(look)
+        return await self._blob_stores.in_thread(find_missing)
 
 
 async def receive(chunks: AsyncIterator[bytes], blob_stores: BlobStores, namespace: str) -> int:
-    """Store the blobs of a stream that may be empty; how many there were."""
+    """Store the blobs of a stream, which may be empty; returns their number."""
     blobs = blob_stores.of(namespace).blobs
     receiver: Receiver | None = None
     try:

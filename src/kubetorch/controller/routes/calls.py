@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kubetorch.controller.blobs import BlobStores
-from kubetorch.controller.calls import Calls, unknown
+from kubetorch.controller.calls import Calls, unknown_call
 from kubetorch.controller.routes.blobs import in_thread
 from kubetorch.controller.routes.table import Exchange, Permission, Route
 from kubetorch.controller.workloads import Workloads
@@ -14,8 +14,8 @@ from kubetorch.wire.messages import CallView
 OUTCOME = "application/octet-stream"
 
 # The id says neither namespace nor workload.
-_SEE = (Permission("get", scope="found", when="on the workload that runs it"),)
-_CALL = (Permission("create", "call", "found", "on the workload that runs it"),)
+_READ = (Permission("get", scope="handler", when="on the workload that runs it"),)
+_CALL = (Permission("create", "call", "handler", "on the workload that runs it"),)
 
 
 class CallRoutes:
@@ -25,24 +25,24 @@ class CallRoutes:
         self._blob_stores = blob_stores
 
     def routes(self) -> list[Route]:
-        one = f"{routes.CALLS}/{{call_id}}"
+        call_path = f"{routes.CALLS}/{{call_id}}"
         return [
             Route("GET", routes.CALLS, self.list, (Permission("list", scope="query"),)),
-            Route("GET", one, self.get, _SEE),
-            Route("POST", f"{one}/cancel", self.cancel, _CALL, is_audited=True),
-            Route("GET", f"{one}/result", self.result, _CALL),
+            Route("GET", call_path, self.get, _READ),
+            Route("POST", f"{call_path}/cancel", self.cancel, _CALL, is_audited=True),
+            Route("GET", f"{call_path}/result", self.result, _CALL),
         ]
 
     async def list(self, exchange: Exchange) -> None:
         """Calls, newest first; `?namespace=` and `?workload=` choose some."""
-        found = self._calls.list(
+        calls = self._calls.list(
             namespace=exchange.query("namespace"), workload=exchange.query("workload")
         )
-        await exchange.respond_message(found)
+        await exchange.respond_message(calls)
 
     async def get(self, exchange: Exchange, call_id: str) -> None:
         """One call."""
-        await exchange.respond_message(await self._find(exchange, call_id, _SEE))
+        await exchange.respond_message(await self._find(exchange, call_id, _READ))
 
     async def cancel(self, exchange: Exchange, call_id: str) -> None:
         """Cancel a call that still runs."""
@@ -60,10 +60,10 @@ class CallRoutes:
     async def _find(
         self, exchange: Exchange, call_id: str, needs: tuple[Permission, ...]
     ) -> CallView:
-        """A call that whoever asks may touch; any other is as unknown as one that never was."""
+        """A call that the sender may use; any other call gets the error of an unknown one."""
         call = await self._calls.expect(call_id)
         for permission in needs:
             need = permission.of(call.namespace, call.workload)
             if not await exchange.asker.may(need):
-                raise unknown(call_id)
+                raise unknown_call(call_id)
         return call

@@ -17,7 +17,7 @@ from kubetorch.wire import blobs, routes, versions
 from kubetorch.wire.messages import TERMINATING, StatusView, WorkloadView
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-#: The words of `kt list`, so that a figure that is 0 is there too.
+#: All statuses of workloads, so that the figures that are 0 are in the metrics too.
 _STATUSES = (
     "Ready",
     "Creating",
@@ -40,10 +40,10 @@ _BODIES = {
 
 
 def metrics_text(views: Iterable[WorkloadView], *, started: float) -> str:
-    found = list(views)
+    all_views = list(views)
     statuses = Counter(dict.fromkeys(_STATUSES, 0))
-    statuses.update(view.status for view in found)
-    pods = [pod for view in found for pod in view.pods]
+    statuses.update(view.status for view in all_views)
+    pods = [pod for view in all_views for pod in view.pods]
     lines = [
         *_metric("build_info", "Version of the controller.", {f'version="{__version__}"': 1}),
         *_metric("start_time_seconds", "When the controller began to lead.", {"": started}),
@@ -166,7 +166,7 @@ def _phrase(need: Permission) -> str:
         "path": "",
         "query": " in `?namespace=`, all namespaces without it",
         "all": " in all namespaces",
-        "found": f" {need.when}",
+        "handler": f" {need.when}",
     }[need.scope]
     return f"{need.verb} {kind}{where}"
 

@@ -1,4 +1,4 @@
-"""Routes about secrets and volumes: for the user alone, and values only where they are wanted."""
+"""Routes about secrets and volumes: for users alone; only one route has the values of a secret."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kubetorch.specs.volume import VolumeSpec
 from kubetorch.wire import routes
 from kubetorch.wire.secrets import PutSecret, SecretValues
 
-#: Seconds that a delete may wait until a volume is gone, and those when nothing is said.
+#: Seconds that a delete may wait until a volume is deleted: at most, and by default.
 WAIT_MOST = 600.0
 WAIT = 60.0
 
@@ -28,34 +28,46 @@ class SecretRoutes:
         self._workloads = workloads
 
     def routes(self) -> list[Route]:
-        one = f"{routes.SECRETS}/{{namespace}}/{{name}}"
+        secret_path = f"{routes.SECRETS}/{{namespace}}/{{name}}"
         return [
             Route("GET", routes.SECRETS, self.list, _needs("secrets", "list", scope="all")),
             Route("GET", f"{routes.SECRETS}/{{namespace}}", self.list, _needs("secrets", "list")),
-            # What has no values is as much as a list shows.
-            Route("GET", one, self.get, _needs("secrets", "list")),
-            Route("POST", one, self.put, _needs("secrets", "create", "update"), is_audited=True),
-            Route("DELETE", one, self.delete, _needs("secrets", "delete"), is_audited=True),
-            Route("GET", f"{one}/values", self.values, _needs("secrets", "get"), is_audited=True),
+            # Without its values a secret shows no more than the list.
+            Route("GET", secret_path, self.get, _needs("secrets", "list")),
+            Route(
+                "POST",
+                secret_path,
+                self.put,
+                _needs("secrets", "create", "update"),
+                is_audited=True,
+            ),
+            Route("DELETE", secret_path, self.delete, _needs("secrets", "delete"), is_audited=True),
+            Route(
+                "GET",
+                f"{secret_path}/values",
+                self.values,
+                _needs("secrets", "get"),
+                is_audited=True,
+            ),
         ]
 
     async def list(self, exchange: Exchange, namespace: str | None = None) -> None:
         """The secrets of a namespace, or of all."""
         if namespace is not None:
             names.check_namespace(namespace)
-        found = await self._secrets.list(namespace)
+        secrets = await self._secrets.list(namespace)
         users = self._workloads.users_of_secrets(namespace)
         complete = [
             replace(view, used_by=users.get((view.namespace, view.object_name), ()))
-            for view in found
+            for view in secrets
         ]
         await exchange.respond_message(complete)
 
     async def get(self, exchange: Exchange, namespace: str, name: str) -> None:
         """A secret without its values; `null` if there is none of that name."""
         _check_secret(namespace, name)
-        found = await self._secrets.get(namespace, name)
-        await exchange.respond_message(found)
+        secret_view = await self._secrets.get(namespace, name)
+        await exchange.respond_message(secret_view)
 
     async def put(self, exchange: Exchange, namespace: str, name: str) -> None:
         """Store values."""
@@ -91,14 +103,14 @@ class VolumeRoutes:
         self._workloads = workloads
 
     def routes(self) -> list[Route]:
-        some = f"{routes.VOLUMES}/{{namespace}}"
-        one = f"{some}/{{claim}}"
+        volumes_path = f"{routes.VOLUMES}/{{namespace}}"
+        volume_path = f"{volumes_path}/{{claim}}"
         return [
             Route("GET", routes.VOLUMES, self.list, _needs("volumes", "list", scope="all")),
-            Route("GET", some, self.list, _needs("volumes", "list")),
-            Route("POST", some, self.create, _needs("volumes", "create"), is_audited=True),
-            Route("GET", one, self.get, _needs("volumes", "get")),
-            Route("DELETE", one, self.delete, _needs("volumes", "delete"), is_audited=True),
+            Route("GET", volumes_path, self.list, _needs("volumes", "list")),
+            Route("POST", volumes_path, self.create, _needs("volumes", "create"), is_audited=True),
+            Route("GET", volume_path, self.get, _needs("volumes", "get")),
+            Route("DELETE", volume_path, self.delete, _needs("volumes", "delete"), is_audited=True),
             Route(
                 "GET",
                 routes.STORAGE_CLASS,
@@ -111,10 +123,10 @@ class VolumeRoutes:
         """The volumes of a namespace, or of all."""
         if namespace is not None:
             names.check_namespace(namespace)
-        found = await self._volumes.list(namespace)
+        volumes = await self._volumes.list(namespace)
         users = self._workloads.users_of_volumes(namespace)
         complete = [
-            replace(view, used_by=users.get((view.namespace, view.claim), ())) for view in found
+            replace(view, used_by=users.get((view.namespace, view.claim), ())) for view in volumes
         ]
         await exchange.respond_message(complete)
 
@@ -128,8 +140,8 @@ class VolumeRoutes:
     async def get(self, exchange: Exchange, namespace: str, claim: str) -> None:
         """A volume; `null` if there is none of that name."""
         _check_volume(namespace, claim)
-        found = await self._volumes.get(namespace, claim)
-        await exchange.respond_message(found)
+        volume_view = await self._volumes.get(namespace, claim)
+        await exchange.respond_message(volume_view)
 
     async def delete(self, exchange: Exchange, namespace: str, claim: str) -> None:
         """Delete a volume and what is in it; `?wait=` is how long to wait until it is gone.
@@ -151,8 +163,8 @@ class VolumeRoutes:
                 services=users,
                 hint=f"kt teardown {users[0]} -n {namespace}; {volume.FORCE}",
             )
-        gone = await self._volumes.delete(namespace, claim, wait=wait, is_forced=is_forced)
-        await exchange.respond_message({"gone": gone})
+        is_gone = await self._volumes.delete(namespace, claim, wait=wait, is_forced=is_forced)
+        await exchange.respond_message({"gone": is_gone})
 
     async def storage_class(self, exchange: Exchange) -> None:
         """The class and access mode of a new volume; `?access_mode=` and its like are given."""

@@ -1,4 +1,4 @@
-"""One HTTP request to the controller with its answer, which handler gives it, and who may ask."""
+"""One HTTP request to the controller with its answer, the routes, and the rights they need."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kubetorch.lib import asgi
 from kubetorch.lib.asgi import JSON, Receive, Request, Responder, Send, refusal
 from kubetorch.wire import messages, routes
 
-#: Bytes that the body of a request may have, where nothing else is said.
+#: Bytes that the body of a request may have by default.
 BODY_LIMIT = 4 * 1024 * 1024
 
 _T = TypeVar("_T")
@@ -25,9 +25,9 @@ class Exchange(Request):
 
     def __init__(self, scope: asgi.Scope, receive: Receive, send: Send) -> None:
         super().__init__(scope, receive)
-        given = self.headers.get(routes.REQUEST_ID.lower(), "")
-        # The audit log of a cluster is to find each of them again, years later.
-        self.request_id = asgi.request_id(given, size=16)
+        sent_id = self.headers.get(routes.REQUEST_ID.lower(), "")
+        # Long enough to be unique in the audit log of a cluster for years.
+        self.request_id = asgi.request_id(sent_id, size=16)
         self._responder = Responder(send, {routes.REQUEST_ID.lower(): self.request_id})
         self._asker: Asker | None = None
 
@@ -42,7 +42,7 @@ class Exchange(Request):
         self._asker = asker
 
     def flag(self, name: str) -> bool:
-        """A parameter that is `true` or `false`, which it is when it is missing."""
+        """A parameter that is `true` or `false`; a missing one is false."""
         value = self.query(name, "false").lower()
         if value not in ("true", "false", "1", "0"):
             raise ProtocolError(f"{name} is {value!r}; it must be true or false")
@@ -84,7 +84,7 @@ class Exchange(Request):
         await self.respond(messages.encode(message))
 
     async def respond_stream(self, chunks: AsyncIterator[bytes], *, content_type: str) -> None:
-        """Answer with chunks as they come; they are closed when the client goes away."""
+        """Answer with chunks as they come; they are closed when the client disconnects."""
         await self._responder.stream(chunks, content_type, self.disconnected())
 
     async def refuse(self, status: int, failure: bytes) -> None:
@@ -96,9 +96,9 @@ class Exchange(Request):
 Handler = Callable[..., Awaitable[None]]
 #: Who may ask: anybody, users, or users and the pods of workloads.
 Audience = Literal["anybody", "user", "pods"]
-#: Where the namespace of what is asked for comes from: the path, the query `namespace` (all of them
-#: without it), no place at all (all of them), or what the handler finds, which then checks it.
-Scope = Literal["path", "query", "all", "found"]
+#: Where the namespace of a right comes from: the path; the query `namespace`, or without it all
+#: namespaces; always all namespaces; or the handler, which finds the object and checks the right.
+Scope = Literal["path", "query", "all", "handler"]
 # Parameters of paths that name an object.
 _NAMES = ("name", "claim")
 
@@ -145,36 +145,36 @@ class Table:
 
     def find(self, exchange: Exchange) -> tuple[Route, dict[str, str]]:
         """The route for a request, and the parameters in its path."""
-        found = self.look(exchange)
-        if found is not None:
-            return found
-        methods = [route.method for route, _ in self._at(exchange.path)]
+        match = self.match(exchange)
+        if match is not None:
+            return match
+        methods = [route.method for route, _ in self._routes_of_path(exchange.path)]
         shown = quote(exchange.path[:200])
         if methods:
             raise refusal(405, f"{shown} answers {' and '.join(methods)}, not {exchange.method}")
         raise refusal(404, f"there is nothing at {shown}")
 
-    def look(self, exchange: Exchange) -> tuple[Route, dict[str, str]] | None:
-        """The same, or nothing."""
-        at_path = self._at(exchange.path)
-        return next((found for found in at_path if found[0].method == exchange.method), None)
+    def match(self, exchange: Exchange) -> tuple[Route, dict[str, str]] | None:
+        """As `find`; `None` without a route."""
+        at_path = self._routes_of_path(exchange.path)
+        return next((match for match in at_path if match[0].method == exchange.method), None)
 
-    def _at(self, path: str) -> Iterator[tuple[Route, dict[str, str]]]:
+    def _routes_of_path(self, path: str) -> Iterator[tuple[Route, dict[str, str]]]:
         """The routes of all methods for a path."""
-        given = path.split("/")
-        for parts, route in self._by_length.get(len(given), ()):
-            parameters = _match(parts, given)
+        path_parts = path.split("/")
+        for pattern_parts, route in self._by_length.get(len(path_parts), ()):
+            parameters = _path_parameters(pattern_parts, path_parts)
             if parameters is not None:
                 yield route, parameters
 
 
-def _match(parts: list[str], given: list[str]) -> dict[str, str] | None:
+def _path_parameters(pattern_parts: list[str], path_parts: list[str]) -> dict[str, str] | None:
     parameters = {}
-    for part, value in zip(parts, given, strict=True):
-        if part.startswith("{"):
+    for pattern_part, value in zip(pattern_parts, path_parts, strict=True):
+        if pattern_part.startswith("{"):
             if not value:
                 return None
-            parameters[part[1:-1]] = value
-        elif part != value:
+            parameters[pattern_part[1:-1]] = value
+        elif pattern_part != value:
             return None
     return parameters

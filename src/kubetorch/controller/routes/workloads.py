@@ -24,14 +24,14 @@ from kubetorch.wire.messages import Deploy, DeployEvent, Ready, WorkloadView
 HEAD_LIMIT = 128 * 1024
 #: Most seconds that a delete may wait for calls.
 GRACE_MOST = 3600.0
-# Lines of an answer that are put together.
+# Lines of a log that are sent as one chunk.
 _LINES = 500
 _DEPLOY = (Permission("create"), Permission("update"))
-#: What tokens are for, and what somebody who wants one needs.
+#: By verb of a token: the right that a user needs to get the token.
 _VERBS = {
-    "call": Permission("create", "call", "found", "for a token to call"),
-    "exec": Permission("create", "exec", "found", "for a token to run commands"),
-    "logs": Permission("get", "logs", "found", "for a token to read logs"),
+    "call": Permission("create", "call", "handler", "for a token to call"),
+    "exec": Permission("create", "exec", "handler", "for a token to run commands"),
+    "logs": Permission("get", "logs", "handler", "for a token to read logs"),
 }
 
 
@@ -49,23 +49,29 @@ class WorkloadRoutes:
         self._blob_stores = blob_stores
 
     def routes(self) -> list[Route]:
-        one = f"{routes.WORKLOADS}/{{namespace}}/{{name}}"
+        workload_path = f"{routes.WORKLOADS}/{{namespace}}/{{name}}"
         return [
             Route("GET", routes.WORKLOADS, self.list, (Permission("list", scope="all"),)),
             Route("GET", f"{routes.WORKLOADS}/{{namespace}}", self.list, (Permission("list"),)),
-            Route("GET", one, self.get, (Permission("get"),)),
-            Route("GET", f"{one}/pods", self.pods, (Permission("get"),)),
-            Route("DELETE", one, self.delete, (Permission("delete"),), is_audited=True),
-            Route("POST", f"{one}/deploy", self.deploy, _DEPLOY, is_audited=True),
-            Route("POST", f"{one}/token", self.token, tuple(_VERBS.values()), is_audited=True),
-            Route("GET", f"{one}/logs", self.logs, (Permission("get", "logs"),)),
+            Route("GET", workload_path, self.get, (Permission("get"),)),
+            Route("GET", f"{workload_path}/pods", self.pods, (Permission("get"),)),
+            Route("DELETE", workload_path, self.delete, (Permission("delete"),), is_audited=True),
+            Route("POST", f"{workload_path}/deploy", self.deploy, _DEPLOY, is_audited=True),
+            Route(
+                "POST",
+                f"{workload_path}/token",
+                self.token,
+                tuple(_VERBS.values()),
+                is_audited=True,
+            ),
+            Route("GET", f"{workload_path}/logs", self.logs, (Permission("get", "logs"),)),
         ]
 
     async def list(self, exchange: Exchange, namespace: str | None = None) -> None:
         """All workloads, or those of a namespace."""
-        found = self._workloads.list(namespace)
+        workload_views = self._workloads.list(namespace)
         user = exchange.asker.creator(None).user
-        await exchange.respond_message([_owned(view, user) for view in found])
+        await exchange.respond_message([_owned(view, user) for view in workload_views])
 
     async def get(self, exchange: Exchange, namespace: str, name: str) -> None:
         """One workload, with a token to call it for those who may.
@@ -81,38 +87,44 @@ class WorkloadRoutes:
     async def pods(self, exchange: Exchange, namespace: str, name: str) -> None:
         """The pods of a workload as their cluster describes them.
 
-        Who may not `get pods` sees no values of variables, and no pods that somebody else made.
+        Without the right to `get pods` it has no values of variables, and no pods of other makers.
         """
         workload = self._workloads.get(namespace, name)
-        found = self._workloads.backend.described(namespace, name)
+        pod_manifests = self._workloads.backend.described(namespace, name)
         if not await exchange.asker.may(Need("get", namespace, group="", resource="pods")):
-            own = {pod.name for pod in workload.pods if pod.is_ours}
-            ours = (pod for pod in found if pod["metadata"]["name"] in own)
-            found = [views.without_values(pod) for pod in ours]
-        await exchange.respond_message(found)
+            our_names = {pod.name for pod in workload.pods if pod.is_ours}
+            our_manifests = (pod for pod in pod_manifests if pod["metadata"]["name"] in our_names)
+            pod_manifests = [views.without_values(pod) for pod in our_manifests]
+        await exchange.respond_message(pod_manifests)
 
     async def delete(self, exchange: Exchange, namespace: str, name: str) -> None:
         """End a workload; `?grace=` is how many seconds its calls have."""
         grace = exchange.number("grace", routes.DELETE_GRACE, least=0.0, most=GRACE_MOST)
-        left = await self._workloads.delete(namespace, name, grace=grace)
-        await exchange.respond_message({"deleted": name, "left": left})
+        remaining_objects = await self._workloads.delete(namespace, name, grace=grace)
+        await exchange.respond_message({"deleted": name, "left": remaining_objects})
 
     async def token(self, exchange: Exchange, namespace: str, name: str) -> None:
-        """A token for one workload, for what who asks may do with it."""
-        asked = await exchange.message(_TokenRequest)
-        if not TOKEN_LEAST <= asked.ttl <= TOKEN_MOST:
+        """A token for one workload, for verbs that the user has the rights to."""
+        token_request = await exchange.message(_TokenRequest)
+        if not TOKEN_LEAST <= token_request.ttl <= TOKEN_MOST:
             raise ProtocolError(
-                f"ttl is {asked.ttl}; it must be from {TOKEN_LEAST:.0f} to {TOKEN_MOST:.0f} seconds"
+                f"ttl is {token_request.ttl}; it must be from {TOKEN_LEAST:.0f} to "
+                f"{TOKEN_MOST:.0f} seconds"
             )
-        if not asked.verbs or not set(asked.verbs) <= set(tokens.VERBS):
+        if not token_request.verbs or not set(token_request.verbs) <= set(tokens.VERBS):
             raise ProtocolError(
-                f"verbs is {list(asked.verbs)}; it must be some of {', '.join(tokens.VERBS)}"
+                f"verbs is {list(token_request.verbs)}; it must be some of "
+                f"{', '.join(tokens.VERBS)}"
             )
-        for verb in asked.verbs:
+        for verb in token_request.verbs:
             await exchange.asker.require(_VERBS[verb].of(namespace, name))
         self._workloads.get(namespace, name)
         token = self._workloads.token(
-            namespace, name, ttl=asked.ttl, subject=exchange.asker.name, verbs=asked.verbs
+            namespace,
+            name,
+            ttl=token_request.ttl,
+            subject=exchange.asker.name,
+            verbs=token_request.verbs,
         )
         await exchange.respond_message(token)
 
@@ -123,7 +135,7 @@ class WorkloadRoutes:
         deploy = messages.decode(Deploy, head)
         self._workloads.check(deploy, namespace, name)
         creator = exchange.asker.creator(deploy.spec.username)
-        # Before its code is stored, and once more when it is its turn.
+        # Checked before its code is stored, and again under the lock of the workload.
         self._workloads.check_owner(deploy, creator)
         grant = await exchange.asker.check_deploy(deploy.spec)
         await receive(_joined(rest, chunks), self._blob_stores, namespace)
@@ -134,13 +146,13 @@ class WorkloadRoutes:
         self, exchange: Exchange, events: AsyncIterator[DeployEvent]
     ) -> AsyncGenerator[bytes, None]:
         async for event in events:
-            if isinstance(event, Ready):  # others may wait for the same deploy
+            if isinstance(event, Ready):  # several users may follow one deploy
                 view = await self._complete(exchange.asker, event.workload)
                 event = replace(event, workload=view)
             yield messages.encode(event) + b"\n"
 
     async def _complete(self, asker: Asker, view: WorkloadView) -> WorkloadView:
-        """A workload with the host of its app, and with a token for who may call it."""
+        """A workload with the host of its app, and with a token if the sender may call it."""
         app, key = view.spec.callable.app, (view.spec.namespace, view.spec.name)
         if app is not None and app.port is not None:
             view = replace(view, app_host=self._hosts.of(*key))
@@ -150,7 +162,7 @@ class WorkloadRoutes:
         return view
 
     async def logs(self, exchange: Exchange, namespace: str, name: str) -> None:
-        """The last lines of the pods, and with `?follow=true` those that come."""
+        """The last lines of the pods, and with `?follow=true` also new lines."""
         workload = self._workloads.get(namespace, name)
         count = int(exchange.number("tail", TAIL, least=0, most=routes.TAIL_MOST))
         pod = check_pod(workload, exchange.query("pod"))
@@ -171,22 +183,22 @@ class WorkloadRoutes:
 
 
 def _owned(view: WorkloadView, user: str) -> WorkloadView:
-    """A workload as this user sees it, whose own it may be."""
+    """A workload as this user sees it: `is_own` if the user created it."""
     is_own = view.creator is not None and view.creator.user == user
     return replace(view, is_own=True) if is_own else view
 
 
 async def _log_lines(reader: PodLogs, count: int, *, follow: bool) -> AsyncGenerator[bytes, None]:
-    found = await reader.tail(count)
-    for start in range(0, len(found), _LINES):
-        yield encode(found[start : start + _LINES])
+    lines = await reader.tail(count)
+    for start in range(0, len(lines), _LINES):
+        yield encode(lines[start : start + _LINES])
     if follow:
         async for line in reader.follow():
             yield encode([line])
 
 
 async def _head(chunks: AsyncIterator[bytes]) -> tuple[bytes, bytes]:
-    """The first line of a body, and what came with it."""
+    """The first line of a body, and the bytes after it that have been read."""
     begun = bytearray()
     async for chunk in chunks:
         begun += chunk

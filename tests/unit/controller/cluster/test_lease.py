@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubetorch.controller.cluster import leader
-from kubetorch.controller.cluster.leader import Candidate, Read, Take, Wait
+from kubetorch.controller.cluster.leader import Candidate, Read, Wait, Write
 
 DURATION, TENURE = leader.TIMES.duration, leader.TIMES.tenure
 
@@ -37,7 +37,7 @@ class Runner:
 
     def __init__(self, server: Server, place: str, offset: float = 0.0, nonce: str = "1") -> None:
         self.server, self.offset = server, offset
-        self.candidate = Candidate(namespace="ns", name="lease", place=place, nonce=nonce)
+        self.candidate = Candidate(namespace="ns", name="lease", pod=place, nonce=nonce)
         self.is_cut_off = False
 
     def act(self, now: float) -> None:
@@ -50,20 +50,20 @@ class Runner:
             if self.is_cut_off:
                 self.candidate.failed(mine)
             elif isinstance(step, Read):
-                self.candidate.seen(self.server.lease, mine)
+                self.candidate.observe(self.server.lease, mine)
             else:
                 written = self.server.write(step.body, is_new=step.is_new)
                 if written is None:
-                    self.candidate.refused(mine)
+                    self.candidate.conflicted(mine)
                 else:
-                    self.candidate.taken(written, mine)
+                    self.candidate.written(written, mine)
 
     def leads(self, now: float) -> bool:
         return self.candidate.is_leading(now + self.offset)
 
     def hear(self, now: float) -> None:
         """The watch tells."""
-        self.candidate.seen(self.server.lease, now + self.offset)
+        self.candidate.observe(self.server.lease, now + self.offset)
 
 
 def test_the_first_one_leads_and_the_second_one_waits() -> None:
@@ -186,8 +186,8 @@ def test_never_do_two_lead_at_the_same_time(
             runner.hear(now)
         elif what == "resign" and not runner.is_cut_off and runner.leads(now):
             server.write(runner.candidate.resignation(now), is_new=False)
-            runner.candidate.seen(server.lease, now + runner.offset)
+            runner.candidate.observe(server.lease, now + runner.offset)
         else:
             runner.act(now)
         assert sum(one.leads(now) for one in runners) <= 1
-        assert isinstance(runner.candidate.step(now + runner.offset, now), Read | Take | Wait)
+        assert isinstance(runner.candidate.step(now + runner.offset, now), Read | Write | Wait)

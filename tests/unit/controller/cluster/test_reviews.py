@@ -15,7 +15,7 @@ from kubetorch.controller.cluster.access import (
     Reviews,
     UncheckedClaims,
     Verdict,
-    grant,
+    grant_command,
     token_claims,
 )
 from kubetorch.errors import (
@@ -74,7 +74,7 @@ def test_what_a_token_says_of_itself_is_read_whatever_it_is(
 def test_a_refusal_has_the_command_that_grants_the_right(
     user: str, need: Need, command: str
 ) -> None:
-    assert grant(User(user), need) == command
+    assert grant_command(User(user), need) == command
 
 
 class Server:
@@ -314,7 +314,7 @@ def test_too_many_questions_at_one_time_are_refused() -> None:
     async def main() -> None:
         oracle = Oracle()
         oracle.go_on.clear()
-        known: AnswerCache[str, str] = AnswerCache(ManualClock().time, under_way=2)
+        known: AnswerCache[str, str] = AnswerCache(ManualClock().time, open_questions_limit=2)
         waiting = [asyncio.ensure_future(_get(known, oracle, key)) for key in "ab"]
         await asyncio.sleep(0)
         with pytest.raises(ControllerUnavailableError, match="too many"):
@@ -330,7 +330,7 @@ def test_a_question_has_its_time() -> None:
     async def main() -> None:
         oracle = Oracle()
         oracle.go_on.clear()
-        known: AnswerCache[str, str] = AnswerCache(ManualClock().time, patience=0.0)
+        known: AnswerCache[str, str] = AnswerCache(ManualClock().time, timeout=0.0)
         with pytest.raises(ControllerUnavailableError, match="has not said"):
             await _get(known, oracle, "a")
 

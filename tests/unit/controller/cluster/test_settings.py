@@ -44,7 +44,7 @@ def test_apps_have_hosts_of_their_own_only_below_an_ingress() -> None:
     hosts = Settings.read({**asked, "KT_INGRESS_HOST": "KT.example"}).hosts
     assert hosts.are_per_service
     assert hosts.ingress == "kt.example"
-    assert hosts.others[:2] == ("a.example", "b.example")
+    assert hosts.app_hosts[:2] == ("a.example", "b.example")
     assert not Settings.read({**CHART, "KT_INGRESS_HOST": "kt.example"}).hosts.are_per_service
 
 

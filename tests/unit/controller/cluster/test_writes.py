@@ -22,7 +22,7 @@ def step(writing: PendingWrite, now: float) -> object:
 
 def test_who_deploys_does_not_wait_for_what_failed_before() -> None:
     writing = PendingWrite("team", "f")
-    writing.seen(None)
+    writing.observe(None)
     writing.put(CONTENT, is_new=True)
     begun = step(writing, 100.0)
     assert isinstance(begun, Create)
@@ -39,7 +39,7 @@ def test_a_world_of_ranks_is_written_at_once_before_pods_are_told_of_it() -> Non
     writing = PendingWrite("team", "f")
     there = {**resource.manifest(CONTENT), "metadata": {"uid": "1", "resourceVersion": "1"}}
     writing.put(CONTENT, is_new=True)
-    writing.seen(there)
+    writing.observe(there)
     first = step(writing, 100.0)
     assert isinstance(first, ReplaceStatus)
     status = first.patch[-1]["value"]
@@ -49,7 +49,7 @@ def test_a_world_of_ranks_is_written_at_once_before_pods_are_told_of_it() -> Non
     writing.put(formed, is_new=False)
     assert not writing.has_worlds
     assert isinstance(step(writing, 100.1), Wait)
-    writing.hurry_worlds()
+    writing.write_worlds_now()
     written = step(writing, 100.1)
     assert isinstance(written, ReplaceStatus)
     assert written.patch[-1]["value"]["worlds"] == "one"
@@ -62,7 +62,7 @@ def test_why_a_generation_was_given_up_is_written_at_once() -> None:
     writing = PendingWrite("team", "f")
     there = {**resource.manifest(CONTENT), "metadata": {"uid": "1", "resourceVersion": "1"}}
     writing.put(CONTENT, is_new=True)
-    writing.seen(there)
+    writing.observe(there)
     assert isinstance(step(writing, 100.0), ReplaceStatus)
     writing.put(Content(replace(CONTENT.record, epoch=1), CONTENT.generations), is_new=False)
     assert isinstance(step(writing, 100.1), Wait)

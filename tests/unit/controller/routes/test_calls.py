@@ -43,7 +43,7 @@ def routes(tmp_path: Path) -> Iterator[CallRoutes]:
     path = tmp_path / "state.sqlite"
     state = SqliteState(path, database.open_database(path))
     stores = BlobStores(tmp_path / "blobs")
-    calls = Calls(state, stores, ManualClock(), first_news=0.0)
+    calls = Calls(state, stores, ManualClock(), first_report_timeout=0.0)
     calls.report("ns", "w", "w-0", CallReport("c", "f", "running", 1.0))
     workloads = SimpleNamespace(cancel_call=lambda call_id: f"cancelled {call_id}")
     yield CallRoutes(calls, cast("Any", workloads), stores)
