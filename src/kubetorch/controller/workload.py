@@ -20,9 +20,9 @@ from kubetorch.controller.access import Grant
 from kubetorch.controller.backends.base import (
     DELETED,
     Backend,
-    News,
+    EventLine,
     PodStatus,
-    PortsWanted,
+    PortRequest,
     Trouble,
 )
 from kubetorch.controller.deploys import DeployProgress, PendingDeploys, expect_agents, not_applied
@@ -382,7 +382,7 @@ class Workload:
         expected = backend.expected(*self.key)
         needed = self._rendezvous.needed
         self._handle(rollout.PodsChanged(current, names - current, expected, needed))
-        news = backend.news(*self.key) if self._deploys else []
+        news = backend.event_lines(*self.key) if self._deploys else []
         self._event_reporter.report(self.pods, trouble, news)
         failed = sum(pod.failure is not None for pod in self.pods if pod.name in current)
         if trouble.failure is not None:
@@ -623,7 +623,7 @@ class Workload:
         distribution = self._specs[plan.generation].compute.distribution
         assert distribution is not None
         each = plan.processes if distribution.has_port_each else 1
-        wanted = PortsWanted(
+        wanted = PortRequest(
             distribution.port,
             is_declared=distribution.is_port_declared,
             count=len(members) * each if distribution.has_port_each else 1,
@@ -791,7 +791,9 @@ class PodEventReporter:
         # By pod; the reason that no pod has for itself is under the empty name.
         self._reasons: dict[str, str] = {}
 
-    def report(self, pods: Sequence[PodStatus], trouble: Trouble, news: Sequence[News]) -> None:
+    def report(
+        self, pods: Sequence[PodStatus], trouble: Trouble, news: Sequence[EventLine]
+    ) -> None:
         """Report what happened to pods, and why they do not run or are not there.
 
         A reason that many pods have is reported once, and an event that a reason explains is that

@@ -89,11 +89,18 @@ def check_views(
     for name in attached.secrets:
         if secrets[name] is None:
             raise SecretNotFound(name, namespace)
-    needed = [(one.secret, one.key) for one in attached.variables if one.key and not one.optional]
-    needed += [
-        (one.secret, key) for one in attached.files if not one.optional for key, _ in one.items
+    needed_keys = [
+        (variable.secret, variable.key)
+        for variable in attached.variables
+        if variable.key and not variable.optional
     ]
-    for name, key in needed:
+    needed_keys += [
+        (secret_files.secret, key)
+        for secret_files in attached.files
+        if not secret_files.optional
+        for key, _ in secret_files.items
+    ]
+    for name, key in needed_keys:
         view = secrets[name]
         if view is not None and key not in view.keys:
             raise SpecError(
@@ -113,19 +120,19 @@ def missing_volume(namespace: str, claim: str) -> VolumeNotFoundError:
 
 
 def decide_put(
-    namespace: str, put: PutSecret, there: dict[str, bytes] | None
+    namespace: str, put: PutSecret, stored_values: dict[str, bytes] | None
 ) -> tuple[Outcome, dict[str, bytes]]:
     """Decide on an upload to a secret with these values; returns the values that it has then."""
     outcome: Outcome = "created"
     values = put.values
-    if there is None:
+    if stored_values is None:
         if put.collision == "merge":
             raise SecretNotFound(put.draft.name, namespace)
     else:
         if put.collision == "merge":
-            values = {**there, **put.values}
-        if put.collision == "keep" or values == there:
-            return "unchanged", there
+            values = {**stored_values, **put.values}
+        if put.collision == "keep" or values == stored_values:
+            return "unchanged", stored_values
         if put.collision == "same":
             raise SecretConflictError(put.draft.name, namespace)
         outcome = "merged" if put.collision == "merge" else "replaced"
@@ -181,7 +188,7 @@ class Trouble(msgspec.Struct, frozen=True):
     failure: Failure | None = None
 
 
-class PortsWanted(msgspec.Struct, frozen=True):
+class PortRequest(msgspec.Struct, frozen=True):
     """Ports that the processes of a distributed service are to meet on, as many as `count`.
 
     Others than from `first` on will do, unless the user declared that. With `further` ports behind
@@ -195,7 +202,7 @@ class PortsWanted(msgspec.Struct, frozen=True):
     further: int = 0
 
 
-class News(msgspec.Struct, frozen=True):
+class EventLine(msgspec.Struct, frozen=True):
     """An event on the way to the pods of a workload, as one line."""
 
     message: str
@@ -241,7 +248,7 @@ class Backend(Protocol):
     def pods(self, namespace: str, name: str) -> list[PodStatus]:
         """The pods of a workload, by ordinal."""
 
-    def described(self, namespace: str, name: str) -> list[Manifest]:
+    def pod_manifests(self, namespace: str, name: str) -> list[Manifest]:
         """The pods of a workload as their cluster describes them."""
         return []
 
@@ -249,7 +256,7 @@ class Backend(Protocol):
         """The reason why a workload does not have its pods, if there is one."""
         return Trouble()
 
-    def news(self, namespace: str, name: str) -> list[News]:
+    def event_lines(self, namespace: str, name: str) -> list[EventLine]:
         """The events of its pods since the last call of this method, from its last apply on."""
         return []
 
@@ -293,7 +300,7 @@ class Backend(Protocol):
     def mounted(self, namespace: str, name: str, pod: str) -> Mounted:
         """The secrets and volumes that a pod of a workload has, and that are not its user's own."""
 
-    def ports(self, namespace: str, name: str, wanted: PortsWanted) -> tuple[int, ...]:
+    def ports(self, namespace: str, name: str, request: PortRequest) -> tuple[int, ...]:
         """Ports that are free where the pods of a workload run; its own until the next call.
 
         Raises:

@@ -84,7 +84,7 @@ class WorkloadRoutes:
         Who may not `get pods` sees no values of variables, and no pods that somebody else made.
         """
         workload = self._workloads.get(namespace, name)
-        found = self._workloads.backend.described(namespace, name)
+        found = self._workloads.backend.pod_manifests(namespace, name)
         if not await exchange.asker.may(Need("get", namespace, group="", resource="pods")):
             own = {pod.name for pod in workload.pods if pod.is_ours}
             ours = (pod for pod in found if pod["metadata"]["name"] in own)

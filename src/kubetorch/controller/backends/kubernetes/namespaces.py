@@ -41,10 +41,10 @@ BINDINGS = Resource("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBind
 #: What pods may do in their own namespace: deploy, call, read logs; the chart makes it.
 ROLE = "kubetorch-edit"
 #: Seconds for which it is taken for known which pods a namespace admits, and of how many.
-LEVEL_SECONDS, LEVELS_MOST = 300.0, 1000
+LEVEL_SECONDS, LEVELS_LIMIT = 300.0, 1000
 _VIOLATED = "violates PodSecurity"
 #: Kubernetes makes it in every namespace, though not at once.
-_EVERYWHERE = "default"
+_DEFAULT_ACCOUNT = "default"
 
 
 def explain(namespace: str, error: KubernetesRequestError) -> KubetorchError:
@@ -61,18 +61,18 @@ def explain(namespace: str, error: KubernetesRequestError) -> KubetorchError:
         )
     if failures.is_quota(error.message):
         return StorageFullError(
-            f"a quota of the namespace {namespace!r} is full: {_said(error)}",
+            f"a quota of the namespace {namespace!r} is full: {_server_message(error)}",
             hint=f"kubectl describe resourcequota -n {namespace} says how much is used; free some "
             "of it, or ask for less",
         )
     if _OUT_OF_LIMITS in error.message:
         return SpecError(
-            f"a limit of the namespace {namespace!r} forbids it: {_said(error)}",
+            f"a limit of the namespace {namespace!r} forbids it: {_server_message(error)}",
             hint=f"kubectl describe limitrange -n {namespace} says what is allowed",
         )
     if _DATABASE_FULL in error.message:
         return StorageFullError(
-            f"the cluster has no space left for objects: {_said(error)}",
+            f"the cluster has no space left for objects: {_server_message(error)}",
             hint="an administrator has to compact and defragment etcd",
         )
     return error
@@ -112,14 +112,14 @@ def no_namespace(namespace: str, error: KubernetesRequestError) -> KubernetesReq
 def _about_namespace(
     error: KubernetesRequestError, message: str, hint: str
 ) -> KubernetesRequestError:
-    found = KubernetesNotFoundError(message, hint=hint)
-    found.verb, found.resource = error.verb, error.resource
-    found.namespace, found.name = error.namespace, error.name
-    found.status_code, found.reason = error.status_code, error.reason
-    return found
+    namespace_error = KubernetesNotFoundError(message, hint=hint)
+    namespace_error.verb, namespace_error.resource = error.verb, error.resource
+    namespace_error.namespace, namespace_error.name = error.namespace, error.name
+    namespace_error.status_code, namespace_error.reason = error.status_code, error.reason
+    return namespace_error
 
 
-def _said(error: KubernetesRequestError) -> str:
+def _server_message(error: KubernetesRequestError) -> str:
     """The words of the server, without ours about the request."""
     return error.message.partition(": the API server answered ")[2] or error.message
 
@@ -143,19 +143,19 @@ class Namespaces:
     async def prepare(self, namespace: str, account: str = SERVICE_ACCOUNT) -> None:
         """See to it that pods can run as an account; asks once if everything is there."""
         try:
-            found = await self._client.get(Ref(ACCOUNTS, account, namespace))
+            account_object = await self._client.get(Ref(ACCOUNTS, account, namespace))
         except KubernetesNotFoundError as error:
             if account != SERVICE_ACCOUNT:
                 await self._check_namespace(namespace)
-                if account == _EVERYWHERE:
+                if account == _DEFAULT_ACCOUNT:
                     return
                 raise _no_account(namespace, account) from error
             await self._create(namespace, _account(namespace))
-            found = await self._client.get(Ref(ACCOUNTS, account, namespace))
-        uid = found["metadata"]["uid"]
+            account_object = await self._client.get(Ref(ACCOUNTS, account, namespace))
+        uid = account_object["metadata"]["uid"]
         # An account with another `uid` is in a namespace that was deleted and made again.
         if account == SERVICE_ACCOUNT and self._ready.get(namespace) != uid:
-            await self._annotate(found)
+            await self._annotate(account_object)
             await self._create(namespace, _binding(namespace))
             self._ready[namespace] = uid
 
@@ -195,19 +195,19 @@ class Namespaces:
         The API server is asked with a pod that is not made: the namespace's label would not say
         what the cluster's own configuration or a policy wants.
         """
-        known = self._levels.get(namespace)
-        if known is not None and self._now() < known[1] and not is_asked_anew:
-            return known[0]
-        refused = await self._refusal(_pod(namespace, account, None))
-        found = refused is not None and (
-            _VIOLATED in refused.message
+        cached_level = self._levels.get(namespace)
+        if cached_level is not None and self._now() < cached_level[1] and not is_asked_anew:
+            return cached_level[0]
+        refusal = await self._refusal(_pod(namespace, account, None))
+        is_restricted = refusal is not None and (
+            _VIOLATED in refusal.message
             or await self._refusal(_pod(namespace, account, pod_security.USER)) is None
         )
-        self._levels[namespace] = found, self._now() + LEVEL_SECONDS
+        self._levels[namespace] = is_restricted, self._now() + LEVEL_SECONDS
         self._levels.move_to_end(namespace)
-        while len(self._levels) > LEVELS_MOST:
+        while len(self._levels) > LEVELS_LIMIT:
             self._levels.popitem(last=False)
-        return found
+        return is_restricted
 
     async def _refusal(self, pod: Object) -> KubernetesRequestError | None:
         """Why the API server would not make a pod; `None` if it would."""
@@ -226,10 +226,10 @@ class Namespaces:
         except KubernetesConflictError:
             return
         except KubernetesRequestError as error:
-            refused = explain(namespace, error)
-            if refused is error:
+            refusal = explain(namespace, error)
+            if refusal is error:
                 raise
-            raise refused from error
+            raise refusal from error
 
     async def _check_namespace(self, namespace: str) -> None:
         """Raise what says more than that something in it is missing, if all of it is."""
@@ -288,14 +288,21 @@ def _no_account(namespace: str, account: str) -> KubernetesNotFoundError:
     return error
 
 
-async def find(
+async def list_labelled(
     client: Client, resource: Resource, namespace: str | None, watched: tuple[str, ...], label: str
 ) -> list[Object]:
     """Find the objects with a label, by namespace and name."""
     if namespace is not None:
         check_watched(namespace, watched)
-    places: tuple[str | None, ...] = (namespace,) if namespace is not None else watched or (None,)
-    listings = await asyncio.gather(
-        *(client.list(Selection(resource, place, labels=label)) for place in places)
+    listed_namespaces: tuple[str | None, ...] = (
+        (namespace,) if namespace is not None else watched or (None,)
     )
-    return sorted((found for listing in listings for found in listing.items), key=key)
+    listings = await asyncio.gather(
+        *(
+            client.list(Selection(resource, listed_namespace, labels=label))
+            for listed_namespace in listed_namespaces
+        )
+    )
+    return sorted(
+        (labelled_object for listing in listings for labelled_object in listing.items), key=key
+    )

@@ -26,7 +26,7 @@ from kubetorch.wire.messages import Runtime
 
 async def check_attached(stores: Stores, namespace: str, attached: Attached) -> str:
     """Check that the secrets and volumes of pods exist; returns a version of the secrets."""
-    names, claims = attached.all_secrets, tuple({one.claim for one in attached.claims})
+    names, claims = attached.all_secrets, tuple({mount.claim for mount in attached.claims})
     secrets = await asyncio.gather(*(stores.secrets.get(namespace, name) for name in names))
     volumes = await asyncio.gather(*(stores.volumes.get(namespace, claim) for claim in claims))
     views = dict(zip(names, secrets, strict=True))
@@ -63,8 +63,8 @@ class PodPrerequisites:
         for account in accounts:
             await self._namespaces.prepare(namespace, account)
         for template in workload.templates:
-            found = desired_pods.read_attached(template.spec, template.container)
-            version = await check_attached(self._stores, namespace, found)
+            attached = desired_pods.read_attached(template.spec, template.container)
+            version = await check_attached(self._stores, namespace, attached)
             agent.note_secrets(template, version)
         workload.write_templates()
         return await self._namespaces.is_restricted(
@@ -75,13 +75,13 @@ class PodPrerequisites:
 def _account(template: PodTemplate) -> str:
     """The service account of the pods; the default of Kubernetes if the manifest names none."""
     # `serviceAccount` is what it was called before.
-    found = template.spec.get("serviceAccountName") or template.spec.get("serviceAccount")
-    if found is None and template.kind.is_custom:
+    account = template.spec.get("serviceAccountName") or template.spec.get("serviceAccount")
+    if account is None and template.kind.is_custom:
         return "default"
-    return str(found or SERVICE_ACCOUNT)
+    return str(account or SERVICE_ACCOUNT)
 
 
-async def beside(
+async def companion_objects(
     client: Client,
     manifest: Manifest,
     runtime: Runtime,
@@ -102,10 +102,10 @@ async def _base(client: Client, manifest: Manifest) -> Object:
     try:
         return await client.get(Ref(resource, name, namespace))
     except KubernetesNotFoundError:
-        where = "" if namespace is None else f" in namespace {namespace!r}"
+        in_namespace = "" if namespace is None else f" in namespace {namespace!r}"
         error = KubernetesNotFoundError(
             f"the TrainJob {manifest['metadata']['name']!r} names the runtime {name!r}, and there "
-            f"is no such {kind}{where}",
+            f"is no such {kind}{in_namespace}",
             hint=f"kubectl get {resource} lists them",
         )
         error.resource, error.namespace, error.name = str(resource), namespace, name

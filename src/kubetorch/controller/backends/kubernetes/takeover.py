@@ -28,12 +28,12 @@ from kubetorch.manifests.kinds import Manifest, Path, named
 RECORD_LIMIT = 200_000
 _METADATA = ("labels", "annotations")
 #: What a deploy gives to pods that have none.
-_ACCOUNT = agent_container.SERVICE_ACCOUNT
+_AGENT_ACCOUNT = agent_container.SERVICE_ACCOUNT
 # What a Job's controller makes of its name, and refuses in a new one.
-_OF_JOBS = ("controller-uid", "job-name")
+_JOB_LABELS = ("controller-uid", "job-name")
 
 
-class Before(msgspec.Struct, frozen=True):
+class OriginalState(msgspec.Struct, frozen=True):
     """An object as it was.
 
     Attributes:
@@ -49,197 +49,233 @@ class Before(msgspec.Struct, frozen=True):
     is_ended: bool = False
 
 
-def is_recorded(one: Object) -> bool:
-    return labels.BEFORE in (one["metadata"].get("annotations") or {})
+def is_recorded(live_object: Object) -> bool:
+    return labels.BEFORE in (live_object["metadata"].get("annotations") or {})
 
 
-def read(one: Object) -> Before | None:
+def read(live_object: Object) -> OriginalState | None:
     """What an object was before; `None` if a deploy has made it."""
-    text = (one["metadata"].get("annotations") or {}).get(labels.BEFORE)
+    text = (live_object["metadata"].get("annotations") or {}).get(labels.BEFORE)
     try:
-        return None if text is None else msgspec.json.decode(text, type=Before)
+        return None if text is None else msgspec.json.decode(text, type=OriginalState)
     except msgspec.MsgspecError:  # somebody has edited it
         return None
 
 
-def record(there: Object, wanted: Manifest, paths: Collection[list[str]]) -> str:
+def record(live_object: Object, desired_manifest: Manifest, paths: Collection[list[str]]) -> str:
     """The annotation for an object that is taken over; `paths` are of fields that go."""
-    metadata = {name: dict(there["metadata"].get(name) or {}) for name in _METADATA}
+    metadata = {name: dict(live_object["metadata"].get(name) or {}) for name in _METADATA}
     metadata["annotations"].pop(labels.LAST_APPLIED, None)
-    spec = copy.deepcopy(there.get("spec") or {})
-    before: Object = {"metadata": metadata, "spec": spec}
-    for _, container, agents in _containers(before, wanted):
-        _leave_out_values(container, agents)
+    spec = copy.deepcopy(live_object.get("spec") or {})
+    original_object: Object = {"metadata": metadata, "spec": spec}
+    for _, container, agents_container in _containers(original_object, desired_manifest):
+        _leave_out_values(container, agents_container)
     removed: Fields = {}
     for path in paths:
         removed = managed_fields.union(removed, managed_fields.at(path, {}))
-    conditions = (there.get("status") or {}).get("conditions") or ()
+    conditions = (live_object.get("status") or {}).get("conditions") or ()
     is_ended = any(
-        one.get("type") in ("Complete", "Failed", "Succeeded", "Completed")
-        and one.get("status") == "True"
-        for one in conditions
+        condition.get("type") in ("Complete", "Failed", "Succeeded", "Completed")
+        and condition.get("status") == "True"
+        for condition in conditions
     )
-    made = Before(before, removed, entries_of(there), is_ended)
-    text = msgspec.json.encode(made, order="sorted").decode()
+    original = OriginalState(original_object, removed, entries_of(live_object), is_ended)
+    text = msgspec.json.encode(original, order="sorted").decode()
     if len(text) > RECORD_LIMIT:  # who owned what is of the least use
-        text = msgspec.json.encode(msgspec.structs.replace(made, entries=[])).decode()
+        text = msgspec.json.encode(msgspec.structs.replace(original, entries=[])).decode()
     return text
 
 
 def replaced_fields(
-    there: Object, wanted: Manifest, replaced: Collection[str]
+    live_object: Object, desired_manifest: Manifest, replaced: Collection[str]
 ) -> Iterator[list[str]]:
     """The fields of an object that the agent's container takes the place of.
 
     Args:
-        there: The object.
-        wanted: What it is to be.
+        live_object: The object as it is in the cluster.
+        desired_manifest: The manifest that a deploy is about to apply.
         replaced: The names of the containers that become the agent's.
     """
-    for path in _template_paths(wanted):
+    for path in _template_paths(desired_manifest):
         steps = managed_fields.names((*path, "spec", "containers"))
-        becomes = kinds.get(wanted, (*path, "spec", "containers"), [])
-        for container in kinds.get(there, (*path, "spec", "containers"), []):
+        desired_containers = kinds.get(desired_manifest, (*path, "spec", "containers"), [])
+        for container in kinds.get(live_object, (*path, "spec", "containers"), []):
             name = container["name"]
-            after = named(becomes, name)
-            if after is None and name in replaced:
+            desired_container = named(desired_containers, name)
+            if desired_container is None and name in replaced:
                 yield [*steps, key_of(name=name)]
-            elif after is not None and "args" in container and "args" not in after:
+            elif (
+                desired_container is not None
+                and "args" in container
+                and "args" not in desired_container
+            ):
                 yield [*steps, key_of(name=name), "f:args"]
 
 
-def claimed(one: Object, manager: str, paths: Collection[list[str]]) -> list[Entry]:
+def entries_with_claim(
+    live_object: Object, manager: str, paths: Collection[list[str]]
+) -> list[Entry]:
     """The entries in which these fields, and all that were its own, are applied by a manager."""
     fields: Fields = {}
-    left = []
-    for entry in one["metadata"].get("managedFields") or ():
-        rest = entry.get("fieldsV1") or {}
+    remaining_entries = []
+    for entry in live_object["metadata"].get("managedFields") or ():
+        remaining_fields = entry.get("fieldsV1") or {}
         if entry.get("manager") == manager and not entry.get("subresource"):
-            fields = managed_fields.union(fields, rest)
+            fields = managed_fields.union(fields, remaining_fields)
             continue
         for path in paths:
-            rest, taken = managed_fields.cut(rest, path)
-            if taken is not None:
-                fields = managed_fields.union(fields, managed_fields.at(path, taken))
-        left.append({**entry, "fieldsV1": rest})
-    identity = {"manager": manager, "operation": "Apply", "apiVersion": one["apiVersion"]}
-    return managed_fields.given_to(left, fields, identity) if fields else left
-
-
-def agents_paths(there: Object, before: Before) -> list[list[str]]:
-    """The containers that came with a deploy."""
-    found = []
-    for path in _template_paths(there):
-        where = (*path, "spec", "containers")
-        was = kinds.get(before.object, where, [])
-        name = _agents_name(there)
-        if named(was, name) is None:
-            found.append([*managed_fields.names(where), key_of(name=name)])
-    return found
-
-
-def restored(there: Object, before: Before, manager: str) -> Object:
-    """What to apply as `manager`, so that an object is what it was but for others' changes."""
-    own = managed_fields.owned(entries_of(there), lambda entry: entry.get("manager") == manager)
-    fields = managed_fields.union(own, before.removed)
-    found = managed_fields.values(
-        before.object, {key: fields[key] for key in ("f:spec", "f:metadata") if key in fields}
+            remaining_fields, claimed_fields = managed_fields.cut(remaining_fields, path)
+            if claimed_fields is not None:
+                fields = managed_fields.union(fields, managed_fields.at(path, claimed_fields))
+        remaining_entries.append({**entry, "fieldsV1": remaining_fields})
+    identity = {"manager": manager, "operation": "Apply", "apiVersion": live_object["apiVersion"]}
+    return (
+        managed_fields.given_to(remaining_entries, fields, identity)
+        if fields
+        else remaining_entries
     )
-    for path in _template_paths(there):
-        _leave_account(found, there, before, (*path, "spec"))
-    return _named_as(there, _with_values(found, there, before, manager))
 
 
-def _leave_account(found: Object, there: Object, before: Before, where: Path) -> None:
+def agents_container_paths(live_object: Object, original: OriginalState) -> list[list[str]]:
+    """The containers that came with a deploy."""
+    paths = []
+    for path in _template_paths(live_object):
+        containers_path = (*path, "spec", "containers")
+        original_containers = kinds.get(original.object, containers_path, [])
+        name = _agents_container_name(live_object)
+        if named(original_containers, name) is None:
+            paths.append([*managed_fields.names(containers_path), key_of(name=name)])
+    return paths
+
+
+def restoring_manifest(live_object: Object, original: OriginalState, manager: str) -> Object:
+    """What to apply as `manager`, so that an object is what it was but for others' changes."""
+    owned_fields = managed_fields.owned(
+        entries_of(live_object), lambda entry: entry.get("manager") == manager
+    )
+    fields = managed_fields.union(owned_fields, original.removed)
+    manifest = managed_fields.values(
+        original.object, {key: fields[key] for key in ("f:spec", "f:metadata") if key in fields}
+    )
+    for path in _template_paths(live_object):
+        _clear_account(manifest, live_object, original, (*path, "spec"))
+    return _named_as(live_object, _with_values(manifest, live_object, original, manager))
+
+
+def _clear_account(
+    manifest: Object, live_object: Object, original: OriginalState, pod_spec_path: Path
+) -> None:
     """Say that pods have no account of their own: left out, its older name would bring it back."""
-    had = kinds.get(before.object, (*where, "serviceAccountName"))
-    if not had and kinds.get(there, (*where, "serviceAccountName")) == _ACCOUNT:
+    original_account = kinds.get(original.object, (*pod_spec_path, "serviceAccountName"))
+    if (
+        not original_account
+        and kinds.get(live_object, (*pod_spec_path, "serviceAccountName")) == _AGENT_ACCOUNT
+    ):
         for name in ("serviceAccountName", "serviceAccount"):
-            kinds.put(found, (*where, name), "")
+            kinds.put(manifest, (*pod_spec_path, name), "")
 
 
-def whole(there: Object, before: Before) -> Object:
+def original_manifest(live_object: Object, original: OriginalState) -> Object:
     """An object as it was, to be made anew."""
-    found = _with_values(copy.deepcopy(before.object), there, before, "")
-    if there["kind"] == "Job" and not found["spec"].get("manualSelector"):
-        found["spec"].pop("selector", None)
-        template = found["spec"]["template"].get("metadata") or {}
-        for of_one in (found["metadata"], template):
-            for key in [*(of_one.get("labels") or ())]:
-                if key.rpartition("/")[2] in _OF_JOBS:
-                    del of_one["labels"][key]
-    if there["kind"] == "Pod":
-        found["spec"].pop("nodeName", None)
-    return _named_as(there, found)
+    manifest = _with_values(copy.deepcopy(original.object), live_object, original, "")
+    if live_object["kind"] == "Job" and not manifest["spec"].get("manualSelector"):
+        manifest["spec"].pop("selector", None)
+        template = manifest["spec"]["template"].get("metadata") or {}
+        for metadata in (manifest["metadata"], template):
+            for key in [*(metadata.get("labels") or ())]:
+                if key.rpartition("/")[2] in _JOB_LABELS:
+                    del metadata["labels"][key]
+    if live_object["kind"] == "Pod":
+        manifest["spec"].pop("nodeName", None)
+    return _named_as(live_object, manifest)
 
 
-def given_back(made: Object, before: Before, manager: str) -> list[Entry]:
+def entries_given_back(
+    applied_object: Object, original: OriginalState, manager: str
+) -> list[Entry]:
     """The entries in which fields of `manager` are again of those who had them before."""
-    entries = made["metadata"].get("managedFields") or []
-    own = managed_fields.owned(entries, lambda entry: entry.get("manager") == manager)
-    left = [entry for entry in entries if entry.get("manager") != manager]
-    for entry in before.entries:
-        share = managed_fields.intersection(entry["fieldsV1"], own)
+    entries = applied_object["metadata"].get("managedFields") or []
+    owned_fields = managed_fields.owned(entries, lambda entry: entry.get("manager") == manager)
+    returned_entries = [entry for entry in entries if entry.get("manager") != manager]
+    for entry in original.entries:
+        share = managed_fields.intersection(entry["fieldsV1"], owned_fields)
         if share:
-            left = managed_fields.given_to(left, share, entry)
-    return left
+            returned_entries = managed_fields.given_to(returned_entries, share, entry)
+    return returned_entries
 
 
-def _with_values(found: Object, there: Object, before: Before, manager: str) -> Object:
+def _with_values(
+    manifest: Object, live_object: Object, original: OriginalState, manager: str
+) -> Object:
     """With what the agent's containers go on with, and what others have changed in them."""
-    entries = entries_of(there)
-    others = managed_fields.owned(entries, lambda entry: entry.get("manager") != manager)
-    for path, container, agents in _containers(found, there):
-        for one in container.get("env") or ():
-            if not {"value", "valueFrom"} & one.keys():
-                one |= named(agents.get("env") or [], one["name"]) or {}
-        if not manager or container["name"] == agents["name"]:
+    entries = entries_of(live_object)
+    foreign_fields = managed_fields.owned(entries, lambda entry: entry.get("manager") != manager)
+    for path, container, agents_container in _containers(manifest, live_object):
+        for variable in container.get("env") or ():
+            if not {"value", "valueFrom"} & variable.keys():
+                variable |= named(agents_container.get("env") or [], variable["name"]) or {}
+        if not manager or container["name"] == agents_container["name"]:
             continue
-        where = managed_fields.names((*path, "spec", "containers"))
-        _, theirs = managed_fields.cut(others, [*where, key_of(name=agents["name"])])
-        for step in theirs or ():
+        containers_path = managed_fields.names((*path, "spec", "containers"))
+        _, container_fields = managed_fields.cut(
+            foreign_fields, [*containers_path, key_of(name=agents_container["name"])]
+        )
+        for step in container_fields or ():
             name = step.partition(":")[2]
-            if name not in ("", "name") and name in agents:
-                container[name] = agents[name]
-    return found
+            if name not in ("", "name") and name in agents_container:
+                container[name] = agents_container[name]
+    return manifest
 
 
-def _leave_out_values(container: Manifest, agents: Manifest) -> None:
+def _leave_out_values(container: Manifest, agents_container: Manifest) -> None:
     """Leave out the values of variables that the agent's container has as well."""
-    for one in container.get("env") or ():
-        if "value" in one and named(agents.get("env") or [], one["name"]) == one:
-            del one["value"]
+    for variable in container.get("env") or ():
+        if (
+            "value" in variable
+            and named(agents_container.get("env") or [], variable["name"]) == variable
+        ):
+            del variable["value"]
 
 
-def _containers(one: Object, equipped: Object) -> Iterator[tuple[Path, Manifest, Manifest]]:
+def _containers(
+    original_object: Object, equipped: Object
+) -> Iterator[tuple[Path, Manifest, Manifest]]:
     """Containers that the agent's took the place of, with the agent's, and where their pods are."""
     for path in _template_paths(equipped):
-        where = (*path, "spec", "containers")
-        theirs, agents = kinds.get(one, where, []), kinds.get(equipped, where, [])
-        own = named(agents, _agents_name(equipped))
-        if own is None:
+        containers_path = (*path, "spec", "containers")
+        original_containers, equipped_containers = (
+            kinds.get(original_object, containers_path, []),
+            kinds.get(equipped, containers_path, []),
+        )
+        agents_container = named(equipped_containers, _agents_container_name(equipped))
+        if agents_container is None:
             continue
-        for container in theirs:
-            is_agents = container["name"] == own["name"]
-            if is_agents or named(agents, container["name"]) is None:
-                yield path, container, own
+        for container in original_containers:
+            is_agents = container["name"] == agents_container["name"]
+            if is_agents or named(equipped_containers, container["name"]) is None:
+                yield path, container, agents_container
 
 
-def _agents_name(one: Object) -> str:
-    kind = kinds.find(one)
+def _agents_container_name(manifest: Object) -> str:
+    kind = kinds.find(manifest)
     return "" if kind is None else kind.container
 
 
-def _template_paths(one: Object) -> list[Path]:
+def _template_paths(manifest: Object) -> list[Path]:
     """Where the pod templates of an object are, if each has a place of its own."""
-    kind = kinds.find(one)
+    kind = kinds.find(manifest)
     if kind is None or not kind.has_template:
         return []
-    found = (group.template for group in (kind.primary, *kind.workers))
-    return [path for path in found if not any(part.isdigit() or part == "*" for part in path)]
+    paths = (group.template for group in (kind.primary, *kind.workers))
+    return [path for path in paths if not any(part.isdigit() or part == "*" for part in path)]
 
 
-def _named_as(there: Object, found: Any) -> Object:  # noqa: ANN401  # a part of an object
-    metadata = {**(found.get("metadata") or {}), "name": there["metadata"]["name"]}
-    metadata["namespace"] = there["metadata"]["namespace"]
-    return {**found, "apiVersion": there["apiVersion"], "kind": there["kind"], "metadata": metadata}
+def _named_as(live_object: Object, manifest: Any) -> Object:  # noqa: ANN401  # a part of an object
+    metadata = {**(manifest.get("metadata") or {}), "name": live_object["metadata"]["name"]}
+    metadata["namespace"] = live_object["metadata"]["namespace"]
+    return {
+        **manifest,
+        "apiVersion": live_object["apiVersion"],
+        "kind": live_object["kind"],
+        "metadata": metadata,
+    }

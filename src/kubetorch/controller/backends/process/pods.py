@@ -43,7 +43,7 @@ CRASH_LIMIT = 3
 #: Lines of `agent.log` that the error then shows.
 SHOWN_LINES = 20
 # Seconds after which an agent that ends is started at once, as if it had never ended before.
-_STABLE = 60.0
+_STABLE_SECONDS = 60.0
 # Seconds between the end of a pod's grace and SIGKILL: what its agent needs to say goodbye.
 _EXIT_MARGIN = 2.0
 # Programs in a pod deploy to the service that the pod is of.
@@ -72,8 +72,8 @@ class PodHome(msgspec.Struct, frozen=True):
         """The token that a pod was given for its session; empty without a pod."""
         folder = self.folder(namespace, pod)
         try:
-            given = json.loads((folder / "credentials.json").read_bytes())
-            return self.sessions.get(folder) or str(given["session"])
+            credentials = json.loads((folder / "credentials.json").read_bytes())
+            return self.sessions.get(folder) or str(credentials["session"])
         except (OSError, ValueError, KeyError):
             return self.sessions.get(folder, "")
 
@@ -81,7 +81,7 @@ class PodHome(msgspec.Struct, frozen=True):
         """A value of `MARK` that nobody has."""
         return self.marks + os.urandom(8).hex()
 
-    def prepare(self, pod: PodRecord, given: PodInputs, *, now: float) -> dict[str, str]:
+    def prepare(self, pod: PodRecord, inputs: PodInputs, *, now: float) -> dict[str, str]:
         """Make the folder of a pod and its credentials; the environment of its agent."""
         folder = self.folder(pod.namespace, pod.name)
         work = own_work(folder)
@@ -93,9 +93,9 @@ class PodHome(msgspec.Struct, frozen=True):
         credentials = {"key": key.hex(), "session": session, "user": self.user}
         file = folder / "credentials.json"
         files.write_atomically(file, json.dumps(credentials).encode())
-        shown = folder / "attachments.json"
-        files.write_atomically(shown, msgspec.json.encode(given.paths))
-        own = PodEnv(
+        attachments_file = folder / "attachments.json"
+        files.write_atomically(attachments_file, msgspec.json.encode(inputs.paths))
+        pod_env = PodEnv(
             namespace=pod.namespace,
             workload=pod.workload,
             pod=pod.name,
@@ -104,15 +104,15 @@ class PodHome(msgspec.Struct, frozen=True):
             host=sockets.LOOPBACK,
             port=pod.port,
             root=str(folder),
-            working_dir=given.working_dir or str(work),
-            attachments_file=str(shown),
+            working_dir=inputs.working_dir or str(work),
+            attachments_file=str(attachments_file),
             environments=str(self.home / "environments"),
         )
-        inherited = self.environment.keys() - given.variables.keys() - {_SERVICE_HOME}
+        inherited = self.environment.keys() - inputs.variables.keys() - {_SERVICE_HOME}
         return {
             **self.environment,
-            **given.variables,
-            **own.write(),
+            **inputs.variables,
+            **pod_env.write(),
             INHERITED: ",".join(sorted(inherited)),
         }
 
@@ -123,7 +123,7 @@ class Pod:
         record: PodRecord,
         *,
         pod_home: PodHome,
-        give: Callable[[Path], PodInputs],
+        read_inputs: Callable[[Path], PodInputs],
         state: SqliteState,
         spares: SpareAgents,
         clock: Clock,
@@ -137,7 +137,7 @@ class Pod:
         #: It served, or may have served, what was wanted.
         self.was_ready = False
         self._pod_home = pod_home
-        self._give = give
+        self._read_inputs = read_inputs
         self._state = state
         self._spares = spares
         self._clock = clock
@@ -148,7 +148,7 @@ class Pod:
         self._delays = self._new_delays()
         self._reason = ""
         self._failure: ServiceHealthError | None = None
-        self._ended: asyncio.Future[None] | None = None
+        self._end_done: asyncio.Future[None] | None = None
 
     # ------------------------------------------------------------------------------- questions
 
@@ -178,7 +178,7 @@ class Pod:
         )
 
     def _phase(self) -> Phase:
-        if self.is_leaving or self._ended is not None:
+        if self.is_leaving or self._end_done is not None:
             return "Terminating"
         if self.is_running:
             return "Running"
@@ -192,16 +192,16 @@ class Pod:
         try:
             self._start()
         except (OSError, KubetorchError) as error:
-            self._fell(f"its agent could not be started: {error}")
+            self._schedule_restart(f"its agent could not be started: {error}")
 
     def _start(self) -> None:
-        given = self._give(self.folder)
-        spare = self._spares.take()
-        self._keep(replace(self.record, port=self._port(), pid=0, start_time=""))
-        variables = self._pod_home.prepare(self.record, given, now=self._clock.time())
-        pid = self._become(spare, variables) or self._spawn(variables)
+        inputs = self._read_inputs(self.folder)
+        spare = self._spares.claim()
+        self._save(replace(self.record, port=self._port(), pid=0, start_time=""))
+        variables = self._pod_home.prepare(self.record, inputs, now=self._clock.time())
+        pid = self._use_spare(spare, variables) or self._spawn(variables)
         started, start_time = self._clock.time(), processes.start_time(pid) or ""
-        self._keep(replace(self.record, pid=pid, start_time=start_time, started=started))
+        self._save(replace(self.record, pid=pid, start_time=start_time, started=started))
         self._observe(pid)
 
     def restart(self) -> None:
@@ -231,24 +231,24 @@ class Pod:
 
     def _observe(self, pid: int) -> None:
         self._reason = ""
-        self._watch = process_watch.ExitWatch(pid, self._exited)
+        self._watch = process_watch.ExitWatch(pid, self._agent_exited)
         self._on_change()
 
     def _port(self) -> int:
-        own = (self.record.namespace, self.record.name)
-        others = (pod for pod in self._state.pods() if (pod.namespace, pod.name) != own)
-        taken = {pod.port for pod in others}
+        pod_key = (self.record.namespace, self.record.name)
+        other_pods = (pod for pod in self._state.pods() if (pod.namespace, pod.name) != pod_key)
+        used_ports = {pod.port for pod in other_pods}
         port = self.record.port
-        is_usable = port and port not in taken and sockets.is_free(port)
-        return port if is_usable else sockets.choose(taken)
+        is_usable = port and port not in used_ports and sockets.is_free(port)
+        return port if is_usable else sockets.choose(used_ports)
 
-    def _become(self, spare: SpareAgent | None, environment: Mapping[str, str]) -> int | None:
+    def _use_spare(self, spare: SpareAgent | None, environment: Mapping[str, str]) -> int | None:
         """The process of a spare that is this pod's agent now; `None` if there is none."""
         if spare is None:
             return None
-        self._keep(replace(self.record, mark=spare.mark))
+        self._save(replace(self.record, mark=spare.mark))
         try:
-            spare.become(environment, str(self.folder / _LOG))
+            spare.become_pod(environment, str(self.folder / _LOG))
         except OSError:  # it died
             process_watch.reap(spare.pid)
             return None
@@ -257,7 +257,7 @@ class Pod:
     def _spawn(self, environment: Mapping[str, str]) -> int:
         # Known before it runs: should the controller die in between, its successor finds it.
         mark = self._pod_home.new_mark()
-        self._keep(replace(self.record, mark=mark))
+        self._save(replace(self.record, mark=mark))
         log = self.folder / _LOG
         if log.exists() and log.stat().st_size > _LOG_LIMIT:
             log.replace(log.with_suffix(".log.1"))
@@ -269,7 +269,7 @@ class Pod:
         finally:
             os.close(output)
 
-    def _keep(self, record: PodRecord) -> None:
+    def _save(self, record: PodRecord) -> None:
         self.record = record
         self._state.put_pod(record)
 
@@ -278,18 +278,18 @@ class Pod:
     async def end(self, grace: float) -> None:
         """End its agent and all that it started; returns when nothing is left."""
         self.is_leaving = True
-        if self._ended is not None:
-            hurry = self._clock.call_later(grace + _EXIT_MARGIN, self._kill_all)
-            await asyncio.shield(self._ended)
-            hurry.cancel()
+        if self._end_done is not None:
+            kill_timer = self._clock.call_later(grace + _EXIT_MARGIN, self._kill_all)
+            await asyncio.shield(self._end_done)
+            kill_timer.cancel()
             return
-        self._ended = asyncio.get_running_loop().create_future()
+        self._end_done = asyncio.get_running_loop().create_future()
         self._cancel_restart()
         self._on_change()
         try:
             await self._stop(grace)
         finally:
-            self._ended.set_result(None)
+            self._end_done.set_result(None)
 
     async def discard(self) -> None:
         """Forget it, once it has ended: remove its record and its folder."""
@@ -327,19 +327,19 @@ class Pod:
         """Kill the session of its agent, and whatever carries its mark elsewhere."""
         return processes.kill_session(self.record.pid, marker=f"{MARK}={self.record.mark}")
 
-    def _exited(self) -> None:
+    def _agent_exited(self) -> None:
         self._watch = None
         code = processes.exit_status(self.record.pid)
         self._kill_all()
-        self._fell(f"its agent ended with {_describe_exit(code)}")
+        self._schedule_restart(f"its agent ended with {_describe_exit(code)}")
 
-    def _fell(self, reason: str) -> None:
+    def _schedule_restart(self, reason: str) -> None:
         """Note the reason why the pod does not run, and try again."""
         self._reason = reason
         self._exits += 1
         if self._exits >= CRASH_LIMIT:
             self._failure = self._crash_loop()
-        if self._clock.time() - self.record.started > _STABLE:
+        if self._clock.time() - self.record.started > _STABLE_SECONDS:
             self._delays = self._new_delays()
         self._restart = self._clock.call_later(next(self._delays), self.restart)
         self._on_change()
@@ -386,22 +386,22 @@ async def sweep(
     pod_home: PodHome, *, marks: Callable[[], Set[str]], pods: Callable[[], Set[tuple[str, str]]]
 ) -> None:
     """End the processes, and remove the folders."""
-    found = await asyncio.to_thread(processes.processes_with, MARK)
+    marks_by_pid = await asyncio.to_thread(processes.processes_with, MARK)
     # On the loop: between being a spare and being a pod, no agent is a stray.
-    known = marks()
-    for pid, mark in found.items():
-        if mark.startswith(pod_home.marks) and mark not in known:
+    live_marks = marks()
+    for pid, mark in marks_by_pid.items():
+        if mark.startswith(pod_home.marks) and mark not in live_marks:
             _signal(pid, signal.SIGKILL)
     await asyncio.to_thread(_remove_folders, pod_home, pods(), pods)
 
 
 def _remove_folders(
-    pod_home: PodHome, known: Set[tuple[str, str]], pods: Callable[[], Set[tuple[str, str]]]
+    pod_home: PodHome, live_pods: Set[tuple[str, str]], pods: Callable[[], Set[tuple[str, str]]]
 ) -> None:
     folders = pod_home.home / "pods"
     for namespace in folders.iterdir() if folders.exists() else ():
         for folder in namespace.iterdir():
             key = (namespace.name, folder.name)
             # It may have come since.
-            if key not in known and key not in pods():
+            if key not in live_pods and key not in pods():
                 shutil.rmtree(folder, ignore_errors=True)

@@ -28,7 +28,7 @@ class SpareAgent:
         self.mark = mark
         self._pipe = pipe
 
-    def become(self, environment: Mapping[str, str], log: str) -> None:
+    def become_pod(self, environment: Mapping[str, str], log: str) -> None:
         """Make the agent the pod with this environment and log."""
         pod = {"environment": dict(environment), "log": log}
         with os.fdopen(self._pipe, "wb", buffering=0) as pipe:
@@ -69,7 +69,7 @@ class SpareAgents:
         self._spare: SpareAgent | None = None
         self._expiry: Timer | None = None
         if first is not None:
-            self._keep(first)
+            self._hold(first)
 
     @property
     def marks(self) -> frozenset[str]:
@@ -78,11 +78,11 @@ class SpareAgents:
     def prepare(self) -> None:
         if self._spare is None and self._start is not None:
             try:
-                self._keep(self._start())
+                self._hold(self._start())
             except OSError:
                 return  # whoever needs an agent starts one, and meets the error
 
-    def take(self) -> SpareAgent | None:
+    def claim(self) -> SpareAgent | None:
         """The spare; it belongs to the caller now."""
         spare, self._spare = self._spare, None
         if self._expiry is not None:
@@ -91,11 +91,11 @@ class SpareAgents:
         return spare
 
     def close(self) -> None:
-        spare = self.take()
+        spare = self.claim()
         if spare is not None:
             spare.drop()
             process_watch.reap(spare.pid)
 
-    def _keep(self, spare: SpareAgent) -> None:
+    def _hold(self, spare: SpareAgent) -> None:
         self._spare = spare
         self._expiry = self._clock.call_later(LIFETIME, self.close)

@@ -14,7 +14,7 @@ from kubetorch.k8s.resources import Object
 from kubetorch.manifests.agent import RUNTIME
 
 #: Normal events that are worth a line; the others are a cluster's routine.
-_STEPS = (
+_REPORTED_REASONS = (
     "Scheduled",
     "Pulling",
     "Pulled",
@@ -27,11 +27,17 @@ _STEPS = (
     "Pending",
 )
 #: Warnings that say nothing of their own: another event or the verdict has it.
-_ECHOES = ("BackOff", "FailedCreate", "InspectFailed", "DNSConfigForming", "FailedToUpdateEndpoint")
+_REPEATING_REASONS = (
+    "BackOff",
+    "FailedCreate",
+    "InspectFailed",
+    "DNSConfigForming",
+    "FailedToUpdateEndpoint",
+)
 #: A container that Knative adds.
-_PROXY = "queue-proxy"
+_KNATIVE_CONTAINER = "queue-proxy"
 #: What a probe says before the agent listens.
-_STARTING = re.compile(r"^(?:Startup|Readiness) probe (?:failed|errored)")
+_STARTUP_PROBE = re.compile(r"^(?:Startup|Readiness) probe (?:failed|errored)")
 _FIELD = re.compile(r"\{([^}]*)\}")
 #: Different events of one launch, at most.
 LIMIT = 500
@@ -41,9 +47,9 @@ LIMIT = 500
 class LaunchEvent:
     reason: str
     message: str
-    about: str
+    object_name: str
     is_warning: bool
-    at: float
+    time: float
 
     @property
     def line(self) -> str:
@@ -52,39 +58,41 @@ class LaunchEvent:
 
 def read(event: Object) -> LaunchEvent | None:
     """Read an event; `None` if it is not worth a line."""
-    about = event.get("involvedObject") or {}
-    reason, said = str(event.get("reason") or ""), str(event.get("message") or "").strip()
+    involved_object = event.get("involvedObject") or {}
+    reason, text = str(event.get("reason") or ""), str(event.get("message") or "").strip()
     is_warning = event.get("type") == "Warning"
-    field = _FIELD.search(str(about.get("fieldPath") or ""))
+    field = _FIELD.search(str(involved_object.get("fieldPath") or ""))
     container = field[1] if field else ""
-    if container == _PROXY or reason in _ECHOES:
+    if container == _KNATIVE_CONTAINER or reason in _REPEATING_REASONS:
         return None
     if container == RUNTIME and reason == "Started":
         return None  # ours, and over in a moment
-    if not is_warning and reason not in (*_STEPS, "Killing"):
+    if not is_warning and reason not in (*_REPORTED_REASONS, "Killing"):
         return None
-    message = _worded(reason, said)
+    message = _line_text(reason, text)
     if message is None:
         return None
-    return LaunchEvent(reason, message, str(about.get("name")), is_warning, snapshot.when(event))
+    return LaunchEvent(
+        reason, message, str(involved_object.get("name")), is_warning, snapshot.last_time(event)
+    )
 
 
-def _worded(reason: str, said: str) -> str | None:
+def _line_text(reason: str, text: str) -> str | None:
     """The message as a line; `None` if it is not worth one."""
-    if reason == "Pulled" and "already present" in said:
+    if reason == "Pulled" and "already present" in text:
         return None
-    if reason == "Killing" and "probe" not in said:
+    if reason == "Killing" and "probe" not in text:
         return None  # a pod that is replaced
-    if reason == "Unhealthy" and _STARTING.search(said):
+    if reason == "Unhealthy" and _STARTUP_PROBE.search(text):
         return None
-    if reason == "Failed" and said.startswith(("Error: ", "Failed to pull image")):
+    if reason == "Failed" and text.startswith(("Error: ", "Failed to pull image")):
         return None  # the verdict says what it means
     if reason == "Scheduled":
-        node = said.rpartition(" to ")[2]
-        return f"assigned to node {node}" if node else said
+        node = text.rpartition(" to ")[2]
+        return f"assigned to node {node}" if node else text
     if reason == "FailedScheduling":
-        return scheduling.brief(said)
-    return said.splitlines()[0] if said else reason
+        return scheduling.brief(text)
+    return text.splitlines()[0] if text else reason
 
 
 class ReportedEvents:
@@ -93,27 +101,31 @@ class ReportedEvents:
         self._since = float(int(since))
         self._events: set[LaunchEvent] = set()
         if earlier is not None:
-            self._events |= {one for one in earlier._events if one.at >= self._since}
-        self._known: set[tuple[str, str]] = set()
+            self._events |= {event for event in earlier._events if event.time >= self._since}
+        self._reported_texts: set[tuple[str, str]] = set()
 
     def new(self, event: Object) -> LaunchEvent | None:
         """Read an event that was not reported before."""
-        found = read(event)
-        if found is None or found.at < self._since or len(self._known) >= LIMIT:
+        launch_event = read(event)
+        if (
+            launch_event is None
+            or launch_event.time < self._since
+            or len(self._reported_texts) >= LIMIT
+        ):
             return None
-        if found in self._events:
+        if launch_event in self._events:
             return None
-        key = (found.reason, _alike(found))
-        if key in self._known:
+        key = (launch_event.reason, _common_text(launch_event))
+        if key in self._reported_texts:
             return None
-        self._known.add(key)
-        self._events.add(found)
-        return found
+        self._reported_texts.add(key)
+        self._events.add(launch_event)
+        return launch_event
 
 
-def _alike(event: LaunchEvent) -> str:
+def _common_text(event: LaunchEvent) -> str:
     """The message without what differs from pod to pod and from time to time."""
     if event.reason == "Scheduled":
         return ""
-    text = event.message.replace(event.about, "")
+    text = event.message.replace(event.object_name, "")
     return re.sub(r"\d[\d.:]*\w*|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", "", text)
