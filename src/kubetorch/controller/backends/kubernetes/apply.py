@@ -1,8 +1,11 @@
-"""Objects of a workload in the cluster: applied when they differ, until the API server takes them.
+"""The objects of a workload in the cluster: applied when they differ from their manifests.
 
-A webhook that is away, a request too many, another writer: what may still come right is tried
-again, and whoever waits for the deploy is notified of the reason. It ends with the deploy's own
-time, or when the API server says that it never will.
+A live object is an object as it is in the cluster. A desired manifest is a rendered manifest with
+its marks: the digest of what is applied, the owner, and the note of what a user's object was.
+
+`Applier` sends one request. `ApplyRetry` repeats a request whose refusal may pass (a webhook that
+does not answer, too many requests, another writer), and the deploy reports the reason meanwhile.
+It stops at the timeout of the deploy, or when the API server will never accept the request.
 """
 
 from __future__ import annotations
@@ -39,28 +42,28 @@ from kubetorch.manifests.kinds import Manifest
 from kubetorch.manifests.workload_manifest import WorkloadManifest
 
 FIELD_MANAGER = "kubetorch"
-#: Seconds until an object that has to be made anew is gone.
+#: Seconds in which an object that is to be made anew has to disappear, with its pods.
 DELETION_TIMEOUT = 60.0
 
-#: What is there, by reference; `None` where nothing is.
+#: Live objects by reference; `None` for an object that does not exist.
 LiveObjects = dict[Ref, Object | None]
 
 _RECREATE: Object = {"type": "Recreate", "rollingUpdate": None}
 _T = TypeVar("_T")
-# Seconds until an object is applied again that could not be: at first, and at most.
+# Seconds between two attempts to apply an object: at first, and at most.
 _RETRY_DELAYS = (0.5, 5.0)
 
 _log = logging.getLogger(__name__)
 
 
 class Applier:
-    """Applies and deletes objects; an annotation marks those that it applied."""
+    """Applies and deletes objects; an annotation marks the objects that it has applied."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
 
     async def read_live_objects(self, manifests: Iterable[Manifest]) -> LiveObjects:
-        """Get these objects, all at once; those that cannot be read are left out."""
+        """Get the live objects of manifests, all at once, without those that cannot be read."""
         refs: list[Ref] = []
         for manifest in manifests:
             with contextlib.suppress(KubetorchError):
@@ -78,7 +81,15 @@ class Applier:
         live_objects: LiveObjects | None = None,
         on_wait: Callable[[str], object] = str,
     ) -> Object:
-        """Make an object what its manifest says; one that is like that already is left alone."""
+        """Make a live object what its manifest says; returns the live object.
+
+        Args:
+            manifest: The rendered manifest.
+            owner: The object that owns it.
+            permission: Whether the live object may be one that its user made.
+            live_objects: Live objects that were read before; the used one is taken out.
+            on_wait: Called with the reason for which this waits.
+        """
         ref = await self.ref(manifest)
         live_object = (
             live_objects.pop(ref) if live_objects and ref in live_objects else await self.find(ref)
@@ -90,16 +101,19 @@ class Applier:
             await self._wait_for_foreign_deletion(ref, live_object["metadata"]["uid"])
             live_object = await self.find(ref)
         desired_manifest = _desired_manifest(manifest, owner, live_object)
+        # An object that is like its manifest already costs no request.
         if (
             live_object is not None
             and _applied(live_object) == _applied(desired_manifest)
             and not _is_edited(live_object, desired_manifest)
         ):
             return live_object
+        # The objects of others stay as they are, unless their user brought them to the deploy.
         if live_object is not None and permission is None:
             _check_own(live_object, desired_manifest)
         elif live_object is not None and permission is not None:
             desired_manifest = await self._take_over(ref, live_object, desired_manifest, permission)
+        # A change in place would leave pods of the old template.
         if live_object is not None and _keeps_pods(live_object, desired_manifest):
             await self._remove(ref, desired_manifest)
         elif live_object is not None and _is_to_be_recreated(live_object, desired_manifest):
@@ -126,7 +140,7 @@ class Applier:
         *,
         permission: TakeoverPermission | None = None,
     ) -> None:
-        """Refuse what `apply` would refuse of an object that is not there yet; nothing is made."""
+        """Refuse an object that `apply` would refuse, if it does not exist yet; makes nothing."""
         live_object = await self.find(await self.ref(manifest))
         if live_object is not None:
             if permission is None:
@@ -134,21 +148,21 @@ class Applier:
             return
         kind = kinds.find(manifest)
         if kind is not None and not kind.has_template:
-            return  # a TrainJob is refused until the runtime is there that is made for it
+            return  # the API server refuses a TrainJob until its runtime exists
         try:
             await self._put(_marked(manifest, owner), dry_run=True)
         except KubernetesRequestError as error:
-            # Some webhook cannot say it without doing it.
+            # Some webhooks have side effects, and so no dry run.
             if "does not support dry run" not in error.message:
                 raise
 
     async def check_form(
         self, manifest: Manifest, owner: Manifest | None, live_objects: LiveObjects
     ) -> None:
-        """Refuse an object whose fields its kind does not have; nothing is made, or changed.
+        """Refuse a manifest with fields that its kind does not have; changes nothing.
 
-        What else there may be against it is for `apply` to find out, which may know a way, unless
-        what is there would be deleted for it.
+        `apply` meets all other refusals, and may know a way around them. Where it would have to
+        delete the live object first, other errors in the manifest are raised here as well.
         """
         live_object = live_objects.get(await self.ref(manifest))
         desired_manifest = _desired_manifest(manifest, owner, live_object)
@@ -182,14 +196,15 @@ class Applier:
             return None
 
     async def delete(self, ref: Ref, *, grace_seconds: int | None = None) -> None:
-        """Delete an object and what it owns; nothing happens if it is not there."""
+        """Delete an object and the objects that it owns, if it exists."""
         with contextlib.suppress(KubernetesNotFoundError):
             await self._client.delete(ref, grace_seconds=grace_seconds)
 
     async def delete_applied(self, ref: Ref) -> str | None:
-        """Delete an object if it was applied here; what is left of it, in words.
+        """Delete an object that Kubetorch applied; returns a phrase on an object that stays.
 
-        That of somebody else stays, and one that was taken over is put back as it was.
+        The object of another writer stays, and an object that was taken over becomes again what it
+        was.
         """
         live_object = await self.find(ref)
         if live_object is None:
@@ -212,7 +227,10 @@ class Applier:
         desired_manifest: Manifest,
         permission: TakeoverPermission,
     ) -> Manifest:
-        """Note what an object of a user is, and have what the agent replaces in it go."""
+        """Record what a user's object is, and claim the fields that the agent replaces.
+
+        The next apply removes the claimed fields, since the desired manifest has none of them.
+        """
         paths = [
             *takeover.replaced_fields(live_object, desired_manifest, permission.replaced_containers)
         ]
@@ -220,7 +238,7 @@ class Applier:
             removed = list(paths)
             if _is_to_be_recreated(live_object, desired_manifest):
                 removed.append(["f:spec", "f:strategy", "f:rollingUpdate"])
-            # Without the owner: what deletes the workload is not to delete this.
+            # Without an owner: the deletion of the workload is not to delete the user's object.
             desired_manifest = _recorded(
                 desired_manifest, takeover.record(live_object, desired_manifest, removed)
             )
@@ -263,8 +281,8 @@ class Applier:
     async def _return_managers(
         self, ref: Ref, applied_object: Object, original: takeover.OriginalState
     ) -> None:
-        """Have fields be of those who had them, lest their next apply is a conflict."""
-        with contextlib.suppress(KubernetesConflictError):  # a controller was faster
+        """Return fields to their earlier managers, lest their next apply is a conflict."""
+        with contextlib.suppress(KubernetesConflictError):  # a controller wrote it in between
             entries = takeover.entries_given_back(applied_object, original, FIELD_MANAGER)
             await self._set_managers(ref, applied_object, entries)
             return
@@ -279,7 +297,7 @@ class Applier:
         await self._client.patch(ref, patch)
 
     async def remove(self, manifest: Manifest) -> None:
-        """Delete an object that was applied here, and wait until it and its pods are gone."""
+        """Delete an object that Kubetorch applied; returns when it and its pods are gone."""
         ref = await self.ref(manifest)
         live_object = await self.find(ref)
         if live_object is not None and _applied(live_object):
@@ -287,9 +305,9 @@ class Applier:
             await self._remove(ref, manifest)
 
     async def retry_revision(self, manifest: Manifest) -> Object:
-        """Have Knative make a new Revision of the same template, in place of one that failed.
+        """Make Knative create a new Revision of the same template, in place of a failed Revision.
 
-        The field is not one of those that are applied, so no later apply takes it away.
+        Another field manager writes the annotation, so no later apply removes it.
         """
         ref = await self.ref(manifest)
         live_object = await self._client.get(ref)
@@ -300,12 +318,12 @@ class Applier:
     async def _change_strategy(
         self, ref: Ref, live_object: Object, desired_manifest: Manifest
     ) -> None:
-        """Make a Deployment ready for an apply that has its pods recreated.
+        """Prepare a Deployment for an apply with the strategy `Recreate`.
 
-        The defaults of a rolling update belong to nobody, so no apply removes them, and the other
-        strategy is refused beside them. What is between the two is paused, lest pods end for it.
-        A Deployment to be recreated whose pods are of two templates is not scaled any more, so
-        those of the earlier roll-out have to end first.
+        The defaults of a rolling update have no field manager, so no apply removes them, and the
+        API server refuses `Recreate` beside them. The Deployment is paused in between, so that no
+        pod ends for the change. Kubernetes does not scale a `Recreate` Deployment that has pods of
+        two templates, so the pods of the earlier roll-out have to end first.
         """
         await self._client.patch(ref, {"spec": {"strategy": _RECREATE, "paused": True}})
         if _is_settled(live_object):
@@ -328,12 +346,12 @@ class Applier:
                 )
 
     async def _remove(self, ref: Ref, manifest: Manifest) -> None:
-        """Delete an object and wait until it and its pods are gone.
+        """Delete an object and wait until it and its pods have disappeared.
 
-        Pods of the old one may have the names of those of the new one. Nor does deletion wait for
-        them by itself (`Foreground`): an operator that sees its object still there, without what
-        it owned, makes that once more, and of two Jobs of one name within a moment the second has
-        no pods for five minutes, as its controller waits to see those of the first.
+        The pods of the new object may have the names of the old pods. Deletion does not wait for
+        pods by itself (`Foreground`): an operator that still sees its object, without the pods,
+        makes the pods once more. And of two Jobs with one name within a moment the second has no
+        pods for five minutes, since its controller waits to see the pods of the first.
         """
         await self.delete(ref)
         try:
@@ -364,10 +382,10 @@ class Applier:
             ) from error
 
     async def _wait_for_foreign_deletion(self, ref: Ref, uid: str) -> None:
-        """Wait until an object is gone that somebody has deleted.
+        """Wait until an object has disappeared that another client has deleted.
 
-        Finalizers hold it: of a deletion that waits for the pods first, or leaves them, or of an
-        operator. Whoever waits for the deploy bounds it.
+        Finalizers hold the object: those of a deletion that waits for the pods, or leaves them, or
+        those of an operator. The deploy's timeout bounds the wait.
         """
         async with Informer(self._client, _only(ref)) as informer:
             await informer.until(
@@ -389,7 +407,7 @@ def _only(ref: Ref) -> Selection:
 def _desired_manifest(
     manifest: Manifest, owner: Manifest | None, live_object: Object | None
 ) -> Manifest:
-    """The manifest as it is applied: what an object was before stays with it."""
+    """The manifest with its marks; the note of what a user's object was stays in it."""
     if live_object is None or not takeover.is_recorded(live_object):
         return _marked(manifest, owner)
     return _recorded(
@@ -398,7 +416,7 @@ def _desired_manifest(
 
 
 def _recorded(manifest: Manifest, text: str) -> Manifest:
-    """An object with the note of what it was, which nothing owns."""
+    """The manifest with a note of what the user's object was, and without an owner."""
     metadata = {**manifest["metadata"]}
     metadata.pop("ownerReferences", None)
     metadata["annotations"] = {**metadata["annotations"], labels.BEFORE: text}
@@ -420,13 +438,13 @@ def _marked(manifest: Manifest, owner: Manifest | None) -> Manifest:
 
 
 def _is_edited(live_object: Object, desired_manifest: Manifest) -> bool:
-    """True if somebody else has set fields of its spec, as `kubectl scale` and `set image` do.
+    """True if another writer has set fields of the spec, as `kubectl scale` and `set image` do.
 
-    Operators do that with objects of other kinds, and are right.
+    Objects of other kinds do not count: their operators set fields of the spec by design.
     """
     if live_object["kind"] not in ("Deployment", "StatefulSet"):
         return False
-    # Its managed fields do not always say that somebody has scaled it.
+    # `managedFields` do not always show that another writer has scaled the object.
     replicas = desired_manifest["spec"].get("replicas")
     if replicas is not None and live_object["spec"].get("replicas") != replicas:
         return True
@@ -448,7 +466,7 @@ def _keeps_pods(live_object: Object, desired_manifest: Manifest) -> bool:
 
 
 def _is_to_be_recreated(live_object: Object, desired_manifest: Manifest) -> bool:
-    """True if a Deployment changes its strategy to the one without fields, or was about to."""
+    """True if a Deployment changes its strategy to `Recreate`, or an earlier apply began to."""
     if desired_manifest["kind"] != "Deployment":
         return False
     live_strategy, desired_strategy = (
@@ -466,7 +484,7 @@ def _is_settled(deployment: Object, generation: int = 0) -> bool:
 
 
 def _pods_of(manifest: Manifest, namespace: str | None) -> Selection | None:
-    """The pods of an object; `None` for one of a kind that is not known to run any."""
+    """The selection of an object's pods; `None` if its kind is not known to have pods."""
     kind = kinds.find(manifest)
     if kind is None:
         return None
@@ -477,12 +495,12 @@ def _pods_of(manifest: Manifest, namespace: str | None) -> Selection | None:
 
 
 def is_own(live_object: Object) -> bool:
-    """True if an object was applied here; controllers copy annotations to their own objects."""
+    """True if Kubetorch applied an object, and not a controller that copied its annotations."""
     return bool(_applied(live_object)) and controller_of(live_object) is None
 
 
 def is_applied(live_object: Object, owner: Manifest | None) -> bool:
-    """True if an object was applied here for the workload of this reference."""
+    """True if Kubetorch applied an object for the workload that `owner` is."""
     references = live_object["metadata"].get("ownerReferences") or ()
     uids = [reference["uid"] for reference in references]
     is_owned = owner is None or owner["metadata"]["uid"] in uids
@@ -505,7 +523,7 @@ def _applied(manifest: Manifest) -> str:
 
 
 def _is_immutable(error: KubernetesRequestError) -> bool:
-    # Operators refuse it by their webhooks, which answers 403.
+    # The webhooks of operators refuse such a change with 403.
     if isinstance(error, KubernetesConflictError) or error.status_code not in (403, 422):
         return False
     message = error.message.lower()
@@ -518,16 +536,27 @@ def _names(manifest: Manifest) -> tuple[str, str, str]:
 
 
 class TakeoverPermission(NamedTuple):
-    """That an object may be a user's own.
+    """The permission to apply a manifest to an object that its user made.
 
     Attributes:
-        replaced_containers: The names of the containers that the agent's takes the place of.
+        replaced_containers: The names of the containers that the agent's container replaces.
     """
 
     replaced_containers: frozenset[str] = frozenset()
 
 
 class ApplyPlan(NamedTuple):
+    """The objects that one deploy applies.
+
+    Attributes:
+        manifests: The rendered manifests, in the order of their applies; the main object is last.
+        user_manifest: The one of them whose live object may be the user's.
+        permission: What the deploy may do to the user's object.
+        owner: The object that owns all of them, if any.
+        live_objects: The live objects that were read before.
+        timeout: Seconds for all requests of one step.
+    """
+
     manifests: Sequence[Manifest]
     user_manifest: Manifest | None
     permission: TakeoverPermission
@@ -543,7 +572,7 @@ class ApplyRetry:
         self._applier = applier
         self._now = now
         self._on_wait = on_wait
-        #: Why objects are not applied yet, by workload.
+        #: Why the objects of a workload are not applied yet, by workload.
         self.reasons: dict[Key, str] = {}
 
     async def apply(self, key: Key, plan: ApplyPlan) -> list[Object]:
@@ -551,7 +580,7 @@ class ApplyRetry:
             return [await self._apply(key, manifest, plan) for manifest in plan.manifests]
 
     async def check_form(self, key: Key, plan: ApplyPlan) -> None:
-        """Refuse a main object whose fields its kind does not have, before anything is changed."""
+        """Refuse a main object with fields that its kind does not have, before any change."""
         main = plan.manifests[-1]
         check = functools.partial(self._applier.check_form, main, plan.owner, plan.live_objects)
         async with self.within(key, plan.timeout):
@@ -573,7 +602,7 @@ class ApplyRetry:
 
     @contextlib.asynccontextmanager
     async def within(self, key: Key, seconds: float) -> AsyncIterator[None]:
-        """Bound the time of the requests for a workload."""
+        """Bound the time of the requests for a workload; the timeout error has the last reason."""
         try:
             async with deadlines.timeout(seconds):
                 yield
@@ -589,7 +618,7 @@ class ApplyRetry:
     async def until_accepted(
         self, key: Key, manifest: Manifest, request: Callable[[], Awaitable[_T]]
     ) -> _T:
-        """Ask the API server for something about a manifest until it does it."""
+        """Repeat a request about a manifest until the API server accepts it, or never will."""
         pauses = backoff.exponential(first=_RETRY_DELAYS[0], limit=_RETRY_DELAYS[1])
         while True:
             try:

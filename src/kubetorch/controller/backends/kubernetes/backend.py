@@ -71,7 +71,7 @@ from kubetorch.wire import exceptions, routes
 from kubetorch.wire.exceptions import Failure
 from kubetorch.wire.messages import Equipment, Runtime
 
-#: How often a launch is repeated because its pods were refused: for their rights, for their users.
+#: How often a launch is repeated because its pods were refused for their rights or their users.
 REPEATS = 3
 RESTRICTED = "the pods are made anew with what the namespace admits"
 AS_USER = f"it is made anew as user {pod_security.USER}"
@@ -117,9 +117,9 @@ class KubernetesBackend(Backend):
         self._adopter = Adopter(self._adopt, self._changed)
         self._listener: Listener = lambda namespace, name: None
         self._changes = Changes()
-        # Images whose user is root, which pods of a restricted namespace cannot be.
+        # Images that run as root, which a restricted namespace refuses.
         self._root_images: set[str] = set()
-        # Workloads that are applied once more, because their pods were refused.
+        # Tasks that apply a workload once more because its pods were refused.
         self._repeats: dict[Key, asyncio.Task[None]] = {}
 
     def watch(self, listener: Listener) -> None:
@@ -132,7 +132,7 @@ class KubernetesBackend(Backend):
     async def _adopt(self, specs: Sequence[WorkloadSpec]) -> None:
         """Adopt a workload that an earlier controller applied, maybe of another version."""
         key = (specs[0].namespace, specs[0].name)
-        # Until its object is found, pods of any template may be the right ones.
+        # Until the main object is read, pods of any template may be the right ones.
         self._workloads[key] = AppliedWorkload.of(specs[0])
         workload = await find_applied(self._applier, self._runtime, specs)
         self._workloads[key] = workload
@@ -156,7 +156,8 @@ class KubernetesBackend(Backend):
         try:
             await self._apply(spec)
         except AdmissionError:
-            # A pod by itself is refused at once; others when their maker makes them.
+            # The API server refuses a bare Pod at once. Pods of a controller are refused later:
+            # see `_repeat_if_it_helps`.
             await self._apply(spec, repeats=1)
 
     async def _apply(self, spec: WorkloadSpec, *, repeats: int = 0) -> None:
@@ -183,7 +184,7 @@ class KubernetesBackend(Backend):
                 self._client, main, self._runtime, root_images
             )
             manifests.append(main)
-        # Whoever brings a manifest may have applied it already.
+        # The user of a manifest may have applied it already.
         user_manifest = main if spec.compute.manifest is not None else None
         permission = TakeoverPermission(objects.replaced_containers(spec))
         plan = ApplyPlan(
@@ -200,13 +201,13 @@ class KubernetesBackend(Backend):
         if doomed_object is not None:
             await self._applier.remove(doomed_object)
             live_objects.clear()
-        # Until then it is what it was before, which goes on if this cannot be made.
+        # Up to here nothing has changed: if the checks fail, the earlier workload goes on.
         await self._replacement.remove_obsolete(key, plan, previous_workload)
         workload.objects = identities(manifests)
         self._workloads[key] = workload
         await self._select(spec, main)
         if main is not None:
-            with contextlib.suppress(KubernetesNotFoundError):  # to apply it says what is missing
+            with contextlib.suppress(KubernetesNotFoundError):  # the apply raises it, with a hint
                 await self._cluster_watch.watch_object(main)
         applied_objects = await self._apply_retry.apply(key, plan)
         if main is not None:
@@ -224,8 +225,8 @@ class KubernetesBackend(Backend):
     async def _prepare(
         self, spec: WorkloadSpec, main: Manifest | None, *, is_repeated: bool
     ) -> tuple[LiveObjects, bool]:
-        """The objects of a workload as they are, and whether its pods are to be restricted."""
-        # Meanwhile: an edit that changes no object is to wait for the API server once.
+        """Read the live objects of a workload, and whether its pods are to be restricted."""
+        # Both at the same time: a deploy that changes no object is to wait for the API server once.
         reading = asyncio.create_task(self._read_live_objects(spec, main))
         is_restricted = False
         try:
@@ -244,7 +245,8 @@ class KubernetesBackend(Backend):
     ) -> bool:
         """Apply a workload once more if that may help against this refusal of its pods.
 
-        Other workloads whose pods run stay as they are until their next deploy.
+        A repeat makes the pods restricted, or gives them a user other than root. A workload with
+        running pods stays as it is until its next deploy. Returns `True` if it is applied again.
         """
         workload = self._workloads.get(key)
         if workload is None or workload.main is None:
@@ -257,7 +259,7 @@ class KubernetesBackend(Backend):
             may_help = bool(images) and workload.is_restricted and workload.repeats < REPEATS
         if not may_help or self._has_running(key, workload):
             return False
-        if images:  # in the pod it may have another name: that of its digest
+        if images:  # the pod may name its image by digest, and the manifest by tag
             self._root_images |= images | (set() if images <= workload.images else workload.images)
         if key not in self._repeats:
             _log.info("launch repeated workload=%s/%s because=%s", *key, error.message)
@@ -276,7 +278,7 @@ class KubernetesBackend(Backend):
             await self._apply(workload.spec, repeats=workload.repeats + 1)
         except KubetorchError as error:
             _log.warning("launch not repeated workload=%s/%s error=%s", *key, error)
-            self._workloads[key].repeats = REPEATS  # what it was refused for counts
+            self._workloads[key].repeats = REPEATS  # the next refusal fails the launch
         del self._repeats[key]
         self._changed(key)
 
@@ -286,7 +288,7 @@ class KubernetesBackend(Backend):
             await cancel_all([task])
 
     async def _has_operator(self, spec: WorkloadSpec) -> bool:
-        """True if the cluster serves the kind that is meant for a declaration."""
+        """True if the cluster serves the operator's kind that a compute asks for, if any."""
         kind = rendering.operated_kind(spec.compute)
         if kind is not None:
             try:
@@ -296,11 +298,12 @@ class KubernetesBackend(Backend):
         return True
 
     def _doomed_object(self, key: Key) -> Manifest | None:
-        """The object of a workload, if its controller makes none of the pods.
+        """The Deployment of a workload, if its controller has failed to make any pod.
 
-        It tries again after longer and longer pauses, whatever was put right meanwhile, and a new
-        object's at once. What a user brought is not ours to delete, and an autoscaled service has
-        more to lose than its pods: the revision that served before (`_has_failed_revision`).
+        The controller repeats its attempts after longer and longer pauses, even if the cause has
+        been put right; the controller of a new Deployment begins at once. A user's object is not
+        deleted. Nor is an autoscaled service, which has an earlier revision to lose that still
+        serves (see `_has_failed_revision`).
         """
         workload = self._workloads.get(key)
         if workload is None or workload.main is None or workload.spec.compute.manifest is not None:
@@ -314,7 +317,7 @@ class KubernetesBackend(Backend):
     def _has_failed_revision(self, key: Key) -> bool:
         """True if Knative has given up the present template of an autoscaled service.
 
-        It makes a Revision of a template once, whatever was put right since.
+        Knative makes a Revision of a template once, even if the cause of the failure is put right.
         """
         workload = self._workloads.get(key)
         if workload is None or workload.main is None or kinds.find(workload.main) != knative.KIND:
@@ -366,11 +369,11 @@ class KubernetesBackend(Backend):
         if main is not None:
             try:
                 leftovers.append(await self._applier.delete_applied(await self._applier.ref(main)))
-            except KubernetesNotFoundError:  # its kind is gone, and all objects of it
+            except KubernetesNotFoundError:  # the kind was removed, with all its objects
                 _log.info("kind is gone kind=%s", main["kind"])
         leftovers += await self._replacement.delete_remaining(key, workload, self._owner(*key))
         if main is not None and not any(leftovers):
-            # The pods of what is left are replaced by its own controller, in its own time.
+            # The pods of an object that stays are replaced by its controller.
             await self._end_pods(key, workload, grace)
         self._verdicts.forget_owner(key)
         self._pod_owners.forget(key)
@@ -381,10 +384,10 @@ class KubernetesBackend(Backend):
         return [leftover for leftover in leftovers if leftover is not None]
 
     async def _end_pods(self, key: Key, workload: AppliedWorkload, grace: float) -> None:
-        """End the pods with no more patience than `grace`; return when they are gone.
+        """End the pods of a deleted workload within `grace`; returns when they have disappeared.
 
-        Whoever owns them deletes them; asked to go earlier, one would only be replaced. Those whose
-        owner is gone by now count, those of others do not.
+        Only pods that are being deleted get the shorter grace: the owner of another pod would
+        replace it. Pods whose owner has disappeared count; pods of foreign owners do not.
         """
 
         def pods() -> Mapping[str, Manifest]:
@@ -415,9 +418,10 @@ class KubernetesBackend(Backend):
     def _members(
         self, key: Key, workload: AppliedWorkload | None = None, *, is_ending: bool = False
     ) -> Mapping[str, Manifest]:
-        """The pods that are a workload's, among those that have its labels.
+        """The pods that belong to a workload, among the pods that have its labels.
 
-        They are what its object made, or what a selector finds that its user declared.
+        Those are the pods that its main object has made, or all that the user's selector finds.
+        With `is_ending`, pods whose owner is not known, and refused pods, count as well.
         """
         selected_pods, workload = self._watch.pods_of(key), workload or self._workloads.get(key)
         if workload is None:
@@ -473,7 +477,7 @@ class KubernetesBackend(Backend):
         if refused := self._refused.reason(key):
             return Trouble(refused)
         if not workload.is_observed(self._cluster_watch.owners(workload.main)):
-            return Trouble()  # what is known is of the object before it was applied
+            return Trouble()  # the watch still has the object of before the apply
         verdict = self._verdicts.of_owner(key, workload.main)
         if verdict.error is not None and self._repeat_if_it_helps(key, verdict.error):
             return Trouble(f"{verdict.reason}; {RESTRICTED}")
@@ -505,7 +509,7 @@ class KubernetesBackend(Backend):
         return workload.expected(owners)
 
     def _keep_ordinals(self, key: Key) -> None:
-        """Keep the numbers of pods under the next controller, where ranks follow them."""
+        """Write the ordinals of pods for the next controller, if ranks follow the ordinals."""
         workload = self._workloads.get(key)
         if workload is None or not workload.is_ranked:
             return
@@ -552,7 +556,7 @@ class KubernetesBackend(Backend):
         return (knative.unscaled(manifest),) if is_unscaled else ()
 
     def _plain(self, manifest: Manifest) -> Manifest | None:
-        """The object that a workload has instead of this one, whose kind has no operator here."""
+        """The main object that a workload has instead, if this kind has no operator here."""
         metadata = manifest["metadata"]
         workload = self._workloads.get((metadata["namespace"], metadata["name"]))
         main = None if workload is None else workload.main
@@ -594,7 +598,7 @@ class KubernetesBackend(Backend):
     def mounted(self, namespace: str, name: str, pod: str) -> Mounted:
         key = (namespace, name)
         workload, pod_manifest = self._workloads.get(key), self._watch.pods_of(key).get(pod)
-        # Whoever may select pods could have made them, with whatever they have mounted.
+        # A user who selects pods could have made them with any mounts: there is nothing to check.
         if pod_manifest is None or workload is None or workload.main is None:
             return Mounted()
         return read_mounted(pod_manifest["spec"], agent_container(pod_manifest))
@@ -606,7 +610,7 @@ class KubernetesBackend(Backend):
             self._watch.mark((namespace, name))
 
     def ports(self, namespace: str, name: str, request: PortRequest) -> tuple[int, ...]:
-        # Each pod has an address, and all ports, of its own.
+        # Each pod has its own address, so all its ports are free.
         return tuple(request.first + number % request.per_pod for number in range(request.count))
 
     async def log_tail(self, namespace: str, pod: str, count: int) -> list[bytes]:

@@ -1,13 +1,13 @@
-"""Events, nodes and owners around the pods of workloads, and the verdicts on launches.
+"""The watch on the cluster around the pods of workloads, and the verdicts on launches.
 
-Events, nodes, claims, queues and what owns the pods are kept to judge launches
-(`launch_failures`). What concerns all workloads (nodes, storage classes, queues) is watched from
+`ClusterWatch` keeps events, nodes, claims, queues and owners of pods, from which `launch_failures`
+judges launches. Kinds that concern all workloads (nodes, storage classes, queues) are watched from
 the start; events and owners are watched in a namespace, and by kind, from the first workload there
-on. What cannot be watched is not known, and no launch is given up for what is not known.
+on. A kind that cannot be watched is not known, and no launch fails for facts that are not known.
 
-A verdict holds until the pod, its events or the cluster change, or its time is over. The last lines
-of a container that a verdict asks for are fetched once for each run of it; until they are there,
-the pod waits for its reason.
+`LaunchVerdicts` keeps a verdict until the pod, its events or the cluster change, or its time is
+over. It fetches the last log lines of a container once for each run of the container; until then
+the pod waits with the reason of the verdict.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from kubetorch.k8s.watching import Change
 from kubetorch.lib.tasks import cancel_all
 from kubetorch.manifests import labels, scheduling
 
-#: Seconds after which a kind that the cluster does not serve is looked for again.
+#: Seconds between two searches for a kind that the cluster does not serve.
 ABSENT_SECONDS = 30.0
-#: Kinds between an object and its pods, by the object's kind.
+#: Kinds between an object and its pods, by kind of the object.
 _KINDS_BETWEEN = {
     "Deployment": (("apps/v1", "ReplicaSet"),),
     "CronJob": (("batch/v1", "Job"),),
@@ -56,15 +56,25 @@ _KINDS_BETWEEN = {
 
 #: Labels by which objects name a queue.
 _QUEUE_LABELS = {labels.KUEUE, labels.KAI}
-#: Namespace, kind and name of what an event is about.
+#: Namespace, kind and name of the object that an event regards.
 _EventKey = tuple[str, str, str]
-#: Seconds for the last lines of a container.
+#: Seconds in which the last lines of a container have to arrive.
 LOG_TIMEOUT = 3.0
 
 _log = logging.getLogger(__name__)
 
 
 class ClusterChange(NamedTuple):
+    """A change around the pods of workloads, and which workloads it concerns.
+
+    Attributes:
+        namespace: The namespace of the change; `None` if it concerns all namespaces.
+        service: The workload whose owner changed; empty if that is not known.
+        pod: The pod that an event regards.
+        node: The node that changed.
+        is_for_waiting: Whether the change matters to pods without a node only.
+    """
+
     namespace: str | None
     service: str = ""
     pod: str = ""
@@ -95,11 +105,11 @@ class ClusterWatch:
         self._reporting_autoscaler: str | None = None
         self._cluster: Cluster | None = None
         self._basis: object = None
-        #: Counts what has changed for all workloads.
+        #: Counts the changes that concern all workloads.
         self.stamp = 0
 
     async def start(self) -> None:
-        """Begin to watch what concerns all workloads."""
+        """Begin to watch the kinds that concern all workloads."""
         for watch in WATCHED:
             if watch.is_optional:
                 self._searches.append(asyncio.create_task(self._search(watch)))
@@ -119,10 +129,10 @@ class ClusterWatch:
             await informer.close()
 
     async def watch_object(self, manifest: Object) -> None:
-        """Watch what can happen to an object, and to what it owns above its pods."""
+        """Watch the events around an object, and the kinds between the object and its pods."""
         namespace = manifest["metadata"]["namespace"]
         if _QUEUE_LABELS & set(scheduling.queue_labels(manifest)):
-            # Somebody may have installed a moment ago what the last launch lacked.
+            # An administrator may have installed the missing operator since the last launch.
             await asyncio.gather(
                 *(self._is_served(watch) for watch in WATCHED if watch.is_optional)
             )
@@ -144,7 +154,7 @@ class ClusterWatch:
                 await informer.__aenter__()
 
     async def forget(self, namespace: str) -> None:
-        """Stop watching a namespace that has no workload any more."""
+        """Stop watching a namespace without workloads."""
         ended_informers = [
             self._owner_informers.pop(key)
             for key in [*self._owner_informers]
@@ -197,7 +207,8 @@ class ClusterWatch:
     def basis(self, pod: Object, names: Iterator[tuple[str, str]]) -> tuple[object, ...]:
         """The facts that a verdict on a pod depends on, beside the pod itself.
 
-        Once it has a node, no other one matters, nor does what it lacked before.
+        For a pod with a node these are its events and that node. For a pod without a node it is
+        the whole cluster.
         """
         namespace, node = pod["metadata"]["namespace"], pod["spec"].get("nodeName")
         events = tuple(self._stamps.get((namespace, *name), 0) for name in names)
@@ -210,7 +221,7 @@ class ClusterWatch:
         ), events
 
     def owners(self, manifest: Object) -> list[Object]:
-        """An applied object, and what it owns above the pods."""
+        """An applied object, and the objects between it and its pods."""
         namespace, name = manifest["metadata"]["namespace"], manifest["metadata"]["name"]
         candidates = [
             owner
@@ -257,13 +268,13 @@ class ClusterWatch:
             await asyncio.sleep(ABSENT_SECONDS)
 
     async def _is_served(self, watch: Watch) -> bool:
-        """True if the cluster serves a kind, which is watched then."""
+        """Watch a kind if the cluster serves it; returns `False` if it does not."""
         try:
             await self._client.discovery.find(watch.resource.api_version, watch.resource.kind)
         except KubernetesNotFoundError:
             self._absent.add(watch.name)
             return False
-        except KubetorchError:  # it does not say
+        except KubetorchError:  # the API server does not answer
             return False
         self._absent.discard(watch.name)
         if watch.name not in self._informers:
@@ -313,7 +324,7 @@ class ClusterWatch:
             )
 
     def _note_autoscaler(self, event: Object) -> None:
-        """One event of an autoscaler is enough to know that the cluster has one."""
+        """Note the autoscaler that reported an event: the first event shows that there is one."""
         self._reporting_autoscaler = snapshot.autoscaler(event)
         if self._reporting_autoscaler is not None:
             self.stamp += 1
@@ -325,7 +336,7 @@ def _is_current(informer: Informer) -> bool:
 
 
 def _owner_change(owner: Object) -> ClusterChange:
-    """The owner of an object that changed."""
+    """The change of an owner as a change of its workload."""
     metadata = owner["metadata"]
     service = (metadata.get("labels") or {}).get(labels.SERVICE, "")
     return ClusterChange(metadata["namespace"], service)
@@ -338,12 +349,13 @@ class LaunchVerdicts:
         self._client = client
         self._cluster_watch = cluster_watch
         self._on_change = on_change
-        # By `uid`, what a verdict was made of, and the verdict.
+        # The facts and the verdict on a pod, by uid of the pod.
         self._verdicts: dict[str, tuple[tuple[object, ...], Verdict]] = {}
-        # Since when there is a doom that has to settle.
+        # Since when a pod has a doom that has to settle, by uid.
         self._doomed_since: dict[str, float] = {}
-        # By the `uid` of a pod, or namespace/name of a workload.
+        # Timers of the next judgement, by uid of a pod or namespace/name of a workload.
         self._timers: dict[str, asyncio.TimerHandle] = {}
+        # Last lines by run: uid of the pod, name of the container, number of the run.
         self._log_lines: dict[tuple[str, str, int], list[str]] = {}
         self._fetching: dict[tuple[str, str, int], asyncio.Task[None]] = {}
 
@@ -384,7 +396,7 @@ class LaunchVerdicts:
         return verdict
 
     def events_around(self, pods: Iterable[Object], owners: Iterable[Object]) -> list[Object]:
-        """The events of pods, their claims and what owns them, the oldest first."""
+        """The events of pods, their claims and their owners, the oldest first."""
         events = [
             event
             for pod in pods
@@ -427,7 +439,7 @@ class LaunchVerdicts:
         self._on_change(key)
 
     def _settled(self, uid: str, verdict: Verdict, now: float) -> Verdict:
-        """The verdict; a doom that is too new is only what a pod waits for."""
+        """The verdict; a doom that is younger than its settling time is only a reason to wait."""
         if not verdict.settle_seconds:
             self._doomed_since.pop(uid, None)
             return verdict

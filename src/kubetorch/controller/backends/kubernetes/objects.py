@@ -1,14 +1,14 @@
-"""The objects of a workload: what was applied, how many pods it asks for, what has to go first.
+"""The objects of a workload: what was applied, how many pods it asks for, what is obsolete.
 
-A spec of another kind makes other objects. Those of before would go on beside them, with their pods
-and GPUs, and their names may be in the way: of a Service of ours where the new kind's controller
-makes its own, or of what the old kind's controller made. So they go first, but not before the API
-server has said that it would take the new ones. They are found by their labels, so that a
-controller which starts in between finds them, too.
+A spec of another kind makes other objects. The obsolete objects would go on beside them, with their
+pods and GPUs, and their names may be in the way: a Service of ours where the new kind's controller
+makes its own, or an object that the old kind's controller made. So the obsolete objects go first,
+but not before the API server has accepted the new ones in a dry run. They are found by their
+labels, so that a controller which starts in between finds them as well.
 
-A controller that starts adopts what an earlier one applied. It asks for much at once then, and one
-request too many is refused: a workload that is not known for that reason is adopted later, without
-a new deploy.
+A controller that starts adopts the objects that an earlier controller applied. Many requests at
+once may be refused (429), so a workload whose adoption fails is adopted later, without a new
+deploy.
 """
 
 from __future__ import annotations
@@ -52,20 +52,20 @@ from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire.messages import Equipment, Runtime
 
 _API = "serving.knative.dev/"
-#: Group, kind and name of an object: with another one of these it is another object.
+#: Group, kind and name of an object.
 Identity = tuple[str, str, str]
 _T = TypeVar("_T")
-# What a deploy may make, with its versions: never volumes or secrets.
+# Versions of the kinds that a deploy may make, by group and kind: no volumes, no secrets.
 _DEPLOYED_KINDS: dict[tuple[str, str], tuple[str, ...]] = {
     **{(row.group, row.kind): row.versions for row in KINDS.values()},
     ("", "Service"): ("v1",),
     (trainjob.GROUP, trainjob.RUNTIME_KIND): KINDS["TrainJob", trainjob.GROUP].versions,
 }
-# Owners between an object and what it owns: a Knative Service, its Route, that one's Service.
+# Owners above an object, at most: a Service is owned by a Route, which a Knative Service owns.
 _OWNER_DEPTH = 4
-# Workloads that are adopted at one time.
+# Workloads that are adopted at the same time, at most.
 _ADOPTIONS_AT_ONCE = 16
-# Seconds until the adoption of one is tried again: at first, and at most.
+# Seconds between two attempts to adopt a workload: at first, and at most.
 _RETRY_DELAYS = (1.0, 30.0)
 _log = logging.getLogger(__name__)
 
@@ -73,8 +73,8 @@ _log = logging.getLogger(__name__)
 def expected(live_object: Object, path: Path | None = None) -> int | None:
     """The least number of pods of its latest template that an object asks for.
 
-    Somebody else may have changed the number since it was applied, such as a
-    HorizontalPodAutoscaler.
+    Another writer may have changed the number since the apply, such as a HorizontalPodAutoscaler.
+    `None` for a DaemonSet whose controller has not counted its nodes yet.
     """
     workload = WorkloadManifest.parse(live_object, path)
     kind = workload.kind
@@ -90,7 +90,7 @@ def expected(live_object: Object, path: Path | None = None) -> int | None:
 
 
 def is_scaled_to_zero(owners: Sequence[Object], template: str) -> bool:
-    """True if the scaler keeps the service without pods because nobody calls it."""
+    """True if Knative keeps a service without pods, since it has no calls."""
     ready = {
         (service.get("status") or {}).get("latestReadyRevisionName")
         for service in _knative_owners(owners, "Service")
@@ -99,7 +99,7 @@ def is_scaled_to_zero(owners: Sequence[Object], template: str) -> bool:
         status = revision.get("status") or {}
         if revision["metadata"]["name"] in ready and agent.digest_of(revision) == template:
             is_ready = snapshot.condition(revision, "Ready").get("status") == "True"
-            # Noted when the scaler has first decided.
+            # `desiredReplicas` is missing until the scaler has decided for the first time.
             return is_ready and status.get("desiredReplicas") == 0
     return False
 
@@ -121,29 +121,35 @@ def _knative_owners(owners: Sequence[Object], kind: str) -> list[Object]:
 
 
 class AppliedWorkload(msgspec.Struct):
+    """A workload as it was applied."""
+
     spec: WorkloadSpec
+    #: Its main object, which has the pods; `None` where a selector alone finds the pods.
     main: Manifest | None
+    #: Labels of the pods that take calls; empty if all pods take calls.
     called_labels: dict[str, str]
+    #: Digest of its first pod template.
     template: str = ""
+    #: The objects that were applied; empty if they are not known.
     objects: frozenset[Identity] = frozenset()
     #: Whether its pods comply with the Pod Security level `restricted`.
     is_restricted: bool = False
-    #: Whether the user who deploys it knows that.
+    #: Whether its deploys have reported that.
     is_reported: bool = False
-    #: How often it was applied once more because its pods were refused.
+    #: How often it was applied again because its pods were refused.
     repeats: int = 0
     #: Its images that are known to run as root.
     root_images: frozenset[str] = frozenset()
     #: Version of the secrets that its pods see.
     secrets: str = ""
-    # That of the object which it was applied as (`metadata.generation`).
+    # `metadata.generation` of the main object after the apply.
     _generation: int = 0
-    # The attempt that Knative makes at a Revision of its template.
+    # Which attempt to make a Revision of its template Knative was asked for.
     _attempt: str = ""
 
     @classmethod
     def of(cls, spec: WorkloadSpec, *, has_operator: bool = True) -> AppliedWorkload:
-        """The objects of a spec, whether the operator of its kind is there or not."""
+        """The workload of a spec before its apply; without an operator, of another kind."""
         main = None
         if not spec.compute.is_selector_only:
             main = rendering.of_workload(spec, has_operator=has_operator)
@@ -153,13 +159,13 @@ class AppliedWorkload(msgspec.Struct):
 
     @property
     def is_ranked(self) -> bool:
-        """True if its processes have ranks, which follow the numbers of pods."""
+        """True if the processes have ranks, which follow the ordinals of the pods."""
         compute = self.spec.compute
         is_called_whole = compute.broadcast is not None or compute.is_pool
         return compute.distribution is not None or is_called_whole
 
     def equip(self, runtime: Runtime, root_images: Collection[str] | None = None) -> None:
-        """Put the agent into its pods: the last that is written into its object."""
+        """Put the agent into the pod templates; this is the last change of the manifest."""
         self.is_restricted = root_images is not None
         if self.main is not None:
             agent.equip(
@@ -173,13 +179,13 @@ class AppliedWorkload(msgspec.Struct):
             self._read(self.main)
 
     def adopt(self, live_object: Object | None) -> None:
-        """An earlier controller applied it, maybe with another agent; it is left as it is."""
+        """Take over what is known of a live object that an earlier controller applied."""
         if live_object is not None:
             self.is_restricted = pod_security.is_complying(self._read(live_object))
             self.note_applied(live_object)
 
     def _read(self, manifest: Manifest) -> PodTemplate:
-        """The first pod template of an equipped object."""
+        """Read the first pod template of an equipped object."""
         templates = WorkloadManifest.parse(manifest, self.spec.compute.pod_template_path).templates
         self.template = agent.digest_of(templates[0].body)
         self.root_images = frozenset(pod_security.root_images(templates))
@@ -209,7 +215,7 @@ class AppliedWorkload(msgspec.Struct):
         self._attempt = _attempt((live_object.get("spec") or {}).get("template") or {})
 
     def is_of_earlier_attempt(self, pod: Object) -> bool:
-        """True if a pod is of a Revision in whose place Knative was asked for another one."""
+        """True if a pod belongs to a failed Revision that Knative was asked to replace."""
         return _attempt(pod) != self._attempt
 
     def expected(self, owners: Sequence[Object]) -> int | None:
@@ -222,12 +228,12 @@ class AppliedWorkload(msgspec.Struct):
         return expected(manifest, self.spec.compute.pod_template_path)
 
     def is_observed(self, owners: Sequence[Object]) -> bool:
-        """False if what was seen last of its object is older than what was applied."""
+        """False if the last observed main object is older than the apply."""
         return all(_generation(owner) >= self._generation for owner in owners[:1])
 
 
 def replaced_containers(spec: WorkloadSpec) -> frozenset[str]:
-    """The containers of a user's own object that are the agent's in what a deploy applies."""
+    """The names of containers in a user's manifest that the agent's container replaces."""
     compute = spec.compute
     if compute.manifest is None:
         return frozenset()
@@ -236,7 +242,7 @@ def replaced_containers(spec: WorkloadSpec) -> frozenset[str]:
 
 
 def _is_world(spec: WorkloadSpec) -> bool:
-    """True if any pod takes a call for all pods: a pod that calls are routed to may be lost."""
+    """True if any pod takes calls for all pods: routing to a single pod would depend on it."""
     compute = spec.compute
     framework = compute.distribution and compute.distribution.distribution_type
     has_endpoint_selector = compute.endpoint is not None and compute.endpoint.selector is not None
@@ -272,7 +278,7 @@ class ObjectReplacement:
     async def remove_obsolete(
         self, key: Key, plan: ApplyPlan, previous_workload: AppliedWorkload | None
     ) -> None:
-        """Remove what is not wanted any more, once the API server would take what is."""
+        """Delete obsolete objects of a workload, once the API server would accept the new ones."""
         if previous_workload is None or previous_workload.objects == identities(plan.manifests):
             return
         previous_workload.objects = frozenset()
@@ -282,6 +288,7 @@ class ObjectReplacement:
             )
             obsolete_objects = await self._retry(key, plan, find)
             uids = {obsolete_object["metadata"]["uid"] for obsolete_object in obsolete_objects}
+            # Objects with a desired name that disappear with the obsolete objects are waited for.
             find_vanishing = functools.partial(self._vanishing_refs, plan.manifests, uids)
             vanishing_refs = await self._retry(key, plan, find_vanishing)
             if obsolete_objects or vanishing_refs:
@@ -297,9 +304,9 @@ class ObjectReplacement:
     async def delete_remaining(
         self, key: Key, workload: AppliedWorkload, owner: Manifest | None
     ) -> list[str]:
-        """Delete what else there may be of a workload that is deleted; without an owner it goes.
+        """Delete the unknown objects of a deleted workload, such as those of another kind.
 
-        Returns what is left, in words.
+        Returns a phrase on each object that stays.
         """
         if workload.objects or owner is None:
             return []
@@ -316,7 +323,7 @@ class ObjectReplacement:
         return await self._apply_retry.until_accepted(key, manifest, request)
 
     async def _check(self, key: Key, plan: ApplyPlan, vanishing_refs: Iterable[Ref]) -> None:
-        """Raise what there is against what is wanted, but for what is in its way."""
+        """Raise the API server's refusal of a new object, unless its name becomes free."""
         blocked_identities = {
             (ref.resource.group, ref.resource.kind, ref.name) for ref in vanishing_refs
         }
@@ -335,7 +342,7 @@ class ObjectReplacement:
         owner: Manifest | None,
         previous_main: Manifest | None,
     ) -> list[Object]:
-        """The objects that were applied for a workload, but for those that are wanted."""
+        """The objects that were applied for a workload, without the desired ones."""
         versions = dict(_DEPLOYED_KINDS)
         if previous_main is not None:
             group, kind, _ = identity(previous_main)
@@ -372,12 +379,12 @@ class ObjectReplacement:
         try:
             return list((await self._client.list(selection)).items)
         except (KubernetesNotFoundError, KubernetesForbiddenError):
-            return []  # whoever may not list a kind has made none of it
+            return []  # a controller that may not list a kind has made no object of it
 
     async def _vanishing_refs(
         self, desired_manifests: Sequence[Manifest], uids: set[str]
     ) -> list[Ref]:
-        """The objects with the name of a wanted one that are about to go with their owners."""
+        """The live objects with the name of a desired one that disappear with these objects."""
         refs = []
         for ref in [
             await self._applier.ref(manifest) for manifest in desired_manifests
@@ -388,7 +395,7 @@ class ObjectReplacement:
         return refs
 
     async def _is_vanishing(self, live_object: Object, uids: set[str]) -> bool:
-        """True if an object is, or goes with, one of these objects or one that is being deleted."""
+        """True if an object, or one of its owners, has one of these uids or is being deleted."""
         for _ in range(_OWNER_DEPTH):
             metadata = live_object["metadata"]
             if metadata["uid"] in uids or metadata.get("deletionTimestamp"):
@@ -409,7 +416,7 @@ class ObjectReplacement:
         return False
 
     async def _remove(self, refs: Iterable[Ref], vanishing_refs: Iterable[Ref]) -> None:
-        """Delete objects, and wait until they and those that go with them are gone."""
+        """Delete objects; returns when they, and the vanishing ones, have disappeared."""
         refs = list(refs)
         leftovers = await asyncio.gather(*map(self._applier.delete_applied, refs))
         deleted_refs = [
@@ -421,7 +428,7 @@ class ObjectReplacement:
 
 
 def _controller_service_refs(desired_manifests: Sequence[Manifest]) -> list[Ref]:
-    """The objects that the controller of the wanted object names after it."""
+    """The Service that the controller of the main object makes, with the same name."""
     main = desired_manifests[-1] if desired_manifests else {}
     kind = kinds.find(main)
     if kind is None or not (kind.is_autoscaled or kind.has_service):
@@ -439,11 +446,15 @@ class Adopter:
         self._on_change = on_change
         self._slots = asyncio.Semaphore(_ADOPTIONS_AT_ONCE)
         self._tasks: dict[Key, asyncio.Task[None]] = {}
-        #: Why workloads are not adopted yet.
+        #: Why a workload is not adopted yet, by workload.
         self.reasons: dict[Key, str] = {}
 
     async def start(self, specs: Sequence[Sequence[WorkloadSpec]]) -> None:
-        """Try each workload once; those that fail are tried again, and concern no other one."""
+        """Adopt each workload; a workload whose adoption fails is adopted later.
+
+        Raises:
+            KubernetesUnavailableError: The API server does not answer.
+        """
         await asyncio.gather(*map(self._try_first, specs))
         for workload_specs in specs:
             key = _key_of(workload_specs)
@@ -453,7 +464,7 @@ class Adopter:
                 )
 
     def forget(self, key: Key) -> None:
-        """Stop adopting a workload that is gone, or was applied."""
+        """Stop adopting a workload that was deleted, or applied."""
         self.reasons.pop(key, None)
         task = self._tasks.pop(key, None)
         if task is not None:
@@ -486,7 +497,7 @@ class Adopter:
         try:
             async with self._slots:
                 await self._adopt(specs)
-        except Exception as error:  # noqa: BLE001  # a user may have written its object
+        except Exception as error:  # noqa: BLE001  # a user may have edited the object
             self._note(key, error)
             return error
         self.reasons.pop(key, None)
@@ -510,7 +521,13 @@ def _key_of(specs: Sequence[WorkloadSpec]) -> Key:
 async def find_applied(
     applier: Applier, runtime: Runtime, specs: Sequence[WorkloadSpec]
 ) -> AppliedWorkload:
-    """Find the applied spec: the wanted one, which is first, or an earlier one of another kind."""
+    """Find which spec of a workload was applied: the latest, or an earlier one of another kind.
+
+    Args:
+        applier: Reads the objects.
+        runtime: The runtime of the agents.
+        specs: The specs that may have been applied, the latest first.
+    """
     workload = AppliedWorkload.of(specs[0])
     if workload.main is None:
         return workload
@@ -525,7 +542,7 @@ async def find_applied(
         ):
             workload, live_object = plain_workload, plain_object
     for spec in () if live_object is not None else specs[1:]:
-        with contextlib.suppress(SpecError):  # another version took it
+        with contextlib.suppress(SpecError):  # another version of Kubetorch accepted the spec
             previous_workload = AppliedWorkload.of(spec)
             if previous_workload.main is not None and (
                 plain_object := await _find_main(applier, previous_workload.main)
@@ -548,15 +565,15 @@ def _template_label(manifest: Manifest) -> str | None:
 async def _find_main(applier: Applier, main: Manifest) -> Manifest | None:
     try:
         return await applier.find(await applier.ref(main))
-    except KubernetesNotFoundError:  # its kind is not there any more
+    except KubernetesNotFoundError:  # the cluster does not serve the kind any more
         return None
 
 
 def _identities_of(spec: WorkloadSpec) -> frozenset[Identity]:
-    """The objects that a deploy applies, but for those that depend on the cluster."""
+    """The objects that a deploy applies, without those that depend on the cluster."""
     try:
         main = None if spec.compute.is_selector_only else rendering.of_workload(spec)
-    except SpecError:  # another version took it
+    except SpecError:  # another version of Kubetorch accepted the spec
         return frozenset()
     manifests = KubernetesServices.of(spec, main).render()
     return identities(manifests if main is None else [*manifests, main])

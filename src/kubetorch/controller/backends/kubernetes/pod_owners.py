@@ -1,13 +1,13 @@
-"""Which pods are a workload's: those that an object of its controller has made; and which must end.
+"""Which pods belong to a workload: pods whose owners lead to an applied object; which must end.
 
-pod ──► ReplicaSet ──► Deployment, applied here for this very workload
+pod ──► ReplicaSet ──► Deployment, which Kubetorch applied for this very workload
 
-Labels are anybody's to write, and so are names of owners: each is looked up by its name, and has to
-have the identity that is named below it. What is once known of an owner stays so.
+Any user can write labels and owner references. So each owner is read by its name, and has to have
+the uid that the reference below it names. The answer for an owner never changes.
 
-Pods that must not have what they have mounted end, and an event of each says why. Whatever made a
-pod makes another one at once, which may be refused as well. So the more of a workload were refused
-since it was applied, the later the next one ends; until then it has no key and no code.
+Pods that must not have their mounts are refused: an event of each says why, and the pod ends. Its
+owner makes another pod at once, which may be refused as well. So the more pods of a workload were
+refused since its apply, the later the next one ends; until then it gets no key and no code.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from kubetorch.lib import backoff
 from kubetorch.lib.tasks import cancel_all
 from kubetorch.manifests.kinds import Manifest
 
-#: Objects between a pod and what was applied, at most: a worker of a LeaderWorkerSet has four.
+#: Owners between a pod and the applied object, at most: a worker of a LeaderWorkerSet has four.
 OWNER_DEPTH = 8
-#: Seconds that a controller which starts waits to know whose the pods of a workload are.
+#: Seconds for which a controller that starts waits for the owners of a workload's pods.
 LOOKUP_TIMEOUT = 2.0
-# Seconds until an owner is looked up again whose server did not answer: at first, and at most.
+# Seconds between two attempts to read an owner: at first, and at most.
 _RETRY_DELAYS = (0.5, 15.0)
-#: The reason of the events.
+#: The reason in the events of refused pods.
 EVENT_REASON = "MountRefused"
-#: Seconds that each pod of a workload waits longer than the one before, and the most.
+#: Seconds by which each refused pod of a workload ends later than the one before, and the most.
 PAUSE_STEP, PAUSE_LIMIT = 2.0, 300.0
 _MESSAGE_LIMIT = 1024
 
@@ -62,12 +62,16 @@ class PodOwners:
         self._owner = owner
         self._pods = pods
         self._on_resolved = on_resolved
-        # By workload and identity of an owner; `None`: it is gone.
+        # Whether an owner leads to the applied object, by workload and uid of the owner. `None`:
+        # the owner, or one above it, does not exist any more.
         self._ownership: dict[Key, dict[str, bool | None]] = {}
         self._lookups: dict[tuple[Key, str], asyncio.Task[None]] = {}
 
     def belongs(self, key: Key, pod: Object, main: Manifest) -> bool | None:
-        """True if a pod belongs to the workload that an object is applied for; `None`: unknown."""
+        """True if a pod belongs to a workload with this main object; `None` if not known yet.
+
+        Looks the owner up in the background, and calls `on_resolved` then.
+        """
         owner = controller_of(pod)
         if owner is None:
             is_main = main["kind"] == "Pod" and pod["metadata"]["name"] == main["metadata"]["name"]
@@ -80,7 +84,7 @@ class PodOwners:
         return ownership.get(lookup_key[1])
 
     def forget_foreign_owners(self, key: Key) -> None:
-        """Other objects are applied for a workload: who was none of its owners may be one now."""
+        """Look foreign owners up once more, since other objects were applied for a workload."""
         ownership = self._ownership.get(key, {})
         self._ownership[key] = {uid: is_ours for uid, is_ours in ownership.items() if is_ours}
         for lookup_key in [lookup_key for lookup_key in self._lookups if lookup_key[0] == key]:
@@ -91,7 +95,7 @@ class PodOwners:
         del self._ownership[key]
 
     async def wait_until_resolved(self, key: Key) -> None:
-        """Wait until what is looked up for a workload is known; not for a server that is away."""
+        """Wait for the lookups of a workload, at most for `LOOKUP_TIMEOUT` seconds."""
         tasks = [task for lookup_key, task in self._lookups.items() if lookup_key[0] == key]
         if tasks:
             await asyncio.wait(tasks, timeout=LOOKUP_TIMEOUT)
@@ -121,7 +125,7 @@ class PodOwners:
                 _log.info("owner not known yet workload=%s/%s error=%s", *lookup_key[0], error)
                 await asyncio.sleep(pause)
         del self._lookups[lookup_key]
-        # A CronJob has another owner for each run: those without pods are forgotten.
+        # A CronJob makes a new owner for each run: owners without pods are forgotten.
         owners = [controller_of(pod) for pod in self._pods(lookup_key[0]).values()]
         alive = {reference["uid"] for reference in owners if reference is not None}
         ownership = self._ownership.get(lookup_key[0], {})
@@ -132,7 +136,7 @@ class PodOwners:
     async def _leads_to_main(
         self, key: Key, owner: Object, main: tuple[str, str, str]
     ) -> bool | None:
-        """True if an owner was applied, or made by an applied object; `None`: an owner is gone."""
+        """True if an owner is the applied main object, or is below it; `None` if one is missing."""
         for _ in range(OWNER_DEPTH):
             try:
                 resource = await self._client.discovery.resource_of(owner)
@@ -162,14 +166,14 @@ class RefusedPods:
         self._client = client
         self._now = now
         self._counts: Counter[Key] = Counter()
-        # By the identity of the pod.
+        # By the uid of the pod.
         self._refused: dict[str, _RefusedPod] = {}
 
     def has(self, pod: Object) -> bool:
         return pod["metadata"]["uid"] in self._refused
 
     def reason(self, key: Key) -> str:
-        """Why a workload has no pods in place of those that are refused and not gone yet."""
+        """Why a workload lacks pods: a refused pod has not ended yet."""
         return next(
             (
                 refused_pod.reason
@@ -180,7 +184,7 @@ class RefusedPods:
         )
 
     def end(self, key: Key, pod: Object, error: KubetorchError) -> None:
-        """End a pod, in a while if others of its workload were refused before."""
+        """End a pod; the more pods of its workload were refused before, the later."""
         if self.has(pod):
             return
         pause = min(PAUSE_STEP * self._counts[key], PAUSE_LIMIT)
@@ -196,7 +200,7 @@ class RefusedPods:
             refused_pod.ending.cancel()
 
     def forget(self, key: Key) -> None:
-        """A workload is applied anew, or gone."""
+        """Forget the refusals of a workload that is applied anew, or deleted."""
         del self._counts[key]
 
     async def close(self) -> None:

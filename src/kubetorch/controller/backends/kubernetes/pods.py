@@ -1,13 +1,13 @@
-"""The pods of all workloads: watched as they change, their numbers, as `PodStatus`, and their logs.
+"""The pods of all workloads: the watch on them, their ordinals, their `PodStatus`, and their logs.
 
-One informer has every pod with our label. A workload whose pods lack it (pods that somebody else
-made, kinds whose operator does not pass labels on) has an informer of its own. A deploy may change
-by which labels its pods are found: those that only the earlier ones chose are no pods of it then.
+One informer has every pod with Kubetorch's label. A workload whose pods lack the label (pods that a
+user made, kinds whose operator does not pass labels on) has an informer with its own selector. A
+deploy may change the selector: pods that only the earlier selector finds are dropped then.
 
-The ordinal of a pod is what its owner counts, else the lowest that is free. A pod keeps it for
-life, also under the next controller: one that nobody else counts gets it as an annotation. Until
-then, another one that has the number from somewhere may displace it. Fewer replicas are those with
-the lowest ordinals.
+The ordinal of a pod comes from its owner, where the owner counts its pods; else it is the lowest
+free number, which is written on the pod as an annotation. A pod keeps its ordinal for life, also
+under the next controller. Until the annotation is written, a pod with the same number from its
+owner displaces it. When a workload gets fewer replicas, the pods with the lowest ordinals stay.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from kubetorch.manifests.agent import digest_of
 from kubetorch.wire import podenv
 from kubetorch.wire.messages import Ending
 
-#: Label or annotation that says the number of a pod in its set, by kind of owner.
+#: Labels and annotations that have the number of a pod among the pods of its owner.
 _INDEXES = (
     "apps.kubernetes.io/pod-index",
     "batch.kubernetes.io/job-completion-index",
@@ -47,18 +47,18 @@ _INDEXES = (
 _REPLICA_TYPE = "training.kubeflow.org/replica-type"
 _RAY_TYPE, _RAY_HEAD = raycluster.KIND.routing[0]
 _JOBS, _JOB = "jobset.sigs.k8s.io/replicatedjob-replicas", "jobset.sigs.k8s.io/job-index"
-# Annotations that are written at one time.
+# Annotations that are written at the same time, at most.
 _WRITES_AT_ONCE = 16
 #: Namespace and name of a workload.
 Key = tuple[str, str]
-#: Seconds until all pods have to be known.
+#: Seconds in which all pods have to be listed.
 LIST_TIMEOUT = 30.0
 
 _log = logging.getLogger(__name__)
 
 
 def ordinal_of(pod: Object) -> int | None:
-    """The pod's number in its workload, from its owner or an annotation."""
+    """The number of a pod in its workload, from its owner or an annotation; `None` without one."""
     metadata = pod["metadata"]
     tags = {**(metadata.get("annotations") or {}), **(metadata.get("labels") or {})}
     if tags.get(_RAY_TYPE) == _RAY_HEAD:
@@ -69,13 +69,16 @@ def ordinal_of(pod: Object) -> int | None:
     number = int(index)
     if (replica_type := tags.get(_REPLICA_TYPE)) is not None:
         return _ordinal_in_type(number, replica_type, metadata)
-    # Each Job of a JobSet counts its own pods.
+    # Each Job of a JobSet counts its pods from 0.
     jobs, job = tags.get(_JOBS, ""), tags.get(_JOB, "")
     return number * int(jobs) + int(job) if jobs.isdigit() and job.isdigit() else number
 
 
 def _ordinal_in_type(number: int, replica_type: str, metadata: Object) -> int | None:
-    """The pod that is called goes first, workers after it; pods without an agent do not count."""
+    """The ordinal of a Kubeflow replica: the called pod is first, workers follow.
+
+    Pods of other replica types have no agent, and so no ordinal.
+    """
     references = metadata.get("ownerReferences") or ()
     owners = [kinds.KINDS.get((reference["kind"], "kubeflow.org")) for reference in references]
     called = next((dict(kind.routing).get(_REPLICA_TYPE) for kind in owners if kind), None)
@@ -89,11 +92,11 @@ class Ordinals:
 
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}
-        #: Pods of which nothing but this says the ordinal.
+        #: Names of the pods whose ordinal is written nowhere else.
         self.unwritten: set[str] = set()
 
     def put(self, pod: Object, pods: Mapping[str, Object]) -> None:
-        """Number a pod that is new among these pods, or that changed."""
+        """Number a new pod; note whether a changed pod has its ordinal written on it."""
         name, owner_ordinal = pod["metadata"]["name"], ordinal_of(pod)
         if owner_ordinal is None:
             self.unwritten.add(name)
@@ -107,13 +110,13 @@ class Ordinals:
         self.unwritten.discard(name)
 
     def _number(self, pod: Object, owner_ordinal: int | None, pods: Mapping[str, Object]) -> int:
-        """The number of a new pod: the given one, or the first that no pod has that stays."""
+        """The ordinal of a new pod: that of its owner, or the lowest that no staying pod has."""
         staying_pods = {
             number: name
             for name, number in self.numbers.items()
             if name in pods and not is_leaving(pods[name]) and not is_over(pods[name])
         }
-        # The head of a RayCluster is the first, whenever it comes.
+        # 0 is for the head of a RayCluster, even if a worker comes earlier.
         is_ray_worker = owner_ordinal is None and _RAY_TYPE in (pod["metadata"].get("labels") or {})
         free_ordinal = next(
             n
@@ -125,6 +128,7 @@ class Ordinals:
         holder = staying_pods.get(owner_ordinal)
         if holder is None:
             return owner_ordinal
+        # A pod whose ordinal is written keeps it; the ordinal of another pod can still change.
         if holder not in self.unwritten:
             return free_ordinal
         self.numbers[holder] = free_ordinal
@@ -132,16 +136,16 @@ class Ordinals:
 
 
 class OrdinalKeeper:
-    """Writes the ordinals on pods that nobody else counts."""
+    """Writes the ordinals on pods whose owners do not count them."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._slots = asyncio.Semaphore(_WRITES_AT_ONCE)
-        # By the identity of the pod.
+        # Tasks that write an ordinal, by uid of the pod; those that are done stay until it goes.
         self._writing: dict[str, asyncio.Task[None]] = {}
 
     def keep(self, pod: Object, ordinal: int) -> None:
-        """Write the ordinal of a pod, once; what fails is to be asked for again."""
+        """Write the ordinal of a pod in the background, once; after a failure call this again."""
         uid = pod["metadata"]["uid"]
         if uid not in self._writing and not is_leaving(pod) and not is_over(pod):
             task = asyncio.create_task(self._write(pod, ordinal), name=f"ordinal of {uid}")
@@ -158,14 +162,14 @@ class OrdinalKeeper:
     async def _write(self, pod: Object, ordinal: int) -> None:
         metadata = pod["metadata"]
         ref = Ref(PODS, metadata["name"], metadata["namespace"])
-        # A ReplicaSet that shrinks ends the pods first whose end costs least.
+        # A ReplicaSet that shrinks ends the pods with the lowest deletion cost first.
         annotations = {labels.ORDINAL: str(ordinal), labels.DELETION_COST: str(-ordinal)}
         metadata_patch = {"uid": metadata["uid"], "annotations": annotations}
         try:
             async with self._slots:
                 await self._client.patch(ref, {"metadata": metadata_patch})
         except (KubernetesNotFoundError, KubernetesConflictError):
-            return  # it is another pod by now
+            return  # another pod has the name by now
         except KubetorchError as error:
             _log.warning("ordinal not kept pod=%s error=%s", ref.name, error)
             self._writing.pop(metadata["uid"], None)
@@ -187,7 +191,7 @@ def pod_status(
         ordinal=ordinal,
         phase=_phase(pod, container),
         url=_url(pod),
-        # A pod that its kubelet evicted stays after its successor is there, as `Failed`.
+        # An evicted pod stays as `Failed` beside its successor.
         is_retiring=is_old or is_leaving(pod) or (is_over(pod) and lost_pods.is_replaced(pod)),
         restarts=int(container.get("restartCount") or 0),
         reason=_reason(pod, container),
@@ -202,9 +206,9 @@ def pod_status(
 
 
 def retire_superseded(pods: Sequence[PodStatus], expected: int | None) -> list[PodStatus]:
-    """The pods, of which those are surplus that have ended and in whose place there are others.
+    """Mark failed pods as retiring once as many pods live as are expected.
 
-    A Job makes another pod, and the object of the one that it lost stays.
+    A Job makes a new pod for a lost one, whose object stays.
     """
     alive = sum(not pod.is_retiring and pod.phase != "Failed" for pod in pods)
     if expected is None or alive < expected:
@@ -218,7 +222,7 @@ def agent_container(pod: Object) -> Manifest:
 
 
 def image_refused_as_root(pod: Object, error: KubetorchError) -> set[str]:
-    """The image of a pod's agent, if this error is that its user may not be root, and is."""
+    """The image of a pod's agent, if this error refuses the image because it runs as root."""
     container = agent_container(pod)
     is_refused = "runAsNonRoot and image" in error.message
     if not is_refused or f"container: {container['name']})" not in error.message:
@@ -227,9 +231,10 @@ def image_refused_as_root(pod: Object, error: KubetorchError) -> set[str]:
 
 
 def is_ours(pod: Object) -> bool:
-    """True if Kubetorch rendered the pod: pods that other labels find may belong to anybody.
+    """True if Kubetorch rendered the pod; a user's selector finds other pods as well.
 
-    Some operators pass no labels on, and some pods of an object have no agent.
+    The label shows it, or the agent's container: some operators pass no labels on, and some pods
+    of an object have no agent.
     """
     return labels.SERVICE in (pod["metadata"].get("labels") or {}) or _marked(pod) is not None
 
@@ -266,7 +271,7 @@ def _is_down(pod: Object, container: Manifest) -> bool:
 
 
 def _ending(pod: Object, container: Manifest) -> Ending | None:
-    """Why it, or its agent, ends or has ended."""
+    """Why a pod, or its agent, ends or has ended."""
     return _out_of_memory(container.get("state")) or lost_pods.ending(pod)
 
 
@@ -292,7 +297,7 @@ def _url(pod: Object) -> str:
 
 
 def _reason(pod: Object, container: Manifest) -> str:
-    """Why it does not run, in the words of Kubernetes."""
+    """Why a pod does not run, in the words of Kubernetes."""
     if is_leaving(pod):
         return ""
     status = pod.get("status") or {}
@@ -337,7 +342,7 @@ class PodWatch:
         self._ordinals: dict[Key, Ordinals] = {}
         self._selected: dict[Key, tuple[str, Informer]] = {}
         self._dirty: set[Key] = set()
-        # Whose change concerns pods, and where it concerns those without a node.
+        # Nodes that changed; namespaces with a change that matters to pods without a node.
         self._nodes: set[str] = set()
         self._waiting: set[str | None] = set()
 
@@ -365,7 +370,7 @@ class PodWatch:
         return next((self._pods[key][name] for key in self.workloads_of(namespace, name)), None)
 
     def workloads_of(self, namespace: str, name: str) -> list[Key]:
-        """The workloads that a pod is of: more than one may select it."""
+        """The workloads that a pod belongs to: the selectors of several may find it."""
         pods_by_key = ((key, pods) for key, pods in self._pods.items() if key[0] == namespace)
         return [key for key, pods in pods_by_key if name in pods]
 
@@ -374,7 +379,7 @@ class PodWatch:
         return {} if ordinals is None else ordinals.numbers
 
     def unwritten_ordinals(self, key: Key) -> dict[str, int]:
-        """The numbers that are known here alone, by pod."""
+        """The ordinals that are written nowhere else, by name of the pod."""
         ordinals = self._ordinals.get(key)
         return (
             {}
@@ -385,7 +390,7 @@ class PodWatch:
     # ----------------------------------------------------------------------------- other selectors
 
     async def select(self, key: Key, selector: Mapping[str, str]) -> None:
-        """Take the pods with these labels for those of a workload."""
+        """Watch the pods with these labels as the pods of a workload."""
         text = ",".join(f"{name}={value}" for name, value in sorted(selector.items()))
         if selector == {labels.SERVICE: key[1]}:
             await self.forget(key)
@@ -410,7 +415,7 @@ class PodWatch:
             await previous_selection[1].close()
 
     async def forget(self, key: Key) -> None:
-        """A workload is gone, or its pods are those with our label."""
+        """Drop the selector of a workload that was deleted, or whose pods have the label."""
         previous_selection = self._selected.pop(key, None)
         if previous_selection is not None:
             self._replace_pods(key, [*self._labelled(key)])
@@ -440,7 +445,8 @@ class PodWatch:
             self._put(key, change)
 
     def _put_selected(self, key: Key, text: str, change: Change) -> None:
-        # Until all of them are listed, and once others are selected, these are not its pods.
+        # A change counts only while this selector is in use: not before its pods are listed, and
+        # not once another selector is.
         selection = self._selected.get(key)
         if selection is not None and selection[0] == text:
             self._put(key, change)
@@ -465,12 +471,12 @@ class PodWatch:
             self._ordinals.pop(key, None)
 
     def mark(self, key: Key) -> None:
-        """Report a change of a workload's pods, together with what else changes now."""
+        """Report a change of a workload, together with all other changes of this moment."""
         self._notify_soon()
         self._dirty.add(key)
 
     def mark_node(self, name: str) -> None:
-        """A node is different: it matters to the pods on it, and to those without a node."""
+        """Report a change of a node, which matters to pods on it and to pods without a node."""
         self._notify_soon()
         self._nodes.add(name)
 
@@ -506,13 +512,13 @@ def _concerns(nodes: Set[str], waiting: bool, pods: Iterable[Object]) -> bool:
 
 
 def _labelled_key(pod: Object) -> Key:
-    """The workload that our label on a pod names."""
+    """The workload that Kubetorch's label on a pod names."""
     metadata = pod["metadata"]
     return metadata["namespace"], metadata["labels"][labels.SERVICE]
 
 
 async def log_tail(client: Client, pod: Object, count: int) -> list[bytes]:
-    """The last lines of the agent's container, of its run before this one too."""
+    """The last lines of the agent's container, also from its previous run."""
     metadata = pod["metadata"]
     ref = Ref(PODS, metadata["name"], metadata["namespace"])
     container = agent_container(pod)["name"]
@@ -523,7 +529,7 @@ async def log_tail(client: Client, pod: Object, count: int) -> list[bytes]:
         options = LogOptions(container, previous=previous, tail=count, timestamps=True)
         try:
             content = await podlogs.read(client, ref, options)
-        except KubetorchError as error:  # the container waits, or its run is forgotten
+        except KubetorchError as error:  # the container waits, or the kubelet forgot its run
             _log.info("log not read pod=%s previous=%s error=%s", ref.name, previous, error.message)
         else:
             lines += _parse(content)
@@ -531,10 +537,10 @@ async def log_tail(client: Client, pod: Object, count: int) -> list[bytes]:
 
 
 def _parse(content: bytes) -> list[bytes]:
-    """Lines of a pod's log, of what a kubelet answers: a moment, a space and the text each.
+    """Parse a log as a kubelet returns it: in each line a time, a space and the text.
 
-    Of text that is written over, such as a progress bar, the last state is taken. What has no
-    moment (words of the kubelet's own, or a line that was cut) has that of the line before it.
+    A text with carriage returns, such as a progress bar, is reduced to its last state. A line
+    without a time (a message of the kubelet, or a cut line) gets the time of the line before it.
     """
     lines, time = [], 0.0
     for line in content.split(b"\n"):

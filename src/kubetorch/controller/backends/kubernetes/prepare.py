@@ -1,8 +1,8 @@
 """The prerequisites of the pods of a workload: account, secrets, volumes, runtime.
 
-Kubernetes itself would only keep pods waiting whose secrets or volumes are missing. And what it
-puts into variables it puts there once: so that pods see other values they have to be replaced, by
-a version in their template.
+Kubernetes would only keep pods waiting whose secrets or volumes are missing. And it fills in
+variables once, when a pod starts: so a version of the secrets is in the pod template, and pods are
+replaced when values change.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ class PodPrerequisites:
         self._have_token = have_token
 
     async def prepare_selected(self, namespace: str) -> None:
-        """Prepare a namespace for pods that somebody else made."""
+        """Prepare a namespace for pods that its user made."""
         await self._have_token(namespace)
 
     async def prepare(
         self, manifest: Manifest, path: tuple[str, ...] | None = None, *, is_repeated: bool = False
     ) -> bool:
-        """Prepare a namespace for the pods of an object; whether they are to be restricted.
+        """Prepare a namespace for the pods of an object; returns whether they are to be restricted.
 
-        What is known of the namespace does not count for a launch that was refused before.
+        After a refused launch (`is_repeated`), the level of the namespace is read anew.
         """
         workload = WorkloadManifest.parse(manifest, path)
         namespace: str = manifest["metadata"]["namespace"]
@@ -74,7 +74,7 @@ class PodPrerequisites:
 
 def _account(template: PodTemplate) -> str:
     """The service account of the pods; the default of Kubernetes if the manifest names none."""
-    # `serviceAccount` is what it was called before.
+    # `serviceAccount` is the older name of the field.
     account = template.spec.get("serviceAccountName") or template.spec.get("serviceAccount")
     if account is None and template.kind.is_custom:
         return "default"
@@ -87,7 +87,7 @@ async def companion_objects(
     runtime: Runtime,
     root_images: Collection[str] | None = None,
 ) -> list[Manifest]:
-    """The objects to apply before an equipped object, which refers to them."""
+    """The objects that an equipped object refers to, which are applied before it."""
     kind = kinds.find(manifest)
     if kind is None or kind.has_template:
         return []

@@ -1,9 +1,9 @@
 """Secrets as Kubernetes Secrets.
 
-What becomes of an upload is decided from what is there, and holds only if that is still there when
-it is written (`resourceVersion`); else it is decided again. Kubetorch's rights are those of its
-controller, which may be more than its users have: so values are read, changed and deleted only of
-secrets that Kubetorch made, and of others only the names of their keys are shown.
+The outcome of an upload is decided from the live Secret. The write fails if the Secret has changed
+since (`resourceVersion`), and the upload is decided again. The controller may have more rights than
+its users: so it reads, changes and deletes values only of secrets that Kubetorch made, and of other
+secrets it shows only the names of the keys.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from kubetorch.wire import tokens
 from kubetorch.wire.secrets import Outcome, PutSecret, SecretDraft, SecretView, StoredSecret
 
 SECRETS = Resource("", "v1", "secrets", "Secret")
-#: How often an upload that others overtake is decided again.
+#: How often an upload is decided again because another writer was faster.
 _ATTEMPTS = 8
-#: Every secret that Kubetorch makes has it.
+#: The label of every secret that Kubetorch makes.
 _MOUNT_LABEL = labels.MOUNT_TYPE
 
 
@@ -89,7 +89,7 @@ class SecretObjects:
         if secret is None:
             return False
         _check_ours(secret, f"kubectl delete secret {object_name} -n {namespace}")
-        # The one that was looked at, not another that somebody made in its place meanwhile.
+        # Only the checked secret is deleted, not a new one of the same name.
         preconditions = {"uid": secret["metadata"]["uid"]}
         try:
             await self._client.delete(_ref(namespace, object_name), preconditions=preconditions)
@@ -103,7 +103,7 @@ class SecretObjects:
     async def _put(
         self, namespace: str, object_name: str, put: PutSecret, old: Object | None
     ) -> StoredSecret:
-        """Store values on top of what was found."""
+        """Store values in a secret that was read as `old`."""
         if old is not None and put.collision != "keep":
             _check_ours(old, "give yours another name")
         outcome, values = decide_put(namespace, put, None if old is None else _values(old))
@@ -139,7 +139,7 @@ def _shell(namespace: str, object_name: str, draft: SecretDraft, keys: tuple[str
 
 
 def _change(old: Object, values: dict[str, bytes], draft: SecretDraft | None) -> Object:
-    """The merge patch that gives a secret these values, and a new description if there is one."""
+    """The merge patch that gives a secret these values, and the description of a draft, if any."""
     metadata: Object = {"resourceVersion": old["metadata"]["resourceVersion"]}
     if draft is not None:
         new = _shell(old["metadata"]["namespace"], old["metadata"]["name"], draft, tuple(values))
@@ -206,10 +206,10 @@ def _view(secret: Object) -> SecretView:
 
 
 def _version(secret: Object) -> str:
-    """A fingerprint of the values, whoever changes them.
+    """A fingerprint of the values, which also shows changes by other writers.
 
-    It is seen by those who may not see the values, nor the secret's `uid`, without which they
-    cannot try what values it may be of.
+    Users who may not read the values see it. They do not know the `uid` of the secret, so they
+    cannot guess values and compare fingerprints.
     """
     digest = hmac.new(secret["metadata"]["uid"].encode(), digestmod=hashlib.sha256)
     for key, value in sorted((secret.get("data") or {}).items()):

@@ -1,13 +1,13 @@
-"""Objects that a user had in the cluster before a deploy took them over: what they were. Pure.
+"""Objects that a user had in the cluster before a deploy took them over: how they were. Pure.
 
-An annotation of the object says it, from the first deploy to the teardown. What stands elsewhere is
-not repeated there: secrets are named by the object itself, and the values of variables that the
-agent's container goes on with are read from that.
+An annotation of the object records its original state, from the first deploy to the teardown. The
+record does not repeat the values of variables that the agent's container still has: they are read
+from there at the teardown.
 
-Server-side apply leaves alone what others own. So the container that the agent takes the place of
-is first said to be Kubetorch's, in `managedFields` alone, and goes with the apply that brings the
-agent. At the teardown all that is still Kubetorch's has the value of before, or goes; what somebody
-else has set meanwhile is theirs, and stays.
+Server-side apply leaves fields of other managers alone. So Kubetorch first claims the container
+that the agent replaces, in `managedFields` alone, and the apply that brings the agent removes it.
+At the teardown each field that Kubetorch still owns gets its original value, or disappears; a field
+that another writer has set meanwhile stays.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from kubetorch.manifests.kinds import Manifest, Path, named
 #: Characters of the record; an object has room for 256 KiB of annotations.
 RECORD_LIMIT = 200_000
 _METADATA = ("labels", "annotations")
-#: What a deploy gives to pods that have none.
+#: The account that a deploy gives to pods without an account.
 _AGENT_ACCOUNT = agent_container.SERVICE_ACCOUNT
-# What a Job's controller makes of its name, and refuses in a new one.
+# Labels that a Job's controller sets, and refuses in a new Job.
 _JOB_LABELS = ("controller-uid", "job-name")
 
 
 class OriginalState(msgspec.Struct, frozen=True):
-    """An object as it was.
+    """An object as it was before its first deploy.
 
     Attributes:
         object: Its labels, annotations and spec.
-        removed: The fields that a deploy has removed, where nobody owns them any more.
-        entries: Who owned what.
-        is_ended: Whether it was a job that had run.
+        removed: The fields that a deploy has removed.
+        entries: The `managedFields` of the object: which manager owned which field.
+        is_ended: Whether the object was a job that had run.
     """
 
     object: Object
@@ -54,16 +54,16 @@ def is_recorded(live_object: Object) -> bool:
 
 
 def read(live_object: Object) -> OriginalState | None:
-    """What an object was before; `None` if a deploy has made it."""
+    """The original state of an object; `None` if a deploy has made the object."""
     text = (live_object["metadata"].get("annotations") or {}).get(labels.BEFORE)
     try:
         return None if text is None else msgspec.json.decode(text, type=OriginalState)
-    except msgspec.MsgspecError:  # somebody has edited it
+    except msgspec.MsgspecError:  # a user has edited the annotation
         return None
 
 
 def record(live_object: Object, desired_manifest: Manifest, paths: Collection[list[str]]) -> str:
-    """The annotation for an object that is taken over; `paths` are of fields that go."""
+    """The annotation for an object that is taken over; the deploy removes the fields at `paths`."""
     metadata = {name: dict(live_object["metadata"].get(name) or {}) for name in _METADATA}
     metadata["annotations"].pop(labels.LAST_APPLIED, None)
     spec = copy.deepcopy(live_object.get("spec") or {})
@@ -81,7 +81,7 @@ def record(live_object: Object, desired_manifest: Manifest, paths: Collection[li
     )
     original = OriginalState(original_object, removed, entries_of(live_object), is_ended)
     text = msgspec.json.encode(original, order="sorted").decode()
-    if len(text) > RECORD_LIMIT:  # who owned what is of the least use
+    if len(text) > RECORD_LIMIT:  # the earlier field managers are the least useful part
         text = msgspec.json.encode(msgspec.structs.replace(original, entries=[])).decode()
     return text
 
@@ -89,7 +89,7 @@ def record(live_object: Object, desired_manifest: Manifest, paths: Collection[li
 def replaced_fields(
     live_object: Object, desired_manifest: Manifest, replaced: Collection[str]
 ) -> Iterator[list[str]]:
-    """The fields of an object that the agent's container takes the place of.
+    """The paths of the fields that the agent's container replaces in an object.
 
     Args:
         live_object: The object as it is in the cluster.
@@ -115,7 +115,7 @@ def replaced_fields(
 def entries_with_claim(
     live_object: Object, manager: str, paths: Collection[list[str]]
 ) -> list[Entry]:
-    """The entries in which these fields, and all that were its own, are applied by a manager."""
+    """The entries of `managedFields` after a manager has claimed the fields at these paths."""
     fields: Fields = {}
     remaining_entries = []
     for entry in live_object["metadata"].get("managedFields") or ():
@@ -137,7 +137,7 @@ def entries_with_claim(
 
 
 def agents_container_paths(live_object: Object, original: OriginalState) -> list[list[str]]:
-    """The containers that came with a deploy."""
+    """The paths of the agent's containers that the original object did not have."""
     paths = []
     for path in _template_paths(live_object):
         containers_path = (*path, "spec", "containers")
@@ -149,7 +149,7 @@ def agents_container_paths(live_object: Object, original: OriginalState) -> list
 
 
 def restoring_manifest(live_object: Object, original: OriginalState, manager: str) -> Object:
-    """What to apply as `manager`, so that an object is what it was but for others' changes."""
+    """The manifest whose apply gives all fields of `manager` their original values."""
     owned_fields = managed_fields.owned(
         entries_of(live_object), lambda entry: entry.get("manager") == manager
     )
@@ -165,7 +165,11 @@ def restoring_manifest(live_object: Object, original: OriginalState, manager: st
 def _clear_account(
     manifest: Object, live_object: Object, original: OriginalState, pod_spec_path: Path
 ) -> None:
-    """Say that pods have no account of their own: left out, its older name would bring it back."""
+    """Clear the account that a deploy gave to pods.
+
+    A manifest without the field would not: Kubernetes copies its value from the older field
+    `serviceAccount`.
+    """
     original_account = kinds.get(original.object, (*pod_spec_path, "serviceAccountName"))
     if (
         not original_account
@@ -176,7 +180,7 @@ def _clear_account(
 
 
 def original_manifest(live_object: Object, original: OriginalState) -> Object:
-    """An object as it was, to be made anew."""
+    """The manifest with which an object can be created anew in its original state."""
     manifest = _with_values(copy.deepcopy(original.object), live_object, original, "")
     if live_object["kind"] == "Job" and not manifest["spec"].get("manualSelector"):
         manifest["spec"].pop("selector", None)
@@ -193,7 +197,7 @@ def original_manifest(live_object: Object, original: OriginalState) -> Object:
 def entries_given_back(
     applied_object: Object, original: OriginalState, manager: str
 ) -> list[Entry]:
-    """The entries in which fields of `manager` are again of those who had them before."""
+    """The entries of `managedFields` in which the earlier managers own the fields of `manager`."""
     entries = applied_object["metadata"].get("managedFields") or []
     owned_fields = managed_fields.owned(entries, lambda entry: entry.get("manager") == manager)
     returned_entries = [entry for entry in entries if entry.get("manager") != manager]
@@ -207,7 +211,10 @@ def entries_given_back(
 def _with_values(
     manifest: Object, live_object: Object, original: OriginalState, manager: str
 ) -> Object:
-    """With what the agent's containers go on with, and what others have changed in them."""
+    """Fill in what the record leaves out: values of variables, and changes by other managers.
+
+    Both are read from the agent's containers of the live object.
+    """
     entries = entries_of(live_object)
     foreign_fields = managed_fields.owned(entries, lambda entry: entry.get("manager") != manager)
     for path, container, agents_container in _containers(manifest, live_object):
@@ -228,7 +235,7 @@ def _with_values(
 
 
 def _leave_out_values(container: Manifest, agents_container: Manifest) -> None:
-    """Leave out the values of variables that the agent's container has as well."""
+    """Remove the values of variables that the agent's container has as well."""
     for variable in container.get("env") or ():
         if (
             "value" in variable
@@ -240,7 +247,7 @@ def _leave_out_values(container: Manifest, agents_container: Manifest) -> None:
 def _containers(
     original_object: Object, equipped: Object
 ) -> Iterator[tuple[Path, Manifest, Manifest]]:
-    """Containers that the agent's took the place of, with the agent's, and where their pods are."""
+    """Template path, replaced container and agent's container, for each replaced container."""
     for path in _template_paths(equipped):
         containers_path = (*path, "spec", "containers")
         original_containers, equipped_containers = (
@@ -262,7 +269,7 @@ def _agents_container_name(manifest: Object) -> str:
 
 
 def _template_paths(manifest: Object) -> list[Path]:
-    """Where the pod templates of an object are, if each has a place of its own."""
+    """The paths of an object's pod templates, without templates in lists."""
     kind = kinds.find(manifest)
     if kind is None or not kind.has_template:
         return []

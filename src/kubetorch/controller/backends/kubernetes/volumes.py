@@ -1,7 +1,7 @@
-"""Volumes as PersistentVolumeClaims, and which storage class they get if nobody names one.
+"""Volumes as PersistentVolumeClaims, and the storage class of a volume whose spec names none.
 
-No API says which access modes a class can give. An administrator can, by an annotation; else a
-class counts as shared by several nodes when its provisioner is known to make such volumes.
+No API says which access modes a storage class provides. An administrator can say so by an
+annotation; else a class counts as shared by several nodes if its provisioner is in a table here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from kubetorch.wire.volumes import CreatedVolume, StorageClass, VolumeView
 _DEFAULT_ANNOTATION = "storageclass.kubernetes.io/is-default-class"
 _DEFAULT_ANNOTATION_BETA = "storageclass.beta.kubernetes.io/is-default-class"
 _SHARED_MODES = ("ReadWriteMany", "ReadOnlyMany")
-#: Provisioners whose volumes several nodes can mount at a time; the first ones go first.
+#: Provisioners whose volumes several nodes can mount at a time, the preferred ones first.
 _SHARED_PROVISIONERS = (
     r"nfs\.csi\.k8s\.io",
     r"(.+\.)?cephfs\.csi\.ceph\.com",  # with the namespace of Rook's operator in front
@@ -51,10 +51,10 @@ _SHARED_PROVISIONERS = (
     r"driver\.longhorn\.io",
     r"smb\.csi\.k8s\.io",
     r"k8s-sigs\.io/nfs-subdir-external-provisioner",
-    r"cluster\.local/.*nfs.*",  # what the charts of NFS provisioners call themselves
+    r"cluster\.local/.*nfs.*",  # as the charts of NFS provisioners name them
 )
-#: It makes folders of a node, for which it waits until a pod has one; a class of it that waits for
-#: none makes folders of a file system that all nodes have.
+#: A provisioner of folders. A class that waits for the first pod makes folders on the node of that
+#: pod; a class that does not wait makes folders in a file system that all nodes share.
 _LOCAL_PATH = "rancher.io/local-path"
 CLAIMS = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
 PERSISTENT_VOLUMES = Resource(
@@ -65,6 +65,11 @@ Objects = list[Object]
 
 
 def choose(classes: Sequence[Object], access_mode: str) -> str:
+    """Choose the storage class of a volume with an access mode.
+
+    Raises:
+        SpecError: No class is known to provide the access mode.
+    """
     ordered = sorted(classes, key=_order)
     annotated = [
         class_object for class_object in ordered if access_mode in _annotated(class_object)
@@ -83,12 +88,12 @@ def choose(classes: Sequence[Object], access_mode: str) -> str:
     ]
     if not shared:
         raise _no_class(ordered, access_mode)
-    # Sorting is stable: the default one goes first among those of a provisioner.
+    # `min` keeps the order: among the classes of one provisioner the default class goes first.
     return _name(min(shared, key=lambda class_object: _rank(class_object) or 0))
 
 
 def mode_of(classes: Sequence[Object], storage_class: str | None) -> str:
-    """The access mode of a volume for which nobody names one; of any class if none is named."""
+    """The access mode of a volume whose spec names none; without `storage_class`, of any class."""
     candidates = [
         class_object for class_object in classes if storage_class in (None, _name(class_object))
     ]
@@ -102,7 +107,7 @@ def mode_of(classes: Sequence[Object], storage_class: str | None) -> str:
 
 
 def _order(class_object: Object) -> tuple[int, int, str]:
-    """Defaults first, of several the newest one, as Kubernetes does; the rest by name."""
+    """Sort key: default classes first, the newest first as in Kubernetes; the others by name."""
     creation_time = class_object["metadata"].get("creationTimestamp") or ""
     newest = -int("".join(re.findall(r"\d", creation_time)) or 0)
     class_annotations = class_object["metadata"].get("annotations") or {}
@@ -224,7 +229,7 @@ class VolumeClaims:
         try:
             await self._client.delete(_ref(namespace, claim), preconditions={"uid": uid})
         except (KubernetesNotFoundError, KubernetesConflictError):
-            return True  # what is there by now, if anything, is another one
+            return True  # the claim has disappeared, or another claim has its name
         return await self._wait_until_deleted(namespace, claim, uid, 0.0 if pods else wait)
 
     async def storage_class(self, spec: VolumeSpec) -> StorageClass:  # VolumeStore's
@@ -250,8 +255,8 @@ class VolumeClaims:
         return (await self._client.list(Selection(CLASSES))).items
 
     async def _make(self, namespace: str, spec: VolumeSpec) -> tuple[Object, bool]:
-        """The claim, and whether it was not there."""
-        # In the claim itself: a default that changes later, or that there is none, changes nothing.
+        """Make a claim; returns it, and `False` if another deploy was faster."""
+        # The claim names its class, so that a later change of the default class changes nothing.
         storage_class = await self.storage_class(spec)
         manifest = storage.claim(
             replace(
@@ -266,7 +271,7 @@ class VolumeClaims:
         try:
             return await self._client.create(manifest), True
         except KubernetesRequestError as error:
-            # Of two deploys that need it, one is first.
+            # Another deploy that needs the volume may have made it in between.
             claim_object = await self._find(namespace, spec.claim_name)
             if isinstance(error, KubernetesConflictError) and claim_object is not None:
                 return claim_object, False
@@ -287,7 +292,7 @@ class VolumeClaims:
         ]
 
     async def _wait_until_deleted(self, namespace: str, claim: str, uid: str, wait: float) -> bool:
-        """Wait until that claim is gone, for so many seconds; whether it is."""
+        """Wait for `wait` seconds until a claim has disappeared; returns `False` if it has not."""
         selection = Selection(CLAIMS, namespace, fields=f"metadata.name={claim}")
         if wait <= 0:
             items = (await self._client.list(selection)).items
@@ -342,7 +347,7 @@ def _spec(claim_object: Object) -> VolumeSpec:
     volume = storage.volume_of_claim(claim_object)
     if not _is_ours(claim_object):
         return volume
-    # A volume that its class made for it is no part of how it was declared.
+    # A PersistentVolume that the storage class made is no part of the declaration.
     is_named = not volume.storage_class
     return VolumeSpec(
         name=volume.name,

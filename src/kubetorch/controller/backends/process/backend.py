@@ -1,15 +1,15 @@
 """Pods as processes of this machine.
 
-It reads the manifest that a cluster would get, and keeps one agent per replica. What a Deployment
-promises holds here too: pods keep their names while they live; a changed template replaces them,
-old ones first where the strategy is `Recreate`, else new ones first; an agent that ends is started
-again. Pods of a StatefulSet have its name and their number, and a Pod its own. `command` and
-`image` have no meaning here: an agent always runs on the interpreter of the controller, and the
-user's code on the one that deployed it.
+The backend reads the manifest that a cluster would get, and keeps one agent per replica. The
+promises of a Deployment hold here too: pods keep their names while they live; a changed template
+replaces the pods, old pods first where the strategy is `Recreate`, else new pods first; an agent
+that ends is started again. Pods of a StatefulSet have its name and their number, and a Pod has its
+own name. `command` and `image` have no effect: an agent always runs on the interpreter of the
+controller, and the user's code on the interpreter that deployed it.
 
-Parts of a manifest that have no effect on a machine that is no cluster are in a table of
-docs/kinds.md. Warnings are said at a deploy: the service is something else than its manifest says.
-Notes stand in `kt describe`: a part of the manifest has no meaning here.
+A table in docs/kinds.md has the parts of a manifest without an effect on a single machine. Warnings
+are reported at a deploy: the service differs from its manifest. Notes are in `kt describe`: a part
+of the manifest has no effect here.
 """
 
 from __future__ import annotations
@@ -58,22 +58,22 @@ from kubetorch.specs.compute import ComputeSpec, thaw
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire.podenv import CPU_LIMIT, MARK, MEMORY_LIMIT
 
-#: Seconds that calls of a pod that is replaced have to end.
+#: Seconds in which the calls of a replaced pod have to end.
 REPLACE_GRACE = 30.0
-#: The same when the service stops.
+#: Seconds in which the calls of a pod have to end when the service stops.
 STOP_GRACE = 5.0
-#: Bytes of its own that an agent has at the least, and a worker, which shares more with others.
+#: Unshared memory of an agent in bytes, at the least, and of a worker, which shares more.
 LEAST_OF_AGENT, LEAST_OF_WORKER = 20 * 2**20, 5 * 2**20
 
 _log = logging.getLogger(__name__)
 
-# What a spare says before it is a pod goes where the controller's own lines go.
+# A spare agent writes to the controller's standard error until it becomes a pod.
 _STANDARD_ERROR = 2
-# Between the fingerprint of a template and that of the values of its secrets.
+# Separates the digest of a template from the version of its secrets.
 _SECRETS_SEPARATOR = "+"
-#: Stands in the template of pods without the GPUs that they ask for.
+#: Suffix of the template of pods that pretend to have their GPUs.
 _PRETENDING_SUFFIX = "-pretending"
-# As Kubernetes: no vowels and nothing that looks like another one.
+# The alphabet of Kubernetes for names: without vowels and without characters that look alike.
 _ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
 
 
@@ -87,7 +87,7 @@ class _Workload(msgspec.Struct):
         return 0 if self.is_released else self.pod_set.replicas
 
     def current(self) -> list[Pod]:
-        """Pods of the wanted template that stay."""
+        """The pods of the present template that stay."""
         return [pod for pod in self.pods if not (pod.is_retiring or pod.is_leaving)]
 
 
@@ -127,7 +127,7 @@ class ProcessBackend(Backend):
         for spec, *_ in specs:
             try:
                 pod_set = self._read(spec)
-            except SpecError:  # an earlier version took it
+            except SpecError:  # an earlier version of Kubetorch accepted the spec
                 _log.exception(
                     "workload has no pods namespace=%s name=%s", spec.namespace, spec.name
                 )
@@ -146,14 +146,14 @@ class ProcessBackend(Backend):
         pod = self._pod(record, workload.pod_set)
         workload.pods.append(pod)
         pod.is_retiring = not _is_from_template(record, workload.pod_set)
-        # What it served before the controller stopped is not known; so it is not thrown away.
+        # The pod may have served calls before the controller stopped, so it is not thrown away.
         pod.was_ready = True
         if not pod.adopt():
             pod.restart()
         return True
 
     async def _sweep(self) -> None:
-        """Remove what is left of pods that nobody knows, and of volumes that were deleted."""
+        """Remove the processes and folders of unknown pods, and the files of deleted volumes."""
         await pods.sweep(
             self._pod_home,
             marks=lambda: {pod.record.mark for pod in self._all_pods()} | self._spares.marks,
@@ -193,7 +193,7 @@ class ProcessBackend(Backend):
         self._ports.release((namespace, name))
         if workload is None:
             return []
-        # First the records: should the controller die, its successor ends what is unknown.
+        # First the records: if the controller dies here, its successor ends the unknown pods.
         self._state.delete_pods((namespace, pod.record.name) for pod in workload.pods)
         await asyncio.gather(*(self._end(pod, grace) for pod in workload.pods))
         return []
@@ -247,7 +247,7 @@ class ProcessBackend(Backend):
         return (*unsupported_notes(compute, manifest), *attached)
 
     def mounted(self, namespace: str, name: str, pod: str) -> Mounted:
-        return Mounted()  # all of them are the user's own
+        return Mounted()  # all secrets and volumes of a machine belong to its user
 
     def ports(self, namespace: str, name: str, request: PortRequest) -> tuple[int, ...]:
         agents = {pod.record.port for pod in self._all_pods()}
@@ -271,7 +271,7 @@ class ProcessBackend(Backend):
         await cancel_all(self._tasks)
 
     def _read(self, spec: WorkloadSpec) -> DesiredPods:
-        """The pods of a spec; pods that see other values of secrets are of another template."""
+        """The pods of a spec; their template has a version of their secrets, if they have any."""
         pod_set = desired_pods.read(rendering.of_workload(spec))
         if spec.runtime.pretends_gpus and pod_set.gpus:
             template = f"{pod_set.template}{_PRETENDING_SUFFIX}"
@@ -289,7 +289,7 @@ class ProcessBackend(Backend):
         return inputs._replace(variables=inputs.variables | device_variables(pod_set, record))
 
     def _reconcile(self, key: tuple[str, str]) -> None:
-        """Start and end pods until there is what there should be."""
+        """Start missing pods and end surplus ones; runs again whenever a pod has ended."""
         workload = self._workloads.get(key)
         if workload is None:
             return
@@ -302,7 +302,7 @@ class ProcessBackend(Backend):
         if pod_set.is_recreated and any(
             pod.is_leaving and not _is_from_template(pod.record, pod_set) for pod in workload.pods
         ):
-            return  # called again when one has ended
+            return  # `Recreate`: new pods start once the old ones have ended
         present_ordinals = {pod.record.ordinal for pod in workload.current()}
         for ordinal in range(workload.replicas):
             if ordinal not in present_ordinals:
@@ -328,7 +328,7 @@ class ProcessBackend(Backend):
         count = pod_set.gpus
         if not count or pod_set.pretends_gpus:
             return ""
-        # Those of pods that it replaces are free soon.
+        # The devices of pods that are being replaced become free soon.
         staying_devices = [pod.record.devices for pod in workload.current()]
         key = (pod_set.namespace, pod_set.name)
         return self._devices.choose(count, [*self._used_devices(but=key), *staying_devices])
@@ -392,7 +392,7 @@ def _read_log(folder: Path, count: int) -> list[bytes]:
 
 
 def _pod_name(pod_set: DesiredPods, ordinal: int) -> str:
-    """A name as pods of the kind have: mostly workload, template, and something random."""
+    """The name of a new pod, as in a cluster: mostly workload, template and a random suffix."""
     if pod_set.kind == "Pod":
         return pod_set.name
     if pod_set.kind == "StatefulSet":
@@ -402,14 +402,17 @@ def _pod_name(pod_set: DesiredPods, ordinal: int) -> str:
 
 
 def _is_from_template(record: PodRecord, pod_set: DesiredPods) -> bool:
-    """True if a pod was made from the template, with any secrets if those are not known."""
+    """True if a pod was made from the present template.
+
+    The version of the secrets does not count where it is not known, as when a secret is missing.
+    """
     return pod_set.template in (record.template, record.template.partition(_SECRETS_SEPARATOR)[0])
 
 
-#: Where PyTorch, JAX and TensorFlow listen, and the ports, which no agent is given. Workers of a
-#: Ray that somebody else starts have 10002 to 19999.
+#: The address on which PyTorch, JAX and TensorFlow listen, and the ports for them, which no agent
+#: gets. The workers of a foreign Ray use 10002 to 19999.
 ANY_ADDRESS, WORLD_PORTS = "0.0.0.0", range(20000, 25000)
-#: Says to CUDA which GPUs a process sees.
+#: The variable from which CUDA reads which GPUs a process sees.
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 _DRIVER = Path("/proc/driver/nvidia/gpus")
 _NODES = Path("/dev")
@@ -423,11 +426,11 @@ class Devices:
     def of_machine(
         cls, environ: Mapping[str, str], driver: Path = _DRIVER, nodes: Path = _NODES
     ) -> Devices:
-        """The devices of this machine, or the part of them that the service itself may see."""
+        """The devices of this machine, or those that the local service itself may see."""
         visible = environ.get(VISIBLE_DEVICES)
         if visible is not None:
             return cls([name.strip() for name in visible.split(",") if name.strip()])
-        # A container may have the devices and not the driver's folder.
+        # A container may have the devices without the driver's folder.
         device_files = driver.iterdir() if driver.is_dir() else nodes.glob("nvidia[0-9]*")
         return cls([str(number) for number in range(len(list(device_files)))])
 
@@ -454,7 +457,7 @@ class Devices:
         )
 
     def choose(self, count: int, used_devices: Iterable[str]) -> str:
-        """GPUs for one pod, with commas; what others have is given again when there is no other."""
+        """GPUs for one pod, joined by commas: free ones first, then such as other pods use."""
         free_names = self._free(used_devices)
         used_names = [name for name in self._names if name not in free_names]
         return ",".join([*free_names, *used_names][:count])
@@ -467,11 +470,12 @@ class Devices:
 class WorldPorts:
     """Ports of the worlds of distributed services, which all listen on this machine.
 
-    Those that are chosen are not bound yet, so other controllers of the machine have to know of
-    them, too: see `kubetorch.lib.sockets.claim`.
+    The chosen ports are not bound yet. So the other controllers of the machine have to know of
+    them: see `kubetorch.lib.sockets.claim`.
     """
 
     def __init__(self) -> None:
+        # By workload: its ports, each with the socket that claims it for this controller.
         self._claims: dict[tuple[str, str], dict[int, socket.socket | None]] = {}
 
     def hold(self, key: tuple[str, str], ports: Sequence[int]) -> None:
@@ -490,7 +494,7 @@ class WorldPorts:
     def choose(
         self, key: tuple[str, str], request: PortRequest, *, agents: Set[int]
     ) -> tuple[int, ...]:
-        """Ports for a new world of a service: the wanted ones where they are free."""
+        """Choose ports for a new world of a service: the requested ports where they are free."""
         previous_ports = self._claims.get(key, {})
         users = {
             port: user for user, ports in self._claims.items() if user != key for port in ports
@@ -499,7 +503,7 @@ class WorldPorts:
         self.release(key)
         chosen = self._claims[key] = {}
         for number in range(request.first, request.first + request.count):
-            # Processes of the world before, which end first, may still have what was declared.
+            # The processes of the previous world may still hold the declared port; they end first.
             is_previous = request.is_declared and number in previous_ports
             if number not in used_ports and (is_previous or sockets.is_free(number, ANY_ADDRESS)):
                 chosen[number] = sockets.claim(number)
@@ -535,7 +539,7 @@ def _port_taken(
 
 
 def pod_facts(pod_set: DesiredPods, name: str, ordinal: int) -> PodFacts:
-    """What variables of a pod may ask for; this machine stands for its node."""
+    """The facts that variables of a pod may refer to; this machine is its node."""
     labels = dict(pod_set.labels)
     if pod_set.kind == "StatefulSet":
         labels["statefulset.kubernetes.io/pod-name"] = name
@@ -573,9 +577,9 @@ def device_variables(pod_set: DesiredPods, record: PodRecord) -> dict[str, str]:
     return variables
 
 
-# ------------------------------------------------------------------ what has no effect here
+# ------------------------------------------------------------------ parts without an effect
 
-#: Kinds that are here what they are in a cluster.
+#: Kinds that behave here as in a cluster.
 SUPPORTED_KINDS = ("Deployment", "ReplicaSet", "StatefulSet", "Job", "Pod")
 _NODE_CHOICE_FIELDS = ("nodeSelector", "affinity", "priorityClassName")
 
@@ -590,7 +594,7 @@ def check_supported(manifest: Manifest) -> None:
 
 
 def check_room(spec: WorkloadSpec) -> None:
-    """Refuse so many processes that this machine has no memory for them, before they begin."""
+    """Refuse a spec with more processes than the memory of this machine can hold."""
     compute = spec.compute
     process_count = (
         1 if compute.distribution is None else compute.distribution.processes(compute.gpus)

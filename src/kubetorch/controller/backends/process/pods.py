@@ -6,8 +6,8 @@
                    │                Failed, with the last lines of agent.log; still started again
                    └──(end)──► Terminating ──► gone, with every process that it started
 
-What an agent starts inherits `MARK` in its environment, and mostly its session. Both are searched
-when it has ended, so nothing of it is left whatever its programs did.
+The processes that an agent starts inherit `MARK` in their environment, and mostly its session. When
+the agent has ended, all processes with its mark or in its session are killed.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from kubetorch.wire import exceptions, tokens
 from kubetorch.wire.messages import Ending
 from kubetorch.wire.podenv import INHERITED, MARK, PodEnv, own_work
 
-# 10 years: the token of a pod ends with the pod, which the controller then does not know any more.
+# 10 years: a token ends with its pod, since the controller accepts tokens of existing pods only.
 _SESSION_LIFETIME = 10 * 365 * 86400.0
-#: Exits without having been ready in between after which a pod is said to be unable to start.
+#: Number of exits in a row, without readiness in between, after which a pod counts as failed.
 CRASH_LIMIT = 3
-#: Lines of `agent.log` that the error then shows.
+#: Last lines of `agent.log` in the error of a failed pod.
 SHOWN_LINES = 20
-# Seconds after which an agent that ends is started at once, as if it had never ended before.
+# Seconds of running after which the back-off of an agent begins anew.
 _STABLE_SECONDS = 60.0
-# Seconds between the end of a pod's grace and SIGKILL: what its agent needs to say goodbye.
+# Seconds between the end of a pod's grace and SIGKILL, in which the agent ends its session.
 _EXIT_MARGIN = 2.0
-# Programs in a pod deploy to the service that the pod is of.
+# Inherited, so that programs in a pod deploy to the local service of that pod.
 _SERVICE_HOME = "KT_LOCAL_DIR"
 _LOG = "agent.log"
 _LOG_LIMIT = 8 * 1024 * 1024
 _SURPLUS = Ending(reason="Deleted", message="newer pods took its place, or fewer are needed")
-# A process that is killed may have started others in the meantime.
+# Rounds of SIGKILL: a process may start others before it is killed.
 _KILL_ROUNDS = 5
 
 
@@ -62,14 +62,14 @@ class PodHome(msgspec.Struct, frozen=True):
     environment: Mapping[str, str]
     command: tuple[str, ...]
     marks: str
-    #: Tokens that were given, by folder: user code may delete the files in it.
+    #: Session tokens by folder of the pod: user code may delete the files in the folder.
     sessions: dict[Path, str] = msgspec.field(default_factory=dict)
 
     def folder(self, namespace: str, pod: str) -> Path:
         return self.home / "pods" / namespace / pod
 
     def session(self, namespace: str, pod: str) -> str:
-        """The token that a pod was given for its session; empty without a pod."""
+        """The token of a pod for its session; empty without such a pod."""
         folder = self.folder(namespace, pod)
         try:
             credentials = json.loads((folder / "credentials.json").read_bytes())
@@ -78,11 +78,11 @@ class PodHome(msgspec.Struct, frozen=True):
             return self.sessions.get(folder, "")
 
     def new_mark(self) -> str:
-        """A value of `MARK` that nobody has."""
+        """A new value of `MARK`, which no process has."""
         return self.marks + os.urandom(8).hex()
 
     def prepare(self, pod: PodRecord, inputs: PodInputs, *, now: float) -> dict[str, str]:
-        """Make the folder of a pod and its credentials; the environment of its agent."""
+        """Make the folder and the credentials of a pod; returns the environment of its agent."""
         folder = self.folder(pod.namespace, pod.name)
         work = own_work(folder)
         work.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -130,11 +130,11 @@ class Pod:
         on_change: Callable[[], None],
     ) -> None:
         self.record = record
-        #: Made from an older template; it ends when its successor serves.
+        #: The pod was made from an older template, and ends when its successor serves.
         self.is_retiring = False
-        #: Somebody has decided to end it.
+        #: The pod is ending, or is about to end.
         self.is_leaving = False
-        #: It served, or may have served, what was wanted.
+        #: The pod has served the desired generation, or may have.
         self.was_ready = False
         self._pod_home = pod_home
         self._read_inputs = read_inputs
@@ -187,7 +187,7 @@ class Pod:
     # ------------------------------------------------------------------------------- beginning
 
     def start(self) -> None:
-        """Start its agent; if that fails it is tried again, as when an agent ends."""
+        """Start the agent; after a failure it is started again later, as when an agent ends."""
         self._cancel_restart()
         try:
             self._start()
@@ -209,7 +209,7 @@ class Pod:
         self.start()
 
     def adopt(self) -> bool:
-        """Take up the agent that an earlier controller started; whether it lives."""
+        """Watch the agent that an earlier controller started; returns `False` if it has ended."""
         record = self.record
         if not record.pid or processes.start_time(record.pid) != record.start_time:
             return False
@@ -217,7 +217,7 @@ class Pod:
         return True
 
     def retry(self) -> None:
-        """Start its agent now if it is waiting for its next attempt."""
+        """Start the agent now if it waits for its next attempt."""
         if self._restart is not None:
             self._failure = None
             self._exits = 0
@@ -243,19 +243,19 @@ class Pod:
         return port if is_usable else sockets.choose(used_ports)
 
     def _use_spare(self, spare: SpareAgent | None, environment: Mapping[str, str]) -> int | None:
-        """The process of a spare that is this pod's agent now; `None` if there is none."""
+        """Make a spare the agent of this pod; returns its process id, or `None` without a spare."""
         if spare is None:
             return None
         self._save(replace(self.record, mark=spare.mark))
         try:
             spare.become_pod(environment, str(self.folder / _LOG))
-        except OSError:  # it died
+        except OSError:  # the spare has ended
             process_watch.reap(spare.pid)
             return None
         return spare.pid
 
     def _spawn(self, environment: Mapping[str, str]) -> int:
-        # Known before it runs: should the controller die in between, its successor finds it.
+        # The mark is stored first: if the controller dies here, its successor finds the process.
         mark = self._pod_home.new_mark()
         self._save(replace(self.record, mark=mark))
         log = self.folder / _LOG
@@ -276,7 +276,7 @@ class Pod:
     # ---------------------------------------------------------------------------------- ending
 
     async def end(self, grace: float) -> None:
-        """End its agent and all that it started; returns when nothing is left."""
+        """End the agent and all processes that it started; returns when they have ended."""
         self.is_leaving = True
         if self._end_done is not None:
             kill_timer = self._clock.call_later(grace + _EXIT_MARGIN, self._kill_all)
@@ -292,15 +292,15 @@ class Pod:
             self._end_done.set_result(None)
 
     async def discard(self) -> None:
-        """Forget it, once it has ended: remove its record and its folder."""
+        """Remove the record and the folder of an ended pod."""
         self._state.delete_pods([(self.record.namespace, self.record.name)])
         self._pod_home.sessions.pop(self.folder, None)
         await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
-        with contextlib.suppress(OSError):  # other pods of the namespace are in it
+        with contextlib.suppress(OSError):  # it has folders of other pods
             self.folder.parent.rmdir()
 
     def release(self) -> None:
-        """Do not watch it any more: the controller stops, and the pod goes on."""
+        """Stop watching the agent, since the controller stops; the pod goes on."""
         self._cancel_restart()
         if self._watch is not None:
             self._watch.close()
@@ -316,7 +316,7 @@ class Pod:
             await _wait_for_ends({pid}, timeout=grace + _EXIT_MARGIN)
         for _ in range(_KILL_ROUNDS):
             killed = await asyncio.to_thread(self._kill_all)
-            # SIGKILL has no exception; what takes long is a process that the kernel holds.
+            # A process that outlives SIGKILL for long is held by the kernel.
             await _wait_for_ends({pid, *killed}, timeout=_EXIT_MARGIN)
             if not killed:
                 break
@@ -324,7 +324,7 @@ class Pod:
         self._watch = None
 
     def _kill_all(self) -> list[int]:
-        """Kill the session of its agent, and whatever carries its mark elsewhere."""
+        """Kill the session of the agent, and all other processes with its mark."""
         return processes.kill_session(self.record.pid, marker=f"{MARK}={self.record.mark}")
 
     def _agent_exited(self) -> None:
@@ -334,7 +334,7 @@ class Pod:
         self._schedule_restart(f"its agent ended with {_describe_exit(code)}")
 
     def _schedule_restart(self, reason: str) -> None:
-        """Note the reason why the pod does not run, and try again."""
+        """Note why the agent does not run, and schedule its next start."""
         self._reason = reason
         self._exits += 1
         if self._exits >= CRASH_LIMIT:
@@ -385,9 +385,15 @@ def _describe_exit(code: int | None) -> str:
 async def sweep(
     pod_home: PodHome, *, marks: Callable[[], Set[str]], pods: Callable[[], Set[tuple[str, str]]]
 ) -> None:
-    """End the processes, and remove the folders."""
+    """End the processes of unknown pods, and remove their folders.
+
+    Args:
+        pod_home: The home of all pods.
+        marks: Returns the marks of the present agents and spares.
+        pods: Returns namespace and name of the present pods.
+    """
     marks_by_pid = await asyncio.to_thread(processes.processes_with, MARK)
-    # On the loop: between being a spare and being a pod, no agent is a stray.
+    # Read on the event loop, where a spare becomes a pod in one step: no agent is missed.
     live_marks = marks()
     for pid, mark in marks_by_pid.items():
         if mark.startswith(pod_home.marks) and mark not in live_marks:
@@ -402,6 +408,6 @@ def _remove_folders(
     for namespace in folders.iterdir() if folders.exists() else ():
         for folder in namespace.iterdir():
             key = (namespace.name, folder.name)
-            # It may have come since.
+            # A pod may have been made in between.
             if key not in live_pods and key not in pods():
                 shutil.rmtree(folder, ignore_errors=True)

@@ -1,12 +1,12 @@
-"""Spare agents: started, with everything imported, before anybody knows which pod they will be.
+"""Spare agents: started, with everything imported, before their pods are known.
 
-An agent needs a tenth of a second to import what it needs. That time passes while a client still
-reads its project, if an agent is started when the controller is, or when the first request for
-a new workload comes. There is at most one, and one that nobody took for a minute is dropped. A
-spare waits on its standard input for the identity of a pod (`kubetorch.pod.spare`), and ends when
-that ends: so it never outlives its controller.
+An agent needs a tenth of a second for its imports. With a spare, that time passes while a client
+still reads its project: a spare is started with the controller, and at the first request for a new
+workload. There is at most one spare, which is dropped after a minute without use. A spare waits on
+its standard input for the identity of a pod (`kubetorch.pod.spare`), and ends when the input ends:
+so it never outlives its controller.
 
-This module imports nothing of weight: the service starts a spare before anything else.
+This module has no heavy imports: the service starts a spare before anything else.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from kubetorch.lib import process_watch, processes
 from kubetorch.lib.clock import Clock, Timer
 
-#: Seconds that a spare waits to be taken.
+#: Seconds after which an unused spare is dropped.
 LIFETIME = 60.0
 
 
@@ -29,7 +29,7 @@ class SpareAgent:
         self._pipe = pipe
 
     def become_pod(self, environment: Mapping[str, str], log: str) -> None:
-        """Make the agent the pod with this environment and log."""
+        """Make the spare the agent of the pod with this environment and log."""
         pod = {"environment": dict(environment), "log": log}
         with os.fdopen(self._pipe, "wb", buffering=0) as pipe:
             data = memoryview(json.dumps(pod).encode() + b"\n")
@@ -80,10 +80,10 @@ class SpareAgents:
             try:
                 self._hold(self._start())
             except OSError:
-                return  # whoever needs an agent starts one, and meets the error
+                return  # the pod starts its agent itself, and reports the error
 
     def claim(self) -> SpareAgent | None:
-        """The spare; it belongs to the caller now."""
+        """Hand the spare over to the caller; `None` without one."""
         spare, self._spare = self._spare, None
         if self._expiry is not None:
             self._expiry.cancel()

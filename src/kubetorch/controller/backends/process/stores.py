@@ -1,17 +1,17 @@
 """Secrets and volumes as files and folders of the user, and how pods of this machine get them.
 
-A secret is `secrets/<namespace>/<object>.json`, 0600 in 0700. Its file is written beside and
-renamed, and no method awaits between reading and writing: so an upload that races with another one
-sees all of it or nothing.
+A secret is the file `secrets/<namespace>/<object>.json`, 0600 in 0700. The file is written beside
+and renamed, and no method awaits between reading and writing: so each of two racing uploads sees
+all of the other one or nothing.
 
-A volume is the folder `volumes/<namespace>/<claim>`. Beside it lies what the volume was declared
-as, `.<claim>.json`: that makes it a volume. So a creation ends with that file, and a deletion
-begins with it; the folder is renamed before it is emptied, and what a service that was killed left
-of it goes at the next start.
+A volume is the folder `volumes/<namespace>/<claim>`. The file `.<claim>.json` beside the folder has
+the declaration, and makes the folder a volume. So a creation ends with that file, and a deletion
+begins with it. The folder is renamed before it is emptied; if the service is killed then, the next
+start removes the rest.
 
-Variables come with the environment of an agent. Files of secrets never lie on a disk outside of
-the secrets' own folder: an agent gets the path of a secret's file, and shows its content
-from memory.
+Variables come with the environment of an agent. The values of secrets are on no disk outside of the
+folder of the secrets: an agent gets the path of a secret's file, and shows the values as files from
+memory.
 """
 
 from __future__ import annotations
@@ -69,15 +69,15 @@ from kubetorch.wire.volumes import CreatedVolume, StorageClass, VolumeView
 
 _FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 _SUFFIX = ".json"
-#: Storage class of all volumes here.
+#: The storage class of all volumes on this machine.
 STORAGE_CLASS = "local"
 _DELETED_PREFIX = ".deleted-"
-#: Seconds that the machine has to show whether it allows mount namespaces.
+#: Seconds in which the test of mount namespaces has to end.
 PROBE_TIMEOUT = 20.0
 
 
 def fail(path: Path, error: OSError) -> NoReturn:
-    """Raise the error of our own for one of the file system's."""
+    """Raise a typed error for an error of the file system."""
     if error.errno in _FULL_ERRNOS:
         raise StorageFullError(f"no space left for {path}", hint="make room there") from error
     raise ControllerError(f"{path} cannot be used: {error.strerror}") from error
@@ -147,7 +147,7 @@ class SecretFiles:
         try:
             return json_decoder(SecretFile).decode(data)
         except msgspec.MsgspecError:
-            # Without its cause, whose text may have something of the file in it.
+            # Without a cause, since its text may have values from the file.
             raise ControllerError(
                 f"the file of a secret, {path}, is broken", hint="delete it, and deploy again"
             ) from None
@@ -201,7 +201,7 @@ def _view(namespace: str, object_name: str, stored: SecretFile) -> SecretView:
 
 
 class _Stored(msgspec.Struct, frozen=True, kw_only=True):
-    """Content of the file beside a folder."""
+    """The declaration of a volume, as in the file beside its folder."""
 
     spec: VolumeSpec
     created: float
@@ -248,12 +248,12 @@ class VolumeFolders:
                 folder.rename(deleted_folder)
         except OSError as error:
             fail(folder, error)
-        # Nobody sees it any more, however long it takes until its files are gone.
+        # The volume has disappeared; the removal of its files may take long.
         await asyncio.to_thread(shutil.rmtree, deleted_folder, ignore_errors=True)
         return True
 
     async def storage_class(self, spec: VolumeSpec) -> StorageClass:  # VolumeStore's
-        # All pods of this machine see one folder.
+        # All pods of this machine share the folder.
         return StorageClass(spec.storage_class or STORAGE_CLASS, spec.access_mode or SHARED)
 
     def view(self, namespace: str, claim: str) -> VolumeView | None:
@@ -277,7 +277,7 @@ class VolumeFolders:
         return self._folder / namespace / claim
 
     def sweep(self) -> None:
-        """Remove what is left of volumes that were deleted."""
+        """Remove the remaining files of deleted volumes."""
         for folder in self._folder.glob(f"*/{_DELETED_PREFIX}*"):
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -300,7 +300,7 @@ class VolumeFolders:
 
 
 class PodInputs(NamedTuple):
-    """The variables, the paths, and the working directory if one is declared, that a pod gets."""
+    """The variables, the mounted paths, and the declared working directory (if any) of a pod."""
 
     variables: dict[str, str]
     paths: Attachments
@@ -309,11 +309,11 @@ class PodInputs(NamedTuple):
 
 class PodAttachments:
     def __init__(self, secrets: SecretFiles, volumes: VolumeFolders) -> None:
-        #: Where the controller keeps them.
+        #: The stores of the controller's routes.
         self.stores = Stores(secrets, volumes)
         self._secrets = secrets
         self.volumes = volumes
-        # What the machine says of mount namespaces, once it was asked; empty: it allows them.
+        # Why the machine allows no mount namespaces; empty if it allows them, `None` if untested.
         self._refusal: str | None = None
 
     async def check(self, pod_set: DesiredPods, facts: PodFacts) -> None:
@@ -330,9 +330,9 @@ class PodAttachments:
         check_views(namespace, attached, secrets, claims)
 
     def version(self, namespace: str, attached: Attached) -> str:
-        """A fingerprint that changes when pods have to be replaced to see other values.
+        """A fingerprint of the secrets' versions: pods are replaced when it changes.
 
-        Empty without secrets, and when one is missing: pods that saw it go on as they are.
+        Empty without secrets, and when a secret is missing: pods that have its values go on.
         """
         views = [self._secrets.view(namespace, name) for name in attached.all_secrets]
         versions = [view.version for view in views if view is not None]
@@ -366,7 +366,7 @@ class PodAttachments:
         return Attachments(tuple(folders), tuple(files))
 
     def notes(self, pod_set: DesiredPods) -> tuple[str, ...]:
-        """The volumes and config maps that pods do not get here, one sentence each."""
+        """Sentences on the volumes and config maps that pods lack on this machine."""
         attached = pod_set.attached
         empty_dirs = set(_empty_dirs(attached))
         config_maps = {
@@ -424,7 +424,7 @@ class PodAttachments:
 
 
 def _folder_inside(volume: Path, folder: str) -> Path:
-    """A folder of a volume, in which pods may have made links."""
+    """The path of a folder in a volume; a link out of the volume is refused."""
     subfolder = (volume / folder).resolve()
     if not subfolder.is_relative_to(volume.resolve()):
         raise SpecError(
@@ -435,7 +435,7 @@ def _folder_inside(volume: Path, folder: str) -> Path:
 
 
 def _empty_dirs(attached: Attached) -> list[str]:
-    """Paths of folders that begin empty and live as long as their pod."""
+    """The paths of folders that begin empty and live as long as their pod."""
     return [p for p, kind in attached.others if kind == "emptyDir" and p != SHARED_MEMORY_PATH]
 
 

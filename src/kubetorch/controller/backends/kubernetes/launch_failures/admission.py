@@ -1,7 +1,7 @@
-"""Objects that the API server refuses to make: what it says, as a verdict.
+"""Verdicts on objects that the API server refuses to make, by its message.
 
-The same words reach us twice: as the answer to our own request, and through the controller that
-could not make a pod (`ReplicaFailure`, `FailedCreate`).
+The same messages come in two ways: as the answer to a request of Kubetorch, and through the
+controller that could not make a pod (`ReplicaFailure`, `FailedCreate`).
 """
 
 from __future__ import annotations
@@ -25,29 +25,33 @@ _QUOTA_DENIAL = re.compile(
 )
 _UNSPECIFIED_REQUESTS = re.compile(r"failed quota: (\S+): must specify ([^\"\n]+)")
 _UNCOUNTED_QUOTA = re.compile(r"status unknown for quota: ([^,\s]+)")
-#: Kubeflow's webhook looks a TrainJob's runtime up in its own cache, a moment behind what was made.
+#: Kubeflow's webhook reads the runtime of a TrainJob from its cache, which lags by a moment.
 _STALE_WEBHOOK_CACHE = re.compile(
-    r'admission webhook "(?P<who>[^"]+)" denied .*: (?P<what>\w+)\.\S+ "(?P<name>[^"]+)" not found'
-    r": specified \w+ must be created before",
+    r'admission webhook "(?P<reviewer>[^"]+)" denied .*: (?P<kind>\w+)\.\S+ "(?P<name>[^"]+)" '
+    r"not found: specified \w+ must be created before",
     re.S,
 )
 _WEBHOOK_DENIAL = re.compile(
-    r'admission webhook "(?P<who>[^"]+)" denied the request'
-    r"(?:: ?(?P<said>.*)| without explanation)?$",
+    r'admission webhook "(?P<reviewer>[^"]+)" denied the request'
+    r"(?:: ?(?P<message>.*)| without explanation)?$",
     re.S,
 )
-_UNANSWERED_WEBHOOK = re.compile(r'failed calling webhook "(?P<who>[^"]+)": (?P<said>.*)$', re.S)
-_POLICY_DENIAL = re.compile(
-    r"ValidatingAdmissionPolicy '(?P<who>[^']+)'.*? denied request: (?P<said>.*)$", re.S
+_UNANSWERED_WEBHOOK = re.compile(
+    r'failed calling webhook "(?P<reviewer>[^"]+)": (?P<message>.*)$', re.S
 )
-_POD_SECURITY_DENIAL = re.compile(r'violates PodSecurity "(?P<who>[^"]+)": (?P<said>.*)$', re.S)
+_POLICY_DENIAL = re.compile(
+    r"ValidatingAdmissionPolicy '(?P<reviewer>[^']+)'.*? denied request: (?P<message>.*)$", re.S
+)
+_POD_SECURITY_DENIAL = re.compile(
+    r'violates PodSecurity "(?P<reviewer>[^"]+)": (?P<message>.*)$', re.S
+)
 _LIMIT_RANGE_DENIAL = re.compile(
     r"(?:maximum|minimum) \S+ usage per|max limit to request ratio per"
 )
-#: RBAC's words, which say what to grant: the client's own error has the Role for it.
+#: The message of RBAC; the error of the client names the Role that is missing.
 _RBAC_DENIAL = re.compile(r"cannot \w+ resource ")
-_FORBIDDEN = re.compile(r'\S+ "[^"]*" is forbidden: (?P<said>.*)$', re.S)
-_INVALID = re.compile(r'\S+ "[^"]*" is invalid: (?P<said>.*)$', re.S)
+_FORBIDDEN = re.compile(r'\S+ "[^"]*" is forbidden: (?P<message>.*)$', re.S)
+_INVALID = re.compile(r'\S+ "[^"]*" is invalid: (?P<message>.*)$', re.S)
 
 
 def judge(
@@ -56,7 +60,8 @@ def judge(
     unanswered = _UNANSWERED_WEBHOOK.search(message)
     if unanswered:
         return waiting(
-            f"the webhook {unanswered['who']!r} does not answer: {unanswered['said']}", since
+            f"the webhook {unanswered['reviewer']!r} does not answer: {unanswered['message']}",
+            since,
         )
     quota = _QUOTA_DENIAL.search(message)
     if quota:
@@ -66,9 +71,9 @@ def judge(
         return waiting(f"the quota {uncounted[1]!r} is new: nothing is counted for it yet", since)
     stale_cache = _STALE_WEBHOOK_CACHE.search(message)
     if stale_cache:
-        missing_object = f"{stale_cache['what']} {stale_cache['name']!r}"
+        missing_object = f"{stale_cache['kind']} {stale_cache['name']!r}"
         return waiting(
-            f"the webhook {stale_cache['who']!r} does not know the {missing_object} yet", since
+            f"the webhook {stale_cache['reviewer']!r} does not know the {missing_object} yet", since
         )
     error = verdicts.missing_object_in(message, namespace=namespace)
     if error is not None:
@@ -101,8 +106,8 @@ def _refusal(text: str, namespace: str, since: float | None) -> Verdict:
     ):
         match = pattern.search(text)
         if match:
-            words = (match["said"] or "it gave no reason").strip()
-            message = f"{reviewer} {match['who']!r} refuses it: {words}"
+            words = (match["message"] or "it gave no reason").strip()
+            message = f"{reviewer} {match['reviewer']!r} refuses it: {words}"
             return doomed(AdmissionError(message, hint=hint), since)
     if _LIMIT_RANGE_DENIAL.search(text):
         words = _server_words(text)
@@ -118,7 +123,7 @@ def _refusal(text: str, namespace: str, since: float | None) -> Verdict:
 
 def _server_words(message: str) -> str:
     match = _FORBIDDEN.search(message) or _INVALID.search(message)
-    return match["said"].strip() if match else message
+    return match["message"].strip() if match else message
 
 
 def _quota(match: re.Match[str], namespace: str, since: float | None, count: int) -> Verdict:

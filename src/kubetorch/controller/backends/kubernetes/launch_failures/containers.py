@@ -27,31 +27,31 @@ from kubetorch.errors import (
 from kubetorch.k8s.resources import Object
 from kubetorch.specs import quantity
 
-#: What kubelets say of a start that may succeed the next time.
+#: Messages of kubelets about a start that may succeed the next time.
 _TRANSIENT = re.compile(
     r"deadline exceeded|failed to reserve|timed out|connection refused|failed to sync \S+ cache"
     r"|resource temporarily unavailable|is being (?:created|removed)",
     re.I,
 )
-#: Reasons of a container that is about to be started, as far as its status knows.
+#: Reasons in the status of a container whose start has not begun.
 _STARTING_REASONS = (None, "PodInitializing", "ContainerCreating")
-#: Events of an attempt to start a container, and those of them that say that it failed.
+#: Reasons of events about an attempt to start a container; the first ones report a failure.
 _FAILURE_EVENTS = ("Failed", "InspectFailed", "ErrImageNeverPull")
 _ATTEMPT_EVENTS = ("Pulling", "Pulled", "Created", "Started", *_FAILURE_EVENTS)
 _PROBES = ("startup", "liveness")
-#: Exit codes by which a shell says that it could not start a program.
+#: Exit codes with which a shell reports that it could not start a program.
 _EXEC_FAILURES = {126: "cannot be executed", 127: "was not found"}
 _LINES_HINT = "its last lines say why; kt logs has the others"
-#: What ended a container that its first process did not end.
+#: The exit code of a container that the kernel killed for its memory.
 _KILLED_EXIT_CODE = 137
-#: Seconds after which a kubelet takes the next end of a container for the first one.
+#: Seconds after which a kubelet counts the ends of a container from the beginning.
 _CRASH_MEMORY_SECONDS = 600.0
-#: Seconds for which the end of a container is news after it runs again.
+#: Seconds for which the end of a container is reported while the container runs again.
 _RESTART_REPORT_SECONDS = 10.0
 
 
 class _Container(NamedTuple):
-    """A container, as declared and as the kubelet sees it."""
+    """A container of a pod: its declaration, and its status from the kubelet."""
 
     pod: Object
     spec: Object
@@ -115,16 +115,16 @@ def _judge(container: _Container, events: Sequence[Object], cluster: Cluster) ->
 
 
 def _state_from_events(container: _Container, events: Sequence[Object]) -> Object | None:
-    """The state of a container that a kubelet reported by events, as the status will have it.
+    """The waiting state of a container by its events, as its status will have it later.
 
-    The status may be 15 s behind: after init containers it is the one from before the attempt.
+    The status may be 15 s behind: after init containers it still is that of before the attempt.
     """
     attempt_events = [
         event for event in _events_of(container, events) if event.get("reason") in _ATTEMPT_EVENTS
     ]
     if not attempt_events:
         return None
-    # Of events in one second the failure is the last: they come in the order of the attempt.
+    # Of several events in one second the failure is the last one: it ends the attempt.
     last = max(
         attempt_events,
         key=lambda event: (snapshot.last_time(event), event["reason"] in _FAILURE_EVENTS),
@@ -179,7 +179,7 @@ def _failed_since(container: _Container, events: Sequence[Object]) -> float | No
     failures = [event for event in _events_of(container, events) if event.get("reason") == "Failed"]
     if failures:
         return min(map(snapshot.first_time, failures))
-    # Its event is on the way.
+    # The event has not arrived yet.
     scheduled = snapshot.condition(container.pod, "PodScheduled")
     return snapshot.time_of(scheduled.get("lastTransitionTime"))
 
@@ -226,7 +226,7 @@ def _judge_terminated(
     )
     stays = policy == "Never" or (policy == "OnFailure" and code == 0)
     if stays and container.pod["metadata"].get("ownerReferences"):
-        # A job makes another pod, or says that it has failed.
+        # The owner, a job, makes another pod, or reports that it has failed.
         since = snapshot.time_of(termination.get("finishedAt"))
         return waiting(
             f"{container.title} of {container.pod['metadata']['name']} ended with {code}", since
@@ -237,9 +237,9 @@ def _judge_terminated(
 
 
 def _is_repeated(container: _Container, termination: Object) -> bool:
-    """True if the container had ended before, within the memory of a kubelet.
+    """True if the container had ended before, within the time that a kubelet counts.
 
-    A kubelet says `CrashLoopBackOff` only once its pause begins, which may be 15 s later.
+    A kubelet reports `CrashLoopBackOff` only once its pause begins, which may be 15 s later.
     """
     before = snapshot.time_of(_last_termination(container).get("finishedAt"))
     now = snapshot.time_of(termination.get("finishedAt"))
@@ -247,7 +247,7 @@ def _is_repeated(container: _Container, termination: Object) -> bool:
 
 
 def _judge_restarted(container: _Container, events: Sequence[Object], cluster: Cluster) -> Verdict:
-    """A container that runs again is not doomed, whatever ended it; that is news for a moment."""
+    """Judge a container that runs again: its end is reported for a moment, and is no doom."""
     termination = _last_termination(container)
     finished = snapshot.time_of(termination.get("finishedAt"))
     if finished is None or cluster.now - finished > _RESTART_REPORT_SECONDS:
@@ -285,7 +285,7 @@ def _judge_termination(
             outcome = f"was killed: its {probe[0]} probe failed: {probe[1]}"
         return waiting(f"{container.title} {outcome}", since)
     verdict = doomed(_exit_error(container, code, reason), since)
-    if message:  # the last lines of its log, which are fetched otherwise
+    if message:  # it has the last lines of the log, which are fetched otherwise
         return verdict.with_log(message.splitlines())
     is_previous = "terminated" not in (container.status.get("state") or {})
     return replace(verdict, log_container=container.name, is_previous=is_previous)
@@ -330,7 +330,7 @@ def _memory_error(container: _Container) -> OutOfMemoryError:
 def _probe(
     container: _Container, events: Sequence[Object], since: float | None
 ) -> tuple[str, str] | None:
-    """The probe that ended the container, and its message."""
+    """The probe that ended the container, and the message of the probe; `None` without one."""
     name = container.pod["metadata"]["name"]
     killings = snapshot.events_of(events, "Pod", name, "Killing")
     for event in reversed(killings):

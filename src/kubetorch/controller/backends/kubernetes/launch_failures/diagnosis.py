@@ -1,11 +1,11 @@
-"""The diagnosis of a launch: can it still succeed, and why does it wait.
+"""The diagnosis of a launch: whether it can still succeed, and why it waits. Pure.
 
     pod, events ──────┐
     owners, events ───┼──> verdict: doomed (a typed error) | waits (a sentence) | nothing
     cluster ──────────┘
 
-What may still come right is no doom, it is progress. Nothing here waits or asks anybody: whoever
-watches the cluster calls again when something changes, and after `Verdict.recheck_seconds` seconds.
+A problem that may still pass is no doom, only a reason to wait. `launch_watch` judges a pod again
+when the cluster changes, and after `Verdict.recheck_seconds`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from kubetorch.errors import (
 from kubetorch.k8s import failures
 from kubetorch.k8s.resources import Object
 
-#: What `kubetorch.k8s.client` says of a kind that the cluster does not serve.
+#: The reason that `kubetorch.k8s.client` gives for a kind that the cluster does not serve.
 _NO_KIND = "NoKindMatch"
 
 
@@ -104,7 +104,7 @@ def judge_refusal(error: KubetorchError, manifest: Object, *, now: float) -> Ver
 
 
 def _waits_for_volumes(pod: Object) -> bool:
-    """True if no container has been made yet."""
+    """True if the kubelet has created no container yet."""
     starting_reasons = ("ContainerCreating", "PodInitializing")
     return all(
         ((status.get("state") or {}).get("waiting") or {}).get("reason") in starting_reasons

@@ -1,7 +1,7 @@
-"""Kubernetes events as lines of a deploy's progress: which are worth one, each once.
+"""Kubernetes events as lines of a deploy's progress: which events are reported, each once.
 
-A launch of a hundred pods is one story: what happens to every pod alike is reported for the first
-one. Reasons that a verdict has (why a pod waits, why it cannot start) are not repeated.
+Events that are alike for all pods of a launch are reported for the first pod. Reasons that a
+verdict has (why a pod waits, why it cannot start) are not repeated.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from kubetorch.controller.backends.kubernetes.launch_failures import scheduling,
 from kubetorch.k8s.resources import Object
 from kubetorch.manifests.agent import RUNTIME
 
-#: Normal events that are worth a line; the others are a cluster's routine.
+#: Reasons of normal events that are reported; the others are routine of a cluster.
 _REPORTED_REASONS = (
     "Scheduled",
     "Pulling",
@@ -26,7 +26,7 @@ _REPORTED_REASONS = (
     "Admitted",
     "Pending",
 )
-#: Warnings that say nothing of their own: another event or the verdict has it.
+#: Reasons of warnings that repeat another event or the verdict.
 _REPEATING_REASONS = (
     "BackOff",
     "FailedCreate",
@@ -34,17 +34,27 @@ _REPEATING_REASONS = (
     "DNSConfigForming",
     "FailedToUpdateEndpoint",
 )
-#: A container that Knative adds.
+#: The container that Knative adds to pods.
 _KNATIVE_CONTAINER = "queue-proxy"
-#: What a probe says before the agent listens.
+#: Messages of a probe before the agent listens.
 _STARTUP_PROBE = re.compile(r"^(?:Startup|Readiness) probe (?:failed|errored)")
 _FIELD = re.compile(r"\{([^}]*)\}")
-#: Different events of one launch, at most.
+#: Different events that are reported of one launch, at most.
 LIMIT = 500
 
 
 @dataclass(frozen=True)
 class LaunchEvent:
+    """An event of a launch that is worth a line.
+
+    Attributes:
+        reason: The reason in the words of Kubernetes, such as `Pulling`.
+        message: The message, as one line.
+        object_name: The name of the object that the event regards, mostly a pod.
+        is_warning: Whether the event is a warning.
+        time: Seconds since the epoch of the last occurrence.
+    """
+
     reason: str
     message: str
     object_name: str
@@ -57,7 +67,7 @@ class LaunchEvent:
 
 
 def read(event: Object) -> LaunchEvent | None:
-    """Read an event; `None` if it is not worth a line."""
+    """Read an event; `None` if it is not reported."""
     involved_object = event.get("involvedObject") or {}
     reason, text = str(event.get("reason") or ""), str(event.get("message") or "").strip()
     is_warning = event.get("type") == "Warning"
@@ -66,7 +76,7 @@ def read(event: Object) -> LaunchEvent | None:
     if container == _KNATIVE_CONTAINER or reason in _REPEATING_REASONS:
         return None
     if container == RUNTIME and reason == "Started":
-        return None  # ours, and over in a moment
+        return None  # the init container with Kubetorch's runtime ends in a moment
     if not is_warning and reason not in (*_REPORTED_REASONS, "Killing"):
         return None
     message = _line_text(reason, text)
@@ -78,15 +88,15 @@ def read(event: Object) -> LaunchEvent | None:
 
 
 def _line_text(reason: str, text: str) -> str | None:
-    """The message as a line; `None` if it is not worth one."""
+    """The message as a line; `None` if it is not reported."""
     if reason == "Pulled" and "already present" in text:
         return None
     if reason == "Killing" and "probe" not in text:
-        return None  # a pod that is replaced
+        return None  # the pod is being replaced
     if reason == "Unhealthy" and _STARTUP_PROBE.search(text):
         return None
     if reason == "Failed" and text.startswith(("Error: ", "Failed to pull image")):
-        return None  # the verdict says what it means
+        return None  # the verdict explains it
     if reason == "Scheduled":
         node = text.rpartition(" to ")[2]
         return f"assigned to node {node}" if node else text
@@ -96,8 +106,11 @@ def _line_text(reason: str, text: str) -> str | None:
 
 
 class ReportedEvents:
+    """The events of a workload that its deploys have reported, since the last apply."""
+
     def __init__(self, since: float, earlier: ReportedEvents | None = None) -> None:
-        # Times of events are whole seconds, rounded down: events of this second may be known.
+        # Times of events are whole seconds, rounded down: an event of this second may have been
+        # reported by the deploy before, whose events are kept.
         self._since = float(int(since))
         self._events: set[LaunchEvent] = set()
         if earlier is not None:
@@ -105,7 +118,7 @@ class ReportedEvents:
         self._reported_texts: set[tuple[str, str]] = set()
 
     def new(self, event: Object) -> LaunchEvent | None:
-        """Read an event that was not reported before."""
+        """Read an event; `None` if it is not reported, or was reported before."""
         launch_event = read(event)
         if (
             launch_event is None
@@ -124,7 +137,7 @@ class ReportedEvents:
 
 
 def _common_text(event: LaunchEvent) -> str:
-    """The message without what differs from pod to pod and from time to time."""
+    """The message without names, numbers and times, which differ between pods."""
     if event.reason == "Scheduled":
         return ""
     text = event.message.replace(event.object_name, "")

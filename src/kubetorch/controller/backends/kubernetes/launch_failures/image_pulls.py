@@ -1,7 +1,7 @@
-"""Images that cannot be pulled: what is final, and what is only a registry that is away.
+"""Images that cannot be pulled: final errors, and errors of a registry that may pass.
 
-The texts are those of containerd, CRI-O and Docker as the kubelet passes them on; the test data
-has the ones that were seen.
+The patterns match messages of containerd, CRI-O and Docker as kubelets pass them on; the test data
+has the observed messages.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REASONS = (
     "RegistryUnavailable",
     "SignatureValidationFailed",
 )
-# First what passes: a registry that is overloaded may say "denied" of it.
+# These patterns come first: an overloaded registry may say "denied" as well.
 _TRANSIENT = re.compile(
     r"toomanyrequests|too many requests|\b429\b|\b50[0234]\b|time-?out|timed out|deadline exceeded"
     r"|no such host|connection (?:refused|reset)|no route to host|network is unreachable"
@@ -45,7 +45,7 @@ _MISSING = re.compile(
     r"not ?found|manifest unknown|name unknown|does not exist|\b404\b", re.IGNORECASE
 )
 _PLATFORM = re.compile(r"no match for platform|does not match the specified platform", re.I)
-#: Such names are given to images that are loaded into nodes: no node is a registry of its own.
+#: Prefix of the names of images that are loaded into nodes, without a registry.
 _LOCAL_PREFIX = "localhost/"
 
 
@@ -78,10 +78,10 @@ def judge(pod: Object, state: Object, image: str, events: Sequence[Object]) -> V
 
 
 def judge_digest(error_text: str, since: float | None) -> Verdict:
-    """Judge what Knative says of an image that it looked up itself, before there is a pod.
+    """Judge the error of Knative about an image, which it looks up before it makes pods.
 
-    It has failed the Revision then, and what it says is the reason. A registry that is overloaded
-    passes; a name that has no address, as a misspelled one, does not.
+    Knative has failed the Revision then. An overloaded registry may recover; a registry without an
+    address, as one whose name is misspelled, will not.
     """
     match = re.search(r'Unable to fetch image "([^"]+)": (.*)$', error_text, re.DOTALL)
     image, text = (match[1], match[2]) if match else ("of the container", error_text)
@@ -99,7 +99,7 @@ def judge_digest(error_text: str, since: float | None) -> Verdict:
 
 
 def _without_names(image: str, text: str) -> str:
-    """A text without names that the user chose: an image may be called `timeout`."""
+    """The text without names that the user chose: an image may be called `timeout`."""
     text = re.sub(r'\\?"[^"]*"', "", text).replace(image, "")
     return text.replace(image.partition("@")[0], "")
 
@@ -165,7 +165,7 @@ def _pull_secrets(pod: Object, events: Sequence[Object]) -> str:
 
 
 def _last_cause(text: str) -> str:
-    """The end of a chain of causes, which says what happened."""
+    """The last cause in a chain of messages, which says what happened."""
     shortened = text
     for prefix in (r"rpc error: code = \w+ desc = ", r'failed to [a-z ]+ "[^"]*": '):
         shortened = re.sub(f"(?:{prefix})", "", shortened)

@@ -16,9 +16,9 @@ from kubetorch.errors import PodTerminatedError
 from kubetorch.k8s.resources import Object
 from kubetorch.wire.messages import Ending
 
-#: Owners that replace a pod that is lost, however often.
+#: Kinds of owners that replace a lost pod, however often.
 _REPLACING_KINDS = ("ReplicaSet", "StatefulSet", "DaemonSet", "RayCluster", "LeaderWorkerSet")
-#: Events by which a kubelet says that it ends a pod.
+#: Reasons of events by which a kubelet reports that it ends a pod.
 _ENDING_EVENTS = ("Evicted", "DeadlineExceeded", "Preempting")
 _DELETED_MESSAGE = "somebody deleted it"
 _HINTS = {
@@ -31,7 +31,7 @@ _HINTS = {
 
 
 def judge(pod: Object, events: Sequence[Object], cluster: Cluster) -> Verdict:
-    """Judge a pod that is ended or whose node is lost; `NO_TROUBLE` when it is neither."""
+    """Judge a pod that is being ended, has ended, or is on a lost node; else `NO_TROUBLE`."""
     if pod["metadata"].get("deletionTimestamp"):
         return _judge_deleted(pod, events, cluster)
     status = pod.get("status") or {}
@@ -39,7 +39,7 @@ def judge(pod: Object, events: Sequence[Object], cluster: Cluster) -> Verdict:
         return _judge_ended(pod, str(status["reason"]), str(status.get("message") or ""), events)
     ending_events = snapshot.events_of(events, "Pod", pod["metadata"]["name"], *_ENDING_EVENTS)
     if ending_events:
-        # The kubelet is about to end it, and says so in the status when its containers have ended.
+        # The kubelet ends the pod, and writes the status only after its containers have ended.
         return _judge_ended(
             pod,
             str(ending_events[-1]["reason"]),
@@ -50,13 +50,13 @@ def judge(pod: Object, events: Sequence[Object], cluster: Cluster) -> Verdict:
 
 
 def is_replaced(pod: Object) -> bool:
-    """True if the owner replaces a lost pod, whose object may stay for long."""
+    """True if the owner of a pod replaces it when it is lost."""
     owner = snapshot.controller_of(pod)
     return owner is not None and owner.get("kind") in _REPLACING_KINDS
 
 
 def ending(pod: Object) -> Ending | None:
-    """Why a pod was ended or is about to be; `None` if it is not.
+    """Why a pod was ended, or is about to be ended; else `None`.
 
     Source: https://kubernetes.io/docs/concepts/workloads/pods/disruptions/#pod-disruption-conditions
     """
@@ -117,7 +117,7 @@ def _judge_ended(pod: Object, reason: str, message: str, events: Sequence[Object
 
 
 def _scheduler_word(reason: str) -> str:
-    """The scheduler's word also for what a kubelet preempts."""
+    """The reason of an ending: a kubelet's `Preempting` becomes the scheduler's `Preempted`."""
     return "Preempted" if reason == "Preempting" else reason
 
 
@@ -136,12 +136,12 @@ def _end_time(pod: Object, reason: str, events: Sequence[Object]) -> float | Non
 def _judge_lost(
     pod: Object, word: str, text: str, events: Sequence[Object], since: float | None
 ) -> Verdict:
-    """A pod that is lost: a doom, unless its owner makes another one."""
+    """Judge a lost pod: a doom, unless its owner makes another pod."""
     if is_replaced(pod):
         name = pod["metadata"]["name"]
         return waiting(f"{name} is replaced ({word}: {text.strip()})", since)
     if snapshot.controller_of(pod) is not None and word != "NodeLost":
-        # Jobs count it against their limit, and say so when it is reached.
+        # A Job counts lost pods, and reports a failure when its limit is reached.
         return waiting(f"{pod['metadata']['name']} was lost ({word}: {text.strip()})", since)
     return doomed(_error(pod, word, text, events), since)
 

@@ -1,4 +1,4 @@
-"""Owners of pods that cannot make them, or have given them up."""
+"""Owners of pods that cannot make their pods, or have stopped trying."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from kubetorch.manifests import agent, labels
 
 _FAILED_CREATE = ("FailedCreate", "FailedDaemonPod")
 _REVISION = "serving.knative.dev/revision"
-#: Kinds that say by a condition whether they can make pods at this moment.
+#: Kinds whose condition `ReplicaFailure` says whether they can make pods at this moment.
 _KINDS_WITH_CONDITION = ("Deployment", "ReplicaSet", "RayCluster")
 _KNATIVE = "serving.knative.dev/"
-#: Reasons with which objects of Knative repeat what is wrong with a Revision.
+#: Reasons with which objects of Knative repeat the failure of a Revision.
 _REPEATING_REASONS = ("RevisionFailed", "RevisionMissing")
 
 
 def current_owners(manifest: Object, owners: Sequence[Object]) -> list[Object]:
-    """The objects whose failures concern what was applied.
+    """The owners whose failures concern the applied object.
 
-    A Deployment keeps the ReplicaSets of its earlier templates, and repeats what they say: that the
-    one before could make no pods says nothing of the one that repairs it. So does a Service of
-    Knative with its Revisions, of which two may have the same template.
+    A Deployment keeps the ReplicaSets of its earlier templates, and its conditions repeat theirs. A
+    failure of an earlier ReplicaSet says nothing of the one that repairs it. The same holds for a
+    Service of Knative and its Revisions, two of which may have the same template.
     """
     if _is_knative(manifest):
         return _current_of_knative(manifest, owners)
@@ -70,14 +70,14 @@ def _current_of_knative(manifest: Object, owners: Sequence[Object]) -> list[Obje
 
 
 def _attempt(owner: Object) -> tuple[str, str]:
-    """The template of an object, and which attempt to make a Revision of it."""
+    """The digest of an object's template, and which attempt to make a Revision of it this is."""
     template = owner if owner.get("kind") == "Revision" else owner["spec"].get("template") or {}
     template_annotations = (template.get("metadata") or {}).get("annotations") or {}
     return agent.digest_of(template), str(template_annotations.get(labels.TRIED_AGAIN) or "")
 
 
 def _is_observed(owner: Object) -> bool:
-    """True if the status is not that of an earlier spec."""
+    """True if the status belongs to the latest spec."""
     observed_generation = (owner.get("status") or {}).get("observedGeneration", 0)
     return int(observed_generation) >= int(owner["metadata"].get("generation") or 0)
 
@@ -98,7 +98,7 @@ def _digest(owner: Object) -> str:
 
 
 def _without_conditions(owner: Object, *reasons: str, kind: str = "") -> Object:
-    """An object without the conditions in which it repeats what is wrong with another one."""
+    """An object without the conditions that repeat the failure of another object."""
     status = owner.get("status") or {}
     conditions = [
         condition
@@ -109,7 +109,7 @@ def _without_conditions(owner: Object, *reasons: str, kind: str = "") -> Object:
 
 
 def judge(owner: Object, events: Sequence[Object], cluster: Cluster) -> Verdict:
-    """Judge one object that makes pods, or makes what makes them."""
+    """Judge one owner of pods, directly or through other owners."""
     failure = _failure(owner, events)
     if failure is not None:
         message, since = failure
@@ -126,10 +126,10 @@ def judge(owner: Object, events: Sequence[Object], cluster: Cluster) -> Verdict:
 
 
 def _failure(owner: Object, events: Sequence[Object]) -> tuple[str, float | None] | None:
-    """Why it could not make a pod the last time, unless it could since."""
+    """The message and the time of an owner's last failure to make a pod; `None` after a success."""
     kind, name = str(owner.get("kind")), owner["metadata"]["name"]
     creation_events = snapshot.events_of(events, kind, name, *_FAILED_CREATE, "SuccessfulCreate")
-    # Of two in one second the failure is the later one: it ends a round of attempts.
+    # Of two events in one second the failure is the later one: it ends a round of attempts.
     creation_events.sort(
         key=lambda event: (snapshot.last_time(event), event["reason"] in _FAILED_CREATE)
     )
@@ -161,14 +161,14 @@ def _is_complete(owner: Object) -> bool:
 
 def _desired_pods(owner: Object) -> int:
     if _REVISION in (owner["metadata"].get("labels") or {}):
-        return 1  # how many pods of an autoscaled service there are is nobody's demand
+        return 1  # the scaler of an autoscaled service chooses the number
     spec = owner.get("spec") or {}
     pod_counts = [spec[name] for name in ("replicas", "parallelism") if spec.get(name) is not None]
     return int(pod_counts[0]) if pod_counts else 1
 
 
 def _judge_job(owner: Object) -> Verdict:
-    """Jobs of every kind say by conditions that they have failed."""
+    """Judge a job of any kind by its conditions."""
     for kind in ("Failed", "FailureTarget"):
         failed = snapshot.condition(owner, kind)
         if failed.get("status") == "True":

@@ -1,4 +1,4 @@
-"""Queues: workloads that Kueue holds back, pods of a scheduler that nobody runs."""
+"""Queues: workloads that wait in a queue of Kueue, pods whose scheduler is not installed."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from kubetorch.k8s.resources import Object
 from kubetorch.manifests import labels, scheduling
 from kubetorch.manifests.scheduling import KAI_SCHEDULER
 
-#: Kueue's words for a request that a flavor of its queue could not hold if that were empty, and for
-#: one that no flavor offers.
+#: Messages of Kueue about a request that exceeds even an empty flavor, and about a resource that no
+#: flavor offers.
 _FLAVOR_REASON = re.compile(r"in flavor ([^,\s]+)(, request > maximum capacity)?")
 _UNOFFERED_FLAVOR = "unavailable in ClusterQueue"
 
 
 def judge_queue(manifest: Object, cluster: Cluster) -> Verdict:
-    """Judge the queue that an object names by its labels, before or after it is applied."""
+    """Judge the queue that the labels of an object name, before or after its apply."""
     metadata = manifest["metadata"]
     queue_names = scheduling.queue_labels(manifest)
     created = snapshot.time_of(metadata.get("creationTimestamp"))
@@ -74,13 +74,13 @@ def _no_kai(message: str) -> OperatorMissingError:
 
 
 def _missing(error: MissingObjectError, cluster: Cluster, created: float | None) -> Verdict:
-    if created is None:  # it is not applied yet, and may be the first of several objects
+    if created is None:  # the object is not applied yet, and the queue may be applied with it
         return waiting(error.message)
     return settled(doomed(error, created), cluster.now)
 
 
 def judge_scheduler(pod: Object, cluster: Cluster) -> Verdict:
-    """Judge the scheduler of a pod that nobody has looked at."""
+    """Judge the scheduler of a pod that no scheduler has looked at."""
     if pod["spec"].get("schedulerName") != KAI_SCHEDULER or KAI_QUEUES not in cluster.absent:
         return NO_TROUBLE
     error = _no_kai(f"the pod is for the scheduler {KAI_SCHEDULER!r}, and the cluster has none")
@@ -101,7 +101,7 @@ def judge_gated(pod: Object, cluster: Cluster) -> Verdict:
 
 
 def judge_workload(owners: set[object], cluster: Cluster) -> Verdict:
-    """Judge Kueue's Workload of objects."""
+    """Judge the Workload of Kueue that has one of these owners, by uid."""
     for workload in cluster.all(KUEUE_WORKLOADS):
         if owners & {ref.get("uid") for ref in workload["metadata"].get("ownerReferences") or ()}:
             return _workload(workload, cluster)
@@ -132,7 +132,7 @@ def _workload(workload: Object, cluster: Cluster) -> Verdict:
 
 
 def _queue_position(workload: Object, workloads: Sequence[Object]) -> tuple[int, int]:
-    """The workload's place among those that wait in its queue, and their number."""
+    """The position of a workload in its queue, and the length of the queue."""
 
     def key(candidate: Object) -> tuple[str, str]:
         return candidate["metadata"]["namespace"], str(candidate["spec"].get("queueName"))

@@ -1,4 +1,4 @@
-"""Pods that no node has taken: whether one ever could, and what the scheduler says. Pure."""
+"""Pods without a node: whether a node could ever take them, and the scheduler's reason. Pure."""
 
 from __future__ import annotations
 
@@ -29,22 +29,24 @@ from kubetorch.lib import processes
 from kubetorch.specs import quantity
 
 Amounts = dict[str, Fraction]
-#: Resources in which a memory-like amount is shown with its unit.
+#: Resources whose amounts are bytes.
 _BYTES = ("memory", "ephemeral-storage")
 _NAMES = {"cpu": "cpus", "memory": "of memory", "ephemeral-storage": "of disk"}
 DEFAULT_SCHEDULER = "default-scheduler"
-#: Seconds for which no node may be able to take a pod: an autoscaler speaks after the scheduler,
-#: and a node that is set up anew is away for a moment.
+#: Seconds for which no node has to fit before a launch fails: an autoscaler reports after the
+#: scheduler, and a node that is set up anew disappears for a moment.
 SETTLE = 2.5
-#: Seconds after which a pod that no scheduler has looked at is worth a line.
+#: Seconds after which a pod that no scheduler has looked at is reported.
 _SCHEDULER_SILENCE = 4.0
-#: Karpenter's word for an offer that no instance type can meet; each pool has its own clause.
+#: Messages of Karpenter: a request that exceeds all instance types, and the clause of each pool.
 _NO_INSTANCE_TYPE = "no instance type has enough resources"
 _INCOMPATIBLE_POOL = "incompatible with nodepool"
 
 
 @dataclass(frozen=True)
 class Misfit:
+    """Why a node can never take a pod; `shortfall` is the sum of the missing shares."""
+
     node: str
     reasons: tuple[str, ...]
     shortfall: float
@@ -54,9 +56,9 @@ class Misfit:
 
 
 def misfits(pod: Object, nodes: Sequence[Object]) -> list[Misfit] | None:
-    """Why each node can never take a pod, the nearest node first; `None` if one could.
+    """Why each node can never take a pod, the nearest node first; `None` if a node could.
 
-    What passes is not looked at: what other pods use, taints, whether the node is ready.
+    Conditions that pass do not count: usage by other pods, taints, readiness of the node.
     """
     requested = requests(pod["spec"])
     node_misfits = []
@@ -76,7 +78,7 @@ def misfits(pod: Object, nodes: Sequence[Object]) -> list[Misfit] | None:
 
 
 def demand(spec: Object) -> tuple[object, ...]:
-    """The part of a pod that `misfits` depends on: pods with the same one fit the same nodes."""
+    """The part of a pod spec that `misfits` depends on: pods with equal demands fit equal nodes."""
     affinity = (spec.get("affinity") or {}).get("nodeAffinity")
     selection = msgspec.json.encode([spec.get("nodeSelector"), affinity], order="sorted")
     return frozenset(requests(spec).items()), selection
@@ -105,13 +107,13 @@ def requests(spec: Object) -> Amounts:
             _raise_to(largest, together)
     _add(total, sidecars)
     _raise_to(total, largest)
-    total |= _requests(spec)  # what a pod says for all of its containers
+    total |= _requests(spec)  # requests of a pod for all of its containers together
     _add(total, amounts(spec.get("overhead") or {}))
     return {name: amount for name, amount in total.items() if amount}
 
 
 def amounts(quantities: Mapping[str, object]) -> Amounts:
-    """Quantities of the API; what is none is left out."""
+    """Parse quantities of the API, without the texts that are none."""
     parsed_amounts: Amounts = {}
     for name, text in quantities.items():
         amount = quantity.parse(text)
@@ -122,7 +124,7 @@ def amounts(quantities: Mapping[str, object]) -> Amounts:
 
 def _requests(holder: Object) -> Amounts:
     resources = holder.get("resources") or {}
-    # What is only limited is asked for in the same amount.
+    # A resource with a limit and without a request is requested in the amount of the limit.
     return amounts({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
 
 
@@ -140,7 +142,7 @@ def _allocatable(node: Object) -> Amounts:
     status = node.get("status") or {}
     capacity = amounts(status.get("capacity") or {})
     allocatable = amounts(status.get("allocatable") or {}) or dict(capacity)
-    # Devices that cannot be had now may come back: their plugin, or the kubelet, starts again.
+    # Missing devices may come back, when their plugin or the kubelet starts again.
     _raise_to(allocatable, {name: amount for name, amount in capacity.items() if "/" in name})
     return allocatable
 
@@ -156,7 +158,7 @@ def _size_reasons(requested: Amounts, node: Object) -> Iterator[str]:
 
 
 def amount_text(name: str, amount: Fraction) -> str:
-    """An amount as people write it."""
+    """An amount with its unit, as users write it."""
     if name in _BYTES:
         return processes.written(int(amount))
     return str(int(amount)) if amount.denominator == 1 else f"{float(amount):g}"
@@ -284,7 +286,7 @@ def _judge_unnoticed(pod: Object, cluster: Cluster) -> Verdict:
 
 
 def brief(message: str) -> str:
-    """The scheduler's message without what it says of preemption and of claims."""
+    """The scheduler's message without the parts on preemption and on claims."""
     text = re.sub(r"\.?\s*(?:no new claims to deallocate,? ?)?preemption: .*$", "", message)
     text = re.sub(r"\.?\s*(?:no new claims to deallocate|not found),?\s*$", "", text)
     return text.strip().rstrip(".,")

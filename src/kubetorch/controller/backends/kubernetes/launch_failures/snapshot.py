@@ -19,15 +19,25 @@ NODE_POOLS = "node_pools"
 LOCAL_QUEUES = "local_queues"
 KUEUE_WORKLOADS = "kueue_workloads"
 KAI_QUEUES = "kai_queues"
-#: Labels of nodes that an autoscaler made object_name leaves no other trace in the cluster.
+#: Prefixes of labels on nodes by autoscalers that leave no other trace in the cluster.
 _AUTOSCALER_NODE_LABELS = ("karpenter.sh/", "provisioner.cast.ai/")
-#: Reporters of events, and reasons that only an autoscaler gives.
+#: Reporters of events that are autoscalers, and reasons that only autoscalers give.
 _AUTOSCALERS = ("cluster-autoscaler", "karpenter")
 _AUTOSCALER_REASONS = ("TriggeredScaleUp", "NotTriggerScaleUp", "Nominated")
 
 
 @dataclass(frozen=True)
 class Watch:
+    """A kind of objects to watch.
+
+    Attributes:
+        name: The name by which a `Cluster` has the objects.
+        resource: The kind.
+        fields: A field selector.
+        is_optional: Whether a cluster may not serve the kind.
+        is_everywhere: Whether to watch all namespaces, even if the controller works in a few.
+    """
+
     name: str
     resource: Resource
     fields: str = ""
@@ -35,7 +45,7 @@ class Watch:
     is_everywhere: bool = False
 
 
-#: What a backend keeps, beside pods, what owns them, and `EVENTS` of both.
+#: The kinds that a backend watches, beside pods, their owners, and the `EVENTS` of both.
 WATCHED = (
     Watch(NODES, Resource("", "v1", "nodes", "Node", is_namespaced=False)),
     Watch(CLAIMS, Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")),
@@ -74,6 +84,16 @@ WATCHED = (
 
 @dataclass(frozen=True)
 class Cluster:
+    """The watched objects of a cluster at one moment.
+
+    Attributes:
+        now: Seconds since the epoch.
+        objects: The objects of each known kind, by `Watch.name`.
+        absent: The kinds that the cluster does not serve.
+        reporting_autoscaler: The autoscaler that has reported an event, if any.
+        memo: Values that were computed from these objects.
+    """
+
     now: float
     objects: Mapping[str, Sequence[Object]] = field(default_factory=dict)
     absent: frozenset[str] = frozenset()
@@ -94,7 +114,7 @@ class Cluster:
         return objects_by_key.get((namespace, object_name))
 
     def memoized(self, memo_key: object, compute: Callable[[], _T]) -> _T:
-        """Compute a value once for as long as the objects stay the same."""
+        """Compute a value once while the objects stay the same."""
         if memo_key not in self.memo:
             self.memo[memo_key] = compute()
         memoized: _T = self.memo[memo_key]
@@ -127,7 +147,7 @@ def time_of(text: object) -> float | None:
         return None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=timezone.utc)
-    # A container that never started has a start in 1970.
+    # A container that never started has the start 1970-01-01.
     return moment.timestamp() or None
 
 
@@ -137,7 +157,7 @@ def reporter(event: Object) -> str:
 
 
 def autoscaler(event: Object) -> str | None:
-    """The autoscaler that says it, if it is one's."""
+    """The autoscaler that reports an event; `None` for another reporter."""
     component = reporter(event)
     if component in _AUTOSCALERS or event.get("reason") in _AUTOSCALER_REASONS:
         return component or "the autoscaler"
@@ -166,7 +186,7 @@ def first_time(event: Object) -> float:
 
 
 def events_of(events: Iterable[Object], kind: str, name: str, *reasons: str) -> list[Object]:
-    """Events of one object with one of the reasons (any, when none is given), the oldest first."""
+    """The events of one object, the oldest first; with `reasons`, only those with such a reason."""
     object_events = [
         event
         for event in events
@@ -178,7 +198,7 @@ def events_of(events: Iterable[Object], kind: str, name: str, *reasons: str) -> 
 
 
 def without_earlier_objects(events: Iterable[Object], objects: Iterable[Object]) -> list[Object]:
-    """Events without those of earlier objects that had the names of these."""
+    """The events without those of earlier objects with the same names."""
     uids = {
         (live_object.get("kind"), live_object["metadata"]["name"]): live_object["metadata"].get(
             "uid"
@@ -200,13 +220,13 @@ def container_statuses(pod: Object) -> list[Object]:
 
 
 def controller_of(manifest: Object) -> Object | None:
-    """The reference to what made an object and keeps it, if something does."""
+    """The reference to the controller of an object, if it has one."""
     owners: list[Object] = manifest["metadata"].get("ownerReferences") or []
     return next((owner for owner in owners if owner.get("controller")), None)
 
 
 def condition(manifest: Object, kind: str) -> Object:
-    """A condition in the status of an object; empty if it has none of that type."""
+    """A condition in the status of an object; empty without a condition of that type."""
     for status_condition in (manifest.get("status") or {}).get("conditions") or ():
         if status_condition.get("type") == kind:
             matching_condition: dict[str, Any] = status_condition

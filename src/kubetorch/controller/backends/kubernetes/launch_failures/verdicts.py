@@ -1,4 +1,4 @@
-"""Verdicts on a launch: it cannot succeed, it waits for a reason, or nothing is wrong."""
+"""Verdicts on a launch: the launch cannot succeed, it waits for a reason, or nothing is wrong."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 
 from kubetorch.errors import KubetorchError, MissingObjectError
 
-#: Lines of a container's log that an error has.
+#: Last lines of a container's log in an error.
 LOG_LINES = 20
 _LOG_CHARACTERS = 4000
-#: Seconds for which an object has to be missing: whoever makes a pod may make the rest after it.
+#: Seconds for which an object has to be missing: a deploy may make a pod before its secrets.
 SETTLE_SECONDS = 2.0
 _KINDS = {
     "secret": "Secret",
@@ -43,7 +43,17 @@ _CLUSTER_WIDE = ("PriorityClass", "RuntimeClass", "StorageClass", "Queue")
 
 @dataclass(frozen=True)
 class Verdict:
-    """A verdict on a launch; without a reason, nothing is wrong."""
+    """A verdict on a launch; without a reason, nothing is wrong.
+
+    Attributes:
+        error: Why the launch can never succeed; a verdict with an error is a doom.
+        reason: Why the launch waits, or fails.
+        since: The time since when the reason holds, in seconds since the epoch.
+        recheck_seconds: Seconds after which to judge again, even if nothing has changed.
+        settle_seconds: Seconds for which a doom has to last before it counts.
+        log_container: The container whose last log lines belong into the error.
+        is_previous: Whether these lines are those of the container's previous run.
+    """
 
     error: KubetorchError | None = None
     reason: str = ""
@@ -58,7 +68,7 @@ class Verdict:
         return self.error is not None
 
     def with_log(self, lines: Iterable[str]) -> Verdict:
-        """The same, with the last lines of its container in the error."""
+        """The verdict with the last lines of its container in the error."""
         text = "\n".join(list(lines)[-LOG_LINES:])[-_LOG_CHARACTERS:].strip("\n")
         if self.error is None or not text:
             return replace(self, log_container=None)
@@ -85,7 +95,10 @@ def waiting(
 
 
 def settled(verdict: Verdict, now: float) -> Verdict:
-    """A doom that counts only once its fact is so old: what is missing may be on its way."""
+    """Turn a doom that is younger than `SETTLE_SECONDS` into a reason to wait.
+
+    A missing object may be made a moment later.
+    """
     if verdict.since is None or not verdict.is_doomed or now - verdict.since >= SETTLE_SECONDS:
         return verdict
     remaining_seconds = SETTLE_SECONDS - max(0.0, now - verdict.since)
@@ -93,7 +106,7 @@ def settled(verdict: Verdict, now: float) -> Verdict:
 
 
 def worst(verdicts: Sequence[Verdict]) -> Verdict:
-    """The one that matters most: a doom, else the first reason; judged again as soon as any is."""
+    """The verdict that matters most: a doom, else the first reason; the earliest recheck holds."""
     if not verdicts:
         return NO_TROUBLE
     worst_verdict = next(
@@ -113,7 +126,7 @@ def worst(verdicts: Sequence[Verdict]) -> Verdict:
 def missing_object(
     kind: str, name: str, namespace: str = "", *, key: str = ""
 ) -> MissingObjectError:
-    """The error of a missing object, or of a key that an object lacks."""
+    """The error for a missing object, or with `key` for a key that an object lacks."""
     in_namespace = f" in namespace {namespace!r}" if namespace and kind not in _CLUSTER_WIDE else ""
     text = f"there is no {kind} {name!r}{in_namespace}"
     if key:
@@ -125,7 +138,7 @@ def missing_object(
 
 
 def missing_object_in(message: str, *, namespace: str = "") -> MissingObjectError | None:
-    """The error that a message of the API server or the kubelet amounts to, if it is one."""
+    """The error for a message about a missing object, by the API server or a kubelet."""
     match = _NOT_FOUND.search(message)
     if match:
         return missing_object(_KINDS[match[1].lower()], match[2], namespace)

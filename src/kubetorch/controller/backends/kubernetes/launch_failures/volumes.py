@@ -1,4 +1,4 @@
-"""Volumes that hold a pod back: claims that are missing or cannot be bound, mounts that fail."""
+"""Volumes for which a pod waits: missing claims, claims that cannot be bound, failed mounts."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from kubetorch.errors import StartupError
 from kubetorch.k8s.resources import Object
 
 _DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
-#: Reasons of events.
+#: Reasons of events about mounts, and about the binding of claims.
 _MOUNT_EVENTS = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
 _BINDING_EVENTS = ("ProvisioningFailed", "FailedBinding")
-#: What provisioners say of an access mode that they never provide.
+#: Messages of provisioners about an access mode that they never provide.
 _UNSUPPORTED_ACCESS_MODE = re.compile(
     r"only supports? |not supported|unsupported|invalid access ?mode", re.I
 )
@@ -48,7 +48,7 @@ def claims(spec: Object) -> Iterator[str]:
 
 
 def judge_mounts(pod: Object, events: Sequence[Object], cluster: Cluster) -> Verdict:
-    """Judge a pod that has a node, and whose containers wait for its volumes."""
+    """Judge a pod with a node whose containers wait for its volumes."""
     name = pod["metadata"]["name"]
     mount_events = snapshot.events_of(events, "Pod", name, *_MOUNT_EVENTS)
     if not mount_events:
@@ -91,8 +91,8 @@ def _judge_pending(claim: Object, events: Sequence[Object], cluster: Cluster) ->
         and cluster.knows(STORAGE_CLASSES)
         and not cluster.find(STORAGE_CLASSES, storage_class)
     ):
-        # The name may also be only a mark of volumes that somebody made by hand: then the
-        # controller says nothing of a missing class.
+        # The class may be only a name on volumes that an administrator made by hand. Then the
+        # volume controller does not report a missing class.
         if "not found" not in text:
             return waiting(
                 f"the volume {name} waits for a storage of class {storage_class!r}", since
