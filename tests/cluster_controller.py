@@ -18,9 +18,9 @@ from kubetorch.controller.access import Access, PodIdentity
 from kubetorch.controller.app import Controller
 from kubetorch.controller.backends.base import (
     Backend,
+    EventLine,
     Listener,
     Manifest,
-    News,
     PodStatus,
     Stores,
     Trouble,
@@ -93,7 +93,7 @@ class MadeUp:
     def pods(self, namespace: str, name: str) -> list[PodStatus]:
         return self.named.get((namespace, name), [])
 
-    def described(self, namespace: str, name: str) -> list[Manifest]:
+    def pod_manifests(self, namespace: str, name: str) -> list[Manifest]:
         return self.objects.get((namespace, name), [])
 
     def trouble(self, namespace: str, name: str) -> Trouble:
@@ -108,7 +108,7 @@ class MadeUp:
     def expected(self, namespace: str, name: str) -> int | None:
         return len(self.pods(namespace, name))
 
-    def news(self, namespace: str, name: str) -> list[News]:
+    def event_lines(self, namespace: str, name: str) -> list[EventLine]:
         return []
 
     def mounted(self, namespace: str, name: str, pod: str) -> Mounted:

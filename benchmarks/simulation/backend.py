@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 
 from kubetorch.controller.backends.base import (
+    EventLine,
     Listener,
     Manifest,
-    News,
     PodStatus,
-    PortsWanted,
+    PortRequest,
     Stores,
     Trouble,
 )
@@ -86,7 +86,7 @@ class SimulatedBackend:
         """The pods of a workload."""
         return self._pods.get((namespace, name), [])
 
-    def described(self, namespace: str, name: str) -> list[Manifest]:
+    def pod_manifests(self, namespace: str, name: str) -> list[Manifest]:
         return []
 
     def trouble(self, namespace: str, name: str) -> Trouble:
@@ -97,7 +97,7 @@ class SimulatedBackend:
         """All of them are there."""
         return len(self.pods(namespace, name))
 
-    def news(self, namespace: str, name: str) -> list[News]:
+    def event_lines(self, namespace: str, name: str) -> list[EventLine]:
         """Nothing ever happens."""
         return []
 
@@ -138,7 +138,7 @@ class SimulatedBackend:
     def end_pod(self, namespace: str, name: str, pod: str, error: KubetorchError) -> None:
         return None
 
-    def ports(self, namespace: str, name: str, wanted: PortsWanted) -> tuple[int, ...]:
+    def ports(self, namespace: str, name: str, wanted: PortRequest) -> tuple[int, ...]:
         return (wanted.first,) * wanted.count
 
     def hold_ports(self, namespace: str, name: str, ports: Sequence[int]) -> None:

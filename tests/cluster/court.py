@@ -11,7 +11,7 @@ from typing import Any
 
 from kubetorch.controller.backends.kubernetes.launch_failures import diagnosis
 from kubetorch.controller.backends.kubernetes.launch_failures.verdicts import (
-    NOTHING,
+    NO_TROUBLE,
     Verdict,
     worst,
 )
@@ -67,11 +67,11 @@ class Court:
             metadata.setdefault("namespace", self.namespace)
             metadata.setdefault("labels", {})[labels.SERVICE] = name
             try:
-                await self._cluster_watch.look_at(manifest)
+                await self._cluster_watch.watch_object(manifest)
                 await self.client.apply(manifest, field_manager="kubetorch")
             except KubetorchError as error:
                 return diagnosis.judge_refusal(error, manifest, now=time.time())
-        return NOTHING
+        return NO_TROUBLE
 
     def judge(self, name: str, main: Object) -> Verdict:
         """The verdict at this moment."""
@@ -87,7 +87,7 @@ class Court:
 
     async def until_doomed(self, name: str, main: Object, *, timeout: float) -> Judgement:
         """Judge whenever something changes, until there is a doom or the seconds are over."""
-        verdict, end = NOTHING, time.monotonic() + timeout
+        verdict, end = NO_TROUBLE, time.monotonic() + timeout
         while (rest := end - time.monotonic()) > 0:
             verdict = self.judge(name, main)
             if verdict.is_doomed:

@@ -18,9 +18,9 @@ from kubetorch import errors
 from kubetorch.controller.backends.kubernetes import prepare
 from kubetorch.controller.backends.kubernetes.apply import (
     Applier,
+    ApplyPlan,
     ApplyRetry,
-    Taking,
-    WantedObjects,
+    TakeoverPermission,
 )
 from kubetorch.k8s import kubeconfig, pod_streams
 from kubetorch.k8s.client import Client
@@ -190,8 +190,13 @@ async def _apply(client: Client, manifest: Object, **variables: str) -> tuple[Ob
     for template in WorkloadManifest.parse(main).templates:
         template.container["command"] = ["python3", "-c", ANSWERING]
     found = services.KubernetesServices(compute, main, namespace=namespace, name=name).render()
-    objects = WantedObjects(
-        (*found, *beside, main), taken=None, taking=Taking(), owner=None, known={}, timeout=60
+    objects = ApplyPlan(
+        (*found, *beside, main),
+        user_manifest=None,
+        permission=TakeoverPermission(),
+        owner=None,
+        live_objects={},
+        timeout=60,
     )
     applier = ApplyRetry(Applier(client), now=time.monotonic, on_wait=lambda _: None)
     await applier.apply((namespace, name), objects)

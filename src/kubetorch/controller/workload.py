@@ -20,9 +20,9 @@ from kubetorch.controller.access import Grant
 from kubetorch.controller.backends.base import (
     DELETED,
     Backend,
-    News,
+    EventLine,
     PodStatus,
-    PortsWanted,
+    PortRequest,
     Trouble,
 )
 from kubetorch.controller.deploys import DeployProgress, PendingDeploys, expect_agents, not_applied
@@ -408,7 +408,7 @@ class Workload:
         expected = backend.expected(*self.key)
         needed = self._rendezvous.needed
         self._handle(rollout.PodsChanged(current, names - current, expected, needed))
-        news = backend.news(*self.key) if self._deploys else []
+        news = backend.event_lines(*self.key) if self._deploys else []
         self._event_reporter.report(self.pods, trouble, news)
         failed = sum(pod.failure is not None for pod in self.pods if pod.name in current)
         if trouble.failure is not None:
@@ -669,7 +669,7 @@ class Workload:
         distribution = self._specs[plan.generation].compute.distribution
         assert distribution is not None
         ports_per_pod = plan.processes if distribution.has_port_each else 1
-        port_request = PortsWanted(
+        port_request = PortRequest(
             distribution.port,
             is_declared=distribution.is_port_declared,
             count=len(members) * ports_per_pod if distribution.has_port_each else 1,
@@ -839,7 +839,9 @@ class PodEventReporter:
         # By pod: why it does not run; under the empty name why pods are missing.
         self._reasons: dict[str, str] = {}
 
-    def report(self, pods: Sequence[PodStatus], trouble: Trouble, news: Sequence[News]) -> None:
+    def report(
+        self, pods: Sequence[PodStatus], trouble: Trouble, news: Sequence[EventLine]
+    ) -> None:
         """Report events of pods, and why pods do not run or are missing.
 
         A reason of many pods is reported once, and an event that is part of a reason is not

@@ -163,7 +163,7 @@ class _Run:
 
         applier = Applier(self._client)
         for one in taken:
-            left = await applier.delete_own(await applier.ref(one))
+            left = await applier.delete_applied(await applier.ref(one))
             if left is not None:
                 self._report(f"left {left}")
 

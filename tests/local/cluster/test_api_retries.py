@@ -51,7 +51,7 @@ def test_the_server_is_asked_again_ever_more_seldom_until_it_takes_it() -> None:
     asked = Asked(*[refusal(429)] * 6, "taken")
 
     async def main() -> None:
-        assert await asked.retry().until_taken(KEY, MANIFEST, asked) == "taken"
+        assert await asked.retry().until_accepted(KEY, MANIFEST, asked) == "taken"
 
     clock_loop.run(main())
     assert [at - asked.at[0] for at in asked.at[1:]] == [0.5, 1.5, 3.5, 7.5, 12.5, 17.5]
@@ -65,7 +65,7 @@ def test_whoever_waits_is_told_why_when_the_time_is_over() -> None:
         retry = asked.retry()
         with pytest.raises(ServiceTimeoutError, match="within 60 s: the API server answered 429"):
             async with retry.within(KEY, 60):
-                await retry.until_taken(KEY, MANIFEST, asked)
+                await retry.until_accepted(KEY, MANIFEST, asked)
         assert retry.reasons == {}
 
     clock_loop.run(main())
@@ -77,7 +77,7 @@ def test_what_it_will_never_take_is_asked_once() -> None:
 
     async def main() -> None:
         with pytest.raises(KubernetesRequestError, match="400"):
-            await asked.retry().until_taken(KEY, MANIFEST, asked)
+            await asked.retry().until_accepted(KEY, MANIFEST, asked)
 
     clock_loop.run(main())
     assert len(asked.at) == 1

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kubetorch.controller.backends.base import PortsWanted
+from kubetorch.controller.backends.base import PortRequest
 from kubetorch.controller.backends.process.backend import WORLD_PORTS, WorldPorts
 from kubetorch.errors import ResourceNotAvailableError
 from kubetorch.lib import sockets
@@ -30,18 +30,18 @@ def free() -> int:
 
 
 def test_the_wanted_port_is_taken_when_it_is_free(ports: WorldPorts, free: int) -> None:
-    assert ports.choose(F, PortsWanted(free, is_declared=False), agents=NOBODY) == (free,)
+    assert ports.choose(F, PortRequest(free, is_declared=False), agents=NOBODY) == (free,)
 
 
 def test_two_services_never_get_the_same(ports: WorldPorts, free: int) -> None:
-    wanted = PortsWanted(free, is_declared=False)
+    wanted = PortRequest(free, is_declared=False)
     ports.choose(F, wanted, agents=NOBODY)
     (other,) = ports.choose(G, wanted, agents=NOBODY)
     assert other in WORLD_PORTS
 
 
 def test_services_of_two_controllers_never_get_the_same(ports: WorldPorts, free: int) -> None:
-    wanted = PortsWanted(free, is_declared=False)
+    wanted = PortRequest(free, is_declared=False)
     ports.choose(F, wanted, agents=NOBODY)
     second = WorldPorts()
     assert second.choose(F, wanted, agents=NOBODY) != (free,)
@@ -49,7 +49,7 @@ def test_services_of_two_controllers_never_get_the_same(ports: WorldPorts, free:
 
 
 def test_a_port_is_free_again_without_its_service(ports: WorldPorts, free: int) -> None:
-    wanted = PortsWanted(free, is_declared=True)
+    wanted = PortRequest(free, is_declared=True)
     ports.choose(F, wanted, agents=NOBODY)
     ports.release(F)
     assert ports.choose(G, wanted, agents=NOBODY) == (free,)
@@ -58,7 +58,7 @@ def test_a_port_is_free_again_without_its_service(ports: WorldPorts, free: int) 
 def test_a_service_keeps_what_it_declared_while_its_processes_still_have_it(
     ports: WorldPorts, free: int
 ) -> None:
-    wanted = PortsWanted(free, is_declared=True)
+    wanted = PortRequest(free, is_declared=True)
     ports.choose(F, wanted, agents=NOBODY)
     with socket.create_server(("127.0.0.1", free)):
         assert ports.choose(F, wanted, agents=NOBODY) == (free,)
@@ -68,7 +68,7 @@ def test_a_service_keeps_what_it_declared_while_its_processes_still_have_it(
 def test_a_declared_port_that_somebody_has_is_an_error(
     ports: WorldPorts, free: int, who: str
 ) -> None:
-    wanted = PortsWanted(free, is_declared=True)
+    wanted = PortRequest(free, is_declared=True)
     agents = frozenset({free}) if who == "an agent" else NOBODY
     if who == "the service g":
         ports.hold(G, [free])
@@ -81,14 +81,14 @@ def test_a_declared_port_that_somebody_has_is_an_error(
 
 def test_each_of_many_processes_has_a_port_of_its_own(ports: WorldPorts, free: int) -> None:
     with socket.create_server(("127.0.0.1", free)):
-        found = ports.choose(F, PortsWanted(free, False, count=4, per_pod=2), agents=NOBODY)
+        found = ports.choose(F, PortRequest(free, False, count=4, per_pod=2), agents=NOBODY)
     assert len(set(found)) == 4
     assert free not in found
 
 
 def test_further_ports_are_free_ones_whatever_is_declared(ports: WorldPorts, free: int) -> None:
     with socket.create_server(("127.0.0.1", free + 1)):
-        wanted = PortsWanted(free, is_declared=True, further=20)
+        wanted = PortRequest(free, is_declared=True, further=20)
         first, *further = ports.choose(F, wanted, agents=NOBODY)
     assert first == free
     assert len(set(further)) == 20
@@ -105,5 +105,5 @@ def test_no_port_of_a_world_is_one_of_agents_or_of_workers_of_ray() -> None:
 
 def test_what_an_earlier_controller_gave_is_held(ports: WorldPorts, free: int) -> None:
     ports.hold(F, [free])
-    wanted = PortsWanted(free, is_declared=False)
+    wanted = PortRequest(free, is_declared=False)
     assert ports.choose(G, wanted, agents=NOBODY) != (free,)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kubetorch.controller.backends.base import News, PodStatus, Trouble
+from kubetorch.controller.backends.base import EventLine, PodStatus, Trouble
 from kubetorch.controller.workload import PodEventReporter
 from kubetorch.wire.exceptions import Failure
 from kubetorch.wire.messages import Stage
@@ -18,7 +18,7 @@ class Told:
         self.stages: list[Stage] = []
         self.telling = PodEventReporter(self.stages.append)
 
-    def after(self, *pods: PodStatus, reason: str = "", news: list[News] | None = None) -> Any:
+    def after(self, *pods: PodStatus, reason: str = "", news: list[EventLine] | None = None) -> Any:
         self.stages.clear()
         self.telling.report(pods, Trouble(reason), news or [])
         return [(stage.pod, stage.message) for stage in self.stages]
@@ -50,7 +50,7 @@ def test_what_fails_a_deploy_is_not_told() -> None:
 
 def test_news_are_told_as_they_come() -> None:
     told = Told()
-    assert told.after(pod(0), news=[News("Pulling: web:1", "web-0", is_warning=True)]) == [
+    assert told.after(pod(0), news=[EventLine("Pulling: web:1", "web-0", is_warning=True)]) == [
         ("web-0", "Pulling: web:1")
     ]
     assert told.stages[0].warning
@@ -58,7 +58,7 @@ def test_news_are_told_as_they_come() -> None:
 
 def test_an_event_that_a_reason_explains_is_told_as_that_reason() -> None:
     told = Told()
-    news = [News("FailedMount: no volume", "web-0", is_warning=True)]
+    news = [EventLine("FailedMount: no volume", "web-0", is_warning=True)]
     reason = "a volume is not there yet: no volume"
     assert told.after(pod(0, reason), news=news) == [("web-0", reason)]
     assert told.stages[0].warning

@@ -15,9 +15,9 @@ from msgspec.structs import replace as replaced
 from kubetorch.controller import database
 from kubetorch.controller.access import PodIdentity
 from kubetorch.controller.backends.base import (
+    EventLine,
     Listener,
     Manifest,
-    News,
     Phase,
     PodStatus,
     Trouble,
@@ -103,7 +103,7 @@ class OneThatBreaks:
     def expected(self, namespace: str, name: str) -> int | None:
         return 1
 
-    def news(self, namespace: str, name: str) -> list[News]:
+    def event_lines(self, namespace: str, name: str) -> list[EventLine]:
         return []
 
     def mounted(self, namespace: str, name: str, pod: str) -> Mounted:

@@ -31,7 +31,7 @@ from kubetorch.wire.secrets import Outcome, PutSecret, SecretView, StoredSecret
 from kubetorch.wire.volumes import CreatedVolume, StorageClass, VolumeView
 
 Manifest = dict[str, Any]
-#: Why a pod was lost of which its backend knows nothing but that it is not there any more.
+#: The ending of a pod that has disappeared, where its backend knows no other reason.
 DELETED = Ending(reason="Deleted", message="it is not there any more")
 Phase = Literal["Pending", "Running", "Failed", "Terminating"]
 #: Notified of a workload (namespace, name) whose pods changed in any way.
@@ -40,27 +40,27 @@ Listener = Callable[[str, str], None]
 
 class SecretStore(Protocol):
     async def put(self, namespace: str, object_name: str, put: PutSecret) -> StoredSecret:
-        """Store values, in one step."""
+        """Store the values of a secret: all of them, or none."""
 
     async def get(self, namespace: str, object_name: str) -> SecretView | None:
-        """A secret without its values, if there is one of that name."""
+        """A secret without its values; `None` if no secret has that name."""
 
     async def values(self, namespace: str, object_name: str) -> dict[str, bytes]:
-        """The values of a secret."""
+        """The values of a secret by key."""
 
     async def list(self, namespace: str | None) -> list[SecretView]:
         """The secrets of a namespace, or of all; on Kubernetes those that Kubetorch made."""
 
     async def delete(self, namespace: str, object_name: str) -> bool:
-        """Delete a secret; whether there was one."""
+        """Delete a secret; returns `False` if there was none."""
 
 
 class VolumeStore(Protocol):
     async def create(self, namespace: str, spec: VolumeSpec) -> CreatedVolume:
-        """Make a volume; one that exists stays as it is."""
+        """Make a volume; a volume that exists stays as it is."""
 
     async def get(self, namespace: str, claim: str) -> VolumeView | None:
-        """A volume, if there is one of that name."""
+        """A volume; `None` if no volume has that name."""
 
     async def list(self, namespace: str | None) -> list[VolumeView]:
         """The volumes of a namespace, or of all; on Kubernetes those that Kubetorch made."""
@@ -68,10 +68,20 @@ class VolumeStore(Protocol):
     async def delete(
         self, namespace: str, claim: str, *, wait: float, is_forced: bool = False
     ) -> bool:
-        """Delete a volume and what is in it; one that pods hold is gone after them."""
+        """Delete a volume and its content; a volume that pods hold disappears after those pods.
+
+        Args:
+            namespace: The namespace of the volume.
+            claim: The name of the volume's claim.
+            wait: Seconds for which to wait until the volume has disappeared.
+            is_forced: Delete a volume although pods hold it.
+
+        Returns:
+            `True` if the volume has disappeared by now.
+        """
 
     async def storage_class(self, spec: VolumeSpec) -> StorageClass:
-        """The class and the access mode of a volume that is to be made."""
+        """The storage class and the access mode that a new volume would get."""
 
 
 class Stores(NamedTuple):
@@ -85,15 +95,29 @@ def check_views(
     secrets: Mapping[str, SecretView | None],
     volumes: Mapping[str, VolumeView | None],
 ) -> None:
-    """Refuse what pods could not be given, of the secrets and volumes that are there."""
+    """Refuse pods whose secrets, keys of secrets, or volumes do not exist.
+
+    Args:
+        namespace: The namespace of the pods.
+        attached: The secrets and volumes that the pods mount or read.
+        secrets: These secrets by name; `None` for a secret that does not exist.
+        volumes: These volumes by claim; `None` for a volume that does not exist.
+    """
     for name in attached.secrets:
         if secrets[name] is None:
             raise SecretNotFound(name, namespace)
-    needed = [(one.secret, one.key) for one in attached.variables if one.key and not one.optional]
-    needed += [
-        (one.secret, key) for one in attached.files if not one.optional for key, _ in one.items
+    needed_keys = [
+        (variable.secret, variable.key)
+        for variable in attached.variables
+        if variable.key and not variable.optional
     ]
-    for name, key in needed:
+    needed_keys += [
+        (secret_files.secret, key)
+        for secret_files in attached.files
+        if not secret_files.optional
+        for key, _ in secret_files.items
+    ]
+    for name, key in needed_keys:
         view = secrets[name]
         if view is not None and key not in view.keys:
             raise SpecError(
@@ -113,19 +137,19 @@ def missing_volume(namespace: str, claim: str) -> VolumeNotFoundError:
 
 
 def decide_put(
-    namespace: str, put: PutSecret, there: dict[str, bytes] | None
+    namespace: str, put: PutSecret, stored_values: dict[str, bytes] | None
 ) -> tuple[Outcome, dict[str, bytes]]:
-    """Decide on an upload to a secret with these values; returns the values that it has then."""
+    """Decide what an upload does to a secret; returns the values that the secret has afterwards."""
     outcome: Outcome = "created"
     values = put.values
-    if there is None:
+    if stored_values is None:
         if put.collision == "merge":
             raise SecretNotFound(put.draft.name, namespace)
     else:
         if put.collision == "merge":
-            values = {**there, **put.values}
-        if put.collision == "keep" or values == there:
-            return "unchanged", there
+            values = {**stored_values, **put.values}
+        if put.collision == "keep" or values == stored_values:
+            return "unchanged", stored_values
         if put.collision == "same":
             raise SecretConflictError(put.draft.name, namespace)
         outcome = "merged" if put.collision == "merge" else "replaced"
@@ -137,19 +161,19 @@ class PodStatus(msgspec.Struct, frozen=True):
     """A pod, as its backend sees it.
 
     Attributes:
-        name: It keeps its name as long as it lives.
-        is_retiring: It was made from an older template, or is surplus, and ends soon.
-        restarts: How often its agent was started again.
-        reason: Why it does not run.
-        failure: Why it cannot run, once that is certain.
+        name: The pod keeps its name as long as it lives.
+        is_retiring: The pod was made from an older template, or is surplus, and ends soon.
+        restarts: How often the agent of the pod was started again.
+        reason: Why the pod does not run; empty if it runs.
+        failure: Why the pod can never run, once that is certain.
         pid: Process id of its agent, where pods are processes.
         started: Seconds since the epoch of its agent's start.
-        is_down: Its agent has certainly ended, or never started: what a session of it says is old.
-        uid: Identity that no other pod ever has, where there are such.
-        is_called: Whether calls go to it, or it only helps those that they go to.
-        ending: Why somebody else ends it, or why its agent has ended.
-        is_ours: Whether Kubetorch rendered it, so that what it writes is the workload's.
-        last_ending: Why the agent before this one has ended, where it was started again.
+        is_down: The agent has certainly ended, or never started: what its session reports is old.
+        uid: Identity that no other pod ever has; empty in a backend without such identities.
+        is_called: Whether calls go to the pod; `False` for a pod that only helps called pods.
+        ending: Why the cluster ends the pod, or why its agent has ended.
+        is_ours: Whether Kubetorch rendered the pod, so that its logs are logs of the workload.
+        last_ending: Why the previous agent of the pod ended, where the agent was started again.
     """
 
     name: str
@@ -175,17 +199,26 @@ class PodStatus(msgspec.Struct, frozen=True):
 
 
 class Trouble(msgspec.Struct, frozen=True):
-    """Why a workload does not have its pods, if so, and why it never will, once that is certain."""
+    """Why a workload lacks pods.
+
+    Attributes:
+        reason: Why pods are missing; empty if none is.
+        failure: Why these pods can never come, once that is certain.
+    """
 
     reason: str = ""
     failure: Failure | None = None
 
 
-class PortsWanted(msgspec.Struct, frozen=True):
-    """Ports that the processes of a distributed service are to meet on, as many as `count`.
+class PortRequest(msgspec.Struct, frozen=True):
+    """A request for ports on which the processes of a distributed service meet.
 
-    Others than from `first` on will do, unless the user declared that. With `further` ports behind
-    them, whichever are free, where pods share the ports of a machine.
+    Attributes:
+        first: The first port; the others follow it.
+        is_declared: Whether the user declared `first`, so that no other port will do.
+        count: The number of ports.
+        per_pod: The number of these ports in one pod, where each pod has ports of its own.
+        further: The number of free ports in addition, where pods share the ports of a machine.
     """
 
     first: int
@@ -195,8 +228,8 @@ class PortsWanted(msgspec.Struct, frozen=True):
     further: int = 0
 
 
-class News(msgspec.Struct, frozen=True):
-    """An event on the way to the pods of a workload, as one line."""
+class EventLine(msgspec.Struct, frozen=True):
+    """An event of a launch as one line of a deploy's progress; `pod` names its subject."""
 
     message: str
     pod: str = ""
@@ -207,12 +240,12 @@ class Backend(Protocol):
     """Runs workloads as pods.
 
     A backend makes pods from specs and reports pods; it knows nothing of generations. Call `watch`
-    and then `start` first. What has a body here is so for a backend that has nothing of the kind.
+    and then `start` first. A method with a body has the answer of a backend without that feature.
     """
 
     #: The value of the `backend` setting for this backend.
     name: str
-    #: Of its pods.
+    #: The secrets and volumes of its pods.
     stores: Stores
 
     def watch(self, listener: Listener) -> None:
@@ -222,57 +255,57 @@ class Backend(Protocol):
         """Take up the pods that an earlier controller left."""
 
     def check(self, spec: WorkloadSpec) -> None:
-        """Refuse what cannot run here, before anything of it is stored."""
+        """Refuse a spec that this backend cannot run, before anything of the spec is stored."""
 
     async def apply(self, spec: WorkloadSpec) -> None:
-        """Make the pods of a workload what its manifest says; returns before they run."""
+        """Make the pods that the manifest of a workload describes; returns before they run."""
 
     async def release(self, namespace: str, name: str) -> None:
-        """Leave a workload without pods, which hold what others wait for, until its next apply."""
+        """End the pods of a workload until its next apply: other workloads wait for their GPUs."""
 
     async def delete(self, namespace: str, name: str, *, grace: float) -> list[str]:
-        """End all pods of a workload; returns when nothing of them is left.
+        """End all pods of a workload; returns when they have disappeared.
 
-        An object that its user had before stays, and its pods are its own again: what is left is
-        returned, in words.
+        An object that its user had before the first deploy stays, with pods of its own. Returns a
+        sentence on each object that stays.
         """
         return []
 
     def pods(self, namespace: str, name: str) -> list[PodStatus]:
         """The pods of a workload, by ordinal."""
 
-    def described(self, namespace: str, name: str) -> list[Manifest]:
+    def pod_manifests(self, namespace: str, name: str) -> list[Manifest]:
         """The pods of a workload as their cluster describes them."""
         return []
 
     def trouble(self, namespace: str, name: str) -> Trouble:
-        """The reason why a workload does not have its pods, if there is one."""
+        """The reason why a workload lacks pods; an empty `Trouble` if it lacks none."""
         return Trouble()
 
-    def news(self, namespace: str, name: str) -> list[News]:
-        """The events of its pods since the last call of this method, from its last apply on."""
+    def event_lines(self, namespace: str, name: str) -> list[EventLine]:
+        """The events of a workload's pods since its last apply that were not returned before."""
         return []
 
     def expected(self, namespace: str, name: str) -> int | None:
         """The least number of pods of its present template that a workload should have."""
 
     def mark_ready(self, namespace: str, name: str, pods: Set[str]) -> None:
-        """Note pods that serve the wanted generation; once all new ones do, retiring ones can end.
+        """Note the pods that serve the desired generation; once all new pods do, retiring pods end.
 
-        Called often; the set is not to be kept. On Kubernetes the object's own controller does it,
-        by the readiness probe.
+        The controller calls this often, and changes the set afterwards. On Kubernetes the
+        controller of the object ends retiring pods, by the readiness probe.
         """
         return
 
     def prepare(self) -> None:
-        """A workload that does not exist yet will be applied in a moment."""
+        """Get ready for the apply of a new workload, which follows in a moment."""
         return
 
     def warnings(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
         """Warnings about a compute and its manifest, for the user, one sentence each."""
 
     def applied(self, spec: WorkloadSpec) -> WorkloadSpec:
-        """The spec that is applied: this one, or the earlier one if this could not be applied."""
+        """The spec that is applied: this spec, or an earlier one if this could not be applied."""
         return spec
 
     def url(self, spec: WorkloadSpec, manifest: Manifest) -> str:
@@ -291,25 +324,25 @@ class Backend(Protocol):
         """The parts of a compute and its manifest that have no effect here, one sentence each."""
 
     def mounted(self, namespace: str, name: str, pod: str) -> Mounted:
-        """The secrets and volumes that a pod of a workload has, and that are not its user's own."""
+        """The secrets and volumes that a pod has mounted and that do not belong to its user."""
 
-    def ports(self, namespace: str, name: str, wanted: PortsWanted) -> tuple[int, ...]:
-        """Ports that are free where the pods of a workload run; its own until the next call.
+    def ports(self, namespace: str, name: str, request: PortRequest) -> tuple[int, ...]:
+        """Reserve free ports where the pods of a workload run, until its next call of this method.
 
         Raises:
-            ResourceNotAvailableError: Somebody else has the declared one.
+            ResourceNotAvailableError: Another process has the port that the user declared.
         """
 
     def hold_ports(self, namespace: str, name: str, ports: Sequence[int]) -> None:
-        """A workload has these already, since an earlier controller."""
+        """Reserve the ports that a workload got from an earlier controller."""
         return
 
     def end_pod(self, namespace: str, name: str, pod: str, error: KubetorchError) -> None:
-        """End a pod that must not have what it has mounted; this error is why."""
+        """End a pod that must not have its mounts; the error says why."""
         return
 
     async def log_tail(self, namespace: str, pod: str, count: int) -> list[bytes]:
-        """The last lines that a pod wrote, without its agent's help."""
+        """The last lines of a pod's log, read without its agent."""
 
     async def close(self, *, pods: bool) -> None:
-        """The controller stops."""
+        """Stop watching; with `pods`, end the pods as well."""

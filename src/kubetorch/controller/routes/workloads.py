@@ -90,7 +90,7 @@ class WorkloadRoutes:
         Without the right to `get pods` it has no values of variables, and no pods of other makers.
         """
         workload = self._workloads.get(namespace, name)
-        pod_manifests = self._workloads.backend.described(namespace, name)
+        pod_manifests = self._workloads.backend.pod_manifests(namespace, name)
         if not await exchange.asker.may(Need("get", namespace, group="", resource="pods")):
             our_names = {pod.name for pod in workload.pods if pod.is_ours}
             our_manifests = (pod for pod in pod_manifests if pod["metadata"]["name"] in our_names)

@@ -60,7 +60,7 @@ class One:
     def token(self, namespace: str, name: str, *, ttl: float, subject: str) -> TokenView:
         return TokenView(f"of {subject}", ttl)
 
-    def described(self, namespace: str, name: str) -> list[dict[str, Any]]:
+    def pod_manifests(self, namespace: str, name: str) -> list[dict[str, Any]]:
         env = [{"name": "PASSWORD", "value": "secret"}]
         return [
             {"metadata": {"name": pod.name}, "spec": {"containers": [{"env": env}]}}

@@ -1,8 +1,11 @@
-"""Objects of a workload in the cluster: applied when they differ, until the API server takes them.
+"""The objects of a workload in the cluster: applied when they differ from their manifests.
 
-A webhook that is away, a request too many, another writer: what may still come right is tried
-again, and whoever waits for the deploy is notified of the reason. It ends with the deploy's own
-time, or when the API server says that it never will.
+A live object is an object as it is in the cluster. A desired manifest is a rendered manifest with
+its marks: the digest of what is applied, the owner, and the note of what a user's object was.
+
+`Applier` sends one request. `ApplyRetry` repeats a request whose refusal may pass (a webhook that
+does not answer, too many requests, another writer), and the deploy reports the reason meanwhile.
+It stops at the timeout of the deploy, or when the API server will never accept the request.
 """
 
 from __future__ import annotations
@@ -39,124 +42,148 @@ from kubetorch.manifests.kinds import Manifest
 from kubetorch.manifests.workload_manifest import WorkloadManifest
 
 FIELD_MANAGER = "kubetorch"
-#: Seconds until an object that has to be made anew is gone.
-GONE_TIMEOUT = 60.0
+#: Seconds in which an object that is to be made anew has to disappear, with its pods.
+DELETION_TIMEOUT = 60.0
 
-#: What is there, by reference; `None` where nothing is.
-Known = dict[Ref, Object | None]
+#: Live objects by reference; `None` for an object that does not exist.
+LiveObjects = dict[Ref, Object | None]
 
 _RECREATE: Object = {"type": "Recreate", "rollingUpdate": None}
 _T = TypeVar("_T")
-# Seconds until an object is applied again that could not be: at first, and at most.
-_AGAIN = (0.5, 5.0)
+# Seconds between two attempts to apply an object: at first, and at most.
+_RETRY_DELAYS = (0.5, 5.0)
 
 _log = logging.getLogger(__name__)
 
 
 class Applier:
-    """Applies and deletes objects; an annotation marks those that it applied."""
+    """Applies and deletes objects; an annotation marks the objects that it has applied."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
 
-    async def look(self, manifests: Iterable[Manifest]) -> Known:
-        """Get these objects, all at once; those that cannot be read are left out."""
+    async def read_live_objects(self, manifests: Iterable[Manifest]) -> LiveObjects:
+        """Get the live objects of manifests, all at once, without those that cannot be read."""
         refs: list[Ref] = []
         for manifest in manifests:
             with contextlib.suppress(KubetorchError):
                 refs.append(await self.ref(manifest))
-        found = await asyncio.gather(*map(self.find, refs), return_exceptions=True)
-        pairs = zip(refs, found, strict=True)
-        return {ref: one for ref, one in pairs if not isinstance(one, BaseException)}
+        answers = await asyncio.gather(*map(self.find, refs), return_exceptions=True)
+        pairs = zip(refs, answers, strict=True)
+        return {ref: answer for ref, answer in pairs if not isinstance(answer, BaseException)}
 
     async def apply(
         self,
         manifest: Manifest,
         *,
         owner: Manifest | None = None,
-        takes: Taking | None = None,
-        known: Known | None = None,
+        permission: TakeoverPermission | None = None,
+        live_objects: LiveObjects | None = None,
         on_wait: Callable[[str], object] = str,
     ) -> Object:
-        """Make an object what its manifest says; one that is like that already is left alone."""
+        """Make a live object what its manifest says; returns the live object.
+
+        Args:
+            manifest: The rendered manifest.
+            owner: The object that owns it.
+            permission: Whether the live object may be one that its user made.
+            live_objects: Live objects that were read before; the used one is taken out.
+            on_wait: Called with the reason for which this waits.
+        """
         ref = await self.ref(manifest)
-        there = known.pop(ref) if known and ref in known else await self.find(ref)
-        while there is not None and there["metadata"].get("deletionTimestamp"):
-            on_wait(f"the {there['kind']} {ref.name} is being deleted; it is made anew after that")
-            await self._leave(ref, there["metadata"]["uid"])
-            there = await self.find(ref)
-        wanted = _wanted(manifest, owner, there)
+        live_object = (
+            live_objects.pop(ref) if live_objects and ref in live_objects else await self.find(ref)
+        )
+        while live_object is not None and live_object["metadata"].get("deletionTimestamp"):
+            on_wait(
+                f"the {live_object['kind']} {ref.name} is being deleted; it is made anew after that"
+            )
+            await self._wait_for_foreign_deletion(ref, live_object["metadata"]["uid"])
+            live_object = await self.find(ref)
+        desired_manifest = _desired_manifest(manifest, owner, live_object)
+        # An object that is like its manifest already costs no request.
         if (
-            there is not None
-            and _applied(there) == _applied(wanted)
-            and not _is_edited(there, wanted)
+            live_object is not None
+            and _applied(live_object) == _applied(desired_manifest)
+            and not _is_edited(live_object, desired_manifest)
         ):
-            return there
-        if there is not None and takes is None:
-            _check_own(there, wanted)
-        elif there is not None and takes is not None:
-            wanted = await self._take_over(ref, there, wanted, takes)
-        if there is not None and _keeps_pods(there, wanted):
-            await self._remove(ref, wanted)
-        elif there is not None and _is_to_be_recreated(there, wanted):
-            wanted = {**wanted, "spec": {"paused": False, **wanted["spec"]}}
-            await self._change_strategy(ref, there, wanted)
+            return live_object
+        # The objects of others stay as they are, unless their user brought them to the deploy.
+        if live_object is not None and permission is None:
+            _check_own(live_object, desired_manifest)
+        elif live_object is not None and permission is not None:
+            desired_manifest = await self._take_over(ref, live_object, desired_manifest, permission)
+        # A change in place would leave pods of the old template.
+        if live_object is not None and _keeps_pods(live_object, desired_manifest):
+            await self._remove(ref, desired_manifest)
+        elif live_object is not None and _is_to_be_recreated(live_object, desired_manifest):
+            desired_manifest = {
+                **desired_manifest,
+                "spec": {"paused": False, **desired_manifest["spec"]},
+            }
+            await self._change_strategy(ref, live_object, desired_manifest)
         try:
-            found = await self._put(wanted)
+            applied_object = await self._put(desired_manifest)
         except KubernetesRequestError as error:
-            if there is None or not _is_immutable(error):
+            if live_object is None or not _is_immutable(error):
                 raise
             _log.info("object made anew ref=%s because=%s", ref, error.message)
-            await self._remove(ref, wanted)
-            found = await self._put(wanted)
-        _log.info("object applied kind=%s namespace=%s name=%s", *_names(wanted))
-        return found
+            await self._remove(ref, desired_manifest)
+            applied_object = await self._put(desired_manifest)
+        _log.info("object applied kind=%s namespace=%s name=%s", *_names(desired_manifest))
+        return applied_object
 
     async def check(
-        self, manifest: Manifest, owner: Manifest | None = None, *, takes: Taking | None = None
+        self,
+        manifest: Manifest,
+        owner: Manifest | None = None,
+        *,
+        permission: TakeoverPermission | None = None,
     ) -> None:
-        """Refuse what `apply` would refuse of an object that is not there yet; nothing is made."""
-        there = await self.find(await self.ref(manifest))
-        if there is not None:
-            if takes is None:
-                _check_own(there, manifest)
+        """Refuse an object that `apply` would refuse, if it does not exist yet; makes nothing."""
+        live_object = await self.find(await self.ref(manifest))
+        if live_object is not None:
+            if permission is None:
+                _check_own(live_object, manifest)
             return
         kind = kinds.find(manifest)
         if kind is not None and not kind.has_template:
-            return  # a TrainJob is refused until the runtime is there that is made for it
+            return  # the API server refuses a TrainJob until its runtime exists
         try:
             await self._put(_marked(manifest, owner), dry_run=True)
         except KubernetesRequestError as error:
-            # Some webhook cannot say it without doing it.
+            # Some webhooks have side effects, and so no dry run.
             if "does not support dry run" not in error.message:
                 raise
 
-    async def check_form(self, manifest: Manifest, owner: Manifest | None, known: Known) -> None:
-        """Refuse an object whose fields its kind does not have; nothing is made, or changed.
+    async def check_form(
+        self, manifest: Manifest, owner: Manifest | None, live_objects: LiveObjects
+    ) -> None:
+        """Refuse a manifest with fields that its kind does not have; changes nothing.
 
-        What else there may be against it is for `apply` to find out, which may know a way, unless
-        what is there would be deleted for it.
+        `apply` meets all other refusals, and may know a way around them. Where it would have to
+        delete the live object first, other errors in the manifest are raised here as well.
         """
-        there = known.get(await self.ref(manifest))
-        wanted = _wanted(manifest, owner, there)
-        if there is not None and _applied(there) == _applied(wanted):
+        live_object = live_objects.get(await self.ref(manifest))
+        desired_manifest = _desired_manifest(manifest, owner, live_object)
+        if live_object is not None and _applied(live_object) == _applied(desired_manifest):
             return
         try:
-            await self._put(wanted, dry_run=True)
+            await self._put(desired_manifest, dry_run=True)
         except KubernetesRequestError as error:
-            is_deleted = there is not None and _keeps_pods(there, wanted)
+            is_deleted = live_object is not None and _keeps_pods(live_object, desired_manifest)
             if is_deleted and error.status_code == 422 and not _is_immutable(error):
                 raise
 
-    async def _put(self, wanted: Manifest, *, dry_run: bool = False) -> Object:
+    async def _put(self, manifest: Manifest, *, dry_run: bool = False) -> Object:
         try:
             return await self._client.apply(
-                wanted, field_manager=FIELD_MANAGER, force=True, dry_run=dry_run
+                manifest, field_manager=FIELD_MANAGER, force=True, dry_run=dry_run
             )
         except KubernetesRequestError as error:
             if not failures.is_malformed(error.message):
                 raise
-            raise await malformed.refusal(self._client, wanted, error.message) from error
+            raise await malformed.refusal(self._client, manifest, error.message) from error
 
     async def ref(self, manifest: Manifest) -> Ref:
         resource: Resource = await self._client.discovery.resource_of(manifest)
@@ -169,197 +196,231 @@ class Applier:
             return None
 
     async def delete(self, ref: Ref, *, grace_seconds: int | None = None) -> None:
-        """Delete an object and what it owns; nothing happens if it is not there."""
+        """Delete an object and the objects that it owns, if it exists."""
         with contextlib.suppress(KubernetesNotFoundError):
             await self._client.delete(ref, grace_seconds=grace_seconds)
 
-    async def delete_own(self, ref: Ref) -> str | None:
-        """Delete an object if it was applied here; what is left of it, in words.
+    async def delete_applied(self, ref: Ref) -> str | None:
+        """Delete an object that Kubetorch applied; returns a phrase on an object that stays.
 
-        That of somebody else stays, and one that was taken over is put back as it was.
+        The object of another writer stays, and an object that was taken over becomes again what it
+        was.
         """
-        there = await self.find(ref)
-        if there is None:
+        live_object = await self.find(ref)
+        if live_object is None:
             return None
         name = f"{ref.resource.kind} {ref.name}"
-        if not _applied(there):
+        if not _applied(live_object):
             return f"{name}, which is not Kubetorch's"
-        before = takeover.read(there)
-        if before is None:
+        original = takeover.read(live_object)
+        if original is None:
             await self.delete(ref)
             return None
-        how = await self._put_back(ref, there, before)
-        _log.info("object put back ref=%s how=%s", ref, how)
-        return f"{name}, {how}"
+        outcome = await self._put_back(ref, live_object, original)
+        _log.info("object put back ref=%s how=%s", ref, outcome)
+        return f"{name}, {outcome}"
 
     async def _take_over(
-        self, ref: Ref, there: Object, wanted: Manifest, takes: Taking
+        self,
+        ref: Ref,
+        live_object: Object,
+        desired_manifest: Manifest,
+        permission: TakeoverPermission,
     ) -> Manifest:
-        """Note what an object of a user is, and have what the agent replaces in it go."""
-        paths = [*takeover.replaced_fields(there, wanted, takes.replaced)]
-        if not _applied(there):
+        """Record what a user's object is, and claim the fields that the agent replaces.
+
+        The next apply removes the claimed fields, since the desired manifest has none of them.
+        """
+        paths = [
+            *takeover.replaced_fields(live_object, desired_manifest, permission.replaced_containers)
+        ]
+        if not _applied(live_object):
             removed = list(paths)
-            if _is_to_be_recreated(there, wanted):
+            if _is_to_be_recreated(live_object, desired_manifest):
                 removed.append(["f:spec", "f:strategy", "f:rollingUpdate"])
-            # Without the owner: what deletes the workload is not to delete this.
-            wanted = _recorded(wanted, takeover.record(there, wanted, removed))
+            # Without an owner: the deletion of the workload is not to delete the user's object.
+            desired_manifest = _recorded(
+                desired_manifest, takeover.record(live_object, desired_manifest, removed)
+            )
             _log.info("object taken over ref=%s", ref)
         if paths:
-            await self._set_managers(ref, there, takeover.claimed(there, FIELD_MANAGER, paths))
-        return wanted
+            await self._set_managers(
+                ref, live_object, takeover.entries_with_claim(live_object, FIELD_MANAGER, paths)
+            )
+        return desired_manifest
 
-    async def _put_back(self, ref: Ref, there: Object, before: takeover.Before) -> str:
-        kind = kinds.find(there)
+    async def _put_back(
+        self, ref: Ref, live_object: Object, original: takeover.OriginalState
+    ) -> str:
+        kind = kinds.find(live_object)
         if kind is None or kind.replaces_pods:
-            paths = takeover.agents_paths(there, before)
-            restored = takeover.restored(there, before, FIELD_MANAGER)
-            await self._set_managers(ref, there, takeover.claimed(there, FIELD_MANAGER, paths))
+            paths = takeover.agents_container_paths(live_object, original)
+            restored = takeover.restoring_manifest(live_object, original, FIELD_MANAGER)
+            await self._set_managers(
+                ref, live_object, takeover.entries_with_claim(live_object, FIELD_MANAGER, paths)
+            )
             try:
-                made = await self._put(restored)
+                applied_object = await self._put(restored)
             except KubernetesRequestError as error:
                 if not _is_immutable(error):
                     raise
             else:
-                await self._return_managers(ref, made, before)
+                await self._return_managers(ref, applied_object, original)
                 return "as it was before"
-        if before.is_ended:
+        if original.is_ended:
             await self.delete(ref)
             return "which had run before its deploy and was replaced: it is not run once more"
-        await self._remove(ref, there)
+        await self._remove(ref, live_object)
         await self._return_managers(
-            ref, await self._client.create(takeover.whole(there, before)), before
+            ref,
+            await self._client.create(takeover.original_manifest(live_object, original)),
+            original,
         )
         return "made anew as it was before"
 
-    async def _return_managers(self, ref: Ref, made: Object, before: takeover.Before) -> None:
-        """Have fields be of those who had them, lest their next apply is a conflict."""
-        with contextlib.suppress(KubernetesConflictError):  # a controller was faster
-            entries = takeover.given_back(made, before, FIELD_MANAGER)
-            await self._set_managers(ref, made, entries)
+    async def _return_managers(
+        self, ref: Ref, applied_object: Object, original: takeover.OriginalState
+    ) -> None:
+        """Return fields to their earlier managers, lest their next apply is a conflict."""
+        with contextlib.suppress(KubernetesConflictError):  # a controller wrote it in between
+            entries = takeover.entries_given_back(applied_object, original, FIELD_MANAGER)
+            await self._set_managers(ref, applied_object, entries)
             return
         with contextlib.suppress(KubernetesConflictError, KubernetesNotFoundError):
-            there = await self._client.get(ref)
-            entries = takeover.given_back(there, before, FIELD_MANAGER)
-            await self._set_managers(ref, there, entries)
+            live_object = await self._client.get(ref)
+            entries = takeover.entries_given_back(live_object, original, FIELD_MANAGER)
+            await self._set_managers(ref, live_object, entries)
 
-    async def _set_managers(self, ref: Ref, there: Object, entries: Sequence[Object]) -> None:
-        version = there["metadata"]["resourceVersion"]
+    async def _set_managers(self, ref: Ref, live_object: Object, entries: Sequence[Object]) -> None:
+        version = live_object["metadata"]["resourceVersion"]
         patch: Object = {"metadata": {"resourceVersion": version, "managedFields": [*entries]}}
         await self._client.patch(ref, patch)
 
     async def remove(self, manifest: Manifest) -> None:
-        """Delete an object that was applied here, and wait until it and its pods are gone."""
+        """Delete an object that Kubetorch applied; returns when it and its pods are gone."""
         ref = await self.ref(manifest)
-        there = await self.find(ref)
-        if there is not None and _applied(there):
+        live_object = await self.find(ref)
+        if live_object is not None and _applied(live_object):
             _log.info("object to be made anew ref=%s", ref)
             await self._remove(ref, manifest)
 
-    async def try_again(self, manifest: Manifest) -> Object:
-        """Have Knative make a new Revision of the same template, in place of one that failed.
+    async def retry_revision(self, manifest: Manifest) -> Object:
+        """Make Knative create a new Revision of the same template, in place of a failed Revision.
 
-        The field is not one of those that are applied, so no later apply takes it away.
+        Another field manager writes the annotation, so no later apply removes it.
         """
         ref = await self.ref(manifest)
-        there = await self._client.get(ref)
-        noted = {"annotations": {labels.TRIED_AGAIN: version(there)}}
-        patch = {"spec": {"template": {"metadata": noted}}}
+        live_object = await self._client.get(ref)
+        metadata = {"annotations": {labels.TRIED_AGAIN: version(live_object)}}
+        patch = {"spec": {"template": {"metadata": metadata}}}
         return await self._client.patch(ref, patch, field_manager=f"{FIELD_MANAGER}-again")
 
-    async def _change_strategy(self, ref: Ref, there: Object, wanted: Manifest) -> None:
-        """Make a Deployment ready for an apply that has its pods recreated.
+    async def _change_strategy(
+        self, ref: Ref, live_object: Object, desired_manifest: Manifest
+    ) -> None:
+        """Prepare a Deployment for an apply with the strategy `Recreate`.
 
-        The defaults of a rolling update belong to nobody, so no apply removes them, and the other
-        strategy is refused beside them. What is between the two is paused, lest pods end for it.
-        A Deployment to be recreated whose pods are of two templates is not scaled any more, so
-        those of the earlier roll-out have to end first.
+        The defaults of a rolling update have no field manager, so no apply removes them, and the
+        API server refuses `Recreate` beside them. The Deployment is paused in between, so that no
+        pod ends for the change. Kubernetes does not scale a `Recreate` Deployment that has pods of
+        two templates, so the pods of the earlier roll-out have to end first.
         """
         await self._client.patch(ref, {"spec": {"strategy": _RECREATE, "paused": True}})
-        if _is_settled(there):
+        if _is_settled(live_object):
             return
-        metadata = dict(wanted["metadata"])
+        metadata = dict(desired_manifest["metadata"])
         metadata["annotations"] = {**metadata["annotations"], labels.APPLIED: "begun"}
-        spec = {**wanted["spec"], "replicas": there["spec"]["replicas"]}
-        begun = {**wanted, "metadata": metadata, "spec": spec}
-        made = await self._client.apply(begun, field_manager=FIELD_MANAGER, force=True)
-        generation = made["metadata"]["generation"]
+        spec = {**desired_manifest["spec"], "replicas": live_object["spec"]["replicas"]}
+        interim_manifest = {**desired_manifest, "metadata": metadata, "spec": spec}
+        applied_object = await self._client.apply(
+            interim_manifest, field_manager=FIELD_MANAGER, force=True
+        )
+        generation = applied_object["metadata"]["generation"]
         with contextlib.suppress(TimeoutError):
             async with Informer(self._client, _only(ref)) as informer:
                 await informer.until(
-                    lambda objects: all(_is_settled(o, generation) for o in objects.values()),
-                    timeout=GONE_TIMEOUT,
+                    lambda objects: all(
+                        _is_settled(deployment, generation) for deployment in objects.values()
+                    ),
+                    timeout=DELETION_TIMEOUT,
                 )
 
-    async def _remove(self, ref: Ref, wanted: Manifest) -> None:
-        """Delete an object and wait until it and its pods are gone.
+    async def _remove(self, ref: Ref, manifest: Manifest) -> None:
+        """Delete an object and wait until it and its pods have disappeared.
 
-        Pods of the old one may have the names of those of the new one. Nor does deletion wait for
-        them by itself (`Foreground`): an operator that sees its object still there, without what
-        it owned, makes that once more, and of two Jobs of one name within a moment the second has
-        no pods for five minutes, as its controller waits to see those of the first.
+        The pods of the new object may have the names of the old pods. Deletion does not wait for
+        pods by itself (`Foreground`): an operator that still sees its object, without the pods,
+        makes the pods once more. And of two Jobs with one name within a moment the second has no
+        pods for five minutes, since its controller waits to see the pods of the first.
         """
         await self.delete(ref)
         try:
-            async with deadlines.timeout(GONE_TIMEOUT):
-                await self._gone(_only(ref))
-                pods = _pods_of(wanted, ref.namespace)
+            async with deadlines.timeout(DELETION_TIMEOUT):
+                await self._wait_until_empty(_only(ref))
+                pods = _pods_of(manifest, ref.namespace)
                 if pods is not None:
-                    await self._gone(pods)
+                    await self._wait_until_empty(pods)
         except TimeoutError as error:
             raise StartupError(
                 f"the {ref.resource.kind} {ref.name} cannot be changed in place, and its old one, "
-                f"or pods of it, are still there after {GONE_TIMEOUT:.0f} s",
+                f"or pods of it, are still there after {DELETION_TIMEOUT:.0f} s",
                 hint=f"kubectl get {ref.resource},pods -n {ref.namespace} -o yaml shows what is "
                 "left, and its finalizers",
             ) from error
 
-    async def gone(self, ref: Ref) -> None:
+    async def wait_until_deleted(self, ref: Ref) -> None:
         if await self.find(ref) is None:
             return
         try:
-            await self._gone(_only(ref))
+            await self._wait_until_empty(_only(ref))
         except TimeoutError as error:
             raise StartupError(
                 f"the {ref.resource.kind} {ref.name} of an earlier deploy was deleted, and is "
-                f"still there after {GONE_TIMEOUT:.0f} s",
+                f"still there after {DELETION_TIMEOUT:.0f} s",
                 hint=f"kubectl get {ref.resource} {ref.name} -n {ref.namespace} -o yaml shows its "
                 "finalizers",
             ) from error
 
-    async def _leave(self, ref: Ref, uid: str) -> None:
-        """Wait until an object is gone that somebody has deleted.
+    async def _wait_for_foreign_deletion(self, ref: Ref, uid: str) -> None:
+        """Wait until an object has disappeared that another client has deleted.
 
-        Finalizers hold it: of a deletion that waits for the pods first, or leaves them, or of an
-        operator. Whoever waits for the deploy bounds it.
+        Finalizers hold the object: those of a deletion that waits for the pods, or leaves them, or
+        those of an operator. The deploy's timeout bounds the wait.
         """
         async with Informer(self._client, _only(ref)) as informer:
             await informer.until(
-                lambda objects: all(one["metadata"]["uid"] != uid for one in objects.values()),
+                lambda objects: all(
+                    live_object["metadata"]["uid"] != uid for live_object in objects.values()
+                ),
                 timeout=None,
             )
 
-    async def _gone(self, selection: Selection) -> None:
+    async def _wait_until_empty(self, selection: Selection) -> None:
         async with Informer(self._client, selection) as informer:
-            await informer.until(lambda objects: not objects, timeout=GONE_TIMEOUT)
+            await informer.until(lambda objects: not objects, timeout=DELETION_TIMEOUT)
 
 
 def _only(ref: Ref) -> Selection:
     return Selection(ref.resource, ref.namespace, fields=f"metadata.name={ref.name}")
 
 
-def _wanted(manifest: Manifest, owner: Manifest | None, there: Object | None) -> Manifest:
-    """The manifest as it is applied: what an object was before stays with it."""
-    if there is None or not takeover.is_recorded(there):
+def _desired_manifest(
+    manifest: Manifest, owner: Manifest | None, live_object: Object | None
+) -> Manifest:
+    """The manifest with its marks; the note of what a user's object was stays in it."""
+    if live_object is None or not takeover.is_recorded(live_object):
         return _marked(manifest, owner)
-    return _recorded(_marked(manifest, owner), there["metadata"]["annotations"][labels.BEFORE])
+    return _recorded(
+        _marked(manifest, owner), live_object["metadata"]["annotations"][labels.BEFORE]
+    )
 
 
-def _recorded(wanted: Manifest, text: str) -> Manifest:
-    """An object with the note of what it was, which nothing owns."""
-    metadata = {**wanted["metadata"]}
+def _recorded(manifest: Manifest, text: str) -> Manifest:
+    """The manifest with a note of what the user's object was, and without an owner."""
+    metadata = {**manifest["metadata"]}
     metadata.pop("ownerReferences", None)
     metadata["annotations"] = {**metadata["annotations"], labels.BEFORE: text}
-    return {**wanted, "metadata": metadata}
+    return {**manifest, "metadata": metadata}
 
 
 def _marked(manifest: Manifest, owner: Manifest | None) -> Manifest:
@@ -376,40 +437,43 @@ def _marked(manifest: Manifest, owner: Manifest | None) -> Manifest:
     return marked
 
 
-def _is_edited(there: Object, wanted: Manifest) -> bool:
-    """True if somebody else has set fields of its spec, as `kubectl scale` and `set image` do.
+def _is_edited(live_object: Object, desired_manifest: Manifest) -> bool:
+    """True if another writer has set fields of the spec, as `kubectl scale` and `set image` do.
 
-    Operators do that with objects of other kinds, and are right.
+    Objects of other kinds do not count: their operators set fields of the spec by design.
     """
-    if there["kind"] not in ("Deployment", "StatefulSet"):
+    if live_object["kind"] not in ("Deployment", "StatefulSet"):
         return False
-    # Its managed fields do not always say that somebody has scaled it.
-    replicas = wanted["spec"].get("replicas")
-    if replicas is not None and there["spec"].get("replicas") != replicas:
+    # `managedFields` do not always show that another writer has scaled the object.
+    replicas = desired_manifest["spec"].get("replicas")
+    if replicas is not None and live_object["spec"].get("replicas") != replicas:
         return True
-    entries = there["metadata"].get("managedFields") or ()
-    others = (one for one in entries if one.get("manager") != FIELD_MANAGER)
-    return any("f:spec" in (one.get("fieldsV1") or {}) for one in others)
+    entries = live_object["metadata"].get("managedFields") or ()
+    foreign_entries = (entry for entry in entries if entry.get("manager") != FIELD_MANAGER)
+    return any("f:spec" in (entry.get("fieldsV1") or {}) for entry in foreign_entries)
 
 
-def _keeps_pods(there: Object, wanted: Manifest) -> bool:
+def _keeps_pods(live_object: Object, desired_manifest: Manifest) -> bool:
     """True if pods of another template would stay if the object were changed in place."""
-    kind = kinds.find(wanted)
+    kind = kinds.find(desired_manifest)
     if kind is None or kind.replaces_pods:
         return False
-    old, new = (
-        agent.digest_of(WorkloadManifest(one, kind).primary.body) for one in (there, wanted)
+    live_digest, desired_digest = (
+        agent.digest_of(WorkloadManifest(manifest, kind).primary.body)
+        for manifest in (live_object, desired_manifest)
     )
-    return bool(old and new and old != new)
+    return bool(live_digest and desired_digest and live_digest != desired_digest)
 
 
-def _is_to_be_recreated(there: Object, wanted: Manifest) -> bool:
-    """True if a Deployment changes its strategy to the one without fields, or was about to."""
-    if wanted["kind"] != "Deployment":
+def _is_to_be_recreated(live_object: Object, desired_manifest: Manifest) -> bool:
+    """True if a Deployment changes its strategy to `Recreate`, or an earlier apply began to."""
+    if desired_manifest["kind"] != "Deployment":
         return False
-    was, becomes = (one["spec"].get("strategy") or {} for one in (there, wanted))
-    is_whole = "rollingUpdate" not in was and not there["spec"].get("paused")
-    return becomes.get("type") == "Recreate" and not is_whole
+    live_strategy, desired_strategy = (
+        manifest["spec"].get("strategy") or {} for manifest in (live_object, desired_manifest)
+    )
+    is_whole = "rollingUpdate" not in live_strategy and not live_object["spec"].get("paused")
+    return desired_strategy.get("type") == "Recreate" and not is_whole
 
 
 def _is_settled(deployment: Object, generation: int = 0) -> bool:
@@ -420,33 +484,33 @@ def _is_settled(deployment: Object, generation: int = 0) -> bool:
 
 
 def _pods_of(manifest: Manifest, namespace: str | None) -> Selection | None:
-    """The pods of an object; `None` for one of a kind that is not known to run any."""
+    """The selection of an object's pods; `None` if its kind is not known to have pods."""
     kind = kinds.find(manifest)
     if kind is None:
         return None
     name = manifest["metadata"]["name"]
     service = (manifest["metadata"].get("labels") or {}).get(labels.SERVICE, name)
-    chosen = services.pods_of(manifest, kind, name=service)
-    return Selection(PODS, namespace, labels=",".join(f"{k}={v}" for k, v in chosen.items()))
+    selector = services.pods_of(manifest, kind, name=service)
+    return Selection(PODS, namespace, labels=",".join(f"{k}={v}" for k, v in selector.items()))
 
 
-def is_own(there: Object) -> bool:
-    """True if an object was applied here; controllers copy annotations to their own objects."""
-    return bool(_applied(there)) and controller_of(there) is None
+def is_own(live_object: Object) -> bool:
+    """True if Kubetorch applied an object, and not a controller that copied its annotations."""
+    return bool(_applied(live_object)) and controller_of(live_object) is None
 
 
-def is_applied(one: Object, owner: Manifest | None) -> bool:
-    """True if an object was applied here for the workload of this reference."""
-    owners = one["metadata"].get("ownerReferences") or ()
-    uids = [each["uid"] for each in owners]
+def is_applied(live_object: Object, owner: Manifest | None) -> bool:
+    """True if Kubetorch applied an object for the workload that `owner` is."""
+    references = live_object["metadata"].get("ownerReferences") or ()
+    uids = [reference["uid"] for reference in references]
     is_owned = owner is None or owner["metadata"]["uid"] in uids
-    return bool(_applied(one)) and (is_owned or takeover.is_recorded(one))
+    return bool(_applied(live_object)) and (is_owned or takeover.is_recorded(live_object))
 
 
-def _check_own(there: Object, wanted: Manifest) -> None:
-    if is_own(there):
+def _check_own(live_object: Object, desired_manifest: Manifest) -> None:
+    if is_own(live_object):
         return
-    kind, namespace, name = _names(wanted)
+    kind, namespace, name = _names(desired_manifest)
     raise StartupError(
         f"there is a {kind} {name!r} in namespace {namespace!r} that Kubetorch did not make, so it "
         "is left as it is",
@@ -459,11 +523,11 @@ def _applied(manifest: Manifest) -> str:
 
 
 def _is_immutable(error: KubernetesRequestError) -> bool:
-    # Operators refuse it by their webhooks, which answers 403.
+    # The webhooks of operators refuse such a change with 403.
     if isinstance(error, KubernetesConflictError) or error.status_code not in (403, 422):
         return False
-    said = error.message.lower()
-    return "immutable" in said or "may not change fields" in said or "updates to" in said
+    message = error.message.lower()
+    return "immutable" in message or "may not change fields" in message or "updates to" in message
 
 
 def _names(manifest: Manifest) -> tuple[str, str, str]:
@@ -471,22 +535,33 @@ def _names(manifest: Manifest) -> tuple[str, str, str]:
     return manifest["kind"], str(metadata.get("namespace")), metadata["name"]
 
 
-class Taking(NamedTuple):
-    """That an object may be a user's own.
+class TakeoverPermission(NamedTuple):
+    """The permission to apply a manifest to an object that its user made.
 
     Attributes:
-        replaced: The names of the containers that the agent's takes the place of.
+        replaced_containers: The names of the containers that the agent's container replaces.
     """
 
-    replaced: frozenset[str] = frozenset()
+    replaced_containers: frozenset[str] = frozenset()
 
 
-class WantedObjects(NamedTuple):
+class ApplyPlan(NamedTuple):
+    """The objects that one deploy applies.
+
+    Attributes:
+        manifests: The rendered manifests, in the order of their applies; the main object is last.
+        user_manifest: The one of them whose live object may be the user's.
+        permission: What the deploy may do to the user's object.
+        owner: The object that owns all of them, if any.
+        live_objects: The live objects that were read before.
+        timeout: Seconds for all requests of one step.
+    """
+
     manifests: Sequence[Manifest]
-    taken: Manifest | None
-    taking: Taking
+    user_manifest: Manifest | None
+    permission: TakeoverPermission
     owner: Manifest | None
-    known: Known
+    live_objects: LiveObjects
     timeout: float
 
 
@@ -497,37 +572,37 @@ class ApplyRetry:
         self._applier = applier
         self._now = now
         self._on_wait = on_wait
-        #: Why objects are not applied yet, by workload.
+        #: Why the objects of a workload are not applied yet, by workload.
         self.reasons: dict[Key, str] = {}
 
-    async def apply(self, key: Key, wanted: WantedObjects) -> list[Object]:
-        async with self.within(key, wanted.timeout):
-            return [await self._apply(key, manifest, wanted) for manifest in wanted.manifests]
+    async def apply(self, key: Key, plan: ApplyPlan) -> list[Object]:
+        async with self.within(key, plan.timeout):
+            return [await self._apply(key, manifest, plan) for manifest in plan.manifests]
 
-    async def check_form(self, key: Key, wanted: WantedObjects) -> None:
-        """Refuse a main object whose fields its kind does not have, before anything is changed."""
-        main = wanted.manifests[-1]
-        check = functools.partial(self._applier.check_form, main, wanted.owner, wanted.known)
-        async with self.within(key, wanted.timeout):
-            await self.until_taken(key, main, check)
+    async def check_form(self, key: Key, plan: ApplyPlan) -> None:
+        """Refuse a main object with fields that its kind does not have, before any change."""
+        main = plan.manifests[-1]
+        check = functools.partial(self._applier.check_form, main, plan.owner, plan.live_objects)
+        async with self.within(key, plan.timeout):
+            await self.until_accepted(key, main, check)
 
-    async def _apply(self, key: Key, manifest: Manifest, wanted: WantedObjects) -> Object:
-        takes = wanted.taking if manifest is wanted.taken else None
-        return await self.until_taken(
+    async def _apply(self, key: Key, manifest: Manifest, plan: ApplyPlan) -> Object:
+        permission = plan.permission if manifest is plan.user_manifest else None
+        return await self.until_accepted(
             key,
             manifest,
             lambda: self._applier.apply(
                 manifest,
-                owner=wanted.owner,
-                takes=takes,
-                known=wanted.known,
+                owner=plan.owner,
+                permission=permission,
+                live_objects=plan.live_objects,
                 on_wait=lambda reason: self._wait(key, reason),
             ),
         )
 
     @contextlib.asynccontextmanager
     async def within(self, key: Key, seconds: float) -> AsyncIterator[None]:
-        """Bound the time of the requests for a workload."""
+        """Bound the time of the requests for a workload; the timeout error has the last reason."""
         try:
             async with deadlines.timeout(seconds):
                 yield
@@ -540,14 +615,14 @@ class ApplyRetry:
         finally:
             self.reasons.pop(key, None)
 
-    async def until_taken(
-        self, key: Key, manifest: Manifest, ask: Callable[[], Awaitable[_T]]
+    async def until_accepted(
+        self, key: Key, manifest: Manifest, request: Callable[[], Awaitable[_T]]
     ) -> _T:
-        """Ask the API server for something about a manifest until it does it."""
-        pauses = backoff.exponential(first=_AGAIN[0], limit=_AGAIN[1])
+        """Repeat a request about a manifest until the API server accepts it, or never will."""
+        pauses = backoff.exponential(first=_RETRY_DELAYS[0], limit=_RETRY_DELAYS[1])
         while True:
             try:
-                return await ask()
+                return await request()
             except KubetorchError as error:
                 verdict = diagnosis.judge_refusal(error, manifest, now=self._now())
                 if verdict.error is error:
@@ -555,7 +630,7 @@ class ApplyRetry:
                 if verdict.error is not None:
                     raise verdict.error from error
                 self._wait(key, verdict.reason)
-                await asyncio.sleep(verdict.again or next(pauses))
+                await asyncio.sleep(verdict.recheck_seconds or next(pauses))
 
     def _wait(self, key: Key, reason: str) -> None:
         self.reasons[key] = reason

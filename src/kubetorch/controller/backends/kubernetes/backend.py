@@ -12,21 +12,21 @@ from msgspec.structs import replace
 
 from kubetorch.controller.backends.base import (
     Backend,
+    EventLine,
     Listener,
     Manifest,
-    News,
     PodStatus,
-    PortsWanted,
+    PortRequest,
     Stores,
     Trouble,
 )
 from kubetorch.controller.backends.kubernetes import namespaces, objects, prepare
 from kubetorch.controller.backends.kubernetes.apply import (
     Applier,
+    ApplyPlan,
     ApplyRetry,
-    Known,
-    Taking,
-    WantedObjects,
+    LiveObjects,
+    TakeoverPermission,
 )
 from kubetorch.controller.backends.kubernetes.launch_failures.events import ReportedEvents
 from kubetorch.controller.backends.kubernetes.launch_failures.owners import has_failed_revision
@@ -52,7 +52,7 @@ from kubetorch.controller.backends.kubernetes.pods import (
     image_refused_as_root,
     log_tail,
     pod_status,
-    superseded,
+    retire_superseded,
 )
 from kubetorch.controller.backends.kubernetes.prepare import PodPrerequisites
 from kubetorch.errors import AdmissionError, KubernetesNotFoundError, KubetorchError, WorkloadError
@@ -71,7 +71,7 @@ from kubetorch.wire import exceptions, routes
 from kubetorch.wire.exceptions import Failure
 from kubetorch.wire.messages import Equipment, Runtime
 
-#: How often a launch is repeated because its pods were refused: for their rights, for their users.
+#: How often a launch is repeated because its pods were refused for their rights or their users.
 REPEATS = 3
 RESTRICTED = "the pods are made anew with what the namespace admits"
 AS_USER = f"it is made anew as user {pod_security.USER}"
@@ -100,12 +100,12 @@ class KubernetesBackend(Backend):
         self._owner = owner
         self._watched = watched
         self._applier = Applier(client)
-        self._watch = PodWatch(client, self._changed, self._gone, namespaces=watched)
+        self._watch = PodWatch(client, self._changed, self._pod_deleted, namespaces=watched)
         self._cluster_watch = ClusterWatch(
             client, time=now, on_change=self._cluster_changed, namespaces=watched
         )
         self._verdicts = LaunchVerdicts(client, self._cluster_watch, self._watch.mark)
-        self._pod_owners = PodOwners(client, owner, self._watch.of, self._watch.mark)
+        self._pod_owners = PodOwners(client, owner, self._watch.pods_of, self._watch.mark)
         self._refused = RefusedPods(client, now)
         self._ordinals = OrdinalKeeper(client)
         self._now = now
@@ -117,9 +117,9 @@ class KubernetesBackend(Backend):
         self._adopter = Adopter(self._adopt, self._changed)
         self._listener: Listener = lambda namespace, name: None
         self._changes = Changes()
-        # Images whose user is root, which pods of a restricted namespace cannot be.
+        # Images that run as root, which a restricted namespace refuses.
         self._root_images: set[str] = set()
-        # Workloads that are applied once more, because their pods were refused.
+        # Tasks that apply a workload once more because its pods were refused.
         self._repeats: dict[Key, asyncio.Task[None]] = {}
 
     def watch(self, listener: Listener) -> None:
@@ -132,18 +132,18 @@ class KubernetesBackend(Backend):
     async def _adopt(self, specs: Sequence[WorkloadSpec]) -> None:
         """Adopt a workload that an earlier controller applied, maybe of another version."""
         key = (specs[0].namespace, specs[0].name)
-        # Until its object is found, pods of any template may be the right ones.
+        # Until the main object is read, pods of any template may be the right ones.
         self._workloads[key] = AppliedWorkload.of(specs[0])
         workload = await find_applied(self._applier, self._runtime, specs)
         self._workloads[key] = workload
         self._root_images |= workload.root_images
         if workload.main is not None:
             with contextlib.suppress(KubernetesNotFoundError):  # as in `find_applied`
-                await self._cluster_watch.look_at(workload.main)
-        self._pod_owners.look_again(key)
+                await self._cluster_watch.watch_object(workload.main)
+        self._pod_owners.forget_foreign_owners(key)
         await self._select(workload.spec, workload.main)
         self._members(key)
-        await self._pod_owners.settle(key)
+        await self._pod_owners.wait_until_resolved(key)
         self._keep_ordinals(key)
 
     # --------------------------------------------------------------------------------- workloads
@@ -156,63 +156,78 @@ class KubernetesBackend(Backend):
         try:
             await self._apply(spec)
         except AdmissionError:
-            # A pod by itself is refused at once; others when their maker makes them.
+            # The API server refuses a bare Pod at once. Pods of a controller are refused later:
+            # see `_repeat_if_it_helps`.
             await self._apply(spec, repeats=1)
 
     async def _apply(self, spec: WorkloadSpec, *, repeats: int = 0) -> None:
         key = (spec.namespace, spec.name)
         workload = AppliedWorkload.of(spec, has_operator=await self._has_operator(spec))
         main = workload.main
-        before = self._workloads.get(key)
-        if before is None and key in self._adopter.reasons:
-            before = AppliedWorkload.of(spec)  # there is something, and nobody knows what
+        previous_workload = self._workloads.get(key)
+        if previous_workload is None and key in self._adopter.reasons:
+            # Its objects are not known; it may have some, of this spec or of another one.
+            previous_workload = AppliedWorkload.of(spec)
         self._adopter.forget(key)
         self._reported[key] = ReportedEvents(self._now(), self._reported.get(key))
         has_failed = self._has_failed_revision(key)
-        known, is_restricted = await self._prepare(spec, main, is_repeated=repeats > 0)
+        live_objects, is_restricted = await self._prepare(spec, main, is_repeated=repeats > 0)
         root_images = self._root_images if is_restricted else None
         workload.equip(self._runtime, root_images)
         workload.repeats = repeats
-        workload.is_reported = before is not None and before.template == workload.template
+        workload.is_reported = (
+            previous_workload is not None and previous_workload.template == workload.template
+        )
         manifests = KubernetesServices.of(spec, main).render()
         if main is not None:
-            manifests += await prepare.beside(self._client, main, self._runtime, root_images)
+            manifests += await prepare.companion_objects(
+                self._client, main, self._runtime, root_images
+            )
             manifests.append(main)
-        # Whoever brings a manifest may have applied it already.
-        taken = main if spec.compute.manifest is not None else None
-        taking = Taking(objects.replaced_containers(spec))
-        wanted = WantedObjects(
-            manifests, taken, taking, self._owner(*key), known, spec.compute.launch_timeout
+        # The user of a manifest may have applied it already.
+        user_manifest = main if spec.compute.manifest is not None else None
+        permission = TakeoverPermission(objects.replaced_containers(spec))
+        plan = ApplyPlan(
+            manifests,
+            user_manifest,
+            permission,
+            self._owner(*key),
+            live_objects,
+            spec.compute.launch_timeout,
         )
         if main is not None:
-            await self._apply_retry.check_form(key, wanted)
-        given_up = self._given_up(key)
-        if given_up is not None:
-            await self._applier.remove(given_up)
-            known.clear()
-        # Until then it is what it was before, which goes on if this cannot be made.
-        await self._replacement.make_room(key, wanted, before)
+            await self._apply_retry.check_form(key, plan)
+        doomed_object = self._doomed_object(key)
+        if doomed_object is not None:
+            await self._applier.remove(doomed_object)
+            live_objects.clear()
+        # Up to here nothing has changed: if the checks fail, the earlier workload goes on.
+        await self._replacement.remove_obsolete(key, plan, previous_workload)
         workload.objects = identities(manifests)
         self._workloads[key] = workload
         await self._select(spec, main)
         if main is not None:
-            with contextlib.suppress(KubernetesNotFoundError):  # to apply it says what is missing
-                await self._cluster_watch.look_at(main)
-        made = await self._apply_retry.apply(key, wanted)
+            with contextlib.suppress(KubernetesNotFoundError):  # the apply raises it, with a hint
+                await self._cluster_watch.watch_object(main)
+        applied_objects = await self._apply_retry.apply(key, plan)
         if main is not None:
-            is_repeated = before is not None and before.template == workload.template
+            is_repeated = (
+                previous_workload is not None and previous_workload.template == workload.template
+            )
             is_tried_again = has_failed and is_repeated
-            workload.applied(await self._applier.try_again(main) if is_tried_again else made[-1])
-        self._pod_owners.look_again(key)
+            workload.note_applied(
+                await self._applier.retry_revision(main) if is_tried_again else applied_objects[-1]
+            )
+        self._pod_owners.forget_foreign_owners(key)
         self._refused.forget(key)
         self._watch.mark(key)
 
     async def _prepare(
         self, spec: WorkloadSpec, main: Manifest | None, *, is_repeated: bool
-    ) -> tuple[Known, bool]:
-        """The objects of a workload as they are, and whether its pods are to be restricted."""
-        # Meanwhile: an edit that changes no object is to wait for the API server once.
-        looking = asyncio.create_task(self._look(spec, main))
+    ) -> tuple[LiveObjects, bool]:
+        """Read the live objects of a workload, and whether its pods are to be restricted."""
+        # Both at the same time: a deploy that changes no object is to wait for the API server once.
+        reading = asyncio.create_task(self._read_live_objects(spec, main))
         is_restricted = False
         try:
             if main is not None:
@@ -221,27 +236,30 @@ class KubernetesBackend(Backend):
                 )
             else:
                 await self._prerequisites.prepare_selected(spec.namespace)
-            return await looking, is_restricted
+            return await reading, is_restricted
         finally:
-            looking.cancel()
+            reading.cancel()
 
-    def _is_repeated(self, key: Key, error: KubetorchError, pod: Manifest | None = None) -> bool:
+    def _repeat_if_it_helps(
+        self, key: Key, error: KubetorchError, pod: Manifest | None = None
+    ) -> bool:
         """Apply a workload once more if that may help against this refusal of its pods.
 
-        Other workloads whose pods run stay as they are until their next deploy.
+        A repeat makes the pods restricted, or gives them a user other than root. A workload with
+        running pods stays as it is until its next deploy. Returns `True` if it is applied again.
         """
         workload = self._workloads.get(key)
         if workload is None or workload.main is None:
             return False
         if isinstance(error, AdmissionError):
             images: Set[str] = frozenset()
-            is_worth_it = not (workload.is_restricted or workload.repeats)
+            may_help = not (workload.is_restricted or workload.repeats)
         else:
             images = frozenset() if pod is None else image_refused_as_root(pod, error)
-            is_worth_it = bool(images) and workload.is_restricted and workload.repeats < REPEATS
-        if not is_worth_it or self._has_running(key, workload):
+            may_help = bool(images) and workload.is_restricted and workload.repeats < REPEATS
+        if not may_help or self._has_running(key, workload):
             return False
-        if images:  # in the pod it may have another name: that of its digest
+        if images:  # the pod may name its image by digest, and the manifest by tag
             self._root_images |= images | (set() if images <= workload.images else workload.images)
         if key not in self._repeats:
             _log.info("launch repeated workload=%s/%s because=%s", *key, error.message)
@@ -251,16 +269,16 @@ class KubernetesBackend(Backend):
 
     def _has_running(self, key: Key, workload: AppliedWorkload) -> bool:
         """True if a pod of the present template runs."""
-        members, wanted = self._members(key).values(), workload.template
-        found = (pod_status(pod, ordinal=0, wanted=wanted) for pod in members)
-        return any(one.phase == "Running" and not one.is_retiring for one in found)
+        members, template = self._members(key).values(), workload.template
+        statuses = (pod_status(pod, ordinal=0, template=template) for pod in members)
+        return any(status.phase == "Running" and not status.is_retiring for status in statuses)
 
     async def _repeat(self, key: Key, workload: AppliedWorkload) -> None:
         try:
             await self._apply(workload.spec, repeats=workload.repeats + 1)
         except KubetorchError as error:
             _log.warning("launch not repeated workload=%s/%s error=%s", *key, error)
-            self._workloads[key].repeats = REPEATS  # what it was refused for counts
+            self._workloads[key].repeats = REPEATS  # the next refusal fails the launch
         del self._repeats[key]
         self._changed(key)
 
@@ -270,7 +288,7 @@ class KubernetesBackend(Backend):
             await cancel_all([task])
 
     async def _has_operator(self, spec: WorkloadSpec) -> bool:
-        """True if the cluster serves the kind that is meant for a declaration."""
+        """True if the cluster serves the operator's kind that a compute asks for, if any."""
         kind = rendering.operated_kind(spec.compute)
         if kind is not None:
             try:
@@ -279,40 +297,43 @@ class KubernetesBackend(Backend):
                 return False
         return True
 
-    def _given_up(self, key: Key) -> Manifest | None:
-        """The object of a workload, if its controller makes none of the pods.
+    def _doomed_object(self, key: Key) -> Manifest | None:
+        """The Deployment of a workload, if its controller has failed to make any pod.
 
-        It tries again after longer and longer pauses, whatever was put right meanwhile, and a new
-        object's at once. What a user brought is not ours to delete, and an autoscaled service has
-        more to lose than its pods: the revision that served before (`_has_failed_revision`).
+        The controller repeats its attempts after longer and longer pauses, even if the cause has
+        been put right; the controller of a new Deployment begins at once. A user's object is not
+        deleted. Nor is an autoscaled service, which has an earlier revision to lose that still
+        serves (see `_has_failed_revision`).
         """
-        before = self._workloads.get(key)
-        if before is None or before.main is None or before.spec.compute.manifest is not None:
+        workload = self._workloads.get(key)
+        if workload is None or workload.main is None or workload.spec.compute.manifest is not None:
             return None
-        if before.main["kind"] != "Deployment":
+        if workload.main["kind"] != "Deployment":
             return None
-        if self._members(key) or not self._verdicts.of_owner(key, before.main).is_doomed:
+        if self._members(key) or not self._verdicts.of_owner(key, workload.main).is_doomed:
             return None
-        return before.main
+        return workload.main
 
     def _has_failed_revision(self, key: Key) -> bool:
         """True if Knative has given up the present template of an autoscaled service.
 
-        It makes a Revision of a template once, whatever was put right since.
+        Knative makes a Revision of a template once, even if the cause of the failure is put right.
         """
-        before = self._workloads.get(key)
-        if before is None or before.main is None or kinds.find(before.main) != knative.KIND:
+        workload = self._workloads.get(key)
+        if workload is None or workload.main is None or kinds.find(workload.main) != knative.KIND:
             return False
-        if self._has_running(key, before):
+        if self._has_running(key, workload):
             return False
         pods = self._members(key).values()
-        owners = self._cluster_watch.owners(before.main)
+        owners = self._cluster_watch.owners(workload.main)
         is_doomed = any(self._verdicts.of_pod(key, pod).is_doomed for pod in pods)
-        return is_doomed or has_failed_revision(before.main, owners)
+        return is_doomed or has_failed_revision(workload.main, owners)
 
-    async def _look(self, spec: WorkloadSpec, main: Manifest | None) -> Known:
-        wanted = KubernetesServices.of(spec, main).render()
-        return await self._applier.look(wanted if main is None else (*wanted, main))
+    async def _read_live_objects(self, spec: WorkloadSpec, main: Manifest | None) -> LiveObjects:
+        manifests = KubernetesServices.of(spec, main).render()
+        return await self._applier.read_live_objects(
+            manifests if main is None else (*manifests, main)
+        )
 
     async def _select(self, spec: WorkloadSpec, main: Manifest | None) -> None:
         selector = KubernetesServices.of(spec, main).pool
@@ -326,10 +347,12 @@ class KubernetesBackend(Backend):
             return
         compute = workload.spec.compute
         changed = replicas.none(WorkloadManifest.parse(workload.main, compute.pod_template_path))
-        empty = rendering.merge_manifests(workload.main, changed)
-        takes = None if compute.manifest is None else Taking()
+        empty_manifest = rendering.merge_manifests(workload.main, changed)
+        permission = None if compute.manifest is None else TakeoverPermission()
         owner = self._owner(*key)
-        workload.applied(await self._applier.apply(empty, owner=owner, takes=takes))
+        workload.note_applied(
+            await self._applier.apply(empty_manifest, owner=owner, permission=permission)
+        )
 
     async def delete(self, namespace: str, name: str, *, grace: float) -> list[str]:
         key = (namespace, name)
@@ -340,51 +363,53 @@ class KubernetesBackend(Backend):
         if workload is None:
             return []
         spec, main = workload.spec, workload.main
-        left: list[str | None] = []
+        leftovers: list[str | None] = []
         for service in KubernetesServices.of(spec, main).render():
-            left.append(await self._applier.delete_own(await self._applier.ref(service)))
+            leftovers.append(await self._applier.delete_applied(await self._applier.ref(service)))
         if main is not None:
             try:
-                left.append(await self._applier.delete_own(await self._applier.ref(main)))
-            except KubernetesNotFoundError:  # its kind is gone, and all objects of it
+                leftovers.append(await self._applier.delete_applied(await self._applier.ref(main)))
+            except KubernetesNotFoundError:  # the kind was removed, with all its objects
                 _log.info("kind is gone kind=%s", main["kind"])
-        left += await self._replacement.remove_left(key, workload, self._owner(*key))
-        if main is not None and not any(left):
-            # The pods of what is left are replaced by its own controller, in its own time.
+        leftovers += await self._replacement.delete_remaining(key, workload, self._owner(*key))
+        if main is not None and not any(leftovers):
+            # The pods of an object that stays are replaced by its controller.
             await self._end_pods(key, workload, grace)
         self._verdicts.forget_owner(key)
         self._pod_owners.forget(key)
         self._refused.forget(key)
         await self._watch.forget(key)
-        if not any(known == namespace for known, _ in self._workloads):
+        if not any(used_namespace == namespace for used_namespace, _ in self._workloads):
             await self._cluster_watch.forget(namespace)
-        return [one for one in left if one is not None]
+        return [leftover for leftover in leftovers if leftover is not None]
 
     async def _end_pods(self, key: Key, workload: AppliedWorkload, grace: float) -> None:
-        """End the pods with no more patience than `grace`; return when they are gone.
+        """End the pods of a deleted workload within `grace`; returns when they have disappeared.
 
-        Whoever owns them deletes them; asked to go earlier, one would only be replaced. Those whose
-        owner is gone by now count, those of others do not.
+        Only pods that are being deleted get the shorter grace: the owner of another pod would
+        replace it. Pods whose owner has disappeared count; pods of foreign owners do not.
         """
 
         def pods() -> Mapping[str, Manifest]:
             return self._members(key, workload, is_ending=True)
 
-        seconds, patience = max(1, int(grace)), grace + routes.DELETE_SLACK
-        asked: set[str] = set()
+        seconds, timeout = max(1, int(grace)), grace + routes.DELETE_SLACK
+        deleted_names: set[str] = set()
         try:
-            async with deadlines.timeout(patience):
-                while left := pods():
-                    going = {name for name, pod in left.items() if is_leaving(pod)} - asked
-                    if not going:
+            async with deadlines.timeout(timeout):
+                while remaining_pods := pods():
+                    leaving_names = {
+                        name for name, pod in remaining_pods.items() if is_leaving(pod)
+                    } - deleted_names
+                    if not leaving_names:
                         await self._changes.wait()
-                    for name in going:
-                        asked.add(name)
+                    for name in leaving_names:
+                        deleted_names.add(name)
                         await self._applier.delete(Ref(PODS, name, key[0]), grace_seconds=seconds)
         except TimeoutError as error:
             names = ", ".join(sorted(pods()))
             raise WorkloadError(
-                f"{patience:.0f} s after the end of {key[1]} it still has pods: {names}",
+                f"{timeout:.0f} s after the end of {key[1]} it still has pods: {names}",
                 hint=f"kubectl describe pod -n {key[0]} {names} says why",
             ) from error
 
@@ -393,49 +418,50 @@ class KubernetesBackend(Backend):
     def _members(
         self, key: Key, workload: AppliedWorkload | None = None, *, is_ending: bool = False
     ) -> Mapping[str, Manifest]:
-        """The pods that are a workload's, among those that have its labels.
+        """The pods that belong to a workload, among the pods that have its labels.
 
-        They are what its object made, or what a selector finds that its user declared.
+        Those are the pods that its main object has made, or all that the user's selector finds.
+        With `is_ending`, pods whose owner is not known, and refused pods, count as well.
         """
-        found, workload = self._watch.of(key), workload or self._workloads.get(key)
+        selected_pods, workload = self._watch.pods_of(key), workload or self._workloads.get(key)
         if workload is None:
             return {}
         main = workload.main
         if main is None or workload.spec.compute.selector is not None:
-            return found
+            return selected_pods
         members = {}
-        for name, pod in found.items():
-            is_made = self._pod_owners.is_made(key, pod, main)
-            if is_ending and is_made is None:
-                is_made = True
-            if is_made and (is_ending or not self._refused.has(pod)):
+        for name, pod in selected_pods.items():
+            belongs = self._pod_owners.belongs(key, pod, main)
+            if is_ending and belongs is None:
+                belongs = True
+            if belongs and (is_ending or not self._refused.has(pod)):
                 members[name] = pod
         return members
 
     def pods(self, namespace: str, name: str) -> list[PodStatus]:
         key = (namespace, name)
         workload, ordinals = self._workloads.get(key), self._watch.ordinals(key)
-        wanted = "" if workload is None else workload.template
-        called = None if workload is None else workload.called
-        found = []
+        template = "" if workload is None else workload.template
+        called_labels = None if workload is None else workload.called_labels
+        statuses = []
         for pod_name, pod in self._members(key).items():
             number = ordinals[pod_name]
-            status = pod_status(pod, ordinal=number, wanted=wanted, called=called)
-            if workload is not None and workload.has_given_up(pod):
+            status = pod_status(pod, ordinal=number, template=template, called_labels=called_labels)
+            if workload is not None and workload.is_of_earlier_attempt(pod):
                 status = replace(status, is_retiring=True)
-            found.append(self._judged(key, pod, status))
-        if any(pod.phase == "Failed" and not pod.is_retiring for pod in found):
-            found = superseded(found, self.expected(namespace, name))
-        return sorted(found, key=lambda pod: (pod.ordinal, pod.is_retiring))
+            statuses.append(self._judged(key, pod, status))
+        if any(pod.phase == "Failed" and not pod.is_retiring for pod in statuses):
+            statuses = retire_superseded(statuses, self.expected(namespace, name))
+        return sorted(statuses, key=lambda pod: (pod.ordinal, pod.is_retiring))
 
-    def described(self, namespace: str, name: str) -> list[Manifest]:
+    def pod_manifests(self, namespace: str, name: str) -> list[Manifest]:
         return [*self._members((namespace, name)).values()]
 
     def _judged(self, key: Key, pod: Manifest, status: PodStatus) -> PodStatus:
         if is_leaving(pod):
             return status
         verdict = self._verdicts.of_pod(key, pod, shows_log=status.is_ours)
-        if verdict.error is not None and self._is_repeated(key, verdict.error, pod):
+        if verdict.error is not None and self._repeat_if_it_helps(key, verdict.error, pod):
             return replace(status, reason=f"{verdict.reason}; {AS_USER}")
         reason = verdict.reason or status.reason
         return replace(status, reason=reason, failure=_failure(verdict))
@@ -450,25 +476,29 @@ class KubernetesBackend(Backend):
             return Trouble()
         if refused := self._refused.reason(key):
             return Trouble(refused)
-        if not workload.is_seen(self._cluster_watch.owners(workload.main)):
-            return Trouble()  # what is known is of the object before it was applied
+        if not workload.is_observed(self._cluster_watch.owners(workload.main)):
+            return Trouble()  # the watch still has the object of before the apply
         verdict = self._verdicts.of_owner(key, workload.main)
-        if verdict.error is not None and self._is_repeated(key, verdict.error):
+        if verdict.error is not None and self._repeat_if_it_helps(key, verdict.error):
             return Trouble(f"{verdict.reason}; {RESTRICTED}")
         return Trouble(verdict.reason, _failure(verdict))
 
-    def news(self, namespace: str, name: str) -> list[News]:
+    def event_lines(self, namespace: str, name: str) -> list[EventLine]:
         key = (namespace, name)
         workload, reported = self._workloads.get(key), self._reported.get(key)
         if workload is None or reported is None:
             return []
         owners = [] if workload.main is None else self._cluster_watch.owners(workload.main)
         events = self._verdicts.events_around(self._members(key).values(), owners)
-        found = [reported.new(event) for event in events]
-        news = [News(one.line, one.about, one.is_warning) for one in found if one is not None]
+        new_events = [reported.new(event) for event in events]
+        news = [
+            EventLine(event.line, event.object_name, event.is_warning)
+            for event in new_events
+            if event is not None
+        ]
         if workload.is_restricted and not workload.is_reported:
             workload.is_reported = True
-            news.insert(0, News(_restricted(namespace)))
+            news.insert(0, EventLine(_restricted(namespace)))
         return news
 
     def expected(self, namespace: str, name: str) -> int | None:
@@ -479,40 +509,40 @@ class KubernetesBackend(Backend):
         return workload.expected(owners)
 
     def _keep_ordinals(self, key: Key) -> None:
-        """Keep the numbers of pods under the next controller, where ranks follow them."""
+        """Write the ordinals of pods for the next controller, if ranks follow the ordinals."""
         workload = self._workloads.get(key)
         if workload is None or not workload.is_ranked:
             return
-        if unsaid := self._watch.unsaid(key):
+        if unwritten := self._watch.unwritten_ordinals(key):
             members = self._members(key)
-            for name in unsaid.keys() & members.keys():
-                self._ordinals.keep(members[name], unsaid[name])
+            for name in unwritten.keys() & members.keys():
+                self._ordinals.keep(members[name], unwritten[name])
 
     def _changed(self, key: Key) -> None:
         self._keep_ordinals(key)
         self._changes.notify()
         self._listener(*key)
 
-    def _gone(self, pod: Manifest) -> None:
+    def _pod_deleted(self, pod: Manifest) -> None:
         self._verdicts.forget(pod)
-        self._refused.gone(pod)
-        self._ordinals.gone(pod)
+        self._refused.forget_pod(pod)
+        self._ordinals.forget_pod(pod)
 
-    def _cluster_changed(self, around: ClusterChange) -> None:
-        if around.node:
-            self._watch.mark_node(around.node)
+    def _cluster_changed(self, change: ClusterChange) -> None:
+        if change.node:
+            self._watch.mark_node(change.node)
             return
-        if around.is_for_waiting:
-            self._watch.mark_waiting(around.namespace)
+        if change.is_for_waiting:
+            self._watch.mark_waiting(change.namespace)
             return
-        named = (around.namespace or "", around.service)
-        if around.namespace is not None and around.pod:
-            concerned = self._watch.whose(around.namespace, around.pod)
-        elif named in self._workloads:
-            concerned = [named]
+        labelled_key = (change.namespace or "", change.service)
+        if change.namespace is not None and change.pod:
+            changed_keys = self._watch.workloads_of(change.namespace, change.pod)
+        elif labelled_key in self._workloads:
+            changed_keys = [labelled_key]
         else:
-            concerned = [key for key in self._workloads if around.namespace in (None, key[0])]
-        for key in concerned:
+            changed_keys = [key for key in self._workloads if change.namespace in (None, key[0])]
+        for key in changed_keys:
             self._watch.mark(key)
 
     # ----------------------------------------------------------------------------------- the rest
@@ -526,68 +556,68 @@ class KubernetesBackend(Backend):
         return (knative.unscaled(manifest),) if is_unscaled else ()
 
     def _plain(self, manifest: Manifest) -> Manifest | None:
-        """The object that a workload has instead of this one, whose kind has no operator here."""
+        """The main object that a workload has instead, if this kind has no operator here."""
         metadata = manifest["metadata"]
         workload = self._workloads.get((metadata["namespace"], metadata["name"]))
         main = None if workload is None else workload.main
         return main if main is not None and main["kind"] != manifest["kind"] else None
 
     def applied(self, spec: WorkloadSpec) -> WorkloadSpec:
-        found = self._workloads.get((spec.namespace, spec.name))
-        return spec if found is None else found.spec
+        workload = self._workloads.get((spec.namespace, spec.name))
+        return spec if workload is None else workload.spec
 
     def url(self, spec: WorkloadSpec, manifest: Manifest) -> str:
-        there = self._plain(manifest) or manifest
-        return self.scaler(spec, manifest) or KubernetesServices.of(spec, there).url
+        applied_manifest = self._plain(manifest) or manifest
+        return self.scaler(spec, manifest) or KubernetesServices.of(spec, applied_manifest).url
 
     def scaler(self, spec: WorkloadSpec, manifest: Manifest) -> str:
         services = KubernetesServices.of(spec, manifest)
         if not services.is_scaled or self._plain(manifest) is not None:
             return ""
-        return objects.address(self._cluster_watch.owners(manifest)) or services.url
+        return objects.service_url(self._cluster_watch.owners(manifest)) or services.url
 
     def equipment(self, namespace: str, name: str) -> Equipment | None:
-        found = self._workloads.get((namespace, name))
-        return None if found is None else found.equipment(self._runtime)
+        workload = self._workloads.get((namespace, name))
+        return None if workload is None else workload.equipment(self._runtime)
 
     def notes(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
-        there, metadata = self._plain(manifest), manifest["metadata"]
+        plain_manifest, metadata = self._plain(manifest), manifest["metadata"]
         workload = self._workloads.get((metadata["namespace"], metadata["name"]))
         is_restricted = workload is not None and workload.is_restricted
-        found = (_restricted(metadata["namespace"]),) if is_restricted else ()
-        if there is None:
-            return found
+        restriction_notes = (_restricted(metadata["namespace"]),) if is_restricted else ()
+        if plain_manifest is None:
+            return restriction_notes
         if kinds.find(manifest) == knative.KIND:
-            return (*self.warnings(compute, manifest), *found)
+            return (*self.warnings(compute, manifest), *restriction_notes)
         return (
             f"the cluster has no {manifest['kind']} (no operator): head and workers are pods of a "
-            f"{there['kind']}",
-            *found,
+            f"{plain_manifest['kind']}",
+            *restriction_notes,
         )
 
     def mounted(self, namespace: str, name: str, pod: str) -> Mounted:
         key = (namespace, name)
-        workload, found = self._workloads.get(key), self._watch.of(key).get(pod)
-        # Whoever may select pods could have made them, with whatever they have mounted.
-        if found is None or workload is None or workload.main is None:
+        workload, pod_manifest = self._workloads.get(key), self._watch.pods_of(key).get(pod)
+        # A user who selects pods could have made them with any mounts: there is nothing to check.
+        if pod_manifest is None or workload is None or workload.main is None:
             return Mounted()
-        return read_mounted(found["spec"], agent_container(found))
+        return read_mounted(pod_manifest["spec"], agent_container(pod_manifest))
 
     def end_pod(self, namespace: str, name: str, pod: str, error: KubetorchError) -> None:
-        found = self._watch.of((namespace, name)).get(pod)
-        if found is not None:
-            self._refused.end((namespace, name), found, error)
+        pod_manifest = self._watch.pods_of((namespace, name)).get(pod)
+        if pod_manifest is not None:
+            self._refused.end((namespace, name), pod_manifest, error)
             self._watch.mark((namespace, name))
 
-    def ports(self, namespace: str, name: str, wanted: PortsWanted) -> tuple[int, ...]:
-        # Each pod has an address, and all ports, of its own.
-        return tuple(wanted.first + number % wanted.per_pod for number in range(wanted.count))
+    def ports(self, namespace: str, name: str, request: PortRequest) -> tuple[int, ...]:
+        # Each pod has its own address, so all its ports are free.
+        return tuple(request.first + number % request.per_pod for number in range(request.count))
 
     async def log_tail(self, namespace: str, pod: str, count: int) -> list[bytes]:
-        found = self._watch.named(namespace, pod)
-        if found is None:
+        pod_manifest = self._watch.pod_named(namespace, pod)
+        if pod_manifest is None:
             return []
-        return await log_tail(self._client, found, count)
+        return await log_tail(self._client, pod_manifest, count)
 
     async def close(self, *, pods: bool) -> None:
         self._verdicts.close()

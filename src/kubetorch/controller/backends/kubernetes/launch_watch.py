@@ -1,13 +1,13 @@
-"""Events, nodes and owners around the pods of workloads, and the verdicts on launches.
+"""The watch on the cluster around the pods of workloads, and the verdicts on launches.
 
-Events, nodes, claims, queues and what owns the pods are kept to judge launches
-(`launch_failures`). What concerns all workloads (nodes, storage classes, queues) is watched from
+`ClusterWatch` keeps events, nodes, claims, queues and owners of pods, from which `launch_failures`
+judges launches. Kinds that concern all workloads (nodes, storage classes, queues) are watched from
 the start; events and owners are watched in a namespace, and by kind, from the first workload there
-on. What cannot be watched is not known, and no launch is given up for what is not known.
+on. A kind that cannot be watched is not known, and no launch fails for facts that are not known.
 
-A verdict holds until the pod, its events or the cluster change, or its time is over. The last lines
-of a container that a verdict asks for are fetched once for each run of it; until they are there,
-the pod waits for its reason.
+`LaunchVerdicts` keeps a verdict until the pod, its events or the cluster change, or its time is
+over. It fetches the last log lines of a container once for each run of the container; until then
+the pod waits with the reason of the verdict.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from kubetorch.k8s.watching import Change
 from kubetorch.lib.tasks import cancel_all
 from kubetorch.manifests import labels, scheduling
 
-#: Seconds after which a kind that the cluster does not serve is looked for again.
+#: Seconds between two searches for a kind that the cluster does not serve.
 ABSENT_SECONDS = 30.0
-#: Kinds between an object and its pods, by the object's kind.
-_BETWEEN = {
+#: Kinds between an object and its pods, by kind of the object.
+_KINDS_BETWEEN = {
     "Deployment": (("apps/v1", "ReplicaSet"),),
     "CronJob": (("batch/v1", "Job"),),
     "JobSet": (("batch/v1", "Job"),),
@@ -55,16 +55,26 @@ _BETWEEN = {
 }
 
 #: Labels by which objects name a queue.
-_QUEUES = {labels.KUEUE, labels.KAI}
-#: Namespace, kind and name of what an event is about.
-_About = tuple[str, str, str]
-#: Seconds for the last lines of a container.
+_QUEUE_LABELS = {labels.KUEUE, labels.KAI}
+#: Namespace, kind and name of the object that an event regards.
+_EventKey = tuple[str, str, str]
+#: Seconds in which the last lines of a container have to arrive.
 LOG_TIMEOUT = 3.0
 
 _log = logging.getLogger(__name__)
 
 
 class ClusterChange(NamedTuple):
+    """A change around the pods of workloads, and which workloads it concerns.
+
+    Attributes:
+        namespace: The namespace of the change; `None` if it concerns all namespaces.
+        service: The workload whose owner changed; empty if that is not known.
+        pod: The pod that an event regards.
+        node: The node that changed.
+        is_for_waiting: Whether the change matters to pods without a node only.
+    """
+
     namespace: str | None
     service: str = ""
     pod: str = ""
@@ -85,46 +95,52 @@ class ClusterWatch:
         self._time = time
         self._on_change = on_change
         self._namespaces: tuple[str | None, ...] = namespaces or (None,)
-        self._kept: dict[str, list[Informer]] = {}
+        self._informers: dict[str, list[Informer]] = {}
         self._absent: set[str] = set()
-        self._looking: list[asyncio.Task[None]] = []
-        self._owners: dict[tuple[Resource, str], Informer] = {}
-        self._of_events: dict[str, Informer] = {}
-        self._events: dict[_About, dict[str, Object]] = {}
-        self._stamps: dict[_About, int] = {}
-        self._heard: str | None = None
+        self._searches: list[asyncio.Task[None]] = []
+        self._owner_informers: dict[tuple[Resource, str], Informer] = {}
+        self._event_informers: dict[str, Informer] = {}
+        self._events: dict[_EventKey, dict[str, Object]] = {}
+        self._stamps: dict[_EventKey, int] = {}
+        self._reporting_autoscaler: str | None = None
         self._cluster: Cluster | None = None
         self._basis: object = None
-        #: Counts what has changed for all workloads.
+        #: Counts the changes that concern all workloads.
         self.stamp = 0
 
     async def start(self) -> None:
-        """Begin to watch what concerns all workloads."""
+        """Begin to watch the kinds that concern all workloads."""
         for watch in WATCHED:
             if watch.is_optional:
-                self._looking.append(asyncio.create_task(self._look_for(watch)))
+                self._searches.append(asyncio.create_task(self._search(watch)))
             else:
-                await self._keep(watch)
+                await self._watch_kind(watch)
 
     async def close(self) -> None:
-        await cancel_all(self._looking)
-        kept = [informer for informers in self._kept.values() for informer in informers]
-        for informer in (*kept, *self._owners.values(), *self._of_events.values()):
+        await cancel_all(self._searches)
+        kind_informers = [
+            informer for informers in self._informers.values() for informer in informers
+        ]
+        for informer in (
+            *kind_informers,
+            *self._owner_informers.values(),
+            *self._event_informers.values(),
+        ):
             await informer.close()
 
-    async def look_at(self, manifest: Object) -> None:
-        """Watch what can happen to an object, and to what it owns above its pods."""
+    async def watch_object(self, manifest: Object) -> None:
+        """Watch the events around an object, and the kinds between the object and its pods."""
         namespace = manifest["metadata"]["namespace"]
-        if _QUEUES & set(scheduling.queue_labels(manifest)):
-            # Somebody may have installed a moment ago what the last launch lacked.
+        if _QUEUE_LABELS & set(scheduling.queue_labels(manifest)):
+            # An administrator may have installed the missing operator since the last launch.
             await asyncio.gather(
                 *(self._is_served(watch) for watch in WATCHED if watch.is_optional)
             )
-        if namespace not in self._of_events:
+        if namespace not in self._event_informers:
             informer = Informer(self._client, Selection(EVENTS, namespace), self._on_event)
-            self._of_events[namespace] = informer
+            self._event_informers[namespace] = informer
             await informer.__aenter__()
-        between = _BETWEEN.get(manifest["kind"], ())
+        between = _KINDS_BETWEEN.get(manifest["kind"], ())
         for api_version, kind in ((manifest["apiVersion"], manifest["kind"]), *between):
             try:
                 resource = await self._client.discovery.find(api_version, kind)
@@ -132,40 +148,53 @@ class ClusterWatch:
                 if kind == manifest["kind"]:
                     raise
                 continue
-            if (resource, namespace) not in self._owners:
+            if (resource, namespace) not in self._owner_informers:
                 informer = Informer(self._client, Selection(resource, namespace), self._on_owner)
-                self._owners[resource, namespace] = informer
+                self._owner_informers[resource, namespace] = informer
                 await informer.__aenter__()
 
     async def forget(self, namespace: str) -> None:
-        """Stop watching a namespace that has no workload any more."""
-        gone = [self._owners.pop(key) for key in [*self._owners] if key[1] == namespace]
-        if namespace in self._of_events:
-            gone.append(self._of_events.pop(namespace))
-        for known in (self._events, self._stamps):
-            for about in [one for one in known if one[0] == namespace]:
-                del known[about]
-        await asyncio.gather(*(informer.close() for informer in gone))
+        """Stop watching a namespace without workloads."""
+        ended_informers = [
+            self._owner_informers.pop(key)
+            for key in [*self._owner_informers]
+            if key[1] == namespace
+        ]
+        if namespace in self._event_informers:
+            ended_informers.append(self._event_informers.pop(namespace))
+        for table in (self._events, self._stamps):
+            for stale_key in [event_key for event_key in table if event_key[0] == namespace]:
+                del table[stale_key]
+        await asyncio.gather(*(informer.close() for informer in ended_informers))
 
     # ---------------------------------------------------------------------------------- questions
 
     def cluster(self) -> Cluster:
-        kept = self._kept.items()
-        known = frozenset(name for name, informers in kept if all(map(_is_known, informers)))
-        gone = {
+        kind_informers = self._informers.items()
+        known_kinds = frozenset(
+            name for name, informers in kind_informers if all(map(_is_current, informers))
+        )
+        unserved_kinds = {
             name
-            for name, informers in kept
-            if any(isinstance(one.error, KubernetesNotFoundError) for one in informers)
+            for name, informers in kind_informers
+            if any(isinstance(informer.error, KubernetesNotFoundError) for informer in informers)
         }
-        absent = frozenset(self._absent | gone)
-        basis = (self.stamp, known, absent)
+        absent = frozenset(self._absent | unserved_kinds)
+        basis = (self.stamp, known_kinds, absent)
         if self._cluster is None or self._basis != basis:
             objects = {
-                name: [one for informer in informers for one in informer.objects.values()]
-                for name, informers in kept
-                if name in known
+                name: [
+                    watched_object
+                    for informer in informers
+                    for watched_object in informer.objects.values()
+                ]
+                for name, informers in kind_informers
+                if name in known_kinds
             }
-            self._cluster, self._basis = Cluster(0.0, objects, absent, self._heard), basis
+            self._cluster, self._basis = (
+                Cluster(0.0, objects, absent, self._reporting_autoscaler),
+                basis,
+            )
         return replace(self._cluster, now=self._time())
 
     def events(self, namespace: str, names: Iterator[tuple[str, str]]) -> list[Object]:
@@ -178,75 +207,78 @@ class ClusterWatch:
     def basis(self, pod: Object, names: Iterator[tuple[str, str]]) -> tuple[object, ...]:
         """The facts that a verdict on a pod depends on, beside the pod itself.
 
-        Once it has a node, no other one matters, nor does what it lacked before.
+        For a pod with a node these are its events and that node. For a pod without a node it is
+        the whole cluster.
         """
         namespace, node = pod["metadata"]["namespace"], pod["spec"].get("nodeName")
         events = tuple(self._stamps.get((namespace, *name), 0) for name in names)
         if not node:
             return self.stamp, events
-        informers = self._kept.get(NODES, ())
-        found = (informer.get(node) for informer in informers if _is_known(informer))
-        return next((version(one) if one else None for one in found), False), events
+        informers = self._informers.get(NODES, ())
+        node_objects = (informer.get(node) for informer in informers if _is_current(informer))
+        return next(
+            (version(node_object) if node_object else None for node_object in node_objects), False
+        ), events
 
     def owners(self, manifest: Object) -> list[Object]:
-        """An applied object, and what it owns above the pods."""
+        """An applied object, and the objects between it and its pods."""
         namespace, name = manifest["metadata"]["namespace"], manifest["metadata"]["name"]
-        of_namespace = [
-            one
-            for (_, where), informer in self._owners.items()
-            if where == namespace
-            for one in informer.objects.values()
+        candidates = [
+            owner
+            for (_, owner_namespace), informer in self._owner_informers.items()
+            if owner_namespace == namespace
+            for owner in informer.objects.values()
         ]
-        found = [
-            one
-            for one in of_namespace
-            if one["kind"] == manifest["kind"] and one["metadata"]["name"] == name
+        owners = [
+            owner
+            for owner in candidates
+            if owner["kind"] == manifest["kind"] and owner["metadata"]["name"] == name
         ]
-        begun = 0
-        while begun < len(found):
-            uid = found[begun]["metadata"]["uid"]
-            found += [
-                one
-                for one in of_namespace
-                if uid in [ref["uid"] for ref in one["metadata"].get("ownerReferences") or ()]
+        position = 0
+        while position < len(owners):
+            uid = owners[position]["metadata"]["uid"]
+            owners += [
+                owner
+                for owner in candidates
+                if uid in [ref["uid"] for ref in owner["metadata"].get("ownerReferences") or ()]
             ]
-            begun += 1
-        return found
+            position += 1
+        return owners
 
     # ------------------------------------------------------------------------------------- inside
 
-    async def _keep(self, watch: Watch) -> None:
+    async def _watch_kind(self, watch: Watch) -> None:
         is_everywhere = watch.is_everywhere or not watch.resource.is_namespaced
-        where = (None,) if is_everywhere else self._namespaces
-        self._kept[watch.name] = [
+        namespaces = (None,) if is_everywhere else self._namespaces
+        self._informers[watch.name] = [
             Informer(
                 self._client,
                 Selection(watch.resource, namespace, fields=watch.fields),
                 self._on_cluster,
             )
-            for namespace in where
+            for namespace in namespaces
         ]
-        for informer in self._kept[watch.name]:
+        for informer in self._informers[watch.name]:
             await informer.__aenter__()
 
-    async def _look_for(self, watch: Watch) -> None:
+    async def _search(self, watch: Watch) -> None:
         while True:
             if await self._is_served(watch):
                 return
             await asyncio.sleep(ABSENT_SECONDS)
 
     async def _is_served(self, watch: Watch) -> bool:
-        """True if the cluster serves a kind, which is watched then."""
+        """Watch a kind if the cluster serves it; returns `False` if it does not."""
         try:
             await self._client.discovery.find(watch.resource.api_version, watch.resource.kind)
         except KubernetesNotFoundError:
             self._absent.add(watch.name)
             return False
-        except KubetorchError:  # it does not say
+        except KubetorchError:  # the API server does not answer
             return False
         self._absent.discard(watch.name)
-        if watch.name not in self._kept:
-            await self._keep(watch)
+        if watch.name not in self._informers:
+            await self._watch_kind(watch)
         return True
 
     def _on_cluster(self, change: Change) -> None:
@@ -260,46 +292,52 @@ class ClusterWatch:
             self._on_change(ClusterChange(None))
 
     def _on_owner(self, change: Change) -> None:
-        self._on_change(_cluster_changed(change.object))
+        self._on_change(_owner_change(change.object))
 
     def _on_event(self, change: Change) -> None:
         event = change.object
-        regarding: Mapping[str, str] = event.get("involvedObject") or {}
+        involved_object: Mapping[str, str] = event.get("involvedObject") or {}
         namespace, name = event["metadata"]["namespace"], event["metadata"]["name"]
-        about = (namespace, regarding.get("kind", ""), regarding.get("name", ""))
+        event_key = (namespace, involved_object.get("kind", ""), involved_object.get("name", ""))
         if change.kind == "deleted":
-            self._events.get(about, {}).pop(name, None)
-            if not self._events.get(about):
-                self._events.pop(about, None)
-                self._stamps.pop(about, None)
+            self._events.get(event_key, {}).pop(name, None)
+            if not self._events.get(event_key):
+                self._events.pop(event_key, None)
+                self._stamps.pop(event_key, None)
             return
-        self._events.setdefault(about, {})[name] = event
-        self._stamps[about] = self._stamps.get(about, 0) + 1
-        if self._heard is None and about[1] == "Pod":
-            self._hear(event)
-        if about[1] == "Pod":
-            self._on_change(ClusterChange(namespace, pod=about[2]))
+        self._events.setdefault(event_key, {})[name] = event
+        self._stamps[event_key] = self._stamps.get(event_key, 0) + 1
+        if self._reporting_autoscaler is None and event_key[1] == "Pod":
+            self._note_autoscaler(event)
+        if event_key[1] == "Pod":
+            self._on_change(ClusterChange(namespace, pod=event_key[2]))
         else:
-            owners = (informer.get(about[2], namespace) for informer in self._owners.values())
-            same = (one for one in owners if one is not None and one["kind"] == about[1])
-            found = next(same, None)
-            self._on_change(ClusterChange(namespace) if found is None else _cluster_changed(found))
+            owners = (
+                informer.get(event_key[2], namespace) for informer in self._owner_informers.values()
+            )
+            matching_owners = (
+                owner for owner in owners if owner is not None and owner["kind"] == event_key[1]
+            )
+            changed_owner = next(matching_owners, None)
+            self._on_change(
+                ClusterChange(namespace) if changed_owner is None else _owner_change(changed_owner)
+            )
 
-    def _hear(self, event: Object) -> None:
-        """One event of an autoscaler is enough to know that the cluster has one."""
-        self._heard = snapshot.autoscaler(event)
-        if self._heard is not None:
+    def _note_autoscaler(self, event: Object) -> None:
+        """Note the autoscaler that reported an event: the first event shows that there is one."""
+        self._reporting_autoscaler = snapshot.autoscaler(event)
+        if self._reporting_autoscaler is not None:
             self.stamp += 1
             self._on_change(ClusterChange(None, is_for_waiting=True))
 
 
-def _is_known(informer: Informer) -> bool:
+def _is_current(informer: Informer) -> bool:
     return informer.is_listed and informer.error is None
 
 
-def _cluster_changed(one: Object) -> ClusterChange:
-    """The owner of an object that changed."""
-    metadata = one["metadata"]
+def _owner_change(owner: Object) -> ClusterChange:
+    """The change of an owner as a change of its workload."""
+    metadata = owner["metadata"]
     service = (metadata.get("labels") or {}).get(labels.SERVICE, "")
     return ClusterChange(metadata["namespace"], service)
 
@@ -311,13 +349,14 @@ class LaunchVerdicts:
         self._client = client
         self._cluster_watch = cluster_watch
         self._on_change = on_change
-        # By `uid`, what a verdict was made of, and the verdict.
-        self._judged: dict[str, tuple[tuple[object, ...], Verdict]] = {}
-        # Since when there is a doom that has to settle.
-        self._doomed: dict[str, float] = {}
-        # By the `uid` of a pod, or namespace/name of a workload.
+        # The facts and the verdict on a pod, by uid of the pod.
+        self._verdicts: dict[str, tuple[tuple[object, ...], Verdict]] = {}
+        # Since when a pod has a doom that has to settle, by uid.
+        self._doomed_since: dict[str, float] = {}
+        # Timers of the next judgement, by uid of a pod or namespace/name of a workload.
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._lines: dict[tuple[str, str, int], list[str]] = {}
+        # Last lines by run: uid of the pod, name of the container, number of the run.
+        self._log_lines: dict[tuple[str, str, int], list[str]] = {}
         self._fetching: dict[tuple[str, str, int], asyncio.Task[None]] = {}
 
     def close(self) -> None:
@@ -329,86 +368,94 @@ class LaunchVerdicts:
     def of_pod(self, key: Key, pod: Object, *, shows_log: bool = True) -> Verdict:
         metadata = pod["metadata"]
         uid = metadata["uid"]
-        basis = (version(pod), *self._cluster_watch.basis(pod, _names(pod)))
-        known = self._judged.get(uid)
-        if known is not None and known[0] == basis:
-            return known[1]
-        events = self._cluster_watch.events(key[0], _names(pod))
+        basis = (version(pod), *self._cluster_watch.basis(pod, _event_objects(pod)))
+        last_judgement = self._verdicts.get(uid)
+        if last_judgement is not None and last_judgement[0] == basis:
+            return last_judgement[1]
+        events = self._cluster_watch.events(key[0], _event_objects(pod))
         cluster = self._cluster_watch.cluster()
         verdict = diagnosis.judge_pod(pod, events=events, cluster=cluster)
         verdict = self._settled(uid, verdict, cluster.now)
-        self._judged[uid] = (basis, verdict)
-        self._judge_again(key, uid, verdict)
-        if verdict.log is not None and shows_log:
+        self._verdicts[uid] = (basis, verdict)
+        self._schedule_recheck(key, uid, verdict)
+        if verdict.log_container is not None and shows_log:
             verdict = self._with_lines(key, pod, verdict)
-            self._judged[uid] = (basis, verdict)
+            self._verdicts[uid] = (basis, verdict)
         return verdict
 
     def of_owner(self, key: Key, manifest: Object) -> Verdict:
         owners = self._cluster_watch.owners(manifest)
-        names = ((one["kind"], one["metadata"]["name"]) for one in owners)
+        names = ((owner["kind"], owner["metadata"]["name"]) for owner in owners)
         verdict = diagnosis.judge_owner(
             manifest,
             owners,
             events=self._cluster_watch.events(key[0], names),
             cluster=self._cluster_watch.cluster(),
         )
-        self._judge_again(key, "/".join(key), verdict)
+        self._schedule_recheck(key, "/".join(key), verdict)
         return verdict
 
     def events_around(self, pods: Iterable[Object], owners: Iterable[Object]) -> list[Object]:
-        """The events of pods, their claims and what owns them, the oldest first."""
-        found = [
+        """The events of pods, their claims and their owners, the oldest first."""
+        events = [
             event
             for pod in pods
-            for event in self._cluster_watch.events(pod["metadata"]["namespace"], _names(pod))
+            for event in self._cluster_watch.events(
+                pod["metadata"]["namespace"], _event_objects(pod)
+            )
         ]
-        for one in owners:
-            name = (one["kind"], one["metadata"]["name"])
-            found += self._cluster_watch.events(one["metadata"]["namespace"], iter([name]))
-        return sorted(found, key=snapshot.began)
+        for owner in owners:
+            name = (owner["kind"], owner["metadata"]["name"])
+            events += self._cluster_watch.events(owner["metadata"]["namespace"], iter([name]))
+        return sorted(events, key=snapshot.first_time)
 
     def forget(self, pod: Object) -> None:
         uid = pod["metadata"]["uid"]
-        self._judged.pop(uid, None)
-        self._doomed.pop(uid, None)
+        self._verdicts.pop(uid, None)
+        self._doomed_since.pop(uid, None)
         self._cancel(uid)
-        for known in [one for one in self._lines if one[0] == uid]:
-            del self._lines[known]
+        for stale_run in [run for run in self._log_lines if run[0] == uid]:
+            del self._log_lines[stale_run]
 
     def forget_owner(self, key: Key) -> None:
         self._cancel("/".join(key))
 
-    def _cancel(self, what: str) -> None:
-        timer = self._timers.pop(what, None)
+    def _cancel(self, timer_key: str) -> None:
+        timer = self._timers.pop(timer_key, None)
         if timer is not None:
             timer.cancel()
 
-    def _judge_again(self, key: Key, what: str, verdict: Verdict) -> None:
-        self._cancel(what)
-        if verdict.again is not None:
+    def _schedule_recheck(self, key: Key, timer_key: str, verdict: Verdict) -> None:
+        self._cancel(timer_key)
+        if verdict.recheck_seconds is not None:
             loop = asyncio.get_running_loop()
-            self._timers[what] = loop.call_later(verdict.again, self._is_over, key, what)
+            self._timers[timer_key] = loop.call_later(
+                verdict.recheck_seconds, self._expire, key, timer_key
+            )
 
-    def _is_over(self, key: Key, what: str) -> None:
-        self._timers.pop(what, None)
-        self._judged.pop(what, None)
+    def _expire(self, key: Key, timer_key: str) -> None:
+        self._timers.pop(timer_key, None)
+        self._verdicts.pop(timer_key, None)
         self._on_change(key)
 
     def _settled(self, uid: str, verdict: Verdict, now: float) -> Verdict:
-        """The verdict; a doom that is too new is only what a pod waits for."""
-        if not verdict.settles:
-            self._doomed.pop(uid, None)
+        """The verdict; a doom that is younger than its settling time is only a reason to wait."""
+        if not verdict.settle_seconds:
+            self._doomed_since.pop(uid, None)
             return verdict
-        rest = self._doomed.setdefault(uid, now) + verdict.settles - now
-        return verdict if rest <= 0 else replace(verdict, error=None, again=rest)
+        remaining_seconds = self._doomed_since.setdefault(uid, now) + verdict.settle_seconds - now
+        return (
+            verdict
+            if remaining_seconds <= 0
+            else replace(verdict, error=None, recheck_seconds=remaining_seconds)
+        )
 
     # ------------------------------------------------------------------------------- last lines
 
     def _with_lines(self, key: Key, pod: Object, verdict: Verdict) -> Verdict:
-        container = verdict.log or ""
+        container = verdict.log_container or ""
         run = (pod["metadata"]["uid"], container, _restarts(pod, container))
-        lines = self._lines.get(run)
+        lines = self._log_lines.get(run)
         if lines is not None:
             return verdict.with_log(lines)
         if run not in self._fetching:
@@ -423,18 +470,18 @@ class LaunchVerdicts:
         options = LogOptions(run[1], tail=LOG_LINES)
         read = podlogs.read_ended if verdict.is_previous else podlogs.read
         try:
-            found = await asyncio.wait_for(read(self._client, ref, options), LOG_TIMEOUT)
-            self._lines[run] = found.decode("utf-8", "replace").splitlines()
+            content = await asyncio.wait_for(read(self._client, ref, options), LOG_TIMEOUT)
+            self._log_lines[run] = content.decode("utf-8", "replace").splitlines()
         except (KubetorchError, asyncio.TimeoutError) as error:
             _log.info("log not read pod=%s container=%s error=%s", ref.name, run[1], error)
-            self._lines[run] = []
+            self._log_lines[run] = []
         finally:
             self._fetching.pop(run, None)
-        self._judged.pop(run[0], None)
+        self._verdicts.pop(run[0], None)
         self._on_change(key)
 
 
-def _names(pod: Object) -> Iterator[tuple[str, str]]:
+def _event_objects(pod: Object) -> Iterator[tuple[str, str]]:
     """Kinds and names of the objects whose events concern a pod: itself, and its claims."""
     yield "Pod", pod["metadata"]["name"]
     for claim in claims(pod["spec"]):
@@ -443,4 +490,6 @@ def _names(pod: Object) -> Iterator[tuple[str, str]]:
 
 def _restarts(pod: Object, container: str) -> int:
     statuses = snapshot.container_statuses(pod)
-    return sum(int(one.get("restartCount") or 0) for one in statuses if one["name"] == container)
+    return sum(
+        int(status.get("restartCount") or 0) for status in statuses if status["name"] == container
+    )

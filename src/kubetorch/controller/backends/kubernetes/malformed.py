@@ -1,4 +1,4 @@
-"""The error for an object that has fields which its kind does not have, or of another type."""
+"""The error for a manifest with unknown fields, or with values of the wrong type."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from kubetorch.k8s.failures import FieldFault
 from kubetorch.manifests.kinds import Manifest
 
 _QUANTITY = re.compile(r"[+-]?[0-9.]+([eEinumkKMGTP]*[-+]?[0-9]*)")
-#: Where Kubernetes has amounts; the server does not say which of them it cannot read.
+#: Fields with amounts; the API server does not say which amount it cannot read.
 _AMOUNTS = ("limits", "requests")
 
 _log = logging.getLogger(__name__)
 
 
-async def refusal(client: Client, manifest: Manifest, said: str) -> SpecError:
-    """The error for what an API server said of the form of an object."""
-    faults = failures.field_faults(said)
+async def refusal(client: Client, manifest: Manifest, message: str) -> SpecError:
+    """The error for an API server's message about the form of a manifest."""
+    faults = failures.field_faults(message)
     texts = [_text(fault, manifest) for fault in faults]
     hints = [await _hint(client, fault, manifest) for fault in faults]
     name = manifest["metadata"]["name"]
@@ -43,17 +43,17 @@ def _text(fault: FieldFault, manifest: Manifest) -> str:
 
 def _unreadable_amounts(node: Any, path: str = "") -> Iterator[str]:  # noqa: ANN401  # a node
     if isinstance(node, list):
-        for number, one in enumerate(node):
-            yield from _unreadable_amounts(one, f"{path}[{number}]")
+        for number, child in enumerate(node):
+            yield from _unreadable_amounts(child, f"{path}[{number}]")
     elif isinstance(node, dict):
         for key, value in node.items():
-            below = f"{path}.{key}".lstrip(".")
+            child_path = f"{path}.{key}".lstrip(".")
             if key in _AMOUNTS and isinstance(value, dict):
                 for name, amount in value.items():
                     if not _QUANTITY.fullmatch(str(amount)):
-                        yield f"{below}.{name} ({amount!r})"
+                        yield f"{child_path}.{name} ({amount!r})"
             else:
-                yield from _unreadable_amounts(value, below)
+                yield from _unreadable_amounts(value, child_path)
 
 
 async def _hint(client: Client, fault: FieldFault, manifest: Manifest) -> str | None:
@@ -61,8 +61,8 @@ async def _hint(client: Client, fault: FieldFault, manifest: Manifest) -> str | 
         return None
     version, kind = str(manifest["apiVersion"]), str(manifest["kind"])
     try:
-        known = schemas.fields(await client.schemas(version), version, kind, fault.path)
-    except KubetorchError as error:  # what is wrong is known without it
+        field_names = schemas.fields(await client.schemas(version), version, kind, fault.path)
+    except KubetorchError as error:  # the hint is optional
         _log.info("fields not known kind=%s error=%s", kind, error)
         return None
-    return did_you_mean(fault.path.rpartition(".")[2], known, likeness=0.6)
+    return did_you_mean(fault.path.rpartition(".")[2], field_names, likeness=0.6)

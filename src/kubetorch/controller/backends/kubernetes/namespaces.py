@@ -1,8 +1,8 @@
-"""Namespaces: the account that pods of ours run as there, their rights, and what is refused.
+"""Namespaces: the service account of Kubetorch's pods, its rights, and what the API server refuses.
 
-The account is made on the first deploy in a namespace and stays when the last workload goes: it has
-no secret and costs nothing, and other pods may run as it. `kt uninstall` removes it, by its
-labels.
+The first deploy in a namespace makes the account, which stays after the last workload: it has no
+secret and costs nothing, and other pods may run as it. `kt uninstall` finds it by its labels and
+removes it.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from kubetorch.manifests import labels, pod_security
 from kubetorch.manifests.agent_container import SERVICE_ACCOUNT
 
 _log = logging.getLogger(__name__)
-#: What etcd says when its database has reached its limit.
+#: The message of etcd when its database is full.
 _DATABASE_FULL = "database space exceeded"
-#: What a LimitRange says of a claim that is too large or too small.
+#: The message of a LimitRange about a claim that is too large or too small.
 _OUT_OF_LIMITS = "storage usage per PersistentVolumeClaim"
 _TERMINATING = "NamespaceTerminating"
 ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
 NAMESPACES = Resource("", "v1", "namespaces", "Namespace", is_namespaced=False)
 BINDINGS = Resource("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding")
-#: What pods may do in their own namespace: deploy, call, read logs; the chart makes it.
+#: The role of pods in their namespace: deploy, call, read logs. The chart makes it.
 ROLE = "kubetorch-edit"
-#: Seconds for which it is taken for known which pods a namespace admits, and of how many.
-LEVEL_SECONDS, LEVELS_MOST = 300.0, 1000
+#: Seconds for which the Pod Security level of a namespace is remembered; the most namespaces.
+LEVEL_SECONDS, LEVELS_LIMIT = 300.0, 1000
 _VIOLATED = "violates PodSecurity"
-#: Kubernetes makes it in every namespace, though not at once.
-_EVERYWHERE = "default"
+#: The account that Kubernetes makes in every namespace, a moment after the namespace.
+_DEFAULT_ACCOUNT = "default"
 
 
 def explain(namespace: str, error: KubernetesRequestError) -> KubetorchError:
-    """The error to raise instead, which says more; else the same one."""
+    """A more precise error about a namespace in place of this error, or else this error."""
     if isinstance(error, KubernetesNotFoundError) and (
         f'namespaces "{namespace}" not found' in error.message
     ):
@@ -61,18 +61,18 @@ def explain(namespace: str, error: KubernetesRequestError) -> KubetorchError:
         )
     if failures.is_quota(error.message):
         return StorageFullError(
-            f"a quota of the namespace {namespace!r} is full: {_said(error)}",
+            f"a quota of the namespace {namespace!r} is full: {_server_message(error)}",
             hint=f"kubectl describe resourcequota -n {namespace} says how much is used; free some "
             "of it, or ask for less",
         )
     if _OUT_OF_LIMITS in error.message:
         return SpecError(
-            f"a limit of the namespace {namespace!r} forbids it: {_said(error)}",
+            f"a limit of the namespace {namespace!r} forbids it: {_server_message(error)}",
             hint=f"kubectl describe limitrange -n {namespace} says what is allowed",
         )
     if _DATABASE_FULL in error.message:
         return StorageFullError(
-            f"the cluster has no space left for objects: {_said(error)}",
+            f"the cluster has no space left for objects: {_server_message(error)}",
             hint="an administrator has to compact and defragment etcd",
         )
     return error
@@ -91,7 +91,7 @@ def check_watched(namespace: str, watched: Collection[str]) -> None:
 
 
 async def get(client: Client, ref: Ref, watched: Collection[str]) -> Object | None:
-    """Get an object of a namespace in which the controller has rights; `None` without one."""
+    """Get an object in a namespace in which the controller has rights; `None` if it is missing."""
     check_watched(str(ref.namespace), watched)
     try:
         return await client.get(ref)
@@ -112,15 +112,15 @@ def no_namespace(namespace: str, error: KubernetesRequestError) -> KubernetesReq
 def _about_namespace(
     error: KubernetesRequestError, message: str, hint: str
 ) -> KubernetesRequestError:
-    found = KubernetesNotFoundError(message, hint=hint)
-    found.verb, found.resource = error.verb, error.resource
-    found.namespace, found.name = error.namespace, error.name
-    found.status_code, found.reason = error.status_code, error.reason
-    return found
+    namespace_error = KubernetesNotFoundError(message, hint=hint)
+    namespace_error.verb, namespace_error.resource = error.verb, error.resource
+    namespace_error.namespace, namespace_error.name = error.namespace, error.name
+    namespace_error.status_code, namespace_error.reason = error.status_code, error.reason
+    return namespace_error
 
 
-def _said(error: KubernetesRequestError) -> str:
-    """The words of the server, without ours about the request."""
+def _server_message(error: KubernetesRequestError) -> str:
+    """The message of the API server, without the client's words about the request."""
     return error.message.partition(": the API server answered ")[2] or error.message
 
 
@@ -135,34 +135,38 @@ class Namespaces:
         self._client = client
         self._annotations = dict(annotations or {})
         self._now = now
-        # By namespace: whether it is restricted, and until when that is taken for known.
+        # By namespace: whether it is restricted, and until when that is remembered.
         self._levels: OrderedDict[str, tuple[bool, float]] = OrderedDict()
-        # By namespace, the `uid` of the account whose binding was seen to.
+        # By namespace: the uid of the account that has its binding.
         self._ready: dict[str, str] = {}
 
     async def prepare(self, namespace: str, account: str = SERVICE_ACCOUNT) -> None:
-        """See to it that pods can run as an account; asks once if everything is there."""
+        """Make the account of pods and its rights, where they are missing.
+
+        Raises:
+            KubernetesNotFoundError: The namespace, or an account of the user, does not exist.
+        """
         try:
-            found = await self._client.get(Ref(ACCOUNTS, account, namespace))
+            account_object = await self._client.get(Ref(ACCOUNTS, account, namespace))
         except KubernetesNotFoundError as error:
             if account != SERVICE_ACCOUNT:
                 await self._check_namespace(namespace)
-                if account == _EVERYWHERE:
+                if account == _DEFAULT_ACCOUNT:
                     return
                 raise _no_account(namespace, account) from error
             await self._create(namespace, _account(namespace))
-            found = await self._client.get(Ref(ACCOUNTS, account, namespace))
-        uid = found["metadata"]["uid"]
-        # An account with another `uid` is in a namespace that was deleted and made again.
+            account_object = await self._client.get(Ref(ACCOUNTS, account, namespace))
+        uid = account_object["metadata"]["uid"]
+        # A new uid shows that the namespace was deleted and made again, without the binding.
         if account == SERVICE_ACCOUNT and self._ready.get(namespace) != uid:
-            await self._annotate(found)
+            await self._annotate(account_object)
             await self._create(namespace, _binding(namespace))
             self._ready[namespace] = uid
 
     async def _annotate(self, account: Object) -> None:
-        """Give our account the annotations of the chart, and take those away that it had of it.
+        """Give Kubetorch's account the annotations of the chart, without those of earlier charts.
 
-        An administrator's account stays as it is, and so does what somebody else annotated.
+        An account of an administrator stays as it is, and so do annotations of other writers.
         """
         metadata = account["metadata"]
         present = metadata.get("annotations") or {}
@@ -192,25 +196,25 @@ class Namespaces:
     ) -> bool:
         """True if a namespace admits only pods of the Pod Security level `restricted`.
 
-        The API server is asked with a pod that is not made: the namespace's label would not say
-        what the cluster's own configuration or a policy wants.
+        A dry run of a pod shows it: the label of the namespace would not show the defaults and the
+        policies of the cluster.
         """
-        known = self._levels.get(namespace)
-        if known is not None and self._now() < known[1] and not is_asked_anew:
-            return known[0]
-        refused = await self._refusal(_pod(namespace, account, None))
-        found = refused is not None and (
-            _VIOLATED in refused.message
+        cached_level = self._levels.get(namespace)
+        if cached_level is not None and self._now() < cached_level[1] and not is_asked_anew:
+            return cached_level[0]
+        refusal = await self._refusal(_pod(namespace, account, None))
+        is_restricted = refusal is not None and (
+            _VIOLATED in refusal.message
             or await self._refusal(_pod(namespace, account, pod_security.USER)) is None
         )
-        self._levels[namespace] = found, self._now() + LEVEL_SECONDS
+        self._levels[namespace] = is_restricted, self._now() + LEVEL_SECONDS
         self._levels.move_to_end(namespace)
-        while len(self._levels) > LEVELS_MOST:
+        while len(self._levels) > LEVELS_LIMIT:
             self._levels.popitem(last=False)
-        return found
+        return is_restricted
 
     async def _refusal(self, pod: Object) -> KubernetesRequestError | None:
-        """Why the API server would not make a pod; `None` if it would."""
+        """The refusal of a pod by the API server in a dry run; `None` if it accepts the pod."""
         try:
             await self._client.create(pod, dry_run=True)
         except KubernetesRequestError as error:
@@ -220,19 +224,19 @@ class Namespaces:
         return None
 
     async def _create(self, namespace: str, manifest: Object) -> None:
-        """Make an object; one that is there stays as it is, whoever made it."""
+        """Make an object; an object that exists stays as it is."""
         try:
             await self._client.create(manifest)
         except KubernetesConflictError:
             return
         except KubernetesRequestError as error:
-            refused = explain(namespace, error)
-            if refused is error:
+            refusal = explain(namespace, error)
+            if refusal is error:
                 raise
-            raise refused from error
+            raise refusal from error
 
     async def _check_namespace(self, namespace: str) -> None:
-        """Raise what says more than that something in it is missing, if all of it is."""
+        """Raise an error about the namespace if the whole namespace is missing."""
         with contextlib.suppress(KubernetesForbiddenError):
             try:
                 await self._client.get(Ref(NAMESPACES, namespace))
@@ -241,8 +245,8 @@ class Namespaces:
 
 
 def _pod(namespace: str, account: str, user: int | None) -> Object:
-    """A pod such as ours; with a user one that complies with the level `restricted`."""
-    amounts = {"cpu": "10m", "memory": "16Mi"}  # where a quota wants them said
+    """A pod like those of Kubetorch; with `user` it complies with the level `restricted`."""
+    amounts = {"cpu": "10m", "memory": "16Mi"}  # a quota may demand them
     resources = {"requests": amounts, "limits": amounts}
     container: Object = {"name": "kubetorch", "image": "kubetorch", "resources": resources}
     spec = {"serviceAccountName": account, "containers": [container]}
@@ -288,14 +292,21 @@ def _no_account(namespace: str, account: str) -> KubernetesNotFoundError:
     return error
 
 
-async def find(
+async def list_labelled(
     client: Client, resource: Resource, namespace: str | None, watched: tuple[str, ...], label: str
 ) -> list[Object]:
-    """Find the objects with a label, by namespace and name."""
+    """List the objects with a label, ordered by namespace and name."""
     if namespace is not None:
         check_watched(namespace, watched)
-    places: tuple[str | None, ...] = (namespace,) if namespace is not None else watched or (None,)
-    listings = await asyncio.gather(
-        *(client.list(Selection(resource, place, labels=label)) for place in places)
+    listed_namespaces: tuple[str | None, ...] = (
+        (namespace,) if namespace is not None else watched or (None,)
     )
-    return sorted((found for listing in listings for found in listing.items), key=key)
+    listings = await asyncio.gather(
+        *(
+            client.list(Selection(resource, listed_namespace, labels=label))
+            for listed_namespace in listed_namespaces
+        )
+    )
+    return sorted(
+        (labelled_object for listing in listings for labelled_object in listing.items), key=key
+    )

@@ -1,14 +1,14 @@
-"""The objects of a workload: what was applied, how many pods it asks for, what has to go first.
+"""The objects of a workload: what was applied, how many pods it asks for, what is obsolete.
 
-A spec of another kind makes other objects. Those of before would go on beside them, with their pods
-and GPUs, and their names may be in the way: of a Service of ours where the new kind's controller
-makes its own, or of what the old kind's controller made. So they go first, but not before the API
-server has said that it would take the new ones. They are found by their labels, so that a
-controller which starts in between finds them, too.
+A spec of another kind makes other objects. The obsolete objects would go on beside them, with their
+pods and GPUs, and their names may be in the way: a Service of ours where the new kind's controller
+makes its own, or an object that the old kind's controller made. So the obsolete objects go first,
+but not before the API server has accepted the new ones in a dry run. They are found by their
+labels, so that a controller which starts in between finds them as well.
 
-A controller that starts adopts what an earlier one applied. It asks for much at once then, and one
-request too many is refused: a workload that is not known for that reason is adopted later, without
-a new deploy.
+A controller that starts adopts the objects that an earlier controller applied. Many requests at
+once may be refused (429), so a workload whose adoption fails is adopted later, without a new
+deploy.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ import msgspec
 
 from kubetorch.controller.backends.kubernetes.apply import (
     Applier,
+    ApplyPlan,
     ApplyRetry,
-    WantedObjects,
     is_applied,
     is_own,
 )
@@ -52,110 +52,120 @@ from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire.messages import Equipment, Runtime
 
 _API = "serving.knative.dev/"
-#: Group, kind and name of an object: with another one of these it is another object.
+#: Group, kind and name of an object.
 Identity = tuple[str, str, str]
 _T = TypeVar("_T")
-# What a deploy may make, with its versions: never volumes or secrets.
-_VERSIONS: dict[tuple[str, str], tuple[str, ...]] = {
+# Versions of the kinds that a deploy may make, by group and kind: no volumes, no secrets.
+_DEPLOYED_KINDS: dict[tuple[str, str], tuple[str, ...]] = {
     **{(row.group, row.kind): row.versions for row in KINDS.values()},
     ("", "Service"): ("v1",),
     (trainjob.GROUP, trainjob.RUNTIME_KIND): KINDS["TrainJob", trainjob.GROUP].versions,
 }
-# Owners between an object and what it owns: a Knative Service, its Route, that one's Service.
-_DEPTH = 4
-# Workloads that are adopted at one time.
-_AT_ONCE = 16
-# Seconds until the adoption of one is tried again: at first, and at most.
-_AGAIN = (1.0, 30.0)
+# Owners above an object, at most: a Service is owned by a Route, which a Knative Service owns.
+_OWNER_DEPTH = 4
+# Workloads that are adopted at the same time, at most.
+_ADOPTIONS_AT_ONCE = 16
+# Seconds between two attempts to adopt a workload: at first, and at most.
+_RETRY_DELAYS = (1.0, 30.0)
 _log = logging.getLogger(__name__)
 
 
-def expected(there: Object, path: Path | None = None) -> int | None:
+def expected(live_object: Object, path: Path | None = None) -> int | None:
     """The least number of pods of its latest template that an object asks for.
 
-    Somebody else may have changed the number since it was applied, such as a
-    HorizontalPodAutoscaler.
+    Another writer may have changed the number since the apply, such as a HorizontalPodAutoscaler.
+    `None` for a DaemonSet whose controller has not counted its nodes yet.
     """
-    workload = WorkloadManifest.parse(there, path)
+    workload = WorkloadManifest.parse(live_object, path)
     kind = workload.kind
     if kind.is_autoscaled:
         return 1
     if kind.kind == "DaemonSet":
-        status = there.get("status") or {}
-        is_seen = status.get("observedGeneration", 0) >= there["metadata"].get("generation", 1)
+        status = live_object.get("status") or {}
+        is_seen = status.get("observedGeneration", 0) >= live_object["metadata"].get(
+            "generation", 1
+        )
         return max(1, int(status.get("desiredNumberScheduled") or 0)) if is_seen else None
     return max(1, replicas.running(workload))
 
 
-def rests(owners: Sequence[Object], template: str) -> bool:
-    """True if the scaler keeps the service without pods because nobody calls it."""
+def is_scaled_to_zero(owners: Sequence[Object], template: str) -> bool:
+    """True if Knative keeps a service without pods, since it has no calls."""
     ready = {
-        (one.get("status") or {}).get("latestReadyRevisionName")
-        for one in _of_kind(owners, "Service")
+        (service.get("status") or {}).get("latestReadyRevisionName")
+        for service in _knative_owners(owners, "Service")
     }
-    for revision in _of_kind(owners, "Revision"):
+    for revision in _knative_owners(owners, "Revision"):
         status = revision.get("status") or {}
         if revision["metadata"]["name"] in ready and agent.digest_of(revision) == template:
             is_ready = snapshot.condition(revision, "Ready").get("status") == "True"
-            # Noted when the scaler has first decided.
+            # `desiredReplicas` is missing until the scaler has decided for the first time.
             return is_ready and status.get("desiredReplicas") == 0
     return False
 
 
-def address(owners: Sequence[Object]) -> str:
+def service_url(owners: Sequence[Object]) -> str:
     """The URL of the service for programs in the cluster; empty until Knative has named it."""
-    for service in _of_kind(owners, "Service"):
-        found = (service.get("status") or {}).get("address") or {}
-        if found.get("url"):
-            return str(found["url"])
+    for service in _knative_owners(owners, "Service"):
+        address = (service.get("status") or {}).get("address") or {}
+        if address.get("url"):
+            return str(address["url"])
     return ""
 
 
-def _of_kind(owners: Sequence[Object], kind: str) -> list[Object]:
-    found = (one for one in owners if str(one.get("apiVersion", "")).startswith(_API))
-    return [one for one in found if one["kind"] == kind]
+def _knative_owners(owners: Sequence[Object], kind: str) -> list[Object]:
+    knative_owners = (
+        owner for owner in owners if str(owner.get("apiVersion", "")).startswith(_API)
+    )
+    return [owner for owner in knative_owners if owner["kind"] == kind]
 
 
 class AppliedWorkload(msgspec.Struct):
+    """A workload as it was applied."""
+
     spec: WorkloadSpec
+    #: Its main object, which has the pods; `None` where a selector alone finds the pods.
     main: Manifest | None
-    called: dict[str, str]
+    #: Labels of the pods that take calls; empty if all pods take calls.
+    called_labels: dict[str, str]
+    #: Digest of its first pod template.
     template: str = ""
+    #: The objects that were applied; empty if they are not known.
     objects: frozenset[Identity] = frozenset()
     #: Whether its pods comply with the Pod Security level `restricted`.
     is_restricted: bool = False
-    #: Whether the user who deploys it knows that.
+    #: Whether its deploys have reported that.
     is_reported: bool = False
-    #: How often it was applied once more because its pods were refused.
+    #: How often it was applied again because its pods were refused.
     repeats: int = 0
     #: Its images that are known to run as root.
     root_images: frozenset[str] = frozenset()
     #: Version of the secrets that its pods see.
     secrets: str = ""
-    # That of the object which it was applied as (`metadata.generation`).
+    # `metadata.generation` of the main object after the apply.
     _generation: int = 0
-    # The attempt that Knative makes at a Revision of its template.
+    # Which attempt to make a Revision of its template Knative was asked for.
     _attempt: str = ""
 
     @classmethod
     def of(cls, spec: WorkloadSpec, *, has_operator: bool = True) -> AppliedWorkload:
-        """The objects of a spec, whether the operator of its kind is there or not."""
+        """The workload of a spec before its apply; without an operator, of another kind."""
         main = None
         if not spec.compute.is_selector_only:
             main = rendering.of_workload(spec, has_operator=has_operator)
         is_all = spec.compute.broadcast is not None or _is_world(spec)
-        called = {} if is_all else KubernetesServices.of(spec, main).called
-        return cls(spec, main, called)
+        called_labels = {} if is_all else KubernetesServices.of(spec, main).called
+        return cls(spec, main, called_labels)
 
     @property
     def is_ranked(self) -> bool:
-        """True if its processes have ranks, which follow the numbers of pods."""
+        """True if the processes have ranks, which follow the ordinals of the pods."""
         compute = self.spec.compute
         is_called_whole = compute.broadcast is not None or compute.is_pool
         return compute.distribution is not None or is_called_whole
 
     def equip(self, runtime: Runtime, root_images: Collection[str] | None = None) -> None:
-        """Put the agent into its pods: the last that is written into its object."""
+        """Put the agent into the pod templates; this is the last change of the manifest."""
         self.is_restricted = root_images is not None
         if self.main is not None:
             agent.equip(
@@ -168,15 +178,15 @@ class AppliedWorkload(msgspec.Struct):
             )
             self._read(self.main)
 
-    def found(self, there: Object | None) -> None:
-        """An earlier controller applied it, maybe with another agent; it is left as it is."""
-        if there is not None:
-            self.is_restricted = pod_security.is_complying(self._read(there))
-            self.applied(there)
+    def adopt(self, live_object: Object | None) -> None:
+        """Take over what is known of a live object that an earlier controller applied."""
+        if live_object is not None:
+            self.is_restricted = pod_security.is_complying(self._read(live_object))
+            self.note_applied(live_object)
 
-    def _read(self, one: Manifest) -> PodTemplate:
-        """The first pod template of an equipped object."""
-        templates = WorkloadManifest.parse(one, self.spec.compute.pod_template_path).templates
+    def _read(self, manifest: Manifest) -> PodTemplate:
+        """Read the first pod template of an equipped object."""
+        templates = WorkloadManifest.parse(manifest, self.spec.compute.pod_template_path).templates
         self.template = agent.digest_of(templates[0].body)
         self.root_images = frozenset(pod_security.root_images(templates))
         self.secrets = templates[0].read_pods("annotations").get(labels.SECRETS_VERSION, "")
@@ -197,46 +207,48 @@ class AppliedWorkload(msgspec.Struct):
     def images(self) -> set[str]:
         if self.main is None:
             return set()
-        found = WorkloadManifest.parse(self.main, self.spec.compute.pod_template_path).templates
-        return {str(one.container.get("image")) for one in found}
+        templates = WorkloadManifest.parse(self.main, self.spec.compute.pod_template_path).templates
+        return {str(template.container.get("image")) for template in templates}
 
-    def applied(self, there: Object) -> None:
-        self._generation = _generation(there)
-        self._attempt = _attempt((there.get("spec") or {}).get("template") or {})
+    def note_applied(self, live_object: Object) -> None:
+        self._generation = _generation(live_object)
+        self._attempt = _attempt((live_object.get("spec") or {}).get("template") or {})
 
-    def has_given_up(self, pod: Object) -> bool:
-        """True if a pod is of a Revision in whose place Knative was asked for another one."""
+    def is_of_earlier_attempt(self, pod: Object) -> bool:
+        """True if a pod belongs to a failed Revision that Knative was asked to replace."""
         return _attempt(pod) != self._attempt
 
     def expected(self, owners: Sequence[Object]) -> int | None:
         """The number of pods, as in `Backend.expected`."""
         if self.main is None:
             return self.spec.compute.pods
-        if rests(owners, self.template):
+        if is_scaled_to_zero(owners, self.template):
             return 0
-        there = owners[0] if owners and self.is_seen(owners) else self.main
-        return expected(there, self.spec.compute.pod_template_path)
+        manifest = owners[0] if owners and self.is_observed(owners) else self.main
+        return expected(manifest, self.spec.compute.pod_template_path)
 
-    def is_seen(self, owners: Sequence[Object]) -> bool:
-        """False if what was seen last of its object is older than what was applied."""
-        return all(_generation(one) >= self._generation for one in owners[:1])
+    def is_observed(self, owners: Sequence[Object]) -> bool:
+        """False if the last observed main object is older than the apply."""
+        return all(_generation(owner) >= self._generation for owner in owners[:1])
 
 
 def replaced_containers(spec: WorkloadSpec) -> frozenset[str]:
-    """The containers of a user's own object that are the agent's in what a deploy applies."""
+    """The names of containers in a user's manifest that the agent's container replaces."""
     compute = spec.compute
     if compute.manifest is None:
         return frozenset()
     parsed = WorkloadManifest.parse(thaw(compute.manifest), compute.pod_template_path)
-    return frozenset(one.container.get("name", "") for one in parsed.templates)
+    return frozenset(template.container.get("name", "") for template in parsed.templates)
 
 
 def _is_world(spec: WorkloadSpec) -> bool:
-    """True if any pod takes a call for all pods: a pod that calls are routed to may be lost."""
+    """True if any pod takes calls for all pods: routing to a single pod would depend on it."""
     compute = spec.compute
     framework = compute.distribution and compute.distribution.distribution_type
-    has_own = compute.endpoint is not None and compute.endpoint.selector is not None
-    return framework is not None and framework not in SINGLE_CONTROLLER and not has_own
+    has_endpoint_selector = compute.endpoint is not None and compute.endpoint.selector is not None
+    return (
+        framework is not None and framework not in SINGLE_CONTROLLER and not has_endpoint_selector
+    )
 
 
 def identity(manifest: Manifest) -> Identity:
@@ -248,13 +260,13 @@ def identities(manifests: Iterable[Manifest]) -> frozenset[Identity]:
     return frozenset(map(identity, manifests))
 
 
-def _attempt(one: Object) -> str:
-    noted = (one.get("metadata") or {}).get("annotations") or {}
-    return str(noted.get(labels.TRIED_AGAIN) or "")
+def _attempt(manifest: Object) -> str:
+    tags = (manifest.get("metadata") or {}).get("annotations") or {}
+    return str(tags.get(labels.TRIED_AGAIN) or "")
 
 
-def _generation(there: Object) -> int:
-    return int(there["metadata"].get("generation") or 0)
+def _generation(live_object: Object) -> int:
+    return int(live_object["metadata"].get("generation") or 0)
 
 
 class ObjectReplacement:
@@ -263,75 +275,91 @@ class ObjectReplacement:
         self._applier = applier
         self._apply_retry = apply_retry
 
-    async def make_room(
-        self, key: Key, wanted: WantedObjects, before: AppliedWorkload | None
+    async def remove_obsolete(
+        self, key: Key, plan: ApplyPlan, previous_workload: AppliedWorkload | None
     ) -> None:
-        """Remove what is not wanted any more, once the API server would take what is."""
-        if before is None or before.objects == identities(wanted.manifests):
+        """Delete obsolete objects of a workload, once the API server would accept the new ones."""
+        if previous_workload is None or previous_workload.objects == identities(plan.manifests):
             return
-        before.objects = frozenset()
-        async with self._apply_retry.within(key, wanted.timeout):
-            find = functools.partial(self._find, key, wanted.manifests, wanted.owner, before.main)
-            found = await self._retry(key, wanted, find)
-            uids = {one["metadata"]["uid"] for one in found}
-            look = functools.partial(self._in_the_way, wanted.manifests, uids)
-            going = await self._retry(key, wanted, look)
-            if found or going:
-                await self._check(key, wanted, going)
-                refs = [await self._applier.ref(one) for one in found]
+        previous_workload.objects = frozenset()
+        async with self._apply_retry.within(key, plan.timeout):
+            find = functools.partial(
+                self._find, key, plan.manifests, plan.owner, previous_workload.main
+            )
+            obsolete_objects = await self._retry(key, plan, find)
+            uids = {obsolete_object["metadata"]["uid"] for obsolete_object in obsolete_objects}
+            # Objects with a desired name that disappear with the obsolete objects are waited for.
+            find_vanishing = functools.partial(self._vanishing_refs, plan.manifests, uids)
+            vanishing_refs = await self._retry(key, plan, find_vanishing)
+            if obsolete_objects or vanishing_refs:
+                await self._check(key, plan, vanishing_refs)
+                refs = [
+                    await self._applier.ref(obsolete_object) for obsolete_object in obsolete_objects
+                ]
                 names = ",".join(f"{ref.resource}/{ref.name}" for ref in refs)
                 _log.info("objects not wanted any more workload=%s/%s objects=%s", *key, names)
-                await self._retry(key, wanted, functools.partial(self._remove, refs, going))
-                wanted.known.clear()
+                await self._retry(key, plan, functools.partial(self._remove, refs, vanishing_refs))
+                plan.live_objects.clear()
 
-    async def remove_left(
+    async def delete_remaining(
         self, key: Key, workload: AppliedWorkload, owner: Manifest | None
     ) -> list[str]:
-        """Delete what else there may be of a workload that is deleted; without an owner it goes.
+        """Delete the unknown objects of a deleted workload, such as those of another kind.
 
-        Returns what is left, in words.
+        Returns a phrase on each object that stays.
         """
         if workload.objects or owner is None:
             return []
-        found = await self._find(key, (), owner, workload.main)
-        left = [await self._applier.delete_own(await self._applier.ref(one)) for one in found]
-        return [one for one in left if one is not None]
+        applied_objects = await self._find(key, (), owner, workload.main)
+        leftovers = [
+            await self._applier.delete_applied(await self._applier.ref(applied_object))
+            for applied_object in applied_objects
+        ]
+        return [leftover for leftover in leftovers if leftover is not None]
 
-    async def _retry(self, key: Key, wanted: WantedObjects, ask: Callable[[], Awaitable[_T]]) -> _T:
-        nothing: Manifest = {"metadata": {"namespace": key[0]}}
-        about = wanted.manifests[-1] if wanted.manifests else nothing
-        return await self._apply_retry.until_taken(key, about, ask)
+    async def _retry(self, key: Key, plan: ApplyPlan, request: Callable[[], Awaitable[_T]]) -> _T:
+        placeholder: Manifest = {"metadata": {"namespace": key[0]}}
+        manifest = plan.manifests[-1] if plan.manifests else placeholder
+        return await self._apply_retry.until_accepted(key, manifest, request)
 
-    async def _check(self, key: Key, wanted: WantedObjects, going: Iterable[Ref]) -> None:
-        """Raise what there is against what is wanted, but for what is in its way."""
-        blocked = {(ref.resource.group, ref.resource.kind, ref.name) for ref in going}
-        for manifest in wanted.manifests:
-            if identity(manifest) not in blocked:
-                takes = wanted.taking if manifest is wanted.taken else None
-                check = functools.partial(self._applier.check, manifest, wanted.owner, takes=takes)
-                await self._apply_retry.until_taken(key, manifest, check)
+    async def _check(self, key: Key, plan: ApplyPlan, vanishing_refs: Iterable[Ref]) -> None:
+        """Raise the API server's refusal of a new object, unless its name becomes free."""
+        blocked_identities = {
+            (ref.resource.group, ref.resource.kind, ref.name) for ref in vanishing_refs
+        }
+        for manifest in plan.manifests:
+            if identity(manifest) not in blocked_identities:
+                permission = plan.permission if manifest is plan.user_manifest else None
+                check = functools.partial(
+                    self._applier.check, manifest, plan.owner, permission=permission
+                )
+                await self._apply_retry.until_accepted(key, manifest, check)
 
     async def _find(
         self,
         key: Key,
-        wanted: Sequence[Manifest],
+        desired_manifests: Sequence[Manifest],
         owner: Manifest | None,
-        before: Manifest | None,
+        previous_main: Manifest | None,
     ) -> list[Object]:
-        """The objects that were applied for a workload, but for those that are wanted."""
-        versions = dict(_VERSIONS)
-        if before is not None:
-            group, kind, _ = identity(before)
-            version = str(before["apiVersion"]).rpartition("/")[2]
+        """The objects that were applied for a workload, without the desired ones."""
+        versions = dict(_DEPLOYED_KINDS)
+        if previous_main is not None:
+            group, kind, _ = identity(previous_main)
+            version = str(previous_main["apiVersion"]).rpartition("/")[2]
             versions.setdefault((group, kind), (version,))
         resources = await asyncio.gather(*map(self._served, versions, versions.values()))
-        lists = await asyncio.gather(*(self._list(one, key) for one in resources if one))
-        kept = identities(wanted)
+        listings = await asyncio.gather(
+            *(self._list(resource, key) for resource in resources if resource)
+        )
+        desired_identities = identities(desired_manifests)
         return [
-            one
-            for found in lists
-            for one in found
-            if identity(one) not in kept and is_own(one) and is_applied(one, owner)
+            live_object
+            for live_objects in listings
+            for live_object in live_objects
+            if identity(live_object) not in desired_identities
+            and is_own(live_object)
+            and is_applied(live_object, owner)
         ]
 
     async def _served(self, kind: tuple[str, str], versions: Sequence[str]) -> Resource | None:
@@ -351,49 +379,57 @@ class ObjectReplacement:
         try:
             return list((await self._client.list(selection)).items)
         except (KubernetesNotFoundError, KubernetesForbiddenError):
-            return []  # whoever may not list a kind has made none of it
+            return []  # a controller that may not list a kind has made no object of it
 
-    async def _in_the_way(self, wanted: Sequence[Manifest], uids: set[str]) -> list[Ref]:
-        """The objects with the name of a wanted one that are about to go with their owners."""
+    async def _vanishing_refs(
+        self, desired_manifests: Sequence[Manifest], uids: set[str]
+    ) -> list[Ref]:
+        """The live objects with the name of a desired one that disappear with these objects."""
         refs = []
-        for ref in [await self._applier.ref(one) for one in wanted] + _made_by(wanted):
-            there = await self._applier.find(ref)
-            if there is not None and await self._goes(there, uids):
+        for ref in [
+            await self._applier.ref(manifest) for manifest in desired_manifests
+        ] + _controller_service_refs(desired_manifests):
+            live_object = await self._applier.find(ref)
+            if live_object is not None and await self._is_vanishing(live_object, uids):
                 refs.append(ref)
         return refs
 
-    async def _goes(self, one: Object, uids: set[str]) -> bool:
-        """True if an object is, or goes with, one of these objects or one that is being deleted."""
-        for _ in range(_DEPTH):
-            metadata = one["metadata"]
+    async def _is_vanishing(self, live_object: Object, uids: set[str]) -> bool:
+        """True if an object, or one of its owners, has one of these uids or is being deleted."""
+        for _ in range(_OWNER_DEPTH):
+            metadata = live_object["metadata"]
             if metadata["uid"] in uids or metadata.get("deletionTimestamp"):
                 return True
-            owner = snapshot.controller_of(one)
+            owner = snapshot.controller_of(live_object)
             if owner is None:
                 return False
             try:
                 resource = await self._client.discovery.resource_of(owner)
                 ref = Ref(resource, owner["name"], metadata["namespace"])
-                one = await self._client.get(ref)
+                live_object = await self._client.get(ref)
             except KubernetesNotFoundError:
                 return True
             except KubernetesForbiddenError:
                 return False
-            if one["metadata"]["uid"] != owner["uid"]:
+            if live_object["metadata"]["uid"] != owner["uid"]:
                 return True
         return False
 
-    async def _remove(self, refs: Iterable[Ref], going: Iterable[Ref]) -> None:
-        """Delete objects, and wait until they and those that go with them are gone."""
+    async def _remove(self, refs: Iterable[Ref], vanishing_refs: Iterable[Ref]) -> None:
+        """Delete objects; returns when they, and the vanishing ones, have disappeared."""
         refs = list(refs)
-        left = await asyncio.gather(*map(self._applier.delete_own, refs))
-        gone = [ref for ref, what in zip(refs, left, strict=True) if what is None]
-        await asyncio.gather(*map(self._applier.gone, (*gone, *going)))
+        leftovers = await asyncio.gather(*map(self._applier.delete_applied, refs))
+        deleted_refs = [
+            ref for ref, leftover in zip(refs, leftovers, strict=True) if leftover is None
+        ]
+        await asyncio.gather(
+            *map(self._applier.wait_until_deleted, (*deleted_refs, *vanishing_refs))
+        )
 
 
-def _made_by(wanted: Sequence[Manifest]) -> list[Ref]:
-    """The objects that the controller of the wanted object names after it."""
-    main = wanted[-1] if wanted else {}
+def _controller_service_refs(desired_manifests: Sequence[Manifest]) -> list[Ref]:
+    """The Service that the controller of the main object makes, with the same name."""
+    main = desired_manifests[-1] if desired_manifests else {}
     kind = kinds.find(main)
     if kind is None or not (kind.is_autoscaled or kind.has_service):
         return []
@@ -408,23 +444,27 @@ class Adopter:
     ) -> None:
         self._adopt = adopt
         self._on_change = on_change
-        self._room = asyncio.Semaphore(_AT_ONCE)
+        self._slots = asyncio.Semaphore(_ADOPTIONS_AT_ONCE)
         self._tasks: dict[Key, asyncio.Task[None]] = {}
-        #: Why workloads are not adopted yet.
+        #: Why a workload is not adopted yet, by workload.
         self.reasons: dict[Key, str] = {}
 
     async def start(self, specs: Sequence[Sequence[WorkloadSpec]]) -> None:
-        """Try each workload once; those that fail are tried again, and concern no other one."""
+        """Adopt each workload; a workload whose adoption fails is adopted later.
+
+        Raises:
+            KubernetesUnavailableError: The API server does not answer.
+        """
         await asyncio.gather(*map(self._try_first, specs))
-        for of_one in specs:
-            key = _key_of(of_one)
+        for workload_specs in specs:
+            key = _key_of(workload_specs)
             if key in self.reasons:
                 self._tasks[key] = asyncio.create_task(
-                    self._adopt_later(of_one), name=f"adopt {key}"
+                    self._adopt_later(workload_specs), name=f"adopt {key}"
                 )
 
     def forget(self, key: Key) -> None:
-        """Stop adopting a workload that is gone, or was applied."""
+        """Stop adopting a workload that was deleted, or applied."""
         self.reasons.pop(key, None)
         task = self._tasks.pop(key, None)
         if task is not None:
@@ -439,7 +479,9 @@ class Adopter:
             raise error
 
     async def _adopt_later(self, specs: Sequence[WorkloadSpec]) -> None:
-        pauses = backoff.jittered(backoff.exponential(first=_AGAIN[0], limit=_AGAIN[1]))
+        pauses = backoff.jittered(
+            backoff.exponential(first=_RETRY_DELAYS[0], limit=_RETRY_DELAYS[1])
+        )
         for pause in pauses:
             await asyncio.sleep(pause)
             if await self._try(specs) is None:
@@ -453,9 +495,9 @@ class Adopter:
         """Adopt a workload; returns the error if that fails."""
         key = _key_of(specs)
         try:
-            async with self._room:
+            async with self._slots:
                 await self._adopt(specs)
-        except Exception as error:  # noqa: BLE001  # a user may have written its object
+        except Exception as error:  # noqa: BLE001  # a user may have edited the object
             self._note(key, error)
             return error
         self.reasons.pop(key, None)
@@ -479,47 +521,59 @@ def _key_of(specs: Sequence[WorkloadSpec]) -> Key:
 async def find_applied(
     applier: Applier, runtime: Runtime, specs: Sequence[WorkloadSpec]
 ) -> AppliedWorkload:
-    """Find the applied spec: the wanted one, which is first, or an earlier one of another kind."""
-    wanted = AppliedWorkload.of(specs[0])
-    if wanted.main is None:
-        return wanted
-    there = await _find_main(applier, wanted.main)
-    if there is None and rendering.operated_kind(specs[0].compute) is not None:
-        plain = AppliedWorkload.of(specs[0], has_operator=False)
-        other = None if plain.main is None else await _find_main(applier, plain.main)
-        if other is not None and _template_label(other) == _template_label(plain.main or {}):
-            wanted, there = plain, other
-    for spec in () if there is not None else specs[1:]:
-        with contextlib.suppress(SpecError):  # another version took it
-            before = AppliedWorkload.of(spec)
-            if before.main is not None and (other := await _find_main(applier, before.main)):
-                before.found(other)
-                return before
-    wanted.equip(runtime)
-    wanted.found(there)
-    is_known = there is not None and identity(there) in _identities_of(wanted.spec)
+    """Find which spec of a workload was applied: the latest, or an earlier one of another kind.
+
+    Args:
+        applier: Reads the objects.
+        runtime: The runtime of the agents.
+        specs: The specs that may have been applied, the latest first.
+    """
+    workload = AppliedWorkload.of(specs[0])
+    if workload.main is None:
+        return workload
+    live_object = await _find_main(applier, workload.main)
+    if live_object is None and rendering.operated_kind(specs[0].compute) is not None:
+        plain_workload = AppliedWorkload.of(specs[0], has_operator=False)
+        plain_object = (
+            None if plain_workload.main is None else await _find_main(applier, plain_workload.main)
+        )
+        if plain_object is not None and _template_label(plain_object) == _template_label(
+            plain_workload.main or {}
+        ):
+            workload, live_object = plain_workload, plain_object
+    for spec in () if live_object is not None else specs[1:]:
+        with contextlib.suppress(SpecError):  # another version of Kubetorch accepted the spec
+            previous_workload = AppliedWorkload.of(spec)
+            if previous_workload.main is not None and (
+                plain_object := await _find_main(applier, previous_workload.main)
+            ):
+                previous_workload.adopt(plain_object)
+                return previous_workload
+    workload.equip(runtime)
+    workload.adopt(live_object)
+    is_known = live_object is not None and identity(live_object) in _identities_of(workload.spec)
     if is_known and len({_identities_of(spec) for spec in specs}) == 1:
-        wanted.objects = _identities_of(wanted.spec)
-    return wanted
+        workload.objects = _identities_of(workload.spec)
+    return workload
 
 
-def _template_label(one: Manifest) -> str | None:
-    found: str | None = (one["metadata"].get("labels") or {}).get(labels.TEMPLATE)
-    return found
+def _template_label(manifest: Manifest) -> str | None:
+    template: str | None = (manifest["metadata"].get("labels") or {}).get(labels.TEMPLATE)
+    return template
 
 
 async def _find_main(applier: Applier, main: Manifest) -> Manifest | None:
     try:
         return await applier.find(await applier.ref(main))
-    except KubernetesNotFoundError:  # its kind is not there any more
+    except KubernetesNotFoundError:  # the cluster does not serve the kind any more
         return None
 
 
 def _identities_of(spec: WorkloadSpec) -> frozenset[Identity]:
-    """The objects that a deploy applies, but for those that depend on the cluster."""
+    """The objects that a deploy applies, without those that depend on the cluster."""
     try:
         main = None if spec.compute.is_selector_only else rendering.of_workload(spec)
-    except SpecError:  # another version took it
+    except SpecError:  # another version of Kubetorch accepted the spec
         return frozenset()
-    beside = KubernetesServices.of(spec, main).render()
-    return identities(beside if main is None else [*beside, main])
+    manifests = KubernetesServices.of(spec, main).render()
+    return identities(manifests if main is None else [*manifests, main])

@@ -1,13 +1,13 @@
-"""Which pods are a workload's: those that an object of its controller has made; and which must end.
+"""Which pods belong to a workload: pods whose owners lead to an applied object; which must end.
 
-pod ──► ReplicaSet ──► Deployment, applied here for this very workload
+pod ──► ReplicaSet ──► Deployment, which Kubetorch applied for this very workload
 
-Labels are anybody's to write, and so are names of owners: each is looked up by its name, and has to
-have the identity that is named below it. What is once known of an owner stays so.
+Any user can write labels and owner references. So each owner is read by its name, and has to have
+the uid that the reference below it names. The answer for an owner never changes.
 
-Pods that must not have what they have mounted end, and an event of each says why. Whatever made a
-pod makes another one at once, which may be refused as well. So the more of a workload were refused
-since it was applied, the later the next one ends; until then it has no key and no code.
+Pods that must not have their mounts are refused: an event of each says why, and the pod ends. Its
+owner makes another pod at once, which may be refused as well. So the more pods of a workload were
+refused since its apply, the later the next one ends; until then it gets no key and no code.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from kubetorch.lib import backoff
 from kubetorch.lib.tasks import cancel_all
 from kubetorch.manifests.kinds import Manifest
 
-#: Objects between a pod and what was applied, at most: a worker of a LeaderWorkerSet has four.
-DEPTH = 8
-#: Seconds that a controller which starts waits to know whose the pods of a workload are.
-SETTLING = 2.0
-# Seconds until an owner is looked up again whose server did not answer: at first, and at most.
-_AGAIN = (0.5, 15.0)
-#: The reason of the events.
-REASON = "MountRefused"
-#: Seconds that each pod of a workload waits longer than the one before, and the most.
-PAUSE, LONGEST = 2.0, 300.0
+#: Owners between a pod and the applied object, at most: a worker of a LeaderWorkerSet has four.
+OWNER_DEPTH = 8
+#: Seconds for which a controller that starts waits for the owners of a workload's pods.
+LOOKUP_TIMEOUT = 2.0
+# Seconds between two attempts to read an owner: at first, and at most.
+_RETRY_DELAYS = (0.5, 15.0)
+#: The reason in the events of refused pods.
+EVENT_REASON = "MountRefused"
+#: Seconds by which each refused pod of a workload ends later than the one before, and the most.
+PAUSE_STEP, PAUSE_LIMIT = 2.0, 300.0
 _MESSAGE_LIMIT = 1024
 
 _log = logging.getLogger(__name__)
@@ -56,96 +56,106 @@ class PodOwners:
         client: Client,
         owner: Callable[[str, str], Manifest | None],
         pods: Callable[[Key], Mapping[str, Object]],
-        on_known: Callable[[Key], None],
+        on_resolved: Callable[[Key], None],
     ) -> None:
         self._client = client
         self._owner = owner
         self._pods = pods
-        self._on_known = on_known
-        # By workload and identity of an owner; `None`: it is gone.
-        self._known: dict[Key, dict[str, bool | None]] = {}
-        self._looking: dict[tuple[Key, str], asyncio.Task[None]] = {}
+        self._on_resolved = on_resolved
+        # Whether an owner leads to the applied object, by workload and uid of the owner. `None`:
+        # the owner, or one above it, does not exist any more.
+        self._ownership: dict[Key, dict[str, bool | None]] = {}
+        self._lookups: dict[tuple[Key, str], asyncio.Task[None]] = {}
 
-    def is_made(self, key: Key, pod: Object, main: Manifest) -> bool | None:
-        """True if a pod belongs to the workload that an object is applied for; `None`: unknown."""
+    def belongs(self, key: Key, pod: Object, main: Manifest) -> bool | None:
+        """True if a pod belongs to a workload with this main object; `None` if not known yet.
+
+        Looks the owner up in the background, and calls `on_resolved` then.
+        """
         owner = controller_of(pod)
         if owner is None:
             is_main = main["kind"] == "Pod" and pod["metadata"]["name"] == main["metadata"]["name"]
             return is_main and is_applied(pod, self._owner(*key))
-        at = (key, str(owner["uid"]))
-        known = self._known.get(key, {})
-        if at[1] not in known and at not in self._looking:
-            look = self._look(at, owner, identity(main))
-            self._looking[at] = asyncio.create_task(look, name=f"owner of {key[1]}")
-        return known.get(at[1])
+        lookup_key = (key, str(owner["uid"]))
+        ownership = self._ownership.get(key, {})
+        if lookup_key[1] not in ownership and lookup_key not in self._lookups:
+            lookup = self._resolve(lookup_key, owner, identity(main))
+            self._lookups[lookup_key] = asyncio.create_task(lookup, name=f"owner of {key[1]}")
+        return ownership.get(lookup_key[1])
 
-    def look_again(self, key: Key) -> None:
-        """Other objects are applied for a workload: who was none of its owners may be one now."""
-        known = self._known.get(key, {})
-        self._known[key] = {uid: is_ours for uid, is_ours in known.items() if is_ours}
-        for at in [at for at in self._looking if at[0] == key]:
-            self._looking.pop(at).cancel()
+    def forget_foreign_owners(self, key: Key) -> None:
+        """Look foreign owners up once more, since other objects were applied for a workload."""
+        ownership = self._ownership.get(key, {})
+        self._ownership[key] = {uid: is_ours for uid, is_ours in ownership.items() if is_ours}
+        for lookup_key in [lookup_key for lookup_key in self._lookups if lookup_key[0] == key]:
+            self._lookups.pop(lookup_key).cancel()
 
     def forget(self, key: Key) -> None:
-        self.look_again(key)
-        del self._known[key]
+        self.forget_foreign_owners(key)
+        del self._ownership[key]
 
-    async def settle(self, key: Key) -> None:
-        """Wait until what is looked up for a workload is known; not for a server that is away."""
-        tasks = [task for at, task in self._looking.items() if at[0] == key]
+    async def wait_until_resolved(self, key: Key) -> None:
+        """Wait for the lookups of a workload, at most for `LOOKUP_TIMEOUT` seconds."""
+        tasks = [task for lookup_key, task in self._lookups.items() if lookup_key[0] == key]
         if tasks:
-            await asyncio.wait(tasks, timeout=SETTLING)
+            await asyncio.wait(tasks, timeout=LOOKUP_TIMEOUT)
 
     async def close(self) -> None:
-        await cancel_all(self._looking.values())
+        await cancel_all(self._lookups.values())
 
-    async def _look(self, at: tuple[Key, str], owner: Object, main: tuple[str, str, str]) -> None:
+    async def _resolve(
+        self, lookup_key: tuple[Key, str], owner: Object, main: tuple[str, str, str]
+    ) -> None:
         is_ours: bool | None = False
-        pauses = backoff.jittered(backoff.exponential(first=_AGAIN[0], limit=_AGAIN[1]))
+        pauses = backoff.jittered(
+            backoff.exponential(first=_RETRY_DELAYS[0], limit=_RETRY_DELAYS[1])
+        )
         for pause in pauses:
             try:
-                is_ours = await self._leads(at[0], owner, main)
+                is_ours = await self._leads_to_main(lookup_key[0], owner, main)
                 break
             except KubernetesForbiddenError as error:
                 _log.warning(
                     "pods refused workload=%s/%s since their owner %s cannot be read: %s; the "
                     "chart's rbac.extraRules can allow it",
-                    *(*at[0], owner["kind"], error),
+                    *(*lookup_key[0], owner["kind"], error),
                 )
                 break
             except KubetorchError as error:
-                _log.info("owner not known yet workload=%s/%s error=%s", *at[0], error)
+                _log.info("owner not known yet workload=%s/%s error=%s", *lookup_key[0], error)
                 await asyncio.sleep(pause)
-        del self._looking[at]
-        # A CronJob has another owner for each run: those without pods are forgotten.
-        owners = [controller_of(pod) for pod in self._pods(at[0]).values()]
-        alive = {one["uid"] for one in owners if one is not None}
-        known = self._known.get(at[0], {})
-        kept = {uid: is_known for uid, is_known in known.items() if uid in alive}
-        self._known[at[0]] = {**kept, at[1]: is_ours}
-        self._on_known(at[0])
+        del self._lookups[lookup_key]
+        # A CronJob makes a new owner for each run: owners without pods are forgotten.
+        owners = [controller_of(pod) for pod in self._pods(lookup_key[0]).values()]
+        alive = {reference["uid"] for reference in owners if reference is not None}
+        ownership = self._ownership.get(lookup_key[0], {})
+        remaining_ownership = {uid: belongs for uid, belongs in ownership.items() if uid in alive}
+        self._ownership[lookup_key[0]] = {**remaining_ownership, lookup_key[1]: is_ours}
+        self._on_resolved(lookup_key[0])
 
-    async def _leads(self, key: Key, owner: Object, main: tuple[str, str, str]) -> bool | None:
-        """True if an owner was applied, or made by an applied object; `None`: an owner is gone."""
-        for _ in range(DEPTH):
+    async def _leads_to_main(
+        self, key: Key, owner: Object, main: tuple[str, str, str]
+    ) -> bool | None:
+        """True if an owner is the applied main object, or is below it; `None` if one is missing."""
+        for _ in range(OWNER_DEPTH):
             try:
                 resource = await self._client.discovery.resource_of(owner)
-                found = await self._client.get(Ref(resource, owner["name"], key[0]))
+                live_object = await self._client.get(Ref(resource, owner["name"], key[0]))
             except KubernetesNotFoundError:
                 return None
-            if found["metadata"].get("uid") != owner["uid"]:
+            if live_object["metadata"].get("uid") != owner["uid"]:
                 return None
             is_main = identity({**owner, "metadata": {"name": owner["name"]}}) == main
-            if is_main and is_applied(found, self._owner(*key)):
+            if is_main and is_applied(live_object, self._owner(*key)):
                 return True
-            above = controller_of(found)
-            if above is None:
+            upper_owner = controller_of(live_object)
+            if upper_owner is None:
                 return False
-            owner = above
+            owner = upper_owner
         return False
 
 
-class _Refused(NamedTuple):
+class _RefusedPod(NamedTuple):
     key: Key
     reason: str
     ending: asyncio.Task[None]
@@ -156,38 +166,45 @@ class RefusedPods:
         self._client = client
         self._now = now
         self._counts: Counter[Key] = Counter()
-        # By the identity of the pod.
-        self._refused: dict[str, _Refused] = {}
+        # By the uid of the pod.
+        self._refused: dict[str, _RefusedPod] = {}
 
     def has(self, pod: Object) -> bool:
         return pod["metadata"]["uid"] in self._refused
 
     def reason(self, key: Key) -> str:
-        """Why a workload has no pods in place of those that are refused and not gone yet."""
-        return next((one.reason for one in self._refused.values() if one.key == key), "")
+        """Why a workload lacks pods: a refused pod has not ended yet."""
+        return next(
+            (
+                refused_pod.reason
+                for refused_pod in self._refused.values()
+                if refused_pod.key == key
+            ),
+            "",
+        )
 
     def end(self, key: Key, pod: Object, error: KubetorchError) -> None:
-        """End a pod, in a while if others of its workload were refused before."""
+        """End a pod; the more pods of its workload were refused before, the later."""
         if self.has(pod):
             return
-        pause = min(PAUSE * self._counts[key], LONGEST)
+        pause = min(PAUSE_STEP * self._counts[key], PAUSE_LIMIT)
         self._counts[key] += 1
         name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
         _log.warning("pod refused workload=%s/%s pod=%s error=%s", *key, name, error)
         ending = asyncio.create_task(self._end(pod, error, pause), name=f"end {name}")
-        self._refused[uid] = _Refused(key, f"pod {name} is refused: {error.message}", ending)
+        self._refused[uid] = _RefusedPod(key, f"pod {name} is refused: {error.message}", ending)
 
-    def gone(self, pod: Object) -> None:
-        refused = self._refused.pop(pod["metadata"].get("uid"), None)
-        if refused is not None:
-            refused.ending.cancel()
+    def forget_pod(self, pod: Object) -> None:
+        refused_pod = self._refused.pop(pod["metadata"].get("uid"), None)
+        if refused_pod is not None:
+            refused_pod.ending.cancel()
 
     def forget(self, key: Key) -> None:
-        """A workload is applied anew, or gone."""
+        """Forget the refusals of a workload that is applied anew, or deleted."""
         del self._counts[key]
 
     async def close(self) -> None:
-        await cancel_all([one.ending for one in self._refused.values()])
+        await cancel_all([refused_pod.ending for refused_pod in self._refused.values()])
 
     async def _end(self, pod: Object, error: KubetorchError, pause: float) -> None:
         metadata = pod["metadata"]
@@ -204,18 +221,18 @@ class RefusedPods:
         except KubetorchError as failure:
             _log.warning("refused pod not ended pod=%s error=%s", ref.name, failure)
 
-    def _event(self, of_pod: Object, error: KubetorchError) -> Object:
+    def _event(self, pod_metadata: Object, error: KubetorchError) -> Object:
         time = datetime.fromtimestamp(self._now(), timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-        regarding = {part: of_pod[part] for part in ("name", "namespace", "uid")}
+        regarding = {part: pod_metadata[part] for part in ("name", "namespace", "uid")}
         return {
             "apiVersion": "v1",
             "kind": "Event",
             "metadata": {
-                "name": f"refused-{of_pod['uid']}",
-                "namespace": of_pod["namespace"],
+                "name": f"refused-{pod_metadata['uid']}",
+                "namespace": pod_metadata["namespace"],
             },
             "involvedObject": {"apiVersion": "v1", "kind": "Pod", **regarding},
-            "reason": REASON,
+            "reason": EVENT_REASON,
             "message": str(error)[:_MESSAGE_LIMIT],
             "type": "Warning",
             "source": {"component": "kubetorch-controller"},

@@ -1,13 +1,13 @@
-"""The pods of all workloads: watched as they change, their numbers, as `PodStatus`, and their logs.
+"""The pods of all workloads: the watch on them, their ordinals, their `PodStatus`, and their logs.
 
-One informer has every pod with our label. A workload whose pods lack it (pods that somebody else
-made, kinds whose operator does not pass labels on) has an informer of its own. A deploy may change
-by which labels its pods are found: those that only the earlier ones chose are no pods of it then.
+One informer has every pod with Kubetorch's label. A workload whose pods lack the label (pods that a
+user made, kinds whose operator does not pass labels on) has an informer with its own selector. A
+deploy may change the selector: pods that only the earlier selector finds are dropped then.
 
-The ordinal of a pod is what its owner counts, else the lowest that is free. A pod keeps it for
-life, also under the next controller: one that nobody else counts gets it as an annotation. Until
-then, another one that has the number from somewhere may displace it. Fewer replicas are those with
-the lowest ordinals.
+The ordinal of a pod comes from its owner, where the owner counts its pods; else it is the lowest
+free number, which is written on the pod as an annotation. A pod keeps its ordinal for life, also
+under the next controller. Until the annotation is written, a pod with the same number from its
+owner displaces it. When a workload gets fewer replicas, the pods with the lowest ordinals stay.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from kubetorch.manifests.agent import digest_of
 from kubetorch.wire import podenv
 from kubetorch.wire.messages import Ending
 
-#: Label or annotation that says the number of a pod in its set, by kind of owner.
+#: Labels and annotations that have the number of a pod among the pods of its owner.
 _INDEXES = (
     "apps.kubernetes.io/pod-index",
     "batch.kubernetes.io/job-completion-index",
@@ -47,41 +47,44 @@ _INDEXES = (
 _REPLICA_TYPE = "training.kubeflow.org/replica-type"
 _RAY_TYPE, _RAY_HEAD = raycluster.KIND.routing[0]
 _JOBS, _JOB = "jobset.sigs.k8s.io/replicatedjob-replicas", "jobset.sigs.k8s.io/job-index"
-# Annotations that are written at one time.
-_AT_ONCE = 16
+# Annotations that are written at the same time, at most.
+_WRITES_AT_ONCE = 16
 #: Namespace and name of a workload.
 Key = tuple[str, str]
-#: Seconds until all pods have to be known.
+#: Seconds in which all pods have to be listed.
 LIST_TIMEOUT = 30.0
 
 _log = logging.getLogger(__name__)
 
 
 def ordinal_of(pod: Object) -> int | None:
-    """The pod's number in its workload, from its owner or an annotation."""
+    """The number of a pod in its workload, from its owner or an annotation; `None` without one."""
     metadata = pod["metadata"]
-    said = {**(metadata.get("annotations") or {}), **(metadata.get("labels") or {})}
-    if said.get(_RAY_TYPE) == _RAY_HEAD:
+    tags = {**(metadata.get("annotations") or {}), **(metadata.get("labels") or {})}
+    if tags.get(_RAY_TYPE) == _RAY_HEAD:
         return 0
-    found = next((said[name] for name in _INDEXES if name in said), "")
-    if not found.isdigit():
+    index = next((tags[name] for name in _INDEXES if name in tags), "")
+    if not index.isdigit():
         return None
-    number = int(found)
-    if (of_type := said.get(_REPLICA_TYPE)) is not None:
-        return _of_type(number, of_type, metadata)
-    # Each Job of a JobSet counts its own pods.
-    jobs, job = said.get(_JOBS, ""), said.get(_JOB, "")
+    number = int(index)
+    if (replica_type := tags.get(_REPLICA_TYPE)) is not None:
+        return _ordinal_in_type(number, replica_type, metadata)
+    # Each Job of a JobSet counts its pods from 0.
+    jobs, job = tags.get(_JOBS, ""), tags.get(_JOB, "")
     return number * int(jobs) + int(job) if jobs.isdigit() and job.isdigit() else number
 
 
-def _of_type(number: int, of_type: str, metadata: Object) -> int | None:
-    """The pod that is called goes first, workers after it; pods without an agent do not count."""
+def _ordinal_in_type(number: int, replica_type: str, metadata: Object) -> int | None:
+    """The ordinal of a Kubeflow replica: the called pod is first, workers follow.
+
+    Pods of other replica types have no agent, and so no ordinal.
+    """
     references = metadata.get("ownerReferences") or ()
-    owners = [kinds.KINDS.get((one["kind"], "kubeflow.org")) for one in references]
+    owners = [kinds.KINDS.get((reference["kind"], "kubeflow.org")) for reference in references]
     called = next((dict(kind.routing).get(_REPLICA_TYPE) for kind in owners if kind), None)
-    if of_type == called or (called is None and of_type != "worker"):
+    if replica_type == called or (called is None and replica_type != "worker"):
         return number
-    return number + 1 if of_type == "worker" else None
+    return number + 1 if replica_type == "worker" else None
 
 
 class Ordinals:
@@ -89,61 +92,66 @@ class Ordinals:
 
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}
-        #: Pods of which nothing but this says the ordinal.
-        self.unsaid: set[str] = set()
+        #: Names of the pods whose ordinal is written nowhere else.
+        self.unwritten: set[str] = set()
 
     def put(self, pod: Object, pods: Mapping[str, Object]) -> None:
-        """Number a pod that is new among these pods, or that changed."""
-        name, given = pod["metadata"]["name"], ordinal_of(pod)
-        if given is None:
-            self.unsaid.add(name)
+        """Number a new pod; note whether a changed pod has its ordinal written on it."""
+        name, owner_ordinal = pod["metadata"]["name"], ordinal_of(pod)
+        if owner_ordinal is None:
+            self.unwritten.add(name)
         else:
-            self.unsaid.discard(name)
+            self.unwritten.discard(name)
         if name not in self.numbers:
-            self.numbers[name] = self._number(pod, given, pods)
+            self.numbers[name] = self._number(pod, owner_ordinal, pods)
 
     def drop(self, name: str) -> None:
         self.numbers.pop(name, None)
-        self.unsaid.discard(name)
+        self.unwritten.discard(name)
 
-    def _number(self, pod: Object, given: int | None, pods: Mapping[str, Object]) -> int:
-        """The number of a new pod: the given one, or the first that no pod has that stays."""
-        staying = {
+    def _number(self, pod: Object, owner_ordinal: int | None, pods: Mapping[str, Object]) -> int:
+        """The ordinal of a new pod: that of its owner, or the lowest that no staying pod has."""
+        staying_pods = {
             number: name
             for name, number in self.numbers.items()
             if name in pods and not is_leaving(pods[name]) and not is_over(pods[name])
         }
-        # The head of a RayCluster is the first, whenever it comes.
-        is_ray_worker = given is None and _RAY_TYPE in (pod["metadata"].get("labels") or {})
-        free = next(n for n in itertools.count(int(is_ray_worker)) if n not in {*staying, given})
-        if given is None:
-            return free
-        holder = staying.get(given)
+        # 0 is for the head of a RayCluster, even if a worker comes earlier.
+        is_ray_worker = owner_ordinal is None and _RAY_TYPE in (pod["metadata"].get("labels") or {})
+        free_ordinal = next(
+            n
+            for n in itertools.count(int(is_ray_worker))
+            if n not in {*staying_pods, owner_ordinal}
+        )
+        if owner_ordinal is None:
+            return free_ordinal
+        holder = staying_pods.get(owner_ordinal)
         if holder is None:
-            return given
-        if holder not in self.unsaid:
-            return free
-        self.numbers[holder] = free
-        return given
+            return owner_ordinal
+        # A pod whose ordinal is written keeps it; the ordinal of another pod can still change.
+        if holder not in self.unwritten:
+            return free_ordinal
+        self.numbers[holder] = free_ordinal
+        return owner_ordinal
 
 
 class OrdinalKeeper:
-    """Writes the ordinals on pods that nobody else counts."""
+    """Writes the ordinals on pods whose owners do not count them."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._room = asyncio.Semaphore(_AT_ONCE)
-        # By the identity of the pod.
+        self._slots = asyncio.Semaphore(_WRITES_AT_ONCE)
+        # Tasks that write an ordinal, by uid of the pod; those that are done stay until it goes.
         self._writing: dict[str, asyncio.Task[None]] = {}
 
     def keep(self, pod: Object, ordinal: int) -> None:
-        """Write the ordinal of a pod, once; what fails is to be asked for again."""
+        """Write the ordinal of a pod in the background, once; after a failure call this again."""
         uid = pod["metadata"]["uid"]
         if uid not in self._writing and not is_leaving(pod) and not is_over(pod):
             task = asyncio.create_task(self._write(pod, ordinal), name=f"ordinal of {uid}")
             self._writing[uid] = task
 
-    def gone(self, pod: Object) -> None:
+    def forget_pod(self, pod: Object) -> None:
         task = self._writing.pop(pod["metadata"].get("uid"), None)
         if task is not None:
             task.cancel()
@@ -154,58 +162,58 @@ class OrdinalKeeper:
     async def _write(self, pod: Object, ordinal: int) -> None:
         metadata = pod["metadata"]
         ref = Ref(PODS, metadata["name"], metadata["namespace"])
-        # A ReplicaSet that shrinks ends the pods first whose end costs least.
+        # A ReplicaSet that shrinks ends the pods with the lowest deletion cost first.
         annotations = {labels.ORDINAL: str(ordinal), labels.DELETION_COST: str(-ordinal)}
-        said = {"uid": metadata["uid"], "annotations": annotations}
+        metadata_patch = {"uid": metadata["uid"], "annotations": annotations}
         try:
-            async with self._room:
-                await self._client.patch(ref, {"metadata": said})
+            async with self._slots:
+                await self._client.patch(ref, {"metadata": metadata_patch})
         except (KubernetesNotFoundError, KubernetesConflictError):
-            return  # it is another pod by now
+            return  # another pod has the name by now
         except KubetorchError as error:
             _log.warning("ordinal not kept pod=%s error=%s", ref.name, error)
             self._writing.pop(metadata["uid"], None)
 
 
 def pod_status(
-    pod: Object, *, ordinal: int, wanted: str, called: Mapping[str, str] | None = None
+    pod: Object, *, ordinal: int, template: str, called_labels: Mapping[str, str] | None = None
 ) -> PodStatus:
     """A pod as `PodStatus`, without the verdict on it.
 
-    `wanted` is the digest of the template that its pods are to have, `called` are the labels of
-    those that take calls.
+    `template` is the digest of the template that the pods of the workload are to have.
+    `called_labels` are the labels of the pods that take calls.
     """
     container = agent_status(pod)
     digest = digest_of(pod)
-    is_old = bool(wanted and digest and digest != wanted)
+    is_old = bool(template and digest and digest != template)
     return PodStatus(
         name=pod["metadata"]["name"],
         ordinal=ordinal,
         phase=_phase(pod, container),
         url=_url(pod),
-        # A pod that its kubelet evicted stays after its successor is there, as `Failed`.
+        # An evicted pod stays as `Failed` beside its successor.
         is_retiring=is_old or is_leaving(pod) or (is_over(pod) and lost_pods.is_replaced(pod)),
         restarts=int(container.get("restartCount") or 0),
         reason=_reason(pod, container),
         started=seconds(((container.get("state") or {}).get("running") or {}).get("startedAt")),
         is_down=_is_down(pod, container),
         uid=pod["metadata"].get("uid") or "",
-        is_called=(called or {}).items() <= (pod["metadata"].get("labels") or {}).items(),
+        is_called=(called_labels or {}).items() <= (pod["metadata"].get("labels") or {}).items(),
         ending=_ending(pod, container),
         is_ours=is_ours(pod),
         last_ending=_out_of_memory(container.get("lastState")),
     )
 
 
-def superseded(pods: Sequence[PodStatus], expected: int | None) -> list[PodStatus]:
-    """The pods, of which those are surplus that have ended and in whose place there are others.
+def retire_superseded(pods: Sequence[PodStatus], expected: int | None) -> list[PodStatus]:
+    """Mark failed pods as retiring once as many pods live as are expected.
 
-    A Job makes another pod, and the object of the one that it lost stays.
+    A Job makes a new pod for a lost one, whose object stays.
     """
     alive = sum(not pod.is_retiring and pod.phase != "Failed" for pod in pods)
     if expected is None or alive < expected:
         return list(pods)
-    return [replace(one, is_retiring=True) if one.phase == "Failed" else one for one in pods]
+    return [replace(pod, is_retiring=True) if pod.phase == "Failed" else pod for pod in pods]
 
 
 def agent_container(pod: Object) -> Manifest:
@@ -214,7 +222,7 @@ def agent_container(pod: Object) -> Manifest:
 
 
 def image_refused_as_root(pod: Object, error: KubetorchError) -> set[str]:
-    """The image of a pod's agent, if this error is that its user may not be root, and is."""
+    """The image of a pod's agent, if this error refuses the image because it runs as root."""
     container = agent_container(pod)
     is_refused = "runAsNonRoot and image" in error.message
     if not is_refused or f"container: {container['name']})" not in error.message:
@@ -223,18 +231,19 @@ def image_refused_as_root(pod: Object, error: KubetorchError) -> set[str]:
 
 
 def is_ours(pod: Object) -> bool:
-    """True if Kubetorch rendered the pod: pods that other labels find may belong to anybody.
+    """True if Kubetorch rendered the pod; a user's selector finds other pods as well.
 
-    Some operators pass no labels on, and some pods of an object have no agent.
+    The label shows it, or the agent's container: some operators pass no labels on, and some pods
+    of an object have no agent.
     """
     return labels.SERVICE in (pod["metadata"].get("labels") or {}) or _marked(pod) is not None
 
 
 def _marked(pod: Object) -> Manifest | None:
     containers: list[Any] = pod["spec"]["containers"]
-    for one in containers:
-        if any(variable["name"] == podenv.WORKLOAD for variable in one.get("env") or ()):
-            return dict(one)
+    for container in containers:
+        if any(variable["name"] == podenv.WORKLOAD for variable in container.get("env") or ()):
+            return dict(container)
     return None
 
 
@@ -242,7 +251,7 @@ def agent_status(pod: Object) -> Manifest:
     """The status of the agent's container; empty before the kubelet reports it."""
     name = agent_container(pod)["name"]
     statuses: list[Any] = (pod.get("status") or {}).get("containerStatuses") or []
-    return next((dict(one) for one in statuses if one["name"] == name), {})
+    return next((dict(status) for status in statuses if status["name"] == name), {})
 
 
 def _phase(pod: Object, container: Manifest) -> Phase:
@@ -262,40 +271,43 @@ def _is_down(pod: Object, container: Manifest) -> bool:
 
 
 def _ending(pod: Object, container: Manifest) -> Ending | None:
-    """Why it, or its agent, ends or has ended."""
+    """Why a pod, or its agent, ends or has ended."""
     return _out_of_memory(container.get("state")) or lost_pods.ending(pod)
 
 
 def _out_of_memory(state: Manifest | None) -> Ending | None:
-    ended = (state or {}).get("terminated") or {}
-    if ended.get("reason") != "OOMKilled":
+    terminated = (state or {}).get("terminated") or {}
+    if terminated.get("reason") != "OOMKilled":
         return None
-    said = f"its container ended with exit code {ended.get('exitCode')}"
-    return Ending(reason="OOMKilled", message=said, time=seconds(ended.get("finishedAt")))
+    message = f"its container ended with exit code {terminated.get('exitCode')}"
+    return Ending(reason="OOMKilled", message=message, time=seconds(terminated.get("finishedAt")))
 
 
 def _url(pod: Object) -> str:
     address = (pod.get("status") or {}).get("podIP")
     if not address:
         return ""
-    variables = {one["name"]: one.get("value") for one in agent_container(pod).get("env") or ()}
+    variables = {
+        variable["name"]: variable.get("value")
+        for variable in agent_container(pod).get("env") or ()
+    }
     port = variables.get(podenv.PORT)
     host = f"[{address}]" if ":" in address else address
     return f"http://{host}:{port}" if port else ""
 
 
 def _reason(pod: Object, container: Manifest) -> str:
-    """Why it does not run, in the words of Kubernetes."""
+    """Why a pod does not run, in the words of Kubernetes."""
     if is_leaving(pod):
         return ""
-    found = pod.get("status") or {}
-    if found.get("phase") == "Failed":
-        return _joined(found.get("reason"), found.get("message")) or "its containers failed"
-    for one in [*(found.get("initContainerStatuses") or ()), container]:
-        waiting = (one.get("state") or {}).get("waiting") or {}
+    status = pod.get("status") or {}
+    if status.get("phase") == "Failed":
+        return _joined(status.get("reason"), status.get("message")) or "its containers failed"
+    for container_status in [*(status.get("initContainerStatuses") or ()), container]:
+        waiting = (container_status.get("state") or {}).get("waiting") or {}
         if waiting.get("reason") not in (None, "PodInitializing", "ContainerCreating"):
             return _joined(waiting["reason"], waiting.get("message"))
-    for condition in found.get("conditions") or ():
+    for condition in status.get("conditions") or ():
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             return _joined(condition.get("reason"), condition.get("message"))
     return ""
@@ -308,21 +320,21 @@ def _joined(reason: str | None, message: str | None) -> str:
 class PodWatch:
     """The pods of workloads, as they change.
 
-    `on_change` hears of a workload whose pods, or what is known of them, changed; `on_gone` gets a
-    pod that was deleted.
+    `on_change` is called with a workload whose pods, or facts around them, changed.
+    `on_deleted` is called with a pod that was deleted.
     """
 
     def __init__(
         self,
         client: Client,
         on_change: Callable[[Key], None],
-        on_gone: Callable[[Object], None],
+        on_deleted: Callable[[Object], None],
         *,
         namespaces: tuple[str, ...] = (),
     ) -> None:
         self._client = client
         self._on_change = on_change
-        self._on_gone = on_gone
+        self._on_deleted = on_deleted
         self._namespaces = namespaces
         self._stack = AsyncExitStack()
         self._informers: list[Informer] = []
@@ -330,7 +342,7 @@ class PodWatch:
         self._ordinals: dict[Key, Ordinals] = {}
         self._selected: dict[Key, tuple[str, Informer]] = {}
         self._dirty: set[Key] = set()
-        # Whose change concerns pods, and where it concerns those without a node.
+        # Nodes that changed; namespaces with a change that matters to pods without a node.
         self._nodes: set[str] = set()
         self._waiting: set[str | None] = set()
 
@@ -339,7 +351,9 @@ class PodWatch:
             selection = Selection(PODS, namespace, labels=labels.SERVICE)
             informer = Informer(self._client, selection, self._changed)
             self._informers.append(await self._stack.enter_async_context(informer))
-        await asyncio.gather(*(one.listed(timeout=LIST_TIMEOUT) for one in self._informers))
+        await asyncio.gather(
+            *(pod_informer.listed(timeout=LIST_TIMEOUT) for pod_informer in self._informers)
+        )
 
     async def close(self) -> None:
         for _, informer in self._selected.values():
@@ -348,37 +362,41 @@ class PodWatch:
 
     # ---------------------------------------------------------------------------------- questions
 
-    def of(self, key: Key) -> Mapping[str, Object]:
+    def pods_of(self, key: Key) -> Mapping[str, Object]:
         """The pods of a workload by name."""
         return self._pods.get(key, {})
 
-    def named(self, namespace: str, name: str) -> Object | None:
-        return next((self._pods[key][name] for key in self.whose(namespace, name)), None)
+    def pod_named(self, namespace: str, name: str) -> Object | None:
+        return next((self._pods[key][name] for key in self.workloads_of(namespace, name)), None)
 
-    def whose(self, namespace: str, name: str) -> list[Key]:
-        """The workloads that a pod is of: more than one may select it."""
-        mine = ((key, pods) for key, pods in self._pods.items() if key[0] == namespace)
-        return [key for key, pods in mine if name in pods]
+    def workloads_of(self, namespace: str, name: str) -> list[Key]:
+        """The workloads that a pod belongs to: the selectors of several may find it."""
+        pods_by_key = ((key, pods) for key, pods in self._pods.items() if key[0] == namespace)
+        return [key for key, pods in pods_by_key if name in pods]
 
     def ordinals(self, key: Key) -> Mapping[str, int]:
-        found = self._ordinals.get(key)
-        return {} if found is None else found.numbers
+        ordinals = self._ordinals.get(key)
+        return {} if ordinals is None else ordinals.numbers
 
-    def unsaid(self, key: Key) -> dict[str, int]:
-        """The numbers that are known here alone, by pod."""
-        found = self._ordinals.get(key)
-        return {} if found is None else {name: found.numbers[name] for name in found.unsaid}
+    def unwritten_ordinals(self, key: Key) -> dict[str, int]:
+        """The ordinals that are written nowhere else, by name of the pod."""
+        ordinals = self._ordinals.get(key)
+        return (
+            {}
+            if ordinals is None
+            else {name: ordinals.numbers[name] for name in ordinals.unwritten}
+        )
 
     # ----------------------------------------------------------------------------- other selectors
 
     async def select(self, key: Key, selector: Mapping[str, str]) -> None:
-        """Take the pods with these labels for those of a workload."""
+        """Watch the pods with these labels as the pods of a workload."""
         text = ",".join(f"{name}={value}" for name, value in sorted(selector.items()))
         if selector == {labels.SERVICE: key[1]}:
             await self.forget(key)
             return
-        there = self._selected.get(key)
-        if there is not None and there[0] == text:
+        previous_selection = self._selected.get(key)
+        if previous_selection is not None and previous_selection[0] == text:
             return
         informer = Informer(
             self._client,
@@ -392,51 +410,52 @@ class PodWatch:
             await informer.close()
             raise
         self._selected[key] = (text, informer)
-        self._take(key, informer.objects.values())
-        if there is not None:
-            await there[1].close()
+        self._replace_pods(key, informer.objects.values())
+        if previous_selection is not None:
+            await previous_selection[1].close()
 
     async def forget(self, key: Key) -> None:
-        """A workload is gone, or its pods are those with our label."""
-        there = self._selected.pop(key, None)
-        if there is not None:
-            self._take(key, [*self._labelled(key)])
-            await there[1].close()
+        """Drop the selector of a workload that was deleted, or whose pods have the label."""
+        previous_selection = self._selected.pop(key, None)
+        if previous_selection is not None:
+            self._replace_pods(key, [*self._labelled(key)])
+            await previous_selection[1].close()
 
     def _labelled(self, key: Key) -> Iterator[Object]:
         for informer in self._informers:
             for pod in informer.objects.values():
-                if _named(pod) == key:
+                if _labelled_key(pod) == key:
                     yield pod
 
-    def _take(self, key: Key, pods: Iterable[Object]) -> None:
-        found = {pod["metadata"]["name"]: pod for pod in pods}
-        for name, pod in [*self.of(key).items()]:
-            if name not in found:
+    def _replace_pods(self, key: Key, pods: Iterable[Object]) -> None:
+        pods_by_name = {pod["metadata"]["name"]: pod for pod in pods}
+        for name, pod in [*self.pods_of(key).items()]:
+            if name not in pods_by_name:
                 self._drop(key, name)
-                self._on_gone(pod)
-        for pod in found.values():
+                self._on_deleted(pod)
+        for pod in pods_by_name.values():
             self._put(key, Change(ADDED, pod))
         self.mark(key)
 
     # ------------------------------------------------------------------------------------ changes
 
     def _changed(self, change: Change) -> None:
-        key = _named(change.object)
+        key = _labelled_key(change.object)
         if key not in self._selected:
             self._put(key, change)
 
     def _put_selected(self, key: Key, text: str, change: Change) -> None:
-        # Until all of them are listed, and once others are selected, these are not its pods.
-        there = self._selected.get(key)
-        if there is not None and there[0] == text:
+        # A change counts only while this selector is in use: not before its pods are listed, and
+        # not once another selector is.
+        selection = self._selected.get(key)
+        if selection is not None and selection[0] == text:
             self._put(key, change)
 
     def _put(self, key: Key, change: Change) -> None:
         name = change.object["metadata"]["name"]
         if change.kind == DELETED:
             self._drop(key, name)
-            self._on_gone(change.object)
+            self._on_deleted(change.object)
         else:
             pods = self._pods.setdefault(key, {})
             pods[name] = change.object
@@ -452,12 +471,12 @@ class PodWatch:
             self._ordinals.pop(key, None)
 
     def mark(self, key: Key) -> None:
-        """Report a change of a workload's pods, together with what else changes now."""
+        """Report a change of a workload, together with all other changes of this moment."""
         self._notify_soon()
         self._dirty.add(key)
 
     def mark_node(self, name: str) -> None:
-        """A node is different: it matters to the pods on it, and to those without a node."""
+        """Report a change of a node, which matters to pods on it and to pods without a node."""
         self._notify_soon()
         self._nodes.add(name)
 
@@ -492,14 +511,14 @@ def _concerns(nodes: Set[str], waiting: bool, pods: Iterable[Object]) -> bool:
     return False
 
 
-def _named(pod: Object) -> Key:
-    """The workload that our label on a pod names."""
+def _labelled_key(pod: Object) -> Key:
+    """The workload that Kubetorch's label on a pod names."""
     metadata = pod["metadata"]
     return metadata["namespace"], metadata["labels"][labels.SERVICE]
 
 
 async def log_tail(client: Client, pod: Object, count: int) -> list[bytes]:
-    """The last lines of the agent's container, of its run before this one too."""
+    """The last lines of the agent's container, also from its previous run."""
     metadata = pod["metadata"]
     ref = Ref(PODS, metadata["name"], metadata["namespace"])
     container = agent_container(pod)["name"]
@@ -509,29 +528,29 @@ async def log_tail(client: Client, pod: Object, count: int) -> list[bytes]:
     for previous in (True, False) if has_two else (False,):
         options = LogOptions(container, previous=previous, tail=count, timestamps=True)
         try:
-            found = await podlogs.read(client, ref, options)
-        except KubetorchError as error:  # the container waits, or its run is forgotten
+            content = await podlogs.read(client, ref, options)
+        except KubetorchError as error:  # the container waits, or the kubelet forgot its run
             _log.info("log not read pod=%s previous=%s error=%s", ref.name, previous, error.message)
         else:
-            lines += _parse(found)
+            lines += _parse(content)
     return lines[-count:]
 
 
-def _parse(found: bytes) -> list[bytes]:
-    """Lines of a pod's log, of what a kubelet answers: a moment, a space and the text each.
+def _parse(content: bytes) -> list[bytes]:
+    """Parse a log as a kubelet returns it: in each line a time, a space and the text.
 
-    Of text that is written over, such as a progress bar, the last state is taken. What has no
-    moment (words of the kubelet's own, or a line that was cut) has that of the line before it.
+    A text with carriage returns, such as a progress bar, is reduced to its last state. A line
+    without a time (a message of the kubelet, or a cut line) gets the time of the line before it.
     """
     lines, time = [], 0.0
-    for raw in found.split(b"\n"):
-        if not raw:
+    for line in content.split(b"\n"):
+        if not line:
             continue
-        stamp, _, text = raw.partition(b" ")
+        stamp, _, text = line.partition(b" ")
         try:
             time = seconds(stamp.decode("ascii", "replace")[:19] + "Z")
         except ValueError:
-            text = raw
+            text = line
         text = next((part for part in reversed(text.split(b"\r")) if part), b"")
         lines.append(msgspec.json.encode({"time": time, "text": text.decode("utf-8", "replace")}))
     return lines

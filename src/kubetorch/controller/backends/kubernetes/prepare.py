@@ -1,8 +1,8 @@
 """The prerequisites of the pods of a workload: account, secrets, volumes, runtime.
 
-Kubernetes itself would only keep pods waiting whose secrets or volumes are missing. And what it
-puts into variables it puts there once: so that pods see other values they have to be replaced, by
-a version in their template.
+Kubernetes would only keep pods waiting whose secrets or volumes are missing. And it fills in
+variables once, when a pod starts: so a version of the secrets is in the pod template, and pods are
+replaced when values change.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kubetorch.wire.messages import Runtime
 
 async def check_attached(stores: Stores, namespace: str, attached: Attached) -> str:
     """Check that the secrets and volumes of pods exist; returns a version of the secrets."""
-    names, claims = attached.all_secrets, tuple({one.claim for one in attached.claims})
+    names, claims = attached.all_secrets, tuple({mount.claim for mount in attached.claims})
     secrets = await asyncio.gather(*(stores.secrets.get(namespace, name) for name in names))
     volumes = await asyncio.gather(*(stores.volumes.get(namespace, claim) for claim in claims))
     views = dict(zip(names, secrets, strict=True))
@@ -47,15 +47,15 @@ class PodPrerequisites:
         self._have_token = have_token
 
     async def prepare_selected(self, namespace: str) -> None:
-        """Prepare a namespace for pods that somebody else made."""
+        """Prepare a namespace for pods that its user made."""
         await self._have_token(namespace)
 
     async def prepare(
         self, manifest: Manifest, path: tuple[str, ...] | None = None, *, is_repeated: bool = False
     ) -> bool:
-        """Prepare a namespace for the pods of an object; whether they are to be restricted.
+        """Prepare a namespace for the pods of an object; returns whether they are to be restricted.
 
-        What is known of the namespace does not count for a launch that was refused before.
+        After a refused launch (`is_repeated`), the level of the namespace is read anew.
         """
         workload = WorkloadManifest.parse(manifest, path)
         namespace: str = manifest["metadata"]["namespace"]
@@ -63,8 +63,8 @@ class PodPrerequisites:
         for account in accounts:
             await self._namespaces.prepare(namespace, account)
         for template in workload.templates:
-            found = desired_pods.read_attached(template.spec, template.container)
-            version = await check_attached(self._stores, namespace, found)
+            attached = desired_pods.read_attached(template.spec, template.container)
+            version = await check_attached(self._stores, namespace, attached)
             agent.note_secrets(template, version)
         workload.write_templates()
         return await self._namespaces.is_restricted(
@@ -74,20 +74,20 @@ class PodPrerequisites:
 
 def _account(template: PodTemplate) -> str:
     """The service account of the pods; the default of Kubernetes if the manifest names none."""
-    # `serviceAccount` is what it was called before.
-    found = template.spec.get("serviceAccountName") or template.spec.get("serviceAccount")
-    if found is None and template.kind.is_custom:
+    # `serviceAccount` is the older name of the field.
+    account = template.spec.get("serviceAccountName") or template.spec.get("serviceAccount")
+    if account is None and template.kind.is_custom:
         return "default"
-    return str(found or SERVICE_ACCOUNT)
+    return str(account or SERVICE_ACCOUNT)
 
 
-async def beside(
+async def companion_objects(
     client: Client,
     manifest: Manifest,
     runtime: Runtime,
     root_images: Collection[str] | None = None,
 ) -> list[Manifest]:
-    """The objects to apply before an equipped object, which refers to them."""
+    """The objects that an equipped object refers to, which are applied before it."""
     kind = kinds.find(manifest)
     if kind is None or kind.has_template:
         return []
@@ -102,10 +102,10 @@ async def _base(client: Client, manifest: Manifest) -> Object:
     try:
         return await client.get(Ref(resource, name, namespace))
     except KubernetesNotFoundError:
-        where = "" if namespace is None else f" in namespace {namespace!r}"
+        in_namespace = "" if namespace is None else f" in namespace {namespace!r}"
         error = KubernetesNotFoundError(
             f"the TrainJob {manifest['metadata']['name']!r} names the runtime {name!r}, and there "
-            f"is no such {kind}{where}",
+            f"is no such {kind}{in_namespace}",
             hint=f"kubectl get {resource} lists them",
         )
         error.resource, error.namespace, error.name = str(resource), namespace, name

@@ -1,9 +1,9 @@
 """Secrets as Kubernetes Secrets.
 
-What becomes of an upload is decided from what is there, and holds only if that is still there when
-it is written (`resourceVersion`); else it is decided again. Kubetorch's rights are those of its
-controller, which may be more than its users have: so values are read, changed and deleted only of
-secrets that Kubetorch made, and of others only the names of their keys are shown.
+The outcome of an upload is decided from the live Secret. The write fails if the Secret has changed
+since (`resourceVersion`), and the upload is decided again. The controller may have more rights than
+its users: so it reads, changes and deletes values only of secrets that Kubetorch made, and of other
+secrets it shows only the names of the keys.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from kubetorch.wire import tokens
 from kubetorch.wire.secrets import Outcome, PutSecret, SecretDraft, SecretView, StoredSecret
 
 SECRETS = Resource("", "v1", "secrets", "Secret")
-#: How often an upload that others overtake is decided again.
+#: How often an upload is decided again because another writer was faster.
 _ATTEMPTS = 8
-#: Every secret that Kubetorch makes has it.
-_OURS = labels.MOUNT_TYPE
+#: The label of every secret that Kubetorch makes.
+_MOUNT_LABEL = labels.MOUNT_TYPE
 
 
 class SecretObjects:
@@ -51,13 +51,13 @@ class SecretObjects:
     async def put(self, namespace: str, object_name: str, put: PutSecret) -> StoredSecret:
         pauses = backoff.jittered(backoff.exponential(first=0.01, limit=0.5))
         for _, pause in zip(range(_ATTEMPTS), pauses, strict=False):
-            found = await self._find(namespace, object_name)
+            secret = await self._find(namespace, object_name)
             try:
-                return await self._put(namespace, object_name, put, found)
+                return await self._put(namespace, object_name, put, secret)
             except KubernetesRequestError as error:
-                refused = namespaces.explain(namespace, error)
-                if refused is not error:
-                    raise refused from error
+                refusal = namespaces.explain(namespace, error)
+                if refusal is not error:
+                    raise refusal from error
                 if not isinstance(error, (KubernetesConflictError, KubernetesNotFoundError)):
                     raise
             await asyncio.sleep(pause)
@@ -68,29 +68,31 @@ class SecretObjects:
         )
 
     async def get(self, namespace: str, object_name: str) -> SecretView | None:
-        found = await self._find(namespace, object_name)
-        return None if found is None else _view(found)
+        secret = await self._find(namespace, object_name)
+        return None if secret is None else _view(secret)
 
     async def values(self, namespace: str, object_name: str) -> dict[str, bytes]:
-        found = await self._find(namespace, object_name)
-        if found is None:
+        secret = await self._find(namespace, object_name)
+        if secret is None:
             raise SecretNotFound(object_name, namespace)
-        _check_ours(found, f"kubectl get secret {object_name} -n {namespace} -o yaml")
-        return _values(found)
+        _check_ours(secret, f"kubectl get secret {object_name} -n {namespace} -o yaml")
+        return _values(secret)
 
     async def list(self, namespace: str | None) -> list[SecretView]:  # SecretStore's
-        found = await namespaces.find(self._client, SECRETS, namespace, self._watched, _OURS)
-        return [_view(one) for one in found]
+        secrets = await namespaces.list_labelled(
+            self._client, SECRETS, namespace, self._watched, _MOUNT_LABEL
+        )
+        return [_view(secret) for secret in secrets]
 
     async def delete(self, namespace: str, object_name: str) -> bool:  # SecretStore's
-        found = await self._find(namespace, object_name)
-        if found is None:
+        secret = await self._find(namespace, object_name)
+        if secret is None:
             return False
-        _check_ours(found, f"kubectl delete secret {object_name} -n {namespace}")
-        # The one that was looked at, not another that somebody made in its place meanwhile.
-        known = {"uid": found["metadata"]["uid"]}
+        _check_ours(secret, f"kubectl delete secret {object_name} -n {namespace}")
+        # Only the checked secret is deleted, not a new one of the same name.
+        preconditions = {"uid": secret["metadata"]["uid"]}
         try:
-            await self._client.delete(_ref(namespace, object_name), preconditions=known)
+            await self._client.delete(_ref(namespace, object_name), preconditions=preconditions)
         except (KubernetesNotFoundError, KubernetesConflictError):
             return False
         return True
@@ -101,7 +103,7 @@ class SecretObjects:
     async def _put(
         self, namespace: str, object_name: str, put: PutSecret, old: Object | None
     ) -> StoredSecret:
-        """Store values on top of what was found."""
+        """Store values in a secret that was read as `old`."""
         if old is not None and put.collision != "keep":
             _check_ours(old, "give yours another name")
         outcome, values = decide_put(namespace, put, None if old is None else _values(old))
@@ -137,32 +139,32 @@ def _shell(namespace: str, object_name: str, draft: SecretDraft, keys: tuple[str
 
 
 def _change(old: Object, values: dict[str, bytes], draft: SecretDraft | None) -> Object:
-    """The merge patch that gives a secret these values, and a new description if there is one."""
+    """The merge patch that gives a secret these values, and the description of a draft, if any."""
     metadata: Object = {"resourceVersion": old["metadata"]["resourceVersion"]}
     if draft is not None:
         new = _shell(old["metadata"]["namespace"], old["metadata"]["name"], draft, tuple(values))
         for part in ("labels", "annotations"):
             before = old["metadata"].get(part) or {}
-            gone = {name: None for name in before if name.startswith(labels.PREFIX)}
-            metadata[part] = {**gone, **new["metadata"][part]}
+            removed_tags = {name: None for name in before if name.startswith(labels.PREFIX)}
+            metadata[part] = {**removed_tags, **new["metadata"][part]}
     elif labels.SECRET_FILENAMES in (old["metadata"].get("annotations") or {}):
         metadata["annotations"] = {labels.SECRET_FILENAMES: json.dumps(list(values))}
-    gone = {key: None for key in _values(old) if key not in values}
-    return {"metadata": metadata, "data": {**gone, **_data(values)}}
+    removed_keys = {key: None for key in _values(old) if key not in values}
+    return {"metadata": metadata, "data": {**removed_keys, **_data(values)}}
 
 
 def _data(values: dict[str, bytes]) -> dict[str, str]:
     return {key: base64.b64encode(value).decode() for key, value in values.items()}
 
 
-def _values(found: Object) -> dict[str, bytes]:
-    data: dict[str, str] = found.get("data") or {}
+def _values(secret: Object) -> dict[str, bytes]:
+    data: dict[str, str] = secret.get("data") or {}
     return {key: base64.b64decode(value) for key, value in data.items()}
 
 
-def _check_ours(found: Object, hint: str) -> None:
-    if _OURS not in (found["metadata"].get("labels") or {}):
-        name, namespace = found["metadata"]["name"], found["metadata"]["namespace"]
+def _check_ours(secret: Object, hint: str) -> None:
+    if _MOUNT_LABEL not in (secret["metadata"].get("labels") or {}):
+        name, namespace = secret["metadata"]["name"], secret["metadata"]["namespace"]
         raise SpecError(
             f"the secret {name!r} in namespace {namespace!r} was not made by Kubetorch, which "
             "neither shows nor changes its values",
@@ -170,53 +172,57 @@ def _check_ours(found: Object, hint: str) -> None:
         )
 
 
-def _stored(outcome: Outcome, found: Object) -> StoredSecret:
-    return StoredSecret(outcome=outcome, secret=_view(found))
+def _stored(outcome: Outcome, secret: Object) -> StoredSecret:
+    return StoredSecret(outcome=outcome, secret=_view(secret))
 
 
-def _view(found: Object) -> SecretView:
-    metadata = found["metadata"]
-    tagged: dict[str, str] = metadata.get("labels") or {}
-    noted: dict[str, str] = metadata.get("annotations") or {}
-    mount_type: MountType = "volume" if tagged.get(labels.MOUNT_TYPE) == "volume" else "env"
+def _view(secret: Object) -> SecretView:
+    metadata = secret["metadata"]
+    secret_labels: dict[str, str] = metadata.get("labels") or {}
+    secret_annotations: dict[str, str] = metadata.get("annotations") or {}
+    mount_type: MountType = "volume" if secret_labels.get(labels.MOUNT_TYPE) == "volume" else "env"
     created = resources.seconds(metadata.get("creationTimestamp"))
-    changes = [resources.seconds(one.get("time")) for one in metadata.get("managedFields") or ()]
+    changes = [
+        resources.seconds(entry.get("time")) for entry in metadata.get("managedFields") or ()
+    ]
     return SecretView(
         namespace=metadata["namespace"],
         object_name=metadata["name"],
-        name=tagged.get(labels.SECRET_NAME) or metadata["name"],
+        name=secret_labels.get(labels.SECRET_NAME) or metadata["name"],
         mount_type=mount_type,
-        keys=tuple(found.get("data") or ()),
-        version=_version(found),
-        path=noted.get(labels.SECRET_PATH),
-        renamed=_renamed(noted.get(labels.SECRET_VARIABLES)),
-        provider=tagged.get(labels.PROVIDER),
-        username=tagged.get(labels.USERNAME),
-        override=noted.get(labels.OVERRIDE) == "True",
-        labels=tagged,
-        type=found.get("type") or "Opaque",
+        keys=tuple(secret.get("data") or ()),
+        version=_version(secret),
+        path=secret_annotations.get(labels.SECRET_PATH),
+        renamed=_renamed(secret_annotations.get(labels.SECRET_VARIABLES)),
+        provider=secret_labels.get(labels.PROVIDER),
+        username=secret_labels.get(labels.USERNAME),
+        override=secret_annotations.get(labels.OVERRIDE) == "True",
+        labels=secret_labels,
+        type=secret.get("type") or "Opaque",
         identity=tokens.fingerprint(metadata["uid"]),
         created=created,
         updated=max([created, *changes]),
     )
 
 
-def _version(found: Object) -> str:
-    """A fingerprint of the values, whoever changes them.
+def _version(secret: Object) -> str:
+    """A fingerprint of the values, which also shows changes by other writers.
 
-    It is seen by those who may not see the values, nor the secret's `uid`, without which they
-    cannot try what values it may be of.
+    Users who may not read the values see it. They do not know the `uid` of the secret, so they
+    cannot guess values and compare fingerprints.
     """
-    digest = hmac.new(found["metadata"]["uid"].encode(), digestmod=hashlib.sha256)
-    for key, value in sorted((found.get("data") or {}).items()):
+    digest = hmac.new(secret["metadata"]["uid"].encode(), digestmod=hashlib.sha256)
+    for key, value in sorted((secret.get("data") or {}).items()):
         digest.update(f"{len(key)}:{key}{len(value)}:{value}".encode())
     return digest.hexdigest()[:16]
 
 
-def _renamed(noted: str | None) -> tuple[tuple[str, str], ...]:
+def _renamed(text: str | None) -> tuple[tuple[str, str], ...]:
     try:
-        pairs: Any = json.loads(noted or "{}")
+        pairs: Any = json.loads(text or "{}")
     except ValueError:
         return ()
-    is_plain = isinstance(pairs, dict) and all(isinstance(one, str) for one in pairs.values())
+    is_plain = isinstance(pairs, dict) and all(
+        isinstance(variable, str) for variable in pairs.values()
+    )
     return tuple(pairs.items()) if is_plain else ()

@@ -1,13 +1,13 @@
-"""Objects that a user had in the cluster before a deploy took them over: what they were. Pure.
+"""Objects that a user had in the cluster before a deploy took them over: how they were. Pure.
 
-An annotation of the object says it, from the first deploy to the teardown. What stands elsewhere is
-not repeated there: secrets are named by the object itself, and the values of variables that the
-agent's container goes on with are read from that.
+An annotation of the object records its original state, from the first deploy to the teardown. The
+record does not repeat the values of variables that the agent's container still has: they are read
+from there at the teardown.
 
-Server-side apply leaves alone what others own. So the container that the agent takes the place of
-is first said to be Kubetorch's, in `managedFields` alone, and goes with the apply that brings the
-agent. At the teardown all that is still Kubetorch's has the value of before, or goes; what somebody
-else has set meanwhile is theirs, and stays.
+Server-side apply leaves fields of other managers alone. So Kubetorch first claims the container
+that the agent replaces, in `managedFields` alone, and the apply that brings the agent removes it.
+At the teardown each field that Kubetorch still owns gets its original value, or disappears; a field
+that another writer has set meanwhile stays.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from kubetorch.manifests.kinds import Manifest, Path, named
 #: Characters of the record; an object has room for 256 KiB of annotations.
 RECORD_LIMIT = 200_000
 _METADATA = ("labels", "annotations")
-#: What a deploy gives to pods that have none.
-_ACCOUNT = agent_container.SERVICE_ACCOUNT
-# What a Job's controller makes of its name, and refuses in a new one.
-_OF_JOBS = ("controller-uid", "job-name")
+#: The account that a deploy gives to pods without an account.
+_AGENT_ACCOUNT = agent_container.SERVICE_ACCOUNT
+# Labels that a Job's controller sets, and refuses in a new Job.
+_JOB_LABELS = ("controller-uid", "job-name")
 
 
-class Before(msgspec.Struct, frozen=True):
-    """An object as it was.
+class OriginalState(msgspec.Struct, frozen=True):
+    """An object as it was before its first deploy.
 
     Attributes:
         object: Its labels, annotations and spec.
-        removed: The fields that a deploy has removed, where nobody owns them any more.
-        entries: Who owned what.
-        is_ended: Whether it was a job that had run.
+        removed: The fields that a deploy has removed.
+        entries: The `managedFields` of the object: which manager owned which field.
+        is_ended: Whether the object was a job that had run.
     """
 
     object: Object
@@ -49,197 +49,240 @@ class Before(msgspec.Struct, frozen=True):
     is_ended: bool = False
 
 
-def is_recorded(one: Object) -> bool:
-    return labels.BEFORE in (one["metadata"].get("annotations") or {})
+def is_recorded(live_object: Object) -> bool:
+    return labels.BEFORE in (live_object["metadata"].get("annotations") or {})
 
 
-def read(one: Object) -> Before | None:
-    """What an object was before; `None` if a deploy has made it."""
-    text = (one["metadata"].get("annotations") or {}).get(labels.BEFORE)
+def read(live_object: Object) -> OriginalState | None:
+    """The original state of an object; `None` if a deploy has made the object."""
+    text = (live_object["metadata"].get("annotations") or {}).get(labels.BEFORE)
     try:
-        return None if text is None else msgspec.json.decode(text, type=Before)
-    except msgspec.MsgspecError:  # somebody has edited it
+        return None if text is None else msgspec.json.decode(text, type=OriginalState)
+    except msgspec.MsgspecError:  # a user has edited the annotation
         return None
 
 
-def record(there: Object, wanted: Manifest, paths: Collection[list[str]]) -> str:
-    """The annotation for an object that is taken over; `paths` are of fields that go."""
-    metadata = {name: dict(there["metadata"].get(name) or {}) for name in _METADATA}
+def record(live_object: Object, desired_manifest: Manifest, paths: Collection[list[str]]) -> str:
+    """The annotation for an object that is taken over; the deploy removes the fields at `paths`."""
+    metadata = {name: dict(live_object["metadata"].get(name) or {}) for name in _METADATA}
     metadata["annotations"].pop(labels.LAST_APPLIED, None)
-    spec = copy.deepcopy(there.get("spec") or {})
-    before: Object = {"metadata": metadata, "spec": spec}
-    for _, container, agents in _containers(before, wanted):
-        _leave_out_values(container, agents)
+    spec = copy.deepcopy(live_object.get("spec") or {})
+    original_object: Object = {"metadata": metadata, "spec": spec}
+    for _, container, agents_container in _containers(original_object, desired_manifest):
+        _leave_out_values(container, agents_container)
     removed: Fields = {}
     for path in paths:
         removed = managed_fields.union(removed, managed_fields.at(path, {}))
-    conditions = (there.get("status") or {}).get("conditions") or ()
+    conditions = (live_object.get("status") or {}).get("conditions") or ()
     is_ended = any(
-        one.get("type") in ("Complete", "Failed", "Succeeded", "Completed")
-        and one.get("status") == "True"
-        for one in conditions
+        condition.get("type") in ("Complete", "Failed", "Succeeded", "Completed")
+        and condition.get("status") == "True"
+        for condition in conditions
     )
-    made = Before(before, removed, entries_of(there), is_ended)
-    text = msgspec.json.encode(made, order="sorted").decode()
-    if len(text) > RECORD_LIMIT:  # who owned what is of the least use
-        text = msgspec.json.encode(msgspec.structs.replace(made, entries=[])).decode()
+    original = OriginalState(original_object, removed, entries_of(live_object), is_ended)
+    text = msgspec.json.encode(original, order="sorted").decode()
+    if len(text) > RECORD_LIMIT:  # the earlier field managers are the least useful part
+        text = msgspec.json.encode(msgspec.structs.replace(original, entries=[])).decode()
     return text
 
 
 def replaced_fields(
-    there: Object, wanted: Manifest, replaced: Collection[str]
+    live_object: Object, desired_manifest: Manifest, replaced: Collection[str]
 ) -> Iterator[list[str]]:
-    """The fields of an object that the agent's container takes the place of.
+    """The paths of the fields that the agent's container replaces in an object.
 
     Args:
-        there: The object.
-        wanted: What it is to be.
+        live_object: The object as it is in the cluster.
+        desired_manifest: The manifest that a deploy is about to apply.
         replaced: The names of the containers that become the agent's.
     """
-    for path in _template_paths(wanted):
+    for path in _template_paths(desired_manifest):
         steps = managed_fields.names((*path, "spec", "containers"))
-        becomes = kinds.get(wanted, (*path, "spec", "containers"), [])
-        for container in kinds.get(there, (*path, "spec", "containers"), []):
+        desired_containers = kinds.get(desired_manifest, (*path, "spec", "containers"), [])
+        for container in kinds.get(live_object, (*path, "spec", "containers"), []):
             name = container["name"]
-            after = named(becomes, name)
-            if after is None and name in replaced:
+            desired_container = named(desired_containers, name)
+            if desired_container is None and name in replaced:
                 yield [*steps, key_of(name=name)]
-            elif after is not None and "args" in container and "args" not in after:
+            elif (
+                desired_container is not None
+                and "args" in container
+                and "args" not in desired_container
+            ):
                 yield [*steps, key_of(name=name), "f:args"]
 
 
-def claimed(one: Object, manager: str, paths: Collection[list[str]]) -> list[Entry]:
-    """The entries in which these fields, and all that were its own, are applied by a manager."""
+def entries_with_claim(
+    live_object: Object, manager: str, paths: Collection[list[str]]
+) -> list[Entry]:
+    """The entries of `managedFields` after a manager has claimed the fields at these paths."""
     fields: Fields = {}
-    left = []
-    for entry in one["metadata"].get("managedFields") or ():
-        rest = entry.get("fieldsV1") or {}
+    remaining_entries = []
+    for entry in live_object["metadata"].get("managedFields") or ():
+        remaining_fields = entry.get("fieldsV1") or {}
         if entry.get("manager") == manager and not entry.get("subresource"):
-            fields = managed_fields.union(fields, rest)
+            fields = managed_fields.union(fields, remaining_fields)
             continue
         for path in paths:
-            rest, taken = managed_fields.cut(rest, path)
-            if taken is not None:
-                fields = managed_fields.union(fields, managed_fields.at(path, taken))
-        left.append({**entry, "fieldsV1": rest})
-    identity = {"manager": manager, "operation": "Apply", "apiVersion": one["apiVersion"]}
-    return managed_fields.given_to(left, fields, identity) if fields else left
-
-
-def agents_paths(there: Object, before: Before) -> list[list[str]]:
-    """The containers that came with a deploy."""
-    found = []
-    for path in _template_paths(there):
-        where = (*path, "spec", "containers")
-        was = kinds.get(before.object, where, [])
-        name = _agents_name(there)
-        if named(was, name) is None:
-            found.append([*managed_fields.names(where), key_of(name=name)])
-    return found
-
-
-def restored(there: Object, before: Before, manager: str) -> Object:
-    """What to apply as `manager`, so that an object is what it was but for others' changes."""
-    own = managed_fields.owned(entries_of(there), lambda entry: entry.get("manager") == manager)
-    fields = managed_fields.union(own, before.removed)
-    found = managed_fields.values(
-        before.object, {key: fields[key] for key in ("f:spec", "f:metadata") if key in fields}
+            remaining_fields, claimed_fields = managed_fields.cut(remaining_fields, path)
+            if claimed_fields is not None:
+                fields = managed_fields.union(fields, managed_fields.at(path, claimed_fields))
+        remaining_entries.append({**entry, "fieldsV1": remaining_fields})
+    identity = {"manager": manager, "operation": "Apply", "apiVersion": live_object["apiVersion"]}
+    return (
+        managed_fields.given_to(remaining_entries, fields, identity)
+        if fields
+        else remaining_entries
     )
-    for path in _template_paths(there):
-        _leave_account(found, there, before, (*path, "spec"))
-    return _named_as(there, _with_values(found, there, before, manager))
 
 
-def _leave_account(found: Object, there: Object, before: Before, where: Path) -> None:
-    """Say that pods have no account of their own: left out, its older name would bring it back."""
-    had = kinds.get(before.object, (*where, "serviceAccountName"))
-    if not had and kinds.get(there, (*where, "serviceAccountName")) == _ACCOUNT:
+def agents_container_paths(live_object: Object, original: OriginalState) -> list[list[str]]:
+    """The paths of the agent's containers that the original object did not have."""
+    paths = []
+    for path in _template_paths(live_object):
+        containers_path = (*path, "spec", "containers")
+        original_containers = kinds.get(original.object, containers_path, [])
+        name = _agents_container_name(live_object)
+        if named(original_containers, name) is None:
+            paths.append([*managed_fields.names(containers_path), key_of(name=name)])
+    return paths
+
+
+def restoring_manifest(live_object: Object, original: OriginalState, manager: str) -> Object:
+    """The manifest whose apply gives all fields of `manager` their original values."""
+    owned_fields = managed_fields.owned(
+        entries_of(live_object), lambda entry: entry.get("manager") == manager
+    )
+    fields = managed_fields.union(owned_fields, original.removed)
+    manifest = managed_fields.values(
+        original.object, {key: fields[key] for key in ("f:spec", "f:metadata") if key in fields}
+    )
+    for path in _template_paths(live_object):
+        _clear_account(manifest, live_object, original, (*path, "spec"))
+    return _named_as(live_object, _with_values(manifest, live_object, original, manager))
+
+
+def _clear_account(
+    manifest: Object, live_object: Object, original: OriginalState, pod_spec_path: Path
+) -> None:
+    """Clear the account that a deploy gave to pods.
+
+    A manifest without the field would not: Kubernetes copies its value from the older field
+    `serviceAccount`.
+    """
+    original_account = kinds.get(original.object, (*pod_spec_path, "serviceAccountName"))
+    if (
+        not original_account
+        and kinds.get(live_object, (*pod_spec_path, "serviceAccountName")) == _AGENT_ACCOUNT
+    ):
         for name in ("serviceAccountName", "serviceAccount"):
-            kinds.put(found, (*where, name), "")
+            kinds.put(manifest, (*pod_spec_path, name), "")
 
 
-def whole(there: Object, before: Before) -> Object:
-    """An object as it was, to be made anew."""
-    found = _with_values(copy.deepcopy(before.object), there, before, "")
-    if there["kind"] == "Job" and not found["spec"].get("manualSelector"):
-        found["spec"].pop("selector", None)
-        template = found["spec"]["template"].get("metadata") or {}
-        for of_one in (found["metadata"], template):
-            for key in [*(of_one.get("labels") or ())]:
-                if key.rpartition("/")[2] in _OF_JOBS:
-                    del of_one["labels"][key]
-    if there["kind"] == "Pod":
-        found["spec"].pop("nodeName", None)
-    return _named_as(there, found)
+def original_manifest(live_object: Object, original: OriginalState) -> Object:
+    """The manifest with which an object can be created anew in its original state."""
+    manifest = _with_values(copy.deepcopy(original.object), live_object, original, "")
+    if live_object["kind"] == "Job" and not manifest["spec"].get("manualSelector"):
+        manifest["spec"].pop("selector", None)
+        template = manifest["spec"]["template"].get("metadata") or {}
+        for metadata in (manifest["metadata"], template):
+            for key in [*(metadata.get("labels") or ())]:
+                if key.rpartition("/")[2] in _JOB_LABELS:
+                    del metadata["labels"][key]
+    if live_object["kind"] == "Pod":
+        manifest["spec"].pop("nodeName", None)
+    return _named_as(live_object, manifest)
 
 
-def given_back(made: Object, before: Before, manager: str) -> list[Entry]:
-    """The entries in which fields of `manager` are again of those who had them before."""
-    entries = made["metadata"].get("managedFields") or []
-    own = managed_fields.owned(entries, lambda entry: entry.get("manager") == manager)
-    left = [entry for entry in entries if entry.get("manager") != manager]
-    for entry in before.entries:
-        share = managed_fields.intersection(entry["fieldsV1"], own)
+def entries_given_back(
+    applied_object: Object, original: OriginalState, manager: str
+) -> list[Entry]:
+    """The entries of `managedFields` in which the earlier managers own the fields of `manager`."""
+    entries = applied_object["metadata"].get("managedFields") or []
+    owned_fields = managed_fields.owned(entries, lambda entry: entry.get("manager") == manager)
+    returned_entries = [entry for entry in entries if entry.get("manager") != manager]
+    for entry in original.entries:
+        share = managed_fields.intersection(entry["fieldsV1"], owned_fields)
         if share:
-            left = managed_fields.given_to(left, share, entry)
-    return left
+            returned_entries = managed_fields.given_to(returned_entries, share, entry)
+    return returned_entries
 
 
-def _with_values(found: Object, there: Object, before: Before, manager: str) -> Object:
-    """With what the agent's containers go on with, and what others have changed in them."""
-    entries = entries_of(there)
-    others = managed_fields.owned(entries, lambda entry: entry.get("manager") != manager)
-    for path, container, agents in _containers(found, there):
-        for one in container.get("env") or ():
-            if not {"value", "valueFrom"} & one.keys():
-                one |= named(agents.get("env") or [], one["name"]) or {}
-        if not manager or container["name"] == agents["name"]:
+def _with_values(
+    manifest: Object, live_object: Object, original: OriginalState, manager: str
+) -> Object:
+    """Fill in what the record leaves out: values of variables, and changes by other managers.
+
+    Both are read from the agent's containers of the live object.
+    """
+    entries = entries_of(live_object)
+    foreign_fields = managed_fields.owned(entries, lambda entry: entry.get("manager") != manager)
+    for path, container, agents_container in _containers(manifest, live_object):
+        for variable in container.get("env") or ():
+            if not {"value", "valueFrom"} & variable.keys():
+                variable |= named(agents_container.get("env") or [], variable["name"]) or {}
+        if not manager or container["name"] == agents_container["name"]:
             continue
-        where = managed_fields.names((*path, "spec", "containers"))
-        _, theirs = managed_fields.cut(others, [*where, key_of(name=agents["name"])])
-        for step in theirs or ():
+        containers_path = managed_fields.names((*path, "spec", "containers"))
+        _, container_fields = managed_fields.cut(
+            foreign_fields, [*containers_path, key_of(name=agents_container["name"])]
+        )
+        for step in container_fields or ():
             name = step.partition(":")[2]
-            if name not in ("", "name") and name in agents:
-                container[name] = agents[name]
-    return found
+            if name not in ("", "name") and name in agents_container:
+                container[name] = agents_container[name]
+    return manifest
 
 
-def _leave_out_values(container: Manifest, agents: Manifest) -> None:
-    """Leave out the values of variables that the agent's container has as well."""
-    for one in container.get("env") or ():
-        if "value" in one and named(agents.get("env") or [], one["name"]) == one:
-            del one["value"]
+def _leave_out_values(container: Manifest, agents_container: Manifest) -> None:
+    """Remove the values of variables that the agent's container has as well."""
+    for variable in container.get("env") or ():
+        if (
+            "value" in variable
+            and named(agents_container.get("env") or [], variable["name"]) == variable
+        ):
+            del variable["value"]
 
 
-def _containers(one: Object, equipped: Object) -> Iterator[tuple[Path, Manifest, Manifest]]:
-    """Containers that the agent's took the place of, with the agent's, and where their pods are."""
+def _containers(
+    original_object: Object, equipped: Object
+) -> Iterator[tuple[Path, Manifest, Manifest]]:
+    """Template path, replaced container and agent's container, for each replaced container."""
     for path in _template_paths(equipped):
-        where = (*path, "spec", "containers")
-        theirs, agents = kinds.get(one, where, []), kinds.get(equipped, where, [])
-        own = named(agents, _agents_name(equipped))
-        if own is None:
+        containers_path = (*path, "spec", "containers")
+        original_containers, equipped_containers = (
+            kinds.get(original_object, containers_path, []),
+            kinds.get(equipped, containers_path, []),
+        )
+        agents_container = named(equipped_containers, _agents_container_name(equipped))
+        if agents_container is None:
             continue
-        for container in theirs:
-            is_agents = container["name"] == own["name"]
-            if is_agents or named(agents, container["name"]) is None:
-                yield path, container, own
+        for container in original_containers:
+            is_agents = container["name"] == agents_container["name"]
+            if is_agents or named(equipped_containers, container["name"]) is None:
+                yield path, container, agents_container
 
 
-def _agents_name(one: Object) -> str:
-    kind = kinds.find(one)
+def _agents_container_name(manifest: Object) -> str:
+    kind = kinds.find(manifest)
     return "" if kind is None else kind.container
 
 
-def _template_paths(one: Object) -> list[Path]:
-    """Where the pod templates of an object are, if each has a place of its own."""
-    kind = kinds.find(one)
+def _template_paths(manifest: Object) -> list[Path]:
+    """The paths of an object's pod templates, without templates in lists."""
+    kind = kinds.find(manifest)
     if kind is None or not kind.has_template:
         return []
-    found = (group.template for group in (kind.primary, *kind.workers))
-    return [path for path in found if not any(part.isdigit() or part == "*" for part in path)]
+    paths = (group.template for group in (kind.primary, *kind.workers))
+    return [path for path in paths if not any(part.isdigit() or part == "*" for part in path)]
 
 
-def _named_as(there: Object, found: Any) -> Object:  # noqa: ANN401  # a part of an object
-    metadata = {**(found.get("metadata") or {}), "name": there["metadata"]["name"]}
-    metadata["namespace"] = there["metadata"]["namespace"]
-    return {**found, "apiVersion": there["apiVersion"], "kind": there["kind"], "metadata": metadata}
+def _named_as(live_object: Object, manifest: Any) -> Object:  # noqa: ANN401  # a part of an object
+    metadata = {**(manifest.get("metadata") or {}), "name": live_object["metadata"]["name"]}
+    metadata["namespace"] = live_object["metadata"]["namespace"]
+    return {
+        **manifest,
+        "apiVersion": live_object["apiVersion"],
+        "kind": live_object["kind"],
+        "metadata": metadata,
+    }

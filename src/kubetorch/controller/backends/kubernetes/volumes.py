@@ -1,7 +1,7 @@
-"""Volumes as PersistentVolumeClaims, and which storage class they get if nobody names one.
+"""Volumes as PersistentVolumeClaims, and the storage class of a volume whose spec names none.
 
-No API says which access modes a class can give. An administrator can, by an annotation; else a
-class counts as shared by several nodes when its provisioner is known to make such volumes.
+No API says which access modes a storage class provides. An administrator can say so by an
+annotation; else a class counts as shared by several nodes if its provisioner is in a table here.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from kubetorch.specs.volume import VolumeSpec
 from kubetorch.wire import tokens
 from kubetorch.wire.volumes import CreatedVolume, StorageClass, VolumeView
 
-_DEFAULT = "storageclass.kubernetes.io/is-default-class"
-_DEFAULT_BETA = "storageclass.beta.kubernetes.io/is-default-class"
+_DEFAULT_ANNOTATION = "storageclass.kubernetes.io/is-default-class"
+_DEFAULT_ANNOTATION_BETA = "storageclass.beta.kubernetes.io/is-default-class"
 _SHARED_MODES = ("ReadWriteMany", "ReadOnlyMany")
-#: Provisioners whose volumes several nodes can mount at a time; the first ones go first.
-_SHARED = (
+#: Provisioners whose volumes several nodes can mount at a time, the preferred ones first.
+_SHARED_PROVISIONERS = (
     r"nfs\.csi\.k8s\.io",
     r"(.+\.)?cephfs\.csi\.ceph\.com",  # with the namespace of Rook's operator in front
     r"filestore\.csi\.storage\.gke\.io",
@@ -51,10 +51,10 @@ _SHARED = (
     r"driver\.longhorn\.io",
     r"smb\.csi\.k8s\.io",
     r"k8s-sigs\.io/nfs-subdir-external-provisioner",
-    r"cluster\.local/.*nfs.*",  # what the charts of NFS provisioners call themselves
+    r"cluster\.local/.*nfs.*",  # as the charts of NFS provisioners name them
 )
-#: It makes folders of a node, for which it waits until a pod has one; a class of it that waits for
-#: none makes folders of a file system that all nodes have.
+#: A provisioner of folders. A class that waits for the first pod makes folders on the node of that
+#: pod; a class that does not wait makes folders in a file system that all nodes share.
 _LOCAL_PATH = "rancher.io/local-path"
 CLAIMS = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
 PERSISTENT_VOLUMES = Resource(
@@ -65,68 +65,89 @@ Objects = list[Object]
 
 
 def choose(classes: Sequence[Object], access_mode: str) -> str:
+    """Choose the storage class of a volume with an access mode.
+
+    Raises:
+        SpecError: No class is known to provide the access mode.
+    """
     ordered = sorted(classes, key=_order)
-    annotated = [one for one in ordered if access_mode in _annotated(one)]
+    annotated = [
+        class_object for class_object in ordered if access_mode in _annotated(class_object)
+    ]
     if annotated:
         return _name(annotated[0])
     if access_mode not in _SHARED_MODES:
-        unsaid = [one for one in ordered if not _annotated(one)]
-        if unsaid:
-            return _name(unsaid[0])
-        raise _none(ordered, access_mode)
-    shared = [one for one in ordered if not _annotated(one) and _rank(one) is not None]
+        unannotated = [class_object for class_object in ordered if not _annotated(class_object)]
+        if unannotated:
+            return _name(unannotated[0])
+        raise _no_class(ordered, access_mode)
+    shared = [
+        class_object
+        for class_object in ordered
+        if not _annotated(class_object) and _rank(class_object) is not None
+    ]
     if not shared:
-        raise _none(ordered, access_mode)
-    # Sorting is stable: the default one goes first among those of a provisioner.
-    return _name(min(shared, key=lambda one: _rank(one) or 0))
+        raise _no_class(ordered, access_mode)
+    # `min` keeps the order: among the classes of one provisioner the default class goes first.
+    return _name(min(shared, key=lambda class_object: _rank(class_object) or 0))
 
 
 def mode_of(classes: Sequence[Object], storage_class: str | None) -> str:
-    """The access mode of a volume for which nobody names one; of any class if none is named."""
-    candidates = [one for one in classes if storage_class in (None, _name(one))]
+    """The access mode of a volume whose spec names none; without `storage_class`, of any class."""
+    candidates = [
+        class_object for class_object in classes if storage_class in (None, _name(class_object))
+    ]
     can_share = any(
-        specs.SHARED in _annotated(one) if _annotated(one) else _rank(one) is not None
-        for one in candidates
+        specs.SHARED in _annotated(candidate)
+        if _annotated(candidate)
+        else _rank(candidate) is not None
+        for candidate in candidates
     )
     return specs.SHARED if can_share else specs.UNSHARED
 
 
-def _order(found: Object) -> tuple[int, int, str]:
-    """Defaults first, of several the newest one, as Kubernetes does; the rest by name."""
-    made = found["metadata"].get("creationTimestamp") or ""
-    newest = -int("".join(re.findall(r"\d", made)) or 0)
-    noted = found["metadata"].get("annotations") or {}
-    is_default = "true" in (noted.get(_DEFAULT), noted.get(_DEFAULT_BETA))
-    return (0, newest, _name(found)) if is_default else (1, 0, _name(found))
+def _order(class_object: Object) -> tuple[int, int, str]:
+    """Sort key: default classes first, the newest first as in Kubernetes; the others by name."""
+    creation_time = class_object["metadata"].get("creationTimestamp") or ""
+    newest = -int("".join(re.findall(r"\d", creation_time)) or 0)
+    class_annotations = class_object["metadata"].get("annotations") or {}
+    is_default = "true" in (
+        class_annotations.get(_DEFAULT_ANNOTATION),
+        class_annotations.get(_DEFAULT_ANNOTATION_BETA),
+    )
+    return (0, newest, _name(class_object)) if is_default else (1, 0, _name(class_object))
 
 
-def _rank(found: Object) -> int | None:
+def _rank(class_object: Object) -> int | None:
     """The rank of a class among those that several nodes can mount; `None` if they cannot."""
-    provisioner = str(found.get("provisioner") or "")
-    for number, pattern in enumerate(_SHARED):
+    provisioner = str(class_object.get("provisioner") or "")
+    for number, pattern in enumerate(_SHARED_PROVISIONERS):
         if re.fullmatch(pattern, provisioner):
             return number
-    if provisioner == _LOCAL_PATH and found.get("volumeBindingMode") != "WaitForFirstConsumer":
-        return len(_SHARED)
+    if (
+        provisioner == _LOCAL_PATH
+        and class_object.get("volumeBindingMode") != "WaitForFirstConsumer"
+    ):
+        return len(_SHARED_PROVISIONERS)
     return None
 
 
-def _annotated(found: Object) -> tuple[str, ...]:
-    noted = found["metadata"].get("annotations") or {}
-    return tuple(re.findall(r"\w+", noted.get(labels.ACCESS_MODES) or ""))
+def _annotated(class_object: Object) -> tuple[str, ...]:
+    class_annotations = class_object["metadata"].get("annotations") or {}
+    return tuple(re.findall(r"\w+", class_annotations.get(labels.ACCESS_MODES) or ""))
 
 
-def _name(found: Object) -> str:
-    return str(found["metadata"]["name"])
+def _name(class_object: Object) -> str:
+    return str(class_object["metadata"]["name"])
 
 
-def _none(classes: Sequence[Object], access_mode: str) -> SpecError:
+def _no_class(classes: Sequence[Object], access_mode: str) -> SpecError:
     if not classes:
         return SpecError(
             "this cluster has no storage class, so it can make no volumes",
             hint="install a provisioner, or name a PersistentVolume that exists: pv=",
         )
-    hint = f"name one yourself: storage_class= ({_listed(classes)})"
+    hint = f"name one yourself: storage_class= ({_class_names(classes)})"
     if access_mode in _SHARED_MODES:
         first = classes[0]["metadata"]["name"]
         hint += (
@@ -140,16 +161,16 @@ def _none(classes: Sequence[Object], access_mode: str) -> SpecError:
 def _class_for(classes: Sequence[Object], storage_class: str | None, access_mode: str) -> str:
     if storage_class is None:
         return choose(classes, access_mode)
-    if storage_class and all(_name(one) != storage_class for one in classes):
+    if storage_class and all(_name(class_object) != storage_class for class_object in classes):
         raise SpecError(
             f"storage_class is {storage_class!r}, which this cluster does not have",
-            hint=f"it has {_listed(classes)}",
+            hint=f"it has {_class_names(classes)}",
         )
     return storage_class
 
 
-def _listed(classes: Sequence[Object]) -> str:
-    return ", ".join(sorted(_name(one) for one in classes)) or "none"
+def _class_names(classes: Sequence[Object]) -> str:
+    return ", ".join(sorted(_name(class_object) for class_object in classes)) or "none"
 
 
 class VolumeClaims:
@@ -160,34 +181,36 @@ class VolumeClaims:
         self._watched = watched
 
     async def create(self, namespace: str, spec: VolumeSpec) -> CreatedVolume:
-        found, is_new = await self._find(namespace, spec.claim_name), False
-        if found is None:
-            found, is_new = await self._make(namespace, spec)
-        if found["metadata"].get("deletionTimestamp"):
-            pods = await self._pods(namespace, spec.claim_name, are_going=True)
+        claim_object, is_new = await self._find(namespace, spec.claim_name), False
+        if claim_object is None:
+            claim_object, is_new = await self._make(namespace, spec)
+        if claim_object["metadata"].get("deletionTimestamp"):
+            pods = await self._pods(namespace, spec.claim_name, with_leaving=True)
             raise VolumeInUseError(
                 f"the volume {spec.claim_name!r} in namespace {namespace!r} is being deleted, and "
-                f"is still held{_by(pods)}",
+                f"is still held{_held_by(pods)}",
                 services=_services(pods),
                 hint="wait until it is gone, or use another name",
             )
-        return CreatedVolume(is_new=is_new, volume=_view(found))
+        return CreatedVolume(is_new=is_new, volume=_view(claim_object))
 
     async def get(self, namespace: str, claim: str) -> VolumeView | None:
-        found = await self._find(namespace, claim)
-        return None if found is None else _view(found)
+        claim_object = await self._find(namespace, claim)
+        return None if claim_object is None else _view(claim_object)
 
     async def list(self, namespace: str | None) -> list[VolumeView]:  # VolumeStore's
-        found = await namespaces.find(self._client, CLAIMS, namespace, self._watched, labels.VOLUME)
-        return [_view(one) for one in found]
+        claim_objects = await namespaces.list_labelled(
+            self._client, CLAIMS, namespace, self._watched, labels.VOLUME
+        )
+        return [_view(claim_object) for claim_object in claim_objects]
 
     async def delete(
         self, namespace: str, claim: str, *, wait: float, is_forced: bool = False
     ) -> bool:
-        found = await self._find(namespace, claim)
-        if found is None:
+        claim_object = await self._find(namespace, claim)
+        if claim_object is None:
             return True
-        if not _is_ours(found):
+        if not _is_ours(claim_object):
             raise SpecError(
                 f"the claim {claim!r} in namespace {namespace!r} was not made by Kubetorch, and so "
                 "is not deleted",
@@ -197,17 +220,17 @@ class VolumeClaims:
         if pods and not is_forced:
             first = pods[0]["metadata"]["name"]
             raise VolumeInUseError(
-                f"the volume {claim!r} in namespace {namespace!r} is held{_by(pods)}",
+                f"the volume {claim!r} in namespace {namespace!r} is held{_held_by(pods)}",
                 services=_services(pods),
                 hint=f"kubectl delete pod {first} -n {namespace}, or whatever made it; "
                 f"{specs.FORCE}",
             )
-        uid = found["metadata"]["uid"]
+        uid = claim_object["metadata"]["uid"]
         try:
             await self._client.delete(_ref(namespace, claim), preconditions={"uid": uid})
         except (KubernetesNotFoundError, KubernetesConflictError):
-            return True  # what is there by now, if anything, is another one
-        return await self._is_gone(namespace, claim, uid, 0.0 if pods else wait)
+            return True  # the claim has disappeared, or another claim has its name
+        return await self._wait_until_deleted(namespace, claim, uid, 0.0 if pods else wait)
 
     async def storage_class(self, spec: VolumeSpec) -> StorageClass:  # VolumeStore's
         if spec.volume_name is not None:
@@ -232,11 +255,15 @@ class VolumeClaims:
         return (await self._client.list(Selection(CLASSES))).items
 
     async def _make(self, namespace: str, spec: VolumeSpec) -> tuple[Object, bool]:
-        """The claim, and whether it was not there."""
-        # In the claim itself: a default that changes later, or that there is none, changes nothing.
-        chosen = await self.storage_class(spec)
+        """Make a claim; returns it, and `False` if another deploy was faster."""
+        # The claim names its class, so that a later change of the default class changes nothing.
+        storage_class = await self.storage_class(spec)
         manifest = storage.claim(
-            replace(spec, storage_class=chosen.storage_class, access_mode=chosen.access_mode),
+            replace(
+                spec,
+                storage_class=storage_class.storage_class,
+                access_mode=storage_class.access_mode,
+            ),
             namespace=namespace,
         )
         if manifest is None:
@@ -244,36 +271,38 @@ class VolumeClaims:
         try:
             return await self._client.create(manifest), True
         except KubernetesRequestError as error:
-            # Of two deploys that need it, one is first.
-            there = await self._find(namespace, spec.claim_name)
-            if isinstance(error, KubernetesConflictError) and there is not None:
-                return there, False
-            refused = namespaces.explain(namespace, error)
-            if refused is error:
+            # Another deploy that needs the volume may have made it in between.
+            claim_object = await self._find(namespace, spec.claim_name)
+            if isinstance(error, KubernetesConflictError) and claim_object is not None:
+                return claim_object, False
+            refusal = namespaces.explain(namespace, error)
+            if refusal is error:
                 raise
-            raise refused from error
+            raise refusal from error
 
-    async def _pods(self, namespace: str, claim: str, *, are_going: bool = False) -> Objects:
+    async def _pods(self, namespace: str, claim: str, *, with_leaving: bool = False) -> Objects:
         """The pods that hold a claim; those that are being deleted only on request."""
-        found = await self._client.list(Selection(PODS, namespace))
+        listing = await self._client.list(Selection(PODS, namespace))
         return [
             pod
-            for pod in found.items
+            for pod in listing.items
             if claim in claims(pod.get("spec") or {})
             and not is_over(pod)
-            and (are_going or not is_leaving(pod))
+            and (with_leaving or not is_leaving(pod))
         ]
 
-    async def _is_gone(self, namespace: str, claim: str, uid: str, wait: float) -> bool:
-        """Wait until that claim is gone, for so many seconds; whether it is."""
-        one = Selection(CLAIMS, namespace, fields=f"metadata.name={claim}")
+    async def _wait_until_deleted(self, namespace: str, claim: str, uid: str, wait: float) -> bool:
+        """Wait for `wait` seconds until a claim has disappeared; returns `False` if it has not."""
+        selection = Selection(CLAIMS, namespace, fields=f"metadata.name={claim}")
         if wait <= 0:
-            items = (await self._client.list(one)).items
-            return all(found["metadata"]["uid"] != uid for found in items)
-        async with Informer(self._client, one) as claims:
+            items = (await self._client.list(selection)).items
+            return all(claim_object["metadata"]["uid"] != uid for claim_object in items)
+        async with Informer(self._client, selection) as informer:
             try:
-                await claims.until(
-                    lambda objects: all(o["metadata"]["uid"] != uid for o in objects.values()),
+                await informer.until(
+                    lambda objects: all(
+                        claim_object["metadata"]["uid"] != uid for claim_object in objects.values()
+                    ),
                     timeout=wait,
                 )
             except TimeoutError:
@@ -285,47 +314,47 @@ def _ref(namespace: str, claim: str) -> Ref:
     return Ref(CLAIMS, claim, namespace)
 
 
-def _is_ours(found: Object) -> bool:
-    return labels.VOLUME in (found["metadata"].get("labels") or {})
+def _is_ours(claim_object: Object) -> bool:
+    return labels.VOLUME in (claim_object["metadata"].get("labels") or {})
 
 
-def _by(pods: Objects) -> str:
+def _held_by(pods: Objects) -> str:
     names = ", ".join(pod["metadata"]["name"] for pod in pods)
     return f" by the pods {names}" if names else ""
 
 
 def _services(pods: Objects) -> tuple[str, ...]:
-    found = ((pod["metadata"].get("labels") or {}).get(labels.SERVICE) for pod in pods)
-    return tuple(dict.fromkeys(name for name in found if name))
+    service_names = ((pod["metadata"].get("labels") or {}).get(labels.SERVICE) for pod in pods)
+    return tuple(dict.fromkeys(name for name in service_names if name))
 
 
-def _view(found: Object) -> VolumeView:
-    metadata, spec = found["metadata"], found["spec"]
+def _view(claim_object: Object) -> VolumeView:
+    metadata, spec = claim_object["metadata"], claim_object["spec"]
     storage_class = spec.get("storageClassName") or ""
     return VolumeView(
         namespace=metadata["namespace"],
         claim=metadata["name"],
-        spec=_spec(found),
-        phase=(found.get("status") or {}).get("phase") or "Pending",
+        spec=_spec(claim_object),
+        phase=(claim_object.get("status") or {}).get("phase") or "Pending",
         storage_class=storage_class,
-        is_ours=_is_ours(found),
+        is_ours=_is_ours(claim_object),
         identity=tokens.fingerprint(metadata["uid"]),
         created=resources.seconds(metadata["creationTimestamp"]),
     )
 
 
-def _spec(found: Object) -> VolumeSpec:
-    read = storage.volume_of_claim(found)
-    if not _is_ours(found):
-        return read
-    # A volume that its class made for it is no part of how it was declared.
-    is_named = not read.storage_class
+def _spec(claim_object: Object) -> VolumeSpec:
+    volume = storage.volume_of_claim(claim_object)
+    if not _is_ours(claim_object):
+        return volume
+    # A PersistentVolume that the storage class made is no part of the declaration.
+    is_named = not volume.storage_class
     return VolumeSpec(
-        name=read.name,
-        mount_path=read.mount_path,
-        size=read.size,
-        storage_class=read.storage_class or None,
-        access_mode=read.access_mode,
-        namespace=read.namespace,
-        volume_name=read.volume_name if is_named else None,
+        name=volume.name,
+        mount_path=volume.mount_path,
+        size=volume.size,
+        storage_class=volume.storage_class or None,
+        access_mode=volume.access_mode,
+        namespace=volume.namespace,
+        volume_name=volume.volume_name if is_named else None,
     )

@@ -1,15 +1,15 @@
 """Pods as processes of this machine.
 
-It reads the manifest that a cluster would get, and keeps one agent per replica. What a Deployment
-promises holds here too: pods keep their names while they live; a changed template replaces them,
-old ones first where the strategy is `Recreate`, else new ones first; an agent that ends is started
-again. Pods of a StatefulSet have its name and their number, and a Pod its own. `command` and
-`image` have no meaning here: an agent always runs on the interpreter of the controller, and the
-user's code on the one that deployed it.
+The backend reads the manifest that a cluster would get, and keeps one agent per replica. The
+promises of a Deployment hold here too: pods keep their names while they live; a changed template
+replaces the pods, old pods first where the strategy is `Recreate`, else new pods first; an agent
+that ends is started again. Pods of a StatefulSet have its name and their number, and a Pod has its
+own name. `command` and `image` have no effect: an agent always runs on the interpreter of the
+controller, and the user's code on the interpreter that deployed it.
 
-Parts of a manifest that have no effect on a machine that is no cluster are in a table of
-docs/kinds.md. Warnings are said at a deploy: the service is something else than its manifest says.
-Notes stand in `kt describe`: a part of the manifest has no meaning here.
+A table in docs/kinds.md has the parts of a manifest without an effect on a single machine. Warnings
+are reported at a deploy: the service differs from its manifest. Notes are in `kt describe`: a part
+of the manifest has no effect here.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from kubetorch.controller.backends.base import (
     Listener,
     Manifest,
     PodStatus,
-    PortsWanted,
+    PortRequest,
 )
 from kubetorch.controller.backends.process import pods, spares
 from kubetorch.controller.backends.process.pods import Pod, PodHome
@@ -58,36 +58,36 @@ from kubetorch.specs.compute import ComputeSpec, thaw
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire.podenv import CPU_LIMIT, MARK, MEMORY_LIMIT
 
-#: Seconds that calls of a pod that is replaced have to end.
+#: Seconds in which the calls of a replaced pod have to end.
 REPLACE_GRACE = 30.0
-#: The same when the service stops.
+#: Seconds in which the calls of a pod have to end when the service stops.
 STOP_GRACE = 5.0
-#: Bytes of its own that an agent has at the least, and a worker, which shares more with others.
+#: Unshared memory of an agent in bytes, at the least, and of a worker, which shares more.
 LEAST_OF_AGENT, LEAST_OF_WORKER = 20 * 2**20, 5 * 2**20
 
 _log = logging.getLogger(__name__)
 
-# What a spare says before it is a pod goes where the controller's own lines go.
+# A spare agent writes to the controller's standard error until it becomes a pod.
 _STANDARD_ERROR = 2
-# Between the fingerprint of a template and that of the values of its secrets.
-_AND = "+"
-#: Stands in the template of pods without the GPUs that they ask for.
-_PRETENDING = "-pretending"
-# As Kubernetes: no vowels and nothing that looks like another one.
+# Separates the digest of a template from the version of its secrets.
+_SECRETS_SEPARATOR = "+"
+#: Suffix of the template of pods that pretend to have their GPUs.
+_PRETENDING_SUFFIX = "-pretending"
+# The alphabet of Kubernetes for names: without vowels and without characters that look alike.
 _ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
 
 
 class _Workload(msgspec.Struct):
-    wanted: DesiredPods
+    pod_set: DesiredPods
     pods: list[Pod] = msgspec.field(default_factory=list)
     is_released: bool = False
 
     @property
     def replicas(self) -> int:
-        return 0 if self.is_released else self.wanted.replicas
+        return 0 if self.is_released else self.pod_set.replicas
 
     def current(self) -> list[Pod]:
-        """Pods of the wanted template that stay."""
+        """The pods of the present template that stay."""
         return [pod for pod in self.pods if not (pod.is_retiring or pod.is_leaving)]
 
 
@@ -126,13 +126,13 @@ class ProcessBackend(Backend):
     async def start(self, specs: Sequence[Sequence[WorkloadSpec]]) -> None:
         for spec, *_ in specs:
             try:
-                wanted = self._read(spec)
-            except SpecError:  # an earlier version took it
+                pod_set = self._read(spec)
+            except SpecError:  # an earlier version of Kubetorch accepted the spec
                 _log.exception(
                     "workload has no pods namespace=%s name=%s", spec.namespace, spec.name
                 )
                 continue
-            self._workloads[wanted.namespace, wanted.name] = _Workload(wanted)
+            self._workloads[pod_set.namespace, pod_set.name] = _Workload(pod_set)
         unknown = [record for record in self._state.pods() if not self._adopt(record)]
         self._state.delete_pods((record.namespace, record.name) for record in unknown)
         for key in list(self._workloads):
@@ -143,17 +143,17 @@ class ProcessBackend(Backend):
         workload = self._workloads.get((record.namespace, record.workload))
         if workload is None:
             return False
-        pod = self._pod(record, workload.wanted)
+        pod = self._pod(record, workload.pod_set)
         workload.pods.append(pod)
-        pod.is_retiring = not _is_of(record, workload.wanted)
-        # What it served before the controller stopped is not known; so it is not thrown away.
+        pod.is_retiring = not _is_from_template(record, workload.pod_set)
+        # The pod may have served calls before the controller stopped, so it is not thrown away.
         pod.was_ready = True
         if not pod.adopt():
             pod.restart()
         return True
 
     async def _sweep(self) -> None:
-        """Remove what is left of pods that nobody knows, and of volumes that were deleted."""
+        """Remove the processes and folders of unknown pods, and the files of deleted volumes."""
         await pods.sweep(
             self._pod_home,
             marks=lambda: {pod.record.mark for pod in self._all_pods()} | self._spares.marks,
@@ -164,20 +164,20 @@ class ProcessBackend(Backend):
     # ------------------------------------------------------------------------------- workloads
 
     async def apply(self, spec: WorkloadSpec) -> None:
-        wanted = self._read(spec)
-        await self._attachments.check(wanted, pod_facts(wanted, _pod_name(wanted, 0), 0))
-        key = (wanted.namespace, wanted.name)
-        if not wanted.pretends_gpus:
+        pod_set = self._read(spec)
+        await self._attachments.check(pod_set, pod_facts(pod_set, _pod_name(pod_set, 0), 0))
+        key = (pod_set.namespace, pod_set.name)
+        if not pod_set.pretends_gpus:
             self._devices.check(
-                wanted.name,
-                each=wanted.gpus,
-                pods=wanted.replicas,
-                taken=self._taken_devices(but=key),
+                pod_set.name,
+                gpus_per_pod=pod_set.gpus,
+                pods=pod_set.replicas,
+                used_devices=self._used_devices(but=key),
             )
-        workload = self._workloads.setdefault(key, _Workload(wanted))
-        workload.wanted, workload.is_released = wanted, False
+        workload = self._workloads.setdefault(key, _Workload(pod_set))
+        workload.pod_set, workload.is_released = pod_set, False
         for pod in workload.pods:
-            pod.is_retiring = not _is_of(pod.record, wanted)
+            pod.is_retiring = not _is_from_template(pod.record, pod_set)
             if not pod.is_retiring:
                 pod.retry()
         self._reconcile(key)
@@ -193,19 +193,19 @@ class ProcessBackend(Backend):
         self._ports.release((namespace, name))
         if workload is None:
             return []
-        # First the records: should the controller die, its successor ends what is unknown.
+        # First the records: if the controller dies here, its successor ends the unknown pods.
         self._state.delete_pods((namespace, pod.record.name) for pod in workload.pods)
         await asyncio.gather(*(self._end(pod, grace) for pod in workload.pods))
         return []
 
     def pods(self, namespace: str, name: str) -> list[PodStatus]:
         workload = self._workloads.get((namespace, name))
-        found = [] if workload is None else [pod.status() for pod in workload.pods]
-        return sorted(found, key=lambda pod: (pod.ordinal, pod.is_retiring))
+        statuses = [] if workload is None else [pod.status() for pod in workload.pods]
+        return sorted(statuses, key=lambda pod: (pod.ordinal, pod.is_retiring))
 
     def expected(self, namespace: str, name: str) -> int | None:
         workload = self._workloads.get((namespace, name))
-        return None if workload is None else workload.wanted.replicas
+        return None if workload is None else workload.pod_set.replicas
 
     def mark_ready(self, namespace: str, name: str, pods: Set[str]) -> None:
         workload = self._workloads.get((namespace, name))
@@ -216,7 +216,7 @@ class ProcessBackend(Backend):
                 pod.mark_ready()
         current = workload.current()
         ready = [pod for pod in current if pod.record.name in pods]
-        if len(ready) == len(current) == workload.wanted.replicas:
+        if len(ready) == len(current) == workload.pod_set.replicas:
             for pod in workload.pods:
                 if pod.is_retiring:
                     self._retire(pod)
@@ -247,11 +247,11 @@ class ProcessBackend(Backend):
         return (*unsupported_notes(compute, manifest), *attached)
 
     def mounted(self, namespace: str, name: str, pod: str) -> Mounted:
-        return Mounted()  # all of them are the user's own
+        return Mounted()  # all secrets and volumes of a machine belong to its user
 
-    def ports(self, namespace: str, name: str, wanted: PortsWanted) -> tuple[int, ...]:
+    def ports(self, namespace: str, name: str, request: PortRequest) -> tuple[int, ...]:
         agents = {pod.record.port for pod in self._all_pods()}
-        return self._ports.choose((namespace, name), wanted, agents=agents)
+        return self._ports.choose((namespace, name), request, agents=agents)
 
     def hold_ports(self, namespace: str, name: str, ports: Sequence[int]) -> None:
         self._ports.hold((namespace, name), ports)
@@ -271,78 +271,82 @@ class ProcessBackend(Backend):
         await cancel_all(self._tasks)
 
     def _read(self, spec: WorkloadSpec) -> DesiredPods:
-        """The pods of a spec; pods that see other values of secrets are of another template."""
-        wanted = desired_pods.read(rendering.of_workload(spec))
-        if spec.runtime.pretends_gpus and wanted.gpus:
-            template = f"{wanted.template}{_PRETENDING}"
-            wanted = replace(wanted, template=template, pretends_gpus=True)
-        version = self._attachments.version(wanted.namespace, wanted.attached)
-        return replace(wanted, template=f"{wanted.template}{_AND}{version}") if version else wanted
+        """The pods of a spec; their template has a version of their secrets, if they have any."""
+        pod_set = desired_pods.read(rendering.of_workload(spec))
+        if spec.runtime.pretends_gpus and pod_set.gpus:
+            template = f"{pod_set.template}{_PRETENDING_SUFFIX}"
+            pod_set = replace(pod_set, template=template, pretends_gpus=True)
+        version = self._attachments.version(pod_set.namespace, pod_set.attached)
+        return (
+            replace(pod_set, template=f"{pod_set.template}{_SECRETS_SEPARATOR}{version}")
+            if version
+            else pod_set
+        )
 
-    def _give(self, wanted: DesiredPods, record: PodRecord, folder: Path) -> PodInputs:
-        facts = pod_facts(wanted, record.name, record.ordinal)
-        given = self._attachments.give(wanted, folder, facts)
-        return given._replace(variables=given.variables | device_variables(wanted, record))
+    def _pod_inputs(self, pod_set: DesiredPods, record: PodRecord, folder: Path) -> PodInputs:
+        facts = pod_facts(pod_set, record.name, record.ordinal)
+        inputs = self._attachments.inputs(pod_set, folder, facts)
+        return inputs._replace(variables=inputs.variables | device_variables(pod_set, record))
 
     def _reconcile(self, key: tuple[str, str]) -> None:
-        """Start and end pods until there is what there should be."""
+        """Start missing pods and end surplus ones; runs again whenever a pod has ended."""
         workload = self._workloads.get(key)
         if workload is None:
             return
-        wanted = workload.wanted
+        pod_set = workload.pod_set
         for pod in workload.pods:
-            is_useless = wanted.is_recreated or not pod.was_ready
+            is_useless = pod_set.is_recreated or not pod.was_ready
             is_surplus = pod.record.ordinal >= workload.replicas
             if (pod.is_retiring and is_useless) or is_surplus:
                 self._retire(pod)
-        if wanted.is_recreated and any(
-            pod.is_leaving and not _is_of(pod.record, wanted) for pod in workload.pods
+        if pod_set.is_recreated and any(
+            pod.is_leaving and not _is_from_template(pod.record, pod_set) for pod in workload.pods
         ):
-            return  # called again when one has ended
-        there = {pod.record.ordinal for pod in workload.current()}
+            return  # `Recreate`: new pods start once the old ones have ended
+        present_ordinals = {pod.record.ordinal for pod in workload.current()}
         for ordinal in range(workload.replicas):
-            if ordinal not in there:
+            if ordinal not in present_ordinals:
                 self._create(workload, ordinal)
 
     def _create(self, workload: _Workload, ordinal: int) -> None:
-        wanted = workload.wanted
+        pod_set = workload.pod_set
         record = PodRecord(
-            namespace=wanted.namespace,
-            workload=wanted.name,
-            name=_pod_name(wanted, ordinal),
+            namespace=pod_set.namespace,
+            workload=pod_set.name,
+            name=_pod_name(pod_set, ordinal),
             ordinal=ordinal,
             port=0,
-            template=wanted.template,
+            template=pod_set.template,
             devices=self._choose_devices(workload),
         )
-        pod = self._pod(record, wanted)
+        pod = self._pod(record, pod_set)
         workload.pods.append(pod)
         pod.start()
 
     def _choose_devices(self, workload: _Workload) -> str:
-        wanted = workload.wanted
-        count = wanted.gpus
-        if not count or wanted.pretends_gpus:
+        pod_set = workload.pod_set
+        count = pod_set.gpus
+        if not count or pod_set.pretends_gpus:
             return ""
-        # Those of pods that it replaces are free soon.
-        staying = [pod.record.devices for pod in workload.current()]
-        key = (wanted.namespace, wanted.name)
-        return self._devices.choose(count, [*self._taken_devices(but=key), *staying])
+        # The devices of pods that are being replaced become free soon.
+        staying_devices = [pod.record.devices for pod in workload.current()]
+        key = (pod_set.namespace, pod_set.name)
+        return self._devices.choose(count, [*self._used_devices(but=key), *staying_devices])
 
-    def _taken_devices(self, *, but: tuple[str, str]) -> list[str]:
+    def _used_devices(self, *, but: tuple[str, str]) -> list[str]:
         """GPUs of the pods of other services."""
         pods = (pod.record for pod in self._all_pods())
         return [pod.devices for pod in pods if pod.devices and (pod.namespace, pod.workload) != but]
 
-    def _pod(self, record: PodRecord, wanted: DesiredPods) -> Pod:
+    def _pod(self, record: PodRecord, pod_set: DesiredPods) -> Pod:
         return Pod(
             record,
             pod_home=self._pod_home,
-            give=functools.partial(self._give, wanted, record),
+            read_inputs=functools.partial(self._pod_inputs, pod_set, record),
             state=self._state,
             spares=self._spares,
             clock=self._clock,
-            on_change=lambda: self._listener(wanted.namespace, wanted.name),
+            on_change=lambda: self._listener(pod_set.namespace, pod_set.name),
         )
 
     def _retire(self, pod: Pod) -> None:
@@ -387,26 +391,29 @@ def _read_log(folder: Path, count: int) -> list[bytes]:
     return list(lines)
 
 
-def _pod_name(wanted: DesiredPods, ordinal: int) -> str:
-    """A name as pods of the kind have: mostly workload, template, and something random."""
-    if wanted.kind == "Pod":
-        return wanted.name
-    if wanted.kind == "StatefulSet":
-        return f"{wanted.name}-{ordinal}"
+def _pod_name(pod_set: DesiredPods, ordinal: int) -> str:
+    """The name of a new pod, as in a cluster: mostly workload, template and a random suffix."""
+    if pod_set.kind == "Pod":
+        return pod_set.name
+    if pod_set.kind == "StatefulSet":
+        return f"{pod_set.name}-{ordinal}"
     suffix = "".join(_ALPHABET[byte % len(_ALPHABET)] for byte in os.urandom(5))
-    return f"{wanted.name}-{wanted.template[:5]}-{suffix}"
+    return f"{pod_set.name}-{pod_set.template[:5]}-{suffix}"
 
 
-def _is_of(record: PodRecord, wanted: DesiredPods) -> bool:
-    """True if a pod was made from the template, with any secrets if those are not known."""
-    return wanted.template in (record.template, record.template.partition(_AND)[0])
+def _is_from_template(record: PodRecord, pod_set: DesiredPods) -> bool:
+    """True if a pod was made from the present template.
+
+    The version of the secrets does not count where it is not known, as when a secret is missing.
+    """
+    return pod_set.template in (record.template, record.template.partition(_SECRETS_SEPARATOR)[0])
 
 
-#: Where PyTorch, JAX and TensorFlow listen, and the ports, which no agent is given. Workers of a
-#: Ray that somebody else starts have 10002 to 19999.
-EVERYWHERE, WORLD_PORTS = "0.0.0.0", range(20000, 25000)
-#: Says to CUDA which GPUs a process sees.
-VISIBLE = "CUDA_VISIBLE_DEVICES"
+#: The address on which PyTorch, JAX and TensorFlow listen, and the ports for them, which no agent
+#: gets. The workers of a foreign Ray use 10002 to 19999.
+ANY_ADDRESS, WORLD_PORTS = "0.0.0.0", range(20000, 25000)
+#: The variable from which CUDA reads which GPUs a process sees.
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 _DRIVER = Path("/proc/driver/nvidia/gpus")
 _NODES = Path("/dev")
 
@@ -419,95 +426,100 @@ class Devices:
     def of_machine(
         cls, environ: Mapping[str, str], driver: Path = _DRIVER, nodes: Path = _NODES
     ) -> Devices:
-        """The devices of this machine, or the part of them that the service itself may see."""
-        visible = environ.get(VISIBLE)
+        """The devices of this machine, or those that the local service itself may see."""
+        visible = environ.get(VISIBLE_DEVICES)
         if visible is not None:
             return cls([name.strip() for name in visible.split(",") if name.strip()])
-        # A container may have the devices and not the driver's folder.
-        found = driver.iterdir() if driver.is_dir() else nodes.glob("nvidia[0-9]*")
-        return cls([str(number) for number in range(len(list(found)))])
+        # A container may have the devices without the driver's folder.
+        device_files = driver.iterdir() if driver.is_dir() else nodes.glob("nvidia[0-9]*")
+        return cls([str(number) for number in range(len(list(device_files)))])
 
-    def check(self, service: str, *, each: int, pods: int, taken: Iterable[str]) -> None:
+    def check(
+        self, service: str, *, gpus_per_pod: int, pods: int, used_devices: Iterable[str]
+    ) -> None:
         """Refuse a service that asks for more GPUs than there are."""
-        wanted = each * pods
-        if not wanted:
+        gpu_count = gpus_per_pod * pods
+        if not gpu_count:
             return
-        free = len(self._free(taken))
-        if wanted <= free:
+        free_count = len(self._free(used_devices))
+        if gpu_count <= free_count:
             return
         has = f"{len(self._names)} GPU{'' if len(self._names) == 1 else 's'}"
-        if len(self._names) > free:
-            has += f", of which other services have {len(self._names) - free}"
+        if len(self._names) > free_count:
+            has += f", of which other services have {len(self._names) - free_count}"
         raise ResourceNotAvailableError(
-            f"{service} asks for {wanted} GPU{'' if wanted == 1 else 's'}, and this machine has "
-            f"{has if self._names else 'none'}",
+            f"{service} asks for {gpu_count} GPU{'' if gpu_count == 1 else 's'}, and this machine "
+            f"has {has if self._names else 'none'}",
             hint="leave gpus out, deploy to a cluster, or set KT_LOCAL_GPUS=pretend to develop "
             "without GPUs"
             if not self._names
             else "kt list shows who has them",
         )
 
-    def choose(self, count: int, taken: Iterable[str]) -> str:
-        """GPUs for one pod, with commas; what others have is given again when there is no other."""
-        free = self._free(taken)
-        others = [name for name in self._names if name not in free]
-        return ",".join([*free, *others][:count])
+    def choose(self, count: int, used_devices: Iterable[str]) -> str:
+        """GPUs for one pod, joined by commas: free ones first, then such as other pods use."""
+        free_names = self._free(used_devices)
+        used_names = [name for name in self._names if name not in free_names]
+        return ",".join([*free_names, *used_names][:count])
 
-    def _free(self, taken: Iterable[str]) -> list[str]:
-        used = {name for one in taken for name in one.split(",")}
-        return [name for name in self._names if name not in used]
+    def _free(self, used_devices: Iterable[str]) -> list[str]:
+        used_names = {name for pod_devices in used_devices for name in pod_devices.split(",")}
+        return [name for name in self._names if name not in used_names]
 
 
 class WorldPorts:
     """Ports of the worlds of distributed services, which all listen on this machine.
 
-    Those that are chosen are not bound yet, so other controllers of the machine have to know of
-    them, too: see `kubetorch.lib.sockets.claim`.
+    The chosen ports are not bound yet. So the other controllers of the machine have to know of
+    them: see `kubetorch.lib.sockets.claim`.
     """
 
     def __init__(self) -> None:
-        self._held: dict[tuple[str, str], dict[int, socket.socket | None]] = {}
+        # By workload: its ports, each with the socket that claims it for this controller.
+        self._claims: dict[tuple[str, str], dict[int, socket.socket | None]] = {}
 
     def hold(self, key: tuple[str, str], ports: Sequence[int]) -> None:
         self.release(key)
-        self._held[key] = {port: sockets.claim(port) for port in ports}
+        self._claims[key] = {port: sockets.claim(port) for port in ports}
 
     def release(self, key: tuple[str, str]) -> None:
-        for claim in self._held.pop(key, {}).values():
+        for claim in self._claims.pop(key, {}).values():
             if claim is not None:
                 claim.close()
 
     def close(self) -> None:
-        for key in list(self._held):
+        for key in list(self._claims):
             self.release(key)
 
     def choose(
-        self, key: tuple[str, str], wanted: PortsWanted, *, agents: Set[int]
+        self, key: tuple[str, str], request: PortRequest, *, agents: Set[int]
     ) -> tuple[int, ...]:
-        """Ports for a new world of a service: the wanted ones where they are free."""
-        own = self._held.get(key, {})
-        users = {port: user for user, ports in self._held.items() if user != key for port in ports}
-        taken = users.keys() | agents
+        """Choose ports for a new world of a service: the requested ports where they are free."""
+        previous_ports = self._claims.get(key, {})
+        users = {
+            port: user for user, ports in self._claims.items() if user != key for port in ports
+        }
+        used_ports = users.keys() | agents
         self.release(key)
-        chosen = self._held[key] = {}
-        for number in range(wanted.first, wanted.first + wanted.count):
-            # Processes of the world before, which end first, may still have what was declared.
-            is_own = wanted.is_declared and number in own
-            if number not in taken and (is_own or sockets.is_free(number, EVERYWHERE)):
+        chosen = self._claims[key] = {}
+        for number in range(request.first, request.first + request.count):
+            # The processes of the previous world may still hold the declared port; they end first.
+            is_previous = request.is_declared and number in previous_ports
+            if number not in used_ports and (is_previous or sockets.is_free(number, ANY_ADDRESS)):
                 chosen[number] = sockets.claim(number)
-            if wanted.is_declared and chosen.get(number) is None:
+            if request.is_declared and chosen.get(number) is None:
                 raise _port_taken(key, number, users.get(number), is_agent=number in agents)
             if chosen.get(number) is None:
                 chosen.pop(number, None)
-                self._choose_other(chosen, taken)
-        for _ in range(wanted.further):
-            self._choose_other(chosen, taken)
+                self._choose_free(chosen, used_ports)
+        for _ in range(request.further):
+            self._choose_free(chosen, used_ports)
         return tuple(chosen)
 
-    def _choose_other(self, chosen: dict[int, socket.socket | None], taken: Set[int]) -> None:
+    def _choose_free(self, chosen: dict[int, socket.socket | None], used_ports: Set[int]) -> None:
         while True:
             try:
-                number = sockets.choose(taken | chosen.keys(), EVERYWHERE, WORLD_PORTS)
+                number = sockets.choose(used_ports | chosen.keys(), ANY_ADDRESS, WORLD_PORTS)
             except OSError as error:
                 raise ResourceNotAvailableError(str(error)) from error
             claim = sockets.claim(number)
@@ -519,26 +531,26 @@ class WorldPorts:
 def _port_taken(
     key: tuple[str, str], port: int, user: tuple[str, str] | None, *, is_agent: bool
 ) -> ResourceNotAvailableError:
-    who = f"the service {user[1]}" if user else "an agent" if is_agent else "another process"
+    user_text = f"the service {user[1]}" if user else "an agent" if is_agent else "another process"
     return ResourceNotAvailableError(
-        f"{key[1]} is to meet on port {port}, which {who} has on this machine",
+        f"{key[1]} is to meet on port {port}, which {user_text} has on this machine",
         hint="distribute(port=...) names another one; without it, one that is free is taken",
     )
 
 
-def pod_facts(wanted: DesiredPods, name: str, ordinal: int) -> PodFacts:
-    """What variables of a pod may ask for; this machine stands for its node."""
-    labels = dict(wanted.labels)
-    if wanted.kind == "StatefulSet":
+def pod_facts(pod_set: DesiredPods, name: str, ordinal: int) -> PodFacts:
+    """The facts that variables of a pod may refer to; this machine is its node."""
+    labels = dict(pod_set.labels)
+    if pod_set.kind == "StatefulSet":
         labels["statefulset.kubernetes.io/pod-name"] = name
         labels["apps.kubernetes.io/pod-index"] = str(ordinal)
     address = sockets.LOOPBACK
     fields = {
         "metadata.name": name,
-        "metadata.namespace": wanted.namespace,
-        "metadata.uid": str(uuid.uuid5(uuid.NAMESPACE_DNS, f"{name}.{wanted.namespace}")),
+        "metadata.namespace": pod_set.namespace,
+        "metadata.uid": str(uuid.uuid5(uuid.NAMESPACE_DNS, f"{name}.{pod_set.namespace}")),
         "spec.nodeName": socket.gethostname(),
-        "spec.serviceAccountName": wanted.account,
+        "spec.serviceAccountName": pod_set.account,
         **dict.fromkeys(("status.hostIP", "status.hostIPs", "status.podIP"), address),
         "status.podIPs": address,
     }
@@ -547,29 +559,29 @@ def pod_facts(wanted: DesiredPods, name: str, ordinal: int) -> PodFacts:
         "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "ephemeral-storage": shutil.disk_usage("/").total,
     }
-    return PodFacts(fields, labels, dict(wanted.annotations), node)
+    return PodFacts(fields, labels, dict(pod_set.annotations), node)
 
 
-def device_variables(wanted: DesiredPods, record: PodRecord) -> dict[str, str]:
-    found = {}
-    cpus = dict(wanted.limits).get("cpu")
+def device_variables(pod_set: DesiredPods, record: PodRecord) -> dict[str, str]:
+    variables = {}
+    cpus = dict(pod_set.limits).get("cpu")
     if cpus is not None:
-        found[CPU_LIMIT] = str(quantity.cores(cpus))
-    limit = dict(wanted.limits).get("memory")
+        variables[CPU_LIMIT] = str(quantity.cores(cpus))
+    limit = dict(pod_set.limits).get("memory")
     if limit is not None:
-        found[MEMORY_LIMIT] = str(quantity.size_bytes(limit, parameter="limits.memory"))
+        variables[MEMORY_LIMIT] = str(quantity.size_bytes(limit, parameter="limits.memory"))
     if record.devices:
-        found[VISIBLE] = record.devices
-    elif wanted.pretends_gpus:
-        found[VISIBLE] = ",".join(map(str, range(wanted.gpus)))
-    return found
+        variables[VISIBLE_DEVICES] = record.devices
+    elif pod_set.pretends_gpus:
+        variables[VISIBLE_DEVICES] = ",".join(map(str, range(pod_set.gpus)))
+    return variables
 
 
-# ------------------------------------------------------------------ what has no effect here
+# ------------------------------------------------------------------ parts without an effect
 
-#: Kinds that are here what they are in a cluster.
+#: Kinds that behave here as in a cluster.
 SUPPORTED_KINDS = ("Deployment", "ReplicaSet", "StatefulSet", "Job", "Pod")
-_CHOOSING = ("nodeSelector", "affinity", "priorityClassName")
+_NODE_CHOICE_FIELDS = ("nodeSelector", "affinity", "priorityClassName")
 
 
 def check_supported(manifest: Manifest) -> None:
@@ -582,16 +594,18 @@ def check_supported(manifest: Manifest) -> None:
 
 
 def check_room(spec: WorkloadSpec) -> None:
-    """Refuse so many processes that this machine has no memory for them, before they begin."""
+    """Refuse a spec with more processes than the memory of this machine can hold."""
     compute = spec.compute
-    each = 1 if compute.distribution is None else compute.distribution.processes(compute.gpus)
-    needed = compute.pods * (LEAST_OF_AGENT + each * LEAST_OF_WORKER)
-    has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > has:
+    process_count = (
+        1 if compute.distribution is None else compute.distribution.processes(compute.gpus)
+    )
+    needed_bytes = compute.pods * (LEAST_OF_AGENT + process_count * LEAST_OF_WORKER)
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed_bytes > memory_bytes:
         raise ResourceNotAvailableError(
-            f"{spec.name} asks for {compute.pods} pods with {each} processes each, which need "
-            f"{processes.written(needed)} of memory or more; this machine has "
-            f"{processes.written(has)}",
+            f"{spec.name} asks for {compute.pods} pods with {process_count} processes each, which "
+            f"need {processes.written(needed_bytes)} of memory or more; this machine has "
+            f"{processes.written(memory_bytes)}",
             hint="ask for fewer, or deploy to a cluster",
         )
 
@@ -622,19 +636,19 @@ def unsupported_notes(compute: ComputeSpec, manifest: Manifest) -> tuple[str, ..
     if kind is None:
         return (f"a {manifest.get('kind')} cannot be run on this machine",)
     primary = WorkloadManifest(manifest, kind).primary
-    found = [*_resources(desired_pods.read(manifest)), *_pod(primary), *_endpoint(compute)]
+    notes = [*_resources(desired_pods.read(manifest)), *_pod(primary), *_endpoint(compute)]
     if kind.is_autoscaled:
-        found.append(f"nothing scales on this machine: it runs on {knative.fewest(manifest)}")
-    return (*found, *unsupported_warnings(compute, manifest))
+        notes.append(f"nothing scales on this machine: it runs on {knative.fewest(manifest)}")
+    return (*notes, *unsupported_warnings(compute, manifest))
 
 
-def _resources(wanted: DesiredPods) -> Iterator[str]:
-    requests = [(name, amount) for name, amount in wanted.requests if name != GPU_RESOURCE]
+def _resources(pod_set: DesiredPods) -> Iterator[str]:
+    requests = [(name, amount) for name, amount in pod_set.requests if name != GPU_RESOURCE]
     if requests:
-        asked = ", ".join(f"{name} {amount}" for name, amount in requests)
-        yield f"the requests ({asked}) reserve nothing on this machine"
-    kept = (GPU_RESOURCE, "memory") if sys.platform == "linux" else (GPU_RESOURCE,)
-    limits = [(name, amount) for name, amount in wanted.limits if name not in kept]
+        requested = ", ".join(f"{name} {amount}" for name, amount in requests)
+        yield f"the requests ({requested}) reserve nothing on this machine"
+    enforced_limits = (GPU_RESOURCE, "memory") if sys.platform == "linux" else (GPU_RESOURCE,)
+    limits = [(name, amount) for name, amount in pod_set.limits if name not in enforced_limits]
     if limits:
         allowed = ", ".join(f"{name} {amount}" for name, amount in limits)
         yield f"the limits ({allowed}) are not kept on this machine"
@@ -651,13 +665,16 @@ def _pod(template: PodTemplate) -> Iterator[str]:
     image = template.container.get("image")
     if image not in (None, DEFAULT_IMAGE):
         yield f"the image {image} is not run: pods have the packages of this machine's Python"
-    others = [
-        str(one.get("name"))
-        for one in (*template.spec.get("initContainers", ()), *template.spec.get("containers", ()))
-        if one is not template.container
+    other_containers = [
+        str(container.get("name"))
+        for container in (
+            *template.spec.get("initContainers", ()),
+            *template.spec.get("containers", ()),
+        )
+        if container is not template.container
     ]
-    if others:
-        yield f"the other containers ({', '.join(others)}) are not run"
-    chosen = [key for key in _CHOOSING if template.spec.get(key)]
-    if chosen:
-        yield f"{', '.join(chosen)} choose nothing: there is one node, this machine"
+    if other_containers:
+        yield f"the other containers ({', '.join(other_containers)}) are not run"
+    ignored_fields = [key for key in _NODE_CHOICE_FIELDS if template.spec.get(key)]
+    if ignored_fields:
+        yield f"{', '.join(ignored_fields)} choose nothing: there is one node, this machine"

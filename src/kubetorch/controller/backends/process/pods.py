@@ -6,8 +6,8 @@
                    │                Failed, with the last lines of agent.log; still started again
                    └──(end)──► Terminating ──► gone, with every process that it started
 
-What an agent starts inherits `MARK` in its environment, and mostly its session. Both are searched
-when it has ended, so nothing of it is left whatever its programs did.
+The processes that an agent starts inherit `MARK` in their environment, and mostly its session. When
+the agent has ended, all processes with its mark or in its session are killed.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from kubetorch.wire import exceptions, tokens
 from kubetorch.wire.messages import Ending
 from kubetorch.wire.podenv import INHERITED, MARK, PodEnv, own_work
 
-# 10 years: the token of a pod ends with the pod, which the controller then does not know any more.
+# 10 years: a token ends with its pod, since the controller accepts tokens of existing pods only.
 _SESSION_LIFETIME = 10 * 365 * 86400.0
-#: Exits without having been ready in between after which a pod is said to be unable to start.
+#: Number of exits in a row, without readiness in between, after which a pod counts as failed.
 CRASH_LIMIT = 3
-#: Lines of `agent.log` that the error then shows.
+#: Last lines of `agent.log` in the error of a failed pod.
 SHOWN_LINES = 20
-# Seconds after which an agent that ends is started at once, as if it had never ended before.
-_STABLE = 60.0
-# Seconds between the end of a pod's grace and SIGKILL: what its agent needs to say goodbye.
+# Seconds of running after which the back-off of an agent begins anew.
+_STABLE_SECONDS = 60.0
+# Seconds between the end of a pod's grace and SIGKILL, in which the agent ends its session.
 _EXIT_MARGIN = 2.0
-# Programs in a pod deploy to the service that the pod is of.
+# Inherited, so that programs in a pod deploy to the local service of that pod.
 _SERVICE_HOME = "KT_LOCAL_DIR"
 _LOG = "agent.log"
 _LOG_LIMIT = 8 * 1024 * 1024
 _SURPLUS = Ending(reason="Deleted", message="newer pods took its place, or fewer are needed")
-# A process that is killed may have started others in the meantime.
+# Rounds of SIGKILL: a process may start others before it is killed.
 _KILL_ROUNDS = 5
 
 
@@ -62,27 +62,27 @@ class PodHome(msgspec.Struct, frozen=True):
     environment: Mapping[str, str]
     command: tuple[str, ...]
     marks: str
-    #: Tokens that were given, by folder: user code may delete the files in it.
+    #: Session tokens by folder of the pod: user code may delete the files in the folder.
     sessions: dict[Path, str] = msgspec.field(default_factory=dict)
 
     def folder(self, namespace: str, pod: str) -> Path:
         return self.home / "pods" / namespace / pod
 
     def session(self, namespace: str, pod: str) -> str:
-        """The token that a pod was given for its session; empty without a pod."""
+        """The token of a pod for its session; empty without such a pod."""
         folder = self.folder(namespace, pod)
         try:
-            given = json.loads((folder / "credentials.json").read_bytes())
-            return self.sessions.get(folder) or str(given["session"])
+            credentials = json.loads((folder / "credentials.json").read_bytes())
+            return self.sessions.get(folder) or str(credentials["session"])
         except (OSError, ValueError, KeyError):
             return self.sessions.get(folder, "")
 
     def new_mark(self) -> str:
-        """A value of `MARK` that nobody has."""
+        """A new value of `MARK`, which no process has."""
         return self.marks + os.urandom(8).hex()
 
-    def prepare(self, pod: PodRecord, given: PodInputs, *, now: float) -> dict[str, str]:
-        """Make the folder of a pod and its credentials; the environment of its agent."""
+    def prepare(self, pod: PodRecord, inputs: PodInputs, *, now: float) -> dict[str, str]:
+        """Make the folder and the credentials of a pod; returns the environment of its agent."""
         folder = self.folder(pod.namespace, pod.name)
         work = own_work(folder)
         work.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -93,9 +93,9 @@ class PodHome(msgspec.Struct, frozen=True):
         credentials = {"key": key.hex(), "session": session, "user": self.user}
         file = folder / "credentials.json"
         files.write_atomically(file, json.dumps(credentials).encode())
-        shown = folder / "attachments.json"
-        files.write_atomically(shown, msgspec.json.encode(given.paths))
-        own = PodEnv(
+        attachments_file = folder / "attachments.json"
+        files.write_atomically(attachments_file, msgspec.json.encode(inputs.paths))
+        pod_env = PodEnv(
             namespace=pod.namespace,
             workload=pod.workload,
             pod=pod.name,
@@ -104,15 +104,15 @@ class PodHome(msgspec.Struct, frozen=True):
             host=sockets.LOOPBACK,
             port=pod.port,
             root=str(folder),
-            working_dir=given.working_dir or str(work),
-            attachments_file=str(shown),
+            working_dir=inputs.working_dir or str(work),
+            attachments_file=str(attachments_file),
             environments=str(self.home / "environments"),
         )
-        inherited = self.environment.keys() - given.variables.keys() - {_SERVICE_HOME}
+        inherited = self.environment.keys() - inputs.variables.keys() - {_SERVICE_HOME}
         return {
             **self.environment,
-            **given.variables,
-            **own.write(),
+            **inputs.variables,
+            **pod_env.write(),
             INHERITED: ",".join(sorted(inherited)),
         }
 
@@ -123,21 +123,21 @@ class Pod:
         record: PodRecord,
         *,
         pod_home: PodHome,
-        give: Callable[[Path], PodInputs],
+        read_inputs: Callable[[Path], PodInputs],
         state: SqliteState,
         spares: SpareAgents,
         clock: Clock,
         on_change: Callable[[], None],
     ) -> None:
         self.record = record
-        #: Made from an older template; it ends when its successor serves.
+        #: The pod was made from an older template, and ends when its successor serves.
         self.is_retiring = False
-        #: Somebody has decided to end it.
+        #: The pod is ending, or is about to end.
         self.is_leaving = False
-        #: It served, or may have served, what was wanted.
+        #: The pod has served the desired generation, or may have.
         self.was_ready = False
         self._pod_home = pod_home
-        self._give = give
+        self._read_inputs = read_inputs
         self._state = state
         self._spares = spares
         self._clock = clock
@@ -148,7 +148,7 @@ class Pod:
         self._delays = self._new_delays()
         self._reason = ""
         self._failure: ServiceHealthError | None = None
-        self._ended: asyncio.Future[None] | None = None
+        self._end_done: asyncio.Future[None] | None = None
 
     # ------------------------------------------------------------------------------- questions
 
@@ -178,7 +178,7 @@ class Pod:
         )
 
     def _phase(self) -> Phase:
-        if self.is_leaving or self._ended is not None:
+        if self.is_leaving or self._end_done is not None:
             return "Terminating"
         if self.is_running:
             return "Running"
@@ -187,21 +187,21 @@ class Pod:
     # ------------------------------------------------------------------------------- beginning
 
     def start(self) -> None:
-        """Start its agent; if that fails it is tried again, as when an agent ends."""
+        """Start the agent; after a failure it is started again later, as when an agent ends."""
         self._cancel_restart()
         try:
             self._start()
         except (OSError, KubetorchError) as error:
-            self._fell(f"its agent could not be started: {error}")
+            self._schedule_restart(f"its agent could not be started: {error}")
 
     def _start(self) -> None:
-        given = self._give(self.folder)
-        spare = self._spares.take()
-        self._keep(replace(self.record, port=self._port(), pid=0, start_time=""))
-        variables = self._pod_home.prepare(self.record, given, now=self._clock.time())
-        pid = self._become(spare, variables) or self._spawn(variables)
+        inputs = self._read_inputs(self.folder)
+        spare = self._spares.claim()
+        self._save(replace(self.record, port=self._port(), pid=0, start_time=""))
+        variables = self._pod_home.prepare(self.record, inputs, now=self._clock.time())
+        pid = self._use_spare(spare, variables) or self._spawn(variables)
         started, start_time = self._clock.time(), processes.start_time(pid) or ""
-        self._keep(replace(self.record, pid=pid, start_time=start_time, started=started))
+        self._save(replace(self.record, pid=pid, start_time=start_time, started=started))
         self._observe(pid)
 
     def restart(self) -> None:
@@ -209,7 +209,7 @@ class Pod:
         self.start()
 
     def adopt(self) -> bool:
-        """Take up the agent that an earlier controller started; whether it lives."""
+        """Watch the agent that an earlier controller started; returns `False` if it has ended."""
         record = self.record
         if not record.pid or processes.start_time(record.pid) != record.start_time:
             return False
@@ -217,7 +217,7 @@ class Pod:
         return True
 
     def retry(self) -> None:
-        """Start its agent now if it is waiting for its next attempt."""
+        """Start the agent now if it waits for its next attempt."""
         if self._restart is not None:
             self._failure = None
             self._exits = 0
@@ -231,33 +231,33 @@ class Pod:
 
     def _observe(self, pid: int) -> None:
         self._reason = ""
-        self._watch = process_watch.ExitWatch(pid, self._exited)
+        self._watch = process_watch.ExitWatch(pid, self._agent_exited)
         self._on_change()
 
     def _port(self) -> int:
-        own = (self.record.namespace, self.record.name)
-        others = (pod for pod in self._state.pods() if (pod.namespace, pod.name) != own)
-        taken = {pod.port for pod in others}
+        pod_key = (self.record.namespace, self.record.name)
+        other_pods = (pod for pod in self._state.pods() if (pod.namespace, pod.name) != pod_key)
+        used_ports = {pod.port for pod in other_pods}
         port = self.record.port
-        is_usable = port and port not in taken and sockets.is_free(port)
-        return port if is_usable else sockets.choose(taken)
+        is_usable = port and port not in used_ports and sockets.is_free(port)
+        return port if is_usable else sockets.choose(used_ports)
 
-    def _become(self, spare: SpareAgent | None, environment: Mapping[str, str]) -> int | None:
-        """The process of a spare that is this pod's agent now; `None` if there is none."""
+    def _use_spare(self, spare: SpareAgent | None, environment: Mapping[str, str]) -> int | None:
+        """Make a spare the agent of this pod; returns its process id, or `None` without a spare."""
         if spare is None:
             return None
-        self._keep(replace(self.record, mark=spare.mark))
+        self._save(replace(self.record, mark=spare.mark))
         try:
-            spare.become(environment, str(self.folder / _LOG))
-        except OSError:  # it died
+            spare.become_pod(environment, str(self.folder / _LOG))
+        except OSError:  # the spare has ended
             process_watch.reap(spare.pid)
             return None
         return spare.pid
 
     def _spawn(self, environment: Mapping[str, str]) -> int:
-        # Known before it runs: should the controller die in between, its successor finds it.
+        # The mark is stored first: if the controller dies here, its successor finds the process.
         mark = self._pod_home.new_mark()
-        self._keep(replace(self.record, mark=mark))
+        self._save(replace(self.record, mark=mark))
         log = self.folder / _LOG
         if log.exists() and log.stat().st_size > _LOG_LIMIT:
             log.replace(log.with_suffix(".log.1"))
@@ -269,38 +269,38 @@ class Pod:
         finally:
             os.close(output)
 
-    def _keep(self, record: PodRecord) -> None:
+    def _save(self, record: PodRecord) -> None:
         self.record = record
         self._state.put_pod(record)
 
     # ---------------------------------------------------------------------------------- ending
 
     async def end(self, grace: float) -> None:
-        """End its agent and all that it started; returns when nothing is left."""
+        """End the agent and all processes that it started; returns when they have ended."""
         self.is_leaving = True
-        if self._ended is not None:
-            hurry = self._clock.call_later(grace + _EXIT_MARGIN, self._kill_all)
-            await asyncio.shield(self._ended)
-            hurry.cancel()
+        if self._end_done is not None:
+            kill_timer = self._clock.call_later(grace + _EXIT_MARGIN, self._kill_all)
+            await asyncio.shield(self._end_done)
+            kill_timer.cancel()
             return
-        self._ended = asyncio.get_running_loop().create_future()
+        self._end_done = asyncio.get_running_loop().create_future()
         self._cancel_restart()
         self._on_change()
         try:
             await self._stop(grace)
         finally:
-            self._ended.set_result(None)
+            self._end_done.set_result(None)
 
     async def discard(self) -> None:
-        """Forget it, once it has ended: remove its record and its folder."""
+        """Remove the record and the folder of an ended pod."""
         self._state.delete_pods([(self.record.namespace, self.record.name)])
         self._pod_home.sessions.pop(self.folder, None)
         await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
-        with contextlib.suppress(OSError):  # other pods of the namespace are in it
+        with contextlib.suppress(OSError):  # it has folders of other pods
             self.folder.parent.rmdir()
 
     def release(self) -> None:
-        """Do not watch it any more: the controller stops, and the pod goes on."""
+        """Stop watching the agent, since the controller stops; the pod goes on."""
         self._cancel_restart()
         if self._watch is not None:
             self._watch.close()
@@ -316,7 +316,7 @@ class Pod:
             await _wait_for_ends({pid}, timeout=grace + _EXIT_MARGIN)
         for _ in range(_KILL_ROUNDS):
             killed = await asyncio.to_thread(self._kill_all)
-            # SIGKILL has no exception; what takes long is a process that the kernel holds.
+            # A process that outlives SIGKILL for long is held by the kernel.
             await _wait_for_ends({pid, *killed}, timeout=_EXIT_MARGIN)
             if not killed:
                 break
@@ -324,22 +324,22 @@ class Pod:
         self._watch = None
 
     def _kill_all(self) -> list[int]:
-        """Kill the session of its agent, and whatever carries its mark elsewhere."""
+        """Kill the session of the agent, and all other processes with its mark."""
         return processes.kill_session(self.record.pid, marker=f"{MARK}={self.record.mark}")
 
-    def _exited(self) -> None:
+    def _agent_exited(self) -> None:
         self._watch = None
         code = processes.exit_status(self.record.pid)
         self._kill_all()
-        self._fell(f"its agent ended with {_describe_exit(code)}")
+        self._schedule_restart(f"its agent ended with {_describe_exit(code)}")
 
-    def _fell(self, reason: str) -> None:
-        """Note the reason why the pod does not run, and try again."""
+    def _schedule_restart(self, reason: str) -> None:
+        """Note why the agent does not run, and schedule its next start."""
         self._reason = reason
         self._exits += 1
         if self._exits >= CRASH_LIMIT:
             self._failure = self._crash_loop()
-        if self._clock.time() - self.record.started > _STABLE:
+        if self._clock.time() - self.record.started > _STABLE_SECONDS:
             self._delays = self._new_delays()
         self._restart = self._clock.call_later(next(self._delays), self.restart)
         self._on_change()
@@ -385,23 +385,29 @@ def _describe_exit(code: int | None) -> str:
 async def sweep(
     pod_home: PodHome, *, marks: Callable[[], Set[str]], pods: Callable[[], Set[tuple[str, str]]]
 ) -> None:
-    """End the processes, and remove the folders."""
-    found = await asyncio.to_thread(processes.processes_with, MARK)
-    # On the loop: between being a spare and being a pod, no agent is a stray.
-    known = marks()
-    for pid, mark in found.items():
-        if mark.startswith(pod_home.marks) and mark not in known:
+    """End the processes of unknown pods, and remove their folders.
+
+    Args:
+        pod_home: The home of all pods.
+        marks: Returns the marks of the present agents and spares.
+        pods: Returns namespace and name of the present pods.
+    """
+    marks_by_pid = await asyncio.to_thread(processes.processes_with, MARK)
+    # Read on the event loop, where a spare becomes a pod in one step: no agent is missed.
+    live_marks = marks()
+    for pid, mark in marks_by_pid.items():
+        if mark.startswith(pod_home.marks) and mark not in live_marks:
             _signal(pid, signal.SIGKILL)
     await asyncio.to_thread(_remove_folders, pod_home, pods(), pods)
 
 
 def _remove_folders(
-    pod_home: PodHome, known: Set[tuple[str, str]], pods: Callable[[], Set[tuple[str, str]]]
+    pod_home: PodHome, live_pods: Set[tuple[str, str]], pods: Callable[[], Set[tuple[str, str]]]
 ) -> None:
     folders = pod_home.home / "pods"
     for namespace in folders.iterdir() if folders.exists() else ():
         for folder in namespace.iterdir():
             key = (namespace.name, folder.name)
-            # It may have come since.
-            if key not in known and key not in pods():
+            # A pod may have been made in between.
+            if key not in live_pods and key not in pods():
                 shutil.rmtree(folder, ignore_errors=True)

@@ -1,12 +1,12 @@
-"""Spare agents: started, with everything imported, before anybody knows which pod they will be.
+"""Spare agents: started, with everything imported, before their pods are known.
 
-An agent needs a tenth of a second to import what it needs. That time passes while a client still
-reads its project, if an agent is started when the controller is, or when the first request for
-a new workload comes. There is at most one, and one that nobody took for a minute is dropped. A
-spare waits on its standard input for the identity of a pod (`kubetorch.pod.spare`), and ends when
-that ends: so it never outlives its controller.
+An agent needs a tenth of a second for its imports. With a spare, that time passes while a client
+still reads its project: a spare is started with the controller, and at the first request for a new
+workload. There is at most one spare, which is dropped after a minute without use. A spare waits on
+its standard input for the identity of a pod (`kubetorch.pod.spare`), and ends when the input ends:
+so it never outlives its controller.
 
-This module imports nothing of weight: the service starts a spare before anything else.
+This module has no heavy imports: the service starts a spare before anything else.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from kubetorch.lib import process_watch, processes
 from kubetorch.lib.clock import Clock, Timer
 
-#: Seconds that a spare waits to be taken.
+#: Seconds after which an unused spare is dropped.
 LIFETIME = 60.0
 
 
@@ -28,8 +28,8 @@ class SpareAgent:
         self.mark = mark
         self._pipe = pipe
 
-    def become(self, environment: Mapping[str, str], log: str) -> None:
-        """Make the agent the pod with this environment and log."""
+    def become_pod(self, environment: Mapping[str, str], log: str) -> None:
+        """Make the spare the agent of the pod with this environment and log."""
         pod = {"environment": dict(environment), "log": log}
         with os.fdopen(self._pipe, "wb", buffering=0) as pipe:
             data = memoryview(json.dumps(pod).encode() + b"\n")
@@ -69,7 +69,7 @@ class SpareAgents:
         self._spare: SpareAgent | None = None
         self._expiry: Timer | None = None
         if first is not None:
-            self._keep(first)
+            self._hold(first)
 
     @property
     def marks(self) -> frozenset[str]:
@@ -78,12 +78,12 @@ class SpareAgents:
     def prepare(self) -> None:
         if self._spare is None and self._start is not None:
             try:
-                self._keep(self._start())
+                self._hold(self._start())
             except OSError:
-                return  # whoever needs an agent starts one, and meets the error
+                return  # the pod starts its agent itself, and reports the error
 
-    def take(self) -> SpareAgent | None:
-        """The spare; it belongs to the caller now."""
+    def claim(self) -> SpareAgent | None:
+        """Hand the spare over to the caller; `None` without one."""
         spare, self._spare = self._spare, None
         if self._expiry is not None:
             self._expiry.cancel()
@@ -91,11 +91,11 @@ class SpareAgents:
         return spare
 
     def close(self) -> None:
-        spare = self.take()
+        spare = self.claim()
         if spare is not None:
             spare.drop()
             process_watch.reap(spare.pid)
 
-    def _keep(self, spare: SpareAgent) -> None:
+    def _hold(self, spare: SpareAgent) -> None:
         self._spare = spare
         self._expiry = self._clock.call_later(LIFETIME, self.close)

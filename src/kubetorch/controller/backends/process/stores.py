@@ -1,17 +1,17 @@
 """Secrets and volumes as files and folders of the user, and how pods of this machine get them.
 
-A secret is `secrets/<namespace>/<object>.json`, 0600 in 0700. Its file is written beside and
-renamed, and no method awaits between reading and writing: so an upload that races with another one
-sees all of it or nothing.
+A secret is the file `secrets/<namespace>/<object>.json`, 0600 in 0700. The file is written beside
+and renamed, and no method awaits between reading and writing: so each of two racing uploads sees
+all of the other one or nothing.
 
-A volume is the folder `volumes/<namespace>/<claim>`. Beside it lies what the volume was declared
-as, `.<claim>.json`: that makes it a volume. So a creation ends with that file, and a deletion
-begins with it; the folder is renamed before it is emptied, and what a service that was killed left
-of it goes at the next start.
+A volume is the folder `volumes/<namespace>/<claim>`. The file `.<claim>.json` beside the folder has
+the declaration, and makes the folder a volume. So a creation ends with that file, and a deletion
+begins with it. The folder is renamed before it is emptied; if the service is killed then, the next
+start removes the rest.
 
-Variables come with the environment of an agent. Files of secrets never lie on a disk outside of
-the secrets' own folder: an agent gets the path of a secret's file, and shows its content
-from memory.
+Variables come with the environment of an agent. The values of secrets are on no disk outside of the
+folder of the secrets: an agent gets the path of a secret's file, and shows the values as files from
+memory.
 """
 
 from __future__ import annotations
@@ -67,18 +67,18 @@ from kubetorch.wire.secrets import (
 )
 from kubetorch.wire.volumes import CreatedVolume, StorageClass, VolumeView
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 _SUFFIX = ".json"
-#: Storage class of all volumes here.
+#: The storage class of all volumes on this machine.
 STORAGE_CLASS = "local"
-_DELETED = ".deleted-"
-#: Seconds that the machine has to show whether it allows mount namespaces.
+_DELETED_PREFIX = ".deleted-"
+#: Seconds in which the test of mount namespaces has to end.
 PROBE_TIMEOUT = 20.0
 
 
 def fail(path: Path, error: OSError) -> NoReturn:
-    """Raise the error of our own for one of the file system's."""
-    if error.errno in _FULL:
+    """Raise a typed error for an error of the file system."""
+    if error.errno in _FULL_ERRNOS:
         raise StorageFullError(f"no space left for {path}", hint="make room there") from error
     raise ControllerError(f"{path} cannot be used: {error.strerror}") from error
 
@@ -102,14 +102,14 @@ class SecretFiles:
         return self.view(namespace, object_name)
 
     async def values(self, namespace: str, object_name: str) -> dict[str, bytes]:
-        found = self._read(namespace, object_name)
-        if found is None:
+        secret_file = self._read(namespace, object_name)
+        if secret_file is None:
             raise SecretNotFound(object_name, namespace)
-        return found.values
+        return secret_file.values
 
     async def list(self, namespace: str | None) -> list[SecretView]:  # SecretStore's
-        found = (self.view(*key) for key in self._keys(namespace))
-        return [view for view in found if view is not None]
+        views = (self.view(*key) for key in self._keys(namespace))
+        return [view for view in views if view is not None]
 
     async def delete(self, namespace: str, object_name: str) -> bool:  # SecretStore's
         path = self.file(namespace, object_name)
@@ -122,12 +122,12 @@ class SecretFiles:
         return True
 
     def view(self, namespace: str, object_name: str) -> SecretView | None:
-        found = self._read(namespace, object_name)
-        return None if found is None else _view(namespace, object_name, found)
+        secret_file = self._read(namespace, object_name)
+        return None if secret_file is None else _view(namespace, object_name, secret_file)
 
     def read(self, namespace: str, object_name: str) -> SecretBytes | None:
-        found = self._read(namespace, object_name)
-        return None if found is None else SecretBytes(found.values)
+        secret_file = self._read(namespace, object_name)
+        return None if secret_file is None else SecretBytes(secret_file.values)
 
     def file(self, namespace: str, object_name: str) -> Path:
         return self._folder / namespace / f"{object_name}{_SUFFIX}"
@@ -147,7 +147,7 @@ class SecretFiles:
         try:
             return json_decoder(SecretFile).decode(data)
         except msgspec.MsgspecError:
-            # Without its cause, whose text may have something of the file in it.
+            # Without a cause, since its text may have values from the file.
             raise ControllerError(
                 f"the file of a secret, {path}, is broken", hint="delete it, and deploy again"
             ) from None
@@ -201,7 +201,7 @@ def _view(namespace: str, object_name: str, stored: SecretFile) -> SecretView:
 
 
 class _Stored(msgspec.Struct, frozen=True, kw_only=True):
-    """Content of the file beside a folder."""
+    """The declaration of a volume, as in the file beside its folder."""
 
     spec: VolumeSpec
     created: float
@@ -216,15 +216,15 @@ class VolumeFolders:
 
     async def create(self, namespace: str, spec: VolumeSpec) -> CreatedVolume:
         claim = spec.claim_name
-        found = self.view(namespace, claim)
-        if found is not None:
-            return CreatedVolume(is_new=False, volume=found)
+        existing_view = self.view(namespace, claim)
+        if existing_view is not None:
+            return CreatedVolume(is_new=False, volume=existing_view)
         folder, note = self._folder / namespace / claim, self._note(namespace, claim)
         mode = (await self.storage_class(spec)).access_mode
         stored = _Stored(spec=replace(spec, access_mode=mode), created=self._clock())
         try:
-            for place in (self._folder, folder.parent, folder):
-                place.mkdir(mode=0o700, exist_ok=True)
+            for directory in (self._folder, folder.parent, folder):
+                directory.mkdir(mode=0o700, exist_ok=True)
             files.write_atomically(note, msgspec.json.encode(stored))
         except OSError as error:
             fail(folder, error)
@@ -234,26 +234,26 @@ class VolumeFolders:
         return self.view(namespace, claim)
 
     async def list(self, namespace: str | None) -> list[VolumeView]:  # VolumeStore's
-        found = (self.view(*key) for key in self._keys(namespace))
-        return [view for view in found if view is not None]
+        views = (self.view(*key) for key in self._keys(namespace))
+        return [view for view in views if view is not None]
 
     async def delete(
         self, namespace: str, claim: str, *, wait: float, is_forced: bool = False
     ) -> bool:
         folder = self._folder / namespace / claim
-        left = folder.with_name(_DELETED + os.urandom(8).hex())
+        deleted_folder = folder.with_name(_DELETED_PREFIX + os.urandom(8).hex())
         try:
             self._note(namespace, claim).unlink(missing_ok=True)
             with contextlib.suppress(FileNotFoundError):
-                folder.rename(left)
+                folder.rename(deleted_folder)
         except OSError as error:
             fail(folder, error)
-        # Nobody sees it any more, however long it takes until its files are gone.
-        await asyncio.to_thread(shutil.rmtree, left, ignore_errors=True)
+        # The volume has disappeared; the removal of its files may take long.
+        await asyncio.to_thread(shutil.rmtree, deleted_folder, ignore_errors=True)
         return True
 
     async def storage_class(self, spec: VolumeSpec) -> StorageClass:  # VolumeStore's
-        # All pods of this machine see one folder.
+        # All pods of this machine share the folder.
         return StorageClass(spec.storage_class or STORAGE_CLASS, spec.access_mode or SHARED)
 
     def view(self, namespace: str, claim: str) -> VolumeView | None:
@@ -277,8 +277,8 @@ class VolumeFolders:
         return self._folder / namespace / claim
 
     def sweep(self) -> None:
-        """Remove what is left of volumes that were deleted."""
-        for folder in self._folder.glob(f"*/{_DELETED}*"):
+        """Remove the remaining files of deleted volumes."""
+        for folder in self._folder.glob(f"*/{_DELETED_PREFIX}*"):
             shutil.rmtree(folder, ignore_errors=True)
 
     def _note(self, namespace: str, claim: str) -> Path:
@@ -300,7 +300,7 @@ class VolumeFolders:
 
 
 class PodInputs(NamedTuple):
-    """The variables, the paths, and the working directory if one is declared, that a pod gets."""
+    """The variables, the mounted paths, and the declared working directory (if any) of a pod."""
 
     variables: dict[str, str]
     paths: Attachments
@@ -309,28 +309,30 @@ class PodInputs(NamedTuple):
 
 class PodAttachments:
     def __init__(self, secrets: SecretFiles, volumes: VolumeFolders) -> None:
-        #: Where the controller keeps them.
+        #: The stores of the controller's routes.
         self.stores = Stores(secrets, volumes)
         self._secrets = secrets
         self.volumes = volumes
-        # What the machine says of mount namespaces, once it was asked; empty: it allows them.
+        # Why the machine allows no mount namespaces; empty if it allows them, `None` if untested.
         self._refusal: str | None = None
 
-    async def check(self, wanted: DesiredPods, facts: PodFacts) -> None:
-        self._check(wanted.namespace, wanted.attached)
-        self.resolve(wanted, facts)
-        if wanted.attached.paths:
+    async def check(self, pod_set: DesiredPods, facts: PodFacts) -> None:
+        self._check(pod_set.namespace, pod_set.attached)
+        self.resolve(pod_set, facts)
+        if pod_set.attached.paths:
             await self._check_mounts()
 
     def _check(self, namespace: str, attached: Attached) -> None:
         secrets = {name: self._secrets.view(namespace, name) for name in attached.all_secrets}
-        claims = {one.claim: self.volumes.view(namespace, one.claim) for one in attached.claims}
+        claims = {
+            mount.claim: self.volumes.view(namespace, mount.claim) for mount in attached.claims
+        }
         check_views(namespace, attached, secrets, claims)
 
     def version(self, namespace: str, attached: Attached) -> str:
-        """A fingerprint that changes when pods have to be replaced to see other values.
+        """A fingerprint of the secrets' versions: pods are replaced when it changes.
 
-        Empty without secrets, and when one is missing: pods that saw it go on as they are.
+        Empty without secrets, and when a secret is missing: pods that have its values go on.
         """
         views = [self._secrets.view(namespace, name) for name in attached.all_secrets]
         versions = [view.version for view in views if view is not None]
@@ -338,72 +340,76 @@ class PodAttachments:
             return ""
         return hashlib.sha256(" ".join(versions).encode()).hexdigest()[:8] if versions else ""
 
-    def give(self, wanted: DesiredPods, folder: Path, facts: PodFacts) -> PodInputs:
-        namespace, attached = wanted.namespace, wanted.attached
+    def inputs(self, pod_set: DesiredPods, folder: Path, facts: PodFacts) -> PodInputs:
+        namespace, attached = pod_set.namespace, pod_set.attached
         self._check(namespace, attached)
-        variables = self.resolve(wanted, facts)
-        return PodInputs(variables, self._paths(namespace, attached, folder), wanted.working_dir)
+        variables = self.resolve(pod_set, facts)
+        return PodInputs(variables, self._paths(namespace, attached, folder), pod_set.working_dir)
 
     def _paths(self, namespace: str, attached: Attached, folder: Path) -> Attachments:
         home = str(Path.home())
         files = []
-        for one in attached.files:
-            if self._secrets.view(namespace, one.secret) is not None:
-                file = str(self._secrets.file(namespace, one.secret))
-                files.append(FilesAt(file, path_of_machine(one.path, home), one.items))
+        for secret_files in attached.files:
+            if self._secrets.view(namespace, secret_files.secret) is not None:
+                file = str(self._secrets.file(namespace, secret_files.secret))
+                files.append(
+                    FilesAt(file, path_of_machine(secret_files.path, home), secret_files.items)
+                )
         folders = []
         for claim in attached.claims:
-            source = _inside(self.volumes.folder(namespace, claim.claim), claim.sub_path)
+            source = _folder_inside(self.volumes.folder(namespace, claim.claim), claim.sub_path)
             target = path_of_machine(claim.path, home)
             folders.append(FolderAt(str(source), target, claim.read_only))
-        for number, path in enumerate(_empty(attached)):
+        for number, path in enumerate(_empty_dirs(attached)):
             source = folder / "empty" / str(number)
             folders.append(FolderAt(str(source), path_of_machine(path, home)))
         return Attachments(tuple(folders), tuple(files))
 
-    def notes(self, wanted: DesiredPods) -> tuple[str, ...]:
-        """The volumes and config maps that pods do not get here, one sentence each."""
-        attached = wanted.attached
-        shown = set(_empty(attached))
+    def notes(self, pod_set: DesiredPods) -> tuple[str, ...]:
+        """Sentences on the volumes and config maps that pods lack on this machine."""
+        attached = pod_set.attached
+        empty_dirs = set(_empty_dirs(attached))
         config_maps = {
-            one.config_map: None for one in wanted.variables if isinstance(one, ConfigVariables)
+            variable.config_map: None
+            for variable in pod_set.variables
+            if isinstance(variable, ConfigVariables)
         }
         return (
             *(f"there is no config map {name}, which may be missing" for name in config_maps),
             *(
                 f"there is no volume of the kind {kind} at {path} here"
                 for path, kind in attached.others
-                if path not in shown and path != SHARED_MEMORY_PATH
+                if path not in empty_dirs and path != SHARED_MEMORY_PATH
             ),
         )
 
-    def resolve(self, wanted: DesiredPods, facts: PodFacts) -> dict[str, str]:
+    def resolve(self, pod_set: DesiredPods, facts: PodFacts) -> dict[str, str]:
         """The values of a pod's variables, in the order of Kubernetes."""
-        found: dict[str, str] = {}
-        for variable in wanted.variables:
+        values: dict[str, str] = {}
+        for variable in pod_set.variables:
             match variable:
                 case TextVariable(name, text):
-                    found[name] = expand_references(text, found)
+                    values[name] = expand_references(text, values)
                 case FieldVariable(name):
-                    found[name] = facts.field(variable)
+                    values[name] = facts.field(variable)
                 case ResourceVariable(name):
-                    found[name] = facts.amount(variable)
+                    values[name] = facts.amount(variable)
                 case SecretVariables():
-                    found.update(self._of_secret(wanted.namespace, variable))
+                    values.update(self._of_secret(pod_set.namespace, variable))
                 case ConfigVariables(config_map):
                     if not variable.optional:
                         raise _no_config_map(config_map, variable.variable)
-        return found
+        return values
 
-    def _of_secret(self, namespace: str, one: SecretVariables) -> Iterator[tuple[str, str]]:
-        values = self._secrets.read(namespace, one.secret)
+    def _of_secret(self, namespace: str, variable: SecretVariables) -> Iterator[tuple[str, str]]:
+        values = self._secrets.read(namespace, variable.secret)
         if values is None:
             return
-        if one.variable is None:
+        if variable.variable is None:
             for key in values:
-                yield one.prefix + key, _text(one.secret, key, values[key])
-        elif one.key in values:
-            yield one.variable, _text(one.secret, one.key, values[one.key])
+                yield variable.prefix + key, _text(variable.secret, key, values[key])
+        elif variable.key in values:
+            yield variable.variable, _text(variable.secret, variable.key, values[variable.key])
 
     async def _check_mounts(self) -> None:
         if self._refusal is None:
@@ -417,26 +423,26 @@ class PodAttachments:
             )
 
 
-def _inside(volume: Path, folder: str) -> Path:
-    """A folder of a volume, in which pods may have made links."""
-    found = (volume / folder).resolve()
-    if not found.is_relative_to(volume.resolve()):
+def _folder_inside(volume: Path, folder: str) -> Path:
+    """The path of a folder in a volume; a link out of the volume is refused."""
+    subfolder = (volume / folder).resolve()
+    if not subfolder.is_relative_to(volume.resolve()):
         raise SpecError(
             f"the folder {folder!r} of the volume {volume.name!r} is a link out of it",
             hint="subPath must be a folder in the volume",
         )
-    return found
+    return subfolder
 
 
-def _empty(attached: Attached) -> list[str]:
-    """Paths of folders that begin empty and live as long as their pod."""
+def _empty_dirs(attached: Attached) -> list[str]:
+    """The paths of folders that begin empty and live as long as their pod."""
     return [p for p, kind in attached.others if kind == "emptyDir" and p != SHARED_MEMORY_PATH]
 
 
 def _no_config_map(name: str, variable: str | None) -> ResourceNotAvailableError:
-    which = "variables of envFrom come" if variable is None else f"the variable {variable} comes"
+    subject = "variables of envFrom come" if variable is None else f"the variable {variable} comes"
     return ResourceNotAvailableError(
-        f"{which} from the config map {name!r}, and there are no config maps on this machine",
+        f"{subject} from the config map {name!r}, and there are no config maps on this machine",
         hint="optional: true leaves it out, env_vars= gives values here, or deploy to a cluster",
     )
 
@@ -461,13 +467,13 @@ async def probe() -> str | None:
         )
         try:
             async with deadlines.timeout(PROBE_TIMEOUT):
-                said, _ = await process.communicate()
+                output, _ = await process.communicate()
         except TimeoutError:
             process.kill()
             await process.wait()
             return f"it did not answer within {PROBE_TIMEOUT:.0f} s"
         if process.returncode == 0:
             return None
-        return said.decode(errors="replace").strip() or f"exit status {process.returncode}"
+        return output.decode(errors="replace").strip() or f"exit status {process.returncode}"
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -61,8 +61,8 @@ def test_what_was_looked_at_is_not_asked_for_again() -> None:
 
     async def main() -> None:
         one = applier(server)
-        await one.apply(MANIFEST, known=await one.look([MANIFEST]))
-        await one.apply(MANIFEST, known=await one.look([MANIFEST]))
+        await one.apply(MANIFEST, live_objects=await one.read_live_objects([MANIFEST]))
+        await one.apply(MANIFEST, live_objects=await one.read_live_objects([MANIFEST]))
 
     asyncio.run(main())
     assert server.asked == ["get", "apply", "get"]
@@ -73,9 +73,9 @@ def test_what_was_known_is_used_once() -> None:
 
     async def main() -> None:
         one = applier(server)
-        known = await one.look([MANIFEST])
-        await one.apply(MANIFEST, known=known)
-        await one.apply(MANIFEST, known=known)
+        live_objects = await one.read_live_objects([MANIFEST])
+        await one.apply(MANIFEST, live_objects=live_objects)
+        await one.apply(MANIFEST, live_objects=live_objects)
 
     asyncio.run(main())
     assert server.asked == ["get", "apply", "get"]
@@ -87,9 +87,9 @@ def test_what_the_server_did_not_say_at_first_is_asked_again() -> None:
     async def main() -> None:
         one = applier(server)
         server.is_away = True
-        known = await one.look([MANIFEST])
+        live_objects = await one.read_live_objects([MANIFEST])
         server.is_away = False
-        await one.apply(MANIFEST, known=known)
+        await one.apply(MANIFEST, live_objects=live_objects)
 
     asyncio.run(main())
     assert server.asked == ["get", "get", "apply"]
@@ -103,7 +103,7 @@ def test_an_object_of_somebody_else_is_refused_unless_it_is_to_be_taken() -> Non
         one = applier(server)
         with pytest.raises(StartupError, match="that Kubetorch did not make"):
             await one.check(MANIFEST)
-        await one.check(MANIFEST, takes=True)
+        await one.check(MANIFEST, permission=True)
 
     asyncio.run(main())
     assert server.asked == ["get", "get"]

@@ -55,7 +55,7 @@ def told(*objects: Object) -> list[ClusterChange]:
     async def main() -> None:
         client = cast("Client", Server(*objects))
         cluster_watch = ClusterWatch(client, time=lambda: 0.0, on_change=found.append)
-        await cluster_watch.look_at(thing("Deployment", "train"))
+        await cluster_watch.watch_object(thing("Deployment", "train"))
         for _ in range(20):
             await asyncio.sleep(0)
         await cluster_watch.close()
@@ -111,7 +111,7 @@ def test_a_namespace_without_workloads_is_not_watched_any_more() -> None:
         other = thing("Deployment", "serve")
         other["metadata"]["namespace"] = "shop"
         for one in (thing("Deployment", "train"), other):
-            await cluster_watch.look_at(one)
+            await cluster_watch.watch_object(one)
         for _ in range(20):
             await asyncio.sleep(0)
         assert {*server.watched} == {"team", "shop"}

@@ -96,7 +96,7 @@ class Bench:
 
     async def __aenter__(self) -> Bench:
         await self.cluster_watch.start()
-        await self.cluster_watch.look_at(
+        await self.cluster_watch.watch_object(
             {
                 "apiVersion": "apps/v1",
                 "kind": "Deployment",
@@ -119,7 +119,7 @@ def test_that_no_node_can_take_a_pod_is_a_doom_only_after_a_moment() -> None:
     async def main() -> None:
         async with Bench(Server(node("one", cpu="4"))) as bench:
             verdict = bench.verdicts.of_pod(KEY, waiting("10"))
-            assert (verdict.error, verdict.again) == (None, 2.5)
+            assert (verdict.error, verdict.recheck_seconds) == (None, 2.5)
             assert "no node can ever take the pod" in verdict.reason
             bench.now += 2.5
             verdict = bench.verdicts.of_pod(KEY, waiting("10", version=2))

@@ -36,7 +36,7 @@ def seen(applied: AppliedWorkload, *, generation: int, replicas: int) -> dict[st
 
 def test_what_was_applied_counts_until_the_watch_has_shown_it() -> None:
     applied = workload(replicas=2)
-    applied.applied({"metadata": {"generation": 5}})
+    applied.note_applied({"metadata": {"generation": 5}})
     assert applied.expected([]) == 2
     assert applied.expected([seen(applied, generation=4, replicas=1)]) == 2
     assert applied.expected([seen(applied, generation=5, replicas=2)]) == 2
@@ -44,7 +44,7 @@ def test_what_was_applied_counts_until_the_watch_has_shown_it() -> None:
 
 def test_then_what_somebody_else_made_of_it_does() -> None:
     applied = workload(replicas=2)
-    applied.applied({"metadata": {"generation": 5}})
+    applied.note_applied({"metadata": {"generation": 5}})
     assert applied.expected([seen(applied, generation=6, replicas=1)]) == 1
 
 
@@ -75,4 +75,4 @@ def test_ranks_are_called_by_any_of_their_pods_as_the_master_may_be_lost(
         settings["distribution"] = DistributionSpec(framework, workers=3)
     compute = parameters.read_manifest(manifests()[kind])
     applied = workload_of(replace(compute, replicas=1, endpoint=endpoint, **settings))
-    assert (not applied.called) == is_any
+    assert (not applied.called_labels) == is_any

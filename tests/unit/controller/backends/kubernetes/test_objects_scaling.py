@@ -49,7 +49,7 @@ def owners(*, ready: str = "True", desired: int | None = 0, name: str = "echo-1"
 
 
 def test_a_service_rests_whose_revision_is_ready_and_wants_no_pods() -> None:
-    assert objects.rests(owners(), "abc")
+    assert objects.is_scaled_to_zero(owners(), "abc")
 
 
 @pytest.mark.parametrize(
@@ -64,11 +64,11 @@ def test_a_service_rests_whose_revision_is_ready_and_wants_no_pods() -> None:
     ids=["pods are wanted", "not decided yet", "not ready", "not the latest that is", "nothing"],
 )
 def test_otherwise_it_does_not(given: list[Any]) -> None:
-    assert not objects.rests(given, "abc")
+    assert not objects.is_scaled_to_zero(given, "abc")
 
 
 def test_a_revision_of_an_older_template_says_nothing() -> None:
-    assert not objects.rests(owners(), "def")
+    assert not objects.is_scaled_to_zero(owners(), "def")
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_an_autoscaled_service_asks_for_a_pod() -> None:
 
 
 def test_a_service_says_where_it_is_called() -> None:
-    assert objects.address(owners()) == "http://echo.team.svc.cluster.local"
-    assert objects.address([]) == ""
+    assert objects.service_url(owners()) == "http://echo.team.svc.cluster.local"
+    assert objects.service_url([]) == ""
     service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "echo"}}
-    assert objects.address([service]) == ""
+    assert objects.service_url([service]) == ""

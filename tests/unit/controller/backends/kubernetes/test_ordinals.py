@@ -110,9 +110,9 @@ def test_pods_have_the_ordinals_of_the_controller_before_in_whatever_order() -> 
 def test_a_pod_keeps_its_ordinal_when_that_is_written_on_it() -> None:
     found = Ordinals()
     count(pod("a"), pod("b"), found=found)
-    assert found.unsaid == {"a", "b"}
+    assert found.unwritten == {"a", "b"}
     count(numbered("b", 1), found=found)
-    assert (dict(found.numbers), found.unsaid) == ({"a": 0, "b": 1}, {"a"})
+    assert (dict(found.numbers), found.unwritten) == ({"a": 0, "b": 1}, {"a"})
 
 
 class Server:

@@ -64,10 +64,10 @@ class World:
             raise KubernetesNotFoundError("it is gone")
         return self.objects[ref.name]
 
-    async def is_made(self, pod: Object) -> bool | None:
-        self.owners.is_made(KEY, pod, MAIN)
-        await self.owners.settle(KEY)
-        return self.owners.is_made(KEY, pod, MAIN)
+    async def belongs(self, pod: Object) -> bool | None:
+        self.owners.belongs(KEY, pod, MAIN)
+        await self.owners.wait_until_resolved(KEY)
+        return self.owners.belongs(KEY, pod, MAIN)
 
 
 def run(body: Callable[[World], Coroutine[Any, Any, None]]) -> None:
@@ -77,11 +77,11 @@ def run(body: Callable[[World], Coroutine[Any, Any, None]]) -> None:
 def test_an_owner_is_looked_up_once_for_as_long_as_it_has_pods() -> None:
     async def body(world: World) -> None:
         first = world.run(1)
-        assert [await world.is_made(first) for _ in range(2)] == [True, True]
+        assert [await world.belongs(first) for _ in range(2)] == [True, True]
         assert world.asked == ["job-1", "f"]
-        assert await world.is_made(world.run(2)) is True
+        assert await world.belongs(world.run(2)) is True
         del world.asked[:]
-        assert await world.is_made(first) is True
+        assert await world.belongs(first) is True
         assert world.asked == ["job-1", "f"]
 
     run(body)
@@ -94,18 +94,18 @@ def test_an_owner_is_looked_up_once_for_as_long_as_it_has_pods() -> None:
 def test_what_cannot_be_looked_up_is_no_owner(error: Exception, found: bool | None) -> None:
     async def body(world: World) -> None:
         world.error = error
-        assert await world.is_made(world.run(1)) is found
+        assert await world.belongs(world.run(1)) is found
         # Once something else is applied it is looked up again.
         world.error = None
-        world.owners.look_again(KEY)
-        assert await world.is_made(world.run(1)) is True
+        world.owners.forget_foreign_owners(KEY)
+        assert await world.belongs(world.run(1)) is True
 
     run(body)
 
 
 def test_a_pod_that_nothing_made_is_nobodys() -> None:
     async def body(world: World) -> None:
-        assert await world.is_made(owned("Pod", "f", None)) is False
+        assert await world.belongs(owned("Pod", "f", None)) is False
         assert world.asked == []
 
     run(body)

@@ -117,7 +117,7 @@ def test_a_namespace_is_asked_once_in_a_while_and_of_no_more_than_so_many_it_is_
         assert len(cluster.dry_runs) == 2
         await found.is_restricted("team", is_asked_anew=True)
         assert len(cluster.dry_runs) == 3
-        for number in range(namespaces.LEVELS_MOST):
+        for number in range(namespaces.LEVELS_LIMIT):
             await found.is_restricted(f"team-{number}")
         before = len(cluster.dry_runs)
         await found.is_restricted("team")
@@ -183,15 +183,15 @@ def test_pods_comply_where_they_have_to(is_restricted: bool) -> None:
         container, pod = contexts(cluster)
         if not is_restricted:
             assert container is pod is None
-            assert not backend.news("team", "f")
+            assert not backend.event_lines("team", "f")
             return
         assert container["runAsNonRoot"]
         assert "runAsUser" not in container
         assert pod["fsGroup"] == 65532
-        [news] = backend.news("team", "f")
+        [news] = backend.event_lines("team", "f")
         assert "admits restricted pods only" in news.message
         await backend.apply(SPEC)  # nothing is different
-        assert not backend.news("team", "f")
+        assert not backend.event_lines("team", "f")
 
     run(cluster, scenario)
 

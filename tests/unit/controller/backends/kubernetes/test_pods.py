@@ -42,8 +42,8 @@ def container(state: dict, **more) -> dict:
     return {"containerStatuses": [{"name": "kubetorch", "state": state, **more}]}
 
 
-def of(made: dict, wanted: str = "") -> pods.PodStatus:
-    return pods.pod_status(made, ordinal=0, wanted=wanted)
+def of(made: dict, template: str = "") -> pods.PodStatus:
+    return pods.pod_status(made, ordinal=0, template=template)
 
 
 def test_a_running_pod_has_a_url_and_a_start():
@@ -126,9 +126,9 @@ def test_what_it_waits_for_is_said_in_the_words_of_kubernetes():
 
 def test_a_pod_of_another_template_or_on_its_way_out_is_retiring():
     old = {labels.TEMPLATE_DIGEST: "old"}
-    assert of(pod(annotations=old), wanted="new").is_retiring
-    assert not of(pod(annotations=old), wanted="old").is_retiring
-    assert not of(pod(), wanted="new").is_retiring, "an operator did not pass the annotation on"
+    assert of(pod(annotations=old), template="new").is_retiring
+    assert not of(pod(annotations=old), template="old").is_retiring
+    assert not of(pod(), template="new").is_retiring, "an operator did not pass the annotation on"
     leaving = of(pod(leaving=True))
     assert (leaving.phase, leaving.is_retiring) == ("Terminating", True)
 
@@ -142,18 +142,18 @@ def test_calls_go_to_the_pods_with_these_labels_or_to_all():
         ({"app": "train"}, True),
         ({"app": "train", "ray.io/node-type": "head"}, False),
     ):
-        found = pods.pod_status(made, ordinal=0, wanted="", called=called)
+        found = pods.pod_status(made, ordinal=0, template="", called_labels=called)
         assert found.is_called is is_called
 
 
 def test_a_pod_with_neither_our_label_nor_our_agent_is_somebody_elses() -> None:
-    assert pods.pod_status(pod(), ordinal=0, wanted="").is_ours
+    assert pods.pod_status(pod(), ordinal=0, template="").is_ours
     others = pod()
     for container in others["spec"]["containers"]:
         container["env"] = [{"name": "KT_SERVICE", "value": "train"}]
-    assert not pods.pod_status(others, ordinal=0, wanted="").is_ours
+    assert not pods.pod_status(others, ordinal=0, template="").is_ours
     others["metadata"]["labels"] = {labels.SERVICE: "train"}
-    assert pods.pod_status(others, ordinal=0, wanted="").is_ours
+    assert pods.pod_status(others, ordinal=0, template="").is_ours
 
 
 @pytest.mark.parametrize(
@@ -167,4 +167,4 @@ def test_a_pod_with_neither_our_label_nor_our_agent_is_somebody_elses() -> None:
 )
 def test_a_pod_that_has_ended_is_surplus_once_another_is_in_its_place(phases, expected, surplus):
     found = [PodStatus(f"job-{n}", n, phase, "") for n, phase in enumerate(phases.split())]
-    assert [pod.is_retiring for pod in pods.superseded(found, expected)] == surplus
+    assert [pod.is_retiring for pod in pods.retire_superseded(found, expected)] == surplus

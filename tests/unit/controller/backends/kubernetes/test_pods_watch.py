@@ -121,7 +121,7 @@ class Watched:
     @property
     def pods(self) -> dict[str, int]:
         """The pods by name, with their numbers."""
-        assert set(self._watch.of(KEY)) == set(self._watch.ordinals(KEY))
+        assert set(self._watch.pods_of(KEY)) == set(self._watch.ordinals(KEY))
         return dict(self._watch.ordinals(KEY))
 
     def _changed(self, key: tuple[str, str]) -> None:

@@ -67,12 +67,12 @@ def taken(others: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any
 def restored(one: dict[str, Any]) -> dict[str, Any]:
     before = takeover.read(one)
     assert before is not None
-    return takeover.restored(one, before, "kubetorch")
+    return takeover.restoring_manifest(one, before, "kubetorch")
 
 
 def test_the_container_that_becomes_the_agent_s_is_replaced_and_others_stay() -> None:
     assert PATHS == [["f:spec", "f:template", "f:spec", "f:containers", MAIN]]
-    [of_kubectl, of_kubetorch] = takeover.claimed(THERE, "kubetorch", PATHS)
+    [of_kubectl, of_kubetorch] = takeover.entries_with_claim(THERE, "kubetorch", PATHS)
     assert of_kubectl["fieldsV1"]["f:spec"] == {"f:replicas": {}, **pods(side={".": {}})}
     assert of_kubetorch["operation"] == "Apply"
     assert of_kubetorch["fieldsV1"]["f:spec"] == pods(main={".": {}, "f:image": {}})
@@ -117,7 +117,7 @@ def test_fields_are_again_of_those_who_had_them() -> None:
     assert before is not None
     own = {"f:replicas": {}, **pods(main={".": {}, "f:image": {}, "f:new": {}})}
     one["metadata"]["managedFields"] = [entry("kubetorch", own, "Apply"), entry("else", {})]
-    [other, of_kubectl] = takeover.given_back(one, before, "kubetorch")
+    [other, of_kubectl] = takeover.entries_given_back(one, before, "kubetorch")
     assert other["manager"] == "else"
     assert of_kubectl["manager"] == "kubectl"
     assert of_kubectl["fieldsV1"]["f:spec"] == {
@@ -136,7 +136,7 @@ def test_a_job_is_made_anew_without_what_its_controller_added() -> None:
     before = takeover.read(job)
     assert before is not None
     assert before.is_ended
-    found = takeover.whole(job, before)
+    found = takeover.original_manifest(job, before)
     assert "selector" not in found["spec"]
     assert found["spec"]["template"]["metadata"]["labels"] == {"own": "1"}
     assert (found["kind"], found["metadata"]["name"]) == ("Job", "train")

@@ -29,7 +29,7 @@ def test_a_folder_of_a_volume_that_is_a_link_out_of_it_is_not_mounted(tmp_path: 
         claim = ClaimMount(spec.claim_name, "/data", sub_path=folder)
         attached = Attached(claims=(claim,))
         wanted = DesiredPods("ns", "w", 1, "", (), None, "Deployment", False, (), attached=attached)
-        return attachments.give(wanted, tmp_path / "pod", NOTHING).paths.folders[0].source
+        return attachments.inputs(wanted, tmp_path / "pod", NOTHING).paths.folders[0].source
 
     assert given("good") == str(volume / "inner")
     assert given("new") == str(volume / "new")

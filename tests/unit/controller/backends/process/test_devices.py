@@ -42,13 +42,13 @@ def test_the_successor_of_a_pod_gets_its_gpus_when_there_are_no_others() -> None
 
 def test_too_few_is_an_error_that_says_how_many_there_are() -> None:
     with pytest.raises(ResourceNotAvailableError, match=r"train asks for 1 GPU, and .* has none"):
-        Devices([]).check("train", each=1, pods=1, taken=[])
+        Devices([]).check("train", gpus_per_pod=1, pods=1, used_devices=[])
     with pytest.raises(ResourceNotAvailableError, match=r"asks for 4 GPUs, and .* has 3 GPUs"):
-        Devices(["0", "1", "2"]).check("train", each=2, pods=2, taken=[])
+        Devices(["0", "1", "2"]).check("train", gpus_per_pod=2, pods=2, used_devices=[])
     with pytest.raises(ResourceNotAvailableError, match=r"of which other services have 2"):
-        Devices(["0", "1", "2"]).check("train", each=2, pods=1, taken=["0,1"])
+        Devices(["0", "1", "2"]).check("train", gpus_per_pod=2, pods=1, used_devices=["0,1"])
 
 
 def test_enough_is_no_error() -> None:
-    Devices([]).check("train", each=0, pods=3, taken=[])
-    Devices(["0", "1"]).check("train", each=1, pods=2, taken=[])
+    Devices([]).check("train", gpus_per_pod=0, pods=3, used_devices=[])
+    Devices(["0", "1"]).check("train", gpus_per_pod=1, pods=2, used_devices=[])

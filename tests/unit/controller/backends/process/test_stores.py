@@ -44,10 +44,10 @@ def test_of_a_volume_that_is_deleted_nothing_is_left(tmp_path: Path) -> None:
 def test_what_a_killed_controller_was_deleting_is_removed_by_the_next_one(tmp_path: Path) -> None:
     made = volumes(tmp_path)
     asyncio.run(made.create("ns", SPEC))
-    (tmp_path / "ns" / f"{stores._DELETED}1").mkdir()
+    (tmp_path / "ns" / f"{stores._DELETED_PREFIX}1").mkdir()
     made.sweep()
     assert made.folder("ns", SPEC.claim_name).is_dir()
-    assert not list(tmp_path.glob(f"*/{stores._DELETED}*"))
+    assert not list(tmp_path.glob(f"*/{stores._DELETED_PREFIX}*"))
 
 
 def test_a_volume_whose_file_is_broken_is_named_with_the_way_out(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from kubetorch.controller.backends.kubernetes.launch_failures import image_pulls, snapshot, verdicts
 from kubetorch.controller.backends.kubernetes.launch_failures.snapshot import Cluster
 from kubetorch.controller.backends.kubernetes.launch_failures.verdicts import (
-    NOTHING,
+    NO_TROUBLE,
     Verdict,
     doomed,
     settled,
@@ -27,31 +27,31 @@ from kubetorch.errors import (
 from kubetorch.k8s.resources import Object
 from kubetorch.specs import quantity
 
-#: What kubelets say of a start that may succeed the next time.
-_PASSING = re.compile(
+#: Messages of kubelets about a start that may succeed the next time.
+_TRANSIENT = re.compile(
     r"deadline exceeded|failed to reserve|timed out|connection refused|failed to sync \S+ cache"
     r"|resource temporarily unavailable|is being (?:created|removed)",
     re.I,
 )
-#: Reasons of a container that is about to be started, as far as its status knows.
-_BEGINNING = (None, "PodInitializing", "ContainerCreating")
-#: Events of an attempt to start a container, and those of them that say that it failed.
-_FAILURES = ("Failed", "InspectFailed", "ErrImageNeverPull")
-_ATTEMPTS = ("Pulling", "Pulled", "Created", "Started", *_FAILURES)
+#: Reasons in the status of a container whose start has not begun.
+_STARTING_REASONS = (None, "PodInitializing", "ContainerCreating")
+#: Reasons of events about an attempt to start a container; the first ones report a failure.
+_FAILURE_EVENTS = ("Failed", "InspectFailed", "ErrImageNeverPull")
+_ATTEMPT_EVENTS = ("Pulling", "Pulled", "Created", "Started", *_FAILURE_EVENTS)
 _PROBES = ("startup", "liveness")
-#: Exit codes by which a shell says that it could not start a program.
-_NOT_STARTED = {126: "cannot be executed", 127: "was not found"}
-_LINES = "its last lines say why; kt logs has the others"
-#: What ended a container that its first process did not end.
-_KILLED = 137
-#: Seconds after which a kubelet takes the next end of a container for the first one.
-_REMEMBERED = 600.0
-#: Seconds for which the end of a container is news after it runs again.
-_MOMENT = 10.0
+#: Exit codes with which a shell reports that it could not start a program.
+_EXEC_FAILURES = {126: "cannot be executed", 127: "was not found"}
+_LINES_HINT = "its last lines say why; kt logs has the others"
+#: The exit code of a container that the kernel killed for its memory.
+_KILLED_EXIT_CODE = 137
+#: Seconds after which a kubelet counts the ends of a container from the beginning.
+_CRASH_MEMORY_SECONDS = 600.0
+#: Seconds for which the end of a container is reported while the container runs again.
+_RESTART_REPORT_SECONDS = 10.0
 
 
 class _Container(NamedTuple):
-    """A container, as declared and as the kubelet sees it."""
+    """A container of a pod: its declaration, and its status from the kubelet."""
 
     pod: Object
     spec: Object
@@ -63,61 +63,74 @@ class _Container(NamedTuple):
         return str(self.status["name"])
 
     @property
-    def called(self) -> str:
+    def title(self) -> str:
         return f"the {'init ' if self.is_init else ''}container {self.name!r}"
 
 
 def judge(pod: Object, events: Sequence[Object], cluster: Cluster) -> Verdict:
     """Judge the containers of a pod that has a node."""
-    return worst([_judge(one, events, cluster) for one in _containers(pod)])
+    return worst([_judge(container, events, cluster) for container in _containers(pod)])
 
 
 def _containers(pod: Object) -> Iterator[_Container]:
     status = pod.get("status") or {}
-    for of_status, of_spec, is_init in (
+    for status_field, spec_field, is_init in (
         ("initContainerStatuses", "initContainers", True),
         ("containerStatuses", "containers", False),
     ):
-        declared = {one["name"]: one for one in pod["spec"].get(of_spec) or ()}
-        for one in status.get(of_status) or ():
-            yield _Container(pod, declared.get(one["name"], {}), one, is_init)
+        declared = {container["name"]: container for container in pod["spec"].get(spec_field) or ()}
+        for container_status in status.get(status_field) or ():
+            yield _Container(
+                pod, declared.get(container_status["name"], {}), container_status, is_init
+            )
 
 
-def _judge(one: _Container, events: Sequence[Object], cluster: Cluster) -> Verdict:
-    state = one.status.get("state") or {}
-    waits = state.get("waiting") or {}
-    if "waiting" in state and waits.get("reason") in _BEGINNING:
-        waits = _told(one, events) or waits
-    reason = str(waits.get("reason") or "")
+def _judge(container: _Container, events: Sequence[Object], cluster: Cluster) -> Verdict:
+    state = container.status.get("state") or {}
+    waiting_state = state.get("waiting") or {}
+    if "waiting" in state and waiting_state.get("reason") in _STARTING_REASONS:
+        waiting_state = _state_from_events(container, events) or waiting_state
+    reason = str(waiting_state.get("reason") or "")
     if reason in image_pulls.REASONS:
-        image = str(one.spec.get("image") or one.status.get("image") or "")
-        return image_pulls.judge(one.pod, waits, image, events)
+        image = str(container.spec.get("image") or container.status.get("image") or "")
+        return image_pulls.judge(container.pod, waiting_state, image, events)
     if reason in ("CreateContainerConfigError", "CreateContainerError", "RunContainerError"):
-        return _not_created(one, str(waits.get("message") or reason), events, cluster)
+        return _judge_not_created(
+            container, str(waiting_state.get("message") or reason), events, cluster
+        )
     if reason == "PostStartHookError":
-        return doomed(_container_error(one, f"its postStart hook failed: {waits.get('message')}"))
+        return doomed(
+            _container_error(
+                container, f"its postStart hook failed: {waiting_state.get('message')}"
+            )
+        )
     if reason == "CrashLoopBackOff":
-        return _ended(one, _last(one), events, is_final=True)
+        return _judge_termination(container, _last_termination(container), events, is_final=True)
     if "terminated" in state:
-        return _terminated(one, state["terminated"], events)
-    return _restarted(one, events, cluster) if "running" in state else NOTHING
+        return _judge_terminated(container, state["terminated"], events)
+    return _judge_restarted(container, events, cluster) if "running" in state else NO_TROUBLE
 
 
 # -------------------------------------------------------------------------------- cannot start
 
 
-def _told(one: _Container, events: Sequence[Object]) -> Object | None:
-    """The state of a container that a kubelet reported by events, as the status will have it.
+def _state_from_events(container: _Container, events: Sequence[Object]) -> Object | None:
+    """The waiting state of a container by its events, as its status will have it later.
 
-    The status may be 15 s behind: after init containers it is the one from before the attempt.
+    The status may be 15 s behind: after init containers it still is that of before the attempt.
     """
-    said = [event for event in _events_of(one, events) if event.get("reason") in _ATTEMPTS]
-    if not said:
+    attempt_events = [
+        event for event in _events_of(container, events) if event.get("reason") in _ATTEMPT_EVENTS
+    ]
+    if not attempt_events:
         return None
-    # Of events in one second the failure is the last: they come in the order of the attempt.
-    last = max(said, key=lambda event: (snapshot.when(event), event["reason"] in _FAILURES))
+    # Of several events in one second the failure is the last one: it ends the attempt.
+    last = max(
+        attempt_events,
+        key=lambda event: (snapshot.last_time(event), event["reason"] in _FAILURE_EVENTS),
+    )
     reason, text = str(last["reason"]), str(last.get("message") or "")
-    if reason not in _FAILURES:
+    if reason not in _FAILURE_EVENTS:
         return None
     if reason == "Failed" and text.startswith("Failed to pull image"):
         return {"reason": "ErrImagePull", "message": text.partition('": ')[2]}
@@ -129,153 +142,180 @@ def _told(one: _Container, events: Sequence[Object]) -> Object | None:
         return {"reason": reason, "message": text}
     text = text.removeprefix("Error: ")
     if text in image_pulls.REASONS:  # another event has the cause
-        causes = [event for event in said if event is not last and event["reason"] in _FAILURES]
-        return _told(one, causes) if causes else None
+        causes = [
+            event
+            for event in attempt_events
+            if event is not last and event["reason"] in _FAILURE_EVENTS
+        ]
+        return _state_from_events(container, causes) if causes else None
     return {"reason": "CreateContainerError", "message": text}
 
 
-def _events_of(one: _Container, events: Sequence[Object]) -> list[Object]:
-    found = snapshot.about(events, "Pod", one.pod["metadata"]["name"])
-    field = f"{{{one.name}}}"
+def _events_of(container: _Container, events: Sequence[Object]) -> list[Object]:
+    pod_events = snapshot.events_of(events, "Pod", container.pod["metadata"]["name"])
+    field = f"{{{container.name}}}"
     return [
         event
-        for event in found
+        for event in pod_events
         if field in str((event.get("involvedObject") or {}).get("fieldPath", ""))
     ]
 
 
-def _not_created(one: _Container, said: str, events: Sequence[Object], cluster: Cluster) -> Verdict:
-    since = _failed_since(one, events)
-    error = verdicts.missing_object_in(said, namespace=one.pod["metadata"].get("namespace") or "")
+def _judge_not_created(
+    container: _Container, message: str, events: Sequence[Object], cluster: Cluster
+) -> Verdict:
+    since = _failed_since(container, events)
+    error = verdicts.missing_object_in(
+        message, namespace=container.pod["metadata"].get("namespace") or ""
+    )
     if error is not None:
         return settled(doomed(error, since), cluster.now)
-    if _PASSING.search(said):
-        return waiting(f"{one.called} is not made yet: {said}", since)
-    return doomed(_start_error(one, said), since)
+    if _TRANSIENT.search(message):
+        return waiting(f"{container.title} is not made yet: {message}", since)
+    return doomed(_start_error(container, message), since)
 
 
-def _failed_since(one: _Container, events: Sequence[Object]) -> float | None:
-    mine = [event for event in _events_of(one, events) if event.get("reason") == "Failed"]
-    if mine:
-        return min(map(snapshot.began, mine))
-    # Its event is on the way.
-    scheduled = snapshot.condition(one.pod, "PodScheduled")
+def _failed_since(container: _Container, events: Sequence[Object]) -> float | None:
+    failures = [event for event in _events_of(container, events) if event.get("reason") == "Failed"]
+    if failures:
+        return min(map(snapshot.first_time, failures))
+    # The event has not arrived yet.
+    scheduled = snapshot.condition(container.pod, "PodScheduled")
     return snapshot.time_of(scheduled.get("lastTransitionTime"))
 
 
-def _start_error(one: _Container, said: str) -> PodContainerError:
-    text = said.rpartition("unable to start container process: ")[2].removesuffix(": unknown")
+def _start_error(container: _Container, message: str) -> PodContainerError:
+    text = message.rpartition("unable to start container process: ")[2].removesuffix(": unknown")
     program = re.search(r'exec: "([^"]+)"', text)
-    if "exec format error" in said:
+    if "exec format error" in message:
         hint = "the image is for another architecture: build it for the nodes', or choose others"
     elif program:
         hint = f"the image has no {program[1]} that can be executed: correct the command or image"
-    elif "runAsNonRoot" in said:
+    elif "runAsNonRoot" in message:
         hint = "give a runAsUser, or an image whose user is a number other than 0"
     else:
         hint = "correct what the message names"
-    return _container_error(one, f"it cannot start: {text}", hint)
+    return _container_error(container, f"it cannot start: {text}", hint)
 
 
-def _container_error(one: _Container, text: str, hint: str | None = None) -> PodContainerError:
-    where = one.pod["metadata"]["name"]
-    return PodContainerError(f"{one.called} of {where}: {text}", hint=hint)
+def _container_error(
+    container: _Container, text: str, hint: str | None = None
+) -> PodContainerError:
+    pod_name = container.pod["metadata"]["name"]
+    return PodContainerError(f"{container.title} of {pod_name}: {text}", hint=hint)
 
 
 # -------------------------------------------------------------------------------------- ended
 
 
-def _last(one: _Container) -> Object:
-    found: Object = (one.status.get("lastState") or {}).get("terminated") or {}
-    return found
+def _last_termination(container: _Container) -> Object:
+    termination: Object = (container.status.get("lastState") or {}).get("terminated") or {}
+    return termination
 
 
-def _terminated(one: _Container, ended: Object, events: Sequence[Object]) -> Verdict:
-    code = int(ended.get("exitCode") or 0)
-    if one.is_init and code == 0:
-        return NOTHING
-    policy = one.spec.get("restartPolicy") or one.pod["spec"].get("restartPolicy") or "Always"
+def _judge_terminated(
+    container: _Container, termination: Object, events: Sequence[Object]
+) -> Verdict:
+    code = int(termination.get("exitCode") or 0)
+    if container.is_init and code == 0:
+        return NO_TROUBLE
+    policy = (
+        container.spec.get("restartPolicy")
+        or container.pod["spec"].get("restartPolicy")
+        or "Always"
+    )
     stays = policy == "Never" or (policy == "OnFailure" and code == 0)
-    if stays and one.pod["metadata"].get("ownerReferences"):
-        # A job makes another pod, or says that it has failed.
-        since = snapshot.time_of(ended.get("finishedAt"))
-        return waiting(f"{one.called} of {one.pod['metadata']['name']} ended with {code}", since)
-    return _ended(one, ended, events, is_final=stays or _is_repeated(one, ended))
+    if stays and container.pod["metadata"].get("ownerReferences"):
+        # The owner, a job, makes another pod, or reports that it has failed.
+        since = snapshot.time_of(termination.get("finishedAt"))
+        return waiting(
+            f"{container.title} of {container.pod['metadata']['name']} ended with {code}", since
+        )
+    return _judge_termination(
+        container, termination, events, is_final=stays or _is_repeated(container, termination)
+    )
 
 
-def _is_repeated(one: _Container, ended: Object) -> bool:
-    """True if the container had ended before, within the memory of a kubelet.
+def _is_repeated(container: _Container, termination: Object) -> bool:
+    """True if the container had ended before, within the time that a kubelet counts.
 
-    A kubelet says `CrashLoopBackOff` only once its pause begins, which may be 15 s later.
+    A kubelet reports `CrashLoopBackOff` only once its pause begins, which may be 15 s later.
     """
-    before = snapshot.time_of(_last(one).get("finishedAt"))
-    now = snapshot.time_of(ended.get("finishedAt"))
-    return before is not None and now is not None and now - before < _REMEMBERED
+    before = snapshot.time_of(_last_termination(container).get("finishedAt"))
+    now = snapshot.time_of(termination.get("finishedAt"))
+    return before is not None and now is not None and now - before < _CRASH_MEMORY_SECONDS
 
 
-def _restarted(one: _Container, events: Sequence[Object], cluster: Cluster) -> Verdict:
-    """A container that runs again is not doomed, whatever ended it; that is news for a moment."""
-    last = _last(one)
-    at = snapshot.time_of(last.get("finishedAt"))
-    if at is None or cluster.now - at > _MOMENT:
-        return NOTHING
-    verdict = _ended(one, last, events, is_final=False)
-    return waiting(f"{verdict.reason}; it runs again", verdict.since, again=_MOMENT)
+def _judge_restarted(container: _Container, events: Sequence[Object], cluster: Cluster) -> Verdict:
+    """Judge a container that runs again: its end is reported for a moment, and is no doom."""
+    termination = _last_termination(container)
+    finished = snapshot.time_of(termination.get("finishedAt"))
+    if finished is None or cluster.now - finished > _RESTART_REPORT_SECONDS:
+        return NO_TROUBLE
+    verdict = _judge_termination(container, termination, events, is_final=False)
+    return waiting(
+        f"{verdict.reason}; it runs again", verdict.since, recheck_seconds=_RESTART_REPORT_SECONDS
+    )
 
 
-def _ended(one: _Container, ended: Object, events: Sequence[Object], *, is_final: bool) -> Verdict:
-    since = snapshot.time_of(ended.get("finishedAt"))
-    reason, code = str(ended.get("reason") or ""), int(ended.get("exitCode") or 0)
-    said = str(ended.get("message") or "").strip()
+def _judge_termination(
+    container: _Container, termination: Object, events: Sequence[Object], *, is_final: bool
+) -> Verdict:
+    since = snapshot.time_of(termination.get("finishedAt"))
+    reason, code = str(termination.get("reason") or ""), int(termination.get("exitCode") or 0)
+    message = str(termination.get("message") or "").strip()
     if reason == "StartError":
-        error = _start_error(one, said)
-        is_passing = _PASSING.search(said)
+        error = _start_error(container, message)
+        is_passing = _TRANSIENT.search(message)
         return waiting(error.message, since) if is_passing else doomed(error, since)
     if reason == "OOMKilled":
-        return doomed(_memory_error(one), since)
-    probe = _probe(one, events, since)
+        return doomed(_memory_error(container), since)
+    probe = _probe(container, events, since)
     if probe is not None and (is_final or probe[0] == "startup"):
         failed = ProbeFailedError(
-            f"{one.called} of {one.pod['metadata']['name']} was killed because its {probe[0]} "
-            f"probe failed: {probe[1]}",
+            f"{container.title} of {container.pod['metadata']['name']} was killed because its "
+            f"{probe[0]} probe failed: {probe[1]}",
             hint="correct the probe, or give it more time (failureThreshold, periodSeconds); "
             "kt logs has what the container said",
         )
         return doomed(failed, since)
-    if not (is_final or code in _NOT_STARTED):
-        how = f"ended with exit code {code}"
+    if not (is_final or code in _EXEC_FAILURES):
+        outcome = f"ended with exit code {code}"
         if probe is not None:
-            how = f"was killed: its {probe[0]} probe failed: {probe[1]}"
-        return waiting(f"{one.called} {how}", since)
-    verdict = doomed(_exit_error(one, code, reason), since)
-    if said:  # the last lines of its log, which are fetched otherwise
-        return verdict.with_log(said.splitlines())
-    is_previous = "terminated" not in (one.status.get("state") or {})
-    return replace(verdict, log=one.name, is_previous=is_previous)
+            outcome = f"was killed: its {probe[0]} probe failed: {probe[1]}"
+        return waiting(f"{container.title} {outcome}", since)
+    verdict = doomed(_exit_error(container, code, reason), since)
+    if message:  # it has the last lines of the log, which are fetched otherwise
+        return verdict.with_log(message.splitlines())
+    is_previous = "terminated" not in (container.status.get("state") or {})
+    return replace(verdict, log_container=container.name, is_previous=is_previous)
 
 
-def _exit_error(one: _Container, code: int, reason: str) -> KubetorchError:
-    name = one.pod["metadata"]["name"]
-    if code in _NOT_STARTED:
+def _exit_error(container: _Container, code: int, reason: str) -> KubetorchError:
+    name = container.pod["metadata"]["name"]
+    if code in _EXEC_FAILURES:
         hint = "correct the command, or use an image that has the program"
-        return _container_error(one, f"its program {_NOT_STARTED[code]} (exit code {code})", hint)
-    count = int(one.status.get("restartCount") or 0)
-    how = f"exit code {code}" if reason in ("", "Error", "Completed") else f"{reason}, {code}"
-    if one.is_init:
-        text = f"{one.called} of {name} failed ({how})"
-        return PodContainerError(text, hint=f"kubectl logs {name} -c {one.name}")
+        return _container_error(
+            container, f"its program {_EXEC_FAILURES[code]} (exit code {code})", hint
+        )
+    count = int(container.status.get("restartCount") or 0)
+    outcome = f"exit code {code}" if reason in ("", "Error", "Completed") else f"{reason}, {code}"
+    if container.is_init:
+        text = f"{container.title} of {name} failed ({outcome})"
+        return PodContainerError(text, hint=f"kubectl logs {name} -c {container.name}")
     if count:
-        text = f"{one.called} of {name} ends again and again ({how}, started {count + 1} times)"
-        return ServiceHealthError(text, hint=_LINES)
-    return _container_error(one, f"it ended ({how})", _LINES)
+        starts = f"started {count + 1} times"
+        text = f"{container.title} of {name} ends again and again ({outcome}, {starts})"
+        return ServiceHealthError(text, hint=_LINES_HINT)
+    return _container_error(container, f"it ended ({outcome})", _LINES_HINT)
 
 
-def _memory_error(one: _Container) -> OutOfMemoryError:
-    limit = ((one.spec.get("resources") or {}).get("limits") or {}).get("memory")
-    text = f"{one.called} of {one.pod['metadata']['name']} was killed for its memory"
+def _memory_error(container: _Container) -> OutOfMemoryError:
+    limit = ((container.spec.get("resources") or {}).get("limits") or {}).get("memory")
+    text = f"{container.title} of {container.pod['metadata']['name']} was killed for its memory"
     error = OutOfMemoryError(
         f"{text} (limit {limit})" if limit else f"{text}: its node had none left",
-        exit_code=_KILLED,
+        exit_code=_KILLED_EXIT_CODE,
         hint="use less, or raise the limit of memory"
         if limit
         else "ask for the memory that it needs: kt.Compute(memory=…)",
@@ -288,22 +328,22 @@ def _memory_error(one: _Container) -> OutOfMemoryError:
 
 
 def _probe(
-    one: _Container, events: Sequence[Object], since: float | None
+    container: _Container, events: Sequence[Object], since: float | None
 ) -> tuple[str, str] | None:
-    """The probe that ended the container, and its message."""
-    name = one.pod["metadata"]["name"]
-    killings = snapshot.about(events, "Pod", name, "Killing")
+    """The probe that ended the container, and the message of the probe; `None` without one."""
+    name = container.pod["metadata"]["name"]
+    killings = snapshot.events_of(events, "Pod", name, "Killing")
     for event in reversed(killings):
         text = str(event.get("message", ""))
         for probe in _PROBES:
-            if text.startswith(f"Container {one.name} failed {probe} probe"):
-                return probe, _probe_said(name, probe, events)
+            if text.startswith(f"Container {container.name} failed {probe} probe"):
+                return probe, _probe_message(name, probe, events)
     return None
 
 
-def _probe_said(name: str, probe: str, events: Sequence[Object]) -> str:
+def _probe_message(name: str, probe: str, events: Sequence[Object]) -> str:
     prefix = f"{probe.capitalize()} probe failed: "
-    for event in reversed(snapshot.about(events, "Pod", name, "Unhealthy")):
+    for event in reversed(snapshot.events_of(events, "Pod", name, "Unhealthy")):
         text = str(event.get("message", ""))
         if text.startswith(prefix):
             return text[len(prefix) :].strip()

@@ -1,11 +1,11 @@
-"""The diagnosis of a launch: can it still succeed, and why does it wait.
+"""The diagnosis of a launch: whether it can still succeed, and why it waits. Pure.
 
     pod, events ──────┐
     owners, events ───┼──> verdict: doomed (a typed error) | waits (a sentence) | nothing
     cluster ──────────┘
 
-What may still come right is no doom, it is progress. Nothing here waits or asks anybody: whoever
-watches the cluster calls again when something changes, and after `Verdict.again` seconds.
+A problem that may still pass is no doom, only a reason to wait. `launch_watch` judges a pod again
+when the cluster changes, and after `Verdict.recheck_seconds`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from kubetorch.errors import (
 from kubetorch.k8s import failures
 from kubetorch.k8s.resources import Object
 
-#: What `kubetorch.k8s.client` says of a kind that the cluster does not serve.
+#: The reason that `kubetorch.k8s.client` gives for a kind that the cluster does not serve.
 _NO_KIND = "NoKindMatch"
 
 
@@ -52,30 +52,34 @@ def judge_pod(pod: Object, *, events: Sequence[Object], cluster: Cluster) -> Ver
 def _judge_pod(pod: Object, events: Sequence[Object], cluster: Cluster) -> Verdict:
     namespace = pod["metadata"].get("namespace") or ""
     claims = (cluster.find(CLAIMS, name, namespace) for name in volumes.claims(pod["spec"]))
-    events = snapshot.of_these(events, [pod, *filter(None, claims)])
-    ended = lost_pods.judge(pod, events, cluster)
-    if ended.reason:
-        return ended
+    events = snapshot.without_earlier_objects(events, [pod, *filter(None, claims)])
+    loss = lost_pods.judge(pod, events, cluster)
+    if loss.reason:
+        return loss
     if not pod["spec"].get("nodeName"):
         return scheduling.judge(pod, events, cluster)
-    found = containers.judge(pod, events, cluster)
-    if found.reason or not _waits_for_volumes(pod):
-        return found
-    return worst([found, volumes.judge_mounts(pod, events, cluster)])
+    container_verdict = containers.judge(pod, events, cluster)
+    if container_verdict.reason or not _waits_for_volumes(pod):
+        return container_verdict
+    return worst([container_verdict, volumes.judge_mounts(pod, events, cluster)])
 
 
 def judge_owner(
     manifest: Object, owners: Sequence[Object], *, events: Sequence[Object], cluster: Cluster
 ) -> Verdict:
     identity = (manifest.get("kind"), manifest["metadata"]["name"])
-    same = (one for one in owners if (one.get("kind"), one["metadata"]["name"]) == identity)
-    applied = next(same, manifest)
-    found = [queues.judge_queue(applied, cluster)]
-    uids: set[object] = {one["metadata"].get("uid") for one in owners} - {None}
-    found.append(queues.judge_workload(uids, cluster))
-    events = snapshot.of_these(events, owners)
-    found += [owning.judge(one, events, cluster) for one in owning.current(manifest, owners)]
-    return worst(found)
+    matching_owners = (
+        owner for owner in owners if (owner.get("kind"), owner["metadata"]["name"]) == identity
+    )
+    live_object = next(matching_owners, manifest)
+    found_verdicts = [queues.judge_queue(live_object, cluster)]
+    uids: set[object] = {owner["metadata"].get("uid") for owner in owners} - {None}
+    found_verdicts.append(queues.judge_workload(uids, cluster))
+    events = snapshot.without_earlier_objects(events, owners)
+    found_verdicts += [
+        owning.judge(owner, events, cluster) for owner in owning.current_owners(manifest, owners)
+    ]
+    return worst(found_verdicts)
 
 
 def judge_refusal(error: KubetorchError, manifest: Object, *, now: float) -> Verdict:
@@ -100,9 +104,9 @@ def judge_refusal(error: KubetorchError, manifest: Object, *, now: float) -> Ver
 
 
 def _waits_for_volumes(pod: Object) -> bool:
-    """True if no container has been made yet."""
-    words = ("ContainerCreating", "PodInitializing")
+    """True if the kubelet has created no container yet."""
+    starting_reasons = ("ContainerCreating", "PodInitializing")
     return all(
-        ((one.get("state") or {}).get("waiting") or {}).get("reason") in words
-        for one in snapshot.container_statuses(pod)
+        ((status.get("state") or {}).get("waiting") or {}).get("reason") in starting_reasons
+        for status in snapshot.container_statuses(pod)
     )

@@ -1,7 +1,7 @@
-"""Kubernetes events as lines of a deploy's progress: which are worth one, each once.
+"""Kubernetes events as lines of a deploy's progress: which events are reported, each once.
 
-A launch of a hundred pods is one story: what happens to every pod alike is reported for the first
-one. Reasons that a verdict has (why a pod waits, why it cannot start) are not repeated.
+Events that are alike for all pods of a launch are reported for the first pod. Reasons that a
+verdict has (why a pod waits, why it cannot start) are not repeated.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from kubetorch.controller.backends.kubernetes.launch_failures import scheduling,
 from kubetorch.k8s.resources import Object
 from kubetorch.manifests.agent import RUNTIME
 
-#: Normal events that are worth a line; the others are a cluster's routine.
-_STEPS = (
+#: Reasons of normal events that are reported; the others are routine of a cluster.
+_REPORTED_REASONS = (
     "Scheduled",
     "Pulling",
     "Pulled",
@@ -26,24 +26,40 @@ _STEPS = (
     "Admitted",
     "Pending",
 )
-#: Warnings that say nothing of their own: another event or the verdict has it.
-_ECHOES = ("BackOff", "FailedCreate", "InspectFailed", "DNSConfigForming", "FailedToUpdateEndpoint")
-#: A container that Knative adds.
-_PROXY = "queue-proxy"
-#: What a probe says before the agent listens.
-_STARTING = re.compile(r"^(?:Startup|Readiness) probe (?:failed|errored)")
+#: Reasons of warnings that repeat another event or the verdict.
+_REPEATING_REASONS = (
+    "BackOff",
+    "FailedCreate",
+    "InspectFailed",
+    "DNSConfigForming",
+    "FailedToUpdateEndpoint",
+)
+#: The container that Knative adds to pods.
+_KNATIVE_CONTAINER = "queue-proxy"
+#: Messages of a probe before the agent listens.
+_STARTUP_PROBE = re.compile(r"^(?:Startup|Readiness) probe (?:failed|errored)")
 _FIELD = re.compile(r"\{([^}]*)\}")
-#: Different events of one launch, at most.
+#: Different events that are reported of one launch, at most.
 LIMIT = 500
 
 
 @dataclass(frozen=True)
 class LaunchEvent:
+    """An event of a launch that is worth a line.
+
+    Attributes:
+        reason: The reason in the words of Kubernetes, such as `Pulling`.
+        message: The message, as one line.
+        object_name: The name of the object that the event regards, mostly a pod.
+        is_warning: Whether the event is a warning.
+        time: Seconds since the epoch of the last occurrence.
+    """
+
     reason: str
     message: str
-    about: str
+    object_name: str
     is_warning: bool
-    at: float
+    time: float
 
     @property
     def line(self) -> str:
@@ -51,69 +67,78 @@ class LaunchEvent:
 
 
 def read(event: Object) -> LaunchEvent | None:
-    """Read an event; `None` if it is not worth a line."""
-    about = event.get("involvedObject") or {}
-    reason, said = str(event.get("reason") or ""), str(event.get("message") or "").strip()
+    """Read an event; `None` if it is not reported."""
+    involved_object = event.get("involvedObject") or {}
+    reason, text = str(event.get("reason") or ""), str(event.get("message") or "").strip()
     is_warning = event.get("type") == "Warning"
-    field = _FIELD.search(str(about.get("fieldPath") or ""))
+    field = _FIELD.search(str(involved_object.get("fieldPath") or ""))
     container = field[1] if field else ""
-    if container == _PROXY or reason in _ECHOES:
+    if container == _KNATIVE_CONTAINER or reason in _REPEATING_REASONS:
         return None
     if container == RUNTIME and reason == "Started":
-        return None  # ours, and over in a moment
-    if not is_warning and reason not in (*_STEPS, "Killing"):
+        return None  # the init container with Kubetorch's runtime ends in a moment
+    if not is_warning and reason not in (*_REPORTED_REASONS, "Killing"):
         return None
-    message = _worded(reason, said)
+    message = _line_text(reason, text)
     if message is None:
         return None
-    return LaunchEvent(reason, message, str(about.get("name")), is_warning, snapshot.when(event))
+    return LaunchEvent(
+        reason, message, str(involved_object.get("name")), is_warning, snapshot.last_time(event)
+    )
 
 
-def _worded(reason: str, said: str) -> str | None:
-    """The message as a line; `None` if it is not worth one."""
-    if reason == "Pulled" and "already present" in said:
+def _line_text(reason: str, text: str) -> str | None:
+    """The message as a line; `None` if it is not reported."""
+    if reason == "Pulled" and "already present" in text:
         return None
-    if reason == "Killing" and "probe" not in said:
-        return None  # a pod that is replaced
-    if reason == "Unhealthy" and _STARTING.search(said):
+    if reason == "Killing" and "probe" not in text:
+        return None  # the pod is being replaced
+    if reason == "Unhealthy" and _STARTUP_PROBE.search(text):
         return None
-    if reason == "Failed" and said.startswith(("Error: ", "Failed to pull image")):
-        return None  # the verdict says what it means
+    if reason == "Failed" and text.startswith(("Error: ", "Failed to pull image")):
+        return None  # the verdict explains it
     if reason == "Scheduled":
-        node = said.rpartition(" to ")[2]
-        return f"assigned to node {node}" if node else said
+        node = text.rpartition(" to ")[2]
+        return f"assigned to node {node}" if node else text
     if reason == "FailedScheduling":
-        return scheduling.brief(said)
-    return said.splitlines()[0] if said else reason
+        return scheduling.brief(text)
+    return text.splitlines()[0] if text else reason
 
 
 class ReportedEvents:
+    """The events of a workload that its deploys have reported, since the last apply."""
+
     def __init__(self, since: float, earlier: ReportedEvents | None = None) -> None:
-        # Times of events are whole seconds, rounded down: events of this second may be known.
+        # Times of events are whole seconds, rounded down: an event of this second may have been
+        # reported by the deploy before, whose events are kept.
         self._since = float(int(since))
         self._events: set[LaunchEvent] = set()
         if earlier is not None:
-            self._events |= {one for one in earlier._events if one.at >= self._since}
-        self._known: set[tuple[str, str]] = set()
+            self._events |= {event for event in earlier._events if event.time >= self._since}
+        self._reported_texts: set[tuple[str, str]] = set()
 
     def new(self, event: Object) -> LaunchEvent | None:
-        """Read an event that was not reported before."""
-        found = read(event)
-        if found is None or found.at < self._since or len(self._known) >= LIMIT:
+        """Read an event; `None` if it is not reported, or was reported before."""
+        launch_event = read(event)
+        if (
+            launch_event is None
+            or launch_event.time < self._since
+            or len(self._reported_texts) >= LIMIT
+        ):
             return None
-        if found in self._events:
+        if launch_event in self._events:
             return None
-        key = (found.reason, _alike(found))
-        if key in self._known:
+        key = (launch_event.reason, _common_text(launch_event))
+        if key in self._reported_texts:
             return None
-        self._known.add(key)
-        self._events.add(found)
-        return found
+        self._reported_texts.add(key)
+        self._events.add(launch_event)
+        return launch_event
 
 
-def _alike(event: LaunchEvent) -> str:
-    """The message without what differs from pod to pod and from time to time."""
+def _common_text(event: LaunchEvent) -> str:
+    """The message without names, numbers and times, which differ between pods."""
     if event.reason == "Scheduled":
         return ""
-    text = event.message.replace(event.about, "")
+    text = event.message.replace(event.object_name, "")
     return re.sub(r"\d[\d.:]*\w*|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", "", text)

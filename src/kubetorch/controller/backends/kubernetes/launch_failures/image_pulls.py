@@ -1,7 +1,7 @@
-"""Images that cannot be pulled: what is final, and what is only a registry that is away.
+"""Images that cannot be pulled: final errors, and errors of a registry that may pass.
 
-The texts are those of containerd, CRI-O and Docker as the kubelet passes them on; the test data
-has the ones that were seen.
+The patterns match messages of containerd, CRI-O and Docker as kubelets pass them on; the test data
+has the observed messages.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from kubetorch.controller.backends.kubernetes.launch_failures import snapshot
 from kubetorch.controller.backends.kubernetes.launch_failures.verdicts import (
-    NOTHING,
+    NO_TROUBLE,
     Verdict,
     doomed,
     waiting,
@@ -29,8 +29,8 @@ REASONS = (
     "RegistryUnavailable",
     "SignatureValidationFailed",
 )
-# First what passes: a registry that is overloaded may say "denied" of it.
-_PASSING = re.compile(
+# These patterns come first: an overloaded registry may say "denied" as well.
+_TRANSIENT = re.compile(
     r"toomanyrequests|too many requests|\b429\b|\b50[0234]\b|time-?out|timed out|deadline exceeded"
     r"|no such host|connection (?:refused|reset)|no route to host|network is unreachable"
     r"|temporary failure|server misbehaving|\beof\b|broken pipe|no space left",
@@ -45,20 +45,20 @@ _MISSING = re.compile(
     r"not ?found|manifest unknown|name unknown|does not exist|\b404\b", re.IGNORECASE
 )
 _PLATFORM = re.compile(r"no match for platform|does not match the specified platform", re.I)
-#: Such names are given to images that are loaded into nodes: no node is a registry of its own.
-_LOADED = "localhost/"
+#: Prefix of the names of images that are loaded into nodes, without a registry.
+_LOCAL_PREFIX = "localhost/"
 
 
 def judge(pod: Object, state: Object, image: str, events: Sequence[Object]) -> Verdict:
     reason = state.get("reason", "")
-    text = _said(pod, str(state.get("message") or ""), image, events)
-    failed = snapshot.about(
+    text = _kubelet_message(pod, str(state.get("message") or ""), image, events)
+    failures = snapshot.events_of(
         events, "Pod", pod["metadata"]["name"], "Failed", "InspectFailed", "ErrImageNeverPull"
     )
-    since = min(map(snapshot.began, failed), default=None)
+    since = min(map(snapshot.first_time, failures), default=None)
     if reason == "InvalidImageName":
         return _fatal(
-            f"{image!r} is no name of an image: {_last(text)}",
+            f"{image!r} is no name of an image: {_last_cause(text)}",
             "names are lower case: [registry/]repository[:tag]",
             since,
         )
@@ -73,21 +73,21 @@ def judge(pod: Object, state: Object, image: str, events: Sequence[Object]) -> V
         return _fatal(f"the signature of the image {image} is not accepted: {text}", hint, since)
     if not text:
         # An older kubelet says why only in an event, which follows.
-        return waiting(f"the image {image} is not pulled yet", since) if reason else NOTHING
+        return waiting(f"the image {image} is not pulled yet", since) if reason else NO_TROUBLE
     return _judge_text(image, text, _pull_secrets(pod, events), since)
 
 
-def judge_digest(said: str, since: float | None) -> Verdict:
-    """Judge what Knative says of an image that it looked up itself, before there is a pod.
+def judge_digest(error_text: str, since: float | None) -> Verdict:
+    """Judge the error of Knative about an image, which it looks up before it makes pods.
 
-    It has failed the Revision then, and what it says is the reason. A registry that is overloaded
-    passes; a name that has no address, as a misspelled one, does not.
+    Knative has failed the Revision then. An overloaded registry may recover; a registry without an
+    address, as one whose name is misspelled, will not.
     """
-    match = re.search(r'Unable to fetch image "([^"]+)": (.*)$', said, re.DOTALL)
-    image, text = (match[1], match[2]) if match else ("of the container", said)
+    match = re.search(r'Unable to fetch image "([^"]+)": (.*)$', error_text, re.DOTALL)
+    image, text = (match[1], match[2]) if match else ("of the container", error_text)
     message = f"Knative cannot look up the image {image}: {text}"
-    bare = _bare(image, text)
-    if _PASSING.search(bare) and "no such host" not in bare:
+    bare = _without_names(image, text)
+    if _TRANSIENT.search(bare) and "no such host" not in bare:
         return waiting(message, since)
     hint = (
         "check the name; a private image needs imagePullSecrets, on the service account or in "
@@ -98,15 +98,15 @@ def judge_digest(said: str, since: float | None) -> Verdict:
     return _fatal(message, hint, since)
 
 
-def _bare(image: str, text: str) -> str:
-    """A text without names that the user chose: an image may be called `timeout`."""
+def _without_names(image: str, text: str) -> str:
+    """The text without names that the user chose: an image may be called `timeout`."""
     text = re.sub(r'\\?"[^"]*"', "", text).replace(image, "")
     return text.replace(image.partition("@")[0], "")
 
 
 def _judge_text(image: str, text: str, secrets: str, since: float | None) -> Verdict:
-    bare = _bare(image, text)
-    if image.startswith(_LOADED):
+    bare = _without_names(image, text)
+    if image.startswith(_LOCAL_PREFIX):
         return _fatal(
             f"the image {image} is on no registry, and the node does not have it, or may not use "
             "what it has (image_pull_policy)",
@@ -115,9 +115,11 @@ def _judge_text(image: str, text: str, secrets: str, since: float | None) -> Ver
         )
     if _PLATFORM.search(bare):
         hint = "build it for the nodes' architecture, or choose other nodes with node_selector"
-        return _fatal(f"the image {image} does not exist for this node: {_last(text)}", hint, since)
-    if _PASSING.search(bare):
-        return waiting(f"the registry of {image} does not answer: {_last(text)}", since)
+        return _fatal(
+            f"the image {image} does not exist for this node: {_last_cause(text)}", hint, since
+        )
+    if _TRANSIENT.search(bare):
+        return waiting(f"the registry of {image} does not answer: {_last_cause(text)}", since)
     if _DENIED.search(bare):
         hint = (
             f"the pod's image pull secrets cannot be read: {secrets}"
@@ -125,28 +127,28 @@ def _judge_text(image: str, text: str, secrets: str, since: float | None) -> Ver
             else "check the name; a private image needs imagePullSecrets, on the service account "
             "or in service_template"
         )
-        return _fatal(f"the registry denies the image {image}: {_last(text)}", hint, since)
+        return _fatal(f"the registry denies the image {image}: {_last_cause(text)}", hint, since)
     if _MISSING.search(bare):
         return _fatal(
-            f"there is no image {image}: {_last(text)}",
+            f"there is no image {image}: {_last_cause(text)}",
             "check its name and tag, and that it was pushed",
             since,
         )
-    return waiting(f"the image {image} cannot be pulled: {_last(text)}", since)
+    return waiting(f"the image {image} cannot be pulled: {_last_cause(text)}", since)
 
 
 def _fatal(message: str, hint: str, since: float | None) -> Verdict:
     return doomed(ImagePullError(f"failed to pull: {message}", hint=hint), since)
 
 
-def _said(pod: Object, message: str, image: str, events: Sequence[Object]) -> str:
+def _kubelet_message(pod: Object, message: str, image: str, events: Sequence[Object]) -> str:
     """The last message of the kubelet about the image."""
-    _, found, rest = message.partition("ErrImagePull: ")
-    if found:
-        return rest
+    _, separator, text = message.partition("ErrImagePull: ")
+    if separator:
+        return text
     if message and not message.startswith("Back-off pulling image"):
         return message
-    for event in reversed(snapshot.about(events, "Pod", pod["metadata"]["name"], "Failed")):
+    for event in reversed(snapshot.events_of(events, "Pod", pod["metadata"]["name"], "Failed")):
         prefix = f'Failed to pull image "{image}": '
         if str(event.get("message", "")).startswith(prefix):
             return str(event["message"])[len(prefix) :]
@@ -155,13 +157,15 @@ def _said(pod: Object, message: str, image: str, events: Sequence[Object]) -> st
 
 def _pull_secrets(pod: Object, events: Sequence[Object]) -> str:
     name = pod["metadata"]["name"]
-    found = snapshot.about(events, "Pod", name, "FailedToRetrieveImagePullSecret")
-    match = re.search(r"\(([^)]*)\)", str(found[-1].get("message"))) if found else None
+    secret_events = snapshot.events_of(events, "Pod", name, "FailedToRetrieveImagePullSecret")
+    match = (
+        re.search(r"\(([^)]*)\)", str(secret_events[-1].get("message"))) if secret_events else None
+    )
     return match[1] if match else ""
 
 
-def _last(text: str) -> str:
-    """The end of a chain of causes, which says what happened."""
+def _last_cause(text: str) -> str:
+    """The last cause in a chain of messages, which says what happened."""
     shortened = text
     for prefix in (r"rpc error: code = \w+ desc = ", r'failed to [a-z ]+ "[^"]*": '):
         shortened = re.sub(f"(?:{prefix})", "", shortened)

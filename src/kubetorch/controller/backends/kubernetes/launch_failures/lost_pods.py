@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from kubetorch.controller.backends.kubernetes.launch_failures import snapshot
 from kubetorch.controller.backends.kubernetes.launch_failures.snapshot import NODES, Cluster
 from kubetorch.controller.backends.kubernetes.launch_failures.verdicts import (
-    NOTHING,
+    NO_TROUBLE,
     Verdict,
     doomed,
     waiting,
@@ -16,11 +16,11 @@ from kubetorch.errors import PodTerminatedError
 from kubetorch.k8s.resources import Object
 from kubetorch.wire.messages import Ending
 
-#: Owners that replace a pod that is lost, however often.
-_REPLACING = ("ReplicaSet", "StatefulSet", "DaemonSet", "RayCluster", "LeaderWorkerSet")
-#: Events by which a kubelet says that it ends a pod.
-_DECIDED = ("Evicted", "DeadlineExceeded", "Preempting")
-_DELETED = "somebody deleted it"
+#: Kinds of owners that replace a lost pod, however often.
+_REPLACING_KINDS = ("ReplicaSet", "StatefulSet", "DaemonSet", "RayCluster", "LeaderWorkerSet")
+#: Reasons of events by which a kubelet reports that it ends a pod.
+_ENDING_EVENTS = ("Evicted", "DeadlineExceeded", "Preempting")
+_DELETED_MESSAGE = "somebody deleted it"
 _HINTS = {
     "Evicted": "ask for what it needs, so that nodes keep it free: memory and disk_size of Compute",
     "DeadlineExceeded": "raise activeDeadlineSeconds, or leave it out",
@@ -31,42 +31,51 @@ _HINTS = {
 
 
 def judge(pod: Object, events: Sequence[Object], cluster: Cluster) -> Verdict:
-    """Judge a pod that is ended or whose node is lost; `NOTHING` when it is neither."""
+    """Judge a pod that is being ended, has ended, or is on a lost node; else `NO_TROUBLE`."""
     if pod["metadata"].get("deletionTimestamp"):
-        return _deleted(pod, events, cluster)
+        return _judge_deleted(pod, events, cluster)
     status = pod.get("status") or {}
     if status.get("phase") == "Failed" and status.get("reason"):
-        return _ended(pod, str(status["reason"]), str(status.get("message") or ""), events)
-    said = snapshot.about(events, "Pod", pod["metadata"]["name"], *_DECIDED)
-    if said:
-        # The kubelet is about to end it, and says so in the status when its containers have ended.
-        return _ended(pod, str(said[-1]["reason"]), str(said[-1].get("message") or ""), events)
+        return _judge_ended(pod, str(status["reason"]), str(status.get("message") or ""), events)
+    ending_events = snapshot.events_of(events, "Pod", pod["metadata"]["name"], *_ENDING_EVENTS)
+    if ending_events:
+        # The kubelet ends the pod, and writes the status only after its containers have ended.
+        return _judge_ended(
+            pod,
+            str(ending_events[-1]["reason"]),
+            str(ending_events[-1].get("message") or ""),
+            events,
+        )
     return _on_lost_node(pod, events, cluster)
 
 
 def is_replaced(pod: Object) -> bool:
-    """True if the owner replaces a lost pod, whose object may stay for long."""
+    """True if the owner of a pod replaces it when it is lost."""
     owner = snapshot.controller_of(pod)
-    return owner is not None and owner.get("kind") in _REPLACING
+    return owner is not None and owner.get("kind") in _REPLACING_KINDS
 
 
 def ending(pod: Object) -> Ending | None:
-    """Why a pod was ended or is about to be; `None` if it is not.
+    """Why a pod was ended, or is about to be ended; else `None`.
 
     Source: https://kubernetes.io/docs/concepts/workloads/pods/disruptions/#pod-disruption-conditions
     """
     status = pod.get("status") or {}
     if status.get("phase") == "Failed" and status.get("reason"):
-        said = str(status.get("message") or "")
-        return Ending(reason=_word(str(status["reason"])), message=said)
-    found = snapshot.condition(pod, "DisruptionTarget")
-    if found.get("status") != "True":
+        message = str(status.get("message") or "")
+        return Ending(reason=_scheduler_word(str(status["reason"])), message=message)
+    disruption = snapshot.condition(pod, "DisruptionTarget")
+    if disruption.get("status") != "True":
         since = _deleted_at(pod)
-        return None if since is None else Ending(reason="Deleted", message=_DELETED, time=since)
-    reason = str(found.get("reason") or "")
+        return (
+            None
+            if since is None
+            else Ending(reason="Deleted", message=_DELETED_MESSAGE, time=since)
+        )
+    reason = str(disruption.get("reason") or "")
     word = "Preempted" if reason == "PreemptionByScheduler" else "Evicted"
-    since = snapshot.time_of(found.get("lastTransitionTime")) or 0.0
-    return Ending(reason=word, message=str(found.get("message") or reason), time=since)
+    since = snapshot.time_of(disruption.get("lastTransitionTime")) or 0.0
+    return Ending(reason=word, message=str(disruption.get("message") or reason), time=since)
 
 
 def _on_lost_node(pod: Object, events: Sequence[Object], cluster: Cluster) -> Verdict:
@@ -74,8 +83,8 @@ def _on_lost_node(pod: Object, events: Sequence[Object], cluster: Cluster) -> Ve
     node = cluster.find(NODES, name) if name else None
     if node is None:
         if not name or not cluster.all(NODES):
-            return NOTHING
-        return _gone(pod, "NodeLost", f"its node {name} is gone", events, None)
+            return NO_TROUBLE
+        return _judge_lost(pod, "NodeLost", f"its node {name} is gone", events, None)
     ready = snapshot.condition(node, "Ready")
     since = snapshot.time_of(ready.get("lastTransitionTime"))
     if ready.get("status") == "Unknown":
@@ -83,70 +92,70 @@ def _on_lost_node(pod: Object, events: Sequence[Object], cluster: Cluster) -> Ve
         return doomed(_error(pod, "NodeLost", text, events), since)
     if ready.get("status") == "False":
         return waiting(f"its node {name} is not ready: {ready.get('message', '')}", since)
-    return NOTHING
+    return NO_TROUBLE
 
 
 def _deleted_at(pod: Object) -> float | None:
-    until = snapshot.time_of(pod["metadata"].get("deletionTimestamp"))
+    deadline = snapshot.time_of(pod["metadata"].get("deletionTimestamp"))
     grace = float(pod["metadata"].get("deletionGracePeriodSeconds") or 0)
-    return None if until is None else until - grace
+    return None if deadline is None else deadline - grace
 
 
-def _deleted(pod: Object, events: Sequence[Object], cluster: Cluster) -> Verdict:
-    found = ending(pod) or Ending(reason="Deleted", message=_DELETED)
-    if found.reason == "Deleted" and (lost := _on_lost_node(pod, events, cluster)).is_doomed:
+def _judge_deleted(pod: Object, events: Sequence[Object], cluster: Cluster) -> Verdict:
+    pod_ending = ending(pod) or Ending(reason="Deleted", message=_DELETED_MESSAGE)
+    if pod_ending.reason == "Deleted" and (lost := _on_lost_node(pod, events, cluster)).is_doomed:
         return lost
-    return _gone(pod, found.reason, found.message, events, _deleted_at(pod))
+    return _judge_lost(pod, pod_ending.reason, pod_ending.message, events, _deleted_at(pod))
 
 
-def _ended(pod: Object, reason: str, message: str, events: Sequence[Object]) -> Verdict:
-    since = _end(pod, reason, events)
-    word = _word(reason)
+def _judge_ended(pod: Object, reason: str, message: str, events: Sequence[Object]) -> Verdict:
+    since = _end_time(pod, reason, events)
+    word = _scheduler_word(reason)
     if word == "DeadlineExceeded":
         return doomed(_error(pod, word, message, events), since)
-    return _gone(pod, word, message, events, since)
+    return _judge_lost(pod, word, message, events, since)
 
 
-def _word(reason: str) -> str:
-    """The scheduler's word also for what a kubelet preempts."""
+def _scheduler_word(reason: str) -> str:
+    """The reason of an ending: a kubelet's `Preempting` becomes the scheduler's `Preempted`."""
     return "Preempted" if reason == "Preempting" else reason
 
 
-def _end(pod: Object, reason: str, events: Sequence[Object]) -> float | None:
+def _end_time(pod: Object, reason: str, events: Sequence[Object]) -> float | None:
     """The time of the decision to end a pod, or else of the end of its last container."""
-    said = snapshot.about(events, "Pod", pod["metadata"]["name"], reason)
-    if said:
-        return snapshot.began(said[0])
-    ended = [
-        snapshot.time_of(((one.get("state") or {}).get("terminated") or {}).get("finishedAt"))
-        for one in (pod.get("status") or {}).get("containerStatuses") or ()
+    ending_events = snapshot.events_of(events, "Pod", pod["metadata"]["name"], reason)
+    if ending_events:
+        return snapshot.first_time(ending_events[0])
+    end_times = [
+        snapshot.time_of(((status.get("state") or {}).get("terminated") or {}).get("finishedAt"))
+        for status in (pod.get("status") or {}).get("containerStatuses") or ()
     ]
-    return max((at for at in ended if at is not None), default=None)
+    return max((time for time in end_times if time is not None), default=None)
 
 
-def _gone(
+def _judge_lost(
     pod: Object, word: str, text: str, events: Sequence[Object], since: float | None
 ) -> Verdict:
-    """A pod that is lost: a doom, unless its owner makes another one."""
+    """Judge a lost pod: a doom, unless its owner makes another pod."""
     if is_replaced(pod):
         name = pod["metadata"]["name"]
         return waiting(f"{name} is replaced ({word}: {text.strip()})", since)
     if snapshot.controller_of(pod) is not None and word != "NodeLost":
-        # Jobs count it against their limit, and say so when it is reached.
+        # A Job counts lost pods, and reports a failure when its limit is reached.
         return waiting(f"{pod['metadata']['name']} was lost ({word}: {text.strip()})", since)
     return doomed(_error(pod, word, text, events), since)
 
 
 def _error(pod: Object, word: str, text: str, events: Sequence[Object]) -> PodTerminatedError:
     name = pod["metadata"]["name"]
-    said = [
+    pod_events = [
         {
-            "timestamp": snapshot.when(event),
+            "timestamp": snapshot.last_time(event),
             "reason": event.get("reason", ""),
             "message": event.get("message", ""),
         }
-        for event in snapshot.about(events, "Pod", name)
+        for event in snapshot.events_of(events, "Pod", name)
         if event.get("type") == "Warning"
     ]
-    said.append({"timestamp": None, "reason": word, "message": text.strip()})
-    return PodTerminatedError(name, word, events=said, hint=_HINTS.get(word))
+    pod_events.append({"timestamp": None, "reason": word, "message": text.strip()})
+    return PodTerminatedError(name, word, events=pod_events, hint=_HINTS.get(word))

@@ -1,4 +1,4 @@
-"""Owners of pods that cannot make them, or have given them up."""
+"""Owners of pods that cannot make their pods, or have stopped trying."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kubetorch.controller.backends.kubernetes.launch_failures import (
 )
 from kubetorch.controller.backends.kubernetes.launch_failures.snapshot import Cluster
 from kubetorch.controller.backends.kubernetes.launch_failures.verdicts import (
-    NOTHING,
+    NO_TROUBLE,
     Verdict,
     doomed,
     waiting,
@@ -22,68 +22,74 @@ from kubetorch.manifests import agent, labels
 
 _FAILED_CREATE = ("FailedCreate", "FailedDaemonPod")
 _REVISION = "serving.knative.dev/revision"
-#: Kinds that say by a condition whether they can make pods at this moment.
-_CONDITIONED = ("Deployment", "ReplicaSet", "RayCluster")
+#: Kinds whose condition `ReplicaFailure` says whether they can make pods at this moment.
+_KINDS_WITH_CONDITION = ("Deployment", "ReplicaSet", "RayCluster")
 _KNATIVE = "serving.knative.dev/"
-#: Reasons with which objects of Knative repeat what is wrong with a Revision.
-_ECHOES = ("RevisionFailed", "RevisionMissing")
+#: Reasons with which objects of Knative repeat the failure of a Revision.
+_REPEATING_REASONS = ("RevisionFailed", "RevisionMissing")
 
 
-def current(manifest: Object, owners: Sequence[Object]) -> list[Object]:
-    """The objects whose failures concern what was applied.
+def current_owners(manifest: Object, owners: Sequence[Object]) -> list[Object]:
+    """The owners whose failures concern the applied object.
 
-    A Deployment keeps the ReplicaSets of its earlier templates, and repeats what they say: that the
-    one before could make no pods says nothing of the one that repairs it. So does a Service of
-    Knative with its Revisions, of which two may have the same template.
+    A Deployment keeps the ReplicaSets of its earlier templates, and its conditions repeat theirs. A
+    failure of an earlier ReplicaSet says nothing of the one that repairs it. The same holds for a
+    Service of Knative and its Revisions, two of which may have the same template.
     """
     if _is_knative(manifest):
         return _current_of_knative(manifest, owners)
-    wanted = _digest(manifest)
-    sets = [one for one in owners if one.get("kind") == "ReplicaSet"]
-    if manifest.get("kind") != "Deployment" or not wanted or not sets:
+    template = _digest(manifest)
+    replica_sets = [owner for owner in owners if owner.get("kind") == "ReplicaSet"]
+    if manifest.get("kind") != "Deployment" or not template or not replica_sets:
         return list(owners)
-    earlier = [one for one in sets if _digest(one) != wanted]
-    kept = (one for one in owners if one not in earlier)
+    earlier_sets = [replica_set for replica_set in replica_sets if _digest(replica_set) != template]
+    current_objects = (owner for owner in owners if owner not in earlier_sets)
     return [
-        _without(one, kind="ReplicaFailure") if one.get("kind") == "Deployment" else one
-        for one in kept
+        _without_conditions(owner, kind="ReplicaFailure")
+        if owner.get("kind") == "Deployment"
+        else owner
+        for owner in current_objects
     ]
 
 
-def _is_knative(one: Object) -> bool:
-    return str(one.get("apiVersion", "")).startswith(_KNATIVE)
+def _is_knative(owner: Object) -> bool:
+    return str(owner.get("apiVersion", "")).startswith(_KNATIVE)
 
 
 def _current_of_knative(manifest: Object, owners: Sequence[Object]) -> list[Object]:
-    services = (one for one in owners if _is_knative(one) and one["kind"] == "Service")
+    services = (owner for owner in owners if _is_knative(owner) and owner["kind"] == "Service")
     service = next(services, None)
     if service is None or _digest(service) != _digest(manifest):
         return []
     attempt = _attempt(service)
     return [
-        _without(one, *_ECHOES)
-        for one in owners
-        if _attempt(one) == attempt and (not _is_knative(one) or _is_observed(one))
+        _without_conditions(owner, *_REPEATING_REASONS)
+        for owner in owners
+        if _attempt(owner) == attempt and (not _is_knative(owner) or _is_observed(owner))
     ]
 
 
 def _attempt(owner: Object) -> tuple[str, str]:
-    """The template of an object, and which attempt to make a Revision of it."""
+    """The digest of an object's template, and which attempt to make a Revision of it this is."""
     template = owner if owner.get("kind") == "Revision" else owner["spec"].get("template") or {}
-    noted = (template.get("metadata") or {}).get("annotations") or {}
-    return agent.digest_of(template), str(noted.get(labels.TRIED_AGAIN) or "")
+    template_annotations = (template.get("metadata") or {}).get("annotations") or {}
+    return agent.digest_of(template), str(template_annotations.get(labels.TRIED_AGAIN) or "")
 
 
 def _is_observed(owner: Object) -> bool:
-    """True if the status is not that of an earlier spec."""
-    seen = (owner.get("status") or {}).get("observedGeneration", 0)
-    return int(seen) >= int(owner["metadata"].get("generation") or 0)
+    """True if the status belongs to the latest spec."""
+    observed_generation = (owner.get("status") or {}).get("observedGeneration", 0)
+    return int(observed_generation) >= int(owner["metadata"].get("generation") or 0)
 
 
 def has_failed_revision(manifest: Object, owners: Sequence[Object]) -> bool:
     """True if Knative has given up the Revision of the present template."""
-    revisions = (one for one in current(manifest, owners) if one.get("kind") == "Revision")
-    return any(snapshot.condition(one, "Ready").get("status") == "False" for one in revisions)
+    revisions = (
+        owner for owner in current_owners(manifest, owners) if owner.get("kind") == "Revision"
+    )
+    return any(
+        snapshot.condition(revision, "Ready").get("status") == "False" for revision in revisions
+    )
 
 
 def _digest(owner: Object) -> str:
@@ -91,131 +97,141 @@ def _digest(owner: Object) -> str:
     return agent.digest_of(template) if isinstance(template, dict) else ""
 
 
-def _without(owner: Object, *reasons: str, kind: str = "") -> Object:
-    """An object without the conditions in which it repeats what is wrong with another one."""
+def _without_conditions(owner: Object, *reasons: str, kind: str = "") -> Object:
+    """An object without the conditions that repeat the failure of another object."""
     status = owner.get("status") or {}
     conditions = [
-        one
-        for one in status.get("conditions") or ()
-        if one.get("type") != kind and one.get("reason") not in reasons
+        condition
+        for condition in status.get("conditions") or ()
+        if condition.get("type") != kind and condition.get("reason") not in reasons
     ]
     return {**owner, "status": {**status, "conditions": conditions}}
 
 
 def judge(owner: Object, events: Sequence[Object], cluster: Cluster) -> Verdict:
-    """Judge one object that makes pods, or makes what makes them."""
+    """Judge one owner of pods, directly or through other owners."""
     failure = _failure(owner, events)
     if failure is not None:
-        said, since = failure
+        message, since = failure
         namespace = owner["metadata"].get("namespace") or ""
         verdict = admission.judge(
-            said, namespace=namespace, since=since, now=cluster.now, count=_wanted(owner)
+            message, namespace=namespace, since=since, now=cluster.now, count=_desired_pods(owner)
         )
-        return verdict if verdict.reason else waiting(f"its pods cannot be made yet: {said}", since)
+        return (
+            verdict if verdict.reason else waiting(f"its pods cannot be made yet: {message}", since)
+        )
     if _is_knative(owner):
-        return _knative(owner)
-    return _ray(owner) if owner.get("kind") == "RayCluster" else _job(owner)
+        return _judge_knative(owner)
+    return _judge_ray(owner) if owner.get("kind") == "RayCluster" else _judge_job(owner)
 
 
 def _failure(owner: Object, events: Sequence[Object]) -> tuple[str, float | None] | None:
-    """Why it could not make a pod the last time, unless it could since."""
+    """The message and the time of an owner's last failure to make a pod; `None` after a success."""
     kind, name = str(owner.get("kind")), owner["metadata"]["name"]
-    said = snapshot.about(events, kind, name, *_FAILED_CREATE, "SuccessfulCreate")
-    # Of two in one second the failure is the later one: it ends a round of attempts.
-    said.sort(key=lambda event: (snapshot.when(event), event["reason"] in _FAILED_CREATE))
-    failed = said[-1] if said and said[-1]["reason"] in _FAILED_CREATE else None
-    found = snapshot.condition(owner, "ReplicaFailure")
-    if found.get("status") == "True":
+    creation_events = snapshot.events_of(events, kind, name, *_FAILED_CREATE, "SuccessfulCreate")
+    # Of two events in one second the failure is the later one: it ends a round of attempts.
+    creation_events.sort(
+        key=lambda event: (snapshot.last_time(event), event["reason"] in _FAILED_CREATE)
+    )
+    failed_event = (
+        creation_events[-1]
+        if creation_events and creation_events[-1]["reason"] in _FAILED_CREATE
+        else None
+    )
+    condition = snapshot.condition(owner, "ReplicaFailure")
+    if condition.get("status") == "True":
         # The condition keeps the first message for as long as it holds; events have the last.
-        message = found if failed is None else failed
-        return str(message.get("message", "")), snapshot.time_of(found.get("lastTransitionTime"))
-    if kind in _CONDITIONED or failed is None or _is_complete(owner):
+        message = condition if failed_event is None else failed_event
+        return str(message.get("message", "")), snapshot.time_of(
+            condition.get("lastTransitionTime")
+        )
+    if kind in _KINDS_WITH_CONDITION or failed_event is None or _is_complete(owner):
         return None
-    return str(failed.get("message", "")), snapshot.began(failed)
+    return str(failed_event.get("message", "")), snapshot.first_time(failed_event)
 
 
 def _is_complete(owner: Object) -> bool:
     status = owner.get("status") or {}
     if owner.get("kind") == "DaemonSet":
-        wanted = int(status.get("desiredNumberScheduled") or 0)
-        return int(status.get("currentNumberScheduled") or 0) >= wanted
-    there = sum(int(status.get(name) or 0) for name in ("replicas", "active", "succeeded"))
-    return there >= _wanted(owner)
+        desired_pods = int(status.get("desiredNumberScheduled") or 0)
+        return int(status.get("currentNumberScheduled") or 0) >= desired_pods
+    present_pods = sum(int(status.get(name) or 0) for name in ("replicas", "active", "succeeded"))
+    return present_pods >= _desired_pods(owner)
 
 
-def _wanted(owner: Object) -> int:
+def _desired_pods(owner: Object) -> int:
     if _REVISION in (owner["metadata"].get("labels") or {}):
-        return 1  # how many pods of an autoscaled service there are is nobody's demand
+        return 1  # the scaler of an autoscaled service chooses the number
     spec = owner.get("spec") or {}
-    given = [spec[name] for name in ("replicas", "parallelism") if spec.get(name) is not None]
-    return int(given[0]) if given else 1
+    pod_counts = [spec[name] for name in ("replicas", "parallelism") if spec.get(name) is not None]
+    return int(pod_counts[0]) if pod_counts else 1
 
 
-def _job(owner: Object) -> Verdict:
-    """Jobs of every kind say by conditions that they have failed."""
+def _judge_job(owner: Object) -> Verdict:
+    """Judge a job of any kind by its conditions."""
     for kind in ("Failed", "FailureTarget"):
         failed = snapshot.condition(owner, kind)
         if failed.get("status") == "True":
-            what, name = owner.get("kind"), owner["metadata"]["name"]
-            reason, said = failed.get("reason", ""), failed.get("message", "")
+            owner_kind, name = owner.get("kind"), owner["metadata"]["name"]
+            reason, message = failed.get("reason", ""), failed.get("message", "")
             error = ServiceHealthError(
-                f"the {what} {name} has failed ({reason}): {said}",
+                f"the {owner_kind} {name} has failed ({reason}): {message}",
                 hint="kt logs has what its pods said; a Job tries backoffLimit times",
             )
             return doomed(error, snapshot.time_of(failed.get("lastTransitionTime")))
     suspended = snapshot.condition(owner, "Suspended")
     if suspended.get("status") == "True":
-        said = str(suspended.get("message") or "it is suspended")
+        message = str(suspended.get("message") or "it is suspended")
         since = snapshot.time_of(suspended.get("lastTransitionTime"))
-        return waiting(f"the {owner.get('kind')} is held back: {said}", since)
-    return NOTHING
+        return waiting(f"the {owner.get('kind')} is held back: {message}", since)
+    return NO_TROUBLE
 
 
-def _knative(owner: Object) -> Verdict:
+def _judge_knative(owner: Object) -> Verdict:
     for kind in ("Ready", "ConfigurationsReady", "RoutesReady", "ContainerHealthy"):
-        found = snapshot.condition(owner, kind)
-        if found.get("status") == "False":
-            return _knative_failure(owner, found)
-    return NOTHING
+        condition = snapshot.condition(owner, kind)
+        if condition.get("status") == "False":
+            return _knative_failure(owner, condition)
+    return NO_TROUBLE
 
 
-def _knative_failure(owner: Object, found: Object) -> Verdict:
-    reason, said = str(found.get("reason") or ""), str(found.get("message") or "")
-    since = snapshot.time_of(found.get("lastTransitionTime"))
+def _knative_failure(owner: Object, condition: Object) -> Verdict:
+    reason, message = str(condition.get("reason") or ""), str(condition.get("message") or "")
+    since = snapshot.time_of(condition.get("lastTransitionTime"))
     if reason == "NotOwned":
         error = KnativeServiceConflictError(
-            f"a Service that Knative does not own has the name that it needs: {said}",
+            f"a Service that Knative does not own has the name that it needs: {message}",
             hint="delete that Service, or choose another name",
         )
         return doomed(error, since)
     if reason == "ContainerMissing":
-        return image_pulls.judge_digest(said, since)
+        return image_pulls.judge_digest(message, since)
     if reason.startswith("ExitCode"):
         error_of_exit = ServiceHealthError(
-            f"the container of {owner['metadata']['name']} ended: {said}",
+            f"the container of {owner['metadata']['name']} ended: {message}",
             hint="kt logs has what it said",
         )
         return doomed(error_of_exit, since)
     if reason == "ProgressDeadlineExceeded":
-        given_up = StartupError(
-            f"Knative has given up {owner['metadata']['name']}: {said} ({reason})",
+        startup_error = StartupError(
+            f"Knative has given up {owner['metadata']['name']}: {message} ({reason})",
             hint="kt logs has what its pods said; the next deploy has Knative try again",
         )
-        return doomed(given_up, since)
+        return doomed(startup_error, since)
     namespace = owner["metadata"].get("namespace") or ""
-    verdict = admission.judge(said, namespace=namespace, since=since, now=since or 0.0)
-    return verdict if verdict.reason else waiting(f"Knative says {reason}: {said}", since)
+    verdict = admission.judge(message, namespace=namespace, since=since, now=since or 0.0)
+    return verdict if verdict.reason else waiting(f"Knative says {reason}: {message}", since)
 
 
-def _ray(owner: Object) -> Verdict:
+def _judge_ray(owner: Object) -> Verdict:
     status = owner.get("status") or {}
     failed = snapshot.condition(owner, "ReplicaFailure")
     if status.get("state") == "failed" or failed.get("status") == "True":
-        said = str(status.get("reason") or failed.get("message") or "it gave no reason")
+        message = str(status.get("reason") or failed.get("message") or "it gave no reason")
         since = snapshot.time_of(failed.get("lastTransitionTime") or status.get("lastUpdateTime"))
         error = StartupError(
-            f"the RayCluster {owner['metadata']['name']} has failed: {said}",
+            f"the RayCluster {owner['metadata']['name']} has failed: {message}",
             hint="kt logs has what its head said",
         )
         return doomed(error, since)
-    return NOTHING
+    return NO_TROUBLE

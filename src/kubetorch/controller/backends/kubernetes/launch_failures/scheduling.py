@@ -1,4 +1,4 @@
-"""Pods that no node has taken: whether one ever could, and what the scheduler says. Pure."""
+"""Pods without a node: whether a node could ever take them, and the scheduler's reason. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kubetorch.controller.backends.kubernetes.launch_failures.snapshot import (
     Cluster,
 )
 from kubetorch.controller.backends.kubernetes.launch_failures.verdicts import (
-    NOTHING,
+    NO_TROUBLE,
     Verdict,
     doomed,
     waiting,
@@ -29,22 +29,24 @@ from kubetorch.lib import processes
 from kubetorch.specs import quantity
 
 Amounts = dict[str, Fraction]
-#: Resources in which a memory-like amount is shown with its unit.
+#: Resources whose amounts are bytes.
 _BYTES = ("memory", "ephemeral-storage")
 _NAMES = {"cpu": "cpus", "memory": "of memory", "ephemeral-storage": "of disk"}
 DEFAULT_SCHEDULER = "default-scheduler"
-#: Seconds for which no node may be able to take a pod: an autoscaler speaks after the scheduler,
-#: and a node that is set up anew is away for a moment.
+#: Seconds for which no node has to fit before a launch fails: an autoscaler reports after the
+#: scheduler, and a node that is set up anew disappears for a moment.
 SETTLE = 2.5
-#: Seconds after which a pod that no scheduler has looked at is worth a line.
-_SILENCE = 4.0
-#: Karpenter's word for an offer that no instance type can meet; each pool has its own clause.
-_NO_INSTANCE = "no instance type has enough resources"
-_POOL = "incompatible with nodepool"
+#: Seconds after which a pod that no scheduler has looked at is reported.
+_SCHEDULER_SILENCE = 4.0
+#: Messages of Karpenter: a request that exceeds all instance types, and the clause of each pool.
+_NO_INSTANCE_TYPE = "no instance type has enough resources"
+_INCOMPATIBLE_POOL = "incompatible with nodepool"
 
 
 @dataclass(frozen=True)
 class Misfit:
+    """Why a node can never take a pod; `shortfall` is the sum of the missing shares."""
+
     node: str
     reasons: tuple[str, ...]
     shortfall: float
@@ -54,28 +56,32 @@ class Misfit:
 
 
 def misfits(pod: Object, nodes: Sequence[Object]) -> list[Misfit] | None:
-    """Why each node can never take a pod, the nearest node first; `None` if one could.
+    """Why each node can never take a pod, the nearest node first; `None` if a node could.
 
-    What passes is not looked at: what other pods use, taints, whether the node is ready.
+    Conditions that pass do not count: usage by other pods, taints, readiness of the node.
     """
-    asked = requests(pod["spec"])
-    found = []
+    requested = requests(pod["spec"])
+    node_misfits = []
     for node in nodes:
-        reasons = [*_size(asked, node), *_selection(pod["spec"], node)]
+        reasons = [*_size_reasons(requested, node), *_selection_reasons(pod["spec"], node)]
         if not reasons:
             return None
-        has = _allocatable(node)
-        lacks = [float(1 - has.get(name, 0) / amount) for name, amount in asked.items()]
-        shortfall = sum(max(0.0, lack) for lack in lacks)
-        found.append(Misfit(node["metadata"]["name"], tuple(reasons), shortfall))
-    return sorted(found, key=lambda one: (len(one.reasons), one.shortfall, one.node))
+        allocatable = _allocatable(node)
+        missing_shares = [
+            float(1 - allocatable.get(name, 0) / amount) for name, amount in requested.items()
+        ]
+        shortfall = sum(max(0.0, missing_share) for missing_share in missing_shares)
+        node_misfits.append(Misfit(node["metadata"]["name"], tuple(reasons), shortfall))
+    return sorted(
+        node_misfits, key=lambda misfit: (len(misfit.reasons), misfit.shortfall, misfit.node)
+    )
 
 
 def demand(spec: Object) -> tuple[object, ...]:
-    """The part of a pod that `misfits` depends on: pods with the same one fit the same nodes."""
+    """The part of a pod spec that `misfits` depends on: pods with equal demands fit equal nodes."""
     affinity = (spec.get("affinity") or {}).get("nodeAffinity")
-    chosen = msgspec.json.encode([spec.get("nodeSelector"), affinity], order="sorted")
-    return frozenset(requests(spec).items()), chosen
+    selection = msgspec.json.encode([spec.get("nodeSelector"), affinity], order="sorted")
+    return frozenset(requests(spec).items()), selection
 
 
 # ------------------------------------------------------------------------------------------ size
@@ -94,31 +100,31 @@ def requests(spec: Object) -> Amounts:
     for container in spec.get("initContainers") or ():
         if container.get("restartPolicy") == "Always":
             _add(sidecars, _requests(container))
-            _raise(largest, sidecars)
+            _raise_to(largest, sidecars)
         else:
             together = dict(sidecars)
             _add(together, _requests(container))
-            _raise(largest, together)
+            _raise_to(largest, together)
     _add(total, sidecars)
-    _raise(total, largest)
-    total |= _requests(spec)  # what a pod says for all of its containers
+    _raise_to(total, largest)
+    total |= _requests(spec)  # requests of a pod for all of its containers together
     _add(total, amounts(spec.get("overhead") or {}))
     return {name: amount for name, amount in total.items() if amount}
 
 
-def amounts(given: Mapping[str, object]) -> Amounts:
-    """Quantities of the API; what is none is left out."""
-    found: Amounts = {}
-    for name, text in given.items():
+def amounts(quantities: Mapping[str, object]) -> Amounts:
+    """Parse quantities of the API, without the texts that are none."""
+    parsed_amounts: Amounts = {}
+    for name, text in quantities.items():
         amount = quantity.parse(text)
         if amount is not None:
-            found[name] = amount
-    return found
+            parsed_amounts[name] = amount
+    return parsed_amounts
 
 
 def _requests(holder: Object) -> Amounts:
     resources = holder.get("resources") or {}
-    # What is only limited is asked for in the same amount.
+    # A resource with a limit and without a request is requested in the amount of the limit.
     return amounts({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
 
 
@@ -127,32 +133,32 @@ def _add(total: Amounts, more: Amounts) -> None:
         total[name] = total.get(name, Fraction(0)) + amount
 
 
-def _raise(total: Amounts, least: Amounts) -> None:
+def _raise_to(total: Amounts, least: Amounts) -> None:
     for name, amount in least.items():
         total[name] = max(total.get(name, Fraction(0)), amount)
 
 
 def _allocatable(node: Object) -> Amounts:
     status = node.get("status") or {}
-    whole = amounts(status.get("capacity") or {})
-    found = amounts(status.get("allocatable") or {}) or dict(whole)
-    # Devices that cannot be had now may come back: their plugin, or the kubelet, starts again.
-    _raise(found, {name: amount for name, amount in whole.items() if "/" in name})
-    return found
+    capacity = amounts(status.get("capacity") or {})
+    allocatable = amounts(status.get("allocatable") or {}) or dict(capacity)
+    # Missing devices may come back, when their plugin or the kubelet starts again.
+    _raise_to(allocatable, {name: amount for name, amount in capacity.items() if "/" in name})
+    return allocatable
 
 
-def _size(asked: Amounts, node: Object) -> Iterator[str]:
-    has = _allocatable(node)
-    for name, amount in asked.items():
-        there = has.get(name, Fraction(0))
-        if amount > there:
-            has_amount = written(name, there) if there else "no"
+def _size_reasons(requested: Amounts, node: Object) -> Iterator[str]:
+    allocatable = _allocatable(node)
+    for name, amount in requested.items():
+        available = allocatable.get(name, Fraction(0))
+        if amount > available:
+            has_amount = amount_text(name, available) if available else "no"
             unit = _NAMES.get(name, name)
-            yield f"has {has_amount} {unit}, {written(name, amount)} are asked"
+            yield f"has {has_amount} {unit}, {amount_text(name, amount)} are asked"
 
 
-def written(name: str, amount: Fraction) -> str:
-    """An amount as people write it."""
+def amount_text(name: str, amount: Fraction) -> str:
+    """An amount with its unit, as users write it."""
     if name in _BYTES:
         return processes.written(int(amount))
     return str(int(amount)) if amount.denominator == 1 else f"{float(amount):g}"
@@ -161,7 +167,7 @@ def written(name: str, amount: Fraction) -> str:
 # --------------------------------------------------------------------------- selector, affinity
 
 
-def _selection(spec: Object, node: Object) -> Iterator[str]:
+def _selection_reasons(spec: Object, node: Object) -> Iterator[str]:
     labels = node["metadata"].get("labels") or {}
     for name, text in (spec.get("nodeSelector") or {}).items():
         if labels.get(name) != text:
@@ -179,11 +185,11 @@ def _term(term: Object, node: Object) -> bool:
     labels = node["metadata"].get("labels") or {}
     fields = {"metadata.name": node["metadata"]["name"]}
     expressions = term.get("matchExpressions") or []
-    of_fields = term.get("matchFields") or []
-    if not expressions and not of_fields:
+    field_expressions = term.get("matchFields") or []
+    if not expressions and not field_expressions:
         return False  # an empty term matches nothing
-    return all(_matches(one, labels) for one in expressions) and all(
-        _matches(one, fields) for one in of_fields
+    return all(_matches(expression, labels) for expression in expressions) and all(
+        _matches(expression, fields) for expression in field_expressions
     )
 
 
@@ -208,75 +214,79 @@ def _matches(expression: Object, labels: Mapping[str, str]) -> bool:
 def judge(pod: Object, events: Sequence[Object], cluster: Cluster) -> Verdict:
     """Judge a pod that has no node."""
     scheduled = snapshot.condition(pod, "PodScheduled")
-    found = [volumes.judge(pod, events, cluster)]
+    pod_verdicts = [volumes.judge(pod, events, cluster)]
     if scheduled.get("reason") == "SchedulingGated":
-        found.append(queues.judge_gated(pod, cluster))
+        pod_verdicts.append(queues.judge_gated(pod, cluster))
     elif scheduled.get("status") == "False":
-        found.append(_unschedulable(pod, scheduled, events, cluster))
+        pod_verdicts.append(_judge_unschedulable(pod, scheduled, events, cluster))
     else:
-        found.append(queues.judge_scheduler(pod, cluster))
-        found.append(_unnoticed(pod, cluster))
-    return worst(found)
+        pod_verdicts.append(queues.judge_scheduler(pod, cluster))
+        pod_verdicts.append(_judge_unnoticed(pod, cluster))
+    return worst(pod_verdicts)
 
 
-def _unschedulable(
+def _judge_unschedulable(
     pod: Object, scheduled: Object, events: Sequence[Object], cluster: Cluster
 ) -> Verdict:
     message = brief(str(scheduled.get("message") or "no node has taken it yet"))
     since = snapshot.time_of(scheduled.get("lastTransitionTime"))
-    waits = waiting(f"no node takes it yet: {message}", since)
+    waiting_verdict = waiting(f"no node takes it yet: {message}", since)
     if scheduled.get("reason") != "Unschedulable":
-        return waits
-    said = snapshot.about(events, "Pod", pod["metadata"]["name"])
-    autoscaler = cluster.autoscaler or next(filter(None, map(snapshot.autoscaler, said)), None)
+        return waiting_verdict
+    pod_events = snapshot.events_of(events, "Pod", pod["metadata"]["name"])
+    autoscaler = cluster.autoscaler or next(
+        filter(None, map(snapshot.autoscaler, pod_events)), None
+    )
     if autoscaler is not None:
-        return _autoscaled(pod, message, events, autoscaler, since)
+        return _judge_autoscaled(pod, message, events, autoscaler, since)
     knows_capacity = all(map(cluster.knows, (NODES, AUTOSCALER_STATUS, NODE_POOLS)))
     if not (knows_capacity and cluster.all(NODES)):
-        return waits
-    asked = ("misfits", demand(pod["spec"]))
-    found = cluster.once(asked, lambda: misfits(pod, cluster.all(NODES)))
-    if found is None:
-        return waits
-    near = found[0]
+        return waiting_verdict
+    memo_key = ("misfits", demand(pod["spec"]))
+    node_misfits = cluster.memoized(memo_key, lambda: misfits(pod, cluster.all(NODES)))
+    if node_misfits is None:
+        return waiting_verdict
+    nearest_misfit = node_misfits[0]
     hint = "correct gpu_type or node_selector (kubectl get nodes --show-labels), or add a node"
-    if near.shortfall:
+    if nearest_misfit.shortfall:
         hint = "ask for less, or add a node that is large enough"
-    message = f"no node can ever take the pod: {message}; the nearest, {near}"
-    return replace(doomed(UnschedulableError(message, hint=hint), since), settles=SETTLE)
+    message = f"no node can ever take the pod: {message}; the nearest, {nearest_misfit}"
+    return replace(doomed(UnschedulableError(message, hint=hint), since), settle_seconds=SETTLE)
 
 
-def _autoscaled(
+def _judge_autoscaled(
     pod: Object, message: str, events: Sequence[Object], autoscaler: str, since: float | None
 ) -> Verdict:
     name = pod["metadata"]["name"]
-    said = [
+    karpenter_messages = [
         str(event.get("message", ""))
-        for event in snapshot.about(events, "Pod", name, "FailedScheduling")
+        for event in snapshot.events_of(events, "Pod", name, "FailedScheduling")
         if snapshot.reporter(event).startswith("karpenter")
     ]
-    if said and said[-1].count(_NO_INSTANCE) >= max(1, said[-1].count(_POOL)):
+    if karpenter_messages and karpenter_messages[-1].count(_NO_INSTANCE_TYPE) >= max(
+        1, karpenter_messages[-1].count(_INCOMPATIBLE_POOL)
+    ):
         error = UnschedulableError(
-            f"no node can ever take the pod: Karpenter says: {said[-1]}",
+            f"no node can ever take the pod: Karpenter says: {karpenter_messages[-1]}",
             hint="ask for less, or let an administrator add larger instance types to a NodePool",
         )
         return doomed(error, since)
     return waiting(f"{autoscaler} may add a node: {message}", since)
 
 
-def _unnoticed(pod: Object, cluster: Cluster) -> Verdict:
-    made = snapshot.time_of(pod["metadata"].get("creationTimestamp"))
-    if made is None or (pod.get("status") or {}).get("conditions"):
-        return NOTHING
-    age = cluster.now - made
-    if age < _SILENCE:
-        return Verdict(again=_SILENCE - age)
+def _judge_unnoticed(pod: Object, cluster: Cluster) -> Verdict:
+    created = snapshot.time_of(pod["metadata"].get("creationTimestamp"))
+    if created is None or (pod.get("status") or {}).get("conditions"):
+        return NO_TROUBLE
+    age = cluster.now - created
+    if age < _SCHEDULER_SILENCE:
+        return Verdict(recheck_seconds=_SCHEDULER_SILENCE - age)
     scheduler = pod["spec"].get("schedulerName") or DEFAULT_SCHEDULER
-    return waiting(f"the scheduler {scheduler!r} has not looked at it yet", made)
+    return waiting(f"the scheduler {scheduler!r} has not looked at it yet", created)
 
 
 def brief(message: str) -> str:
-    """The scheduler's message without what it says of preemption and of claims."""
-    kept = re.sub(r"\.?\s*(?:no new claims to deallocate,? ?)?preemption: .*$", "", message)
-    kept = re.sub(r"\.?\s*(?:no new claims to deallocate|not found),?\s*$", "", kept)
-    return kept.strip().rstrip(".,")
+    """The scheduler's message without the parts on preemption and on claims."""
+    text = re.sub(r"\.?\s*(?:no new claims to deallocate,? ?)?preemption: .*$", "", message)
+    text = re.sub(r"\.?\s*(?:no new claims to deallocate|not found),?\s*$", "", text)
+    return text.strip().rstrip(".,")

@@ -19,15 +19,25 @@ NODE_POOLS = "node_pools"
 LOCAL_QUEUES = "local_queues"
 KUEUE_WORKLOADS = "kueue_workloads"
 KAI_QUEUES = "kai_queues"
-#: Labels of nodes that an autoscaler made which leaves no other trace in the cluster.
-_AUTOSCALED = ("karpenter.sh/", "provisioner.cast.ai/")
-#: Reporters of events, and reasons that only an autoscaler gives.
+#: Prefixes of labels on nodes by autoscalers that leave no other trace in the cluster.
+_AUTOSCALER_NODE_LABELS = ("karpenter.sh/", "provisioner.cast.ai/")
+#: Reporters of events that are autoscalers, and reasons that only autoscalers give.
 _AUTOSCALERS = ("cluster-autoscaler", "karpenter")
-_SCALING = ("TriggeredScaleUp", "NotTriggerScaleUp", "Nominated")
+_AUTOSCALER_REASONS = ("TriggeredScaleUp", "NotTriggerScaleUp", "Nominated")
 
 
 @dataclass(frozen=True)
 class Watch:
+    """A kind of objects to watch.
+
+    Attributes:
+        name: The name by which a `Cluster` has the objects.
+        resource: The kind.
+        fields: A field selector.
+        is_optional: Whether a cluster may not serve the kind.
+        is_everywhere: Whether to watch all namespaces, even if the controller works in a few.
+    """
+
     name: str
     resource: Resource
     fields: str = ""
@@ -35,7 +45,7 @@ class Watch:
     is_everywhere: bool = False
 
 
-#: What a backend keeps, beside pods, what owns them, and `EVENTS` of both.
+#: The kinds that a backend watches, beside pods, their owners, and the `EVENTS` of both.
 WATCHED = (
     Watch(NODES, Resource("", "v1", "nodes", "Node", is_namespaced=False)),
     Watch(CLAIMS, Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")),
@@ -74,10 +84,20 @@ WATCHED = (
 
 @dataclass(frozen=True)
 class Cluster:
+    """The watched objects of a cluster at one moment.
+
+    Attributes:
+        now: Seconds since the epoch.
+        objects: The objects of each known kind, by `Watch.name`.
+        absent: The kinds that the cluster does not serve.
+        reporting_autoscaler: The autoscaler that has reported an event, if any.
+        memo: Values that were computed from these objects.
+    """
+
     now: float
     objects: Mapping[str, Sequence[Object]] = field(default_factory=dict)
     absent: frozenset[str] = frozenset()
-    heard: str | None = None
+    reporting_autoscaler: str | None = None
     memo: dict[object, Any] = field(default_factory=dict)
 
     def knows(self, name: str) -> bool:
@@ -86,30 +106,35 @@ class Cluster:
     def all(self, name: str) -> Sequence[Object]:
         return self.objects.get(name, ())
 
-    def find(self, name: str, which: str, namespace: str = "") -> Object | None:
-        found = self.once(("index", name), lambda: {key(one): one for one in self.all(name)})
-        return found.get((namespace, which))
+    def find(self, name: str, object_name: str, namespace: str = "") -> Object | None:
+        objects_by_key = self.memoized(
+            ("index", name),
+            lambda: {key(cluster_object): cluster_object for cluster_object in self.all(name)},
+        )
+        return objects_by_key.get((namespace, object_name))
 
-    def once(self, what: object, find: Callable[[], _T]) -> _T:
-        """Compute a value once for as long as the objects stay the same."""
-        if what not in self.memo:
-            self.memo[what] = find()
-        found: _T = self.memo[what]
-        return found
+    def memoized(self, memo_key: object, compute: Callable[[], _T]) -> _T:
+        """Compute a value once while the objects stay the same."""
+        if memo_key not in self.memo:
+            self.memo[memo_key] = compute()
+        memoized: _T = self.memo[memo_key]
+        return memoized
 
     @property
     def autoscaler(self) -> str | None:
-        return self.once("autoscaler", self._autoscaler)
+        return self.memoized("autoscaler", self._autoscaler)
 
     def _autoscaler(self) -> str | None:
         if self.all(NODE_POOLS):
             return "Karpenter"
         if self.all(AUTOSCALER_STATUS):
             return "the cluster autoscaler"
-        made = (label for node in self.all(NODES) for label in node["metadata"].get("labels") or ())
-        if any(label.startswith(_AUTOSCALED) for label in made):
+        node_labels = (
+            label for node in self.all(NODES) for label in node["metadata"].get("labels") or ()
+        )
+        if any(label.startswith(_AUTOSCALER_NODE_LABELS) for label in node_labels):
             return "the autoscaler"
-        return self.heard
+        return self.reporting_autoscaler
 
 
 def time_of(text: object) -> float | None:
@@ -117,13 +142,13 @@ def time_of(text: object) -> float | None:
     if not isinstance(text, str) or not text:
         return None
     try:
-        found = datetime.fromisoformat(text.replace("Z", "+00:00"))
+        moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
     except ValueError:
         return None
-    if found.tzinfo is None:
-        found = found.replace(tzinfo=timezone.utc)
-    # A container that never started has a start in 1970.
-    return found.timestamp() or None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=timezone.utc)
+    # A container that never started has the start 1970-01-01.
+    return moment.timestamp() or None
 
 
 def reporter(event: Object) -> str:
@@ -132,56 +157,61 @@ def reporter(event: Object) -> str:
 
 
 def autoscaler(event: Object) -> str | None:
-    """The autoscaler that says it, if it is one's."""
-    says = reporter(event)
-    if says in _AUTOSCALERS or event.get("reason") in _SCALING:
-        return says or "the autoscaler"
+    """The autoscaler that reports an event; `None` for another reporter."""
+    component = reporter(event)
+    if component in _AUTOSCALERS or event.get("reason") in _AUTOSCALER_REASONS:
+        return component or "the autoscaler"
     return None
 
 
-def when(event: Object) -> float:
+def last_time(event: Object) -> float:
     """The last time of an event."""
     series = event.get("series") or {}
-    given = (
+    timestamps = (
         event.get("lastTimestamp"),
         series.get("lastObservedTime"),
         event.get("eventTime"),
         event.get("firstTimestamp"),
         event["metadata"].get("creationTimestamp"),
     )
-    return next((at for at in map(time_of, given) if at is not None), 0.0)
+    return next((moment for moment in map(time_of, timestamps) if moment is not None), 0.0)
 
 
-def began(event: Object) -> float:
+def first_time(event: Object) -> float:
     """The first time of an event."""
-    given = (event.get("firstTimestamp"), event.get("eventTime"))
-    return next((at for at in map(time_of, given) if at is not None), when(event))
+    timestamps = (event.get("firstTimestamp"), event.get("eventTime"))
+    return next(
+        (moment for moment in map(time_of, timestamps) if moment is not None), last_time(event)
+    )
 
 
-def about(events: Iterable[Object], kind: str, name: str, *reasons: str) -> list[Object]:
-    """Events of one object with one of the reasons (any, when none is given), the oldest first."""
-    found = [
+def events_of(events: Iterable[Object], kind: str, name: str, *reasons: str) -> list[Object]:
+    """The events of one object, the oldest first; with `reasons`, only those with such a reason."""
+    object_events = [
         event
         for event in events
         if (event.get("involvedObject") or {}).get("kind") == kind
         and (event.get("involvedObject") or {}).get("name") == name
         and (not reasons or event.get("reason") in reasons)
     ]
-    return sorted(found, key=when)
+    return sorted(object_events, key=last_time)
 
 
-def of_these(events: Iterable[Object], things: Iterable[Object]) -> list[Object]:
-    """Events without those of earlier objects that had the names of these."""
+def without_earlier_objects(events: Iterable[Object], objects: Iterable[Object]) -> list[Object]:
+    """The events without those of earlier objects with the same names."""
     uids = {
-        (one.get("kind"), one["metadata"]["name"]): one["metadata"].get("uid") for one in things
+        (live_object.get("kind"), live_object["metadata"]["name"]): live_object["metadata"].get(
+            "uid"
+        )
+        for live_object in objects
     }
-    found = []
+    current_events = []
     for event in events:
-        about = event.get("involvedObject") or {}
-        uid = uids.get((about.get("kind"), about.get("name")))
-        if None in (uid, about.get("uid")) or uid == about["uid"]:
-            found.append(event)
-    return found
+        involved_object = event.get("involvedObject") or {}
+        uid = uids.get((involved_object.get("kind"), involved_object.get("name")))
+        if None in (uid, involved_object.get("uid")) or uid == involved_object["uid"]:
+            current_events.append(event)
+    return current_events
 
 
 def container_statuses(pod: Object) -> list[Object]:
@@ -189,16 +219,16 @@ def container_statuses(pod: Object) -> list[Object]:
     return [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
 
 
-def controller_of(one: Object) -> Object | None:
-    """The reference to what made an object and keeps it, if something does."""
-    owners: list[Object] = one["metadata"].get("ownerReferences") or []
+def controller_of(manifest: Object) -> Object | None:
+    """The reference to the controller of an object, if it has one."""
+    owners: list[Object] = manifest["metadata"].get("ownerReferences") or []
     return next((owner for owner in owners if owner.get("controller")), None)
 
 
 def condition(manifest: Object, kind: str) -> Object:
-    """A condition in the status of an object; empty if it has none of that type."""
-    for one in (manifest.get("status") or {}).get("conditions") or ():
-        if one.get("type") == kind:
-            found: dict[str, Any] = one
-            return found
+    """A condition in the status of an object; empty without a condition of that type."""
+    for status_condition in (manifest.get("status") or {}).get("conditions") or ():
+        if status_condition.get("type") == kind:
+            matching_condition: dict[str, Any] = status_condition
+            return matching_condition
     return {}

@@ -1,4 +1,4 @@
-"""Verdicts on a launch: it cannot succeed, it waits for a reason, or nothing is wrong."""
+"""Verdicts on a launch: the launch cannot succeed, it waits for a reason, or nothing is wrong."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 
 from kubetorch.errors import KubetorchError, MissingObjectError
 
-#: Lines of a container's log that an error has.
+#: Last lines of a container's log in an error.
 LOG_LINES = 20
 _LOG_CHARACTERS = 4000
-#: Seconds for which an object has to be missing: whoever makes a pod may make the rest after it.
-SETTLE = 2.0
+#: Seconds for which an object has to be missing: a deploy may make a pod before its secrets.
+SETTLE_SECONDS = 2.0
 _KINDS = {
     "secret": "Secret",
     "configmap": "ConfigMap",
@@ -24,9 +24,9 @@ _KINDS = {
     "priorityclass": "PriorityClass",
 }
 _NOT_FOUND = re.compile(rf'\b({"|".join(map(re.escape, _KINDS))}) "([^"]+)" not found', re.I)
-_PRIORITY = re.compile(r"no PriorityClass with name (\S+) was found")
-_KEY = re.compile(r"couldn't find key (\S+) in (\w+) (?:\S+/)?(\S+)")
-_KEY_OF_VOLUME = re.compile(r"references non-existent (secret|config) key: (\S+)")
+_MISSING_PRIORITY_CLASS = re.compile(r"no PriorityClass with name (\S+) was found")
+_MISSING_KEY = re.compile(r"couldn't find key (\S+) in (\w+) (?:\S+/)?(\S+)")
+_MISSING_KEY_OF_VOLUME = re.compile(r"references non-existent (secret|config) key: (\S+)")
 _HINTS = {
     "Secret": "create it (kt secrets, kubectl create secret), or correct the name",
     "ConfigMap": "create it (kubectl create configmap), or correct the name",
@@ -43,14 +43,24 @@ _CLUSTER_WIDE = ("PriorityClass", "RuntimeClass", "StorageClass", "Queue")
 
 @dataclass(frozen=True)
 class Verdict:
-    """A verdict on a launch; without a reason, nothing is wrong."""
+    """A verdict on a launch; without a reason, nothing is wrong.
+
+    Attributes:
+        error: Why the launch can never succeed; a verdict with an error is a doom.
+        reason: Why the launch waits, or fails.
+        since: The time since when the reason holds, in seconds since the epoch.
+        recheck_seconds: Seconds after which to judge again, even if nothing has changed.
+        settle_seconds: Seconds for which a doom has to last before it counts.
+        log_container: The container whose last log lines belong into the error.
+        is_previous: Whether these lines are those of the container's previous run.
+    """
 
     error: KubetorchError | None = None
     reason: str = ""
     since: float | None = None
-    again: float | None = None
-    settles: float = 0.0
-    log: str | None = None
+    recheck_seconds: float | None = None
+    settle_seconds: float = 0.0
+    log_container: str | None = None
     is_previous: bool = False
 
     @property
@@ -58,19 +68,19 @@ class Verdict:
         return self.error is not None
 
     def with_log(self, lines: Iterable[str]) -> Verdict:
-        """The same, with the last lines of its container in the error."""
+        """The verdict with the last lines of its container in the error."""
         text = "\n".join(list(lines)[-LOG_LINES:])[-_LOG_CHARACTERS:].strip("\n")
         if self.error is None or not text:
-            return replace(self, log=None)
+            return replace(self, log_container=None)
         error = copy.copy(self.error)
         indented = "\n".join(f"  {line}" for line in text.splitlines())
         error.message = f"{self.error.message}; its last lines:\n{indented}"
         error.args = (error.message,)
-        return replace(self, error=error, log=None)
+        return replace(self, error=error, log_container=None)
 
 
 #: Nothing is wrong.
-NOTHING = Verdict()
+NO_TROUBLE = Verdict()
 
 
 def doomed(error: KubetorchError, since: float | None = None) -> Verdict:
@@ -78,60 +88,71 @@ def doomed(error: KubetorchError, since: float | None = None) -> Verdict:
     return Verdict(error, error.message, since)
 
 
-def waiting(reason: str, since: float | None = None, *, again: float | None = None) -> Verdict:
-    return Verdict(None, reason, since, again)
+def waiting(
+    reason: str, since: float | None = None, *, recheck_seconds: float | None = None
+) -> Verdict:
+    return Verdict(None, reason, since, recheck_seconds)
 
 
 def settled(verdict: Verdict, now: float) -> Verdict:
-    """A doom that counts only once its fact is so old: what is missing may be on its way."""
-    if verdict.since is None or not verdict.is_doomed or now - verdict.since >= SETTLE:
+    """Turn a doom that is younger than `SETTLE_SECONDS` into a reason to wait.
+
+    A missing object may be made a moment later.
+    """
+    if verdict.since is None or not verdict.is_doomed or now - verdict.since >= SETTLE_SECONDS:
         return verdict
-    rest = SETTLE - max(0.0, now - verdict.since)
-    return Verdict(None, verdict.reason, verdict.since, again=rest)
+    remaining_seconds = SETTLE_SECONDS - max(0.0, now - verdict.since)
+    return Verdict(None, verdict.reason, verdict.since, recheck_seconds=remaining_seconds)
 
 
 def worst(verdicts: Sequence[Verdict]) -> Verdict:
-    """The one that matters most: a doom, else the first reason; judged again as soon as any is."""
+    """The verdict that matters most: a doom, else the first reason; the earliest recheck holds."""
     if not verdicts:
-        return NOTHING
-    found = next(
-        (one for one in verdicts if one.is_doomed),
-        next((one for one in verdicts if one.reason), NOTHING),
+        return NO_TROUBLE
+    worst_verdict = next(
+        (verdict for verdict in verdicts if verdict.is_doomed),
+        next((verdict for verdict in verdicts if verdict.reason), NO_TROUBLE),
     )
-    pauses = [one.again for one in verdicts if one.again is not None]
-    return found if found.is_doomed or not pauses else replace(found, again=min(pauses))
+    recheck_times = [
+        verdict.recheck_seconds for verdict in verdicts if verdict.recheck_seconds is not None
+    ]
+    return (
+        worst_verdict
+        if worst_verdict.is_doomed or not recheck_times
+        else replace(worst_verdict, recheck_seconds=min(recheck_times))
+    )
 
 
 def missing_object(
     kind: str, name: str, namespace: str = "", *, key: str = ""
 ) -> MissingObjectError:
-    """The error of a missing object, or of a key that an object lacks."""
-    where = f" in namespace {namespace!r}" if namespace and kind not in _CLUSTER_WIDE else ""
-    text = f"there is no {kind} {name!r}{where}"
+    """The error for a missing object, or with `key` for a key that an object lacks."""
+    in_namespace = f" in namespace {namespace!r}" if namespace and kind not in _CLUSTER_WIDE else ""
+    text = f"there is no {kind} {name!r}{in_namespace}"
     if key:
-        text = f"the {kind} {name!r}{where} has no key {key!r}"
+        text = f"the {kind} {name!r}{in_namespace} has no key {key!r}"
     hint = "add the key, or correct its name" if key else _HINTS.get(kind)
-    found = MissingObjectError(text, hint=hint)
-    found.kind, found.name = kind, name
-    return found
+    error = MissingObjectError(text, hint=hint)
+    error.kind, error.name = kind, name
+    return error
 
 
-def missing_object_in(said: str, *, namespace: str = "") -> MissingObjectError | None:
-    """The error that a message of the API server or the kubelet amounts to, if it is one."""
-    match = _NOT_FOUND.search(said)
+def missing_object_in(message: str, *, namespace: str = "") -> MissingObjectError | None:
+    """The error for a message about a missing object, by the API server or a kubelet."""
+    match = _NOT_FOUND.search(message)
     if match:
         return missing_object(_KINDS[match[1].lower()], match[2], namespace)
-    match = _PRIORITY.search(said)
+    match = _MISSING_PRIORITY_CLASS.search(message)
     if match:
         return missing_object("PriorityClass", match[1], namespace)
-    match = _KEY.search(said)
+    match = _MISSING_KEY.search(message)
     if match:
         return missing_object(match[2], match[3], namespace, key=match[1])
-    match = _KEY_OF_VOLUME.search(said)
+    match = _MISSING_KEY_OF_VOLUME.search(message)
     if match:
         kind = "Secret" if match[1] == "secret" else "ConfigMap"
-        text = f"a {kind} that is mounted has no key {match[2]!r}: {said}"
-        found = MissingObjectError(text, hint="add the key, or correct its name")
-        found.kind = kind
-        return found
+        text = f"a {kind} that is mounted has no key {match[2]!r}: {message}"
+        error = MissingObjectError(text, hint="add the key, or correct its name")
+        error.kind = kind
+        return error
     return None

@@ -1,4 +1,4 @@
-"""Volumes that hold a pod back: claims that are missing or cannot be bound, mounts that fail."""
+"""Volumes for which a pod waits: missing claims, claims that cannot be bound, failed mounts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kubetorch.controller.backends.kubernetes.launch_failures.snapshot import (
     Cluster,
 )
 from kubetorch.controller.backends.kubernetes.launch_failures.verdicts import (
-    NOTHING,
+    NO_TROUBLE,
     Verdict,
     doomed,
     settled,
@@ -23,18 +23,20 @@ from kubetorch.errors import StartupError
 from kubetorch.k8s.resources import Object
 
 _DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
-#: Reasons of events.
-_MOUNTING = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
-_BINDING = ("ProvisioningFailed", "FailedBinding")
-#: What provisioners say of an access mode that they never provide.
-_NEVER = re.compile(r"only supports? |not supported|unsupported|invalid access ?mode", re.I)
+#: Reasons of events about mounts, and about the binding of claims.
+_MOUNT_EVENTS = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
+_BINDING_EVENTS = ("ProvisioningFailed", "FailedBinding")
+#: Messages of provisioners about an access mode that they never provide.
+_UNSUPPORTED_ACCESS_MODE = re.compile(
+    r"only supports? |not supported|unsupported|invalid access ?mode", re.I
+)
 
 
 def judge(pod: Object, events: Sequence[Object], cluster: Cluster) -> Verdict:
     if not cluster.knows(CLAIMS):
-        return NOTHING
-    found = [_claim(pod, name, events, cluster) for name in claims(pod["spec"])]
-    return worst(found)
+        return NO_TROUBLE
+    claim_verdicts = [_judge_claim(pod, name, events, cluster) for name in claims(pod["spec"])]
+    return worst(claim_verdicts)
 
 
 def claims(spec: Object) -> Iterator[str]:
@@ -46,21 +48,21 @@ def claims(spec: Object) -> Iterator[str]:
 
 
 def judge_mounts(pod: Object, events: Sequence[Object], cluster: Cluster) -> Verdict:
-    """Judge a pod that has a node, and whose containers wait for its volumes."""
+    """Judge a pod with a node whose containers wait for its volumes."""
     name = pod["metadata"]["name"]
-    found = snapshot.about(events, "Pod", name, *_MOUNTING)
-    if not found:
-        return NOTHING
-    last = found[-1]
-    said = str(last.get("message", ""))
-    since = min(snapshot.began(event) for event in found)
-    error = verdicts.missing_object_in(said, namespace=pod["metadata"].get("namespace") or "")
+    mount_events = snapshot.events_of(events, "Pod", name, *_MOUNT_EVENTS)
+    if not mount_events:
+        return NO_TROUBLE
+    last_event = mount_events[-1]
+    message = str(last_event.get("message", ""))
+    since = min(snapshot.first_time(event) for event in mount_events)
+    error = verdicts.missing_object_in(message, namespace=pod["metadata"].get("namespace") or "")
     if error is not None:
         return settled(doomed(error, since), cluster.now)
-    return waiting(f"a volume is not there yet: {said}", since)
+    return waiting(f"a volume is not there yet: {message}", since)
 
 
-def _claim(pod: Object, name: str, events: Sequence[Object], cluster: Cluster) -> Verdict:
+def _judge_claim(pod: Object, name: str, events: Sequence[Object], cluster: Cluster) -> Verdict:
     namespace = pod["metadata"].get("namespace") or ""
     claim = cluster.find(CLAIMS, name, namespace)
     if claim is None:
@@ -68,32 +70,38 @@ def _claim(pod: Object, name: str, events: Sequence[Object], cluster: Cluster) -
         error = verdicts.missing_object("PersistentVolumeClaim", name, namespace)
         return settled(doomed(error, since), cluster.now)
     if (claim.get("status") or {}).get("phase") != "Pending":
-        return NOTHING
-    return _pending(claim, events, cluster)
+        return NO_TROUBLE
+    return _judge_pending(claim, events, cluster)
 
 
-def _pending(claim: Object, events: Sequence[Object], cluster: Cluster) -> Verdict:
+def _judge_pending(claim: Object, events: Sequence[Object], cluster: Cluster) -> Verdict:
     name, namespace = claim["metadata"]["name"], claim["metadata"].get("namespace") or ""
     since = snapshot.time_of(claim["metadata"].get("creationTimestamp"))
-    wanted = claim["spec"].get("storageClassName")
-    said = snapshot.about(events, "PersistentVolumeClaim", name, *_BINDING)
-    text = str(said[-1].get("message", "")) if said else ""
-    since = snapshot.began(said[-1]) if said else since
+    storage_class = claim["spec"].get("storageClassName")
+    binding_events = snapshot.events_of(events, "PersistentVolumeClaim", name, *_BINDING_EVENTS)
+    text = str(binding_events[-1].get("message", "")) if binding_events else ""
+    since = snapshot.first_time(binding_events[-1]) if binding_events else since
     has_default = any(
-        (one["metadata"].get("annotations") or {}).get(_DEFAULT_CLASS) == "true"
-        for one in cluster.all(STORAGE_CLASSES)
+        (class_object["metadata"].get("annotations") or {}).get(_DEFAULT_CLASS) == "true"
+        for class_object in cluster.all(STORAGE_CLASSES)
     )
-    verdict = NOTHING
-    if wanted and cluster.knows(STORAGE_CLASSES) and not cluster.find(STORAGE_CLASSES, wanted):
-        # The name may also be only a mark of volumes that somebody made by hand: then the
-        # controller says nothing of a missing class.
+    verdict = NO_TROUBLE
+    if (
+        storage_class
+        and cluster.knows(STORAGE_CLASSES)
+        and not cluster.find(STORAGE_CLASSES, storage_class)
+    ):
+        # The class may be only a name on volumes that an administrator made by hand. Then the
+        # volume controller does not report a missing class.
         if "not found" not in text:
-            return waiting(f"the volume {name} waits for a storage of class {wanted!r}", since)
-        verdict = doomed(verdicts.missing_object("StorageClass", wanted, namespace), since)
-    elif wanted is None and cluster.knows(STORAGE_CLASSES) and not has_default:
-        why = "it names no storage class, and the cluster has no default one"
-        verdict = doomed(_unbindable(name, why, "give kt.Volume a storage_class"), since)
-    elif text and _NEVER.search(text):
+            return waiting(
+                f"the volume {name} waits for a storage of class {storage_class!r}", since
+            )
+        verdict = doomed(verdicts.missing_object("StorageClass", storage_class, namespace), since)
+    elif storage_class is None and cluster.knows(STORAGE_CLASSES) and not has_default:
+        problem = "it names no storage class, and the cluster has no default one"
+        verdict = doomed(_unbindable(name, problem, "give kt.Volume a storage_class"), since)
+    elif text and _UNSUPPORTED_ACCESS_MODE.search(text):
         modes = ", ".join(claim["spec"].get("accessModes") or ())
         hint = f"choose another access_mode than {modes}, or another storage_class"
         verdict = doomed(_unbindable(name, text, hint), since)
@@ -102,5 +110,5 @@ def _pending(claim: Object, events: Sequence[Object], cluster: Cluster) -> Verdi
     return settled(verdict, cluster.now)
 
 
-def _unbindable(name: str, why: str, hint: str) -> StartupError:
-    return StartupError(f"the volume {name!r} can never be bound: {why}", hint=hint)
+def _unbindable(name: str, problem: str, hint: str) -> StartupError:
+    return StartupError(f"the volume {name!r} can never be bound: {problem}", hint=hint)

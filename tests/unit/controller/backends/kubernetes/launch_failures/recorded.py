@@ -49,7 +49,7 @@ def cluster(record: dict[str, Any]) -> Cluster:
 def _last(record: dict[str, Any]) -> float:
     things = [*record.get("owners", ()), *([record["pod"]] if "pod" in record else ())]
     made = [snapshot.time_of(one["metadata"]["creationTimestamp"]) or 0.0 for one in things]
-    return max([*made, *map(snapshot.when, record["events"])])
+    return max([*made, *map(snapshot.last_time, record["events"])])
 
 
 def judge(name: str, *, at: float | None = None) -> Verdict:

@@ -122,7 +122,7 @@ def test_what_is_missing_has_a_moment_to_come() -> None:
     said = 'pods "w" is forbidden: error looking up service account: serviceaccount "sa" not found'
     early = admission.judge(said, namespace="team", since=100.0, now=100.5)
     assert not early.is_doomed
-    assert early.again == 1.5
+    assert early.recheck_seconds == 1.5
     assert judge(said).is_doomed
 
 

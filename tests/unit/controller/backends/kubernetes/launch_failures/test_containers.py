@@ -48,7 +48,7 @@ def test_the_first_end_may_be_an_accident() -> None:
 def test_the_second_end_is_a_loop() -> None:
     verdict = judge(ended(1), ended(1, "15:51:40"), restarts=1)
     assert type(verdict.error) is errors.ServiceHealthError
-    assert verdict.log == "c"
+    assert verdict.log_container == "c"
     assert not verdict.is_previous
     waits = {"waiting": {"reason": "CrashLoopBackOff"}}
     verdict = judge(waits, ended(1), restarts=1)
@@ -65,7 +65,7 @@ def test_a_container_that_runs_again_is_not_doomed() -> None:
     verdict = judge(running, ended(137, reason="OOMKilled"), restarts=1)
     assert not verdict.is_doomed
     assert "was killed for its memory" in verdict.reason
-    assert verdict.again is not None
+    assert verdict.recheck_seconds is not None
     assert not judge(running, ended(1, "15:40:00"), restarts=1).reason
 
 
@@ -82,7 +82,7 @@ def test_a_pod_of_a_job_may_end_and_one_of_nobody_may_not() -> None:
 
 def test_the_last_lines_are_in_the_error() -> None:
     verdict = judge(ended(1, message="Traceback\nValueError: no"), ended(1, "15:51:40"))
-    assert verdict.log is None
+    assert verdict.log_container is None
     assert "its last lines:\n  Traceback\n  ValueError: no" in str(verdict.error)
     fetched = judge(ended(1), ended(1, "15:51:40")).with_log([f"line {n}" for n in range(100)])
     assert "line 99" in str(fetched.error)

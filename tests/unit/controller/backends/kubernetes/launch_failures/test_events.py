@@ -11,7 +11,7 @@ def story(*names: str, since: float = 0.0) -> list[str]:
     """The lines of a launch whose pods are those of some records."""
     told = ReportedEvents(since)
     events = [event for name in names for event in recorded.read(name)["events"]]
-    found = [told.new(event) for event in sorted(events, key=snapshot.began)]
+    found = [told.new(event) for event in sorted(events, key=snapshot.first_time)]
     return [one.line for one in found if one is not None]
 
 
@@ -57,7 +57,7 @@ def test_what_happens_to_all_pods_is_told_once() -> None:
 
 def test_what_is_older_than_the_launch_is_not_told() -> None:
     record = recorded.read("pull-not-found")
-    end = max(map(snapshot.when, record["events"]))
+    end = max(map(snapshot.last_time, record["events"]))
     assert story("pull-not-found", since=end + 1) == []
 
 
@@ -69,7 +69,7 @@ def test_an_event_that_is_counted_up_is_told_once() -> None:
 
 def test_the_next_launch_within_the_second_does_not_repeat_it() -> None:
     started = event("Started", "Started container kubetorch", kind="Normal")
-    moment = snapshot.when(started)
+    moment = snapshot.last_time(started)
     first = ReportedEvents(moment + 0.1)
     assert first.new(started) is not None
     second = ReportedEvents(moment + 0.5, first)
@@ -93,7 +93,7 @@ def test_a_warning_is_marked_as_one() -> None:
     found = events.read(event("NodeNotReady", "Node is not ready"))
     assert found is not None
     assert found.is_warning
-    assert found.about == "web-0"
+    assert found.object_name == "web-0"
 
 
 def test_the_story_has_an_end() -> None:

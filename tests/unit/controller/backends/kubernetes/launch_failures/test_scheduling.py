@@ -158,7 +158,7 @@ def test_an_autoscaler_is_known_by_what_it_says_of_the_pod_whoever_reports_it(re
 
 def test_one_that_was_heard_of_another_pod_may_bring_a_node_for_this_one() -> None:
     known = {NODES: [node("one")], AUTOSCALER_STATUS: [], NODE_POOLS: [], CLAIMS: []}
-    cluster = Cluster(0.0, known, heard="cluster-autoscaler")
+    cluster = Cluster(0.0, known, reporting_autoscaler="cluster-autoscaler")
     assert not scheduling.judge(pod(containers=[asking(cpu="100")]), [], cluster).is_doomed
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kubetorch.controller.backends.kubernetes.launch_failures.verdicts import SETTLE
+from kubetorch.controller.backends.kubernetes.launch_failures.verdicts import SETTLE_SECONDS
 from unit.controller.backends.kubernetes.launch_failures import recorded
 
 MISSING = (
@@ -25,5 +25,5 @@ def test_what_is_missing_is_no_doom_at_once(name: str) -> None:
     early = recorded.judge(name, at=since + 0.5)
     assert not early.is_doomed
     assert early.reason
-    assert early.again == SETTLE - 0.5
-    assert recorded.judge(name, at=since + SETTLE).is_doomed
+    assert early.recheck_seconds == SETTLE_SECONDS - 0.5
+    assert recorded.judge(name, at=since + SETTLE_SECONDS).is_doomed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kubetorch.controller.backends.kubernetes.launch_failures import verdicts
-from kubetorch.controller.backends.kubernetes.launch_failures.verdicts import NOTHING, Verdict
+from kubetorch.controller.backends.kubernetes.launch_failures.verdicts import NO_TROUBLE, Verdict
 from kubetorch.errors import StartupError
 
 
@@ -68,15 +68,18 @@ def test_what_is_said_of_something_else_is_nothing_missing() -> None:
 
 def test_the_worst_of_several_verdicts_counts() -> None:
     doomed = Verdict(StartupError("it cannot start"), "it cannot start")
-    waits, sooner = Verdict(reason="first", again=9.0), Verdict(reason="second", again=2.0)
-    assert verdicts.worst([]) == NOTHING
-    assert verdicts.worst([NOTHING, waits, doomed]) == doomed
-    found = verdicts.worst([NOTHING, waits, sooner])
-    assert (found.reason, found.again) == ("first", 2.0)
+    waits, sooner = (
+        Verdict(reason="first", recheck_seconds=9.0),
+        Verdict(reason="second", recheck_seconds=2.0),
+    )
+    assert verdicts.worst([]) == NO_TROUBLE
+    assert verdicts.worst([NO_TROUBLE, waits, doomed]) == doomed
+    found = verdicts.worst([NO_TROUBLE, waits, sooner])
+    assert (found.reason, found.recheck_seconds) == ("first", 2.0)
 
 
 def test_the_last_lines_of_a_container_are_part_of_the_error() -> None:
-    verdict = Verdict(StartupError("it ended"), "it ended", log="0")
+    verdict = Verdict(StartupError("it ended"), "it ended", log_container="0")
     lines = [f"line {number}" for number in range(verdicts.LOG_LINES + 5)]
     found = verdict.with_log(lines)
     assert found.error is not None
