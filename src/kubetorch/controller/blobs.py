@@ -98,7 +98,7 @@ class NamespaceBlobs:
         self._stores = stores
         # Trees whose files were all there, as long as the store has this mark.
         self._complete: set[str] = set()
-        self._mark = blobs.mark
+        self._damage_mark = blobs.damage_mark
 
     def is_of(self, namespace: str) -> bool:
         return self.namespace in (None, namespace)
@@ -106,13 +106,14 @@ class NamespaceBlobs:
     async def missing(self, spec: WorkloadSpec) -> list[str]:
         """The blobs that have to come before the generation can exist."""
         async with self.turn:
-            if self._mark is self.blobs.mark and self._complete.issuperset(spec.trees):
+            is_current = self._damage_mark is self.blobs.damage_mark
+            if is_current and self._complete.issuperset(spec.trees):
                 return self.find_missing(spec)  # no tree is to be read
             return await self._stores.in_thread(lambda: self.find_missing(spec))
 
     def find_missing(self, spec: WorkloadSpec) -> list[str]:
-        if self._mark is not self.blobs.mark:
-            self._mark = self.blobs.mark
+        if self._damage_mark is not self.blobs.damage_mark:
+            self._damage_mark = self.blobs.damage_mark
             self.forget()
         arguments = [] if spec.init_args is None else [spec.init_args]
         missing = self.blobs.missing([*spec.trees, *arguments])
