@@ -663,8 +663,10 @@ def decode(kind: type[_T], data: bytes | bytearray | memoryview | str) -> _T:
 
 def _decode_step(kind: type[Any], value: Any) -> Any:  # noqa: ANN401  # as msgspec calls it
     """A step of an image: dataclasses have no tag, so its first field says which one it is."""
-    found = next((STEPS[name] for name in value if name in STEPS), None)
-    if kind is not Step or found is None:
+    step_type = next((STEPS[name] for name in value if name in STEPS), None)
+    if kind is not Step or step_type is None:
         raise ValueError(f"no step of an image: {value!r}")
-    json_decoder(found, _decode_step)  # so that no two threads look at the type at the same time
-    return msgspec.convert(value, found)
+    json_decoder(
+        step_type, _decode_step
+    )  # so that no two threads look at the type at the same time
+    return msgspec.convert(value, step_type)
