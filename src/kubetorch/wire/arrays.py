@@ -265,7 +265,7 @@ def _pack_pandas(packer: Packer, value: Any, mode: int) -> Tag | None:  # noqa: 
 def _pack_labels(packer: Packer, value: Any, name: object) -> list[object]:  # noqa: ANN401
     """The index of a frame or of a series, its name, and its `attrs`."""
     pack = functools.partial(_pack_index, packer, value.index)
-    index = packer.at("index", pack, is_attribute=True)
+    index = packer.pack_part("index", pack, is_attribute=True)
     labels = [index, packer.pack(name, packer.KEY)]
     return [*labels, packer.pack(dict(value.attrs))] if value.attrs else labels
 
@@ -290,10 +290,10 @@ def _pack_frame(packer: Packer, frame: Any) -> Tag:  # noqa: ANN401  # a frame
             )
         else:
             pack = functools.partial(_pack_column, packer, column)
-            blocks.append(packer.at(frame.columns[column_number], pack))
+            blocks.append(packer.pack_part(frame.columns[column_number], pack))
         column_number += count
     pack = functools.partial(_pack_index, packer, frame.columns)
-    columns = packer.at("columns", pack, is_attribute=True)
+    columns = packer.pack_part("columns", pack, is_attribute=True)
     return packer.tag("pd.frame", blocks, columns, *_pack_labels(packer, frame, None))
 
 
