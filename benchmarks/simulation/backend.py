@@ -138,8 +138,8 @@ class SimulatedBackend:
     def end_pod(self, namespace: str, name: str, pod: str, error: KubetorchError) -> None:
         return None
 
-    def ports(self, namespace: str, name: str, wanted: PortsWanted) -> tuple[int, ...]:
-        return (wanted.first,) * wanted.count
+    def ports(self, namespace: str, name: str, request: PortsWanted) -> tuple[int, ...]:
+        return (request.first,) * request.count
 
     def hold_ports(self, namespace: str, name: str, ports: Sequence[int]) -> None:
         return None
