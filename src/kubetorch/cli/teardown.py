@@ -103,9 +103,9 @@ def _check_target(target: str | None, *, all_: bool, prefix: str | None) -> None
         )
     if given > 1:
         raise SpecError("Give one of a service's name, --prefix and --all, not several")
-    if prefix is not None and prefix.rstrip("-") in names.RESERVED:
+    if prefix is not None and prefix.rstrip("-") in names.RESERVED_USERNAMES:
         raise SpecError(
-            f"the prefix {prefix!r} is reserved; reserved are {', '.join(names.RESERVED)}"
+            f"the prefix {prefix!r} is reserved; reserved are {', '.join(names.RESERVED_USERNAMES)}"
         )
     if prefix is not None and not prefix:
         raise SpecError("--prefix is empty", hint="--all deletes all services of yours")

@@ -109,8 +109,8 @@ class NamespaceBlobs:
             return await self._stores.in_thread(lambda: self.find_missing(spec))
 
     def find_missing(self, spec: WorkloadSpec) -> list[str]:
-        if self._mark is not self.blobs.mark:
-            self._mark = self.blobs.mark
+        if self._damage_mark is not self.blobs.damage_mark:
+            self._damage_mark = self.blobs.damage_mark
             self.forget()
         arguments = [] if spec.init_args is None else [spec.init_args]
         missing = self.blobs.missing([*spec.trees, *arguments])

@@ -54,7 +54,7 @@ from kubetorch.specs.compute import MOST_WAITING
 from kubetorch.specs.workload import Origin, WorkloadSpec
 from kubetorch.wire import codecs, exceptions, retries, routes
 from kubetorch.wire.calls import CALL_ID, Outcome, Raised, Returned, check_arguments
-from kubetorch.wire.frames import OWN, Chain, Open, Progress, Retry
+from kubetorch.wire.frames import KUBETORCH, Chain, Open, Progress, Retry
 from kubetorch.wire.messages import CallProgress, CallReport, Ending, QueueView, SlotHolder
 
 #: Calls that the pod knows at one time, whatever their state.
@@ -1107,7 +1107,7 @@ class Calls:
                 f"waiting for pods to start the ranks again: {waits_for}; with "
                 'workers="ready" those that are there begin'
             )
-            call.on_log(Line(text, OWN, "WARNING", time.time(), None))
+            call.on_log(Line(text, KUBETORCH, "WARNING", time.time(), None))
         seconds = 2 * waited
         asyncio.get_running_loop().call_later(seconds, self._tell_waiting, call, seconds)
 

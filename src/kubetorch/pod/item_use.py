@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from kubetorch.lib import processes
 from kubetorch.pod.logs import Line
-from kubetorch.wire.frames import OWN
+from kubetorch.wire.frames import KUBETORCH
 
 #: Seconds of a map after which it is looked at.
 WINDOW = 5.0
@@ -52,7 +52,7 @@ class ItemUse:
                 f"the items of this map use {max(share, 0.0):.0%} of a core each, and run one at a "
                 "time in a process: kt.Compute(concurrency=N) runs N of them at once"
             )
-            self.tell(map_id, Line(text, OWN, "INFO", time.time(), None))
+            self.tell(map_id, Line(text, KUBETORCH, "INFO", time.time(), None))
 
 
 def seconds_used(pids: Collection[int]) -> float | None:

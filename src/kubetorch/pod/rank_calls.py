@@ -51,7 +51,7 @@ from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.distribution import SINGLE_CONTROLLER
 from kubetorch.wire import codecs, exceptions, rank_values
 from kubetorch.wire.calls import new_call_id
-from kubetorch.wire.frames import OWN, Open, Part, Progress
+from kubetorch.wire.frames import KUBETORCH, Open, Part, Progress
 from kubetorch.wire.messages import Member, World
 from kubetorch.wire.rank_values import Entry
 
@@ -483,7 +483,7 @@ class Run:
             self.fail([self.describe(group.membership_error(), None, None)])
 
     def say(self, text: str, level: str) -> None:
-        self.sink.on_log(Line(text, OWN, level, time.time(), None))
+        self.sink.on_log(Line(text, KUBETORCH, level, time.time(), None))
 
     # --------------------------------------------------------------------------- from its parts
 

@@ -36,7 +36,7 @@ def sent(value: Any, *, is_writable: bool = True) -> Any:
 def is_copied(value: Any, memory: Any) -> bool:
     """Whether none of the buffers of an encoded value is a piece of an array's memory."""
     _, area = codecs.encode("values", value)
-    assert isinstance(area, values.Gathered)
+    assert isinstance(area, values.GatheredSegment)
     return not any(
         numpy.shares_memory(numpy.frombuffer(part, "u1"), memory)
         for part in area.parts
@@ -491,7 +491,7 @@ def test_a_frame_of_polars_arrives_as_it_was() -> None:
 def test_columns_of_polars_are_not_copied_after_polars_wrote_them() -> None:
     frame = polars.DataFrame({"a": range(100_000), "b": [str(i) for i in range(100_000)]})
     _, area = codecs.encode("values", frame)
-    assert isinstance(area, values.Gathered)
+    assert isinstance(area, values.GatheredSegment)
     assert max(map(len, area.parts)) > 0.99 * len(area)
     # What lies before them moves them by no multiple of their alignment.
     found = sent({"before": b"x" * 5001, "frame": frame, "after": frame["b"]})

@@ -186,12 +186,12 @@ class Preparation:
         todo = records.todo(self.generation, steps)
         shared = image_steps.shared_steps(self.image)
         venv = await self._share(shared)
-        own = records.ran.own if todo.kept >= shared else None
+        own = records.ran.own if todo.unchanged_count >= shared else None
         for number, step in enumerate(steps):
             self.at = number
             if isinstance(step, WorkdirStep):  # it holds for the steps after it, run or not
                 self._folder = posixpath.join(self.images.working_dir, step.path)
-            if number < todo.kept:
+            if number < todo.unchanged_count:
                 continue
             if isinstance(step, PipStep):
                 if number >= shared:
@@ -403,7 +403,7 @@ class Images:
         image = spec.compute.image
         if image is None or spec.compute.freeze:
             return False
-        kept = self.records.todo(generation, image.steps).kept
+        kept = self.records.todo(generation, image.steps).unchanged_count
         shared = image_steps.shared_steps(image)
         return any(
             not isinstance(step, EnvStep) and (number >= shared or not isinstance(step, PipStep))

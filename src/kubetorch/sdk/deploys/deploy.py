@@ -345,8 +345,8 @@ class Deployment:
                 only=where.only,
                 cache=cache,
                 filters=filters,
-                named=named,
-                own=environment.own_folders(),
+                link_targets=named,
+                excluded_folders=environment.own_folders(),
             )
             project = scanning.scan(where.folder, options)
             if not compute.freeze:  # else it runs in place
