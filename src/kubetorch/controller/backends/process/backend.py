@@ -624,7 +624,9 @@ def unsupported_notes(compute: ComputeSpec, manifest: Manifest) -> tuple[str, ..
     primary = WorkloadManifest(manifest, kind).primary
     found = [*_resources(desired_pods.read(manifest)), *_pod(primary), *_endpoint(compute)]
     if kind.is_autoscaled:
-        found.append(f"nothing scales on this machine: it runs on {knative.fewest(manifest)}")
+        found.append(
+            f"nothing scales on this machine: it runs on {knative.min_pods_text(manifest)}"
+        )
     return (*found, *unsupported_warnings(compute, manifest))
 
 
