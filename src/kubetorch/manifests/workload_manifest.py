@@ -34,7 +34,7 @@ class PodTemplate:
         return spec
 
     def labels(self) -> list[dict[str, str]]:
-        """The labels to write into: the object's, for the primary template alone; last the pods'."""
+        """The labels to write into: the object's, for the primary template; last the pods'."""
         return self._metadata("labels")
 
     def annotations(self) -> list[dict[str, str]]:

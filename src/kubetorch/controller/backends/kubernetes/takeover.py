@@ -72,7 +72,7 @@ def record(there: Object, wanted: Manifest, paths: Collection[list[str]]) -> str
         _leave_out_values(container, agents)
     removed: Fields = {}
     for path in paths:
-        removed = managed_fields.union(removed, managed_fields.at(path, {}))
+        removed = managed_fields.union(removed, managed_fields.nested(path, {}))
     conditions = (there.get("status") or {}).get("conditions") or ()
     is_ended = any(
         one.get("type") in ("Complete", "Failed", "Succeeded", "Completed")
@@ -120,10 +120,10 @@ def claimed(one: Object, manager: str, paths: Collection[list[str]]) -> list[Ent
         for path in paths:
             rest, taken = managed_fields.cut(rest, path)
             if taken is not None:
-                fields = managed_fields.union(fields, managed_fields.at(path, taken))
+                fields = managed_fields.union(fields, managed_fields.nested(path, taken))
         left.append({**entry, "fieldsV1": rest})
     identity = {"manager": manager, "operation": "Apply", "apiVersion": one["apiVersion"]}
-    return managed_fields.given_to(left, fields, identity) if fields else left
+    return managed_fields.with_fields(left, fields, identity) if fields else left
 
 
 def agents_paths(there: Object, before: Before) -> list[list[str]]:
@@ -181,7 +181,7 @@ def given_back(made: Object, before: Before, manager: str) -> list[Entry]:
     for entry in before.entries:
         share = managed_fields.intersection(entry["fieldsV1"], own)
         if share:
-            left = managed_fields.given_to(left, share, entry)
+            left = managed_fields.with_fields(left, share, entry)
     return left
 
 
