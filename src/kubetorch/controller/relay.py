@@ -121,11 +121,15 @@ class Relay:
         known = dict(headers)
         own = self._hosts.find(asgi.host_of(known.get(_HOST, b"").decode("latin-1")))
         if own is not None:
-            return Place(*own, Mount("", routes.APP, seen="/"), is_app=True, is_own_host=True)
+            return Place(
+                *own, Mount("", routes.APP, browser_prefix="/"), is_app=True, is_own_host=True
+            )
         match = _PATH.match(path)
         if match is None or match[1] == RESERVED:
             return None
-        mount = Mount(match[0].decode(), "", seen=known.get(_PREFIX, b"").decode("latin-1"))
+        mount = Mount(
+            match[0].decode(), "", browser_prefix=known.get(_PREFIX, b"").decode("latin-1")
+        )
         is_app = Mount(routes.APP, "").has(path[match.end() :])
         return Place(match[1].decode(), match[2].decode(), mount, is_app)
 
@@ -219,7 +223,7 @@ class Relay:
         is_scaled = bool(view.scaler) and wanted is None
         parts = urlsplit(view.scaler if is_scaled else _choose(name, view.pods, wanted).url)
         assert parts.hostname is not None
-        prefix = mount.seen or mount.outside + (routes.APP if place.is_app else "")
+        prefix = mount.browser_prefix or mount.outside + (routes.APP if place.is_app else "")
         more: tuple[Header, ...] = ((_PREFIX, prefix.encode("latin-1")),)
         if is_scaled:
             # By this name a scaler knows the service.

@@ -4,7 +4,7 @@
 In each pod template:
 
     initContainer  kubetorch-runtime   copies the agent's runtime to an emptyDir
-    container      …                   runs it from there, whatever its image has
+    container      …                   runs it from there, not from its own image
     volumes        kubetorch-runtime, kubetorch-state (code, logs, results), kubetorch-token
 
 The default pod image has the runtime already, so its pods need no copy of it.

@@ -146,7 +146,7 @@ STARTUP_PERIOD = 5
 START_PATIENCE = 600
 
 _HEALTH = "/health"
-# What Kubernetes assumes where a probe does not say.
+# Kubernetes' defaults of the fields of a probe.
 _DEFAULT_PERIOD = 10
 _DEFAULT_FAILURES = 3
 _PROBES = ("startupProbe", "readinessProbe", "livenessProbe")

@@ -12,7 +12,7 @@ from kubetorch.manifests.workload_manifest import WorkloadManifest
 from kubetorch.specs.compute import AGENT_PORT, ComputeSpec
 from kubetorch.specs.workload import WorkloadSpec
 
-#: Port of the Service, whatever the agent's is.
+#: Port of the Service; it forwards to the agent's port.
 PORT = 80
 _NAME_LIMIT = 63
 _HEADLESS_SUFFIX = "-headless"
