@@ -233,7 +233,7 @@ class AppProxy:
 
 def _target(process: AppProcess, headers: list[Header]) -> Target:
     assert process.app.port is not None
-    return Target(process.address, process.app.port, _MOUNT._replace(seen=_seen(headers)))
+    return Target(process.address, process.app.port, _MOUNT._replace(browser_prefix=_seen(headers)))
 
 
 def _seen(headers: list[Header]) -> str:

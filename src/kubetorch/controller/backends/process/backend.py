@@ -638,7 +638,9 @@ def unsupported_notes(compute: ComputeSpec, manifest: Manifest) -> tuple[str, ..
     primary = WorkloadManifest(manifest, kind).primary
     notes = [*_resources(desired_pods.read(manifest)), *_pod(primary), *_endpoint(compute)]
     if kind.is_autoscaled:
-        notes.append(f"nothing scales on this machine: it runs on {knative.fewest(manifest)}")
+        notes.append(
+            f"nothing scales on this machine: it runs on {knative.min_pods_text(manifest)}"
+        )
     return (*notes, *unsupported_warnings(compute, manifest))
 
 
