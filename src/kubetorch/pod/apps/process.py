@@ -63,6 +63,11 @@ LAST_LINES = 20
 _NOT_RUN = (126, 127)
 _SHELL = "/bin/sh"
 _SCRIPT = f'cd -- "$0" && exec {_SHELL} -c "$1"'
+#: Said where a command does not listen on the port of its pod.
+OWN_PORT = (
+    "several pods of this machine share its ports, so each has one of its own: the app has to "
+    "listen on PORT of its environment, which is {port} in the command"
+)
 #: Seconds that a request waits for an app that is being started.
 PATIENCE = 30.0
 #: Requests and WebSockets at one time.
@@ -73,11 +78,15 @@ REQUEST_LIMIT = 2000
 class AppRun:
     generation: int
     app: AppSpec
+    #: Port that it is to listen on: the declared one, or one of this pod alone.
+    port: int | None
     folder: str
     env: Mapping[str, str]
     #: Requests that it gets at once, and that may wait.
     concurrency: int | None = None
     max_queue: int = MOST_WAITING
+    #: Whether each request goes to the least busy pod.
+    is_balanced: bool = False
 
 
 class AppExit(msgspec.Struct, frozen=True):
@@ -165,7 +174,7 @@ class AppProcess:
     ended: AppExit | None = None
 
     def __post_init__(self) -> None:
-        self.app = self.wanted.app
+        self.app, self.port = self.wanted.app, self.wanted.port
         self.generation = self.wanted.generation
         #: Where it listens.
         self.address = ADDRESSES[0]
@@ -217,7 +226,7 @@ class AppProcess:
     @property
     def is_script(self) -> bool:
         """True for an app that serves nothing, and is done when it ends."""
-        return self.app.port is None
+        return self.port is None
 
     @property
     def is_done(self) -> bool:
@@ -254,7 +263,7 @@ class AppProcess:
         if self._is_settled:
             return
         exit_ = asyncio.ensure_future(self._exited.wait())
-        port, path = self.app.port, self.app.health_check
+        port, path = self.port, self.app.health_check
         if port is None:
             healthy = asyncio.ensure_future(asyncio.sleep(SETTLE, self.address))
         else:
@@ -283,11 +292,15 @@ class AppProcess:
 
     def _failure(self, what: str, seconds: float | None = None) -> ServiceHealthError:
         within = "" if seconds is None else f" within {seconds:.0f} s"
+        if self.port != self.app.port:
+            what = f"{what}, a port of this pod alone"
         lines = "".join(f"\n  {line}" for line in self._last)
         error = ServiceHealthError(
             f"the app {self.app.command!r} in {self.pod_name} {what}{within}"
             + (f"; its last lines:{lines}" if lines else "; it wrote nothing"),
-            hint=f"kt logs {self.service} shows all of it"
+            hint=OWN_PORT
+            if self.port != self.app.port
+            else f"kt logs {self.service} shows all of it"
             if seconds is None
             else "does it listen on that port? kt.Compute(launch_timeout=...) allows more time",
         )
@@ -394,7 +407,7 @@ class AppHost:
 
     async def start(self, wanted: AppRun) -> AppProcess:
         """Start an app; it may not serve yet. One that is done is left at that."""
-        port = wanted.app.port
+        port = wanted.port
         if port is not None and not sockets.is_free(port):
             raise StartupError(
                 f"port {port} is taken on the machine of {self.pod_name}, "
@@ -443,6 +456,11 @@ class AppHost:
     def view(self) -> AppView | None:
         """The app, as the controller gets it; `None` when there is none."""
         return None if self._latest is None else self._latest.view
+
+    @property
+    def latest(self) -> AppProcess | None:
+        """The app that was started last."""
+        return self._latest
 
     @property
     def alive(self) -> list[AppProcess]:
