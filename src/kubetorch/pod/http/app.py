@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -173,20 +173,21 @@ class App:
             together, is_balanced = self._together(spec), spec.compute.is_balanced
             if together is not None:
                 is_balanced = await calling.is_for_any(request)
-                if not is_balanced:
-                    await broadcast.call(request, respond, self.members, together)
-                    return
-            if is_balanced and await self._hand_on(request, send, spec):
+            if together is not None and not is_balanced:
+                await broadcast.call(request, respond, self.members, together)
+                return
+            ordinals = together or range(spec.compute.pods)
+            if is_balanced and await self._hand_on(request, send, ordinals):
                 return
         await calling.call(request, respond, self.calls, name, method)
 
-    async def _hand_on(self, request: Request, send: Send, spec: WorkloadSpec) -> bool:
-        """Have a less busy pod run a call, if there is one."""
+    async def _hand_on(self, request: Request, send: Send, ordinals: Sequence[int]) -> bool:
+        """Have a less busy pod run a call, or the one of its key, if that is not this pod."""
         key = request.headers.get(routes.IDEMPOTENCY_KEY.lower())
-        if key is None or spec.compute.autoscaling is not None:
+        if key is None:
             member = await self.handing_on.choose()
         else:
-            member = self.handing_on.choose_by(key, spec.compute.pods)
+            member = self.handing_on.choose_by(key, ordinals)
         if member is None:
             return False
         headers, receive = request.again()

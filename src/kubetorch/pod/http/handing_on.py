@@ -92,11 +92,11 @@ class HandingOn:
         self._turns[chosen] = next(self._numbers)
         return siblings.get(chosen)
 
-    def choose_by(self, key: str, count: int) -> Member | None:
+    def choose_by(self, key: str, ordinals: Sequence[int]) -> Member | None:
         """The sibling that answers all requests with a key, as every client chooses it."""
-        member = self.members.find(zlib.crc32(key.encode()) % count)
+        member = self.members.find(ordinals[zlib.crc32(key.encode()) % len(ordinals)])
         is_sibling = member is not None and member.url and member.pod != self.pod_name
-        return member if is_sibling else None
+        return member if self.is_on and is_sibling else None
 
     @property
     def _siblings(self) -> list[Member]:
@@ -134,13 +134,16 @@ class HandingOn:
 
     def begin(self, member: Member) -> Callable[[], None]:
         """A sibling has one request more, until what is returned is called."""
-        pod = member.pod
+        pod, is_over = member.pod, False
         self._loads[pod] += 1
         self._handed[pod] += 1
 
         def end() -> None:
-            self._loads[pod] -= pod in self._loads and self._loads[pod] > 0
-            self._handed[pod] -= 1
+            nonlocal is_over
+            if not is_over:
+                self._loads[pod] -= self._loads[pod] > 0
+                self._handed[pod] -= 1
+            is_over = True
 
         return end
 
@@ -168,6 +171,8 @@ class HandingOn:
         async def send_on(message: Message) -> None:
             nonlocal has_begun
             has_begun = True
+            if any(name == b"content-length" for name, _ in message.get("headers", ())):
+                end()  # it is answered as a whole, and the client may send the next one at once
             await send(message)
 
         end = self.begin(member)

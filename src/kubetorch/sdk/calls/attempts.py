@@ -231,10 +231,10 @@ class Invocation:
             self._retries = options.retries
             self._key = self._key or calls.new_call_id()
 
-        key = options.idempotency_key
-        if self.is_balanced and key is not None and target.pods:
+        key, pods = options.idempotency_key, known or target.pods
+        if self.is_balanced and key is not None and pods:
             # That pod alone has the outcome.
-            self.route = route.pod(target.pods[zlib.crc32(key.encode()) % len(target.pods)])
+            self.route = route.pod(pods[zlib.crc32(key.encode()) % len(pods)])
 
     def begin_to_expire(self) -> None:
         if self.options.timeout is not None:
