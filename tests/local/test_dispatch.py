@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import sys
 import urllib.error
 import urllib.request
 from collections import Counter
@@ -15,7 +13,6 @@ from typing import Any
 import pytest
 
 import kubetorch as kt
-from kubetorch.lib import sockets
 from kubetorch.sdk import backend
 from tests.local.calling import InThread, until
 from tests.local.user_project import UserProject
@@ -186,54 +183,3 @@ def test_requests_to_an_autoscaled_service_are_spread(jobs: Any) -> None:
         pods.add(lines[0]["yield"][1])
     assert pods == pod_names(count)
     count.teardown()
-
-
-# ------------------------------------------------------------------------------------------ apps
-
-
-@pytest.fixture
-def app_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    project = UserProject(tmp_path / "web")
-    shutil.copy(Path(__file__).with_name("app_server.py"), project.folder / "server.py")
-    monkeypatch.chdir(project.folder)
-    return project.folder
-
-
-def app_of(folder: Path, command: str, port: int) -> Any:
-    code = (str(folder), "server", "app")
-    return kt.App(None, f"{sys.executable} server.py {command}", code, name="web", port=port)
-
-
-def about(app: Any) -> dict[str, Any]:
-    asked = urllib.request.Request(app.endpoint("about"), headers=app.request_headers)
-    with urllib.request.urlopen(asked, timeout=60) as answer:
-        found: dict[str, Any] = json.loads(answer.read())
-    return found
-
-
-def test_each_pod_of_an_app_has_a_port_of_its_own_and_requests_are_spread(
-    app_folder: Path,
-) -> None:
-    port = sockets.choose(())
-    app = app_of(app_folder, "{port}", port)
-    app.to(kt.Compute(cpus="0.01", replicas=2, dispatch="any"))
-    answers = [about(app) for _ in range(4)]
-    assert Counter(one["env"]["POD_NAME"] for one in answers) == dict.fromkeys(pod_names(app), 2)
-    assert len({one["env"]["KT_APP_PORT"] for one in answers} - {str(port)}) == 2
-    assert not any("x-kubetorch-alone" in one["headers"] for one in answers)
-    app.teardown()
-
-
-def test_a_command_with_one_port_for_all_pods_is_refused(app_folder: Path) -> None:
-    port = sockets.choose(())
-    with pytest.raises(kt.SpecError, match=r"share the ports of this machine\nhint: write {port}"):
-        app_of(app_folder, str(port), port).to(kt.Compute(cpus="0.01", replicas=2))
-
-
-def test_an_app_that_takes_one_port_of_its_own_is_told_of_the_pods(app_folder: Path) -> None:
-    port = sockets.choose(())
-    (app_folder / "port").write_text(str(port))
-    app = app_of(app_folder, "$(cat port)", port)
-    with pytest.raises(kt.KubetorchError, match=r"each has one of its own.*\{port\}"):
-        app.to(kt.Compute(cpus="0.01", replicas=2, launch_timeout=20))
-    app.teardown()

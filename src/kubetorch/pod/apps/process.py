@@ -57,6 +57,8 @@ KILL_TIMEOUT = 10.0
 REST_TIMEOUT = 5.0
 #: Seconds in which a command that cannot be run at all is noticed.
 SETTLE = 0.2
+#: Seconds that an app has to listen on its own port once it listens on another one.
+DOUBT = 2.0
 #: Lines that an error about an app ends with.
 LAST_LINES = 20
 #: What a shell ends with when there is no such command, or it is no program.
@@ -142,6 +144,14 @@ async def wait_until_healthy(port: int, path: str | None) -> str:
             except (OSError, TimeoutError, asyncio.TimeoutError):
                 continue
         await asyncio.sleep(next(pauses))
+
+
+async def _wait_until_open(port: int | None) -> None:
+    """Wait until somebody listens on a port that is free now."""
+    if port is None or not sockets.is_free(port):
+        await asyncio.Event().wait()
+    assert port is not None
+    await wait_until_healthy(port, None)
 
 
 async def _answers(address: str, port: int, path: str | None) -> bool:
@@ -268,10 +278,18 @@ class AppProcess:
             healthy = asyncio.ensure_future(asyncio.sleep(SETTLE, self.address))
         else:
             healthy = asyncio.ensure_future(wait_until_healthy(port, path))
+        # One of its own choice would be that of its siblings, too.
+        declared = self.app.port if port != self.app.port else None
+        elsewhere = asyncio.ensure_future(_wait_until_open(declared))
         try:
             await asyncio.wait(
-                (exit_, healthy), timeout=timeout, return_when=asyncio.FIRST_COMPLETED
+                (exit_, healthy, elsewhere), timeout=timeout, return_when=asyncio.FIRST_COMPLETED
             )
+            if elsewhere.done():
+                ends = (exit_, healthy)
+                await asyncio.wait(ends, timeout=DOUBT, return_when=asyncio.FIRST_COMPLETED)
+                if not healthy.done() and not exit_.done():
+                    raise self._failure(f"listens on port {declared}, and not on {port}")
             if self.ended is not None:
                 code = self.ended.exit_code
                 if port is not None:
@@ -286,7 +304,7 @@ class AppProcess:
             else:
                 self.address = healthy.result()
         finally:
-            await cancel_all((exit_, healthy))
+            await cancel_all((exit_, healthy, elsewhere))
         self._is_settled = True
         self.on_change(self)
 
