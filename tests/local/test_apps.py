@@ -777,14 +777,23 @@ def test_requests_and_websockets_go_to_the_least_busy_pod_each_with_a_port_of_it
     web.app.teardown()
 
 
+def of_two_pods(project, port, argument):
+    code = (str(project.folder), "server", "app")
+    command = f"{sys.executable} server.py {argument}"
+    app = kt.App(None, command, code, name=f"two{project.suffix}", port=port)
+    try:
+        app.to(kt.Compute(cpus="0.1", replicas=2))
+    finally:
+        app.teardown()
+
+
 def test_a_command_with_one_port_for_several_pods_is_refused(project, port):
     with pytest.raises(kt.SpecError, match=r"share the ports of this machine\nhint: write {port}"):
-        Deployed(project, port, compute={"replicas": 2})
+        of_two_pods(project, port, port)
 
 
 def test_an_app_that_listens_on_a_port_of_its_own_choice_is_told_of_the_pods(project, port):
     (project.folder / "port").write_text(str(port))
     said = rf"listens on port {port}(?s:.*)each has one of its own(?s:.*){{port}}"
     with pytest.raises(kt.ServiceHealthError, match=said):
-        Deployed(project, port, argument="$(cat port)", compute={"replicas": 2})
-    kt.get(f"web{project.suffix}").teardown()
+        of_two_pods(project, port, "$(cat port)")
