@@ -756,8 +756,8 @@ def test_requests_and_websockets_go_to_the_least_busy_pod_each_with_a_port_of_it
     any_of_two = {"replicas": 2, "dispatch": "any"}
     web = Deployed(project, port, argument="{port}", compute=any_of_two)
     answers = [web.about()["env"] for _ in range(4)]
-    assert [answers.count(one) for one in answers] == [2, 2, 2, 2]
-    assert len({one["KT_APP_PORT"] for one in answers} - {str(port)}) == 2
+    assert [answers.count(env) for env in answers] == [2, 2, 2, 2]
+    assert len({env["KT_APP_PORT"] for env in answers} - {str(port)}) == 2
     assert "x-kubetorch-alone" not in web.about()["headers"]
     echo = Socket(web)
     echo.send(b"hello", websocket_protocol.TEXT)

@@ -7,6 +7,7 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,8 @@ def post(handle: Any, body: object, path: str | None = None, **headers: str) -> 
 
 
 def where(handle: Any, **headers: str) -> str:
-    found: str = post(handle, {"args": ["where"]}, **headers)
-    return found
+    pod: str = post(handle, {"args": ["where"]}, **headers)
+    return pod
 
 
 def pod_names(handle: Any) -> set[str]:
@@ -82,19 +83,18 @@ def pod_names(handle: Any) -> set[str]:
     return {pod.name for pod in view.pods}
 
 
-class Held:
-    """A pod with one call, of another program."""
-
-    def __init__(self, work: Any, folder: Path) -> None:
-        held, end = folder / "held", folder / "end"
-        self._end = end
-        self._call = InThread(post, work, {"args": ["hold", str(held), str(end)]})
+@contextmanager
+def held_pod(work: Any, folder: Path) -> Iterator[str]:
+    """The name of a pod with one call, of another program."""
+    held, end = folder / "held", folder / "end"
+    call = InThread(post, work, {"args": ["hold", str(held), str(end)]})
+    try:
         until(lambda: held.exists() and held.read_text())
-        self.pod = held.read_text()
-
-    def end(self) -> None:
-        self._end.touch()
-        assert self._call.join().value == self.pod
+        yield held.read_text()
+    finally:
+        end.touch()
+        call.join()
+    assert call.value == held.read_text()
 
 
 def test_a_call_runs_on_one_pod_and_each_pod_gets_its_share(work: Any) -> None:
@@ -110,12 +110,11 @@ def test_requests_to_the_endpoint_get_one_value_each_of_all_pods(work: Any) -> N
 def test_calls_and_requests_avoid_a_pod_that_is_busy_with_those_of_others(
     work: Any, tmp_path: Path
 ) -> None:
-    held = Held(work, tmp_path)
-    [free] = pod_names(work) - {held.pod}
-    assert {work("where") for _ in range(5)} == {free}
-    assert {work.spawn("where").result() for _ in range(5)} == {free}
-    assert {where(work) for _ in range(5)} == {free}
-    held.end()
+    with held_pod(work, tmp_path) as busy:
+        [free] = pod_names(work) - {busy}
+        assert {work("where") for _ in range(5)} == {free}
+        assert {work.spawn("where").result() for _ in range(5)} == {free}
+        assert {where(work) for _ in range(5)} == {free}
 
 
 def test_calls_with_one_key_are_one_call_however_they_come(work: Any) -> None:

@@ -73,7 +73,7 @@ async def chosen(handing_on: HandingOn) -> str:
 
 
 @pytest.mark.parametrize(
-    ("own", "calls", "found"),
+    ("own", "calls", "expected"),
     [
         (2, {"one": 1, "two": 0}, "two"),
         (2, {"one": 2, "two": 2}, "own"),
@@ -82,11 +82,11 @@ async def chosen(handing_on: HandingOn) -> str:
     ],
 )
 def test_a_busy_pod_hands_a_request_on_to_the_least_busy_one(
-    own: int, calls: dict[str, int | None], found: str
+    own: int, calls: dict[str, int | None], expected: str
 ) -> None:
     async def scenario() -> None:
         async with pods(Siblings(calls), own) as handing_on:
-            assert await chosen(handing_on) == found
+            assert await chosen(handing_on) == expected
 
     asyncio.run(scenario())
 
@@ -109,13 +109,13 @@ def test_requests_that_come_together_are_spread_without_asking_for_each() -> Non
     async def scenario() -> None:
         siblings = Siblings({"one": 0, "two": 1})
         async with pods(siblings, 3) as handing_on:
-            found = []
+            expected = []
             for _ in range(5):
                 member = await handing_on.choose()
                 assert member is not None
-                found.append(member.pod)
+                expected.append(member.pod)
                 handing_on.begin(member)
-            assert sorted(found) == ["one", "one", "one", "two", "two"]
+            assert sorted(expected) == ["one", "one", "one", "two", "two"]
             assert sorted(siblings.asked) == ["one", "two"]
             siblings.calls["one"] = 0
             await asyncio.sleep(2 * FRESH)
@@ -128,7 +128,7 @@ def test_requests_that_come_together_are_spread_without_asking_for_each() -> Non
 def test_where_all_requests_come_to_one_pod_those_that_are_as_busy_take_turns() -> None:
     async def scenario() -> None:
         async with pods(Siblings({"one": 0, "two": 0}), 0, takes_turns=True) as handing_on:
-            found = [await chosen(handing_on) for _ in range(6)]
-        assert [found.count(pod) for pod in ("own", "one", "two")] == [2, 2, 2]
+            expected = [await chosen(handing_on) for _ in range(6)]
+        assert [expected.count(pod) for pod in ("own", "one", "two")] == [2, 2, 2]
 
     asyncio.run(scenario())

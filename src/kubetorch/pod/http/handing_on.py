@@ -100,7 +100,9 @@ class HandingOn:
 
     @property
     def _siblings(self) -> list[Member]:
-        return [one for one in self.members.members if one.url and one.pod != self.pod_name]
+        return [
+            member for member in self.members.members if member.url and member.pod != self.pod_name
+        ]
 
     async def _ask_all(self) -> None:
         loop = asyncio.get_running_loop()
@@ -110,9 +112,9 @@ class HandingOn:
             siblings = self._siblings
             if len(siblings) > ASKED:
                 siblings = random.sample(siblings, ASKED)
-            said = await asyncio.gather(*map(self._ask, siblings))
+            counts = await asyncio.gather(*map(self._ask, siblings))
             self._loads.clear()
-            for member, calls in zip(siblings, said, strict=True):
+            for member, calls in zip(siblings, counts, strict=True):
                 if calls is not None:
                     self._loads[member.pod] = max(calls, self._handed[member.pod])
             self._asked_at = loop.time()
