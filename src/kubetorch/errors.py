@@ -774,10 +774,15 @@ class CallLostError(CallError, ConnectionError):
 
 
 class CallRefusedError(CallError):
-    """The call was refused before it started: it did not run."""
+    """The call was refused before it started: nothing of it ran.
+
+    Attributes:
+        calls: How many calls the pod has, if it refused since other pods have fewer.
+    """
 
     code = "call_refused"
     status = 503
+    calls: int | None = None
 
 
 class QueueFullError(CallError):

@@ -70,9 +70,11 @@ class Request:
         #: To be called once the request has proved its sender.
         self.admit: Callable[[], None] = scope.get("admit", lambda: None)
         self.source: str = (scope.get("client") or ("",))[0]
+        self.scope = scope
         self._query: bytes = scope["query_string"]
         self._receive = receive
         self._is_complete = False
+        self._body: bytes | None = None
 
     def query(self, name: str, default: str = "") -> str:
         """A parameter of the URL; of several with that name, the last."""
@@ -94,7 +96,9 @@ class Request:
                 yield message["body"]
 
     async def body(self, limit: int) -> bytes:
-        """The body, decompressed."""
+        """The body, decompressed; the same each time."""
+        if self._body is not None:
+            return self._body
         length = self.headers.get("content-length", "0")
         if not length.isascii() or not length.isdigit() or int(length) > limit:
             raise refusal(413, f"a body of {length} bytes; {limit} are allowed")
@@ -106,7 +110,22 @@ class Request:
             if remaining_bytes < 0:
                 raise refusal(413, f"a body of more than the {limit} bytes that are allowed")
             pieces.append(piece)
-        return b"".join(pieces)
+        self._body = b"".join(pieces)
+        return self._body
+
+    def again(self) -> tuple[list[tuple[bytes, bytes]], Receive]:
+        """Its headers and what comes of it, for another server, also once its body was read."""
+        body, headers = self._body, dict(self.headers)
+        if body is None:
+            return _encoded(headers), self._receive
+        headers.pop("content-encoding", None)
+        headers["content-length"] = str(len(body))
+        messages = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+        async def receive() -> Message:
+            return next(messages, None) or await self._receive()
+
+        return _encoded(headers), receive
 
     async def _inflated(self) -> AsyncIterator[bytes]:
         """The body in pieces so small that other requests have their turn between them."""
@@ -138,6 +157,10 @@ class Request:
         """Wait until the client disconnects; call it after the body was read."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
+
+
+def _encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
 
 
 def _is_gzip(encoding: str) -> bool:

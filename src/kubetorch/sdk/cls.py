@@ -78,11 +78,13 @@ class Cls(Module[T], Generic[T]):
 
     def _deployment(self, get_if_exists: bool = False, is_replacing: bool = False) -> Deployment:
         spec = None if self._compute is None else self._compute.to_spec()
-        if self._on_replace == "error" and spec and (spec.autoscaling or spec.pods > 1):
-            what = "it is autoscaled" if spec.autoscaling else f"it has {spec.pods} pods"
+        if self._on_replace == "error" and spec and (spec.is_balanced or spec.pods > 1):
+            what = f"it has {spec.pods} pods"
+            if spec.is_balanced:
+                what = "it is autoscaled" if spec.autoscaling else 'its dispatch is "any"'
             raise SpecError(
                 f"on_replace='error' is for a class with one instance; {self.name}: {what}",
-                hint="leave out .autoscale(...), .distribute(...) and replicas, or on_replace",
+                hint="leave out autoscale(), distribute(), replicas and dispatch, or on_replace",
             )
         return super()._deployment(get_if_exists, is_replacing)
 

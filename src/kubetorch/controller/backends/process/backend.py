@@ -18,6 +18,7 @@ import asyncio
 import functools
 import logging
 import os
+import re
 import shutil
 import socket
 import sys
@@ -54,6 +55,7 @@ from kubetorch.manifests.desired_pods import DesiredPods, Mounted
 from kubetorch.manifests.scheduling import GPU_RESOURCE
 from kubetorch.manifests.workload_manifest import PodTemplate, WorkloadManifest
 from kubetorch.specs import quantity
+from kubetorch.specs.callable import APP_PORT
 from kubetorch.specs.compute import ComputeSpec, thaw
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire.podenv import CPU_LIMIT, MARK, MEMORY_LIMIT
@@ -238,6 +240,7 @@ class ProcessBackend(Backend):
                 hint="say what new pods are to have, such as kt.Compute(cpus=1)",
             )
         check_room(spec)
+        check_port(spec)
 
     def warnings(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
         return unsupported_warnings(compute, manifest)
@@ -607,6 +610,20 @@ def check_room(spec: WorkloadSpec) -> None:
             f"need {processes.written(needed_bytes)} of memory or more; this machine has "
             f"{processes.written(memory_bytes)}",
             hint="ask for fewer, or deploy to a cluster",
+        )
+
+
+def check_port(spec: WorkloadSpec) -> None:
+    """Refuse an app whose command says one port for all pods of this machine."""
+    app, pods = spec.callable.app, spec.compute.pods
+    if app is None or app.port is None or pods == 1 or APP_PORT.search(app.command):
+        return
+    if re.search(rf"(?<!\d){app.port}(?!\d)", app.command):
+        raise SpecError(
+            f"the command {app.command!r} of {spec.name} listens on port {app.port} in each of "
+            f"{pods} pods, which share the ports of this machine",
+            hint="write {port} there, which is a port of each pod alone, as is PORT in its "
+            "environment",
         )
 
 
