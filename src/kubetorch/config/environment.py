@@ -14,6 +14,7 @@ from kubetorch.errors import ConfigError
 MEMBERS_FILE = "KT_MEMBERS_FILE"
 #: Says in a pod whose code it runs, and for whom: what it deploys is theirs, too.
 ORIGIN, USERNAME = "KT_ORIGIN", "KT_USERNAME"
+PREFIX_USERNAME = "KT_PREFIX_USERNAME"
 #: Where a pod finds the token for its API server.
 _SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 #: Where CI systems say which branch they build, the most specific first.

@@ -68,7 +68,12 @@ def check_owner(
         return news
     if is_foreign or now is None:
         whose = f"belongs to {_named(owner)}, and " if owner else ""
-        raise _taken(before, owner, f"{whose}runs {was}; this deploy is by {_named(by)}")
+        raise _taken(
+            before,
+            owner,
+            f"{whose}runs {was}; this deploy is by {_named(by)}",
+            is_foreign=is_foreign,
+        )
     if now.is_named and not is_other_project:
         return news
     if _is_namesake(was, now) and deploy.renames != was.callable:
@@ -114,11 +119,14 @@ def _service(spec: WorkloadSpec) -> str:
     return f"the service {spec.name} in namespace {spec.namespace}"
 
 
-def _taken(before: WorkloadSpec, owner: Creator | None, why: str) -> ServiceTakenError:
+def _taken(
+    before: WorkloadSpec, owner: Creator | None, why: str, *, is_foreign: bool = False
+) -> ServiceTakenError:
+    exactly = " --exact-match" if is_foreign else ""
     hint = (
         "choose another name (name=...), or set a user name, which begins the names of your "
         "services (KT_USERNAME=...), or replace the service (replace=True, --replace, "
-        f"KT_REPLACE=1); kt teardown {before.name} deletes it"
+        f"KT_REPLACE=1); kt teardown {before.name}{exactly} deletes it"
     )
     return _described(ServiceTakenError(f"{_service(before)} {why}", hint=hint), before, owner)
 

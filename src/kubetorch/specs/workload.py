@@ -92,6 +92,8 @@ class WorkloadSpec:
         init_args: Digest of the JSON object of a class's constructor arguments, or `None`.
         runtime: The interpreter to use.
         username: Who deployed it, when a user name is configured.
+        prefix_username: Whether that name stands in front of names of services, as the settings of
+            who deployed it say.
         instance: Identity of a deploy that is to have an effect also when nothing else has changed:
             that of a class makes a new instance, that of an app runs it again, and forced steps of
             an image run. Else `None`.
@@ -108,6 +110,7 @@ class WorkloadSpec:
     username: str | None = None
     instance: str | None = None
     origin: Origin | None = None
+    prefix_username: bool = True
 
     @property
     def trees(self) -> tuple[str, ...]:
