@@ -93,7 +93,9 @@ def encode(codec: str, value: object, root: str = "result") -> list[Segment]:
     except (TypeError, ValueError, RecursionError) as error:
         what, part = _find_unencodable(value) or (str(error), None)
         method = introspection.attempt(_json_method, None, type(part))
-        hint = f"return its {method}, which JSON carries; calls from Python take it as it is"
+        is_carried = introspection.attempt(values.encode, None, part, root) is not None
+        rest = "; calls from Python take it as it is" if is_carried else ""
+        hint = f"return its {method}, which JSON carries{rest}"
         other = values.HINTS.get(type(part), _TAKES_PICKLE)
         raise SerializationError(
             f"JSON cannot carry {what}", hint=hint if method else other
