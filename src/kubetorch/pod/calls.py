@@ -40,6 +40,7 @@ from kubetorch.errors import (
     QueueFullError,
     SerializationError,
     SpecError,
+    WorkerDiedError,
 )
 from kubetorch.pod.item_use import ItemUse
 from kubetorch.pod.logs import Line
@@ -417,6 +418,9 @@ class Call:
         self._calls.on_lost(self)
         failure = self._calls.describe(error, started=True)
         if self._repeats_after(failure):
+            if isinstance(error, WorkerDiedError):
+                # As its caller says of a call that it makes again itself.
+                self.request = replace(self.request, is_again=True)
             self._pause()
             return
         self._end(is_failure=True)

@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from kubetorch.config.environment import MEMBERS_FILE, ORIGIN, USERNAME
+from kubetorch.config.environment import MEMBERS_FILE, ORIGIN, PREFIX_USERNAME, USERNAME
 from kubetorch.errors import PodContainerError, SpecError
 from kubetorch.lib import deadlines, process_watch, processes, runtime
 from kubetorch.pod import rank_environment
@@ -159,6 +159,7 @@ def worker_environ(
     env = {name: value for name, value in environ.items() if not name.startswith(INTERNAL)}
     if spec.username is not None:
         env.setdefault(USERNAME, spec.username)
+        env.setdefault(PREFIX_USERNAME, str(spec.prefix_username).lower())
     secrets = {name for one in compute.secrets for name, _ in one.variables}
     secret = {name: env[name] for name in secrets if name in env}
     said: dict[str, str] = {}

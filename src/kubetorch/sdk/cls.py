@@ -216,6 +216,7 @@ def cls(
     sync_dir: str | Path | bool | None = None,
     remote_dir: str | None = None,
     remote_import_path: str | None = None,
+    prefix_username: bool | None = None,
     *,
     on_replace: OnReplace = "warn",
     options: Mapping[str, Any] | None = None,
@@ -229,6 +230,7 @@ def cls(
     sync_dir: str | Path | bool | None = None,
     remote_dir: str | None = None,
     remote_import_path: str | None = None,
+    prefix_username: bool | None = None,
     *,
     on_replace: OnReplace = "warn",
     options: Mapping[str, Any] | None = None,
@@ -241,6 +243,7 @@ def cls(  # noqa: PLR0913  # the documented parameters
     sync_dir: str | Path | bool | None = None,
     remote_dir: str | None = None,
     remote_import_path: str | None = None,
+    prefix_username: bool | None = None,
     *,
     on_replace: OnReplace = "warn",
     options: Mapping[str, Any] | None = None,
@@ -259,6 +262,8 @@ def cls(  # noqa: PLR0913  # the documented parameters
         sync_dir: Folder whose files go to the pods; `None` finds the project, `False` sends none.
         remote_dir: Folder in the container that has the code already; then none is sent.
         remote_import_path: Dotted name of the module in `remote_dir`.
+        prefix_username: Whether the user name stands in front of the service's name; as
+            `kt.config.prefix_username` says if not given. False finds the bare name alone.
         on_replace: What the next call of a program gets after the instance was made anew although
             nobody deployed, because its worker or pod ended: `"warn"` runs it and warns with
             `InstanceReplacedWarning`, `"error"` raises `InstanceReplacedError` instead, once. For
@@ -283,6 +288,7 @@ def cls(  # noqa: PLR0913  # the documented parameters
         name=name,
         get_if_exists=get_if_exists,
         reload_prefixes=reload_prefixes,
+        prefix_username=prefix_username,
         call_options=options,
     )
     if class_obj is not None:

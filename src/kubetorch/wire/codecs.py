@@ -94,7 +94,9 @@ def encode(codec: str, value: object, root: str = "result") -> list[Segment]:
     except (TypeError, ValueError, RecursionError) as error:
         description, unfit_part = _find_unencodable(value) or (str(error), None)
         method = introspection.attempt(_json_method, None, type(unfit_part))
-        hint = f"return its {method}, which JSON carries; calls from Python take it as it is"
+        is_carried = introspection.attempt(values.encode, None, unfit_part, root) is not None
+        remark = "; calls from Python take it as it is" if is_carried else ""
+        hint = f"return its {method}, which JSON carries{remark}"
         advice = values.HINTS.get(type(unfit_part), _PICKLE_HINT)
         raise SerializationError(
             f"JSON cannot carry {description}", hint=hint if method else advice
