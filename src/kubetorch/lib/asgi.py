@@ -34,8 +34,8 @@ NDJSON = "application/x-ndjson"
 #: Bytes into which one of gzip may be decompressed, and those that any body may have: text that
 #: people send has a tenth of this ratio, and what has more is made to cost the server time.
 RATIO_LIMIT, FREE_BYTES = 100, 1024 * 1024
-#: Bytes that are decompressed in one turn of the event loop.
-_INFLATED = 64 * 1024
+#: Bytes that are decompressed, and that come of it, in one turn of the event loop.
+_DEFLATED, _INFLATED = 16 * 1024, 64 * 1024
 
 _Error = TypeVar("_Error", bound=KubetorchError)
 
@@ -113,14 +113,17 @@ class Request:
         """The body in pieces so small that other requests have their turn between them."""
         gzip = zlib.decompressobj(wbits=31)
         came = made = 0
-        async for chunk in self.chunks():
-            came += len(chunk)
-            data, is_full = chunk, True
+        what = "the body"
+        async for data in self._small_chunks():
+            came += len(data)
+            is_full = True
             while data or is_full:  # zlib may have taken all, and hold more that it makes of it
+                if gzip.eof:  # another member follows
+                    gzip, what = zlib.decompressobj(wbits=31), "what follows gzip in the body"
                 try:
                     piece = gzip.decompress(data, _INFLATED)
                 except zlib.error as error:
-                    raise refusal(400, f"the body is not gzip: {error}") from error
+                    raise refusal(400, f"{what} is not gzip: {error}") from error
                 made += len(piece)
                 if made > max(FREE_BYTES, RATIO_LIMIT * came):
                     raise refusal(
@@ -130,10 +133,17 @@ class Request:
                         hint="send it without Content-Encoding",
                     )
                 yield piece
-                data, is_full = gzip.unconsumed_tail, len(piece) == _INFLATED
+                data = gzip.unused_data if gzip.eof else gzip.unconsumed_tail
+                is_full = not gzip.eof and len(piece) == _INFLATED
                 await asyncio.sleep(0)
         if not gzip.eof:
             raise refusal(400, "the body is cut: its gzip stream has no end")
+
+    async def _small_chunks(self) -> AsyncIterator[bytes]:
+        """What is left of one when a member of gzip ends is copied, for each of many members."""
+        async for chunk in self.chunks():
+            for start in range(0, len(chunk), _DEFLATED):
+                yield chunk[start : start + _DEFLATED]
 
     async def disconnected(self) -> None:
         """Wait until the client is gone; after the body was read."""

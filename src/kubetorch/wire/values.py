@@ -24,6 +24,7 @@ The standard library alone: workers use this, too. NumPy and what builds on it i
 from __future__ import annotations
 
 import _thread
+import contextlib
 import enum
 import importlib
 import io
@@ -945,15 +946,13 @@ def _member(cls: enum.EnumMeta, member: object) -> object:
         return None
     found = space["_value2member_map_"].get(expect(member, int))
     if found is None:
-        owners = (introspection.owner_of(*one) for one in ((cls, "_missing_"), (cls, "__new__")))
         # Several flags at once; a class or a metaclass of its own mind is not asked.
-        if type(cls) is enum.EnumMeta and all(map(_is_enums, owners)):
-            found = enum.EnumMeta.__call__(cls, member)
+        owner = introspection.owner_of(cls, "_missing_")
+        is_plain = owner is not None and introspection.module_of(owner) == "enum"
+        if type(cls) is enum.EnumMeta and is_plain:
+            with contextlib.suppress(ValueError):  # there are no such flags
+                found = enum.EnumMeta.__call__(cls, member)
     return found
-
-
-def _is_enums(cls: type | None) -> bool:
-    return cls is None or introspection.module_of(cls) in ("enum", "builtins")
 
 
 #: The classes of handles of services, by the kind of service.
