@@ -1148,7 +1148,7 @@ class Calls:
 
     def on_gone(self, call: Call) -> None:
         """A process does not have a call any more: perhaps it has ended, and takes no other."""
-        if call.worker is not None and not call.worker.takes_calls:
+        if isinstance(call.worker, Worker) and not call.worker.takes_calls:
             self.on_interrupted(call)
 
     def on_end(self, call: Call, *, is_failure: bool) -> None:
@@ -1263,8 +1263,10 @@ class Calls:
 
 
 def _may_be_ahead(request: Open) -> bool:
+    """Whether an item is small, and its time long enough to include that of a few before it."""
     is_plain = request.is_item and not request.is_again and not request.chain
-    return is_plain and request.body.total <= ITEM_BYTES
+    has_time = request.timeout is None or request.timeout >= 10 * AHEAD_PATIENCE
+    return is_plain and has_time and request.body.total <= ITEM_BYTES
 
 
 def _slots_of(spec: WorkloadSpec, worker: Served) -> Slots:
