@@ -158,7 +158,7 @@ class Request:
             raise refusal(400, "the body is cut: its gzip stream has no end")
 
     async def _small_chunks(self) -> AsyncIterator[bytes]:
-        """The body in short chunks: zlib copies the rest of a chunk at the end of each gzip member."""
+        """The body in short chunks: zlib copies the rest of one at the end of each gzip member."""
         async for chunk in self.chunks():
             for start in range(0, len(chunk), _DEFLATED_BYTES):
                 yield chunk[start : start + _DEFLATED_BYTES]
