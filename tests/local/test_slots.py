@@ -53,6 +53,31 @@ class Probe:
             time.sleep(0.01)
         return "held"
 
+    def ask(self, service, how, folder):
+        hold = kt.cls(name=service).hold_on
+        if how == "call":
+            hold(folder)
+        elif how == "map":
+            list(hold.map([folder] * 2))
+        elif how == "result":
+            hold.spawn(folder).result()
+        elif how == "thread":
+            context = contextvars.copy_context()
+            thread = threading.Thread(target=lambda: context.run(hold, folder))
+            thread.start()
+            thread.join()
+
+    async def ask_on_loop(self, service, how, folder):
+        kt.cls(name=service).hold_on(folder)
+
+    def hold_on(self, folder):
+        open(os.path.join(folder, "began"), "a").close()
+        try:
+            while not os.path.exists(os.path.join(folder, "end")):
+                time.sleep(0.01)
+        finally:
+            open(os.path.join(folder, "ended"), "a").close()
+
     def seen(self):
         return [self.peak, self.ran]
 
@@ -230,6 +255,29 @@ def test_a_call_that_waits_can_be_cancelled_and_never_runs(deploy: Any, tmp_path
     (tmp_path / "end").touch()
     assert first.join().value == "held"
     assert probe.seen()[1] == []
+
+
+def test_a_call_that_waits_for_another_service_is_cancelled_alone(
+    deploy: Any, tmp_path: Path
+) -> None:
+    outer = deploy("outer", concurrency=4)
+    deploy("inner", concurrency=2)
+    beside = InThread(outer.hold, str(tmp_path / "beside"), str(tmp_path / "over"))
+    until((tmp_path / "beside").exists)
+    for how in ("call", "map", "result", "thread", "loop"):
+        folder = tmp_path / how
+        folder.mkdir()
+        method = outer.ask_on_loop if how == "loop" else outer.ask
+        asking = method.spawn("inner", how, str(folder))
+        until((folder / "began").exists)
+        asking.cancel()
+        with pytest.raises(kt.CallCancelledError):
+            asking.result()
+        if how == "result":  # what was spawned goes on
+            (folder / "end").touch()
+        until((folder / "ended").exists)
+    (tmp_path / "over").touch()
+    assert beside.join().value == "held"
 
 
 def test_what_a_handle_asks_about_names_takes_no_slot(deploy: Any, tmp_path: Path) -> None:

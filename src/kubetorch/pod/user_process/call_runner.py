@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
@@ -124,6 +124,9 @@ class RunningCall:
         self.cancelled: KubetorchError | None = None
         # Taken, atomically, by whoever deals with it: its thread, or its cancellation before.
         self._claims = [None]
+        # Whether its thread has been interrupted, and what wakes threads that wait for other calls.
+        self._is_interrupted = False
+        self._wakers: list[Callable[[], object]] = []
         #: The task that runs it, for a call on the event loop.
         self.task: asyncio.Task[Any] | None = None
         # Values that a generator may still send.
@@ -150,8 +153,27 @@ class RunningCall:
         error = CallTimeoutError if timed_out else CallCancelledError
         self.cancelled = error(reason)
         self.interruptible.interrupt(error)
+        # From here on its own thread raises whatever it does next; others see this.
+        self._is_interrupted = True
+        for wake in tuple(self._wakers):
+            wake()
         self._grants.put(0)
         self.loop.call_soon_threadsafe(self._cancel_task)
+
+    @contextlib.contextmanager
+    def waiting(self, wake: Callable[[], object]) -> Iterator[None]:
+        """While a thread waits for another call: when this one is cancelled, wake it, raise why.
+
+        The interpreter interrupts no thread that waits. Who waits after the cancellation cleans up.
+        """
+        was_interrupted = self._is_interrupted
+        self._wakers.append(wake)
+        try:
+            yield
+        finally:
+            self._wakers.remove(wake)
+        if self._is_interrupted and not was_interrupted:
+            self.check()
 
     def check(self) -> None:
         if self.cancelled is not None:

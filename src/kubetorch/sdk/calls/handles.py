@@ -39,7 +39,7 @@ from kubetorch.sdk import backend, tracebacks
 from kubetorch.sdk.calls import blocking
 from kubetorch.sdk.calls.attempts import Again, Done, Invocation
 from kubetorch.sdk.calls.broadcast import combine
-from kubetorch.sdk.calls.call import LoopWakeup, ThreadWakeup
+from kubetorch.sdk.calls.call import LoopWakeup, ThreadWakeup, ends_with_call
 from kubetorch.sdk.calls.options import CallOptions
 from kubetorch.sdk.calls.route import FINAL, Backoff, Location, PodLeftError, Route
 from kubetorch.sdk.calls.stream import Stream
@@ -84,7 +84,7 @@ class SpawnedCall:
         #: Somebody has its outcome.
         self.is_told = False
         self._session = session
-        self._arrived: SimpleQueue[Event] = SimpleQueue()
+        self._arrived: SimpleQueue[Event | None] = SimpleQueue()
         self._wakers: list[Callable[[], None]] = []
         # Again in the same thread: `on_progress` may ask how the call is.
         self._working = threading.RLock()
@@ -189,7 +189,8 @@ class SpawnedCall:
             self.is_accepted = True
         elif stream is not None and call is not None:
             glance = None if stream.confirms else time.monotonic() + _GLANCE
-            event = stream.wait(call, self._arrived, glance)
+            with ends_with_call(lambda: self._stir(stream)):
+                event = stream.wait(call, self._arrived, glance)
             if event is not None:
                 self._take(event)
             elif call.upload is None or call.upload.is_done:  # an older agent
@@ -198,6 +199,11 @@ class SpawnedCall:
             self._send_again(self._unstarted)
         else:
             self._ask(invocation)
+
+    def _stir(self, stream: Stream) -> None:
+        """End a wait for the pod. Called by any thread."""
+        self._arrived.put(None)
+        stream.stir()
 
     def _ask(self, invocation: Invocation) -> None:
         """Ask the controller about a call that its pod does not know."""
@@ -346,8 +352,8 @@ class SpawnedCall:
         for waker in list(self._wakers):
             waker()
 
-    def _take(self, event: Event) -> None:
-        if event.call is not self._call or self._stream is None:
+    def _take(self, event: Event | None) -> None:
+        if event is None or event.call is not self._call or self._stream is None:
             return
         kind = event.kind
         if kind == Kind.LOG and self._lines is not None:
