@@ -34,7 +34,7 @@ from kubetorch.lib import asgi, proxy
 from kubetorch.lib.asgi import Message, Receive, Scope, Send
 from kubetorch.lib.http1 import Header
 from kubetorch.lib.http_server import Refusal, Upgrade
-from kubetorch.lib.proxy import Mount, Target
+from kubetorch.lib.proxy import Mount, Passage, Target
 from kubetorch.wire import exceptions, routes, tokens
 from kubetorch.wire.messages import PodView
 from kubetorch.wire.tokens import AppRequest
@@ -155,7 +155,7 @@ class Relay:
                 hint="try again: the pod may be starting, or be about to end",
             ) from error
 
-    async def open(self, upgrade: Upgrade) -> tuple[Target, list[Header], Callable[[], None]]:
+    async def open(self, upgrade: Upgrade) -> Passage:
         """The way of a WebSocket; see `kubetorch.lib.proxy.Opener`."""
         place = self.locate(upgrade.raw_path, upgrade.headers)
         assert place is not None, upgrade.path
@@ -166,7 +166,7 @@ class Relay:
             failure = exceptions.describe_refusal(error)
             raise Refusal(failure.status, failure.to_json()) from error
         upgrade.query = asked.query
-        return target, asked.headers, lambda: None
+        return Passage(target, asked.headers)
 
     def _moved(self, place: Place, method: str, headers: list[Header]) -> str:
         """The host that a browser is to be sent to, with its scheme; empty for all else.

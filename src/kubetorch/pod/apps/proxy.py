@@ -8,19 +8,18 @@ cookie. The app never sees it: its log, or what it calls, would give it away.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ipaddress
 import re
 from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
 
 from kubetorch.errors import ForeignOriginError, KubetorchError, UnauthorizedError
 from kubetorch.lib import asgi, proxy
 from kubetorch.lib.asgi import ClientGoneError, Receive, Responder, Scope, Send, refusal
 from kubetorch.lib.http1 import BrokenError, Header
 from kubetorch.lib.http_server import Message, Upgrade
-from kubetorch.lib.proxy import Mount, Target
+from kubetorch.lib.proxy import Mount, Passage, Target
 from kubetorch.pod.apps.process import AppHost, AppProcess
+from kubetorch.pod.http import calling
 from kubetorch.pod.http.auth import Guard, refused
 from kubetorch.wire import routes, tokens
 from kubetorch.wire.tokens import AppRequest
@@ -112,18 +111,29 @@ class AppProxy:
             return
         self._host.begin()
         try:
-            process = await self._host.serving()
-            async with self._slot(scope, process):
+            source = (scope.get("client") or ("",))[0]
+            _, leave = await self._enter(scope["raw_path"], headers, source)
+            try:
                 await self._relay(scope, passage, receive, send)
+            finally:
+                leave()
         finally:
             self._host.finish()
 
-    def _slot(self, scope: Scope, process: AppProcess) -> AbstractAsyncContextManager[None]:
-        """The slot of a request; whoever asks whether the app is well needs none."""
-        path = process.app.health_check
-        if path is not None and scope["raw_path"] == f"{routes.APP}{path}".encode():
-            return contextlib.nullcontext()
-        return self._host.slot((scope.get("client") or ("",))[0])
+    async def _enter(
+        self, path: bytes, headers: list[Header], source: str
+    ) -> tuple[AppProcess, Callable[[], None]]:
+        """Wait for the app, and for a slot: what serves, and what gives the slot back.
+
+        Whoever asks whether the app is well needs no slot.
+        """
+        told = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
+        timeout = calling.timeout_of(told, routes.QUEUE_TIMEOUT)
+        process = await self._host.serving()
+        health = process.app.health_check
+        if health is not None and path == f"{routes.APP}{health}".encode():
+            return process, lambda: None
+        return process, await self._host.take_slot(source, timeout)
 
     async def _relay(self, scope: Scope, passage: AppRequest, receive: Receive, send: Send) -> None:
         headers = list(scope["headers"])
@@ -156,13 +166,18 @@ class AppProxy:
                 hint="kt logs shows what it does",
             ) from error
 
-    async def open(self, upgrade: Upgrade) -> tuple[Target, list[Header], Callable[[], None]]:
-        """The way of a WebSocket; see `kubetorch.lib.proxy.Opener`."""
+    async def open(self, upgrade: Upgrade) -> Passage:
+        """The way of a WebSocket; see `kubetorch.lib.proxy.Opener`.
+
+        Until the app makes the upgrade it is a request as any other, and has a slot.
+        """
         try:
             passage = self._admit("socket", upgrade.headers, upgrade.query, upgrade.admit)
             self._host.begin()
             try:
-                process = await self._host.serving()
+                process, leave = await self._enter(
+                    upgrade.raw_path, upgrade.headers, upgrade.source
+                )
             except BaseException:
                 self._host.finish()
                 raise
@@ -170,7 +185,12 @@ class AppProxy:
             raise refused(error, self._pod_name) from error
         upgrade.query = passage.query
         passed = [*passage.headers, *_forwarded(upgrade.headers)]
-        return _target(process, upgrade.headers), passed, self._host.finish
+
+        def finish() -> None:
+            leave()
+            self._host.finish()
+
+        return Passage(_target(process, upgrade.headers), passed, leave, finish)
 
     def _admit(
         self, method: str, headers: list[Header], query: bytes, on_token: Callable[[], None]

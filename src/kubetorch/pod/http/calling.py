@@ -10,7 +10,7 @@ import json
 import math
 import pickle
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -78,8 +78,8 @@ async def call(
         body=Body(codec, (len(arguments.encoded),), len(arguments.encoded)),
         method=method,
         request_id=request.headers[routes.REQUEST_ID.lower()],
-        timeout=timeout_of(request),
-        queue_timeout=timeout_of(request, routes.QUEUE_TIMEOUT),
+        timeout=timeout_of(request.headers),
+        queue_timeout=timeout_of(request.headers, routes.QUEUE_TIMEOUT),
         idempotency_key=request.headers.get(routes.IDEMPOTENCY_KEY.lower()),
         stream_logs=False,
         traceparent=request.headers.get("traceparent"),
@@ -161,8 +161,9 @@ _EXAMPLE = '{"kwargs": {"x": 1}}'
 _FORM = '{"args": [...], "kwargs": {...}}'
 
 
-def timeout_of(request: Request, header: str = routes.TIMEOUT) -> float | None:
-    text = request.headers.get(header.lower())
+def timeout_of(headers: Mapping[str, str], header: str = routes.TIMEOUT) -> float | None:
+    """The seconds that a header has, whose names are in lower case."""
+    text = headers.get(header.lower())
     if text is None:
         return None
     try:
