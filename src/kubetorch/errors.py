@@ -800,10 +800,15 @@ class ResultExpiredError(CallError, LookupError):
 
 
 class SerializationError(CallError, TypeError):
-    """A value cannot travel in the serialization of the call, or that one is not allowed."""
+    """A value cannot travel in the serialization of the call, or that one is not allowed.
+
+    Attributes:
+        call_id: Of a call whose value cannot travel, and which its pod keeps.
+    """
 
     code = "serialization"
     status = 400
+    call_id: str | None = None
 
 
 class RemoteError(CallError):

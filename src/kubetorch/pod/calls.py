@@ -38,15 +38,16 @@ from kubetorch.errors import (
     KubetorchError,
     ProtocolError,
     QueueFullError,
+    ResultExpiredError,
     SerializationError,
     SpecError,
 )
 from kubetorch.pod.item_use import ItemUse
 from kubetorch.pod.logs import Line
 from kubetorch.pod.rank_calls import RankGroup
-from kubetorch.pod.results import Outcomes, Results
+from kubetorch.pod.results import VALUE_SECONDS, Outcomes, Results
 from kubetorch.pod.slots import Slots, Start, Ticket
-from kubetorch.pod.user_process.protocol import FIRST_GRANT
+from kubetorch.pod.user_process.protocol import FIRST_GRANT, VALUE_LIMIT
 from kubetorch.pod.worker_process.pool import WorkerPool
 from kubetorch.pod.worker_process.worker import Payload, Worker, shared
 from kubetorch.specs.callable import CALLABLES, UNKNOWN_CHAIN
@@ -132,6 +133,8 @@ class Call:
         self._pause_timer: asyncio.TimerHandle | None = None
         self.attempts = 1
         self._has_yielded = False
+        # The file of its value, which cannot travel, from when that comes until its error does.
+        self._kept: int | None = None
         # Values that its generator may still send.
         self._granted = FIRST_GRANT
         self.request = request
@@ -399,8 +402,18 @@ class Call:
         self._end(is_failure=False)
         self._answer(result, payload)
 
+    def on_kept(self, descriptor: int) -> None:  # CallSink's
+        self._kept = descriptor
+
     def on_error(self, failure: bytes) -> None:  # CallSink's
-        if self._repeats_left and self._repeats_after(exceptions.parse_json(failure)):
+        kept, self._kept = self._kept, None
+        repeats = self._repeats_left and self._repeats_after(exceptions.parse_json(failure))
+        if kept is not None:
+            if repeats or self.is_answered:
+                os.close(kept)
+            else:
+                failure = self._calls.keep_value(self, kept, failure)
+        if repeats:
             self._pause()
             return
         self._end(is_failure=True)
@@ -525,6 +538,8 @@ class Calls:
     results: Results
     on_line: Callable[[Line, int], None]
     outcomes: Outcomes
+    #: Values that could not travel, by the ids of their calls.
+    values: Outcomes
     on_change: Callable[[], None]
 
     def __post_init__(self) -> None:
@@ -1018,6 +1033,40 @@ class Calls:
             self.outcomes.put(_key(request), answer)
         for spawned in call.spawned:
             self._keep_spawned(spawned, outcome, call.opened, call)
+
+    def keep_value(self, call: Call, descriptor: int, failure: bytes) -> bytes:
+        """Keep a value that cannot travel; its failure, which says how to fetch it.
+
+        The controller is told of the call as of a spawned one, so that it is found by its id.
+        """
+        request = call.request
+        if not CALL_ID.fullmatch(request.id):
+            os.close(descriptor)
+            return failure
+        self.values.take(request.id, descriptor)
+        described = exceptions.parse_json(failure)
+        hint = (
+            f"its value is kept for {VALUE_SECONDS / 3600:g} h: "
+            f'kt.calls.get("{request.id}").result(serialization="pickle"), or '
+            f"kt calls result {request.id} --serialization pickle --out value.pkl"
+        )
+        if described.state.get("hint"):
+            hint = f"{described.state['hint']}; {hint}"
+        state = {**described.state, "call_id": request.id, "hint": hint}
+        described = replace_fields(described, state=state)
+        if not call.spawned:
+            self._keep_spawned(request, Raised(described), call.opened, call)
+        return described.to_json()
+
+    def kept_value(self, call_id: str) -> Outcome:
+        found = self.values.get(call_id)
+        if found is None:
+            raise ResultExpiredError(
+                f"pod {self.pod_name} does not keep the value of call {call_id}",
+                hint=f"values that cannot travel are kept for {VALUE_SECONDS / 3600:g} h, and at "
+                f"most {VALUE_LIMIT // 1024**3} GiB of them: the oldest go first",
+            )
+        return found
 
     def _keep_spawned(
         self, request: Open, outcome: Outcome, started: float, call: Call | None = None

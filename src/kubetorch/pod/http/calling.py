@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import functools
 import json
 import math
 import pickle
@@ -245,7 +244,7 @@ def _lines(key: str, codec: str, segments: Sequence[Buffer]) -> bytes:
 def _json(codec: str, segments: Sequence[Buffer]) -> bytes:
     """A value as JSON text; a pickled one in base64."""
     if codec == "pickle":
-        data = base64.b64encode(in_band(segments)).decode()
+        data = base64.b64encode(codecs.in_band(segments)).decode()
         return json.dumps({"data": data}).encode()
     if codec == "none" and len(segments) == 2:
         return json.dumps(bytes(segments[0]).decode(errors="replace")).encode()
@@ -261,27 +260,6 @@ def _check_json(text: Buffer) -> None:
         raise SerializationError(
             "a program made the first call with this key, and its value is no JSON"
         ) from error
-
-
-def in_band(segments: Sequence[Buffer]) -> bytes:
-    """One pickle stream out of a stream and its out-of-band buffers, without unpickling it.
-
-    `pickle.loads` of it calls `pickle.loads` with the buffers, so it gives the same value.
-    """
-    if len(segments) == 1:
-        return bytes(segments[0])
-    return pickle.dumps(_Rebuild(segments), protocol=5)
-
-
-class _Rebuild:
-    def __init__(self, segments: Sequence[Buffer]) -> None:
-        self._segments = segments
-
-    def __reduce__(self) -> tuple[object, ...]:
-        stream, *buffers = self._segments
-        # Writable where they were writable: arrays that are rebuilt on them can be changed.
-        loads = functools.partial(pickle.loads, buffers=[bytearray(item) for item in buffers])
-        return loads, (bytes(stream),)
 
 
 class _Value(NamedTuple):

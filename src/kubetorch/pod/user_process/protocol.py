@@ -26,6 +26,9 @@ more than one segment, at the beginning of meta. The rest of a CALL's meta is th
 method's name (u32, 0xffffffff for none), the name, the length of the chain, the chain
 (`kubetorch.wire.frames.Chain`), and the identity of the request, in UTF-8.
 
+With an ERROR may come the descriptor of a file that has the value of the call, pickled: one that
+could not travel.
+
 The agent trusts no worker: user code may write to the socket. A frame that no worker of ours sends
 (`Receiver`) ends the worker.
 
@@ -75,6 +78,8 @@ Buffer = bytes | bytearray | memoryview
 INLINE: Final = 256 * 1024
 #: Longest payload that a worker sends in the stream, where it has no room for a memory file.
 INLINE_LIMIT: Final = 1024**3
+#: Bytes of the values together that a pod keeps on its disk, and so of one of them.
+VALUE_LIMIT: Final = 2 * 1024**3
 #: Values that a generator may send before the first GRANT.
 FIRST_GRANT: Final = 16
 #: Bytes of the content type of a result.
@@ -389,7 +394,7 @@ class Receiver:
         is_file = bool(flags & FILE)
         if is_file and kind in (RESULT, YIELD):
             most = self._stream_memory.limit
-        elif is_file or flags & DESCRIPTOR:
+        elif is_file or (flags & DESCRIPTOR and kind != ERROR):
             most_meta = -1
         if meta_length > most_meta or length > most:
             raise FrameError(f"a frame of kind {kind} that claims {meta_length} and {length} bytes")
@@ -577,6 +582,12 @@ class AgentSocket:
             self.before_end()
         self._write([head, payload] if payload else [head])
 
+    def send_kept(self, call: int, failure: bytes, descriptor: int) -> None:
+        """Send the failure of a call whose value lies in a file."""
+        head = pack(ERROR, call, flags=DESCRIPTOR, length=len(failure))
+        self.before_end()
+        self._write([head, failure], descriptor)
+
     def send_value(self, kind: int, call: int, codec: str, value: object, flags: int = 0) -> None:
         segments = _encode(codec, value, "result" if kind == RESULT else "yielded")
         sizes = [len(segment) for segment in segments]
@@ -627,11 +638,11 @@ class AgentSocket:
             head = pack(kind, call, flags=flags, argument=number, meta=meta, length=length)
             self._write_locked([head], descriptor)
 
-    def _write(self, parts: list[Buffer]) -> None:
+    def _write(self, parts: list[Buffer], descriptor: int | None = None) -> None:
         if os.getpid() != self._pid:  # a fork of user code; another thread of its parent may
             os._exit(0)  # have held the lock
         with self._lock:
-            self._write_locked(parts)
+            self._write_locked(parts, descriptor)
 
     def _write_locked(self, parts: list[Buffer], descriptor: int | None = None) -> None:
         for number, is_spent in self._mappings.returned():

@@ -112,6 +112,8 @@ class WorkerSpec:
     rank: int | None = None
     code: str | None = None
     umask: int | None = None
+    #: Folder for values that cannot travel, see `CallSink.on_kept`.
+    values: str | None = None
 
 
 class Payload(Protocol):
@@ -167,6 +169,12 @@ class CallSink(Protocol):
 
     def on_error(self, failure: bytes) -> None:
         """The call raised; the failure is JSON, see `kubetorch.wire.exceptions`."""
+
+    def on_kept(self, descriptor: int) -> None:
+        """The value of the call cannot travel, as `on_error` says next; it is pickled in a file.
+
+        Whoever gets the descriptor closes it.
+        """
 
     def on_failing(self, failure: bytes) -> None:
         """The call has failed, and will end with `on_error`, although a part of it still runs."""
@@ -332,6 +340,7 @@ class Worker:
             "modules": spec.modules,
             "threads": spec.threads,
             "may_wait": spec.may_wait,
+            "values": spec.values,
         }
 
     # ----------------------------------------------------------------------------------- calls
@@ -516,11 +525,15 @@ class Worker:
             call.sink.on_progress(report)
             return
         if self._reason is not None and self.spec.ref.kind == "cls":
+            if frame.descriptor is not None and not frame.flags & protocol.FILE:
+                os.close(frame.descriptor)
             return  # its state is given up: what it says is true no more
         # Lines that were written before this frame are delivered before it.
         self._output.drain()
         if frame.kind == protocol.ERROR:
             self._forget(frame.call, call)
+            if frame.descriptor is not None:
+                call.sink.on_kept(frame.descriptor)
             call.sink.on_error(bytes(frame.payload))
             return
         codec, sizes, _ = protocol.unpack_sizes(frame)
@@ -549,6 +562,8 @@ class Worker:
             if frame.flags & protocol.FILE:
                 with contextlib.suppress(OSError):
                     self._socket.payload(frame)
+            elif frame.descriptor is not None:
+                os.close(frame.descriptor)
             return
         self._output.drain()
         if frame.kind == protocol.PREEMPTED:

@@ -22,7 +22,7 @@ import time
 from _queue import Empty, SimpleQueue
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from kubetorch.errors import (
     CallCancelledError,
@@ -31,6 +31,7 @@ from kubetorch.errors import (
     InstanceReplacedError,
     KubetorchError,
     ResultExpiredError,
+    SerializationError,
     ServiceNotFoundError,
     SpecError,
 )
@@ -189,7 +190,7 @@ class SpawnedCall:
             self.is_accepted = True
         elif stream is not None and call is not None:
             glance = None if stream.confirms else time.monotonic() + _GLANCE
-            with ends_with_call(lambda: self._stir(stream)):
+            with ends_with_call(lambda: self._stir(stream, self._arrived)):
                 event = stream.wait(call, self._arrived, glance)
             if event is not None:
                 self._take(event)
@@ -200,9 +201,10 @@ class SpawnedCall:
         else:
             self._ask(invocation)
 
-    def _stir(self, stream: Stream) -> None:
+    @staticmethod
+    def _stir(stream: Stream, arrived: SimpleQueue[Event | None]) -> None:
         """End a wait for the pod. Called by any thread."""
-        self._arrived.put(None)
+        arrived.put(None)
         stream.stir()
 
     def _ask(self, invocation: Invocation) -> None:
@@ -247,6 +249,35 @@ class SpawnedCall:
 
     def view(self) -> CallView:
         return self._session().ask(lambda controller: controller.get_call(self.call_id))
+
+    def kept_value(self) -> calls.Outcome:
+        """Fetch the value of a call that could not travel, pickled, from the pod that keeps it."""
+        view = self.view()
+        location = self._locate(view)
+        if not location.urls:
+            raise ResultExpiredError(
+                f"the value of call {self.call_id} was kept on pod {view.pod}, which is gone",
+                hint="values that cannot travel are kept on the disk of the pod that ran the call",
+            )
+        route = Route(view.workload, lambda: location, transport=self._session().transport)
+        arrived: SimpleQueue[Event | None] = SimpleQueue()
+        try:
+            stream = route.connect()
+            call = stream.prepare(arrived.put)
+            stream.start(call, frames.Attach(self.call_id, serialization="pickle"), reads=True)
+            while True:
+                with ends_with_call(lambda: self._stir(stream, arrived)):
+                    event = stream.wait(call, arrived)
+                if event is None:
+                    continue
+                if event.kind == LOST:
+                    raise event.meta
+                if event.kind == Kind.ERROR:
+                    return calls.raised(event.payload or b"")
+                if event.kind == Kind.RESULT:
+                    return calls.returned(event.meta, event.payload or b"")
+        finally:
+            route.close()
 
     def cancel(self) -> None:
         self._cancels += 1
@@ -528,20 +559,50 @@ class CallHandle:
 
     # ------------------------------------------------------------------------------ its result
 
-    def get(self, timeout: float | None = None) -> Any:  # noqa: ANN401  # the user's own value
+    def get(
+        self, timeout: float | None = None, *, serialization: Literal["pickle"] | None = None
+    ) -> Any:  # noqa: ANN401  # the user's own value
         """Wait for the call, and return its value.
 
         Args:
             timeout: Seconds after which to stop waiting; the call goes on.
+            serialization: `"pickle"` fetches a value that could not travel, which its pod has
+                pickled and keeps for 1 h, and unpickles it here: that runs code of the pod.
 
         Raises:
             TimeoutError: The call has not ended by then.
             ResultExpiredError: The call is unknown, or its result is not kept any more.
             Exception: What the call raised.
         """
+        _check_serialization(serialization)
         if not self.wait(timeout):
             raise self._still_running(timeout)
-        return self._value()
+        return self._value() if serialization is None else self._unpickled()
+
+    def pickled(self, timeout: float | None = None) -> bytes | memoryview:
+        """Wait for the call, and return its value as `pickle` has it, which is not unpickled.
+
+        Args:
+            timeout: Seconds after which to stop waiting; the call goes on.
+
+        Raises:
+            TimeoutError: The call has not ended by then.
+            SerializationError: The call was asked for a value in another serialization.
+            ResultExpiredError: The call is unknown, or its value is not kept any more.
+            Exception: What the call raised.
+        """
+        if not self.wait(timeout):
+            raise self._still_running(timeout)
+        outcome = self._with_kept_value()
+        if isinstance(outcome, calls.Raised):
+            return bytes(calls.value_of(outcome, modules=self._modules))  # raises
+        if outcome.codec != "pickle":
+            raise SerializationError(
+                f"the value of call {self.id} has come as {outcome.codec}, and is not pickled",
+                hint=f"kt calls result {self.id} prints it",
+            )
+        segments = codecs.split(memoryview(outcome.payload), outcome.sizes)
+        return segments[0] if len(segments) == 1 else codecs.in_band(segments)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for the end of the call; whether it has ended.
@@ -591,9 +652,11 @@ class CallHandle:
                 return
             yield left
 
-    def result(self, timeout: float | None = None) -> Any:  # noqa: ANN401  # as `get`
+    def result(
+        self, timeout: float | None = None, *, serialization: Literal["pickle"] | None = None
+    ) -> Any:  # noqa: ANN401  # as `get`
         """The same as `get`, under the name that futures give it."""
-        return self.get(timeout)
+        return self.get(timeout, serialization=serialization)
 
     def __await__(self) -> Generator[Any, None, Any]:
         return self.get_async().__await__()
@@ -618,6 +681,21 @@ class CallHandle:
             if self._call.origin is not None:
                 self._call.origin.answered(error.instance)
             raise
+
+    def _unpickled(self) -> Any:  # noqa: ANN401  # the user's own value
+        outcome = self._with_kept_value()
+        if self._modules is None:
+            self._find_workload()
+        return calls.value_of(outcome, modules=self._modules, asked="pickle")
+
+    def _with_kept_value(self) -> calls.Outcome:
+        """The outcome, with the value that could not travel in place of the error that says so."""
+        outcome = self._call.outcome
+        assert outcome is not None
+        self._call.is_told = True
+        if isinstance(outcome, calls.Raised) and outcome.failure.state.get("call_id") == self.id:
+            return self._call.kept_value()
+        return outcome
 
     def _find_workload(self) -> None:
         """Learn of the workload, if it still exists, what a value of its calls needs and may be."""
@@ -669,6 +747,14 @@ def _check_id(call_id: object) -> None:
         raise SpecError(
             f"{text if len(text) <= _SHOWN else f'{text[:_SHOWN]}…'} is not the id of a call",
             hint="an id is 32 hexadecimal digits, as handle.id and kt calls list show it",
+        )
+
+
+def _check_serialization(serialization: object) -> None:
+    if serialization not in (None, "pickle"):
+        raise SpecError(
+            f"serialization={serialization!r}: a value that is fetched anew is pickled",
+            hint='serialization="pickle"; without it the value is as the call was asked for it',
         )
 
 
@@ -838,10 +924,22 @@ class BroadcastHandle(CallHandle):
         return True
 
     def _value(self) -> Any:  # noqa: ANN401  # as `get`
+        return self._values(None)
+
+    def _unpickled(self) -> Any:  # noqa: ANN401  # as `get`
+        return self._values("pickle")
+
+    def _with_kept_value(self) -> calls.Outcome:
+        raise SpecError(
+            f"these are {len(self.calls)} calls, each with a value of its own",
+            hint=f"ask for one of them: kt calls result {self.calls[0].id}",
+        )
+
+    def _values(self, serialization: Literal["pickle"] | None) -> Any:  # noqa: ANN401  # as `get`
         outcomes = []
         for call in self.calls:
             try:
-                outcomes.append(Done(call.get()))
+                outcomes.append(Done(call.get(serialization=serialization)))
             except Exception as error:  # noqa: BLE001  # the user's own, which is kept
                 outcomes.append(Done(None, error))
         done = combine(outcomes)
