@@ -602,7 +602,7 @@ def never_travels(kind: type) -> bool:
     if any(_where(base) in _NEVER for base in mro):
         return True
     package = introspection.module_of(kind).partition(".")[0]
-    is_open = (
+    is_open: object = (
         package in sys.stdlib_module_names
         or package in PACKERS
         or type.__subclasses__(kind)
