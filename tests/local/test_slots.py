@@ -299,10 +299,22 @@ def test_more_calls_than_may_wait_are_refused(deploy: Any, tmp_path: Path) -> No
     with pytest.raises(kt.QueueFullError, match="2 calls wait already") as caught:
         probe.work(0, "refused")
     assert caught.value.status == 429
+    assert [each.status() for each in waiting] == ["waiting", "waiting"]
+    assert not any(each.done() for each in waiting)
+    # Items of a map wait in their program while they may not in the pod.
+    items = InThread(lambda: list(probe.work.map([0] * 8, [f"item {each}" for each in range(8)])))
+    with pytest.raises(kt.QueueFullError):
+        list(probe.work.options(queue_timeout=0.1).map([0], ["impatient"]))
     (tmp_path / "end").touch()
     assert [each.result() for each in waiting] == [0, 1]
     assert first.join().value == "held"
-    assert "refused" not in probe.seen()[1]
+    assert items.join().value == [f"item {each}" for each in range(8)]
+    assert not {"refused", "impatient"} & set(probe.seen()[1])
+
+
+def test_a_line_where_nobody_waits_is_refused(deploy: Any) -> None:
+    with pytest.raises(kt.SpecError, match="max_queue is 3, and nothing bounds"):
+        deploy("lineless", max_queue=3)
 
 
 def test_callers_take_turns(deploy: Any, tmp_path: Path) -> None:

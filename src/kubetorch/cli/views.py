@@ -23,6 +23,7 @@ from kubetorch.wire.messages import (
     SlotHolder,
     WorkerStacks,
     WorkloadView,
+    calls_that_wait,
 )
 
 Json = dict[str, Any]
@@ -228,8 +229,8 @@ def queue_lines(service: WorkloadView, now: float) -> list[tuple[str, bool]]:
             continue
         wait = ""
         if queue.waiting:
-            calls = "1 call waits" if queue.waiting == 1 else f"{queue.waiting} calls wait"
-            wait = f", {calls}, the first for {max(0.0, now - queue.since):.0f} s"
+            seconds = max(0.0, now - queue.since)
+            wait = f", {calls_that_wait(queue.waiting)}, the first for {seconds:.0f} s"
         taken = f"{queue.taken} of {queue.slots}" if queue.taken < queue.slots else "all"
         text = f"{pod.name}: slots taken: {taken}{wait}"
         lines.append((text, bool(queue.waiting)))

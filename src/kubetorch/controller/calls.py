@@ -154,7 +154,7 @@ class Calls:
             return
         # Of a call that one pod refused: the pod that took it says so, and has its result.
         is_result = report.state == "succeeded" and known is not None and known.state == "failed"
-        is_news = report.state == "running" or is_result
+        is_news = report.ended is None or is_result
         if known is not None and known.pod != pod and not is_news:
             return
         fields = asdict(report)

@@ -56,7 +56,14 @@ from kubetorch.specs.workload import Origin, WorkloadSpec
 from kubetorch.wire import codecs, exceptions, retries, routes
 from kubetorch.wire.calls import CALL_ID, Outcome, Raised, Returned, check_arguments
 from kubetorch.wire.frames import OWN, Chain, Open, Progress, Retry
-from kubetorch.wire.messages import CallProgress, CallReport, Ending, QueueView, SlotHolder
+from kubetorch.wire.messages import (
+    CallProgress,
+    CallReport,
+    Ending,
+    QueueView,
+    SlotHolder,
+    calls_that_wait,
+)
 
 #: Calls that the pod knows at one time, whatever their state.
 CALL_LIMIT = 10_000
@@ -173,6 +180,11 @@ class Call:
             f"call {self.request.id} streams its values, which are not kept: nobody can join it",
             hint="give each call of a generator an idempotency key of its own",
         )
+
+    @property
+    def state(self) -> str:
+        """As the controller is told of it, until it has ended."""
+        return "waiting" if self.queued is not None and self.begun is None else "running"
 
     @property
     def other_origin(self) -> Origin | None:
@@ -292,6 +304,8 @@ class Call:
         self.queued, self.begun = time.time(), None
         for caller in self.callers:
             caller.on_queued()
+        if self.is_recorded:
+            self._calls.report_state(self)
 
     def on_begun(self) -> None:  # CallSink's
         self.begun = time.time()
@@ -299,12 +313,14 @@ class Call:
             self.limit(self.request.timeout)
         for caller in self.callers:
             caller.on_begun()
+        if self.is_recorded and self.queued is not None:
+            self._calls.report_state(self)
 
     def _end_waiting(self, timeout: float) -> None:
         waiting = 0 if self.slots is None else self.slots.waiting
         error = CallTimeoutError(
-            f"the call did not begin within its queue_timeout of {timeout:g} s: {waiting} calls "
-            "wait for their turn",
+            f"the call did not begin within its queue_timeout of {timeout:g} s: "
+            f"{calls_that_wait(waiting)} for their turn",
             hint="kt status shows what runs",
         )
         self.fail(error, started=False)
@@ -808,10 +824,9 @@ class Calls:
         # First this: a caller that spawns waits for either, and so has it in hand.
         if self._notice is not None and not self._tell(call, self._notice):
             return
-        if not self._record(call):
-            return
         if isinstance(worker, RankGroup) and not self._is_bounded_here(worker, call.request):
-            call.run_on(worker, call.request.chain)
+            if self._record(call):
+                call.run_on(worker, call.request.chain)
         elif call.request.method == CALLABLES and not isinstance(worker, RankGroup):
             self._answer_about_names(call)
         else:
@@ -823,7 +838,7 @@ class Calls:
         worker = next(workers, None)
         if worker is None:
             self._wait(call)
-        else:
+        elif self._record(call):
             call.run_on(worker, call.request.chain)
 
     def _is_bounded_here(self, group: RankGroup, request: Open) -> bool:
@@ -843,7 +858,8 @@ class Calls:
         if process is not None:
             call.slots = self._slots
             self._queued[call.tag] = call
-            self._run(call, process, f"{call.tag}:{call.tag}")
+            if self._record(call):
+                self._run(call, process, f"{call.tag}:{call.tag}")
             return
         try:
             if isinstance(self._worker, RankGroup):
@@ -863,7 +879,7 @@ class Calls:
         self._queued[call.tag] = call
         if start is None:
             call.wait_for_slot()
-        else:
+        if self._record(call) and start is not None:
             self._run(call, start.processes[0], Chain(start.ancestors).render())
 
     def _beside(self, request: Open) -> int:
@@ -992,7 +1008,7 @@ class Calls:
         if not call.request.detached or call.is_recorded:
             return True
         try:
-            self.results.begin(_report(call.request, "running", call.opened))
+            self.results.begin(_report(call.request, call.state, call.opened))
         except OSError as error:
             if not call.request.confirm:
                 return True
@@ -1082,8 +1098,12 @@ class Calls:
 
     def report_attempt(self, call: Call) -> None:
         """Tell the controller that a spawned call is about to run again."""
+        self.report_state(call)
+
+    def report_state(self, call: Call) -> None:
+        """Tell the controller whether a spawned call waits or runs."""
         for spawned in call.spawned:
-            report = _report(spawned, "running", call.opened)
+            report = _report(spawned, call.state, call.opened)
             self.results.progress(replace(report, attempts=call.attempts))
 
     def report_progress(self, call: Call, report: Progress) -> None:
@@ -1094,7 +1114,7 @@ class Calls:
         total = None if report.total is None or not math.isfinite(report.total) else report.total
         progress = CallProgress(report.current, total, message)
         for spawned in call.spawned:
-            news = _report(spawned, "running", call.opened)
+            news = _report(spawned, call.state, call.opened)
             self.results.progress(replace(news, progress=progress, attempts=call.attempts))
 
     def on_lost(self, call: Call) -> None:

@@ -81,6 +81,10 @@ class QueueView(msgspec.Struct, frozen=True, omit_defaults=True):
     holders: tuple[SlotHolder, ...] = ()
 
 
+def calls_that_wait(count: int) -> str:
+    return "1 call waits" if count == 1 else f"{count} calls wait"
+
+
 class Message(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, tag_field="type"):
     """Base of control messages."""
 
@@ -183,7 +187,7 @@ class CallReport(Message, tag="call", frozen=True):
 
     Attributes:
         callable: Callable and method, `Counter.add`.
-        state: `running`, `succeeded`, `failed` or `cancelled`.
+        state: `waiting` (for a slot), `running`, `succeeded`, `failed` or `cancelled`.
         result: Digest of the blob with the packed outcome (`kubetorch.wire.calls`), once ended.
         attempts: How often it has run, this time included.
     """

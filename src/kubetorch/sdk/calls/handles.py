@@ -321,7 +321,7 @@ class SpawnedCall:
             if self._loss is not None:  # it went before the controller knew it
                 raise self._loss from None
             raise
-        if view.state == "running":
+        if view.ended is None:
             self._attach(view)
             return
         data = self._session().ask(lambda controller: controller.get_result(view.id))
@@ -720,7 +720,7 @@ class CallHandle:
         self._call.cancel()
 
     def status(self) -> str:
-        """`running`, `succeeded`, `failed` or `cancelled`.
+        """`waiting` (for its turn), `running`, `succeeded`, `failed` or `cancelled`.
 
         Raises:
             ResultExpiredError: The call is unknown, or forgotten.
@@ -733,12 +733,20 @@ class CallHandle:
         if isinstance(outcome, calls.Raised):
             is_cancelled = outcome.failure.code == CallCancelledError.code
             return "cancelled" if is_cancelled else "failed"
-        is_elsewhere = call.is_lost and not call.is_to_be_sent
-        return call.view().state if is_elsewhere else "running"
+        if call.is_lost and not call.is_to_be_sent:
+            return call.view().state
+        with contextlib.suppress(KubetorchError):  # it is under way, whoever cannot be asked
+            if call.is_accepted:
+                return call.view().state
+        return "running"
 
     def done(self) -> bool:
         """True if the call has ended."""
-        return self._call.outcome is not None or self.status() != "running"
+        call = self._call
+        call.work()
+        if call.outcome is None and call.is_lost and not call.is_to_be_sent:
+            return call.view().ended is not None
+        return call.outcome is not None
 
 
 def _check_id(call_id: object) -> None:
@@ -953,13 +961,13 @@ class BroadcastHandle(CallHandle):
             call.cancel()
 
     def status(self) -> str:
-        """`running` while one of them runs; else `failed`, `cancelled` or `succeeded`.
+        """`running` while one of them runs; else `waiting`, `failed`, `cancelled` or `succeeded`.
 
         Raises:
             ResultExpiredError: A call is unknown, or forgotten.
         """
         found = {call.status() for call in self.calls}
-        states = ("running", "failed", "cancelled", "succeeded")
+        states = ("running", "waiting", "failed", "cancelled", "succeeded")
         return next(state for state in states if state in found)
 
     def done(self) -> bool:

@@ -462,6 +462,12 @@ def check_launchable(spec: WorkloadSpec) -> None:
             "nobody calls",
             hint="kt.app(..., port=...) has requests that can be bounded",
         )
+    if compute.max_queue is not None and compute.concurrency_of(1) is None:
+        raise SpecError(
+            f"max_queue is {compute.max_queue}, and nothing bounds how many calls of {name} run at "
+            "once, so that others would wait",
+            hint="kt.Compute(concurrency=N, max_queue=M)",
+        )
     endpoint = None if compute.endpoint is None else compute.endpoint.base_url
     if endpoint is not None and not endpoint.startswith("http://"):
         raise SpecError(
