@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 import pickle
@@ -107,7 +108,8 @@ def test_so_is_that_of_a_spawned_call_and_of_one_over_http(train) -> None:
     with pytest.raises(kt.SerializationError) as caught:
         call.result()
     assert caught.value.call_id == call.id
-    assert call.result(serialization="pickle")["best"].data == b"x" * 10
+    fetched = asyncio.run(call.get_async(serialization="pickle"))
+    assert fetched["best"].data == b"x" * 10
     with pytest.raises(urllib.error.HTTPError) as refused:
         post(train, "train", {"args": [20]})
     told = json.loads(refused.value.read())

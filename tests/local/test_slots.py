@@ -67,6 +67,12 @@ class Probe:
             thread.start()
             thread.join()
 
+    def cross(self, service, folder, mine):
+        open(os.path.join(folder, mine), "a").close()
+        while len(os.listdir(folder)) < 2:
+            time.sleep(0.01)
+        return kt.cls(name=service).add(1)
+
     async def ask_on_loop(self, service, how, folder):
         kt.cls(name=service).hold_on(folder)
 
@@ -433,6 +439,30 @@ def test_what_runs_and_waits_and_holds_the_slots_is_shown(
     (tmp_path / "end").touch()
     assert held.join().value == "held"
     assert [each.result() for each in waiting] == [0, 1, 2]
+
+
+def test_two_chains_that_lock_each_other_are_shown(
+    deploy: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left, right = deploy("left", concurrency=1), deploy("right", concurrency=1)
+    crossing = [
+        left.cross.spawn("right", str(tmp_path), "from-left"),
+        right.cross.spawn("left", str(tmp_path), "from-right"),
+    ]
+    text = ""
+    deadline = time.monotonic() + 60
+    while "all slots wait for other calls" not in text:
+        assert time.monotonic() < deadline, text
+        time.sleep(0.1)
+        inspection.show(view(left), Output())
+        text = capsys.readouterr().out
+    assert "Probe.cross runs for" in text
+    assert "it waits for Probe.add of right" in text
+    for call in crossing:
+        call.cancel()
+    for call in crossing:
+        assert call.wait(60)
+    assert left.add(1) == right.add(1) == 1
 
 
 def test_calls_of_a_thread_that_lost_its_context_are_shown_to_wait_for_their_caller(

@@ -393,6 +393,7 @@ class Agent:
         )
 
     def _activity(self) -> Activity:
+        self._calls.ask_waits()
         return Activity(
             calls=self._calls.running + self._apps.busy + self._shells.running,
             last=max(self._calls.last, self._apps.last, self._shells.last),

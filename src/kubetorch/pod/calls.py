@@ -253,6 +253,11 @@ class Call:
         """True for a generator whose reader takes nothing."""
         return self._granted <= 0
 
+    @property
+    def waits_for(self) -> str:
+        """The call of its own that it waits for, as its process said last."""
+        return self.worker.waits.get(self.number, "") if isinstance(self.worker, Worker) else ""
+
     def revoke(self, reason: str) -> None:
         """End the call for all its callers."""
         if self.is_ended or self.cancelled is not None:
@@ -631,10 +636,23 @@ class Calls:
             since=min((call.queued or 0.0 for call in line), default=0.0),
             strays=sum(call.request.chain == UNKNOWN_CHAIN for call in line),
             holders=tuple(
-                SlotHolder(_name(first.request), first.begun or 0.0, len(path), path[-1].is_paused)
+                SlotHolder(
+                    _name(first.request),
+                    first.begun or 0.0,
+                    len(path),
+                    path[-1].is_paused,
+                    path[-1].waits_for,
+                )
                 for first, path in ((path[0], path) for path in held[:HOLDERS])
             ),
         )
+
+    def ask_waits(self) -> None:
+        """If calls wait for a slot, ask what its holders wait for, for the next `queue`."""
+        if self._slots.limit is not None and self._slots.waiting:
+            for worker in self._processes.values():
+                if isinstance(worker, Worker):
+                    worker.ask_waits()
 
     @property
     def generation(self) -> int:

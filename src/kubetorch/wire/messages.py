@@ -53,12 +53,14 @@ class SlotHolder(msgspec.Struct, frozen=True, omit_defaults=True):
         began: When it began to run.
         calls: How many calls run in the slot, each made by the one before it.
         is_paused: The last of them is a generator whose reader takes nothing.
+        waits_for: The call, of another service perhaps, that the last of them waits for.
     """
 
     callable: str
     began: float
     calls: int = 1
     is_paused: bool = False
+    waits_for: str = ""
 
 
 class QueueView(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -124,9 +124,9 @@ class RunningCall:
         self.cancelled: KubetorchError | None = None
         # Taken, atomically, by whoever deals with it: its thread, or its cancellation before.
         self._claims = [None]
-        # Whether its thread has been interrupted, and what wakes threads that wait for other calls.
+        # Whether its thread has been interrupted, and the threads that wait for other calls.
         self._is_interrupted = False
-        self._wakers: list[Callable[[], object]] = []
+        self._waits: list[tuple[Callable[[], object], tuple[str, str]]] = []
         #: The task that runs it, for a call on the event loop.
         self.task: asyncio.Task[Any] | None = None
         # Values that a generator may still send.
@@ -155,25 +155,33 @@ class RunningCall:
         self.interruptible.interrupt(error)
         # From here on its own thread raises whatever it does next; others see this.
         self._is_interrupted = True
-        for wake in tuple(self._wakers):
+        for wake, _ in tuple(self._waits):
             wake()
         self._grants.put(0)
         self.loop.call_soon_threadsafe(self._cancel_task)
 
     @contextlib.contextmanager
-    def waiting(self, wake: Callable[[], object]) -> Iterator[None]:
+    def waiting(self, wake: Callable[[], object], awaited: tuple[str, str]) -> Iterator[None]:
         """While a thread waits for another call: when this one is cancelled, wake it, raise why.
 
         The interpreter interrupts no thread that waits. Who waits after the cancellation cleans up.
         """
         was_interrupted = self._is_interrupted
-        self._wakers.append(wake)
+        wait = (wake, awaited)
+        self._waits.append(wait)
         try:
             yield
         finally:
-            self._wakers.remove(wake)
+            self._waits.remove(wait)
         if self._is_interrupted and not was_interrupted:
             self.check()
+
+    @property
+    def waits_for(self) -> str:
+        """What its first thread that waits for another call waits for; empty without any."""
+        for _, (name, service) in tuple(self._waits):
+            return f"{name} of {service}" if service else name
+        return ""
 
     def check(self) -> None:
         if self.cancelled is not None:
@@ -312,10 +320,18 @@ class CallRunner:
                 # Later than that, nobody reads it, or somebody who has asked again.
                 if self.stacks is not None and time.monotonic() * 1000 < frame.call:
                     faulthandler.dump_traceback(self.stacks)
+            elif frame.kind == protocol.ASK:
+                self._tell_waits()
             elif frame.kind == protocol.PREEMPT:
                 callbacks.run(lambda: self.agent.send(protocol.PREEMPTED))
             else:
                 self._control(frame)
+
+    def _tell_waits(self) -> None:
+        calls = tuple(self._calls.values())
+        awaited = [(each.number, each.waits_for[: protocol.WAITS_LENGTH]) for each in calls]
+        waits = [each for each in awaited if each[1]][: protocol.WAITS_MOST]
+        self.agent.send(protocol.WAITS, payload=json.dumps(dict(waits)).encode())
 
     def _control(self, frame: Frame) -> None:
         call = self._calls.get(frame.call)

@@ -26,7 +26,9 @@ class CurrentCall(Protocol):
     def progress(self, current: float, total: float | None, message: str | None) -> None:
         """Tell the caller how far the call has come."""
 
-    def waiting(self, wake: Callable[[], object]) -> AbstractContextManager[None]:
+    def waiting(
+        self, wake: Callable[[], object], awaited: tuple[str, str]
+    ) -> AbstractContextManager[None]:
         """While a thread waits for another call: when this one is cancelled, wake it, raise why."""
 
 

@@ -9,9 +9,9 @@
 Then meta and payload; little-endian. Agent and worker are of one version (the worker is run from
 the agent's own files), so nothing here is negotiated.
 
-    agent   LOAD           (CALL | CANCEL | GRANT | RELEASE | TRIM | PREEMPT | DUMP)*   STOP
+    agent   LOAD           (CALL | CANCEL | GRANT | RELEASE | TRIM | PREEMPT | DUMP | ASK)*  STOP
     worker         LOADED | FAILED     (YIELD | PROGRESS | RESULT | ERROR | RELEASE | FORGET
-                                        | PREEMPTED)*                       EXITS?
+                                        | PREEMPTED | WAITS)*               EXITS?
 
 With LOAD comes the descriptor of the file that the stacks of all threads are written to: at DUMP,
 which says in `call` until when (milliseconds of the monotonic clock), or at the signal `STACKS`.
@@ -100,6 +100,8 @@ FORGET: Final = 8
 PREEMPT: Final = 9
 #: Write down what the threads do.
 DUMP: Final = 10
+#: Say which calls wait for calls of their own, and for what: WAITS is the answer.
+ASK: Final = 11
 LOADED: Final = 16
 FAILED: Final = 17
 RESULT: Final = 18
@@ -109,6 +111,11 @@ PROGRESS: Final = 21
 PREEMPTED: Final = 22
 #: Code of a call calls `os._exit`.
 EXITS: Final = 23
+#: What calls wait for, by their numbers, as JSON.
+WAITS: Final = 24
+#: Calls that it names, and characters of what each waits for.
+WAITS_MOST: Final = 100
+WAITS_LENGTH: Final = 200
 
 #: Bytes of the names in LOADED: of the methods that the event loop runs, as JSON; `null` stands for
 #: the callable itself.
@@ -120,6 +127,7 @@ _FROM_WORKER: Final = {
     **dict.fromkeys((ERROR, FAILED), (0, exceptions.JSON_LIMIT)),
     PROGRESS: (0, 8 * MESSAGE_LIMIT),
     LOADED: (0, NAMES_LIMIT),
+    WAITS: (0, WAITS_MOST * (6 * WAITS_LENGTH + 50)),
     **dict.fromkeys((RELEASE, FORGET, PREEMPTED, EXITS), (0, 0)),
 }
 
@@ -232,6 +240,16 @@ def unpack_progress(frame: Frame) -> tuple[float, float | None, str | None]:
     if not is_number or not isinstance(message, (str, NoneType)):
         raise FrameError("a report of progress of other types")
     return current, total, message
+
+
+def unpack_waits(payload: bytes) -> dict[int, str]:
+    """What calls wait for, by their numbers."""
+    try:
+        found = json.loads(payload)
+        waits = {int(number): str.encode(text).decode() for number, text in found.items()}
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise FrameError(f"what calls wait for: {error}") from error
+    return {number: text[:WAITS_LENGTH] for number, text in waits.items()}
 
 
 def pack(

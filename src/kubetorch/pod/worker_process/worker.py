@@ -250,6 +250,8 @@ class Worker:
         self._loaded: asyncio.Future[None] = self._loop.create_future()
         self._has_loaded = False
         self._is_draining = False
+        #: What calls wait for, as the process said last; see `ask_waits`.
+        self.waits: dict[int, str] = {}
         # The call whose code has called `os._exit`.
         self._exits: int | None = None
         # Calls that were cancelled and have not ended: the process may be about to go.
@@ -390,6 +392,11 @@ class Worker:
             "another call on it could not be interrupted"
         )
         self.abort(_in_pod(error, self.pod_name))
+
+    def ask_waits(self) -> None:
+        """Ask for `waits`, which come soon."""
+        if self._has_loaded and self._exiting is None:
+            self._socket.send(protocol.pack(protocol.ASK))
 
     async def stacks(self) -> WorkerStacks:
         text = await self.process.stacks.ask(self.pid, self._socket.send)
@@ -557,6 +564,9 @@ class Worker:
         call.sink.on_result(codec, sizes, payload, streamed=streamed)
 
     def _on_frame_of_no_call(self, frame: Frame) -> None:
+        if frame.kind == protocol.WAITS:
+            self.waits = protocol.unpack_waits(bytes(frame.payload))
+            return
         if frame.kind not in (protocol.LOADED, protocol.FAILED, protocol.PREEMPTED):
             # Its call has ended meanwhile; the worker may use the file for others.
             if frame.flags & protocol.FILE:

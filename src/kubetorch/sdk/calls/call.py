@@ -108,7 +108,8 @@ class Call:
     def _wait(self) -> Event | Connected | None:
         """Wait for the next arrival; `None` at the deadline."""
         deadline = self.deadline
-        with ends_with_call(self._stir):
+        target = self.invocation.target
+        with ends_with_call(self._stir, (target.name, target.service)):
             if self._stream is not None and self._pending is not None:
                 return self._stream.wait(self._pending, self._arrived, deadline)
             try:
@@ -381,15 +382,18 @@ class CallSet:
 _NO_CALL = nullcontext()
 
 
-def ends_with_call(wake: Callable[[], object]) -> AbstractContextManager[None]:
+def ends_with_call(
+    wake: Callable[[], object], awaited: tuple[str, str]
+) -> AbstractContextManager[None]:
     """Have a wait end with an error when the call of this worker that waits is cancelled.
 
     Args:
         wake: Ends the wait, in whichever thread it is called.
+        awaited: What is called, and its service if that is known.
     """
     context = sys.modules.get("kubetorch.pod.user_process.current_call")
     call = None if context is None else context.current.get()
-    return _NO_CALL if call is None else call.waiting(wake)
+    return _NO_CALL if call is None else call.waiting(wake, awaited)
 
 
 class ThreadWakeup:
@@ -399,7 +403,8 @@ class ThreadWakeup:
     `threading.Event`: a signal handler that raises can leave the lock of one held.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, awaited: tuple[str, str]) -> None:
+        self._awaited = awaited
         self._tokens: SimpleQueue[None] = SimpleQueue()
 
     def set(self) -> None:
@@ -409,7 +414,7 @@ class ThreadWakeup:
     def wait(self, timeout: float | None) -> None:
         """Returns when it is set, or after `timeout` seconds."""
         try:
-            with ends_with_call(self.set):
+            with ends_with_call(self.set, self._awaited):
                 self._tokens.get(timeout=None if timeout is None else max(timeout, 0.0))
         except Empty:
             return

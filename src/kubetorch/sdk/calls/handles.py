@@ -190,7 +190,9 @@ class SpawnedCall:
             self.is_accepted = True
         elif stream is not None and call is not None:
             glance = None if stream.confirms else time.monotonic() + _GLANCE
-            with ends_with_call(lambda: self._stir(stream, self._arrived)):
+            target = invocation.target
+            awaited = (f"{target.name}.spawn(...)", target.service)
+            with ends_with_call(lambda: self._stir(stream, self._arrived), awaited):
                 event = stream.wait(call, self._arrived, glance)
             if event is not None:
                 self._take(event)
@@ -266,7 +268,9 @@ class SpawnedCall:
             call = stream.prepare(arrived.put)
             stream.start(call, frames.Attach(self.call_id, serialization="pickle"), reads=True)
             while True:
-                with ends_with_call(lambda: self._stir(stream, arrived)):
+                with ends_with_call(
+                    lambda: self._stir(stream, arrived), (f"the value of {view.callable}", "")
+                ):
                     event = stream.wait(call, arrived)
                 if event is None:
                     continue
@@ -615,17 +619,24 @@ class CallHandle:
         """
         name = f"a wait for a call of {self._name}" if self._name else "a wait for a spawned call"
         blocking.warn_in_loop(name, "await handle")
-        wakeup = ThreadWakeup()
+        wakeup = ThreadWakeup((self._name or f"call {self.id}", ""))
         with self._call.waking(wakeup.set):
             for left in self._waits(timeout):
                 wakeup.wait(left)
         return self._call.outcome is not None
 
-    async def get_async(self, timeout: float | None = None) -> Any:  # noqa: ANN401  # as `get`
+    async def get_async(
+        self, timeout: float | None = None, *, serialization: Literal["pickle"] | None = None
+    ) -> Any:  # noqa: ANN401  # as `get`
         """Awaitable form of `get`."""
+        _check_serialization(serialization)
         if not await self.wait_async(timeout):
             raise self._still_running(timeout)
-        return self._value()
+        if serialization is None:
+            return self._value()
+        import asyncio  # noqa: PLC0415  # loaded already by whoever awaits
+
+        return await asyncio.to_thread(self._unpickled)
 
     async def wait_async(self, timeout: float | None = None) -> bool:
         """Awaitable form of `wait`."""
