@@ -205,6 +205,10 @@ class CallReport(Message, tag="call", frozen=True):
     attempts: int = 1
 
 
+#: States of a call that has not ended.
+UNENDED = ("waiting", "running")
+
+
 class Regroup(Message, tag="regroup", frozen=True):
     """A call asks that the world of a distributed service is formed again, its processes new.
 

@@ -51,7 +51,7 @@ from kubetorch.specs import hints
 from kubetorch.specs.logging import LoggingConfig
 from kubetorch.wire import calls, codecs, exceptions, frames, introspection
 from kubetorch.wire.frames import Kind
-from kubetorch.wire.messages import CallView
+from kubetorch.wire.messages import UNENDED, CallView
 
 if TYPE_CHECKING:
     from kubetorch.sdk.transport.session import Session
@@ -325,7 +325,7 @@ class SpawnedCall:
             if self._loss is not None:  # it went before the controller knew it
                 raise self._loss from None
             raise
-        if view.ended is None:
+        if view.state in UNENDED:
             self._attach(view)
             return
         data = self._session().ask(lambda controller: controller.get_result(view.id))
@@ -756,7 +756,7 @@ class CallHandle:
         call = self._call
         call.work()
         if call.outcome is None and call.is_lost and not call.is_to_be_sent:
-            return call.view().ended is not None
+            return call.view().state not in UNENDED
         return call.outcome is not None
 
 
