@@ -842,8 +842,6 @@ class PodEventReporter:
     def report(
         self, pods: Sequence[PodStatus], trouble: Trouble, news: Sequence[EventLine]
     ) -> None:
-        self, pods: Sequence[PodStatus], trouble: Trouble, news: Sequence[EventLine]
-    ) -> None:
         """Report events of pods, and why pods do not run or are missing.
 
         A reason of many pods is reported once, and an event that is part of a reason is not
