@@ -50,7 +50,7 @@ def _name_place(session: Session, namespace: str, output: Output) -> None:
         )
     if not environment.is_in_pod():
         backend = "local" if session.is_local else "kubernetes"
-        output.note(f"backend {backend}: {session.place}, namespace {namespace}", "dim")
+        output.note(f"backend {backend}: {session.pod_location}, namespace {namespace}", "dim")
 
 
 class Services:
