@@ -98,7 +98,13 @@ deployment = declare(
 )
 
 cpu_only = kt.Compute(
-    cpus="500m", gpu_anti_affinity=True, freeze=True, concurrency=4, max_queue=100, num_proc=2
+    cpus="500m",
+    gpu_anti_affinity=True,
+    freeze=True,
+    concurrency=4,
+    max_queue=100,
+    num_proc=2,
+    dispatch="any",
 )
 
 # Called are only the pods that the endpoint selects.

@@ -774,10 +774,15 @@ class CallLostError(CallError, ConnectionError):
 
 
 class CallRefusedError(CallError):
-    """The call was refused before it started: it did not run."""
+    """The call was refused before it started: nothing of it ran.
+
+    Attributes:
+        calls: How many calls the pod has, if it refused since other pods have fewer.
+    """
 
     code = "call_refused"
     status = 503
+    calls: int | None = None
 
 
 class QueueFullError(CallError):
@@ -802,10 +807,15 @@ class ResultExpiredError(CallError, LookupError):
 
 
 class SerializationError(CallError, TypeError):
-    """A value cannot travel in the call's serialization, or the serialization is not allowed."""
+    """A value cannot travel in the call's serialization, or the serialization is not allowed.
+
+    Attributes:
+        call_id: The call whose value cannot travel, if its pod keeps the value.
+    """
 
     code = "serialization"
     status = 400
+    call_id: str | None = None
 
 
 class RemoteError(CallError):

@@ -97,6 +97,7 @@ HIDING = {
     "logging_config",
     "name",
     "namespace",
+    "prefix_username",
     "reload_prefixes",
     "remote_import_path",
     "remote_root_path",

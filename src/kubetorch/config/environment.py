@@ -15,6 +15,7 @@ MEMBERS_FILE = "KT_MEMBERS_FILE"
 #: The variables with the origin and the user of a pod's code: services that the pod deploys are
 #: of the same origin and user.
 ORIGIN, USERNAME = "KT_ORIGIN", "KT_USERNAME"
+PREFIX_USERNAME = "KT_PREFIX_USERNAME"
 #: The folder in which a pod finds the token for its API server.
 _SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 #: The variables in which CI systems name the branch that they build, the most specific first.

@@ -229,6 +229,9 @@ class KubetorchConfig:
     """
 
     username = Setting[str | None](values.username, None, "Stands in front of service names.")
+    prefix_username = Setting(
+        values.boolean, True, "Whether the user name stands in front of service names."
+    )
     namespace = _Namespace(values.namespace, DEFAULT_NAMESPACE, "Kubernetes namespace of services.")
     install_namespace = Setting(
         values.namespace, INSTALL_NAMESPACE, "Namespace that Kubetorch is installed in."

@@ -104,8 +104,9 @@ class NamespaceBlobs:
     async def missing(self, spec: WorkloadSpec) -> list[str]:
         """The blobs of a spec that have to be uploaded before its generation can exist."""
         async with self.lock:
-            is_undamaged = self._damage_mark is self.blobs.damage_mark
-            if is_undamaged and self._complete_trees.issuperset(spec.trees):
+            if self._damage_mark is self.blobs.damage_mark and self._complete_trees.issuperset(
+                spec.trees
+            ):
                 return self.find_missing(spec)  # no tree is to be read
             return await self._stores.in_thread(lambda: self.find_missing(spec))
 

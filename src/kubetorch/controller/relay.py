@@ -34,7 +34,7 @@ from kubetorch.lib import asgi, proxy
 from kubetorch.lib.asgi import Message, Receive, Scope, Send
 from kubetorch.lib.http1 import Header
 from kubetorch.lib.http_server import Refusal, Upgrade
-from kubetorch.lib.proxy import Mount, Target
+from kubetorch.lib.proxy import Mount, Passage, Target
 from kubetorch.wire import exceptions, routes, tokens
 from kubetorch.wire.messages import PodView
 from kubetorch.wire.tokens import AppRequest
@@ -124,12 +124,17 @@ class Relay:
         )
         if service_of_host is not None:
             return Destination(
-                *service_of_host, Mount("", routes.APP, seen="/"), is_app=True, is_service_host=True
+                *service_of_host,
+                Mount("", routes.APP, browser_prefix="/"),
+                is_app=True,
+                is_service_host=True,
             )
         match = _PATH.match(path)
         if match is None or match[1] == RESERVED:
             return None
-        mount = Mount(match[0].decode(), "", seen=header_values.get(_PREFIX, b"").decode("latin-1"))
+        mount = Mount(
+            match[0].decode(), "", browser_prefix=header_values.get(_PREFIX, b"").decode("latin-1")
+        )
         is_app = Mount(routes.APP, "").has(path[match.end() :])
         return Destination(match[1].decode(), match[2].decode(), mount, is_app)
 
@@ -166,8 +171,8 @@ class Relay:
                 hint="try again: the pod may be starting, or be about to end",
             ) from error
 
-    async def open(self, upgrade: Upgrade) -> tuple[Target, list[Header], Callable[[], None]]:
-        """The server of a WebSocket and the headers for it; see `kubetorch.lib.proxy.Opener`."""
+    async def open(self, upgrade: Upgrade) -> Passage:
+        """The way of a WebSocket; see `kubetorch.lib.proxy.Opener`."""
         destination = self.locate(upgrade.raw_path, upgrade.headers)
         assert destination is not None, upgrade.path
         try:
@@ -179,7 +184,7 @@ class Relay:
             failure = exceptions.describe_refusal(error)
             raise Refusal(failure.status, failure.to_json()) from error
         upgrade.query = app_request.query
-        return target, app_request.headers, lambda: None
+        return Passage(target, app_request.headers)
 
     def _redirect_base(self, destination: Destination, method: str, headers: list[Header]) -> str:
         """Scheme and host to which a browser is redirected; empty where the request is relayed.
@@ -241,7 +246,7 @@ class Relay:
         is_scaled = bool(view.scaler) and pod_name is None
         server_url = urlsplit(view.scaler if is_scaled else _choose(name, view.pods, pod_name).url)
         assert server_url.hostname is not None
-        prefix = mount.seen or mount.outside + (routes.APP if destination.is_app else "")
+        prefix = mount.browser_prefix or mount.outside + (routes.APP if destination.is_app else "")
         extra_headers: tuple[Header, ...] = ((_PREFIX, prefix.encode("latin-1")),)
         if is_scaled:
             # By this name a scaler knows the service.

@@ -32,18 +32,20 @@ from kubetorch.pod.environment import Interpreters, container_environ, user_envi
 from kubetorch.pod.filesystem import PodFilesystem
 from kubetorch.pod.http.app import App
 from kubetorch.pod.http.auth import Credentials, Guard
+from kubetorch.pod.http.handing_on import HandingOn
 from kubetorch.pod.image.preparation import Images
-from kubetorch.pod.knative_keepalive import KnativeKeepAlive
+from kubetorch.pod.knative_keepalive import REVISION, KnativeKeepAlive
 from kubetorch.pod.logs import AgentLines, Line, LogLine, PodLog
 from kubetorch.pod.membership import Membership
 from kubetorch.pod.memory_limit import MemoryLimit
 from kubetorch.pod.peers import Peers
-from kubetorch.pod.results import Outcomes, Results
+from kubetorch.pod.results import VALUE_OVERHEAD, VALUE_SECONDS, Outcomes, Results
 from kubetorch.pod.session import HEARTBEAT, RANK_HEARTBEAT, ControllerAddress, Session
 from kubetorch.pod.shells import Shells
 from kubetorch.pod.streams import MESSAGE_LIMIT, Streams
 from kubetorch.pod.supervisor import GenerationLoader, ProjectCode, Supervisor
 from kubetorch.pod.transfers import Transfers
+from kubetorch.pod.user_process.protocol import VALUE_LIMIT
 from kubetorch.pod.worker_process.worker import WorkerHost
 from kubetorch.pod.worker_process.zygotes import Launched
 from kubetorch.specs.logging import LEVELS
@@ -195,6 +197,13 @@ class Agent:
             results=self._results,
             on_line=self._write_line,
             outcomes=Outcomes(root / "outcomes", time.monotonic),
+            values=Outcomes(
+                root / environment.VALUES,
+                time.monotonic,
+                VALUE_SECONDS,
+                VALUE_LIMIT + VALUE_OVERHEAD,
+                VALUE_OVERHEAD,
+            ),
             on_change=self._session.activity_changed,
         )
         self._apps = AppHost(
@@ -272,7 +281,21 @@ class Agent:
         )
         self._keepalive = KnativeKeepAlive(self._streams.has_unseen_call, guard.own_token, environ)
         self._app_names = AppNames(pod.namespace, pod.workload)
-        gate = AppProxy(pod_name=pod.pod, guard=guard, host=self._apps, names=self._app_names)
+        self._handing_on = HandingOn(
+            pod_name=pod.pod,
+            members=self._members,
+            token=guard.own_token,
+            load=lambda: self._calls.running + self._apps.busy,
+            takes_turns=pod.backend == "local",
+            is_on=REVISION not in environ,
+        )
+        gate = AppProxy(
+            pod_name=pod.pod,
+            guard=guard,
+            host=self._apps,
+            names=self._app_names,
+            handing_on=self._handing_on,
+        )
         app = App(
             pod_name=pod.pod,
             guard=guard,
@@ -284,6 +307,7 @@ class Agent:
             apps=self._apps,
             gate=gate,
             log=self._log,
+            handing_on=self._handing_on,
         )
         self._shells = Shells(
             pod_name=pod.pod,
@@ -359,6 +383,7 @@ class Agent:
         await preempting
         self._peers.close()
         self._keepalive.close()
+        await self._handing_on.close()
         await self._shells.close()
         await self._server.close(GOODBYE_TIMEOUT)
         await asyncio.gather(
@@ -385,6 +410,7 @@ class Agent:
         )
 
     def _activity(self) -> Activity:
+        self._calls.ask_waits()
         return Activity(
             calls=self._calls.running + self._apps.busy + self._shells.running,
             last=max(self._calls.last, self._apps.last, self._shells.last),

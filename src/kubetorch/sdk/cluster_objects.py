@@ -258,7 +258,7 @@ class ClusterObjects:
                     key: base64.b64encode(secret_value).decode()
                     for key, secret_value in values.items()
                 }
-                yield {**secrets.shell(ref, namespace=secret_namespace), "data": data}
+                yield {**secrets.secret_manifest(ref, namespace=secret_namespace), "data": data}
         elif kind == "PersistentVolumeClaim":
             for volume in self._controller.volumes.list(namespace):
                 yield storage.claim_of(

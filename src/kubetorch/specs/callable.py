@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
+
+#: What stands for the port of the pod in the command of an app; `${port}` is the shell's.
+APP_PORT = re.compile(r"(?<!\$)\{port\}")
 
 
 @dataclass(frozen=True)
@@ -11,7 +15,7 @@ class AppSpec:
     """One app.
 
     Attributes:
-        command: The command line for a shell.
+        command: The command line for a shell, with `{port}` for the port of the pod.
         port: Port that it listens on; `None` for a command that serves nothing, such as a script.
         health_check: Path that answers with 200 once it serves; `None` when an open port is
             enough.

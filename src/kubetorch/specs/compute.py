@@ -22,6 +22,8 @@ from kubetorch.specs.volume import VolumeSpec
 Pairs = tuple[tuple[str, str], ...]
 #: Calls that may wait for a process, unless the service declares another number.
 MOST_WAITING = 10_000
+#: Which pods of several a call goes to.
+Dispatch = Literal["all", "any"]
 # Kinds of this API group are scaled by Knative.
 _AUTOSCALED_GROUP = "serving.knative.dev/"
 
@@ -94,6 +96,7 @@ class ComputeSpec:
         concurrency: Calls that a process runs at once; further calls wait. `None` is any number.
         max_queue: Calls that may wait for a process; `None` is 10,000.
         num_proc: Processes of a pod outside of `distribute`, a number or `auto`.
+        dispatch: Whether a call goes to `all` pods, or to `any` one of them.
     """
 
     cpus: str | None = None
@@ -137,6 +140,7 @@ class ComputeSpec:
     concurrency: int | None = None
     max_queue: int | None = None
     num_proc: int | Literal["auto"] | None = None
+    dispatch: Dispatch = "all"
 
     @property
     def is_selector_only(self) -> bool:
@@ -200,6 +204,11 @@ class ComputeSpec:
         return timeout or self.launch_timeout
 
     @property
+    def is_balanced(self) -> bool:
+        """True if each call goes to the least busy pod."""
+        return self.dispatch == "any" or self.autoscaling is not None
+
+    @property
     def broadcast(self) -> int | None:
         """Number of pods that each call runs on, with a result of each; `None` for a single pod.
 
@@ -207,7 +216,7 @@ class ComputeSpec:
         up. A selector requests none (see `is_pool`), an autoscaler decides by itself, and the pod
         that gets a call of a distributed service passes it on.
         """
-        is_elsewhere = self.autoscaling is not None or self.endpoint is not None
+        is_elsewhere = self.is_balanced or self.endpoint is not None
         if self.pods < 2 or is_elsewhere or self.is_selector_only or self.distribution is not None:
             return None
         if self.manifest is not None:

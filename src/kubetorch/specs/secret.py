@@ -154,6 +154,8 @@ def object_name(name: str, *, username: str | None) -> str:
 def object_names(name: str, *, username: str | None) -> tuple[str, ...]:
     """Names that the Kubernetes Secret of this name may have, the likeliest first."""
     cleaned = name.replace("_", "-")
+    if not _NAME.fullmatch(cleaned) or len(cleaned) > _OBJECT_LIMIT:
+        check_name(name)
     user_name, shared_name = (object_name(cleaned, username=user) for user in (username, None))
     return tuple(dict.fromkeys((user_name, shared_name, cleaned)))
 
@@ -165,9 +167,16 @@ def check_name(name: object) -> str:
         raise SpecError(
             f"the secret's name is {name!r}; it must be at most {NAME_LIMIT} lower-case letters, "
             "digits, '-' and '.', and begin and end, as each part between dots, with a letter or "
-            "digit"
+            "digit",
+            hint=_name_hint(name),
         )
     return cleaned
+
+
+def _name_hint(given: object) -> str:
+    """A name that a secret can have, as like the given one as may be."""
+    words = re.findall(r"[a-z0-9]+", given.lower()) if isinstance(given, str) else []
+    return f"such as {'-'.join(words)[:NAME_LIMIT].strip('-') or 'my-token'}"
 
 
 def check_object_name(name: object) -> str:

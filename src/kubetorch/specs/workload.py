@@ -92,6 +92,8 @@ class WorkloadSpec:
         init_args: Digest of the JSON object of a class's constructor arguments, or `None`.
         runtime: The interpreter to use.
         username: The user who deployed it, when a user name is configured.
+        prefix_username: Whether names of services begin with that user name, by the deployer's
+            settings.
         instance: Identity of a deploy that has an effect though the spec has not changed: a class
             gets a new instance, an app runs again, and forced steps of an image run. Else `None`.
         origin: The project and the callable of its code; `None` for a deploy by an earlier version.
@@ -107,6 +109,7 @@ class WorkloadSpec:
     username: str | None = None
     instance: str | None = None
     origin: Origin | None = None
+    prefix_username: bool = True
 
     @property
     def trees(self) -> tuple[str, ...]:

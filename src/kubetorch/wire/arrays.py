@@ -61,7 +61,21 @@ def _pack_numpy(packer: Packer, value: Any, mode: int) -> Tag | None:  # noqa: A
         # The value for a receiver without NumPy.
         plain = [float(value)] if isinstance(value, float) else []
         return packer.tag("np.scalar", dtype, value.tobytes().hex(), *plain)
+    if isinstance(value, numpy.ndarray):
+        packer.refuse(value, hint=_array_hint(value))
     return None
+
+
+def _array_hint(value: Any) -> str:  # noqa: ANN401  # an array that is more than one
+    numpy = sys.modules["numpy"]
+    if isinstance(value, numpy.recarray):
+        return (
+            "send numpy.asarray(it), which has the same fields; .view(numpy.recarray) makes it a "
+            "record array again"
+        )
+    if isinstance(value, numpy.ma.MaskedArray):
+        return "send it.data and it.mask, or it.filled(0)"
+    return "send numpy.asarray(it), the array itself"
 
 
 def _pack_objects(packer: Packer, value: Any, mode: int) -> Tag:  # noqa: ANN401  # an array

@@ -123,11 +123,13 @@ class Part(msgspec.Struct, frozen=True, omit_defaults=True):
         epoch: Epoch of the world.
         nodes: Node ranks to cover: the receiver's own first, then those that it passes it on to.
         needs_slots: It is the whole call, and the receiver hands out the slots of all ranks.
+        is_any: It is the whole call, and the receiver chooses the node that is least busy.
     """
 
     epoch: int
     nodes: tuple[int, ...]
     needs_slots: bool = False
+    is_any: bool = False
 
 
 class Retry(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -160,8 +162,9 @@ class Open(msgspec.Struct, frozen=True, omit_defaults=True):
         traceparent: W3C trace context of the caller.
         instance: The instance of the class that answered the program last.
         confirm: The client wants ACCEPTED; an agent tells in WELCOME whether it sends it.
-        workers: Nodes of a distributed service that it runs on: `any`, `ready`, text that addresses
-            contain, or node ranks, addresses and pod names; `None` is all of the world.
+        workers: Nodes of a distributed service that it runs on: `any`, the least busy one, `ready`,
+            text that addresses contain, or node ranks, addresses and pod names; `None` is all of
+            the world.
         restart_procs: The world is formed again, with new processes, before it runs.
         part: Set by another agent for a part of a distributed call.
         origin: The code that the caller means, as `Origin.key`; the agent warns if it runs another.
@@ -180,6 +183,7 @@ class Open(msgspec.Struct, frozen=True, omit_defaults=True):
         is_again: The process that ran it before ended, which it may have caused: a process runs one
             such call at a time.
         retry: The errors after which it runs again.
+        most_calls: The pod refuses it if it has more calls than this: another one has as few.
     """
 
     id: str
@@ -209,6 +213,7 @@ class Open(msgspec.Struct, frozen=True, omit_defaults=True):
     map_id: str = ""
     item: int | None = None
     retry: Retry | None = None
+    most_calls: int | None = None
 
 
 class Chain(tuple[tuple[str, str], ...]):
@@ -231,10 +236,15 @@ class Chain(tuple[tuple[str, str], ...]):
 
 
 class Attach(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Meta of ATTACH: wait for the end of the call with this id."""
+    """Meta of ATTACH: wait for the end of the call with this id.
+
+    Attributes:
+        serialization: `pickle`: give the value of the call, which could not travel.
+    """
 
     id: str
     stream_logs: bool = False
+    serialization: str = ""
 
 
 class Cancel(msgspec.Struct, frozen=True, omit_defaults=True):

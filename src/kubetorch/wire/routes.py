@@ -29,7 +29,7 @@ TIMEOUT = "X-Kubetorch-Timeout"
 #: Seconds that such a call may wait for its turn, if the service bounds its running calls.
 QUEUE_TIMEOUT = "X-Kubetorch-Queue-Timeout"
 IDEMPOTENCY_KEY = "Idempotency-Key"
-#: A pod that passes a call on to all pods of a service sends it: the receiver runs the call alone.
+#: Sent by a pod that passes a call on to others of a service: this one is to run it alone.
 ALONE = "X-Kubetorch-Alone"
 #: Integer protocol version of the sender, see `kubetorch.wire.versions`.
 PROTOCOL = "X-Kubetorch-Protocol"
@@ -116,6 +116,8 @@ def serving(*, wait: int) -> str:
 
 
 READY = "/ready"
+#: How many calls, or requests of its app, a pod has, for its siblings.
+LOAD = "/v1/load"
 METRICS = "/metrics"
 OPENAPI = "/openapi.json"
 DOCS = "/docs"

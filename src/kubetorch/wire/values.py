@@ -24,6 +24,7 @@ and the libraries that build on it.
 from __future__ import annotations
 
 import _thread
+import contextlib
 import enum
 import importlib
 import io
@@ -599,6 +600,33 @@ def _find_packer(kind: type) -> Pack | None:
     return packer
 
 
+#: Classes of libraries that no instance of a subclass gets beyond, by where they are defined.
+_NEVER = {("torch.nn.modules.module", "Module"), ("torch.optim.optimizer", "Optimizer")}
+
+
+def never_travels(kind: type) -> bool:
+    """True if the class alone shows that its instances cannot travel.
+
+    Of classes that others may stand for (abstract ones, protocols, those with subclasses), of
+    built-in ones and of those of the libraries that have packers, nothing is shown.
+    """
+    mro = _mro(kind)
+    if any(_module_and_name(base) in _NEVER for base in mro):
+        return True
+    package = introspection.module_of(kind).partition(".")[0]
+    is_open: object = (
+        package in sys.stdlib_module_names
+        or package in PACKERS
+        or type.__subclasses__(kind)
+        or getattr(kind, "__abstractmethods__", None)
+        or getattr(kind, "_is_protocol", False)
+        or hasattr(kind, "_to_wire")
+    )
+    if is_open or issubclass(kind, (enum.Enum, *(base for base, _ in _BASES))):
+        return False
+    return _layout(kind) is None
+
+
 # -------------------------------------------------------------------------------- users' classes
 
 
@@ -959,18 +987,13 @@ def _member(cls: enum.EnumMeta, member: object) -> object:
         return None
     enum_member = space["_value2member_map_"].get(expect(member, int))
     if enum_member is None:
-        owners = (
-            introspection.owner_of(*class_and_name)
-            for class_and_name in ((cls, "_missing_"), (cls, "__new__"))
-        )
         # Several flags at once; only if neither class nor metaclass overrides how members are made.
-        if type(cls) is enum.EnumMeta and all(map(_is_enums, owners)):
-            enum_member = enum.EnumMeta.__call__(cls, member)
+        owner = introspection.owner_of(cls, "_missing_")
+        is_plain = owner is not None and introspection.module_of(owner) == "enum"
+        if type(cls) is enum.EnumMeta and is_plain and space["_member_type_"] in (object, int):
+            with contextlib.suppress(ValueError):  # there are no such flags
+                enum_member = enum.EnumMeta.__call__(cls, member)
     return enum_member
-
-
-def _is_enums(cls: type | None) -> bool:
-    return cls is None or introspection.module_of(cls) in ("enum", "builtins")
 
 
 #: The classes of handles of services, by the kind of service.

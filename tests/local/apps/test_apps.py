@@ -45,12 +45,12 @@ def port():
 class Deployed:
     """An app that was deployed, and requests to it."""
 
-    def __init__(self, project, port, after="", **options):
+    def __init__(self, project, port, after="", *, argument=None, compute=None, **options):
         self.project = project
-        self.command = f"{sys.executable} server.py {port}{after}"
+        self.command = f"{sys.executable} server.py {argument or port}{after}"
         self.port = port
         self.options = {"name": f"web{project.suffix}", "port": port, **options}
-        self.app = self.deploy()
+        self.app = self.deploy(**compute or {})
 
     def deploy(self, **compute):
         settings = {"cpus": "0.1", **compute}
@@ -708,6 +708,9 @@ def test_an_app_has_no_ranks_and_says_so():
 # ---------------------------------------------------------------------- how many requests at once
 
 
+UPGRADE = {"Connection": "Upgrade", "Upgrade": "websocket"}
+
+
 def test_requests_wait_for_their_turn_and_the_health_path_and_websockets_do_not(project, port):
     web = Deployed(project, port, health_check="/about")
     try:
@@ -732,6 +735,8 @@ def test_requests_wait_for_their_turn_and_the_health_path_and_websockets_do_not(
         echo.send(b"hello", websocket_protocol.TEXT)
         assert echo.next() == (websocket_protocol.TEXT, b"hello")
         echo.sock.close()
+        # Nobody knows of a request that asks for an upgrade whether the app makes it.
+        assert web.ask("/flood", **UPGRADE)[0] == 429
         assert answers == []
         held.send(b"0\r\n\r\n")
         assert answer.read() == b"a"
@@ -742,6 +747,90 @@ def test_requests_wait_for_their_turn_and_the_health_path_and_websockets_do_not(
         web.app.teardown()
 
 
+def test_a_request_for_an_upgrade_that_is_not_made_has_a_slot_until_its_end(project, port):
+    web = Deployed(project, port)
+    try:
+        web.deploy(concurrency=1)
+        assert web.ask("/echo", "POST", b"a body", **UPGRADE)[2] == b"a body"
+        endless = web.connect()
+        sent = {"Authorization": f"Bearer {web.token}", "Sec-WebSocket-Version": "13"}
+        endless.request("GET", "/http/flood", headers={**sent, **UPGRADE})
+        answer = endless.getresponse()
+        assert answer.read(100) == b"x" * 100
+        wait_until(lambda: queue_of(web.app) == (1, 0))
+        status, _, body = web.ask("/", X_Kubetorch_Queue_Timeout="0.2")
+        assert (status, json.loads(body)["error_type"]) == (504, "CallTimeoutError")
+        status, _, body = web.ask("/", X_Kubetorch_Queue_Timeout="soon")
+        assert (status, json.loads(body)["error_type"]) == (400, "ProtocolError")
+        leaving = socket.create_connection((web.agent.hostname, web.agent.port), TIMEOUT)
+        handshake = websocket_protocol.ClientHandshake("127.0.0.1", "/http/ws", sent.items())
+        leaving.sendall(handshake.request)
+        wait_until(lambda: queue_of(web.app) == (1, 1))
+        leaving.close()
+        wait_until(lambda: queue_of(web.app) == (1, 0))
+        answer.close()
+        endless.close()
+        assert web.ask("/")[0] == 200
+        made = Socket(web)
+        assert made.status == 101
+        wait_until(lambda: queue_of(web.app) == (0, 0))
+        made.sock.close()
+    finally:
+        web.app.teardown()
+
+
 def queue_of(app):
     queue = view_of(app).pods[0].queue
     return queue and (queue.taken, queue.waiting)
+
+
+# ---------------------------------------------------------------------------------- several pods
+
+
+def test_requests_and_websockets_go_to_the_least_busy_pod_each_with_a_port_of_its_own(
+    project, port
+):
+    any_of_two = {"replicas": 2, "dispatch": "any"}
+    web = Deployed(project, port, argument="{port}", compute=any_of_two)
+    answers = [web.about()["env"] for _ in range(4)]
+    assert [answers.count(env) for env in answers] == [2, 2, 2, 2]
+    assert len({env["KT_APP_PORT"] for env in answers} - {str(port)}) == 2
+    assert "x-kubetorch-alone" not in web.about()["headers"]
+    echo = Socket(web)
+    echo.send(b"hello", websocket_protocol.TEXT)
+    assert echo.next() == (websocket_protocol.TEXT, b"hello")
+    assert len({web.about()["env"]["POD_NAME"] for _ in range(4)}) == 1
+    # Both have one now, wherever it came in.
+    other = Socket(web)
+    other.send(b"hello", websocket_protocol.TEXT)
+    assert other.next() == (websocket_protocol.TEXT, b"hello")
+    assert {web.about()["env"]["POD_NAME"] for _ in range(4)} == {
+        one["POD_NAME"] for one in answers
+    }
+    echo.sock.close()
+    other.sock.close()
+    large = os.urandom(3_000_000)
+    assert [web.ask("/echo", "POST", large)[2] == large for _ in range(2)] == [True, True]
+    web.app.teardown()
+
+
+def of_two_pods(project, port, argument):
+    code = (str(project.folder), "server", "app")
+    command = f"{sys.executable} server.py {argument}"
+    app = kt.App(None, command, code, name=f"two{project.suffix}", port=port)
+    try:
+        app.to(kt.Compute(cpus="0.1", replicas=2))
+    finally:
+        app.teardown()
+
+
+def test_a_command_with_one_port_for_several_pods_is_refused(project, port):
+    with pytest.raises(kt.SpecError, match=r"share the ports of this machine\nhint: write {port}"):
+        of_two_pods(project, port, port)
+
+
+def test_an_app_that_listens_on_a_port_of_its_own_choice_is_told_of_the_pods(project, port):
+    (project.folder / "port").write_text(str(port))
+    said = rf"listens on port {port}(?s:.*)each has one of its own(?s:.*){{port}}"
+    with pytest.raises(kt.ServiceHealthError, match=said):
+        of_two_pods(project, port, "$(cat port)")

@@ -1,4 +1,6 @@
+import asyncio
 import json
+import os
 import sys
 from dataclasses import replace
 
@@ -353,6 +355,20 @@ def test_a_call_that_waits_too_long_for_its_turn_ends_without_running():
         assert not caller.failure.started
         runner.give(1, b"1")
         assert len(runner.calls) == 1
+
+    run(scenario())
+
+
+def test_a_call_that_begins_within_its_queue_timeout_may_run_for_longer():
+    async def scenario():
+        calls, runner = bounded()
+        begin(calls, opening(), FakeCaller())
+        caller = FakeCaller()
+        begin(calls, opening(queue_timeout=5.0), caller)
+        runner.give(1, b"1")
+        await pause(6)
+        runner.give(2, b"2")
+        assert caller.events == [("queued",), ("begun",), ("result", b"2", 1)]
 
     run(scenario())
 
@@ -870,6 +886,24 @@ def test_the_oldest_go_when_there_are_too_many_bytes(tmp_path):
     for key in range(5):
         outcomes.put(key, returned(2000))
     assert [key for key in range(5) if outcomes.get(key)] == [2, 3, 4]
+
+
+def test_of_files_that_workers_have_written_the_oldest_go_and_are_closed(tmp_path):
+    async def scenario():
+        outcomes = Outcomes(tmp_path, Clock(), limit_bytes=3 * 1100, overhead=1000)
+        descriptors = []
+        for key in range(4):
+            with (tmp_path / str(key)).open("w+b") as file:
+                file.write(b"x" * 100)
+                descriptors.append(os.dup(file.fileno()))
+            outcomes.take(key, descriptors[-1])
+        assert outcomes.get(0) is None
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptors[0])
+        kept = outcomes.get(1)
+        assert (kept.codec, kept.sizes, bytes(kept.payload)) == ("pickle", (100,), b"x" * 100)
+
+    asyncio.run(scenario())
 
 
 def test_one_that_is_larger_than_all_may_be_is_not_kept_and_drives_nothing_out(tmp_path):

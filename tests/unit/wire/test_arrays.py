@@ -110,11 +110,25 @@ def test_an_array_of_strings_without_a_length_arrives() -> None:
 
 
 @pytest.mark.parametrize(
-    "array", [numpy.ma.array([1], mask=[True]), numpy.array([1]).view(numpy.recarray)]
+    ("array", "hint"),
+    [
+        (numpy.ma.array([1], mask=[True]), "it.data and it.mask"),
+        (numpy.rec.array([(1, 2.0)], names="a,b"), "numpy.asarray(it), which has the same fields"),
+    ],
 )
-def test_an_array_that_is_more_than_one_is_refused(array: Any) -> None:
-    with pytest.raises(SerializationError, match="result is a numpy"):
+def test_an_array_that_is_more_than_one_is_refused_with_what_travels(array: Any, hint: str) -> None:
+    with pytest.raises(SerializationError, match="result is a numpy") as caught:
         codecs.encode("values", array)
+    assert hint in str(caught.value.hint)
+
+
+def test_a_record_array_travels_as_its_hint_says() -> None:
+    records = numpy.rec.array([(1, 2.0)], names="a,b")
+
+    found = sent(numpy.asarray(records)).view(numpy.recarray)
+
+    assert found.a.tolist() == [1] and found[0].b == 2.0
+    assert type(found[0]) is numpy.record
 
 
 def test_arrays_are_not_copied() -> None:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import functools
 import json
 import math
 import pickle
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import msgspec
 
-from kubetorch.errors import ProtocolError, SerializationError, did_you_mean
+from kubetorch.errors import KubetorchError, ProtocolError, SerializationError, did_you_mean
 from kubetorch.lib.asgi import JSON, NDJSON, Request, Responder
 from kubetorch.pod.calls import Call, Calls, join
 from kubetorch.pod.logs import Line
@@ -72,14 +71,16 @@ async def call(
         )
     calls.check_target(name, codec)
     arguments = await _arguments(await request.body(BODY_LIMIT), codec)
+    if arguments.workers == "any" and not calls.is_distributed:
+        arguments = arguments._replace(workers=None)  # it was chosen for that
     opening = Open(
         id=new_call_id(),
         callable=name,
         body=Body(codec, (len(arguments.encoded),), len(arguments.encoded)),
         method=method,
         request_id=request.headers[routes.REQUEST_ID.lower()],
-        timeout=timeout_of(request),
-        queue_timeout=timeout_of(request, routes.QUEUE_TIMEOUT),
+        timeout=timeout_of(request.headers),
+        queue_timeout=timeout_of(request.headers, routes.QUEUE_TIMEOUT),
         idempotency_key=request.headers.get(routes.IDEMPOTENCY_KEY.lower()),
         stream_logs=False,
         traceparent=request.headers.get("traceparent"),
@@ -96,6 +97,18 @@ async def call(
         watch.cancel()
         if running is not None:
             running.leave(caller)
+
+
+async def is_for_any(request: Request) -> bool:
+    """True if a request asks for the least busy pod; one that makes no sense asks for nothing."""
+    body = await request.body(BODY_LIMIT)
+    if b'"any"' not in body:
+        return False
+    codec = request.headers.get(routes.SERIALIZATION.lower(), "json").strip().lower()
+    try:
+        return (await _arguments(body, codec)).workers == "any"
+    except KubetorchError:
+        return False
 
 
 async def _arguments(body: bytes, codec: str) -> Arguments:
@@ -115,6 +128,7 @@ def parse_arguments(body: bytes, codec: str) -> Arguments:
     try:
         found = _decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        _check_text(body)
         _check_keys(str(error))
         raise ProtocolError(
             f"the body is not JSON of the form {_FORM}: {error}",
@@ -143,6 +157,25 @@ def parse_arguments(body: bytes, codec: str) -> Arguments:
     return Arguments(b'{"args":%b,"kwargs":%b}' % (args, kwargs), *choice)
 
 
+def _check_text(body: bytes) -> None:
+    """Refuse half of a character, of which the parser says that something is cut."""
+    found = _LONE.search(body, 0, _LONG)
+    if found is not None:
+        raise ProtocolError(
+            f"the body has {found[1].decode()} at byte {found.start(1)}, half of a character that "
+            "JSON writes as a pair of such escapes",
+            hint="write text as UTF-8; bytes that are no text travel as base64",
+        )
+
+
+#: A surrogate without the other one of its pair, as an escape of JSON.
+_LONE = re.compile(
+    rb"(?<!\\)(?:\\\\)*"
+    rb"(\\u[dD][89abAB][\da-fA-F]{2}(?!\\u[dD][c-fC-F])"
+    rb"|(?<!\\u[dD][89abAB][\da-fA-F]{2})\\u[dD][c-fC-F][\da-fA-F]{2})"
+)
+
+
 def _check_keys(error: str) -> None:
     """Refuse a body with a key that means nothing: it may be one that is misspelt."""
     found = _UNKNOWN_KEY.match(error)
@@ -161,8 +194,9 @@ _EXAMPLE = '{"kwargs": {"x": 1}}'
 _FORM = '{"args": [...], "kwargs": {...}}'
 
 
-def timeout_of(request: Request, header: str = routes.TIMEOUT) -> float | None:
-    text = request.headers.get(header.lower())
+def timeout_of(headers: Mapping[str, str], header: str = routes.TIMEOUT) -> float | None:
+    """The seconds that a header has, whose names are in lower case."""
+    text = headers.get(header.lower())
     if text is None:
         return None
     try:
@@ -244,7 +278,7 @@ def _lines(key: str, codec: str, segments: Sequence[Buffer]) -> bytes:
 def _json(codec: str, segments: Sequence[Buffer]) -> bytes:
     """A value as JSON text; a pickled one in base64."""
     if codec == "pickle":
-        data = base64.b64encode(in_band(segments)).decode()
+        data = base64.b64encode(codecs.in_band(segments)).decode()
         return json.dumps({"data": data}).encode()
     if codec == "none" and len(segments) == 2:
         return json.dumps(bytes(segments[0]).decode(errors="replace")).encode()
@@ -260,27 +294,6 @@ def _check_json(text: Buffer) -> None:
         raise SerializationError(
             "a program made the first call with this key, and its value is no JSON"
         ) from error
-
-
-def in_band(segments: Sequence[Buffer]) -> bytes:
-    """One pickle stream out of a stream and its out-of-band buffers, without unpickling it.
-
-    `pickle.loads` of it calls `pickle.loads` with the buffers, so it gives the same value.
-    """
-    if len(segments) == 1:
-        return bytes(segments[0])
-    return pickle.dumps(_Rebuild(segments), protocol=5)
-
-
-class _Rebuild:
-    def __init__(self, segments: Sequence[Buffer]) -> None:
-        self._segments = segments
-
-    def __reduce__(self) -> tuple[object, ...]:
-        stream, *buffers = self._segments
-        # Writable where they were writable: arrays that are rebuilt on them can be changed.
-        loads = functools.partial(pickle.loads, buffers=[bytearray(item) for item in buffers])
-        return loads, (bytes(stream),)
 
 
 class _Value(NamedTuple):

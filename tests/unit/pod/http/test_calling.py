@@ -73,6 +73,21 @@ def test_bodies_of_another_form_are_refused(body):
 
 
 @pytest.mark.parametrize(
+    ("body", "escape"),
+    [
+        (rb'{"args": ["\ud800"]}', r"\ud800 at byte 11,"),
+        (rb'{"kwargs": {"\\\uDC00": 1}}', r"\uDC00 at byte 15,"),
+        (rb'{"args": ["\ud83d\ude00\ud83d"]}', r"\ud83d at byte 23,"),
+        (rb'{"args": ["\\ud800"], "other": 1}', 'the key "other"'),
+    ],
+)
+def test_half_of_a_character_is_named(body: bytes, escape: str) -> None:
+    with pytest.raises(ProtocolError) as caught:
+        calling.parse_arguments(body, "json")
+    assert escape in caught.value.message
+
+
+@pytest.mark.parametrize(
     ("body", "workers", "restart_procs"),
     [
         ({"args": [1]}, None, False),
@@ -139,12 +154,12 @@ def test_out_of_band_buffers_become_one_pickle_that_gives_the_same_value():
     value = {"a": np.arange(1000), "b": [np.ones(3), "text"]}
     segments = [memoryview(bytes(segment)) for segment in codecs.encode("pickle", value)]
     assert len(segments) == 3
-    again = pickle.loads(calling.in_band(segments))
+    again = pickle.loads(codecs.in_band(segments))
     assert np.array_equal(again["a"], value["a"])
     assert again["b"][1] == "text"
     again["a"][0] = 5
     plain = [memoryview(segment) for segment in codecs.encode("pickle", "text")]
-    assert calling.in_band(plain) == pickle.dumps("text", protocol=5)
+    assert codecs.in_band(plain) == pickle.dumps("text", protocol=5)
 
 
 # ------------------------------------------------------------------------------------------- calls
