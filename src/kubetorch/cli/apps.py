@@ -19,7 +19,7 @@ from typer.core import TyperCommand
 from kubetorch.cli import views
 from kubetorch.cli.args import AsJson, AsRaw, Replace
 from kubetorch.cli.output import Output
-from kubetorch.cli.services import Services, name_places
+from kubetorch.cli.services import Services, report_backends
 from kubetorch.config.environment import RunRequest
 from kubetorch.errors import KubetorchError, SpecError
 from kubetorch.manifests import agent_container, kinds, parameters
@@ -87,7 +87,7 @@ def run(
     request = _request(words or [], name, file, run_async)
     declared_app = _load(request)
     assert declared_app.compute is not None
-    name_places([declared_app.compute], output)
+    report_backends([declared_app.compute], output)
     output.note(f"Running {request.command!r} as {declared_app.service_name}...")
     with _interruptible():
         try:
@@ -222,7 +222,7 @@ def apply(  # the documented options
         command = agent_container.command_line(image.dockerfile_command)
         if command is not None:
             output.note(f"Using command from Dockerfile: {command}")
-    name_places([compute], output)
+    report_backends([compute], output)
     output.note(f"Applying {manifest} as '{name}'.")
     manifest_app = App(
         None,

@@ -27,7 +27,7 @@ import typer
 from kubetorch.cli import views
 from kubetorch.cli.args import AsJson, Namespace, Replace, json_value
 from kubetorch.cli.output import Output
-from kubetorch.cli.services import Services, name_places
+from kubetorch.cli.services import Services, report_backends
 from kubetorch.errors import CallableNotFoundError, SpecError, did_you_mean
 from kubetorch.lib import modules
 from kubetorch.pod.user_process import loader
@@ -314,7 +314,7 @@ def deploy(  # noqa: PLR0913  # the documented options
             for definition in load(target)
         ]
         handles = [_handle(target, definition, options) for target, definition in definitions]
-        name_places(
+        report_backends(
             [declared.compute for declared in handles if declared.compute is not None], output
         )
         for handle in handles:

@@ -327,12 +327,12 @@ def _report(done: Removed, where: str, output: Output) -> None:
                 output.report(f"  • {item.namespace}/{item.name}")
     if done.leftovers:
         output.report(f"The namespace {where} stays, for it has or may have:", "yellow")
-        for one in done.leftovers:
-            output.report(f"  • {one}")
+        for line in done.leftovers:
+            output.report(f"  • {line}")
     if done.definition_users:
         output.report("The kind KubetorchWorkload stays, which these need:", "yellow")
-        for one in done.definition_users:
-            output.report(f"  • {one}")
+        for line in done.definition_users:
+            output.report(f"  • {line}")
         output.report(
             "  hint: kt upgrade --set crd.create=true,rbac.userRoles=true, with the namespace of "
             "another installation (-n), has that one own it and bring the roles for users"

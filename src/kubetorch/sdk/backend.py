@@ -295,7 +295,7 @@ def remember(opened: Session, view: WorkloadView) -> None:
     route(opened, view.spec.namespace, view.spec.name).accept(view)
 
 
-def say_whose(opened: Session, view: WorkloadView) -> None:
+def report_owner(opened: Session, view: WorkloadView) -> None:
     """Report whose service a bare name led to, unless this process has deployed or found it."""
     spec, creator = view.spec, view.creator
     is_own = view.is_own and creator is not None and creator.username == config.username
@@ -308,7 +308,7 @@ def say_whose(opened: Session, view: WorkloadView) -> None:
     terminal.say_once(f"{spec.name} in namespace {spec.namespace} is {owner}, and {code}")
 
 
-def near_services(opened: Session, namespace: str, name: str) -> str:
+def suggest_services(opened: Session, namespace: str, name: str) -> str:
     """A hint for a name that no service has: a similar name, if there is one."""
     where = f"kt list -n {namespace} shows the services"
     try:

@@ -77,7 +77,7 @@ class ComputePods:
     def _view(self) -> WorkloadView:
         return self._session.get_workload(self._namespace, self._service)
 
-    def found(self) -> list[Attributes]:
+    def list_all(self) -> list[Attributes]:
         """All pods; none if the service is gone."""
         try:
             view = self._view()

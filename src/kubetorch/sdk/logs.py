@@ -61,19 +61,24 @@ def text(line: frames.Log | DeployLog) -> str:
 
 
 def of_call(line: frames.Log, *, include_name: bool = True) -> str:
-    return _labelled(place(line.pod, line.rank), text(line)) if include_name else text(line)
+    return _labelled(pod_label(line.pod, line.rank), text(line)) if include_name else text(line)
 
 
 def of_launch(
-    service: str, text: str, *, level: str | None = None, at: float = 0.0, include_name: bool = True
+    service: str,
+    text: str,
+    *,
+    level: str | None = None,
+    timestamp: float = 0.0,
+    include_name: bool = True,
 ) -> str:
     """A line that was written while a service started; one without a level is shown as it is."""
     if level is not None:
-        text = f"{level} | {moment(at)} | {text}"
+        text = f"{level} | {moment(timestamp)} | {text}"
     return _labelled(service, text) if include_name else text
 
 
-def place(pod: str, rank: int | None) -> str:
+def pod_label(pod: str, rank: int | None) -> str:
     return pod if rank is None else f"{pod} rank {rank}"
 
 
@@ -162,7 +167,7 @@ class CallLines:
         if self._on_progress is not None:
             self._on_progress(report.current, report.total, report.message)
             return
-        where, share, words = place(pod, report.rank), None, f"{report.current:g}"
+        where, share, words = pod_label(pod, report.rank), None, f"{report.current:g}"
         if report.total and math.isfinite(report.current):
             share = report.current / report.total
             words = f"{share:.0%} {words}/{report.total:g}"

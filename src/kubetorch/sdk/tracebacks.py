@@ -53,7 +53,7 @@ def is_full() -> bool:
     return os.environ.get(VARIABLE) == "full"
 
 
-def say_what_goes_on(interrupt: BaseException, text: str) -> None:
+def explain_interrupt(interrupt: BaseException, text: str) -> None:
     """Add to an interrupt that ends the program a sentence about the work that goes on."""
     setattr(interrupt, _OUTCOME_OF_WORK, text)
 

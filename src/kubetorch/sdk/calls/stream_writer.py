@@ -112,7 +112,7 @@ class Upload:
     def grant(self, size: int) -> None:
         self._room_bytes += size
 
-    def take(self) -> list[Buffer]:
+    def take_chunk(self) -> list[Buffer]:
         missing_bytes = min(frames.CHUNK, self._remaining_bytes)
         self._remaining_bytes -= missing_bytes
         self._room_bytes -= missing_bytes
@@ -233,7 +233,7 @@ class PendingCall:
         self._buffer = _allocate(total)
         return False
 
-    def place(self, size: int) -> memoryview | None:
+    def next_memory(self, size: int) -> memoryview | None:
         """The memory for the next bytes of payload; `None` without memory for them."""
         buffer = self._buffer
         if buffer is None and self.is_abandoned:
@@ -242,7 +242,7 @@ class PendingCall:
             raise ProtocolError(f"{size} bytes of payload that do not belong to a value")
         return buffer[self._filled : self._filled + size]
 
-    def placed(self, size: int) -> tuple[bool, int]:
+    def note_received(self, size: int) -> tuple[bool, int]:
         """Note received bytes; returns whether the value is complete, and the bytes to grant."""
         if self._buffer is None:
             return False, 0
@@ -284,7 +284,7 @@ class PendingCall:
 
     # ------------------------------------------------------------------------------- the owner
 
-    def take(self, weight: int) -> int:
+    def note_taken(self, weight: int) -> int:
         """The program took an event of this weight; returns the bytes to grant."""
         self._taken += weight
         if self._taken < GRANT:
@@ -615,7 +615,7 @@ class Sender:
         if self._socket is None or not self._uploads.has_ready:
             return
         upload = self._uploads.next()
-        pieces = upload.take()
+        pieces = upload.take_chunk()
         size = sum(map(len, pieces))
         parts = message(frames.pack_header(frames.Kind.DATA, upload.number), pieces, size)
         upload.frames = self._outbox.keep(parts)

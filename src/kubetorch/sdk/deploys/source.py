@@ -522,7 +522,7 @@ class Placement:
             if value is not None and not isinstance(value, str):
                 raise SpecError(f"{name} is {value!r}; it must be text")
 
-    def with_given(self, changes: Placement) -> Placement:
+    def with_changes(self, changes: Placement) -> Placement:
         """This placement, with the fields of `changes` that are set."""
         changed_fields = {name: value for name, value in vars(changes).items() if value is not None}
         return replace(self, **changed_fields)
@@ -550,7 +550,7 @@ class Source:
 
     def with_placement(self, changes: Placement) -> Source:
         """The same callable with another placement of its files."""
-        placement = self.placement.with_given(changes)
+        placement = self.placement.with_changes(changes)
         return Source(self.kind, self.callable_object, placement, self._pointers)
 
     def frozen(self) -> Source:
