@@ -19,7 +19,7 @@ from typer.core import TyperCommand
 from kubetorch.cli import views
 from kubetorch.cli.args import AsJson, AsRaw, Replace
 from kubetorch.cli.output import Output
-from kubetorch.cli.services import Services, name_places
+from kubetorch.cli.services import Services, report_backends
 from kubetorch.config.environment import RunRequest
 from kubetorch.errors import KubetorchError, SpecError
 from kubetorch.manifests import agent_container, kinds, parameters
@@ -34,18 +34,20 @@ _EXAMPLE = "for example kt run python train.py --epochs 5"
 
 
 class _Run(TyperCommand):
-    """Warns of options behind the command that it takes for its own."""
+    """Warns of options behind the command that `kt run` takes for its own."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401  # typer's own
         written = list(itertools.takewhile(lambda word: word != "--", args))
         rest = super().parse_args(ctx, args)
         words = ctx.params["words"] or [""]
         behind = written[written.index(words[0]) :] if words[0] in written else []
-        own = {name for parameter in self.params for name in parameter.opts}
-        taken = [word for word in behind if word.partition("=")[0] in own and word not in words]
-        if taken:
-            names = " and ".join(taken)
-            before = " ".join(f"{name} …" for name in taken)
+        option_names = {name for parameter in self.params for name in parameter.opts}
+        taken_options = [
+            word for word in behind if word.partition("=")[0] in option_names and word not in words
+        ]
+        if taken_options:
+            names = " and ".join(taken_options)
+            before = " ".join(f"{name} …" for name in taken_options)
             Output().warn(
                 f"kt run takes {names} for itself, which belongs before the command: kt run "
                 f"{before} {words[0]} …; what follows -- is the command's: "
@@ -83,27 +85,29 @@ def run(
     """
     output = Output(as_json=as_json, is_raw=as_raw)
     request = _request(words or [], name, file, run_async)
-    found = _load(request)
-    assert found.compute is not None
-    name_places([found.compute], output)
-    output.note(f"Running {request.command!r} as {found.service_name}...")
+    declared_app = _load(request)
+    assert declared_app.compute is not None
+    report_backends([declared_app.compute], output)
+    output.note(f"Running {request.command!r} as {declared_app.service_name}...")
     with _interruptible():
         try:
             with contextlib.redirect_stdout(sys.stderr):
-                # What it writes is shown from its first line on below.
-                found.stream_logs = False
-                found.deploy(replace=replace)
-            code = 0 if run_async else found.follow(output.text)
+                # `follow` shows the lines of the app from the first one on.
+                declared_app.stream_logs = False
+                declared_app.deploy(replace=replace)
+            code = 0 if run_async else declared_app.follow(output.text)
         except KeyboardInterrupt:
-            _hint(found, output)
+            _hint(declared_app, output)
             raise typer.Exit(0) from None
     if as_json:
-        services = Services(found.namespace, output)
-        output.value(views.service_json(services.find(found.service_name)))
+        services = Services(declared_app.namespace, output)
+        output.value(views.service_json(services.find(declared_app.service_name)))
     elif run_async:
-        _hint(found, output)
+        _hint(declared_app, output)
     else:
-        output.note(f"{found.service_name} ended with exit code {code}", "red" if code else "green")
+        output.note(
+            f"{declared_app.service_name} ended with exit code {code}", "red" if code else "green"
+        )
     raise typer.Exit(code)
 
 
@@ -144,10 +148,10 @@ def _load(request: RunRequest) -> App:
     try:
         with contextlib.redirect_stdout(sys.stderr):
             spec.loader.exec_module(module)
-    except AppFoundError as found:
-        return found.app
+    except AppFoundError as declaration:
+        return declaration.app
     finally:
-        # The pods, and whatever else this process starts, were not asked to run anything.
+        # The variables must not reach pods and other processes that this process starts.
         for variable in variables:
             os.environ.pop(variable, None)
     for value in vars(module).values():
@@ -169,10 +173,10 @@ def _interruptible() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _hint(found: App, output: Output) -> None:
-    namespace = f" -n {found.namespace}"
-    output.report(f"kt logs {found.service_name}{namespace} -f    shows what it writes")
-    output.report(f"kt teardown {found.service_name}{namespace}    stops it")
+def _hint(running_app: App, output: Output) -> None:
+    namespace = f" -n {running_app.namespace}"
+    output.report(f"kt logs {running_app.service_name}{namespace} -f    shows what it writes")
+    output.report(f"kt teardown {running_app.service_name}{namespace}    stops it")
 
 
 @app.command("apply")
@@ -206,21 +210,21 @@ def apply(  # the documented options
     many pods as the manifest asks for, and is a service of the manifest's own name.
     """
     output = Output(as_json=as_json)
-    found = compute_manifest.load(manifest)
-    name = parameters.name_of(found)
+    document = compute_manifest.load(manifest)
+    name = parameters.name_of(document)
     if name is None:
         raise SpecError(f"{manifest} has no name", hint="metadata.name is the name of the service")
     image = None if dockerfile is None else Image.from_dockerfile(dockerfile)
     compute = Compute.from_manifest(manifest, pod_template_path=pod_template_path, image=image)
     path = None if pod_template_path is None else kinds.path(pod_template_path)
-    command = agent_container.command_of(found, path)
+    command = agent_container.command_of(document, path)
     if command is None and image is not None:
         command = agent_container.command_line(image.dockerfile_command)
         if command is not None:
             output.note(f"Using command from Dockerfile: {command}")
-    name_places([compute], output)
+    report_backends([compute], output)
     output.note(f"Applying {manifest} as '{name}'.")
-    made = App(
+    manifest_app = App(
         None,
         command or agent_container.IDLE,
         (str(Path(manifest).absolute().parent), "manifest", name),
@@ -230,14 +234,14 @@ def apply(  # the documented options
         _from_manifest=True,
     )
     try:
-        # What the command writes is no result of this one.
+        # The output of the command is no result of `kt apply`.
         with contextlib.redirect_stdout(sys.stderr):
-            made.to(compute, sync_dir=False, replace=replace)
+            manifest_app.to(compute, sync_dir=False, replace=replace)
     except KubetorchError as error:
         output.error(f"Failed to apply: {error.message}", hint=error.hint)
         raise typer.Exit(1) from error
-    service = Services(made.namespace, output).find(made.service_name)
+    service = Services(manifest_app.namespace, output).find(manifest_app.service_name)
     if as_json:
         output.value(views.service_json(service))
     else:
-        _hint(made, output)
+        _hint(manifest_app, output)

@@ -15,16 +15,16 @@ from kubetorch.sdk import backend
 
 
 def service_names(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Names of services that begin so; none while no local service runs."""
+    """Names of services that begin with the incomplete word; none while no local service runs."""
     try:
         if lifetime.find() is None:
             return []
         backend.be_quiet()
         namespace: str = ctx.params.get("namespace") or config.namespace
-        found = backend.session().ask(lambda asked: asked.list_workloads(namespace))
+        views = backend.session().ask(lambda controller: controller.list_workloads(namespace))
     except KubetorchError:
         return []
-    return sorted(view.spec.name for view in found if view.spec.name.startswith(incomplete))
+    return sorted(view.spec.name for view in views if view.spec.name.startswith(incomplete))
 
 
 ServiceName = Annotated[

@@ -80,7 +80,7 @@ def call(
     # The SDK shows what a call logs on stdout, which is for the result here.
     with contextlib.redirect_stdout(sys.stderr):
         result = services.call_service(service, called, positional, keyword)
-        if isinstance(result, list) and any(isinstance(one, Iterator) for one in result):
+        if isinstance(result, list) and any(isinstance(part, Iterator) for part in result):
             _show_parts("pod" if service.world is None else "rank", result, output)
             return
         if isinstance(result, RankValues) and not as_json:
@@ -176,12 +176,12 @@ def list_calls(
     """List spawned calls, the latest first."""
     output = Output(as_json=as_json)
     services = Services(namespace, output)
-    found = services.calls(service)
-    found.sort(key=lambda call: call.started, reverse=True)
+    spawned_calls = services.calls(service)
+    spawned_calls.sort(key=lambda call: call.started, reverse=True)
     if as_json:
-        output.value([views.call_json(call) for call in found])
-    elif found:
-        rows = [views.call_cells(call, brief=True) for call in found]
+        output.value([views.call_json(call) for call in spawned_calls])
+    elif spawned_calls:
+        rows = [views.call_cells(call, brief=True) for call in spawned_calls]
         output.table(rows, spare=views.SPARE_CALL_COLUMNS)
     else:
         output.report(f"No spawned calls found in {services.namespace} namespace")
@@ -205,7 +205,7 @@ def cancel(call_id: CallId, as_json: AsJson = False) -> None:
     output = Output(as_json=as_json)
     services = Services(None, output, is_changing=True)
     before = services.call(call_id)
-    services.session.ask(lambda asked: asked.cancel_call(call_id))
+    services.session.ask(lambda controller: controller.cancel_call(call_id))
     call = services.call(call_id)
     if as_json:
         output.value(views.call_json(call))

@@ -40,46 +40,46 @@ _MARKS: dict[State, tuple[str, Style]] = {
     "broken": ("✗", "red"),
 }
 
-#: Seconds that an API server has to answer which need not answer.
-_ANSWER = 5.0
+#: Seconds that an API server has to answer if api_url leads to the controller without it.
+_ANSWER_SECONDS = 5.0
 
 
 def check_cluster(namespace: str | None, *, as_json: bool) -> None:
-    """Look at everything, say each in a line, and fail if something is broken."""
+    """Check each part of the cluster, report each in a line, and fail if a part is broken."""
     output = Output(as_json=as_json)
     if config.backend == "local" or not backend.has_cluster():
         _local(output, backend.choose().why)
         return
     where = namespace or config.namespace
-    found: list[Finding] = []
-    for one in _findings(where):
-        found.append(one)
-        _show(one, output)
-    is_ok = all(one.state != "broken" for one in found)
+    findings: list[Finding] = []
+    for finding in _findings(where):
+        findings.append(finding)
+        _show(finding, output)
+    is_ok = all(finding.state != "broken" for finding in findings)
     if as_json:
-        output.value({"ok": is_ok, "checks": [_fact(one) for one in found]})
+        output.value({"ok": is_ok, "checks": [_fact(finding) for finding in findings]})
     if not is_ok:
         raise typer.Exit(1)
     output.report("✓ Kubetorch works in this cluster", "green")
 
 
 def _local(output: Output, why: str) -> None:
-    found = Finding("backend", "ok", f"programs run here, on this machine ({why})")
-    _show(found, output)
+    finding = Finding("backend", "ok", f"programs run here, on this machine ({why})")
+    _show(finding, output)
     if output.as_json:
-        output.value({"ok": True, "checks": [_fact(found)]})
+        output.value({"ok": True, "checks": [_fact(finding)]})
 
 
 def _findings(namespace: str) -> list[Finding]:
     api_url = config.api_url
-    found = _seen(namespace, api_url)
-    states = {one.check: one.state for one in found}
+    findings = _cluster_findings(namespace, api_url)
+    states = {finding.check: finding.state for finding in findings}
     if api_url is not None or states.get("controller") in ("ok", "note", "skipped"):
-        found += _answers(namespace, api_url)
-    return found
+        findings += _controller_findings(namespace, api_url)
+    return findings
 
 
-def _seen(namespace: str, api_url: str | None) -> list[Finding]:
+def _cluster_findings(namespace: str, api_url: str | None) -> list[Finding]:
     try:
         access = kubeconfig.find()
     except KubetorchError as error:
@@ -88,36 +88,38 @@ def _seen(namespace: str, api_url: str | None) -> list[Finding]:
     def client() -> Client:
         if api_url is None:
             return Client(access)
-        # Where it is not the way in, it often says nothing at all.
-        return Client(access, timeout=_ANSWER, patience=0.0)
+        # Where api_url leads to the controller, the API server often cannot be reached.
+        return Client(access, timeout=_ANSWER_SECONDS, patience=0.0)
 
-    async def look() -> list[Finding]:
+    async def examine() -> list[Finding]:
         async with client() as server:
             return await checks.cluster(
                 server, namespace, config.install_namespace, api_url=api_url
             )
 
-    return [Finding("kubeconfig", "ok", access.origin), *asyncio.run(look())]
+    return [Finding("kubeconfig", "ok", access.origin), *asyncio.run(examine())]
 
 
-def _answers(namespace: str, api_url: str | None) -> list[Finding]:
-    meant = ClusterSettings(None, config.install_namespace, api_url)
+def _controller_findings(namespace: str, api_url: str | None) -> list[Finding]:
+    cluster = ClusterSettings(None, config.install_namespace, api_url)
     try:
-        session = cluster_session.open_session(meant)
+        session = cluster_session.open_session(cluster)
     except KubetorchError as error:
         return [Finding("login", "broken", error.message, error.hint)]
-    found: list[Finding] = []
-    look = "version"
+    findings: list[Finding] = []
+    check_name = "version"
     try:
-        found.append(judge_version(session.ask(_health)))
-        look = "login"
+        findings.append(judge_version(session.ask(_health)))
+        check_name = "login"
         services = session.ask(lambda controller: controller.list_workloads(namespace))
-        found.append(Finding(look, "ok", f"{len(services)} services in namespace {namespace}"))
+        findings.append(
+            Finding(check_name, "ok", f"{len(services)} services in namespace {namespace}")
+        )
     except KubetorchError as error:
-        found.append(Finding(look, "broken", error.message, error.hint))
+        findings.append(Finding(check_name, "broken", error.message, error.hint))
     finally:
         session.close()
-    return found
+    return findings
 
 
 class Health(msgspec.Struct, frozen=True):
@@ -150,20 +152,20 @@ def judge_version(health: Health) -> Finding:
     return Finding("version", "ok", f"{words}, protocol {protocol}")
 
 
-def _show(one: Finding, output: Output) -> None:
-    mark, style = _MARKS[one.state]
-    output.report(f"{mark} {one.check}: {one.reason}", style)
-    if one.hint and one.state != "ok":
-        output.report(f"    hint: {one.hint}")
+def _show(finding: Finding, output: Output) -> None:
+    mark, style = _MARKS[finding.state]
+    output.report(f"{mark} {finding.check}: {finding.reason}", style)
+    if finding.hint and finding.state != "ok":
+        output.report(f"    hint: {finding.hint}")
 
 
-def _fact(one: Finding) -> dict[str, object]:
+def _fact(finding: Finding) -> dict[str, object]:
     return {
-        "check": one.check,
-        "ok": one.state != "broken",
-        "state": one.state,
-        "reason": one.reason,
-        "hint": one.hint,
+        "check": finding.check,
+        "ok": finding.state != "broken",
+        "state": finding.state,
+        "reason": finding.reason,
+        "hint": finding.hint,
     }
 
 
@@ -171,7 +173,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 _LOG_LINES = 20
 
-#: Raises what is wrong; what it returns is worth knowing.
+#: A check of a service: raises the fault, or returns a remark.
 Check = Callable[[Services, WorkloadView], str | None]
 
 
@@ -239,14 +241,17 @@ def _check_service(services: Services, service: WorkloadView) -> None:
 
 
 def judge_pods(service: WorkloadView) -> str | None:
-    """A word about the pods of a service, if one is worth it."""
+    """Raise if pods are missing; returns a remark if the service is scaled to zero."""
     if views.is_at_zero(service):
         return "scaled to zero, a call makes a pod"
-    ready, wanted = views.ready_pods(service), 1 if service.scaler else views.pods_wanted(service)
-    if ready < wanted:
+    ready, expected_pods = (
+        views.ready_pods(service),
+        1 if service.scaler else views.pods_wanted(service),
+    )
+    if ready < expected_pods:
         reasons = [f"{pod.name}: {pod.reason or pod.phase}" for pod in service.pods]
         missing = "; ".join(reasons) or "there are no pods"
-        raise PodContainerError(f"{ready} of {wanted} pods are ready ({missing})")
+        raise PodContainerError(f"{ready} of {expected_pods} pods are ready ({missing})")
     return None
 
 

@@ -41,13 +41,13 @@ def configure(
     if action == "list":
         _list(output)
     elif action == "get":
-        _get(_known(key, "Key is required for 'get'", action), output)
+        _get(_checked_key(key, "Key is required for 'get'", action), output)
     elif action == "unset" or (action == "set" and (value or "").lower() in ("none", "null")):
-        _unset(_known(key, f"Key is required for '{action}'", action), output)
+        _unset(_checked_key(key, f"Key is required for '{action}'", action), output)
     elif action == "set":
         if value is None:
             raise ConfigError("Both key and value are required for 'set'", hint=_EXAMPLES["set"])
-        _set(_known(key, "Both key and value are required for 'set'", action), value, output)
+        _set(_checked_key(key, "Both key and value are required for 'set'", action), value, output)
     else:
         raise ConfigError(f"Unknown action: {action}\nValid actions are: set, get, list, unset")
 
@@ -75,9 +75,9 @@ def _shown(value: object) -> str:
 
 
 def _origin(key: str) -> str:
-    found = config.origin(key)
+    origin = config.origin(key)
     home = str(Path.home())
-    return f"~{found[len(home) :]}" if found.startswith(f"{home}/") else found
+    return f"~{origin[len(home) :]}" if origin.startswith(f"{home}/") else origin
 
 
 def _get(key: str, output: Output) -> None:
@@ -119,12 +119,12 @@ def _warn_of_others(key: str, output: Output) -> None:
         output.warn(f"{key} is still {shown}, because {origin} goes before the file")
 
 
-def _known(key: str | None, missing: str, action: str) -> str:
+def _checked_key(key: str | None, missing: str, action: str) -> str:
     if key is None:
         raise ConfigError(missing, hint=_EXAMPLES[action])
     name = key.replace("-", "_")
     if name not in SETTINGS:
-        meant = did_you_mean(name, SETTINGS, likeness=0.6)
-        known = meant or f"the settings are {', '.join(SETTINGS)}"
-        raise typer.BadParameter(f"there is no setting {key!r}; {known}", param_hint="KEY")
+        suggestion = did_you_mean(name, SETTINGS, likeness=0.6)
+        explanation = suggestion or f"the settings are {', '.join(SETTINGS)}"
+        raise typer.BadParameter(f"there is no setting {key!r}; {explanation}", param_hint="KEY")
     return name

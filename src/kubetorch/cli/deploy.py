@@ -27,7 +27,7 @@ import typer
 from kubetorch.cli import views
 from kubetorch.cli.args import AsJson, Namespace, Replace, json_value
 from kubetorch.cli.output import Output
-from kubetorch.cli.services import Services, name_places
+from kubetorch.cli.services import Services, report_backends
 from kubetorch.errors import CallableNotFoundError, SpecError, did_you_mean
 from kubetorch.lib import modules
 from kubetorch.pod.user_process import loader
@@ -100,36 +100,36 @@ def load(target: Target) -> list[Callable[..., Any]]:
                 hint=_suggest(target.text, target.path),
             )
         return decorated
-    found: Any = _imported(target)
+    member: Any = _imported(target)
     for part in target.name.split("."):
-        if not hasattr(found, part):
+        if not hasattr(member, part):
             raise SpecError(
                 f"{target.name} not found in {target.text}",
                 hint=_suggest(target.text, target.path),
             )
-        found = getattr(found, part)
-    if not callable(found):
+        member = getattr(member, part)
+    if not callable(member):
         raise SpecError(
             f"{target.name} in {target.text} is not a callable function or class; "
-            f"it is a value of type {type(found).__name__}"
+            f"it is a value of type {type(member).__name__}"
         )
-    return [found if is_decorated(found) else unwrapped(found)]
+    return [member if is_decorated(member) else unwrapped(member)]
 
 
-def is_decorated(found: object) -> bool:
+def is_decorated(member: object) -> bool:
     """True for the handle that `@kt.compute` made of a function or class."""
     # What else a module holds may raise when it is looked at.
-    handle = found if issubclass(type(found), (Fn, Cls)) else None
+    handle = member if issubclass(type(member), (Fn, Cls)) else None
     return isinstance(handle, (Fn, Cls)) and handle.is_decorated
 
 
 def _decorated(module: ModuleType) -> list[Callable[..., Any]]:
-    own = {
+    handles = {
         id(value): value
         for value in vars(module).values()
         if is_decorated(value) and value.__wrapped__.__module__ == module.__name__
     }
-    return list(own.values())
+    return list(handles.values())
 
 
 def _imported(target: Target) -> ModuleType:
@@ -146,7 +146,7 @@ def _imported(target: Target) -> ModuleType:
         init_args={},
     )
     try:
-        with contextlib.suppress(CallableNotFoundError):  # whoever looks for it says so
+        with contextlib.suppress(CallableNotFoundError):  # the caller reports a missing name
             loader.load(source)
     finally:
         # The local service and its pods, which this process may start, are not that file.
@@ -221,21 +221,21 @@ def parse_image(text: str) -> Image:
 
 def _from_json(text: str) -> Image:
     try:
-        found = json.loads(text)
+        image_fields = json.loads(text)
     except ValueError as error:
         raise SpecError(
             f"--image is {text!r}, which is not JSON: {error}", hint=_IMAGE_EXAMPLE
         ) from error
-    if not isinstance(found, dict):
+    if not isinstance(image_fields, dict):
         raise SpecError(f"--image must be a JSON object, not {text}", hint=_IMAGE_EXAMPLE)
-    for key in found:
+    for key in image_fields:
         if key not in (*_ARGUMENTS, *_STEPS):
             raise SpecError(
                 f"--image has {key!r}; the keys are {', '.join((*_ARGUMENTS, *_STEPS))}",
                 hint=_IMAGE_EXAMPLE,
             )
-    image = Image(**{key: value for key, value in found.items() if key in _ARGUMENTS})
-    for key, value in found.items():
+    image = Image(**{key: value for key, value in image_fields.items() if key in _ARGUMENTS})
+    for key, value in image_fields.items():
         if key in _STEPS:
             for arguments in _calls(key, value):
                 try:
@@ -260,7 +260,7 @@ Handle = Fn[..., Any] | Cls[Any]
 
 @app.command("deploy")
 def deploy(  # noqa: PLR0913  # the documented options
-    wanted: Annotated[
+    target_texts: Annotated[
         list[str],
         typer.Argument(metavar="TARGET", help="file.py, package.module, or file.py:function."),
     ],
@@ -306,11 +306,17 @@ def deploy(  # noqa: PLR0913  # the documented options
         autoscale=None if autoscale is None else json_value(autoscale, "--autoscale", dict),
         namespace=namespace,
     )
-    # What the user's files print, here and in the pods, is no result of this command.
+    # The output of the user's files, here and in the pods, is no result of this command.
     with contextlib.redirect_stdout(sys.stderr):
-        found = [(target, one) for target in map(locate, wanted) for one in load(target)]
-        handles = [_handle(target, one, options) for target, one in found]
-        name_places([one.compute for one in handles if one.compute is not None], output)
+        definitions = [
+            (target, definition)
+            for target in map(locate, target_texts)
+            for definition in load(target)
+        ]
+        handles = [_handle(target, definition, options) for target, definition in definitions]
+        report_backends(
+            [declared.compute for declared in handles if declared.compute is not None], output
+        )
         for handle in handles:
             output.report(f"• {handle.name}")
         deployed = asyncio.run(_deploy(handles, options.init_args, output, replace=replace))
@@ -332,8 +338,8 @@ class _Options:
     namespace: str | None
 
 
-def _handle(target: Target, found: Any, options: _Options) -> Handle:  # noqa: ANN401  # the user's
-    has_compute = is_decorated(found)
+def _handle(target: Target, definition: Any, options: _Options) -> Handle:  # noqa: ANN401  # the user's
+    has_compute = is_decorated(definition)
     if not has_compute and options.compute is None:
         raise SpecError(
             f"{target.name} in {target.text} is not decorated with @kt.compute, "
@@ -341,7 +347,13 @@ def _handle(target: Target, found: Any, options: _Options) -> Handle:  # noqa: A
             hint=f"kt deploy {target.text}:{target.name} --compute '{{\"cpus\": 1}}'",
         )
     handle: Handle
-    handle = found if has_compute else cls(found) if inspect.isclass(found) else fn(found)
+    handle = (
+        definition
+        if has_compute
+        else cls(definition)
+        if inspect.isclass(definition)
+        else fn(definition)
+    )
     if options.init_args is not None and handle.kind != "cls":
         raise SpecError(f"--init-args is for classes; {handle.callable_name} is a function")
     if options.compute is not None:
@@ -369,7 +381,7 @@ def _compute(option: str, make: Callable[[], Compute]) -> Compute:
 async def _deploy(
     handles: list[Handle], constructor: dict[str, Any] | None, output: Output, *, replace: bool
 ) -> list[Handle]:
-    """Deploy all at the same time and say how each ended; those that succeeded."""
+    """Deploy all at the same time and report the end of each; returns the deployed handles."""
     deploys = []
     for handle in handles:
         output.report(f"Deploying {handle.name}...")

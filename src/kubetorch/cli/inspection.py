@@ -49,21 +49,21 @@ def list_services(
     output = Output(as_json=as_json)
     services = Services(namespace, output)
     everything = services.all(all_namespaces=all_namespaces)
-    found = [service for service in everything if tag is None or tag in service.spec.name]
+    shown_services = [service for service in everything if tag is None or tag in service.spec.name]
     if sort:
-        found.sort(key=lambda service: service.updated, reverse=True)
+        shown_services.sort(key=lambda service: service.updated, reverse=True)
     else:
-        found.sort(key=lambda service: (service.spec.namespace, service.spec.name))
+        shown_services.sort(key=lambda service: (service.spec.namespace, service.spec.name))
     if as_json:
-        output.value([views.service_json(service) for service in found])
+        output.value([views.service_json(service) for service in shown_services])
         return
-    if not found:
+    if not shown_services:
         where = "any" if all_namespaces else services.namespace
         output.report(f"No services found in {where} namespace")
         return
     rows = [
         views.service_cells(service, with_namespace=all_namespaces, with_pods=pods)
-        for service in found
+        for service in shown_services
     ]
     output.table(rows, spare=views.SPARE_SERVICE_COLUMNS)
 
@@ -121,14 +121,14 @@ def describe(name: ServiceName, namespace: Namespace = None, as_json: AsJson = F
     service = services.find(name)
     spec, app = service.spec, service.spec.callable.app
     operations: list[Operation] = []
-    place = _place(services, service)
+    address = _address_of(services, service)
     if app is not None:
-        curl = app_by_curl(place, app)
-        python = app_by_python(place, app)
+        curl = app_by_curl(address, app)
+        python = app_by_python(address, app)
     else:
         operations = _operations(services, service, output)
         call = operations[0]
-        curl = call_by_curl(place, spec.callable, call)
+        curl = call_by_curl(address, spec.callable, call)
         elsewhere = None if spec.namespace == config.namespace else spec.namespace
         python = call_by_python(
             spec.name,
@@ -139,7 +139,7 @@ def describe(name: ServiceName, namespace: Namespace = None, as_json: AsJson = F
             is_broadcast=called_together(spec, service.pool) is not None,
         )
     if as_json:
-        signatures = [one.signature for one in operations]
+        signatures = [operation.signature for operation in operations]
         more = {"signatures": signatures, "curl": curl, "python": python}
         output.value(views.service_json(service) | more)
         return
@@ -149,8 +149,8 @@ def describe(name: ServiceName, namespace: Namespace = None, as_json: AsJson = F
     if service.notes:
         output.panel("Not honoured", [f"• {note}" for note in service.notes], style="yellow")
     is_served = app is None or app.port is not None
-    if is_served and place.before:
-        output.panel("No ingress found", without_ingress(place), style="yellow")
+    if is_served and address.before:
+        output.panel("No ingress found", without_ingress(address), style="yellow")
     output.panel("With Curl" if is_served else "Its output", curl.splitlines())
     output.panel("With Python", python.splitlines())
 
@@ -165,27 +165,27 @@ def _operations(services: Services, service: WorkloadView, output: Output) -> li
             except (KubetorchError, ValueError) as error:
                 output.warn(f"{pod.name} does not say what can be called: {error}")
                 continue
-            found = read_operations(page, callable_)
-            if found:
-                return found
+            operations = read_operations(page, callable_)
+            if operations:
+                return operations
     return [unknown_operation(callable_)]
 
 
-def _place(services: Services, service: WorkloadView) -> Place:
+def _address_of(services: Services, service: WorkloadView) -> Address:
     name, namespace = service.spec.name, service.spec.namespace
     url = backend.known_url(services.session, service)
     if url is not None:
         url = url or "http://SERVICE_IS_NOT_READY"
-        return Place(name, namespace, url, app_url=pod_transport.app_url(url, service))
+        return Address(name, namespace, url, app_url=pod_transport.app_url(url, service))
     forwarding = f"kt port-forward {name} {_PORT} -n {namespace} &"
-    return Place(name, namespace, f"http://localhost:{_PORT}", (forwarding,))
+    return Address(name, namespace, f"http://localhost:{_PORT}", (forwarding,))
 
 
-def without_ingress(place: Place) -> list[str]:
+def without_ingress(address: Address) -> list[str]:
     """The ways to a service that only pods of its cluster reach by a URL."""
     return [
         "From outside of the cluster a forwarded port leads to it, as below; in its pods it is",
-        f"http://{place.service}.{place.namespace}.svc.cluster.local/",
+        f"http://{address.service}.{address.namespace}.svc.cluster.local/",
     ]
 
 
@@ -222,8 +222,8 @@ def _show_facts(service: WorkloadView, operations: list[Operation], output: Outp
         "Answers": _answers(service),
         "CPUs": compute.cpus,
         "Memory": compute.memory,
-        "Volumes": ", ".join(f"{one.name} at {one.mount_path}" for one in compute.volumes),
-        "Secrets": ", ".join(one.name for one in compute.secrets),
+        "Volumes": ", ".join(f"{volume.name} at {volume.mount_path}" for volume in compute.volumes),
+        "Secrets": ", ".join(secret.name for secret in compute.secrets),
         "TTL": compute.inactivity_ttl,
         "Creator": views.creator(service),
         "Project": None if spec.origin is None else spec.origin,
@@ -235,12 +235,16 @@ def _show_facts(service: WorkloadView, operations: list[Operation], output: Outp
             lines = str(value).replace("\n", _NEXT_LINE)
             output.report(f"{key + ':':<12}{lines}")
     if operations:
-        signatures = _NEXT_LINE.join(one.signature for one in operations)
+        signatures = _NEXT_LINE.join(operation.signature for operation in operations)
         output.report(f"{'Calls:':<12}{signatures}")
     ranks = views.ranks_of_pods(service)
     for pod in service.pods:
-        own = ranks.get(pod.name)
-        words = views.app_words(pod.app) if own is None else f"ranks {views.rank_words(own)}"
+        pod_ranks = ranks.get(pod.name)
+        words = (
+            views.app_words(pod.app)
+            if pod_ranks is None
+            else f"ranks {views.rank_words(pod_ranks)}"
+        )
         output.report(f"{'Pod:':<12}{pod.name}  {pod.phase}  {pod.url}  {words}".rstrip())
     for line in views.lost_lines(service):
         output.report(f"{'Lost:':<12}{line}")
@@ -284,7 +288,7 @@ class Operation:
 
 def read_operations(page: object, callable_: CallableRef) -> list[Operation]:
     """Read the operations of a pod's OpenAPI page; none if the page cannot be read."""
-    found = []
+    operations = []
     base = routes.callable_path(callable_.name)
     for path, item in _mapping(_mapping(page).get("paths")).items():
         post = _mapping(_mapping(item).get("post"))
@@ -292,17 +296,17 @@ def read_operations(page: object, callable_: CallableRef) -> list[Operation]:
         if not (path == base or path.startswith(f"{base}/")):
             continue
         if post and (method is not None) == (callable_.kind == "cls"):
-            given = _arguments(post)
-            found.append(
+            arguments = _arguments(post)
+            operations.append(
                 Operation(
                     method,
                     str(post.get("summary", "")),
-                    _example(given),
-                    _positional(given),
+                    _example(arguments),
+                    _positional(arguments),
                     post.get("x-generator") is True,
                 )
             )
-    return found
+    return operations
 
 
 def unknown_operation(callable_: CallableRef) -> Operation:
@@ -312,10 +316,10 @@ def unknown_operation(callable_: CallableRef) -> Operation:
 
 
 def _arguments(post: Schema) -> Schema:
-    found = _mapping(post.get("requestBody"))
+    schema = _mapping(post.get("requestBody"))
     for step in ("content", "application/json", "schema", "properties"):
-        found = _mapping(found.get(step))
-    return found
+        schema = _mapping(schema.get(step))
+    return schema
 
 
 def _positional(arguments: Schema) -> tuple[Any, ...]:
@@ -324,7 +328,7 @@ def _positional(arguments: Schema) -> tuple[Any, ...]:
     items, count = args.get("prefixItems"), args.get("minItems")
     if not isinstance(items, list) or not isinstance(count, int):
         return ()
-    return tuple(_value(_mapping(one)) for one in items[:count])
+    return tuple(_value(_mapping(schema)) for schema in items[:count])
 
 
 def _example(arguments: Schema) -> dict[str, Any]:
@@ -360,7 +364,7 @@ def _value(schema: Schema) -> Any:  # noqa: ANN401  # any JSON value
     return _EXAMPLES.get(str(schema.get("type")), 1)
 
 
-class Place(NamedTuple):
+class Address(NamedTuple):
     service: str
     namespace: str
     url: str
@@ -377,14 +381,14 @@ class Place(NamedTuple):
         return f'"Authorization: Bearer $(kt token {self.service} -n {self.namespace})"'
 
 
-def call_by_curl(place: Place, callable_: CallableRef, call: Operation) -> str:
+def call_by_curl(address: Address, callable_: CallableRef, call: Operation) -> str:
     path = routes.callable_path(callable_.name, call.method)
     body = json.dumps({"args": call.args, "kwargs": call.example}).replace("'", "'\\''")
     return "\n".join(
         (
-            *place.before,
-            f"{place.curl} -X POST {place.url}{path} \\",
-            f"  -H {place.authorization} \\",
+            *address.before,
+            f"{address.curl} -X POST {address.url}{path} \\",
+            f"  -H {address.authorization} \\",
             '  -H "Content-Type: application/json" \\',
             f"  -d '{body}'",
         )
@@ -401,7 +405,7 @@ def call_by_python(
     is_broadcast: bool = False,
 ) -> str:
     kind = callable_.kind
-    found = (
+    handle_text = (
         f'kt.{kind}(name="{service}")'
         if namespace is None
         else f'kt.{kind.capitalize()}.from_name("{service}", namespace="{namespace}")'
@@ -411,13 +415,13 @@ def call_by_python(
     if call.method not in (None, "__call__"):
         called += f'["{call.method}"]' if is_hidden else f".{call.method}"
     named = (f"{name}={value!r}" for name, value in call.example.items())
-    made = f"{called}({', '.join((*map(repr, call.args), *named))})"
-    shown = f"print({made})"
+    call_text = f"{called}({', '.join((*map(repr, call.args), *named))})"
+    shown = f"print({call_text})"
     if call.is_generator and is_broadcast:
-        shown = f"for values in {made}:\n    print(*values)"
+        shown = f"for values in {call_text}:\n    print(*values)"
     elif call.is_generator:
-        shown = f"for value in {made}:\n    print(value)"
-    return f"import kubetorch as kt\n\n{variable} = {found}\n{shown}"
+        shown = f"for value in {call_text}:\n    print(value)"
+    return f"import kubetorch as kt\n\n{variable} = {handle_text}\n{shown}"
 
 
 def _identifier(service: str) -> str:
@@ -425,22 +429,24 @@ def _identifier(service: str) -> str:
     return name if name.isidentifier() and not keyword.iskeyword(name) else f"service_{name}"
 
 
-def app_by_curl(place: Place, app: AppSpec) -> str:
+def app_by_curl(address: Address, app: AppSpec) -> str:
     """The shell command that asks an app; without a port, the one that shows what it writes."""
     if app.port is None:
-        return f"kt logs {place.service} -n {place.namespace} -f"
-    address = f"{place.curl} {place.app_url or place.url + routes.APP}{app.health_check or '/'}"
+        return f"kt logs {address.service} -n {address.namespace} -f"
+    request = (
+        f"{address.curl} {address.app_url or address.url + routes.APP}{app.health_check or '/'}"
+    )
     if not app.public:
-        address = f"{address} \\\n  -H {place.authorization}"
-    return "\n".join((*place.before, address))
+        request = f"{request} \\\n  -H {address.authorization}"
+    return "\n".join((*address.before, request))
 
 
-def app_by_python(place: Place, app: AppSpec) -> str:
-    service, namespace = place.service, place.namespace
+def app_by_python(address: Address, app: AppSpec) -> str:
+    service, namespace = address.service, address.namespace
     if app.port is None:
         shown = f'["kt", "logs", "{service}", "-n", "{namespace}"]'
         return f"import subprocess\n\nsubprocess.run({shown}, check=True)"
-    target = f'"{place.app_url or place.url + routes.APP}{app.health_check or "/"}"'
+    target = f'"{address.app_url or address.url + routes.APP}{app.health_check or "/"}"'
     begin = "import urllib.request\n\n"
     if app.public:
         return f"{begin}print(urllib.request.urlopen({target}).read())"

@@ -47,12 +47,12 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the objects, chan
 NoWait = Annotated[bool, typer.Option("--no-wait", help="Do not wait for the controller.")]
 Timeout = Annotated[str, typer.Option("--timeout", help="How long to wait: 900, 30m, 1h30m.")]
 
-#: Seconds that an API server has to say what is installed, when nothing is to be changed.
-_ANSWER = 5.0
+#: Seconds that an API server has to answer a dry run, which needs the earlier values alone.
+_ANSWER_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class Wanted:
+class InstallRequest:
     values: Values
     where: str
     timeout: str | None
@@ -66,29 +66,29 @@ def _chart_values(
     image: str | None, pod_image: str | None, settings: list[str], files: list[Path]
 ) -> Values:
     """The values of a command line: files in their order, then `--set`, then the images."""
-    found: Values = {}
+    chart_values: Values = {}
     for file in files:
-        found = values.layered(found, _read(file))
+        chart_values = values.layered(chart_values, _read(file))
     for text in settings:
-        found = values.parse_set(text, found)
+        chart_values = values.parse_set(text, chart_values)
     for key, reference in (("image", image), ("podImage", pod_image)):
         if reference is not None:
-            found = values.layered(found, {key: values.parse(reference)})
-    return found
+            chart_values = values.layered(chart_values, {key: values.parse(reference)})
+    return chart_values
 
 
 def _read(file: Path) -> Mapping[str, Any]:
     try:
-        found = yaml.safe_load(file.read_text(encoding="utf-8"))
+        document = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"{file} cannot be read: {error}") from error
-    if found is not None and not isinstance(found, Mapping):
-        raise ConfigError(f"{file} has {type(found).__name__}; it must have a mapping of values")
-    return found or {}
+    if document is not None and not isinstance(document, Mapping):
+        raise ConfigError(f"{file} has {type(document).__name__}; it must have a mapping of values")
+    return document or {}
 
 
 class _Plain(yaml.SafeDumper):
-    """Writes what occurs twice twice, and quotes what other readers of YAML take for truth."""
+    """Writes repeated objects in full, and quotes texts that YAML 1.1 takes for booleans."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
@@ -102,73 +102,75 @@ def _quoted(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Plain.add_representer(str, _quoted)
 
 
-def _show(wanted: Wanted, output: Output) -> None:
+def _show(request: InstallRequest, output: Output) -> None:
     chart = Chart()
-    chart.values(wanted.values)  # what is wrong with them is known without a cluster
-    found = _with_earlier(chart, wanted, asyncio.run(_look(wanted, output)))
+    chart.values(request.values)  # refuses wrong values before the cluster is asked
+    merged_values = _merged_values(chart, request, asyncio.run(_earlier_release(request, output)))
     objects = [
-        apply.namespace_manifest(wanted.where),
-        *chart.render(found, namespace=wanted.where),
+        apply.namespace_manifest(request.where),
+        *chart.render(merged_values, namespace=request.where),
     ]
-    if wanted.as_json:
+    if request.as_json:
         output.value(objects)
     else:
         text = yaml.dump_all(objects, Dumper=_Plain, sort_keys=False, width=100)
         output.text(text.rstrip())
 
 
-async def _look(wanted: Wanted, output: Output) -> Release | None:
+async def _earlier_release(request: InstallRequest, output: Output) -> Release | None:
     """The present installation, as far as the cluster shows it."""
     try:
-        async with Client(kubeconfig.find(), timeout=_ANSWER, patience=0.0) as client:
-            return await releases.load(client, wanted.where)
+        async with Client(kubeconfig.find(), timeout=_ANSWER_SECONDS, patience=0.0) as client:
+            return await releases.load(client, request.where)
     except (KubernetesError, KubernetesCredentialsError) as error:
-        if wanted.must_exist:
+        if request.must_exist:
             raise
         output.warn(f"values that were given before, if any, are not in it: {error.message}")
         return None
 
 
-def _with_earlier(chart: Chart, wanted: Wanted, former: Release | None) -> Values:
+def _merged_values(chart: Chart, request: InstallRequest, former: Release | None) -> Values:
     if former is None:
-        if wanted.must_exist:
+        if request.must_exist:
             raise InstallError(
-                f"Kubetorch is not installed in namespace {wanted.where}, or not by kt install",
-                hint=f"kt install --namespace {wanted.where}; a helm release is changed with "
+                f"Kubetorch is not installed in namespace {request.where}, or not by kt install",
+                hint=f"kt install --namespace {request.where}; a helm release is changed with "
                 "helm upgrade",
             )
-        return wanted.values
-    if not wanted.downgrades:
+        return request.values
+    if not request.downgrades:
         apply.check_version(chart, former)
-    return wanted.values if wanted.resets else apply.keep(chart, former, wanted.values)
+    return request.values if request.resets else apply.keep(chart, former, request.values)
 
 
-def _run(wanted: Wanted, *, dry_run: bool) -> None:
-    output = Output(as_json=wanted.as_json)
+def _run(request: InstallRequest, *, dry_run: bool) -> None:
+    output = Output(as_json=request.as_json)
     if dry_run:
-        _show(wanted, output)
+        _show(request, output)
         return
-    done = asyncio.run(_install(wanted, output))
-    if wanted.as_json:
-        output.value(_install_facts(done, is_ready=wanted.timeout is not None))
+    done = asyncio.run(_install(request, output))
+    if request.as_json:
+        output.value(_install_facts(done, is_ready=request.timeout is not None))
 
 
-async def _install(wanted: Wanted, output: Output) -> Applied:
-    seconds = duration(wanted.timeout, "--timeout") if wanted.timeout is not None else None
-    chart, where = Chart(), wanted.where
+async def _install(request: InstallRequest, output: Output) -> Applied:
+    seconds = duration(request.timeout, "--timeout") if request.timeout is not None else None
+    chart, where = Chart(), request.where
     async with Client(kubeconfig.find()) as client:
         server = client.access.cluster.server
         about = f"Kubetorch {chart.about['version']} in namespace {where} of {server}"
         output.report(f"Installing {about} ({client.access.origin})...")
-        found = _with_earlier(chart, wanted, await releases.load(client, where))
-        done = await apply.apply(client, chart, found, namespace=where, report=output.report)
+        merged_values = _merged_values(chart, request, await releases.load(client, where))
+        done = await apply.apply(
+            client, chart, merged_values, namespace=where, report=output.report
+        )
         if not done.is_changed:
             output.report("nothing to change")
         if seconds is not None:
             await readiness.wait(client, where, timeout=seconds, report=output.report)
     state = "ready" if seconds is not None else "applied"
-    output.report(f"✓ {about} is {state}, of the image {chart.image(found)}", "green")
-    output.note(chart.notes(found, namespace=where).rstrip())
+    output.report(f"✓ {about} is {state}, of the image {chart.image(merged_values)}", "green")
+    output.note(chart.notes(merged_values, namespace=where).rstrip())
     return done
 
 
@@ -211,13 +213,13 @@ def install(  # noqa: PLR0913  # the documented options
 
     Where it is installed already, it keeps the values that it was given before, as kt upgrade does.
     """
-    wanted = Wanted(
+    request = InstallRequest(
         _chart_values(image, pod_image, settings or [], files or []),
         where=namespace or config.install_namespace,
         timeout=None if no_wait else timeout,
         as_json=as_json,
     )
-    _run(wanted, dry_run=dry_run)
+    _run(request, dry_run=dry_run)
 
 
 @app.command("upgrade")
@@ -243,7 +245,7 @@ def upgrade(  # noqa: PLR0913  # the documented options
     Values that were given before are kept; an image of another version has to be given anew. Calls
     go on while the controller is replaced.
     """
-    wanted = Wanted(
+    request = InstallRequest(
         _chart_values(image, pod_image, settings or [], files or []),
         where=namespace or config.install_namespace,
         timeout=None if no_wait else timeout,
@@ -252,7 +254,7 @@ def upgrade(  # noqa: PLR0913  # the documented options
         resets=reset_values,
         downgrades=downgrade,
     )
-    _run(wanted, dry_run=dry_run)
+    _run(request, dry_run=dry_run)
 
 
 async def _uninstall(
@@ -270,7 +272,7 @@ async def _uninstall(
         server = f"{client.access.cluster.server} ({client.access.origin})"
         output.report(f"Removing Kubetorch from namespace {where} of {server}...")
         if not yes:
-            await _ask(client, removal, output)
+            await _confirm_removal(client, removal, output)
         done = await remove.remove(client, removal, release.items, output.report)
     _report(done, where, output)
     return done
@@ -279,15 +281,15 @@ async def _uninstall(
 async def _find(client: Client, namespace: str) -> Release | None:
     """The present installation; `None` without one, and then nothing at all may be deleted.
 
-    Where the cluster does not remember, the controller's own object says which namespaces are its,
-    and without that one the definition, which one installation of a cluster has.
+    Where the cluster has no record of the release, the controller's Deployment has its namespaces,
+    and without a Deployment the definition, which one installation of a cluster owns, has them.
     """
     deployment = await apply.get(client, Item("apps/v1", "Deployment", namespace, NAME))
     if deployment is not None:
         releases.check(deployment, namespace, verb="uninstall")
-    found = await releases.load(client, namespace)
-    if found is not None:
-        return found
+    release = await releases.load(client, namespace)
+    if release is not None:
+        return release
     definition = await apply.get(client, releases.DEFINITION)
     if deployment is not None:
         values = {"watchNamespaces": readiness.watched(deployment)}
@@ -300,16 +302,16 @@ async def _find(client: Client, namespace: str) -> Release | None:
     return Release(namespace, str(chart.about["version"]), values, tuple(items))
 
 
-async def _ask(client: Client, removal: Removal, output: Output) -> None:
+async def _confirm_removal(client: Client, removal: Removal, output: Output) -> None:
     workloads = await removal.scope.workloads(client)
-    for one in workloads:
-        metadata = one["metadata"]
+    for workload in workloads:
+        metadata = workload["metadata"]
         output.report(f"  • {metadata['namespace']}/{metadata['name']}")
-    found = await remove.find(client, removal.scope)
+    user_objects = await remove.find(client, removal.scope)
     if removal.volumes:
-        output.report("with the volumes " + _names(found.volumes), "yellow")
+        output.report("with the volumes " + _names(user_objects.volumes), "yellow")
     if removal.secrets:
-        output.report("with the secrets " + _names(found.secrets), "yellow")
+        output.report("with the secrets " + _names(user_objects.secrets), "yellow")
     services = f"{len(workloads)} service" + ("" if len(workloads) == 1 else "s")
     output.confirm(f"Remove Kubetorch and {services}?")
 
@@ -325,12 +327,12 @@ def _report(done: Removed, where: str, output: Output) -> None:
                 output.report(f"  • {item.namespace}/{item.name}")
     if done.leftovers:
         output.report(f"The namespace {where} stays, for it has or may have:", "yellow")
-        for one in done.leftovers:
-            output.report(f"  • {one}")
+        for line in done.leftovers:
+            output.report(f"  • {line}")
     if done.definition_users:
         output.report("The kind KubetorchWorkload stays, which these need:", "yellow")
-        for one in done.definition_users:
-            output.report(f"  • {one}")
+        for line in done.definition_users:
+            output.report(f"  • {line}")
         output.report(
             "  hint: kt upgrade --set crd.create=true,rbac.userRoles=true, with the namespace of "
             "another installation (-n), has that one own it and bring the roles for users"
@@ -339,7 +341,7 @@ def _report(done: Removed, where: str, output: Output) -> None:
 
 
 def _names(items: tuple[Item, ...]) -> str:
-    return ", ".join(f"{one.namespace}/{one.name}" for one in items) or "(there are none)"
+    return ", ".join(f"{item.namespace}/{item.name}" for item in items) or "(there are none)"
 
 
 def _removal_facts(done: Removed) -> dict[str, object]:

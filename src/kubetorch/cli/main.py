@@ -63,7 +63,7 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as interrupt:
-            # Loaded with the SDK, which alone has work that could go on.
+            # The module is loaded with the SDK, and only the SDK has work that could go on.
             tracebacks = sys.modules.get("kubetorch.sdk.tracebacks")
             line = None if tracebacks is None else tracebacks.interruption(interrupt)
             Output().note(f"\n{line or 'Interrupted.'}")
@@ -98,8 +98,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         Output().text(__version__)
         raise typer.Exit
 

@@ -120,10 +120,10 @@ class Output:
             message, hint = error.message or type(error).__name__, error.hint
         else:
             message, hint = "".join(traceback.format_exception_only(error)).rstrip(), None
-        said = message if hint is None else str(error)
-        where = _where(error).rstrip().removesuffix(said).rstrip()
-        if where:
-            self.note(where, "dim")
+        error_text = message if hint is None else str(error)
+        trace = _where(error).rstrip().removesuffix(error_text).rstrip()
+        if trace:
+            self.note(trace, "dim")
         self.error(message, hint)
 
     def failure_panel(self, title: str, lines: Iterable[str]) -> None:
@@ -268,14 +268,14 @@ def is_unwritten(error: OSError) -> bool:
     try:
         sys.stdout.flush()
     except OSError:
-        found = True
+        is_lost = True
     else:
         # A stream without a buffer has forgotten what it could not write.
-        found = error.filename == _STDOUT
-    if found:
+        is_lost = error.filename == _STDOUT
+    if is_lost:
         with Path(os.devnull).open("wb") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
-    return found
+    return is_lost
 
 
 def tolerate_narrow_encodings() -> None:

@@ -15,7 +15,7 @@ from kubetorch.cli.output import Output
 from kubetorch.cli.services import Services, choose_pod
 from kubetorch.errors import KubetorchError, ServiceNotFoundError, SpecError
 from kubetorch.sdk import shells
-from kubetorch.sdk.logs import place
+from kubetorch.sdk.logs import pod_label
 from kubetorch.sdk.transport import local_port
 from kubetorch.wire import messages, routes
 from kubetorch.wire.messages import WorkerStacks
@@ -83,7 +83,7 @@ def logs(  # noqa: PLR0913  # its options
         else:
             text = views.line_text(line)
             is_named = prefixed or line.rank is not None
-            output.text(f"({place(line.pod, line.rank)}) {text}" if is_named else text)
+            output.text(f"({pod_label(line.pod, line.rank)}) {text}" if is_named else text)
 
 
 @app.command("stacks")
@@ -102,24 +102,26 @@ def stacks(
     output = Output(as_json=as_json)
     services = Services(namespace, output)
     service = services.find(name)
-    asked = [choose_pod(service, pod)] if pod is not None else service.pods
+    chosen_pods = [choose_pod(service, pod)] if pod is not None else service.pods
     path = routes.STACKS if rank is None else f"{routes.STACKS}?rank={rank}"
-    found: list[WorkerStacks] = []
-    for one in asked:
+    worker_stacks: list[WorkerStacks] = []
+    for chosen_pod in chosen_pods:
         try:
-            answer = services.ask_pod(service, one, path)
+            answer = services.ask_pod(service, chosen_pod, path)
         except KubetorchError as error:
-            output.warn(f"{one.name} does not answer: {error}")
+            output.warn(f"{chosen_pod.name} does not answer: {error}")
             continue
-        found += messages.decode(list[WorkerStacks], answer)
-    found.sort(key=lambda one: (one.rank is None, one.rank or 0, one.pod, one.pid))
-    if rank is not None and not found:
+        worker_stacks += messages.decode(list[WorkerStacks], answer)
+    worker_stacks.sort(
+        key=lambda stacks: (stacks.rank is None, stacks.rank or 0, stacks.pod, stacks.pid)
+    )
+    if rank is not None and not worker_stacks:
         raise SpecError(f"{name} has no rank {rank}", hint=f"kt stacks {name} shows all ranks")
     if as_json:
-        output.value([views.stacks_json(worker) for worker in found])
+        output.value([views.stacks_json(worker) for worker in worker_stacks])
         return
-    for worker in found:
-        where = place(worker.pod, worker.rank)
+    for worker in worker_stacks:
+        where = pod_label(worker.pod, worker.rank)
         output.text(f"{where}: process {worker.pid}, generation {worker.generation}")
         output.text("".join(f"    {line}\n" for line in worker.text.splitlines()))
 
@@ -181,13 +183,13 @@ def port_forward(
     inside = local_port.inside(service, remote)
 
     def find() -> str:
-        found = services.get(service.spec.name)
-        if found is None:
+        view = services.get(service.spec.name)
+        if view is None:
             raise ServiceNotFoundError(f"the service {name} is gone")
         if chosen is None:
-            return services.session.scaler(found)
-        there = local_port.choose(found, None if pod is None else chosen.name)
-        return services.session.address(found, there)
+            return services.session.scaler(view)
+        target_pod = local_port.choose(view, None if pod is None else chosen.name)
+        return services.session.address(view, target_pod)
 
     done = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

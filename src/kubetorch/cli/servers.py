@@ -75,8 +75,8 @@ def status(as_json: AsJson = False) -> None:
 
 def _facts() -> dict[str, Any]:
     """The facts about the service, which is not started."""
-    found = lifetime.status()
-    running = found.running
+    service_status = lifetime.status()
+    running = service_status.running
     return {
         "running": running is not None,
         "url": running and running.url,
@@ -84,8 +84,8 @@ def _facts() -> dict[str, Any]:
         "started": running and running.started,
         "version": running and running.version,
         "services": _count_services(),
-        "home": str(found.home),
-        "log": str(found.log),
+        "home": str(service_status.home),
+        "log": str(service_status.log),
     }
 
 

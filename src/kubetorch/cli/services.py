@@ -16,7 +16,7 @@ from kubetorch.sdk.calls import options, target
 from kubetorch.sdk.calls.caller import Caller
 from kubetorch.sdk.compute import Compute
 from kubetorch.sdk.service_logs import ServiceLogs
-from kubetorch.sdk.transport import pod_transport as ways
+from kubetorch.sdk.transport import pod_transport
 from kubetorch.sdk.transport.session import Session
 from kubetorch.wire import exceptions
 from kubetorch.wire.messages import CallView, DeployLog, PodView, TokenView, WorkloadView
@@ -29,19 +29,21 @@ def open_session(namespace: str, output: Output, *, is_changing: bool) -> Sessio
     sdk.be_quiet()
     session = sdk.session()
     if is_changing:
-        _name_place(session, namespace, output)
+        _report_backend(session, namespace, output)
     elif session.choice.is_doubtful:
         output.warn(f"looking on this machine: {session.choice.why}")
     return session
 
 
-def name_places(computes: Iterable[Compute], output: Output) -> None:
+def report_backends(computes: Iterable[Compute], output: Output) -> None:
     sdk.be_quiet()
-    for session, namespace in dict.fromkeys((one.session(), one.namespace) for one in computes):
-        _name_place(session, namespace, output)
+    for session, namespace in dict.fromkeys(
+        (compute.session(), compute.namespace) for compute in computes
+    ):
+        _report_backend(session, namespace, output)
 
 
-def _name_place(session: Session, namespace: str, output: Output) -> None:
+def _report_backend(session: Session, namespace: str, output: Output) -> None:
     if session.choice.is_doubtful:
         raise KubernetesUnavailableError(
             f"{session.choice.why}; it is not known whether that cluster is meant or this machine",
@@ -50,7 +52,7 @@ def _name_place(session: Session, namespace: str, output: Output) -> None:
         )
     if not environment.is_in_pod():
         backend = "local" if session.is_local else "kubernetes"
-        output.note(f"backend {backend}: {session.place}, namespace {namespace}", "dim")
+        output.note(f"backend {backend}: {session.pod_location}, namespace {namespace}", "dim")
 
 
 class Services:
@@ -73,11 +75,11 @@ class Services:
 
     def find(self, name: str) -> WorkloadView:
         """The service that the user means: as named, or with the user name in front."""
-        found = self.session.find(self.namespace, self._candidates(name))
-        if found is None:
+        service = self.session.find(self.namespace, self._candidates(name))
+        if service is None:
             raise self._missing(name)
-        self._output.note(f"Found {mode(found)} service {found.spec.name}", "green")
-        return found
+        self._output.note(f"Found {mode(service)} service {service.spec.name}", "green")
+        return service
 
     def find_to_change(self, name: str, *, exact_match: bool = False) -> WorkloadView:
         """The service that the user means to change: the user's own before one of anybody else.
@@ -94,11 +96,11 @@ class Services:
             self._output.note(f"Found {mode(chosen)} service {chosen.spec.name}", "green")
             return chosen
         if views:
-            other, creator = views[0].spec.name, views[0].creator
+            foreign_service, creator = views[0].spec.name, views[0].creator
             raise SpecError(
-                f"the service {other} in namespace {self.namespace} is not yours: "
+                f"the service {foreign_service} in namespace {self.namespace} is not yours: "
                 f"{str(creator or '') or 'somebody without a user name'} deployed it",
-                hint=f"{other} --exact-match means it all the same",
+                hint=f"{foreign_service} --exact-match means it all the same",
             )
         raise self._missing(name)
 
@@ -109,7 +111,7 @@ class Services:
         )
 
     def hint(self, name: str) -> str:
-        return sdk.near_services(self.session, self.namespace, name)
+        return sdk.suggest_services(self.session, self.namespace, name)
 
     def _candidates(self, name: str) -> list[str]:
         lowered = name.lower()
@@ -117,9 +119,13 @@ class Services:
             raise SpecError(f"{name!r} is no name of a service", hint="kt list shows their names")
         prefix = f"{self.username}-" if self.username else ""
         # As its function is called, and as its service is.
-        both = dict.fromkeys([lowered, lowered.replace("_", "")])
-        found = [found for one in both for found in (one, prefix + one.removeprefix(prefix))]
-        return list(dict.fromkeys(found))
+        spellings = dict.fromkeys([lowered, lowered.replace("_", "")])
+        candidates = [
+            candidate
+            for spelling in spellings
+            for candidate in (spelling, prefix + spelling.removeprefix(prefix))
+        ]
+        return list(dict.fromkeys(candidates))
 
     def is_own(self, service: WorkloadView) -> bool:
         """True if the user created the service with the configured user name."""
@@ -136,12 +142,14 @@ class Services:
         """Delete a service; returns what it leaves, in words."""
         spec, grace = service.spec, 0.0 if force else None
         return self.session.ask(
-            lambda asked: asked.delete_workload(spec.namespace, spec.name, grace=grace)
+            lambda controller: controller.delete_workload(spec.namespace, spec.name, grace=grace)
         )
 
     def token(self, service: WorkloadView, *, ttl: float | None = None) -> TokenView:
         spec = service.spec
-        return self.session.ask(lambda asked: asked.get_token(spec.namespace, spec.name, ttl=ttl))
+        return self.session.ask(
+            lambda controller: controller.get_token(spec.namespace, spec.name, ttl=ttl)
+        )
 
     def call_service(
         self, service: WorkloadView, method: str | None, args: list[Any], kwargs: dict[str, Any]
@@ -166,7 +174,7 @@ class Services:
 
     def ask_pod(self, service: WorkloadView, pod: PodView, path: str) -> bytes:
         with (
-            ways.client(
+            pod_transport.client(
                 self.session.transport,
                 self.session.address(service, pod),
                 self.session.call_token(service),
@@ -191,7 +199,7 @@ class Services:
     ) -> Iterator[DeployLog]:
         """The last lines of a service, and with `follow` those that come."""
         spec = service.spec
-        found = ServiceLogs(
+        service_logs = ServiceLogs(
             self.session,
             spec.namespace,
             spec.name,
@@ -199,11 +207,11 @@ class Services:
             rank=rank,
             system=system,
         )
-        return found.lines(tail=tail, follow=follow)
+        return service_logs.lines(tail=tail, follow=follow)
 
     def calls(self, name: str | None) -> list[CallView]:
         if name is None:
-            return self.session.ask(lambda asked: asked.list_calls(self.namespace, None))
+            return self.session.ask(lambda controller: controller.list_calls(self.namespace, None))
         try:
             candidates = [self.find(name).spec.name]
         except ServiceNotFoundError:
@@ -211,25 +219,25 @@ class Services:
             candidates = self._candidates(name)
             if not any(map(self._calls_of, candidates)):
                 raise
-        return [call for one in candidates for call in self._calls_of(one)]
+        return [call for candidate in candidates for call in self._calls_of(candidate)]
 
     def _calls_of(self, workload: str) -> list[CallView]:
-        return self.session.ask(lambda asked: asked.list_calls(self.namespace, workload))
+        return self.session.ask(lambda controller: controller.list_calls(self.namespace, workload))
 
     def call(self, call_id: str) -> CallView:
-        return self.session.ask(lambda asked: asked.get_call(call_id))
+        return self.session.ask(lambda controller: controller.get_call(call_id))
 
 
-def choose_pod(service: WorkloadView, wanted: str) -> PodView:
+def choose_pod(service: WorkloadView, name_or_index: str) -> PodView:
     name, pods = service.spec.name, service.pods
-    there_are = f"pods are {', '.join(pod.name for pod in pods)}" if pods else "it has no pods"
-    if wanted.isdigit():
-        if int(wanted) < len(pods):
-            return pods[int(wanted)]
-        raise SpecError(f"Pod index {wanted} is out of range", hint=there_are)
+    pods_hint = f"pods are {', '.join(pod.name for pod in pods)}" if pods else "it has no pods"
+    if name_or_index.isdigit():
+        if int(name_or_index) < len(pods):
+            return pods[int(name_or_index)]
+        raise SpecError(f"Pod index {name_or_index} is out of range", hint=pods_hint)
     for pod in pods:
-        if pod.name == wanted:
+        if pod.name == name_or_index:
             return pod
     raise SpecError(
-        f"Service {name} does not have an associated pod called {wanted}", hint=there_are
+        f"Service {name} does not have an associated pod called {name_or_index}", hint=pods_hint
     )

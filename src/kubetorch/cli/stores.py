@@ -34,8 +34,8 @@ class _Keeper:
         is_changing: bool,
         all_namespaces: bool = False,
     ) -> None:
-        given = namespace or config.get("namespace")
-        self.namespace: str = names.check_namespace(given)
+        chosen_namespace = namespace or config.get("namespace")
+        self.namespace: str = names.check_namespace(chosen_namespace)
         self._all_namespaces = all_namespaces
         self._session = open_session(self.namespace, output, is_changing=is_changing)
 
@@ -44,71 +44,84 @@ class _Keeper:
         return "any namespace" if self._all_namespaces else f"{self.namespace} namespace"
 
     @property
-    def _listed(self) -> str | None:
+    def _listed_namespace(self) -> str | None:
         return None if self._all_namespaces else self.namespace
 
 
 class SecretKeeper(_Keeper):
     def all(self, *, prefix: str | None = None) -> list[SecretView]:
-        found = self._session.ask(lambda asked: asked.secrets.list(self._listed))
-        return [view for view in found if view.name.startswith(prefix or "")]
+        views = self._session.ask(
+            lambda controller: controller.secrets.list(self._listed_namespace)
+        )
+        return [view for view in views if view.name.startswith(prefix or "")]
 
     def find(self, name: str) -> SecretView:
-        found = self._session.ask(lambda asked: asked.secrets.find(self.namespace, name))
+        view = self._session.ask(lambda controller: controller.secrets.find(self.namespace, name))
         # A list says who uses each.
-        listed = self._session.ask(lambda asked: asked.secrets.list(self.namespace))
-        return next((one for one in listed if one.object_name == found.object_name), found)
+        listed_views = self._session.ask(lambda controller: controller.secrets.list(self.namespace))
+        return next(
+            (
+                listed_view
+                for listed_view in listed_views
+                if listed_view.object_name == view.object_name
+            ),
+            view,
+        )
 
     def values(self, view: SecretView) -> dict[str, str]:
         hidden = self._session.ask(
-            lambda asked: asked.secrets.values(view.namespace, view.object_name)
+            lambda controller: controller.secrets.values(view.namespace, view.object_name)
         )
         return {key: hidden[key].decode(errors="replace") for key in hidden}
 
     def delete(self, view: SecretView) -> None:
-        self._session.ask(lambda asked: asked.secrets.delete(view.namespace, view.object_name))
+        self._session.ask(
+            lambda controller: controller.secrets.delete(view.namespace, view.object_name)
+        )
 
     def put(self, secret: Secret, collision: Collision) -> StoredSecret:
         return self._session.ask(
-            lambda asked: upload_secret(asked, self.namespace, secret, collision)
+            lambda controller: upload_secret(controller, self.namespace, secret, collision)
         )
 
 
 class VolumeKeeper(_Keeper):
     def all(self) -> list[VolumeView]:
         """All of them that were made as volumes."""
-        found = self._session.ask(lambda asked: asked.volumes.list(self._listed))
-        return [view for view in found if view.is_ours]
+        views = self._session.ask(
+            lambda controller: controller.volumes.list(self._listed_namespace)
+        )
+        return [view for view in views if view.is_ours]
 
     def get(self, volume: Volume) -> VolumeView:
-        found = self._session.ask(
-            lambda asked: asked.volumes.get(volume.namespace, volume.pvc_name)
+        view = self._session.ask(
+            lambda controller: controller.volumes.get(volume.namespace, volume.pvc_name)
         )
-        assert found is not None
-        return found
+        assert view is not None
+        return view
 
     def delete(self, view: VolumeView, *, is_forced: bool) -> bool:
         """Delete a volume and its data; whether it is gone."""
         return self._session.ask(
-            lambda asked: asked.volumes.delete(
+            lambda controller: controller.volumes.delete(
                 view.namespace, view.claim, wait=DELETE_TIMEOUT, is_forced=is_forced
             )
         )
 
 
-def _given(source: dict[str, Any]) -> dict[str, Any]:
-    found = {key: value for key, value in source.items() if value is not None}
-    if not found:
+def _checked_source(source: dict[str, Any]) -> dict[str, Any]:
+    source_fields = {key: value for key, value in source.items() if value is not None}
+    if not source_fields:
         raise SpecError(
             "the secret has no values: give --provider, --path or --env-vars",
             hint="for example kt secrets create hf-token --env-vars HF_TOKEN",
         )
-    return found
+    return source_fields
 
 
-def _variables(given: list[str]) -> dict[str, Any]:
+def _variables(words: list[str]) -> dict[str, Any]:
     """The arguments of a `Secret` with these variables: `NAME=VALUE`, or read here."""
-    pairs = [one.partition("=") for one in given]
+    pairs = [word.partition("=") for word in words]
     values = {_variable(name): value for name, equals, value in pairs if equals}
     names = [_variable(name) for name, equals, _ in pairs if not equals]
     for name, count in Counter(name for name, _, _ in pairs).items():
@@ -190,9 +203,9 @@ def secrets(  # noqa: PLR0913  # the documented options
         raise typer.BadParameter(
             f"{action!r} is none of {', '.join(_SECRET_ACTIONS)}", param_hint="ACTION"
         )
-    several = [one.strip() for one in (from_env or "").split(",")]
+    several = [variable.strip() for variable in (from_env or "").split(",")]
     variables = [*(env_vars or ()), *filter(None, several)]
-    given = {
+    option_values = {
         "--prefix": prefix,
         "--all-namespaces": all_namespaces,
         "--yes": yes,
@@ -201,7 +214,7 @@ def secrets(  # noqa: PLR0913  # the documented options
         "--env-vars": variables,
         "--show": show,
     }
-    _check_words(action, name, [option for option, value in given.items() if value])
+    _check_words(action, name, [option for option, value in option_values.items() if value])
     source = {"provider": provider, "path": path, **_variables(variables)}
     is_changing = action not in ("list", "describe")
     keeper = SecretKeeper(namespace, output, is_changing=is_changing, all_namespaces=all_namespaces)
@@ -212,7 +225,9 @@ def _check_words(action: str, name: str | None, options: list[str]) -> None:
     """Refuse what the action would leave out."""
     for option in options:
         if option not in _SECRET_OPTIONS[action]:
-            takers = [one for one, taken in _SECRET_OPTIONS.items() if option in taken]
+            takers = [
+                other_action for other_action, taken in _SECRET_OPTIONS.items() if option in taken
+            ]
             raise SpecError(
                 f"kt secrets {action} takes no {option}", hint=f"it is for {', '.join(takers)}"
             )
@@ -232,24 +247,24 @@ def _check_words(action: str, name: str | None, options: list[str]) -> None:
         )
 
 
-def _list_secrets(asked: _SecretRequest) -> None:
-    found = asked.keeper.all(prefix=asked.prefix)
-    if asked.output.as_json:
-        asked.output.value([_secret_json(view) for view in found])
-    elif found:
-        asked.output.table(
+def _list_secrets(request: _SecretRequest) -> None:
+    views = request.keeper.all(prefix=request.prefix)
+    if request.output.as_json:
+        request.output.value([_secret_json(view) for view in views])
+    elif views:
+        request.output.table(
             [
-                {"SECRET": one.name, "CREATOR": one.username or "-", "NAMESPACE": one.namespace}
-                for one in found
+                {"SECRET": view.name, "CREATOR": view.username or "-", "NAMESPACE": view.namespace}
+                for view in views
             ]
         )
     else:
-        asked.output.report(f"No secrets found in {asked.keeper.where}", "yellow")
+        request.output.report(f"No secrets found in {request.keeper.where}", "yellow")
 
 
-def _create_secret(asked: _SecretRequest) -> None:
-    stored = asked.keeper.put(Secret(asked.name, **_given(asked.source)), "keep")
-    view, output = stored.secret, asked.output
+def _create_secret(request: _SecretRequest) -> None:
+    stored = request.keeper.put(Secret(request.name, **_checked_source(request.source)), "keep")
+    view, output = stored.secret, request.output
     if output.as_json:
         output.value(_secret_json(view))
     elif stored.outcome == "unchanged":
@@ -264,56 +279,56 @@ def _create_secret(asked: _SecretRequest) -> None:
         output.report(f"Namespace: {view.namespace}")
 
 
-def _update_secret(asked: _SecretRequest) -> None:
-    secret = Secret(asked.name, **_given(asked.source))
+def _update_secret(request: _SecretRequest) -> None:
+    secret = Secret(request.name, **_checked_source(request.source))
     try:
-        asked.keeper.find(secret.name)
+        request.keeper.find(secret.name)
     except SecretNotFound as error:
         error.hint = "kt secrets create makes one"
         raise
-    stored = asked.keeper.put(secret, "merge").secret
-    view = asked.keeper.find(stored.object_name)
-    if asked.output.as_json:
-        asked.output.value(_secret_json(view))
+    stored = request.keeper.put(secret, "merge").secret
+    view = request.keeper.find(stored.object_name)
+    if request.output.as_json:
+        request.output.value(_secret_json(view))
     else:
-        asked.output.report("✔ Secret updated successfully", "green")
-        asked.output.report(f"Name: {view.name}")
-        asked.output.report(f"Namespace: {view.namespace}")
+        request.output.report("✔ Secret updated successfully", "green")
+        request.output.report(f"Name: {view.name}")
+        request.output.report(f"Namespace: {view.namespace}")
         for service in view.used_by:
-            asked.output.note(f"{service} sees the new values when it is deployed again")
+            request.output.note(f"{service} sees the new values when it is deployed again")
 
 
-def _delete_secret(asked: _SecretRequest) -> None:
-    output = asked.output
-    if asked.name is None and asked.prefix is None:
+def _delete_secret(request: _SecretRequest) -> None:
+    output = request.output
+    if request.name is None and request.prefix is None:
         raise SpecError(
             "kt secrets delete takes the name of a secret, or --prefix",
             hint="kt secrets lists them",
         )
-    if asked.name is None:
-        found = asked.keeper.all(prefix=asked.prefix)
+    if request.name is None:
+        views = request.keeper.all(prefix=request.prefix)
     else:
-        found = [asked.keeper.find(asked.name)]
-    if not found:
-        output.report(f"No secrets found in {asked.keeper.where}", "yellow")
+        views = [request.keeper.find(request.name)]
+    if not views:
+        output.report(f"No secrets found in {request.keeper.where}", "yellow")
         return
-    output.note(f"Deleting {len(found)} secret(s)...")
-    for view in found:
+    output.note(f"Deleting {len(views)} secret(s)...")
+    for view in views:
         users = f" (used by {', '.join(view.used_by)})" if view.used_by else ""
         output.note(f"  - {view.name}{users}")
-    if not asked.yes:
+    if not request.yes:
         output.confirm("Delete them?")
-    for view in found:
-        asked.keeper.delete(view)
+    for view in views:
+        request.keeper.delete(view)
         output.report(f"✓ Deleted secret {view.name}", "green")
     if output.as_json:
-        output.value([_secret_json(view) for view in found])
+        output.value([_secret_json(view) for view in views])
 
 
-def _describe_secret(asked: _SecretRequest) -> None:
-    assert asked.name is not None
-    view, output = asked.keeper.find(asked.name), asked.output
-    values = asked.keeper.values(view) if asked.show else None
+def _describe_secret(request: _SecretRequest) -> None:
+    assert request.name is not None
+    view, output = request.keeper.find(request.name), request.output
+    values = request.keeper.values(view) if request.show else None
     if output.as_json:
         output.value({**_secret_json(view), **({} if values is None else {"data": values})})
         return
@@ -435,13 +450,13 @@ def volumes(  # noqa: PLR0913  # the documented options
 
 
 def _list_volumes(keeper: VolumeKeeper, output: Output, *, all_namespaces: bool) -> None:
-    found = keeper.all()
+    views = keeper.all()
     if output.as_json:
-        output.value([_volume_json(view) for view in found])
-    elif not found:
+        output.value([_volume_json(view) for view in views])
+    elif not views:
         output.report(f"No volumes found in {keeper.where}", "yellow")
     else:
-        rows = [_volume_cells(view) for view in found]
+        rows = [_volume_cells(view) for view in views]
         for row in () if all_namespaces else rows:
             del row["Namespace"]
         output.table(rows, spare=_SPARE_VOLUME_COLUMNS)
@@ -468,7 +483,9 @@ def _delete_volume(
 ) -> None:
     view = keeper.get(volume)
     # A list says who uses each.
-    users = next((one.used_by for one in keeper.all() if one.claim == view.claim), ())
+    users = next(
+        (volume_view.used_by for volume_view in keeper.all() if volume_view.claim == view.claim), ()
+    )
     if users and not force:
         raise VolumeInUseError(
             f"the volume {view.claim!r} is mounted by {', '.join(users)}",

@@ -65,43 +65,54 @@ def teardown(  # noqa: PLR0913  # the documented options
     if count is not None and not namespace_wide:
         raise SpecError("--count is for --namespace-wide")
     services = Services(namespace, output, is_changing=True)
-    what = _describe(services, target=target, prefix=prefix, is_wide=namespace_wide)
+    subject = _describe(services, target=target, prefix=prefix, is_wide=namespace_wide)
     doing = ("Force deleting" if force else "Deleting") if yes else "Looking for"
-    output.report(f"{doing} {what}...")
+    output.report(f"{doing} {subject}...")
     if target is not None:
-        found = _targeted(services, target, exact_match=exact_match)
+        targets = _targeted(services, target, exact_match=exact_match)
     else:
-        there = services.all()
-        found = [one for one in there if namespace_wide or _is_meant(services, one, prefix)]
+        all_services = services.all()
+        targets = [
+            candidate
+            for candidate in all_services
+            if namespace_wide or _is_meant(services, candidate, prefix)
+        ]
         if not namespace_wide:
-            _report_others(output, services, [one for one in there if one not in found], prefix)
-    if not found:
+            _report_others(
+                output,
+                services,
+                [candidate for candidate in all_services if candidate not in targets],
+                prefix,
+            )
+    if not targets:
         _report_nothing(output, target, services, yes=yes)
         return
     if not yes or namespace_wide:
-        for service in found:
+        for service in targets:
             output.report(
-                f"  • {views.mode(service)} {service.spec.name}{_whose(services, service)}"
+                f"  • {views.mode(service)} {service.spec.name}{_owner_text(services, service)}"
             )
     if namespace_wide:
-        _check_count(output, services.namespace, len(found), count, is_asked=not yes)
+        _check_count(output, services.namespace, len(targets), count, is_asked=not yes)
     elif not yes:
-        output.confirm(f"Delete {_count(found)}?")
-    deleted, left = _delete(services, found, output, force=force)
+        output.confirm(f"Delete {_count(targets)}?")
+    deleted, remaining_objects = _delete(services, targets, output, force=force)
     if as_json:
-        output.value({"deleted": deleted, **({"left": left} if left else {})})
-    if len(deleted) < len(found):
+        output.value(
+            {"deleted": deleted, **({"left": remaining_objects} if remaining_objects else {})}
+        )
+    if len(deleted) < len(targets):
         raise typer.Exit(1)
     output.report("Teardown completed successfully", "green")
 
 
 def _check_target(target: str | None, *, all_: bool, prefix: str | None) -> None:
-    given = [target is not None, all_, prefix is not None].count(True)
-    if given == 0:
+    target_count = [target is not None, all_, prefix is not None].count(True)
+    if target_count == 0:
         raise SpecError(
             "No target: name a service, or give --prefix or --all", hint="kt list shows services"
         )
-    if given > 1:
+    if target_count > 1:
         raise SpecError("Give one of a service's name, --prefix and --all, not several")
     if prefix is not None and prefix.rstrip("-") in names.RESERVED_USERNAMES:
         raise SpecError(
@@ -135,36 +146,44 @@ def _begins(service: WorkloadView, prefix: str | None) -> bool:
 
 
 def _report_others(
-    output: Output, services: Services, left: list[WorkloadView], prefix: str | None
+    output: Output, services: Services, remaining_services: list[WorkloadView], prefix: str | None
 ) -> None:
-    others = [one for one in left if _begins(one, prefix)]
-    if not others:
+    foreign_services = [service for service in remaining_services if _begins(service, prefix)]
+    if not foreign_services:
         return
-    named = ", ".join(f"{one.spec.name}{_whose(services, one)}" for one in others[:_NAMED])
-    more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
+    named = ", ".join(
+        f"{service.spec.name}{_owner_text(services, service)}"
+        for service in foreign_services[:_NAMED]
+    )
+    more = f" and {len(foreign_services) - _NAMED} more" if len(foreign_services) > _NAMED else ""
     output.note(
         f"Not yours in {services.namespace} namespace: {named}{more}; "
-        f"kt teardown {others[0].spec.name} --exact-match deletes that one, --namespace-wide all"
+        f"kt teardown {foreign_services[0].spec.name} --exact-match deletes that one, "
+        "--namespace-wide all"
     )
 
 
-def _whose(services: Services, service: WorkloadView) -> str:
+def _owner_text(services: Services, service: WorkloadView) -> str:
     creator = views.creator(service)
     return f" (of {creator})" if creator and not services.is_own(service) else ""
 
 
 def _check_count(
-    output: Output, namespace: str, there: int, count: int | None, *, is_asked: bool
+    output: Output, namespace: str, service_count: int, count: int | None, *, is_asked: bool
 ) -> None:
     """End the command unless the user knows how many services there are."""
-    given = None if count is None else str(count)
-    if given is None and is_asked:
-        given = output.ask(f"Type the number of services to delete all of namespace {namespace}")
-    if given != str(there):
-        said = "no --count was given" if given is None else f"the count is {given}"
+    typed_count = None if count is None else str(count)
+    if typed_count is None and is_asked:
+        typed_count = output.ask(
+            f"Type the number of services to delete all of namespace {namespace}"
+        )
+    if typed_count != str(service_count):
+        problem = "no --count was given" if typed_count is None else f"the count is {typed_count}"
         raise SpecError(
-            f"nothing was deleted: {said}, and namespace {namespace} has {there}",
-            hint=f"kt teardown --namespace-wide -y --count {there}" if given is None else None,
+            f"nothing was deleted: {problem}, and namespace {namespace} has {service_count}",
+            hint=f"kt teardown --namespace-wide -y --count {service_count}"
+            if typed_count is None
+            else None,
         )
 
 
@@ -177,8 +196,8 @@ def _targeted(services: Services, target: str, *, exact_match: bool) -> list[Wor
             if exact_match:
                 return []
     # Others of the namespace may have a checkout of the same project.
-    own = filter(services.is_own, services.all())
-    return [service for service in own if _comes_from(service, target)]
+    own_services = filter(services.is_own, services.all())
+    return [service for service in own_services if _comes_from(service, target)]
 
 
 def _comes_from(service: WorkloadView, target: str) -> bool:
@@ -210,28 +229,28 @@ def _report_nothing(output: Output, target: str | None, services: Services, *, y
 
 
 def _delete(
-    services: Services, found: list[WorkloadView], output: Output, *, force: bool
+    services: Services, targets: list[WorkloadView], output: Output, *, force: bool
 ) -> tuple[list[str], dict[str, list[str]]]:
     """Delete them at the same time; the names of those that are gone, and what they leave."""
-    deleted, left = [], {}
+    deleted, remaining_objects = [], {}
     verb = "Force deleted" if force else "Deleted"
-    with ThreadPoolExecutor(min(_AT_ONCE, len(found))) as threads:
-        jobs = [threads.submit(services.delete, service, force=force) for service in found]
-        for service, job in zip(found, jobs, strict=True):
+    with ThreadPoolExecutor(min(_AT_ONCE, len(targets))) as threads:
+        jobs = [threads.submit(services.delete, service, force=force) for service in targets]
+        for service, job in zip(targets, jobs, strict=True):
             name = service.spec.name
             try:
-                remaining = job.result()
+                leftovers = job.result()
             except KubetorchError as error:
                 output.error(f"Failed to delete {name}: {error.message}", error.hint)
             else:
                 deleted.append(name)
                 output.report(f"✓ {verb} {views.mode(service)} {name}", "green")
-                if remaining:
-                    left[name] = remaining
-                for one in remaining:
-                    output.report(f"  left: {one}")
-    return deleted, left
+                if leftovers:
+                    remaining_objects[name] = leftovers
+                for remaining_object in leftovers:
+                    output.report(f"  left: {remaining_object}")
+    return deleted, remaining_objects
 
 
-def _count(found: list[WorkloadView]) -> str:
-    return f"{len(found)} service" + ("" if len(found) == 1 else "s")
+def _count(targets: list[WorkloadView]) -> str:
+    return f"{len(targets)} service" + ("" if len(targets) == 1 else "s")

@@ -69,20 +69,20 @@ def service_json(service: WorkloadView) -> Json:
 
 
 def creator(service: WorkloadView) -> str | None:
-    known = service.creator
-    return service.spec.username if known is None else str(known) or None
+    service_creator = service.creator
+    return service.spec.username if service_creator is None else str(service_creator) or None
 
 
 def _callable_json(callable_: CallableRef) -> Json:
-    found: Json = {"name": callable_.name, "kind": callable_.kind, "module": callable_.module}
+    facts: Json = {"name": callable_.name, "kind": callable_.kind, "module": callable_.module}
     if callable_.app is not None:
-        found |= {
+        facts |= {
             "command": callable_.app.command,
             "port": callable_.app.port,
             "health_check": callable_.app.health_check,
             "public": callable_.app.public,
         }
-    return found
+    return facts
 
 
 def ranks_of_pods(service: WorkloadView) -> dict[str, list[int]]:
@@ -117,12 +117,12 @@ def world_json(service: WorkloadView) -> Json | None:
         "processes": world.processes,
         "lost": [
             {
-                "pod": one.member.pod,
-                "ranks": ranks[one.member.pod],
-                "reason": one.reason,
-                "message": one.message or None,
+                "pod": loss.member.pod,
+                "ranks": ranks[loss.member.pod],
+                "reason": loss.reason,
+                "message": loss.message or None,
             }
-            for one in world.lost
+            for loss in world.lost
         ],
     }
 
@@ -143,9 +143,9 @@ def world_words(service: WorkloadView) -> str | None:
 def lost_lines(service: WorkloadView) -> list[str]:
     ranks = ranks_of_pods(service)
     return [
-        f"{one.member.pod}  ranks {rank_words(ranks[one.member.pod])}  {one.reason}"
-        f"{': ' if one.message else ''}{one.message}"
-        for one in (() if service.world is None else service.world.lost)
+        f"{loss.member.pod}  ranks {rank_words(ranks[loss.member.pod])}  {loss.reason}"
+        f"{': ' if loss.message else ''}{loss.message}"
+        for loss in (() if service.world is None else service.world.lost)
     ]
 
 
@@ -208,9 +208,9 @@ def line_json(line: DeployLog) -> Json:
     return {name: getattr(line, name) for name in names}
 
 
-def stacks_json(one: WorkerStacks) -> Json:
+def stacks_json(stacks: WorkerStacks) -> Json:
     names = ("pod", "rank", "pid", "generation", "text")
-    return {name: getattr(one, name) for name in names}
+    return {name: getattr(stacks, name) for name in names}
 
 
 def line_text(line: DeployLog) -> str:
@@ -234,9 +234,9 @@ def queue_lines(service: WorkloadView, now: float) -> list[tuple[str, bool]]:
         taken = f"{queue.taken} of {queue.slots}" if queue.taken < queue.slots else "all"
         text = f"{pod.name}: slots taken: {taken}{wait}"
         lines.append((text, bool(queue.waiting)))
-        lines += [(f"  {holder_words(one, now)}", False) for one in queue.holders]
+        lines += [(f"  {holder_words(holder, now)}", False) for holder in queue.holders]
         is_shown = len(queue.holders) == queue.taken == queue.slots
-        if queue.waiting and is_shown and all(one.waits_for for one in queue.holders):
+        if queue.waiting and is_shown and all(holder.waits_for for holder in queue.holders):
             lines.append((f"  {ALL_WAIT}", True))
         if queue.strays:
             text = (
@@ -300,8 +300,8 @@ def _pod_names(service: WorkloadView) -> list[str]:
     ranks = ranks_of_pods(service)
     names = [f"{pod.name}  ranks {rank_words(ranks.get(pod.name))}" for pod in service.pods]
     lost = (
-        f"{one.member.pod}  ranks {rank_words(ranks[one.member.pod])}  lost: {one.reason}"
-        for one in service.world.lost
+        f"{loss.member.pod}  ranks {rank_words(ranks[loss.member.pod])}  lost: {loss.reason}"
+        for loss in service.world.lost
     )
     return [*names, *lost]
 
@@ -405,6 +405,6 @@ def age(since: float, *, now: float | None = None) -> str:
     return f"{int(seconds)}s"
 
 
-def moment(at: float | None) -> str:
+def moment(seconds: float | None) -> str:
     """A time of the clock here with its time zone, to the second; `-` for never."""
-    return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(at)) if at else "-"
+    return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(seconds)) if seconds else "-"

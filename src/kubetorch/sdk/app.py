@@ -46,31 +46,31 @@ def python_file(command: str) -> str | None:
 def local_files(command: str, folder: Path) -> Iterator[Path]:
     for word in command.split():
         application = _APPLICATION.fullmatch(word)
-        found = folder / word
+        file = folder / word
         if application is not None:
-            found = folder.joinpath(*application[1].split(".")).with_suffix(".py")
-        if found.is_file():
-            yield Path(os.path.abspath(found))  # noqa: PTH100  # links stay as they are
+            file = folder.joinpath(*application[1].split(".")).with_suffix(".py")
+        if file.is_file():
+            yield Path(os.path.abspath(file))  # noqa: PTH100  # links stay as they are
 
 
-def run_folder(where: ProjectRef, cwd: Path, workdir: str | None = None) -> str | None:
-    """The folder of the project in which an app runs: the working directory, if it is in there."""
-    if where.folder is None:
+def run_folder(project_ref: ProjectRef, cwd: Path, workdir: str | None = None) -> str | None:
+    """The folder of the project that an app runs in: the working directory, or else the root."""
+    if project_ref.folder is None:
         return workdir
-    if cwd.is_relative_to(where.folder):
-        inner = cwd.relative_to(where.folder).as_posix()
+    if cwd.is_relative_to(project_ref.folder):
+        inner = cwd.relative_to(project_ref.folder).as_posix()
         return "" if inner == "." else inner
-    return where.root
+    return project_ref.root
 
 
-def in_pod(command: str, where: ProjectRef, cwd: Path, folder: str | None) -> str:
+def in_pod(command: str, project_ref: ProjectRef, cwd: Path, folder: str | None) -> str:
     """The command with paths of this machine replaced by those of a pod."""
-    if where.folder is None:
+    if project_ref.folder is None:
         return command
-    project = where.folder
-    if where.only is not None:
-        _check_files(command, where, cwd)
-    base = "." if folder is None else f"{where.name}/{folder}"
+    project = project_ref.folder
+    if project_ref.only is not None:
+        _check_files(command, project_ref, cwd)
+    base = "." if folder is None else f"{project_ref.name}/{folder}"
     is_same_folder = folder is not None and cwd == project / folder
 
     def moved(match: re.Match[str]) -> str:
@@ -79,22 +79,24 @@ def in_pod(command: str, where: ProjectRef, cwd: Path, folder: str | None) -> st
         is_kept = is_same_folder and not word.startswith("/")
         if is_kept or not (path.is_relative_to(project) and path.is_file()):
             return word
-        there = PurePosixPath(where.name or "", path.relative_to(project).as_posix())
-        found = os.path.relpath(there, base)
-        return found if "/" in found else f"./{found}"
+        pod_path = PurePosixPath(project_ref.name or "", path.relative_to(project).as_posix())
+        relative_path = os.path.relpath(pod_path, base)
+        return relative_path if "/" in relative_path else f"./{relative_path}"
 
     return _WORD.sub(moved, command)
 
 
-def _check_files(command: str, where: ProjectRef, cwd: Path) -> None:
-    assert where.folder is not None
-    assert where.only is not None
+def _check_files(command: str, project_ref: ProjectRef, cwd: Path) -> None:
+    assert project_ref.folder is not None
+    assert project_ref.only is not None
     for path in local_files(command, cwd):
-        if path != where.folder / where.only and path.is_relative_to(where.folder):
+        if path != project_ref.folder / project_ref.only and path.is_relative_to(
+            project_ref.folder
+        ):
             raise SpecError(
-                f"{path.name} would not be sent: {where.folder} is no project, "
-                f"so only {where.only} is",
-                hint=f"sync_dir={str(where.folder)!r} sends the folder, "
+                f"{path.name} would not be sent: {project_ref.folder} is no project, "
+                f"so only {project_ref.only} is",
+                hint=f"sync_dir={str(project_ref.folder)!r} sends the folder, "
                 "and so does an empty pyproject.toml in it",
             )
 
@@ -117,7 +119,7 @@ class App(Module["App"]):
     """
 
     kind = "app"
-    #: What its last deploy has shown: pods, times and texts of lines.
+    #: Pods, times and texts of the lines that its last deploy has shown.
     _shown: tuple[tuple[str | None, float, str], ...] = ()
     _PLAIN = frozenset({"is_decorated", "run_async"})
 
@@ -190,7 +192,7 @@ class App(Module["App"]):
         Args:
             method_name: A path of the app.
         """
-        base = pod_transport.app_url(self.base_endpoint, self._known())
+        base = pod_transport.app_url(self.base_endpoint, self._required_view())
         return f"{base}/{(method_name or '').lstrip('/')}"
 
     def follow(self, on_line: Callable[[str], None] | None = None) -> int:
@@ -203,16 +205,16 @@ class App(Module["App"]):
             ServiceNotFoundError: It was torn down meanwhile.
             ControllerUnavailableError: It cannot be followed any more.
         """
-        # What a pod, which imports this file for `kt.app` alone, does not need.
+        # A pod, which imports this file for `kt.app` alone, does not need these.
         from kubetorch.sdk import logs, service_logs, tracebacks  # noqa: PLC0415
 
         show = on_line or logs.Screen().line
         shown = frozenset() if on_line else frozenset(self._shown)
-        view, name = self._known(), self.service_name
+        view, name = self._required_view(), self.service_name
         try:
             return service_logs.follow_app(self._session(), view, show, shown=shown)
         except KeyboardInterrupt as interrupt:
-            tracebacks.say_what_goes_on(
+            tracebacks.explain_interrupt(
                 interrupt,
                 f"The app goes on: kt logs {name} -f shows its lines, kt teardown {name} ends it.",
             )
@@ -232,9 +234,11 @@ class App(Module["App"]):
         return (bool(names) and inpod.runs_deployed_file()) or super()._has_no_effect(compute)
 
     def __getstate__(self) -> dict[str, Any]:
-        # What an earlier version pickled has neither.
-        own = {name: one for name, one in vars(self).items() if name in ("_app", "run_async")}
-        return super().__getstate__() | own
+        # Pickles of an earlier version have neither attribute.
+        app_state = {
+            name: value for name, value in vars(self).items() if name in ("_app", "run_async")
+        }
+        return super().__getstate__() | app_state
 
     def _source_of(self, ref: CallableRef, placement: Placement) -> Source:
         spec = importlib.util.find_spec(ref.module)
@@ -247,7 +251,7 @@ class App(Module["App"]):
     def _declared_ref(self) -> CallableRef:
         if self._source is None:
             raise SpecError(f"{self.name} has no program", hint="kt.app(...).to(compute)")
-        where, cwd = self._source.locate(), source.working_directory()
+        project_ref, cwd = self._source.locate(), source.working_directory()
         compute, folder = self._compute, None
         if compute is not None and compute.distributed_config is not None:
             raise SpecError(
@@ -256,8 +260,8 @@ class App(Module["App"]):
             )
         if compute is None or compute.working_dir is None:
             workdir = None if compute is None else compute.image.to_spec().workdir
-            folder = run_folder(where, cwd, workdir)
-        command = in_pod(self._app.command, where, cwd, folder)
+            folder = run_folder(project_ref, cwd, workdir)
+        command = in_pod(self._app.command, project_ref, cwd, folder)
         app = replace(self._app, command=command, folder=folder, within=environment.deployed_apps())
         return replace(self._source.ref(), name=self.service_name, app=app)
 
@@ -359,16 +363,16 @@ def app(
     Raises:
         SpecError: A value is impossible.
     """
-    given = name_or_command
+    text = name_or_command
     compute = Compute(**compute_kwargs) if compute_kwargs else None
     frame = sys._getframe(1)
     request = environment.run_request()
-    # `kt run` has a command already; otherwise what has a port is to be run.
+    # `kt run` has a command already; otherwise an argument beside a port is the command.
     is_run = request is None and port is not None
-    if given is not None and (is_command(given) or is_run):
+    if text is not None and (is_command(text) or is_run):
         return App(
             compute,
-            given,
+            text,
             _pointers(frame.f_globals.get("__file__"), frame.f_globals.get("__name__")),
             name=name,
             port=port,
@@ -377,10 +381,10 @@ def app(
         )
     if request is None:
         return None
-    if name is not None and given is not None:
-        raise SpecError(f"the name of the app is {given!r} and {name!r}; give one")
-    chosen = _run_name(given or name, request)
-    made = App(
+    if name is not None and text is not None:
+        raise SpecError(f"the name of the app is {text!r} and {name!r}; give one")
+    chosen = _run_name(text or name, request)
+    run_app = App(
         compute or Compute(),
         request.command,
         _pointers(request.file, None),
@@ -390,10 +394,10 @@ def app(
         health_check=health_check,
         public=public,
     )
-    made._is_named = chosen is not None
+    run_app._is_named = chosen is not None
     if frame.f_code.co_name == "<module>" and frame.f_globals.get("__file__") == request.file:
-        raise AppFoundError(made)
-    return made
+        raise AppFoundError(run_app)
+    return run_app
 
 
 def _run_name(declared: str | None, request: RunRequest) -> str | None:

@@ -1,18 +1,18 @@
 """Which backend runs the pods, and the sessions of this process with controllers; `kt.globals`.
 
-`choose` finds out which backend is meant. `local` is this machine, with a background service of the
-user that is started on demand; `kubernetes` is the cluster of the kubeconfig's context, or the one
-that this pod runs in. `auto` is the first of:
+`choose` decides on the backend. `local` is this machine, with a background service of the user that
+is started on demand; `kubernetes` is the cluster of the kubeconfig's context, or the cluster of
+this pod. `auto` is the first of:
 
-- in a pod of Kubetorch, what that runs on: `KT_BACKEND` says so;
+- in a pod of Kubetorch, the backend of the pod, from `KT_BACKEND`;
 - the cluster that the user points to: `kubeconfig_path=`, `api_url`, `KUBECONFIG`;
 - the cluster of the default kubeconfig, if the user has deployed to its context before, or if its
   API server answers at once and it has a controller;
 - this machine.
 
-A cluster that the user means and that cannot be used is an error, never this machine. What `auto`
-found is kept for the process: nothing is deployed half here and half there. What reaches a cluster
-is loaded only by programs that use one (`kubetorch.sdk.transport`).
+A cluster that the user names and that cannot be used is an error, never this machine. The choice of
+`auto` holds for the whole process: nothing is deployed half here and half there. The modules that
+reach a cluster (`kubetorch.sdk.transport`) are imported only by programs that use one.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Choices:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.is_quiet = False
-        self.found: dict[ClusterSettings, Choice] = {}
+        self.by_cluster: dict[ClusterSettings, Choice] = {}
 
 
 choices = _Choices()
@@ -57,7 +57,7 @@ def choose(kubeconfig: str | None = None) -> Choice:
     if kubeconfig is not None:
         file = Path(kubeconfig).expanduser()
         is_elsewhere = environment.kubernetes_service() is not None and not file.exists()
-        # In a pod the declaration is of the machine that deployed it.
+        # In a pod the declared path may be a file of the machine that deployed the code.
         kubeconfig = None if is_elsewhere else str(file)
     listed = environment.kubeconfig_list()
     cluster = ClusterSettings(kubeconfig or listed, config.install_namespace, config.api_url)
@@ -67,13 +67,13 @@ def choose(kubeconfig: str | None = None) -> Choice:
         "KUBECONFIG": listed,
         "the setting backend is kubernetes": backend == "kubernetes",
     }
-    for why, is_given in pointers.items():
+    for reason, is_given in pointers.items():
         if is_given:
-            return Choice(cluster, why)
+            return Choice(cluster, reason)
     with choices.lock:
-        if cluster not in choices.found:
-            choices.found[cluster] = _look(cluster)
-        return choices.found[cluster]
+        if cluster not in choices.by_cluster:
+            choices.by_cluster[cluster] = _detect(cluster)
+        return choices.by_cluster[cluster]
 
 
 def has_cluster() -> bool:
@@ -83,8 +83,8 @@ def has_cluster() -> bool:
     return bool(is_pointed) or has_kubeconfig or environment.kubernetes_service() is not None
 
 
-def _look(cluster: ClusterSettings) -> Choice:
-    """Look for a cluster that nobody has pointed to."""
+def _detect(cluster: ClusterSettings) -> Choice:
+    """Look for a cluster that no setting names."""
     if not has_cluster():
         return Choice(None, "there is no kubeconfig")
     from kubetorch.sdk.transport import cluster_session  # noqa: PLC0415  # few programs
@@ -92,18 +92,20 @@ def _look(cluster: ClusterSettings) -> Choice:
     return cluster_session.detect(cluster, patience=PATIENCE)
 
 
-def _say(opened: Session) -> None:
+def _report_choice(opened: Session) -> None:
     if choices.is_quiet or config.quiet or environment.is_in_pod():
         return
     children = sys.modules.get("multiprocessing.process")
     if children is not None and children.parent_process() is not None:
-        return  # the program itself has said it
-    where = f"on {opened.place}" if opened.is_local else f"in Kubernetes: {opened.place}"
+        return  # the parent process has reported it
+    where = (
+        f"on {opened.pod_location}" if opened.is_local else f"in Kubernetes: {opened.pod_location}"
+    )
     terminal.say_once(f"pods run {where} ({opened.choice.why})")
 
 
 def choose_anew() -> None:
-    choices.found.clear()
+    choices.by_cluster.clear()
 
 
 __all__ = [
@@ -122,7 +124,7 @@ disable_decorators = False
 class _Registry:
     """The open sessions of this process, one for each controller, and a route for each service.
 
-    A forked child opens its own: locks and connections of the parent are of no use to it.
+    A forked child opens its own, for it cannot use the locks and connections of its parent.
     """
 
     def __init__(self) -> None:
@@ -134,30 +136,30 @@ class _Registry:
         self.routes: dict[tuple[Session, str, str], Route] = {}
         self.local_ports: dict[tuple[Session, str, str], LocalPort] = {}
         #: Services that this process has deployed or found.
-        self.known: set[tuple[Session, str, str]] = set()
+        self.known_services: set[tuple[Session, str, str]] = set()
 
 
 _registry = _Registry()
 
 
 def session(kubeconfig: str | None = None) -> Session:
-    """The way to the controller of the configured backend.
+    """The session with the controller of the configured backend.
 
     Args:
         kubeconfig: The kubeconfig that a `kt.Compute` of this program names.
 
     Raises:
-        KubetorchError: The cluster that is meant cannot be used.
+        KubetorchError: The chosen cluster cannot be used.
     """
     choice = choose(kubeconfig)
     key = environment.local_dir() if choice.cluster is None else choice.cluster
-    found = _registry.sessions.get(key)
-    if found is None:
+    controller_session = _registry.sessions.get(key)
+    if controller_session is None:
         opened = _open(key)
         opened.choice = choice
-        _say(opened)
-        found = _registry.sessions.setdefault(key, opened)
-    return found
+        _report_choice(opened)
+        controller_session = _registry.sessions.setdefault(key, opened)
+    return controller_session
 
 
 def _open(key: Path | ClusterSettings) -> Session:
@@ -171,7 +173,7 @@ def _open(key: Path | ClusterSettings) -> Session:
 
 
 def note_deploy(opened: Session) -> None:
-    """Keep in mind that the user means the cluster of a context, to which something is deployed."""
+    """Remember the context of a deploy: `auto` chooses its cluster from now on."""
     if opened.context is not None:
         from kubetorch.sdk.transport import cluster_session  # noqa: PLC0415  # as in `_open`
 
@@ -193,7 +195,7 @@ def close_all() -> None:
 
 
 def be_quiet() -> None:
-    """Do not say in this process where pods run: what it does says so itself."""
+    """Do not report in this process where pods run, because its own output does."""
     choices.is_quiet = True
 
 
@@ -203,11 +205,15 @@ def controller_client() -> Controller:
     Raises:
         ControllerUnavailableError: It cannot be reached or started.
     """
-    asked = session()
-    # The service of this machine ends when nobody needs it for a while, and is started again here.
-    found = asked.ask(_answering) if asked.is_local else asked.controller()
-    found.find_method = functools.partial(_find_method, found)
-    return found
+    current_session = session()
+    # The service of this machine ends when it is not used for a while, and is started again here.
+    controller = (
+        current_session.ask(_answering)
+        if current_session.is_local
+        else current_session.controller()
+    )
+    controller.find_method = functools.partial(_find_method, controller)
+    return controller
 
 
 def _answering(controller: Controller) -> Controller:
@@ -235,85 +241,91 @@ def service_url() -> str:
 
 
 def route(opened: Session, namespace: str, name: str) -> Route:
-    """The way to the pods of a workload, which all handles in this process share."""
+    """The route to the pods of a workload, which all handles in this process share."""
     key = (opened, namespace, name)
-    found = _registry.routes.get(key)
-    if found is None:
+    shared_route = _registry.routes.get(key)
+    if shared_route is None:
         from kubetorch.sdk.calls.route import Location, Route  # noqa: PLC0415  # by the first verb
 
         def resolve() -> Location:
             view = opened.get_workload(namespace, name)
             return Location.of_service(opened, view)._replace(token=opened.call_token(view))
 
-        made = Route(name, resolve, transport=opened.transport)
-        made.session = opened
-        found = _registry.routes.setdefault(key, made)
-    return found
+        new_route = Route(name, resolve, transport=opened.transport)
+        new_route.session = opened
+        shared_route = _registry.routes.setdefault(key, new_route)
+    return shared_route
 
 
 def port_of(opened: Session, namespace: str, name: str) -> int:
-    """A port of this machine that leads to the pods of a workload, from the first question on."""
+    """A port of this machine that leads to the pods of a workload; the first call opens it."""
     key = (opened, namespace, name)
-    found = _registry.local_ports.get(key)
-    if found is None:
+    listener = _registry.local_ports.get(key)
+    if listener is None:
         from kubetorch.sdk.transport import local_port  # noqa: PLC0415  # few programs need it
 
         def find() -> str:
             view = opened.get_workload(namespace, name)
             return opened.scaler(view) or opened.address(view, local_port.choose(view))
 
-        made = local_port.LocalPort(find, opened.transport, service=(namespace, name))
-        found = _registry.local_ports.setdefault(key, made)
-    return found.port
+        new_listener = local_port.LocalPort(find, opened.transport, service=(namespace, name))
+        listener = _registry.local_ports.setdefault(key, new_listener)
+    return listener.port
 
 
 def known_url(opened: Session, view: WorkloadView) -> str | None:
     """The URL of a workload for other programs of this machine; `None` if that takes a forward."""
-    own, spec = view.spec.compute.endpoint, view.spec
-    if own is not None and own.base_url is not None:
-        return own.base_url
-    found = opened.transport.base_url(spec.namespace, spec.name)
-    return view.url if found == "" else found
+    endpoint, spec = view.spec.compute.endpoint, view.spec
+    if endpoint is not None and endpoint.base_url is not None:
+        return endpoint.base_url
+    transport_url = opened.transport.base_url(spec.namespace, spec.name)
+    return view.url if transport_url == "" else transport_url
 
 
 def base_url(opened: Session, view: WorkloadView) -> str:
-    """As `known_url`, which a port of this machine is made for if it takes one."""
-    found = known_url(opened, view)
-    if found is None:
-        found = f"http://localhost:{port_of(opened, view.spec.namespace, view.spec.name)}"
-    return found
+    """As `known_url`; opens a port of this machine if the URL takes a forward."""
+    url = known_url(opened, view)
+    if url is None:
+        url = f"http://localhost:{port_of(opened, view.spec.namespace, view.spec.name)}"
+    return url
 
 
 def remember(opened: Session, view: WorkloadView) -> None:
-    _registry.known.add((opened, view.spec.namespace, view.spec.name))
+    _registry.known_services.add((opened, view.spec.namespace, view.spec.name))
     route(opened, view.spec.namespace, view.spec.name).accept(view)
 
 
-def say_whose(opened: Session, view: WorkloadView) -> None:
+def report_owner(opened: Session, view: WorkloadView) -> None:
     """Report whose service a bare name led to, unless this process has deployed or found it."""
     spec, creator = view.spec, view.creator
     is_own = view.is_own and creator is not None and creator.username == config.username
-    is_known = (opened, spec.namespace, spec.name) in _registry.known
+    is_known = (opened, spec.namespace, spec.name) in _registry.known_services
     if is_known or config.quiet or (is_own and environment.is_in_pod()):
         return
-    by = str(creator or "") or spec.username or "somebody without a user name"
-    whose = "your service" if is_own else f"a service of {by}"
-    runs = f"runs {spec.origin}" if spec.origin is not None else "does not say whose code it runs"
-    terminal.say_once(f"{spec.name} in namespace {spec.namespace} is {whose}, and {runs}")
+    creator_name = str(creator or "") or spec.username or "somebody without a user name"
+    owner = "your service" if is_own else f"a service of {creator_name}"
+    code = f"runs {spec.origin}" if spec.origin is not None else "does not say whose code it runs"
+    terminal.say_once(f"{spec.name} in namespace {spec.namespace} is {owner}, and {code}")
 
 
-def near_services(opened: Session, namespace: str, name: str) -> str:
-    """A hint for a name that no service has: the one that is meant, if one is like it."""
+def suggest_services(opened: Session, namespace: str, name: str) -> str:
+    """A hint for a name that no service has: a similar name, if there is one."""
     where = f"kt list -n {namespace} shows the services"
     try:
-        found = opened.ask(lambda controller: controller.list_workloads(namespace))
+        views = opened.ask(lambda controller: controller.list_workloads(namespace))
     except KubetorchError:  # who may not list them gets no help
         return where
-    known = [view.spec.name for view in found]
-    # One that another user name, or a branch, stands in front of is meant rather than a like one.
-    longer = [one for one in known if one.endswith(f"-{name}")]
-    meant = f"did you mean {longer[0]}?" if longer else did_you_mean(name, known, likeness=0.6)
-    return where if meant is None else f"{meant} {where}"
+    service_names = [view.spec.name for view in views]
+    # The name behind a user name or a branch is a better suggestion than a similar name.
+    longer_names = [
+        service_name for service_name in service_names if service_name.endswith(f"-{name}")
+    ]
+    suggestion = (
+        f"did you mean {longer_names[0]}?"
+        if longer_names
+        else did_you_mean(name, service_names, likeness=0.6)
+    )
+    return where if suggestion is None else f"{suggestion} {where}"
 
 
 def forget(opened: Session, namespace: str, name: str) -> None:
@@ -328,6 +340,6 @@ def forget(opened: Session, namespace: str, name: str) -> None:
 
 def delete(opened: Session, namespace: str, name: str) -> list[str]:
     """Delete a service; returns what it leaves, in words."""
-    left = opened.ask(lambda asked: asked.delete_workload(namespace, name))
+    remaining_objects = opened.ask(lambda controller: controller.delete_workload(namespace, name))
     forget(opened, namespace, name)
-    return left
+    return remaining_objects

@@ -1,12 +1,13 @@
-"""Bars at the foot of the terminal: how far uploads, image steps, deploys, calls and `.map` are.
+"""Bars at the foot of the terminal: progress of uploads, image steps, deploys, calls and `.map`.
 
     train   ━━━━━━━━━━━━━─────── uploading 180.2 of 300.0 MB                               3s
     square  ⠹ 0 of 2 pods are ready: square-0 waits for a node                            12s
 
-A thread draws them while something is waited for; it, and `rich`, come into being only when that
-takes a while. What Kubetorch prints goes above them (`above`), and they are gone while the user's
-own code runs, so neither garbles the other. Where stderr is no terminal, or a dumb one, a line says
-every few seconds what is waited for. In pods, and with `kt.config.quiet`, there is nothing.
+A thread draws the bars while an activity is waited for; it is started, and `rich` is imported, only
+when the wait takes a while. Lines of Kubetorch go above the bars (`above`), and the bars are gone
+while the user's own code runs, so neither garbles the other. Where stderr is no terminal, or a dumb
+one, a line names the activity every few seconds. In pods, and with `kt.config.quiet`, there is
+nothing.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from kubetorch.config.settings import config
 from kubetorch.lib import terminal
 from kubetorch.sdk import inpod
 
-#: Seconds that something takes before it has a bar, and between two drawings.
+#: Seconds that an activity takes before it has a bar, and between two drawings.
 PATIENCE, INTERVAL = 0.4, 0.1
 #: Seconds between two lines where there are no bars.
 LINES_INTERVAL = 5.0
 #: Bars that are drawn at most, and cells of one.
-_MOST, _CELLS = 8, 20
+_MOST_BARS, _CELLS = 8, 20
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 
@@ -39,10 +40,10 @@ class Bar:
     def __init__(self, label: str, *, patience: float = PATIENCE) -> None:
         self.label = label
         self.begun = time.monotonic()
-        #: When it is shown for the first time, and when a line said something of it.
+        #: When the bar is shown for the first time, and when its last line was written.
         self.due = self.begun + patience
-        self.told = self.begun
-        #: What is going on, and how much of it is done, if that is known.
+        self.last_line_time = self.begun
+        #: The activity in words, and the part of it that is done, if that is known.
         self.doing = ""
         self.share: float | None = None
         self._is_silent = config.quiet or inpod.is_worker()
@@ -54,14 +55,14 @@ class Bar:
         """Begin a step, which has a line of its own where there are no bars."""
         self.update(doing, share)
         if not (self._is_silent or _has_bars()):
-            _foot.tell(self, doing)
+            _foot.write_line(self, doing)
 
     def show(self) -> None:
         if not self._is_silent:
             _foot.show(self)
 
     def hide(self) -> None:
-        """The user's own code runs, or it is over."""
+        """Remove the bar: the activity has ended, or the user's own code runs."""
         _foot.hide(self)
 
     def __enter__(self) -> Bar:
@@ -74,7 +75,7 @@ class Bar:
 
 @contextmanager
 def above(stream: TextIO) -> Iterator[None]:
-    """Keep what is written to the stream meanwhile above the bars."""
+    """Keep the text that is written to the stream meanwhile above the bars."""
     with _foot.lock:
         is_drawn = _foot.erase() if terminal.is_terminal(stream) else False
         yield
@@ -85,21 +86,21 @@ def above(stream: TextIO) -> Iterator[None]:
 class _Foot:
     def __init__(self) -> None:
         self.clear()
-        # A child that is forked has not drawn what its parent has.
+        # A forked child has not drawn the bars of its parent.
         os.register_at_fork(after_in_child=self.clear)
 
     def clear(self) -> None:
         self.lock = threading.RLock()
-        #: What is drawn, and what was before.
+        #: The text on the screen, and the text of the last drawing.
         self.drawn = self.text = ""
         self._shown: dict[Bar, None] = {}
-        self._wanted = threading.Event()
+        self._is_needed = threading.Event()
         self._drawer: threading.Thread | None = None
 
     def show(self, bar: Bar) -> None:
         with self.lock:
             self._shown[bar] = None
-            self._wanted.set()
+            self._is_needed.set()
             if self._drawer is None:
                 self._drawer = threading.Thread(
                     target=self._run, name="kubetorch-bars", daemon=True
@@ -112,18 +113,18 @@ class _Foot:
         with self.lock:
             self._shown.pop(bar, None)
             if not self._shown:
-                self._wanted.clear()
+                self._is_needed.clear()
                 self.erase()
 
     def erase(self) -> bool:
-        """Take away what is drawn; whether there was something."""
+        """Remove the bars from the screen; true if there were some."""
         lines, self.drawn = self.drawn.count("\n") + bool(self.drawn), ""
         if lines:
             self.put("\r\x1b[K" + "\x1b[A\x1b[K" * (lines - 1), is_drawing=False)
         return bool(lines)
 
     def put(self, text: str, *, is_drawing: bool = True) -> None:
-        """Write on stderr, whatever its encoding; what goes wrong with it ends no program."""
+        """Write on stderr in its encoding; an error of stderr ends no program."""
         stream = sys.stderr
         try:
             encoding = stream.encoding or "utf-8"
@@ -135,17 +136,17 @@ class _Foot:
         if is_drawing:
             self.drawn = text
 
-    def tell(self, bar: Bar, words: str) -> None:
+    def write_line(self, bar: Bar, words: str) -> None:
         with self.lock:
-            bar.told = time.monotonic()
+            bar.last_line_time = time.monotonic()
             self.put(f"({bar.label}) {words}\n", is_drawing=False)
 
     def _run(self) -> None:
         while True:
-            # It stays for a moment: whoever takes results one by one waits again and again.
-            if not self._wanted.wait(1.0):
+            # The thread stays for a moment: a program that takes results one by one waits often.
+            if not self._is_needed.wait(1.0):
                 with self.lock:
-                    if not self._wanted.is_set():
+                    if not self._is_needed.is_set():
                         self._drawer = None
                         return
             time.sleep(INTERVAL)
@@ -156,8 +157,8 @@ class _Foot:
         now = time.monotonic()
         if not _has_bars():
             for bar in self._shown:
-                if now - bar.told >= LINES_INTERVAL:
-                    self.tell(bar, f"{bar.doing}, {_seconds(bar)}")
+                if now - bar.last_line_time >= LINES_INTERVAL:
+                    self.write_line(bar, f"{bar.doing}, {_seconds(bar)}")
             return
         due = [bar for bar in self._shown if now >= bar.due]
         if due:
@@ -186,31 +187,31 @@ def _drawn(bars: list[Bar], stream: TextIO) -> str:
     from rich.text import Text  # noqa: PLC0415  # as above
 
     size = shutil.get_terminal_size()
-    most = max(min(_MOST, size.lines - 2), 1)
+    most_bars = max(min(_MOST_BARS, size.lines - 2), 1)
     console = Console(
         file=stream,
         width=size.columns - len("^C") - 1,
         force_terminal=True,
         color_system=None if os.environ.get("NO_COLOR") else "standard",
     )
-    width = min(max(len(bar.label) for bar in bars[:most]), size.columns // 4)
+    width = min(max(len(bar.label) for bar in bars[:most_bars]), size.columns // 4)
     cells = min(_CELLS, size.columns // 4)
     spinner = _SPINNER[int(time.monotonic() / INTERVAL) % len(_SPINNER)]
     with console.capture() as captured:
-        for bar in bars[:most]:
-            moved = Text(spinner, "cyan")
+        for bar in bars[:most_bars]:
+            indicator = Text(spinner, "cyan")
             if bar.share is not None:
                 full = round(min(max(bar.share, 0.0), 1.0) * cells)
-                moved = Text.assemble(("━" * full, "cyan"), ("─" * (cells - full), "dim"))
+                indicator = Text.assemble(("━" * full, "cyan"), ("─" * (cells - full), "dim"))
             row = Table.grid(padding=(0, 1), expand=True)
             row.add_column(width=width, no_wrap=True, overflow="ellipsis")
-            row.add_column(width=len(moved))
+            row.add_column(width=len(indicator))
             row.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
             row.add_column(no_wrap=True)
             # A message may have several lines, a row has one.
             doing = Text(terminal.visible(" ".join(bar.doing.split())))
-            row.add_row(Text(terminal.visible(bar.label)), moved, doing, Text(_seconds(bar)))
+            row.add_row(Text(terminal.visible(bar.label)), indicator, doing, Text(_seconds(bar)))
             console.print(row)
-        if len(bars) > most:
-            console.print(Text(f"… and {len(bars) - most} more"))
+        if len(bars) > most_bars:
+            console.print(Text(f"… and {len(bars) - most_bars} more"))
     return captured.get().rstrip("\n")

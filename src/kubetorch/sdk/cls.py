@@ -48,7 +48,7 @@ class Cls(Module[T], Generic[T]):
     """
 
     kind = "cls"
-    #: Names that can be called, as a worker said.
+    #: Names that can be called, as a worker reported.
     _learned: frozenset[str] = frozenset()
     _on_replace: OnReplace = "warn"
 
@@ -79,11 +79,11 @@ class Cls(Module[T], Generic[T]):
     def _deployment(self, get_if_exists: bool = False, is_replacing: bool = False) -> Deployment:
         spec = None if self._compute is None else self._compute.to_spec()
         if self._on_replace == "error" and spec and (spec.is_balanced or spec.pods > 1):
-            what = f"it has {spec.pods} pods"
+            obstacle = f"it has {spec.pods} pods"
             if spec.is_balanced:
-                what = "it is autoscaled" if spec.autoscaling else 'its dispatch is "any"'
+                obstacle = "it is autoscaled" if spec.autoscaling else 'its dispatch is "any"'
             raise SpecError(
-                f"on_replace='error' is for a class with one instance; {self.name}: {what}",
+                f"on_replace='error' is for a class with one instance; {self.name}: {obstacle}",
                 hint="leave out autoscale(), distribute(), replicas and dispatch, or on_replace",
             )
         return super()._deployment(get_if_exists, is_replacing)
@@ -97,70 +97,70 @@ class Cls(Module[T], Generic[T]):
         digest = view.spec.init_args
         if digest is not None and self._init_args is None:
             namespace = view.spec.namespace
-            stored = self._session().ask(lambda asked: asked.get_blob(digest, namespace))
+            stored = self._session().ask(lambda controller: controller.get_blob(digest, namespace))
             with contextlib.suppress(SerializationError):  # their classes may be missing here
                 self._init_args = codecs.decode_arguments(json.loads(stored), "__main__")
 
     def _local_class(self) -> object:
         return None if self._source is None else self._source.callable_object
 
-    def _here(self, name: str) -> object:
+    def _local_member(self, name: str) -> object:
         """The member of this name of the class in this program; `None` also without a class."""
         of_class = self._local_class()
         is_defined = any(name in vars(base) for base in getattr(of_class, "__mro__", ()))
         return introspection.attribute(of_class, name) if is_defined else None
 
     def _missing(self, name: str) -> str | None:
-        """Why no callable has that name, empty if there is one; `None` if nobody knows."""
-        here = self._here(name)
-        if callable(here) or name in self._learned:
+        """The reason why no callable has that name; empty if one has it, `None` if unknown."""
+        local_member = self._local_member(name)
+        if callable(local_member) or name in self._learned:
             return ""
-        if isinstance(here, property):
+        if isinstance(local_member, property):
             return f"{self.name}.{name} is a property; give the class a method that returns it"
         if (self._source is not None and self._view is None) or inpod.is_importing():
             return None
-        return self._ask(name)
+        return self._ask_worker(name)
 
-    def _ask(self, name: str) -> str | None:
+    def _ask_worker(self, name: str) -> str | None:
         try:
-            said = Method(self, CALLABLES).options(
+            answer = Method(self, CALLABLES).options(
                 stream_logs=False, serialization=None, async_=False, timeout=30.0
             )(name)
-        except Exception:  # noqa: BLE001  # a call says it; a load fails with the user's exception
+        except Exception:  # noqa: BLE001  # a call will raise it; loading may fail by the user's code
             return None
-        if isinstance(said, list):
-            said = said[0]  # of several pods
-        if said is None:
+        if isinstance(answer, list):
+            answer = answer[0]  # of several pods
+        if answer is None:
             return None  # where calls have no effect
-        missing: str = said["missing"]
-        self._learned |= {*said["names"], *(() if missing else (name,))}
+        missing: str = answer["missing"]
+        self._learned |= {*answer["names"], *(() if missing else (name,))}
         return missing
 
     def __getstate__(self) -> dict[str, Any]:
-        of_class = {name for name in dir(self._local_class()) if callable(self._here(name))}
+        of_class = {name for name in dir(self._local_class()) if callable(self._local_member(name))}
         return super().__getstate__() | {"_learned": self._learned | of_class}
 
     def __getattr__(self, name: str) -> Method:
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        if name in OF_COMPUTE and self._compute is not None and self._here(name) is None:
+        if name in OF_COMPUTE and self._compute is not None and self._local_member(name) is None:
             return cast("Method", getattr(self._compute, name))
         missing = self._missing(name)
         if missing:
-            raise AttributeError(self._led_on(name, missing))
+            raise AttributeError(self._missing_hint(name, missing))
         return Method(self, name)
 
-    def _led_on(self, name: str, missing: str) -> str:
-        """Why no callable has that name, with what to write for a word of ours or of others."""
-        verbs = (each for each in vars(RemoteCallable) if not each.startswith("_"))
+    def _missing_hint(self, name: str, missing: str) -> str:
+        """The reason why no callable has that name, or a hint for a word of ours or other tools."""
+        verbs = (verb for verb in vars(RemoteCallable) if not verb.startswith("_"))
         if name in verbs:
-            method = "__call__" if callable(self._here("__call__")) else "method"
-            meant: str | None = f'calls are those of a method: handle["{method}"].{name}'
+            method = "__call__" if callable(self._local_member("__call__")) else "method"
+            hint: str | None = f'calls are those of a method: handle["{method}"].{name}'
         else:
-            meant = hints.hint("handle", name, _CALLED, self.service_name)
-        if meant is None:
+            hint = hints.hint("handle", name, _CALLED, self.service_name)
+        if hint is None:
             return missing
-        return "\n".join([*missing.splitlines()[:1], f"hint: {meant}"])
+        return "\n".join([*missing.splitlines()[:1], f"hint: {hint}"])
 
     def __getitem__(self, name: str) -> Method:
         """The method of that name, also where an attribute of this object hides it.
@@ -276,13 +276,13 @@ def cls(  # noqa: PLR0913  # the documented parameters
         ServiceNotFoundError: There is no service of that name.
     """
     class_obj = unwrapped(class_obj)
-    given: object = class_obj
-    if not (given is None or isinstance(given, type)):
-        hint = "; use kt.fn for a function" if callable(given) else ""
-        raise TypeError(f"kt.cls needs a class; this is {introspection.shown(given)}{hint}")
+    candidate: object = class_obj
+    if not (candidate is None or isinstance(candidate, type)):
+        hint = "; use kt.fn for a function" if callable(candidate) else ""
+        raise TypeError(f"kt.cls needs a class; this is {introspection.shown(candidate)}{hint}")
     if on_replace not in get_args(OnReplace):
         raise SpecError(f"on_replace is {on_replace!r}; it must be 'warn' or 'error'")
-    made: Cls[Any] = Cls._made(
+    handle: Cls[Any] = Cls._create(
         class_obj,
         Placement(sync_dir, remote_dir, remote_import_path),
         name=name,
@@ -292,5 +292,5 @@ def cls(  # noqa: PLR0913  # the documented parameters
         call_options=options,
     )
     if class_obj is not None:
-        made._on_replace = on_replace
-    return made
+        handle._on_replace = on_replace
+    return handle

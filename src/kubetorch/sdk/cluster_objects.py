@@ -1,8 +1,8 @@
-"""Objects of the cluster as dictionaries: what programs of 0.5 ask `kt.globals` for.
+"""Objects of the cluster as dictionaries, for programs of 0.5, which ask `kt.globals` for them.
 
-Where there is a cluster its API server is asked, with the rights of whoever asks; of this machine
-the same objects are shown in the form of a cluster. Nothing is changed this way: `REPLACED` says
-what does instead of the methods that changed something.
+Where there is a cluster its API server is asked, with the rights of the user; on this machine the
+same objects are made in the form of a cluster. No method changes an object: `REPLACED` names the
+replacements of the methods that did.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kubetorch.wire.messages import WorkloadView
 
 Object = dict[str, Any]
 
-#: Methods that changed something, and what does it now.
+#: Methods that changed objects, and their replacements.
 REPLACED = {
     "apply": "kt.Compute.from_manifest(manifest) and .to(), or kt apply",
     "create_pvc": "kt.Volume(...).create(), or kt volumes create",
@@ -48,7 +48,7 @@ REPLACED = {
 
 
 def method_of(controller: Controller, session: Callable[[], Session], name: str) -> Any:  # noqa: ANN401  # a method of any type
-    """The method of this name that reads; one that changed something cannot be called."""
+    """The method of this name; a call of one that changed objects is refused."""
     if name in REPLACED:
 
         def refuse(*_args: Any, **_kwargs: Any) -> None:  # noqa: ANN401  # whatever it took
@@ -82,7 +82,7 @@ def _getter(api_version: str, kind: str) -> Callable[..., Object | None]:
 class ClusterObjects:
     """Reads the objects of a cluster, or of this machine as if it were one.
 
-    A list is a dictionary with `items`. What is not there is a `ControllerRequestError` with status
+    A list is a dictionary with `items`. A missing object is a `ControllerRequestError` with status
     404, or `None` with `ignore_not_found=True`.
     """
 
@@ -112,8 +112,8 @@ class ClusterObjects:
         if not self._session.is_local:
             options = LogOptions(container=container, tail=tail_lines)
             ref = Ref(PODS, name, namespace)
-            found: bytes = self._ask(lambda client: podlogs.read(client, ref, options))
-            return found.decode("utf-8", "replace")
+            log_bytes: bytes = self._ask(lambda client: podlogs.read(client, ref, options))
+            return log_bytes.decode("utf-8", "replace")
         for view in self._controller.list_workloads(namespace):
             if any(pod.name == name for pod in view.pods):
                 lines = self._controller.stream_logs(
@@ -143,7 +143,7 @@ class ClusterObjects:
         include_pods: bool = False,
     ) -> dict[str, list[Object]]:
         """The services of a namespace: `workloads`, each with name, kind and object."""
-        found = []
+        rows = []
         for view in self._controller.list_workloads(namespace):
             name, manifest = view.spec.name, rendering.of_workload(view.spec)
             is_meant = (name_filter or "") in name and name.startswith(prefix_filter or "")
@@ -155,8 +155,8 @@ class ClusterObjects:
                     "status": view.status,
                     "resource": manifest,
                 }
-                found.append({**row, **({"pods": _pods(view)} if include_pods else {})})
-        return {"workloads": found}
+                rows.append({**row, **({"pods": _pods(view)} if include_pods else {})})
+        return {"workloads": rows}
 
     def fetch_services_for_teardown(
         self,
@@ -168,23 +168,25 @@ class ClusterObjects:
         exact_match: bool = False,
     ) -> dict[str, list[Object]]:
         """The objects that a teardown would delete: `resources` with name, kind and API version."""
-        wanted = [services] if isinstance(services, str) else list(services or ())
-        prefixed = [f"{username}-{name}" for name in wanted if username and not exact_match]
-        found = []
+        service_names = [services] if isinstance(services, str) else list(services or ())
+        prefixed_names = [
+            f"{username}-{name}" for name in service_names if username and not exact_match
+        ]
+        rows = []
         for view in self._controller.list_workloads(namespace):
             name = view.spec.name
             is_own = teardown_all and username in (None, view.spec.username)
             begins = prefix is not None and name.startswith(prefix)
-            if is_own or begins or name in wanted or name in prefixed:
-                found += [
+            if is_own or begins or name in service_names or name in prefixed_names:
+                rows += [
                     {
-                        "name": one["metadata"]["name"],
-                        "kind": one["kind"],
-                        "api_version": one["apiVersion"],
+                        "name": manifest["metadata"]["name"],
+                        "kind": manifest["kind"],
+                        "api_version": manifest["apiVersion"],
                     }
-                    for one in _objects(view)
+                    for manifest in _objects(view)
                 ]
-        return {"resources": found}
+        return {"resources": rows}
 
     def get_connections(self) -> dict[str, dict[str, list[str]]]:
         """The pods whose agents are connected, by service: `workloads`."""
@@ -204,8 +206,8 @@ class ClusterObjects:
         self, api_version: str, kind: str, namespace: str | None, labels: str | None
     ) -> Object:
         if self._session.is_local:
-            found = self._of_this_machine(kind, namespace)
-            return {"items": [one for one in found if _is_selected(one, labels)]}
+            manifests = self._of_this_machine(kind, namespace)
+            return {"items": [manifest for manifest in manifests if _is_selected(manifest, labels)]}
 
         async def read(client: Client) -> list[Object]:
             resource = await client.discovery.find(api_version, kind)
@@ -223,11 +225,11 @@ class ClusterObjects:
 
         try:
             if not self._session.is_local:
-                found: Object = self._ask(read)
-                return found
-            for one in self._of_this_machine(kind, namespace):
-                if one["metadata"]["name"] == name:
-                    return one
+                cluster_manifest: Object = self._ask(read)
+                return cluster_manifest
+            for local_manifest in self._of_this_machine(kind, namespace):
+                if local_manifest["metadata"]["name"] == name:
+                    return local_manifest
             raise _missing(kind, namespace, name)
         except (KubernetesNotFoundError, ControllerRequestError) as error:
             if error.status_code != 404:
@@ -240,20 +242,23 @@ class ClusterObjects:
         tunnel = getattr(self._session.transport, "tunnel", None)
         if tunnel is not None:
             return tunnel.ask(question, timeout=None)
-        own = Tunnel(kubeconfig.find())
+        temporary_tunnel = Tunnel(kubeconfig.find())
         try:
-            return own.ask(question, timeout=None)
+            return temporary_tunnel.ask(question, timeout=None)
         finally:
-            own.close()
+            temporary_tunnel.close()
 
     def _of_this_machine(self, kind: str, namespace: str | None) -> Iterable[Object]:
         if kind == "Secret":
             for secret in self._controller.secrets.list(namespace):
                 ref = SecretRef(secret.name, secret.object_name, secret.mount_type)
-                where = secret.namespace
-                values = self._controller.secrets.values(where, secret.object_name)
-                data = {key: base64.b64encode(one).decode() for key, one in values.items()}
-                yield {**secrets.secret_manifest(ref, namespace=where), "data": data}
+                secret_namespace = secret.namespace
+                values = self._controller.secrets.values(secret_namespace, secret.object_name)
+                data = {
+                    key: base64.b64encode(secret_value).decode()
+                    for key, secret_value in values.items()
+                }
+                yield {**secrets.secret_manifest(ref, namespace=secret_namespace), "data": data}
         elif kind == "PersistentVolumeClaim":
             for volume in self._controller.volumes.list(namespace):
                 yield storage.claim_of(
@@ -265,8 +270,8 @@ class ClusterObjects:
                 )
         elif kind in ("Pod", "Service", "Deployment"):
             for view in self._controller.list_workloads(namespace):
-                found = _pods(view) if kind == "Pod" else _objects(view)
-                yield from (one for one in found if one["kind"] == kind)
+                manifests = _pods(view) if kind == "Pod" else _objects(view)
+                yield from (manifest for manifest in manifests if manifest["kind"] == kind)
 
 
 def _pods(view: WorkloadView) -> list[Object]:
@@ -279,11 +284,11 @@ def _objects(view: WorkloadView) -> list[Object]:
     return [manifest, *KubernetesServices.of(view.spec, manifest).render()]
 
 
-def _is_selected(one: Object, labels: str | None) -> bool:
+def _is_selected(manifest: Object, labels: str | None) -> bool:
     """True if an object has these labels, `name=value` with commas."""
-    own = one["metadata"].get("labels") or {}
+    object_labels = manifest["metadata"].get("labels") or {}
     pairs = (pair.partition("=") for pair in (labels or "").split(",") if pair)
-    return all(own.get(name) == text.lstrip("=") for name, _, text in pairs)
+    return all(object_labels.get(name) == text.lstrip("=") for name, _, text in pairs)
 
 
 def _missing(kind: str, namespace: str, name: str) -> ControllerRequestError:

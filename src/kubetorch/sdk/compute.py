@@ -105,8 +105,8 @@ class _Attribute(Generic[GivenT, ShownT]):
             return self
         value: Any = getattr(compute._spec, str(self._parameter.field))
         show = self._parameter.show
-        found: ShownT = shown(self._parameter.name, value if show is None else show(value))
-        return found
+        shown_value: ShownT = shown(self._parameter.name, value if show is None else show(value))
+        return shown_value
 
     def __set__(self, compute: Compute, value: GivenT) -> None:
         compute._set(**{str(self._parameter.field): self._parameter.value(value)})
@@ -191,9 +191,9 @@ class Compute:
         SpecError: A value is impossible, or two contradict each other; the message names them.
     """
 
-    #: The service whose `Compute` was given to another one, too: this is that of the other.
+    #: The first service of a `Compute` that two services were given; this is the second one's copy.
     _beside: str | None = None
-    #: What was declared or found to run on it, and what its cluster adds to that.
+    #: The workload that was declared for it or runs on it, and the additions of its cluster.
     _workload: WorkloadSpec | None = None
     _equipment: Equipment | None = None
 
@@ -265,16 +265,16 @@ class Compute:
         self._spec = spec
         self._namespace = namespace
         self._service_name: str | None = None
-        # Whether the user chose the name, or a manifest has it: the service is then called so.
+        #: True if the user chose the name, or a manifest has it, and so the service has it.
         self._is_named = False
-        # The image as the user has it: steps that are added to it later are deployed, too.
+        #: The user's own image: steps that are added to it later are deployed, too.
         self._image: Image | None = None
         self._secrets: tuple[Secret, ...] = ()
-        # Parameters that nobody has set: `kt.config` may, and others follow what is said.
+        #: Parameters that the user has not set, for which `kt.config` or others decide.
         self._unsaid = unsaid
-        # Where the deployed service answers.
+        #: URL of the deployed service.
         self._url: str | None = None
-        # Whether it is that of a service that exists, and not declared by this program.
+        #: True for the compute of a service that exists, which this program did not declare.
         self._is_found = False
         self._is_whole = False
 
@@ -320,17 +320,17 @@ class Compute:
         from kubetorch.sdk import compute_manifest  # noqa: PLC0415
 
         if inpod.is_worker() and not compute_manifest.is_here(manifest):
-            # A module that a pod imports names files of the machine that it was deployed from.
+            # A module that a pod imports names files of the machine that deployed it.
             return cls()
-        found = compute_manifest.load(manifest)
+        document = compute_manifest.load(manifest)
         labels = None if selector is None else PARAMETERS["selector"].parse(selector)
         compute = cls.__new__(cls)
-        spec, namespace = compute_manifest.read(found, pod_template_path)
+        spec, namespace = compute_manifest.read(document, pod_template_path)
         compute._begin(replace(spec, selector=labels), namespace=namespace)
         compute.endpoint = endpoint
         if image is not None:
             compute.image = image
-        name = compute_manifest.service_name(found, selector)
+        name = compute_manifest.service_name(document, selector)
         if name is not None:
             compute.service_name = name
         compute._finish()
@@ -346,8 +346,8 @@ class Compute:
         Raises:
             SpecError: It has none, or the object is not what it has to be.
         """
-        given: object = service_info
-        if not isinstance(given, Mapping) or "resource" not in given:
+        info: object = service_info
+        if not isinstance(info, Mapping) or "resource" not in info:
             raise SpecError(
                 f"service_info is {service_info!r}; it must be a dictionary with the key "
                 "'resource'",
@@ -401,7 +401,7 @@ class Compute:
 
     @property
     def chosen_name(self) -> str | None:
-        """The name that the service has whatever is deployed; `None` if it may be any."""
+        """The name that a deployed service gets; `None` if it is the callable's."""
         return self._service_name if self._is_named else None
 
     # ----------------------------------------------------------------------------------- parameters
@@ -472,9 +472,11 @@ class Compute:
     def add_tolerations(self, tolerations: Iterable[Mapping[str, Any]]) -> None:
         """Add tolerations; those of the same keys are replaced."""
         new = PARAMETERS["tolerations"].parse(tolerations)
-        keys = {one.key for one in new}
-        kept = tuple(one for one in self._spec.tolerations if one.key not in keys)
-        self._set(tolerations=(*kept, *new))
+        keys = {toleration.key for toleration in new}
+        other_tolerations = tuple(
+            toleration for toleration in self._spec.tolerations if toleration.key not in keys
+        )
+        self._set(tolerations=(*other_tolerations, *new))
 
     def add_labels(self, labels: Mapping[str, str]) -> None:
         """Add labels of the service and its pods, or replace those of the same name."""
@@ -490,14 +492,18 @@ class Compute:
             remove_keys: Labels to take away from the pods, and from the service if they were
                 given for both.
         """
-        gone = set(_label_names(remove_keys))
+        removed_keys = set(_label_names(remove_keys))
         new = PARAMETERS["labels"].parse(labels)
-        kept = tuple(one for one in self._spec.pod_labels if one[0] not in gone)
-        changes: dict[str, Any] = {"pod_labels": _merged(kept, new)}
-        if gone:
-            changes["labels"] = tuple(one for one in self._spec.labels if one[0] not in gone)
-        if gone and self._spec.manifest is not None:
-            changes["manifest"] = self._described().without_pod_labels(gone)
+        remaining_labels = tuple(
+            pair for pair in self._spec.pod_labels if pair[0] not in removed_keys
+        )
+        changes: dict[str, Any] = {"pod_labels": _merged(remaining_labels, new)}
+        if removed_keys:
+            changes["labels"] = tuple(
+                pair for pair in self._spec.labels if pair[0] not in removed_keys
+            )
+        if removed_keys and self._spec.manifest is not None:
+            changes["manifest"] = self._described().without_pod_labels(removed_keys)
         self._set(**changes)
 
     def add_annotations(self, annotations: Mapping[str, str]) -> None:
@@ -519,9 +525,9 @@ class Compute:
 
     @image.setter
     def image(self, value: Image | None) -> None:
-        given = None if value is None else PARAMETERS["image"].parse(value)
+        parsed_image = None if value is None else PARAMETERS["image"].parse(value)
         self._set(image=None)
-        self._image = given
+        self._image = parsed_image
 
     @property
     def server_image(self) -> str:
@@ -549,16 +555,16 @@ class Compute:
     @property
     def volumes(self) -> list[str]:
         """Names of its volumes. Setting it adds volumes, or names of claims that exist."""
-        return [one.name for one in self.to_spec().volumes]
+        return [volume.name for volume in self.to_spec().volumes]
 
     @volumes.setter
     def volumes(self, value: Sequence[str | Volume] | None) -> None:
         if value is None:
             return
         new = PARAMETERS["volumes"].parse(value)
-        names = {one.name for one in new}
-        kept = tuple(one for one in self._spec.volumes if one.name not in names)
-        self._set(volumes=(*kept, *new))
+        names = {volume.name for volume in new}
+        other_volumes = tuple(volume for volume in self._spec.volumes if volume.name not in names)
+        self._set(volumes=(*other_volumes, *new))
         self._unsaid -= {"volumes"}
 
     @property
@@ -571,11 +577,11 @@ class Compute:
         if value is None:
             return
         new = PARAMETERS["secrets"].parse(value)
-        refs = [one.to_ref() for one in new]
-        names = {one.name for one in refs}
-        kept = tuple(one for one in self._spec.secrets if one.name not in names)
-        self._set(secrets=(*kept, *refs))
-        self._secrets = (*(one for one in self._secrets if one.name not in names), *new)
+        refs = [secret.to_ref() for secret in new]
+        names = {ref.name for ref in refs}
+        other_refs = tuple(ref for ref in self._spec.secrets if ref.name not in names)
+        self._set(secrets=(*other_refs, *refs))
+        self._secrets = (*(secret for secret in self._secrets if secret.name not in names), *new)
 
     # --------------------------------------------------------------------------- queue and endpoint
 
@@ -592,8 +598,12 @@ class Compute:
     @property
     def endpoint(self) -> str | None:
         """URL that calls go to: the user's own, else that of the deployed service."""
-        given = self._spec.endpoint
-        return self._url if given is None or given.url is None else given.url
+        declared_endpoint = self._spec.endpoint
+        return (
+            self._url
+            if declared_endpoint is None or declared_endpoint.url is None
+            else declared_endpoint.url
+        )
 
     @endpoint.setter
     def endpoint(self, value: Endpoint | None) -> None:
@@ -612,16 +622,16 @@ class Compute:
     @replicas.setter
     def replicas(self, value: int | None) -> None:
         # 0 stands for "not given", as programs expect.
-        wanted = PARAMETERS["replicas"].parse(value) if value else 1
+        pod_count = PARAMETERS["replicas"].parse(value) if value else 1
         scaling, distributed = self._spec.autoscaling, self._spec.distribution
         if scaling is not None:
-            self._set(autoscaling=autoscaling.check_numbers(replace(scaling, min_scale=wanted)))
+            self._set(autoscaling=autoscaling.check_numbers(replace(scaling, min_scale=pod_count)))
             return
         if self._spec.manifest is not None:
-            distributed = self._described().distribution(wanted)
+            distributed = self._described().distribution(pod_count)
         if distributed is not None:
             distributed = replace(distributed, workers=None)
-        self._set(replicas=wanted, distribution=distributed)
+        self._set(replicas=pod_count, distribution=distributed)
 
     def autoscale(  # noqa: PLR0913  # the documented parameters
         self,
@@ -672,14 +682,14 @@ class Compute:
             AutoScalingError: A value is impossible, or a keyword is a near miss of a known one.
             SpecError: It is distributed, or has `replicas`.
         """
-        given = dict(locals())
-        del given["self"]
-        given |= given.pop("extra_annotations")
+        arguments = dict(locals())
+        del arguments["self"]
+        arguments |= arguments.pop("extra_annotations")
         timeout = self._spec.launch_timeout
-        found = autoscaling.parse(given, launch_timeout=timeout)
-        if "launch_timeout" in self._unsaid and found.progress_deadline is not None:
-            timeout = min(timeout, autoscaling.seconds(found.progress_deadline))
-        self._set(autoscaling=found, launch_timeout=timeout)
+        settings = autoscaling.parse(arguments, launch_timeout=timeout)
+        if "launch_timeout" in self._unsaid and settings.progress_deadline is not None:
+            timeout = min(timeout, autoscaling.seconds(settings.progress_deadline))
+        self._set(autoscaling=settings, launch_timeout=timeout)
         return self
 
     @property
@@ -702,7 +712,7 @@ class Compute:
     def concurrency(self, value: int | None) -> None:
         changes: dict[str, Any] = {"concurrency": PARAMETERS["concurrency"].value(value)}
         if self._spec.autoscaling is not None:
-            # It is said anew, for a process instead of a pod.
+            # The new value is for a process, and replaces the one for a pod.
             changes["autoscaling"] = replace(self._spec.autoscaling, concurrency=None)
         self._set(**changes)
 
@@ -735,11 +745,11 @@ class Compute:
             SpecError: A value is impossible, a keyword is a near miss of a known one, or it is
                 autoscaled.
         """
-        given = dict(locals())
-        del given["self"]
-        given |= given.pop("kwargs")
-        found, warnings = distribution.parse(given)
-        self._set(distribution=found)
+        arguments = dict(locals())
+        del arguments["self"]
+        arguments |= arguments.pop("kwargs")
+        settings, warnings = distribution.parse(arguments)
+        self._set(distribution=settings)
         for warning in warnings:
             parameters.warn(warning)
         return self
@@ -747,11 +757,11 @@ class Compute:
     @property
     def distributed_config(self) -> dict[str, Any] | None:
         """The settings of calls that run on many pods; `None` when a call runs on one."""
-        found = self._spec.distribution
-        if found is None:
+        settings = self._spec.distribution
+        if settings is None:
             return None
         spec = self._spec
-        config = found.config(replicas=spec.replicas, launch_timeout=spec.launch_timeout)
+        config = settings.config(replicas=spec.replicas, launch_timeout=spec.launch_timeout)
         return shown("distributed_config", config)
 
     @distributed_config.setter
@@ -769,8 +779,8 @@ class Compute:
     @property
     def dispatch_method(self) -> str:
         """The way in which a call reaches pods: `regular`, or the kind of distribution."""
-        found = self._spec.distribution
-        return "regular" if found is None else found.distribution_type
+        settings = self._spec.distribution
+        return "regular" if settings is None else settings.distribution_type
 
     # ------------------------------------------------------------------------------------ as a spec
 
@@ -778,14 +788,14 @@ class Compute:
         """The frozen form, which is sent to the controller."""
         spec = self._spec
         if self._image is not None:
-            given = self._image.to_spec()
-            spec = replace(spec, image=None if given == ImageSpec() else given)
+            image_spec = self._image.to_spec()
+            spec = replace(spec, image=None if image_spec == ImageSpec() else image_spec)
         if self._unsaid and not spec.is_selector_only:
             spec = self._with_defaults(spec)
         return spec
 
     def _with_defaults(self, spec: ComputeSpec) -> ComputeSpec:
-        """The spec with what `kt.config` says of what nobody said."""
+        """The spec with the values of `kt.config` for parameters that the user has not set."""
         names, queue, base = config.volumes, config.queue, config.default_image
         if names and "volumes" in self._unsaid:
             spec = replace(spec, volumes=PARAMETERS["volumes"].parse(names))
@@ -816,7 +826,7 @@ class Compute:
 
     @property
     def _manifest(self) -> Manifest | None:
-        """The name under which programs read it."""
+        """The manifest, under the name that programs of 0.5 read."""
         return self.manifest
 
     @property
@@ -899,14 +909,18 @@ class Compute:
     def secret_env_vars(self) -> list[Manifest]:
         """Variables whose values come from secrets."""
         variables = self._container().get("env") or []
-        found = [one for one in variables if "secretKeyRef" in (one.get("valueFrom") or {})]
-        return shown("secret_env_vars", found)
+        secret_variables = [
+            variable
+            for variable in variables
+            if "secretKeyRef" in (variable.get("valueFrom") or {})
+        ]
+        return shown("secret_env_vars", secret_variables)
 
     @property
     def secret_volumes(self) -> list[Manifest]:
         """Volumes whose files come from secrets."""
-        found = [one for one in self.pod_spec.get("volumes") or [] if "secret" in one]
-        return shown("secret_volumes", found)
+        volumes = [volume for volume in self.pod_spec.get("volumes") or [] if "secret" in volume]
+        return shown("secret_volumes", volumes)
 
     def get_env_vars(self, keys: list[str] | str | None = None) -> dict[str, str]:
         """Variables of the container that have a value of their own.
@@ -914,10 +928,17 @@ class Compute:
         Args:
             keys: Only these; all if not given.
         """
-        wanted = [keys] if isinstance(keys, str) else keys
-        found = {one["name"]: one.get("value", "") for one in self._container().get("env") or []}
-        found |= self.env_vars
-        return {key: text for key, text in found.items() if wanted is None or key in wanted}
+        chosen_keys = [keys] if isinstance(keys, str) else keys
+        variables = {
+            variable["name"]: variable.get("value", "")
+            for variable in self._container().get("env") or []
+        }
+        variables |= self.env_vars
+        return {
+            key: text
+            for key, text in variables.items()
+            if chosen_keys is None or key in chosen_keys
+        }
 
     @property
     def labels(self) -> dict[str, str]:
@@ -937,15 +958,15 @@ class Compute:
     @property
     def user_annotations(self) -> dict[str, str]:
         """Annotations of the service that are not Kubetorch's own."""
-        found = self._described().own_annotations(self.annotations)
-        return shown("user_annotations", found)
+        own_annotations = self._described().own_annotations(self.annotations)
+        return shown("user_annotations", own_annotations)
 
     @property
     def gpu_annotations(self) -> dict[str, str]:
         """Annotations that say which part of a GPU is wanted."""
-        wanted = self._spec.gpu_memory
-        found = {} if wanted is None else {known_labels.GPU_MEMORY: wanted}
-        return shown("gpu_annotations", found)
+        gpu_memory = self._spec.gpu_memory
+        memory_annotations = {} if gpu_memory is None else {known_labels.GPU_MEMORY: gpu_memory}
+        return shown("gpu_annotations", memory_annotations)
 
     def _metadata(self, key: str) -> dict[str, str]:
         if self.selector_only:
@@ -956,8 +977,8 @@ class Compute:
     # ------------------------------------------------------------------------------------- its pods
 
     def session(self) -> Session:
-        """The way to the controller: in the cluster of its kubeconfig, if it names one."""
-        # That of a service that was found is a path of another machine, perhaps.
+        """The session with the controller: in the cluster of its kubeconfig, if it names one."""
+        # The kubeconfig of a service that was looked up may be a path of another machine.
         return backend.session(None if self._is_found else self._spec.kubeconfig_path)
 
     def _pods(self) -> ComputePods:
@@ -966,7 +987,7 @@ class Compute:
                 "this Compute has no pods: nothing was deployed to it",
                 hint="kt.fn(train).to(compute) deploys a function",
             )
-        # What deploys and calls need is loaded by programs that do.
+        # Only programs that deploy or call import this.
         from kubetorch.sdk.compute_pods import ComputePods  # noqa: PLC0415
 
         return ComputePods(self.session(), self.namespace, self._service_name)
@@ -976,7 +997,7 @@ class Compute:
 
         There are none before something is deployed, and after its teardown.
         """
-        return [] if self._service_name is None else self._pods().found()
+        return [] if self._service_name is None else self._pods().list_all()
 
     def pod_names(self) -> list[str]:
         """Names of the pods that run, but for those that are about to end."""
@@ -1025,14 +1046,15 @@ class Compute:
         Raises:
             SpecError: Nothing was deployed to this compute, or there is no such pod.
         """
-        own = str(self._container().get("name", "kubetorch"))
-        if container not in (None, own):
+        agent_container = str(self._container().get("name", "kubetorch"))
+        if container not in (None, agent_container):
             raise SpecError(
-                f"container is {container!r}; commands run in the container of the agent, {own!r}"
+                f"container is {container!r}; commands run in the container of the agent, "
+                f"{agent_container!r}"
             )
         steps = [RunStep(command) for command in parameters.texts("commands", commands)]
         pods = self._pods()
-        return [done.as_list() for step in steps for done in pods.run(step, node)]
+        return [result.as_list() for step in steps for result in pods.run(step, node)]
 
     def pip_install(
         self,
@@ -1053,8 +1075,8 @@ class Compute:
             SpecError: Nothing was deployed to this compute, or there is no such pod.
             ImageStepError: A requirement cannot be installed; the message has the output.
         """
-        wanted, pods = parameters.texts("reqs", reqs), self._pods()
-        for requirement in wanted:
+        requirements, pods = parameters.texts("reqs", reqs), self._pods()
+        for requirement in requirements:
             pods.install(requirement, node, override=override_remote_version)
 
     def sync_package(
@@ -1163,11 +1185,11 @@ class Compute:
         return copied
 
     def declares(self, workload: WorkloadSpec) -> None:
-        """Take note of what would be deployed to it."""
+        """Note the workload that would be deployed to it."""
         self._workload = workload
 
     def deployed_as(self, view: WorkloadView) -> None:
-        """Take note of what was deployed to it: where it answers, and what its cluster adds."""
+        """Note the deployed workload: its URL, and the additions of its cluster."""
         self._url = view.url or None
         self._workload, self._equipment = view.spec, view.equipment
 
@@ -1175,8 +1197,10 @@ class Compute:
         """True if the compute describes that workload, regardless of logging."""
         is_its = (self._service_name, self.namespace) == (workload.name, workload.namespace)
         spec = self.to_spec()
-        other = replace(workload.compute, logging=spec.logging)
-        return is_its and compute_parameters.declared(spec) == compute_parameters.declared(other)
+        deployed_spec = replace(workload.compute, logging=spec.logging)
+        return is_its and compute_parameters.declared(spec) == compute_parameters.declared(
+            deployed_spec
+        )
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Compute):
@@ -1187,11 +1211,13 @@ class Compute:
 
     def __repr__(self) -> str:
         spec = self._spec
-        given = {} if self._namespace is None else {"namespace": self._namespace}
+        namespace_argument = {} if self._namespace is None else {"namespace": self._namespace}
         if spec.manifest is not None or spec.pod_labels or spec.server_port is not None:
             shown = parameters.expression("ComputeSpec", _changed(self.to_spec()))
-            return parameters.expression("Compute.from_spec", given, positional=shown)
-        rows = {one.field: one for one in PARAMETERS.values() if one.is_argument}
+            return parameters.expression("Compute.from_spec", namespace_argument, positional=shown)
+        rows = {
+            parameter.field: parameter for parameter in PARAMETERS.values() if parameter.is_argument
+        }
         values: dict[str, Any] = {}
         for field, value in _changed(spec).items():
             if field in rows and field not in ("image", "secrets"):
@@ -1200,10 +1226,12 @@ class Compute:
         if self.image.to_spec() != ImageSpec():
             values["image"] = self.image
         if spec.secrets:
-            # A secret of which nothing but the name is known is given by that.
-            secrets = [one.name if one.to_ref().all_keys else one for one in self.secrets]
-            values["secrets"] = secrets or [one.object_name for one in spec.secrets]
-        text = parameters.expression("Compute", values | given)
+            # A secret that exists is written as its name.
+            secrets = [
+                secret.name if secret.to_ref().all_keys else secret for secret in self.secrets
+            ]
+            values["secrets"] = secrets or [ref.object_name for ref in spec.secrets]
+        text = parameters.expression("Compute", values | namespace_argument)
         if spec.autoscaling is not None:
             text += parameters.expression(".autoscale", _scaling(spec.autoscaling))
         if spec.distribution is not None:
@@ -1246,18 +1274,18 @@ def _warn_of_shm_size_limit() -> None:
 def _changed(spec: ComputeSpec) -> dict[str, Any]:
     """The fields that do not have their defaults."""
     absent = {**ABSENT, "logging": LoggingConfig()}
-    found = {item.name: getattr(spec, item.name) for item in fields(ComputeSpec)}
-    return {name: value for name, value in found.items() if value != absent[name]}
+    field_values = {item.name: getattr(spec, item.name) for item in fields(ComputeSpec)}
+    return {name: value for name, value in field_values.items() if value != absent[name]}
 
 
 def _scaling(spec: AutoscalingSpec) -> dict[str, Any]:
-    found = {item.name: getattr(spec, item.name) for item in fields(spec)}
-    extra = found.pop("extra_annotations")
-    given = {name: value for name, value in found.items() if value is not None}
-    return given | {name.replace("-", "_"): text for name, text in extra}
+    field_values = {item.name: getattr(spec, item.name) for item in fields(spec)}
+    extra = field_values.pop("extra_annotations")
+    set_values = {name: value for name, value in field_values.items() if value is not None}
+    return set_values | {name.replace("-", "_"): text for name, text in extra}
 
 
 def _distribution(spec: DistributionSpec) -> dict[str, Any]:
-    found = {item.name: getattr(spec, item.name) for item in fields(spec)}
-    given = {name: value for name, value in found.items() if value is not None}
-    return {**given, "options": None, **json.loads(spec.options)}
+    field_values = {item.name: getattr(spec, item.name) for item in fields(spec)}
+    set_values = {name: value for name, value in field_values.items() if value is not None}
+    return {**set_values, "options": None, **json.loads(spec.options)}

@@ -32,7 +32,7 @@ _EXAMPLE = 'for example kt.Compute.from_manifest("deployment.yaml")'
 
 
 class ComputeManifest:
-    """The Kubernetes object that a deploy of a compute applies, as far as all of it is known."""
+    """The Kubernetes object that a deploy of a compute applies, as far as it is known before."""
 
     def __init__(
         self,
@@ -81,7 +81,10 @@ class ComputeManifest:
         return WorkloadManifest.parse(manifest, self._spec.pod_template_path).primary
 
     def tolerations(self) -> list[Manifest]:
-        return [scheduling.render_toleration(one) for one in scheduling.all_tolerations(self._spec)]
+        return [
+            scheduling.render_toleration(toleration)
+            for toleration in scheduling.all_tolerations(self._spec)
+        ]
 
     def without_pod_labels(self, keys: set[str]) -> str:
         """The user's manifest without these labels of its pods."""
@@ -92,39 +95,39 @@ class ComputeManifest:
                 del labels[key]
         return freeze(manifest, parameter="manifest")
 
-    def with_pod_spec(self, given: object) -> ComputeSpec:
-        """The compute with another spec of its pods, whose parameters are as that says."""
-        if not isinstance(given, Mapping) or self._spec.is_selector_only:
+    def with_pod_spec(self, pod_spec: object) -> ComputeSpec:
+        """The compute with another spec of its pods, and with the parameters of that spec."""
+        if not isinstance(pod_spec, Mapping) or self._spec.is_selector_only:
             problem = "this compute only names pods that are there already"
             if not self._spec.is_selector_only:
                 problem = "it must be a dictionary, such as a changed copy of compute.pod_spec"
-            raise SpecError(f"pod_spec is {given!r}; {problem}")
-        # The name is that of the service, whichever it will be.
+            raise SpecError(f"pod_spec is {pod_spec!r}; {problem}")
+        # A compute without a manifest has no name of a service yet.
         name = None if self._spec.manifest is None else self._name
         manifest = ComputeManifest(self._spec, self._namespace, name).render() or {}
         path = self._spec.pod_template_path
         before, _ = read(manifest, path)
         workload = WorkloadManifest.parse(manifest, path)
-        workload.primary.body["spec"] = thaw(freeze(given, parameter="pod_spec"))
+        workload.primary.body["spec"] = thaw(freeze(pod_spec, parameter="pod_spec"))
         workload.write_templates()
         after, _ = read(manifest, path)
-        found = {
-            item.name: getattr(after, item.name)
-            for item in fields(ComputeSpec)
-            if getattr(before, item.name) != getattr(after, item.name)
+        changed_parameters = {
+            parameter.name: getattr(after, parameter.name)
+            for parameter in fields(ComputeSpec)
+            if getattr(before, parameter.name) != getattr(after, parameter.name)
         }
         if after.image != before.image:
             image = self._spec.image or ImageSpec()
             image_id = None if after.image is None else after.image.image_id
-            found["image"] = replace(image, image_id=image_id)
+            changed_parameters["image"] = replace(image, image_id=image_id)
         if after.logging != before.logging:
-            found["logging"] = replace(self._spec.logging, level=after.logging.level)
-        # What was laid over the object is in it now.
-        changes = {"service_template": None, **found, "manifest": after.manifest}
+            changed_parameters["logging"] = replace(self._spec.logging, level=after.logging.level)
+        # The manifest includes the service template now.
+        changes = {"service_template": None, **changed_parameters, "manifest": after.manifest}
         return replace(self._spec, **changes)
 
     def distribution(self, replicas: int) -> DistributionSpec | None:
-        """The distribution of a call on so many pods of the user's manifest."""
+        """The distribution of a call over this number of pods of the user's manifest."""
         before, path = self._spec.distribution, self._spec.pod_template_path
         if self._spec.manifest is None:
             return before
@@ -145,7 +148,7 @@ class ComputeManifest:
 
 
 def _of_chart() -> Equipment:
-    """The additions of the chart itself; the default image stands for that of the installation."""
+    """The additions of the chart; the default image stands for the image of the installation."""
     runtime = Runtime(
         image=f"ghcr.io/kubetorch/kubetorch:{__version__}",
         default_image=DEFAULT_IMAGE,
@@ -161,11 +164,11 @@ def check(spec: ComputeSpec) -> None:
         label = scheduling.gpu_node_label(spec.gpu_type)
         key = scheduling.GPU_PRODUCT_LABEL if label is None else label[0]
         values = scheduling.gpu_products(spec.gpu_type) if label is None else [label[1]]
-        other = dict(spec.node_selector).get(key, values[0])
-        if other not in values:
+        selected_value = dict(spec.node_selector).get(key, values[0])
+        if selected_value not in values:
             raise SpecError(
                 f"gpu_type asks for nodes with {key}: {values[0]}, node_selector for "
-                f"{key}: {other}",
+                f"{key}: {selected_value}",
                 hint="leave one parameter out",
             )
     if not spec.is_selector_only:
@@ -209,7 +212,7 @@ def _objects(path: Path) -> list[object]:
         ) from error
     try:
         _check_aliases(path, yaml.compose_all(text, Loader=yaml.SafeLoader))
-        return [one for one in yaml.safe_load_all(text) if one is not None]
+        return [document for document in yaml.safe_load_all(text) if document is not None]
     except (yaml.YAMLError, ValueError) as error:
         raise SpecError(f"manifest is {str(path)!r}, which is no valid YAML: {error}") from error
 
@@ -221,11 +224,13 @@ def _check_aliases(path: Path, documents: Iterable[Any]) -> None:
     def size(node: Any, depth: int = 0) -> int:  # noqa: ANN401  # a node of YAML
         if id(node) in sizes:
             return sizes[id(node)]
-        sizes[id(node)] = VALUES_LIMIT + 1  # until it is known: one that has itself has no end
+        sizes[id(node)] = VALUES_LIMIT + 1  # until it is known: a node may contain itself
         pairs = node.value if isinstance(node.value, list) else ()
-        inner = (each for pair in pairs for each in (pair if isinstance(pair, tuple) else (pair,)))
+        children = (
+            child for pair in pairs for child in (pair if isinstance(pair, tuple) else (pair,))
+        )
         nested = depth > DEPTH_LIMIT
-        sizes[id(node)] = 1 + sum(size(each, depth + 1) for each in inner if not nested)
+        sizes[id(node)] = 1 + sum(size(child, depth + 1) for child in children if not nested)
         return sizes[id(node)]
 
     if any(size(node) > VALUES_LIMIT for node in documents if node is not None):
@@ -235,15 +240,17 @@ def _check_aliases(path: Path, documents: Iterable[Any]) -> None:
         )
 
 
-def _only_object(path: Path, found: list[object]) -> Mapping[str, Any]:
-    if len(found) != 1 or not isinstance(found[0], Mapping):
-        kinds = [str(one.get("kind")) for one in found if isinstance(one, Mapping)]
-        has = f"{len(found)} objects ({', '.join(kinds)})" if len(kinds) > 1 else "no object"
+def _only_object(path: Path, documents: list[object]) -> Mapping[str, Any]:
+    if len(documents) != 1 or not isinstance(documents[0], Mapping):
+        kinds = [
+            str(document.get("kind")) for document in documents if isinstance(document, Mapping)
+        ]
+        has = f"{len(documents)} objects ({', '.join(kinds)})" if len(kinds) > 1 else "no object"
         raise SpecError(
             f"manifest is {str(path)!r}, which has {has}; a compute has one object",
             hint="give the object whose pods are called as a dictionary, or in a file of its own",
         )
-    return found[0]
+    return documents[0]
 
 
 def read(
@@ -251,7 +258,7 @@ def read(
 ) -> tuple[ComputeSpec, str | None]:
     """The spec that a manifest stands for, and its namespace.
 
-    One that was applied, or shown, is that of its compute: what was added to it is left out.
+    The additions of Kubetorch to a manifest that was applied, or shown, are left out.
     """
     path = None if pod_template_path is None else kinds.path(pod_template_path)
     manifest = thaw(freeze(manifest, parameter="manifest"))
@@ -262,14 +269,14 @@ def read(
 
 
 def service_name(manifest: Mapping[str, Any], selector: Mapping[str, str] | None) -> str | None:
-    """Name of the service: that of the manifest, or of the training job that is selected."""
-    found = parameters.name_of(manifest) or (selector or {}).get(_JOB_NAME) or None
-    if found is None:
+    """Name of the service: the name of the manifest, or of the training job that is selected."""
+    name = parameters.name_of(manifest) or (selector or {}).get(_JOB_NAME) or None
+    if name is None:
         return None
-    if names.clean(found) != found or len(found) > names.SERVICE_LIMIT:
+    if names.clean(name) != name or len(name) > names.SERVICE_LIMIT:
         raise SpecError(
-            f"the manifest has the name {found!r}; that of a service has at most "
+            f"the manifest has the name {name!r}; that of a service has at most "
             f"{names.SERVICE_LIMIT} lower-case letters, digits and '-'",
             hint="change metadata.name, or leave it out",
         )
-    return found
+    return name

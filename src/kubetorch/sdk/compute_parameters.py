@@ -1,4 +1,4 @@
-"""The parameters of `kt.Compute`: one table, what each may be, and what they say together.
+"""The parameters of `kt.Compute`: one table of them, their parsers, and checks of combinations.
 
 A parser raises `SpecError` with the parameter, the value, and what would be right.
 """
@@ -50,23 +50,23 @@ from kubetorch.wire.codecs import DEFAULT_ALLOWED
 if TYPE_CHECKING:
     from kubetorch.sdk.secret import Secret
 
-#: What the spec's fields are when nobody says anything.
+#: The defaults of the spec's fields.
 ABSENT = {item.name: item.default for item in fields(ComputeSpec)}
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of `kt.Compute`; what it is in a manifest stands in `manifests.parameters`.
+    """A parameter of `kt.Compute`; `manifests.parameters` has its place in a manifest.
 
     Attributes:
         name: Its name, also as an attribute.
-        parse: What a user's value becomes in the spec; raises `SpecError`.
-        show: What a value of the spec is to the user, if not itself.
-        default: What `None` stands for, if not for the spec's own default.
+        parse: Turns a user's value into the spec's; raises `SpecError`.
+        show: Turns a value of the spec into the user's, if they differ.
+        default: Makes the value for `None`, if it is not the spec's own default.
         variable: Variable of the environment that the default may come from.
         field: Field of `ComputeSpec`, if not of the same name; `None` if it is none.
-        is_argument: Whether the constructor takes it.
-        is_for_new_pods: Whether it is of no use for pods that are there already.
+        is_argument: True if the constructor takes it.
+        is_for_new_pods: True if it is of no use for pods that are there already.
     """
 
     name: str
@@ -82,13 +82,13 @@ class Parameter:
         if self.field == "":
             object.__setattr__(self, "field", self.name)
 
-    def value(self, given: object) -> object:
-        """The spec's value for what a user sets the attribute to."""
-        chosen = self.default() if given is None and self.default is not None else given
+    def value(self, user_value: object) -> object:
+        """The spec's value for a value that the user sets."""
+        value = self.default() if user_value is None and self.default is not None else user_value
         try:
-            return ABSENT[str(self.field)] if chosen is None else self.parse(chosen)
+            return ABSENT[str(self.field)] if value is None else self.parse(value)
         except SpecError as error:
-            if given is None and self.variable is not None:
+            if user_value is None and self.variable is not None:
                 raise SpecError(f"{self.variable}: {error.message}", hint=error.hint) from error
             raise
 
@@ -148,11 +148,11 @@ def gpu_type(value: object) -> str:
     if not isinstance(value, str) or not value.strip():
         raise SpecError(f"gpu_type is {value!r}; it must be text", hint=hint)
     key, colon, last = value.partition(":")
-    found = {key.strip(): last.strip()} if colon else {"product": value}
+    node_labels = {key.strip(): last.strip()} if colon else {"product": value}
     if colon and not last.strip():
         raise SpecError(f"gpu_type is {value!r}; the value of the label is missing", hint=hint)
     try:
-        parameters.labels(found, parameter="gpu_type")
+        parameters.labels(node_labels, parameter="gpu_type")
     except SpecError as error:
         raise SpecError(
             f"gpu_type is {value!r}; it must be a value of a node's label, or `key: value`",
@@ -168,7 +168,7 @@ def tolerations(value: object) -> tuple[Toleration, ...]:
             f"tolerations is {value!r}; it must be a list of dictionaries",
             hint=f"for example kt.Compute(tolerations=[{_EXAMPLE}])",
         )
-    return tuple(dict.fromkeys(_toleration(one) for one in value))
+    return tuple(dict.fromkeys(_toleration(toleration) for toleration in value))
 
 
 def _toleration(value: object) -> Toleration:
@@ -178,7 +178,7 @@ def _toleration(value: object) -> Toleration:
         raise SpecError(
             f"tolerations has {value!r}; each must be a dictionary", hint=f"for example {_EXAMPLE}"
         )
-    found: dict[str, Any] = {}
+    toleration_fields: dict[str, Any] = {}
     for word, text in value.items():
         if word not in _WORDS:
             raise SpecError(
@@ -186,30 +186,32 @@ def _toleration(value: object) -> Toleration:
                 hint=did_you_mean(str(word), _WORDS),
             )
         # Text that is empty is the same as none.
-        found[_WORDS[word]] = text if text != "" else None
-    one = Toleration(**found)
-    _check_toleration(one, dict(value))
-    return one
+        toleration_fields[_WORDS[word]] = text if text != "" else None
+    toleration = Toleration(**toleration_fields)
+    _check_toleration(toleration, dict(value))
+    return toleration
 
 
-def _check_toleration(one: Toleration, given: dict[str, Any]) -> None:
-    def refuse(what: str, hint: str | None = None) -> SpecError:
-        return SpecError(f"tolerations has {given!r}; {what}", hint=hint)
+def _check_toleration(toleration: Toleration, written: dict[str, Any]) -> None:
+    def refuse(problem: str, hint: str | None = None) -> SpecError:
+        return SpecError(f"tolerations has {written!r}; {problem}", hint=hint)
 
     for word in ("key", "operator", "value", "effect"):
-        text: object = getattr(one, word)
+        text: object = getattr(toleration, word)
         if text is not None and not isinstance(text, str):
             raise refuse(f"{word} must be text", f'for example "{word}": {str(text)!r}')
-    for word, known in (("operator", _OPERATORS), ("effect", _EFFECTS)):
-        if getattr(one, word) not in (None, *known):
-            raise refuse(f"{word} must be one of {', '.join(known)}")
-    if one.operator == "Exists" and one.value is not None:
+    for word, allowed in (("operator", _OPERATORS), ("effect", _EFFECTS)):
+        if getattr(toleration, word) not in (None, *allowed):
+            raise refuse(f"{word} must be one of {', '.join(allowed)}")
+    if toleration.operator == "Exists" and toleration.value is not None:
         raise refuse("a taint that only has to exist has no value", 'leave "value" out')
-    if one.key is None and one.operator != "Exists":
+    if toleration.key is None and toleration.operator != "Exists":
         raise refuse("a key is missing", 'without one, "operator": "Exists" accepts every taint')
-    seconds: object = one.seconds
+    seconds: object = toleration.seconds
     if seconds is not None and (
-        isinstance(seconds, bool) or not isinstance(seconds, int) or one.effect != "NoExecute"
+        isinstance(seconds, bool)
+        or not isinstance(seconds, int)
+        or toleration.effect != "NoExecute"
     ):
         raise refuse('tolerationSeconds is a whole number, for the effect "NoExecute" alone')
 
@@ -285,7 +287,7 @@ def num_proc(value: object) -> int | str:
 
 
 def dispatch(value: object) -> str:
-    """Which pods of several a call goes to."""
+    """`all` or `any`: the pods that a call goes to."""
     if value not in _DISPATCH:
         raise SpecError(
             f'dispatch is {value!r}; it must be "all", every pod and a list of results, or "any", '
@@ -296,7 +298,7 @@ def dispatch(value: object) -> str:
 
 
 def server_port(value: object) -> int | None:
-    """A port; `None` is the one that agents have anyway."""
+    """A port; `None` is the usual port of agents."""
     number = parameters.whole(value)
     if number is None or number not in _PORTS:
         raise SpecError(f"server_port is {value!r}; it must be a port, 1 to {_PORTS[-1]}")
@@ -305,13 +307,13 @@ def server_port(value: object) -> int | None:
 
 def selector(value: object) -> Pairs:
     """Labels of the pods that belong to a workload."""
-    found = parameters.labels(value, parameter="selector")
-    if not found:
+    pod_labels = parameters.labels(value, parameter="selector")
+    if not pod_labels:
         raise SpecError(
             "selector is empty, so it would select every pod of the namespace",
             hint='for example kt.Compute(selector={"app": "workers"})',
         )
-    return found
+    return pod_labels
 
 
 def endpoint(value: object) -> Endpoint:
@@ -334,15 +336,15 @@ def service_template(value: object) -> str | None:
 
 
 def own_labels(value: object) -> Pairs:
-    """Labels that are a user's to set."""
-    found = parameters.labels(value)
-    for key, text in found:
+    """Labels that users may set."""
+    user_labels = parameters.labels(value)
+    for key, text in user_labels:
         if key in RESERVED:
             raise SpecError(
                 f"labels has {key!r}: {text!r}; that label is set by Kubetorch itself",
                 hint="choose another name",
             )
-    return found
+    return user_labels
 
 
 def annotation_pairs(value: object) -> Pairs:
@@ -358,7 +360,7 @@ def annotation_pairs(value: object) -> Pairs:
 
 
 def image(value: object) -> Image:
-    """An image; what is none raises `AttributeError`, in the words that programs expect."""
+    """An image; other values raise `AttributeError`, in the words that programs expect."""
     if not isinstance(value, Image):
         raise AttributeError(
             f"image is {value!r}; it must be a kt.Image, for example kt.Image(image_id={value!r}): "
@@ -374,7 +376,7 @@ def volumes(value: object) -> tuple[VolumeSpec, ...]:
             f"volumes is {value!r}; it must be a list of kt.Volume, or of names of claims",
             hint='for example kt.Compute(volumes=["data"])',
         )
-    return tuple(_volume(one) for one in value)
+    return tuple(_volume(volume) for volume in value)
 
 
 def _volume(value: object) -> VolumeSpec:
@@ -401,11 +403,11 @@ def secrets(value: object) -> list[Secret]:
             f"secrets is {value!r}; it must be a list of kt.Secret, or of names",
             hint='for example kt.Compute(secrets=["huggingface"])',
         )
-    return [_secret(one) for one in value]
+    return [_secret(secret) for secret in value]
 
 
 def _secret(value: object) -> Secret:
-    # With the way to controllers, half of what declaring a compute would load.
+    # This imports the controller's client, half of the imports of a declaration.
     from kubetorch.sdk.secret import Secret  # noqa: PLC0415
 
     if isinstance(value, Secret):
@@ -426,11 +428,11 @@ def paths(source: object) -> list[str]:
             f"source is {source!r}; it must be a path, or a list of paths",
             hint='for example compute.rsync(["./src", "./data"])',
         )
-    found = list(items)
-    for item in found:
-        if not isinstance(item, (str, PathLike)):
-            raise SpecError(f"source has {item!r} in it; each must be a path")
-    return [str(os.fspath(item)) for item in found]
+    listed_paths = list(items)
+    for path in listed_paths:
+        if not isinstance(path, (str, PathLike)):
+            raise SpecError(f"source has {path!r} in it; each must be a path")
+    return [str(os.fspath(path)) for path in listed_paths]
 
 
 # ----------------------------------------------------------------------------------- the table
@@ -444,9 +446,12 @@ def _template(text: str | None) -> dict[str, Any] | None:
     return None if text is None else thaw(text)
 
 
-def _tolerations(wanted: Iterable[Toleration]) -> list[dict[str, Any]]:
-    given = [{word: getattr(one, name) for word, name in _WORDS.items()} for one in wanted]
-    return [{word: value for word, value in one.items() if value is not None} for one in given]
+def _tolerations(accepted: Iterable[Toleration]) -> list[dict[str, Any]]:
+    rows = [
+        {word: getattr(toleration, name) for word, name in _WORDS.items()}
+        for toleration in accepted
+    ]
+    return [{word: value for word, value in row.items() if value is not None} for row in rows]
 
 
 def _most_waiting(number: int | None) -> int:
@@ -459,8 +464,8 @@ def _port(port: int | None) -> int:
 
 #: All parameters, by name, in the order of the constructor.
 PARAMETERS = {
-    one.name: one
-    for one in (
+    parameter.name: parameter
+    for parameter in (
         Parameter("cpus", quantity.cpus),
         Parameter("memory", _memory("memory")),
         Parameter("disk_size", _memory("disk_size")),
@@ -528,32 +533,33 @@ PARAMETERS = {
 NO_PARAMETERS = ("pod_labels", "manifest", "pod_template_path", "autoscaling", "distribution")
 
 
-# -------------------------------------------------------------------------- what they say together
+# ------------------------------------------------------------------------- checks of combinations
 
-#: Kinds whose pods are called by nobody.
+#: Kinds whose pods get no calls.
 _JOBS = ("Job", "CronJob")
 #: More than any cluster runs for one service.
 _MOST_PODS = 10_000
 
 
 def declared(spec: ComputeSpec) -> ComputeSpec:
-    """The spec without what a deploy finds out about secrets, claims and files to copy."""
-    bare = tuple(SecretRef(one.name, "", "env") for one in spec.secrets)
+    """The spec without the facts that a deploy adds about secrets, claims and files to copy."""
+    bare = tuple(SecretRef(secret.name, "", "env") for secret in spec.secrets)
     volumes = tuple(
-        one if one.claim is None else replace(one, mount_path="", access_mode=None)
-        for one in spec.volumes
+        volume if volume.claim is None else replace(volume, mount_path="", access_mode=None)
+        for volume in spec.volumes
     )
     image = spec.image
     if image is not None:
         steps = (
-            replace(one, digest=None) if isinstance(one, CopyStep) else one for one in image.steps
+            replace(step, digest=None) if isinstance(step, CopyStep) else step
+            for step in image.steps
         )
         image = replace(image, steps=tuple(steps))
     return replace(spec, secrets=bare, volumes=volumes, image=image)
 
 
 def settled(spec: ComputeSpec, before: ComputeSpec) -> ComputeSpec:
-    """The spec, with what follows of a change of the launch timeout: the deadline of a revision."""
+    """The spec, with the deadline of a revision that follows from a changed launch timeout."""
     scaling = spec.autoscaling
     if scaling is None or spec.launch_timeout == before.launch_timeout:
         return spec
@@ -619,13 +625,13 @@ def _check_slots(spec: ComputeSpec) -> None:
         )
     scaling = None if spec.autoscaling is None else spec.autoscaling.concurrency
     if spec.concurrency is not None:
-        what = "Ray's head, whose program uses the other pods" if kind == "ray" else None
+        callee = "Ray's head, whose program uses the other pods" if kind == "ray" else None
         if spec.manifest is not None and json.loads(spec.manifest).get("kind") in _JOBS:
-            what = "a job, which nobody calls"
-        if what is not None:
+            callee = "a job, which nobody calls"
+        if callee is not None:
             raise SpecError(
                 f"concurrency is {spec.concurrency}; it bounds the calls of a service, and this "
-                f"is {what}"
+                f"is {callee}"
             )
     if not scaling:
         return
@@ -644,7 +650,9 @@ def _check_slots(spec: ComputeSpec) -> None:
 
 
 def _check_pool(spec: ComputeSpec) -> None:
-    fields_of_new_pods = [one.field for one in PARAMETERS.values() if one.is_for_new_pods]
+    fields_of_new_pods = [
+        parameter.field for parameter in PARAMETERS.values() if parameter.is_for_new_pods
+    ]
     named = (*fields_of_new_pods, "pod_labels", "autoscaling")
     useless = [name for name in named if name and getattr(spec, name) != ABSENT[name]]
     if useless:

@@ -1,4 +1,4 @@
-"""The pods of the service that runs on a `kt.Compute`: what there is, and commands in them."""
+"""The pods of the service that runs on a `kt.Compute`: their descriptions, and commands in them."""
 
 from __future__ import annotations
 
@@ -31,16 +31,18 @@ from kubetorch.wire.pod_commands import RunEnd, RunEvent, RunStepNow
 #: The pods that a user means: their names, or indexes into those that run.
 Nodes = str | int | Iterable[str | int] | None
 #: Names of distributions as requirements begin with them.
-_NAME = re.compile(r"^\s*([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)\s*(\[[^\]]*\])?\s*$")
+_REQUIREMENT_NAME = re.compile(
+    r"^\s*([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)\s*(\[[^\]]*\])?\s*$"
+)
 
 
 #: Seconds that a step may take, and that its answer may take beyond them.
 _STEP_TIMEOUT = 3600.0
-_MARGIN = 30.0
+_ANSWER_MARGIN = 30.0
 
 
 @dataclass(frozen=True)
-class Done:
+class StepResult:
     pod: str
     step: Step
     exit_code: int
@@ -48,7 +50,7 @@ class Done:
     errors: str
 
     def as_list(self) -> list[int | str]:
-        """Exit code, output and errors; what a failing one wrote is among its errors."""
+        """Exit code, output and errors; the output of a failing command is among its errors."""
         if self.exit_code == 0:
             return [0, self.output, self.errors]
         return [self.exit_code, "", self.output + self.errors]
@@ -65,7 +67,7 @@ class Done:
 
 
 class ComputePods:
-    """The pods of one service. Each method asks the controller which there are."""
+    """The pods of one service. Each method asks the controller for the present pods."""
 
     def __init__(self, session: Session, namespace: str, service: str) -> None:
         self._session = session
@@ -75,20 +77,22 @@ class ComputePods:
     def _view(self) -> WorkloadView:
         return self._session.get_workload(self._namespace, self._service)
 
-    def found(self) -> list[Attributes]:
+    def list_all(self) -> list[Attributes]:
         """All pods; none if the service is gone."""
         try:
             view = self._view()
-            described = self._session.ask(
+            descriptions = self._session.ask(
                 lambda controller: controller.describe_pods(self._namespace, self._service)
             )
         except ServiceNotFoundError:
             return []
-        by_name = {one["metadata"]["name"]: one for one in described}
-        return [of_pod(view, pod, by_name.get(pod.name)) for pod in view.pods]
+        description_by_name = {
+            description["metadata"]["name"]: description for description in descriptions
+        }
+        return [of_pod(view, pod, description_by_name.get(pod.name)) for pod in view.pods]
 
     def running_names(self) -> list[str]:
-        """Names of the pods that run, but for those that are about to end."""
+        """Names of the pods that run, without pods that are about to end."""
         try:
             return [pod.name for pod in self._view().pods if pod.phase == "Running"]
         except ServiceNotFoundError:
@@ -96,59 +100,59 @@ class ComputePods:
 
     def show_logs(self, *, follow: bool, tail: int, pod: str | None) -> None:
         view = self._view()
-        names = [one.name for one in view.pods]
+        names = [listed_pod.name for listed_pod in view.pods]
         if pod is not None and pod not in names:
             raise SpecError(
                 f"pod is {pod!r}; {view.spec.name} has no such pod",
                 hint=f"it has {', '.join(names) or 'none'}",
             )
         screen = Screen()
-        found = service_logs.ServiceLogs(
+        pod_logs = service_logs.ServiceLogs(
             self._session, view.spec.namespace, view.spec.name, pod=pod
         )
-        for line in found.lines(tail=tail, follow=follow):
+        for line in pod_logs.lines(tail=tail, follow=follow):
             screen.line(f"({line.pod}) {logs.text(line)}")
 
-    def run(self, step: Step, node: Nodes) -> list[Done]:
+    def run(self, step: Step, node: Nodes) -> list[StepResult]:
         """Run a step in the pods that are chosen, one after the other."""
         view = self._view()
         pods = {pod.name: pod for pod in view.pods}
-        chosen = _chosen(view, node)
-        return [_run(self._session, view, pods[name], step) for name in chosen]
+        pod_names = _pod_names(view, node)
+        return [_run(self._session, view, pods[name], step) for name in pod_names]
 
     def apply(self, image: Image, node: Nodes) -> None:
-        """Upload what an image copies, and run its steps."""
+        """Upload the files that an image copies, and run its steps."""
         namespace = self._view().spec.namespace
         for step in _uploaded(self._session, image.to_spec(), namespace).steps:
-            for done in self.run(step, node):
-                done.check()
+            for step_result in self.run(step, node):
+                step_result.check()
 
     def install(self, requirement: str, node: Nodes, *, override: bool) -> None:
-        """Install a requirement where it is not importable; `override`: as it is here."""
-        for pod in _chosen(self._view(), node):
-            wanted = self._missing(requirement, pod, override=override)
-            if wanted is not None:
-                for done in self.run(PipStep(quoted_requirement(wanted)), pod):
-                    done.check()
+        """Install a requirement in pods that lack it; with `override` this machine's version."""
+        for pod in _pod_names(self._view(), node):
+            missing_requirement = self._missing(requirement, pod, override=override)
+            if missing_requirement is not None:
+                for step_result in self.run(PipStep(quoted_requirement(missing_requirement)), pod):
+                    step_result.check()
 
     def _missing(self, requirement: str, pod: str, *, override: bool) -> str | None:
         """The requirement that a pod does not fulfil yet."""
-        match = _NAME.match(requirement)
+        match = _REQUIREMENT_NAME.match(requirement)
         if match is None:
             return requirement
         name = match[1]
-        (found,) = self.run(RunStep(f"test -d {name}"), pod)
-        if found.exit_code == 0:  # a folder that was copied there
+        (folder_test,) = self.run(RunStep(f"test -d {name}"), pod)
+        if folder_test.exit_code == 0:  # a folder that was copied there
             return f"./{requirement.strip()}"
         try:
-            here = importlib.metadata.version(name)
+            local_version = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             return requirement
         if override:
-            return f"{requirement.strip()}=={here}"
+            return f"{requirement.strip()}=={local_version}"
         code = f"import importlib.metadata as m; m.version({name!r})"
-        (there,) = self.run(RunStep(f'python -c "{code}"'), pod)
-        return None if there.exit_code == 0 else requirement
+        (version_test,) = self.run(RunStep(f'python -c "{code}"'), pod)
+        return None if version_test.exit_code == 0 else requirement
 
     def local_port(self) -> int:
         view = self._view()
@@ -162,57 +166,61 @@ class ComputePods:
         shells.run(self._session, view, local_port.choose(view, pod_name))
 
 
-def _run(session: Session, view: WorkloadView, pod: PodView, step: Step) -> Done:
+def _run(session: Session, view: WorkloadView, pod: PodView, step: Step) -> StepResult:
     body = messages.encode(RunStepNow(step, _STEP_TIMEOUT))
     texts: dict[str, list[str]] = {"stdout": [], "stderr": []}
     url = session.address(view, pod)
     client = pod_transport.client(session.transport, url, session.own_token(view))
-    timeout = _STEP_TIMEOUT + _MARGIN
+    timeout = _STEP_TIMEOUT + _ANSWER_MARGIN
     with client, client.request("POST", routes.RUN, body=body, timeout=timeout) as answer:
         if answer.status >= 300:
             raise refusal("POST", url + routes.RUN, answer.status, answer.read())
         for line in answer.iter_lines():
             event: RunEvent = messages.decode(RunEvent, line)  # type: ignore[arg-type]  # a union
             if isinstance(event, RunEnd):
-                return Done(pod.name, step, event.exit_code, *("".join(t) for t in texts.values()))
+                return StepResult(
+                    pod.name, step, event.exit_code, *("".join(t) for t in texts.values())
+                )
             texts[event.source].append(f"{event.text}\n")
     raise ControllerUnavailableError(f"{pod.name} did not say how the command ended")
 
 
 def _uploaded(session: Session, image: ImageSpec, namespace: str) -> ImageSpec:
-    """The image with the digests of what it copies, which the controller has now in a namespace."""
+    """The image with the digests of the files that it copies, after their upload."""
     image, scans = attachments.scan_copies(image, cache=environment.cache_dir())
     controller = session.controller()
     for scan in scans:
         for warning in scan.warnings:
             parameters.warn(warning)
-        wanted = [scan.digest, *scan.tree.digests()]
-        missing = controller.missing_blobs(wanted, namespace)
+        digests = [scan.digest, *scan.tree.digests()]
+        missing = controller.missing_blobs(digests, namespace)
         if missing:
             controller.upload(transfer.compressed(missing, scan.stream), namespace)
     return image
 
 
-def _chosen(view: WorkloadView, node: Nodes) -> list[str]:
-    running = [pod.name for pod in view.pods if pod.phase == "Running"]
+def _pod_names(view: WorkloadView, node: Nodes) -> list[str]:
+    running_pods = [pod.name for pod in view.pods if pod.phase == "Running"]
     # A pod that serves nothing, such as one that a deploy replaces, runs nothing either.
-    serving = [pod.name for pod in view.pods if pod.name in running and pod.generation] or running
+    serving_pods = [
+        pod.name for pod in view.pods if pod.name in running_pods and pod.generation
+    ] or running_pods
     if node in (None, "all"):
-        if not running:
+        if not running_pods:
             raise ControllerUnavailableError(f"{view.spec.name} has no pod that runs")
-        return serving
-    chosen = [node] if isinstance(node, (str, int)) else list(node or ())
-    names = [_name(serving, running, one) for one in chosen]
-    for one, name in zip(chosen, names, strict=True):
-        if name not in running:
+        return serving_pods
+    chosen_nodes = [node] if isinstance(node, (str, int)) else list(node or ())
+    names = [_name_of_node(serving_pods, running_pods, chosen_node) for chosen_node in chosen_nodes]
+    for chosen_node, name in zip(chosen_nodes, names, strict=True):
+        if name not in running_pods:
             raise SpecError(
-                f"node is {one!r}; {view.spec.name} has no such pod that runs",
-                hint=f"it has {', '.join(running) or 'none'}",
+                f"node is {chosen_node!r}; {view.spec.name} has no such pod that runs",
+                hint=f"it has {', '.join(running_pods) or 'none'}",
             )
     return names
 
 
-def _name(serving: list[str], running: list[str], node: str | int) -> str:
+def _name_of_node(serving: list[str], running: list[str], node: str | int) -> str:
     """The name of the pod with this name, or with this index."""
     index = parameters.whole(node)
     if str(node) in running or index is None or not 0 <= index < len(serving):

@@ -1,7 +1,7 @@
 """Typed requests to a controller; blocking, for the SDK and the CLI.
 
-Every method raises what the controller answered: one of our own errors as itself, anything else as
-`ControllerRequestError`.
+Every method raises the error that the controller answered: an error of Kubetorch as itself, any
+other as `ControllerRequestError`.
 """
 
 from __future__ import annotations
@@ -45,42 +45,45 @@ from kubetorch.wire.volumes import CreatedVolume, StorageClass, VolumeView
 
 _T = TypeVar("_T")
 Body = bytes | Iterable[bytes] | None
-#: Seconds that a request may go without progress: `...` for as long as the client has it.
+#: Seconds that a request may go without progress: `...` for the timeout of the client.
 Timeout = float | None | EllipsisType
 
-#: Nobody is at an address.
-_NOBODY = (ConnectionRefusedError, TimeoutError, socket.gaierror)
+#: Errors of an address at which nothing listens.
+_UNREACHABLE = (ConnectionRefusedError, TimeoutError, socket.gaierror)
 #: Content type of a stream of JSON lines.
 NDJSON = "application/x-ndjson"
 
 
 class FirstContact:
-    """Remembers if a cluster has answered this program yet: if not, the cluster may never do so."""
+    """Remembers if a cluster has answered this program yet.
+
+    Until then an error says how to run without the cluster, which may never answer.
+    """
 
     def __init__(self, api_url: str | None = None) -> None:
         self.is_over = False
         self._api_url = api_url
 
     def explain(self, error: KubetorchError) -> KubetorchError:
-        """The error of a cluster that cannot be used, with how to do without it."""
+        """The error of a cluster that cannot be used, with a hint to run without the cluster."""
         if self.is_over or environment.is_in_pod():
             return error
         cause = error.__cause__
         # Waiting for one of these to pass would take long, and mostly be in vain.
         if isinstance(cause, KubernetesUnavailableError):
             error = cause
-        elif self._api_url is not None and isinstance(cause, _NOBODY):
-            why = error.message.partition(": ")[2]
-            error = ConfigError(f"api_url is {self._api_url!r}: {why}", hint="kt check")
+        elif self._api_url is not None and isinstance(cause, _UNREACHABLE):
+            reason = error.message.partition(": ")[2]
+            error = ConfigError(f"api_url is {self._api_url!r}: {reason}", hint="kt check")
             error.__cause__ = cause
-        way = "KT_BACKEND=local runs on this machine"
+        local_hint = "KT_BACKEND=local runs on this machine"
         if "KT_BACKEND" not in (error.hint or ""):
-            error.hint = f"{error.hint}; or {way}" if error.hint else way
+            error.hint = f"{error.hint}; or {local_hint}" if error.hint else local_hint
         return error
 
 
 class Controller:
-    """A controller, over HTTP; `contact` is that with its cluster, if it is in one."""
+    """A controller, over HTTP; `contact` belongs to its cluster, if it is in one."""
 
     def __init__(self, http: HttpClient, contact: FirstContact | None = None) -> None:
         self._http = http
@@ -122,13 +125,13 @@ class Controller:
         return self._get(WorkloadView, routes.workload(namespace, name) + query)
 
     def describe_pods(self, namespace: str, name: str) -> list[dict[str, Any]]:
-        """The pods of a workload as their cluster describes them; none if it does not."""
+        """The pods of a workload as their cluster describes them; none without a cluster."""
         try:
             answer = self.ask("GET", routes.workload(namespace, name, "pods"))
         except ProtocolError:  # a controller of an earlier version has no such route
             return []
-        found: list[dict[str, Any]] = json.loads(answer)
-        return found
+        pods: list[dict[str, Any]] = json.loads(answer)
+        return pods
 
     def delete_workload(
         self, namespace: str, name: str, *, grace: float | None = None
@@ -149,7 +152,7 @@ class Controller:
         ttl: float | None = None,
         verbs: Sequence[str] | None = None,
     ) -> TokenView:
-        body = json.dumps(_given(ttl=ttl, verbs=verbs))
+        body = json.dumps(_without_none(ttl=ttl, verbs=verbs))
         path = routes.workload(namespace, name, "token")
         answer = self.ask("POST", path, body=body.encode())
         return messages.decode(TokenView, answer)
@@ -164,14 +167,14 @@ class Controller:
         pod: str | None = None,
     ) -> Iterator[DeployLog]:
         """The lines that the pods of a workload wrote, the oldest first."""
-        query = urlencode(_given(follow=str(follow).lower(), tail=tail, pod=pod))
+        query = urlencode(_without_none(follow=str(follow).lower(), tail=tail, pod=pod))
         path = f"{routes.workload(namespace, name, 'logs')}?{query}"
         return _log_lines(self._request("GET", path, timeout=None if follow else 60.0))
 
     # ------------------------------------------------------------------------------------ deploy
 
     def begin_deploy(self, deploy: Deploy, packed: Iterable[bytes], *, silence: float) -> Response:
-        """The answer that has the `deploy_events`."""
+        """Send a deploy; its answer has the `deploy_events`."""
         path = routes.workload(deploy.spec.namespace, deploy.spec.name, "deploy")
         body = itertools.chain((messages.encode(deploy) + b"\n",), packed)
         headers = {"Accept": NDJSON, "Content-Type": blobs.CONTENT_TYPE}
@@ -180,13 +183,13 @@ class Controller:
     def upload(self, packed: Iterable[bytes], namespace: str) -> None:
         """Store blobs of a namespace, as `datastore.transfer.compressed` has them."""
         headers = {"Content-Type": blobs.CONTENT_TYPE}
-        path = _of(routes.BLOBS, namespace)
+        path = _with_namespace(routes.BLOBS, namespace)
         self.ask("POST", path, body=packed, headers=headers)
 
     def missing_blobs(self, digests: Iterable[str], namespace: str) -> list[str]:
         """The blobs among these that the controller lacks in a namespace."""
         body = json.dumps({"blobs": list(digests)}).encode()
-        answer = self.ask("POST", _of(routes.BLOBS_MISSING, namespace), body=body)
+        answer = self.ask("POST", _with_namespace(routes.BLOBS_MISSING, namespace), body=body)
         missing: list[str] = json.loads(answer)["missing"]
         return missing
 
@@ -195,7 +198,7 @@ class Controller:
         import zstandard  # noqa: PLC0415  # few programs ask for one
 
         body = json.dumps({"blobs": [digest]}).encode()
-        packed = self.ask("POST", _of(routes.BLOBS_FETCH, namespace), body=body)
+        packed = self.ask("POST", _with_namespace(routes.BLOBS_FETCH, namespace), body=body)
         records = zstandard.ZstdDecompressor().decompressobj().decompress(packed)
         return b"".join(piece for _, _, piece in blobs.Unpacker().feed(records))
 
@@ -204,7 +207,7 @@ class Controller:
     def list_calls(
         self, namespace: str | None = None, workload: str | None = None
     ) -> list[CallView]:
-        query = urlencode(_given(namespace=namespace, workload=workload))
+        query = urlencode(_without_none(namespace=namespace, workload=workload))
         return self._get(list[CallView], f"{routes.CALLS}?{query}" if query else routes.CALLS)
 
     def get_call(self, call_id: str) -> CallView:
@@ -282,11 +285,11 @@ def _log_lines(response: Response) -> Iterator[DeployLog]:
                 yield messages.decode(DeployLog, line)
 
 
-def _given(**values: object) -> dict[str, object]:
+def _without_none(**values: object) -> dict[str, object]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _of(path: str, namespace: str) -> str:
+def _with_namespace(path: str, namespace: str) -> str:
     return f"{path}?{urlencode({'namespace': namespace})}"
 
 
@@ -313,16 +316,16 @@ class SecretRequests:
         return messages.decode(SecretView | None, answer)  # type: ignore[arg-type]  # a union
 
     def find(self, namespace: str, name: str) -> SecretView:
-        """A secret by the name that its owner gave it, or by that of its Kubernetes object."""
+        """A secret by its declared name, or by the name of its Kubernetes object."""
         for object_name in specs.object_names(name, username=config.username):
-            found = self.get(namespace, object_name)
-            if found is not None:
-                return found
+            secret_view = self.get(namespace, object_name)
+            if secret_view is not None:
+                return secret_view
         error = SecretNotFound(name, namespace)
         with contextlib.suppress(KubetorchError):  # who may not list them gets no help
-            known = [view.name for view in self.list(namespace)]
-            meant = did_you_mean(name, known, likeness=0.6)
-            error.hint = f"{meant} {error.hint}" if meant else error.hint
+            secret_names = [view.name for view in self.list(namespace)]
+            suggestion = did_you_mean(name, secret_names, likeness=0.6)
+            error.hint = f"{suggestion} {error.hint}" if suggestion else error.hint
         raise error
 
     def values(self, namespace: str, object_name: str) -> SecretBytes:
@@ -343,7 +346,7 @@ class VolumeRequests:
         self._controller = controller
 
     def create(self, namespace: str, spec: VolumeSpec) -> CreatedVolume:
-        """Make a volume; one that exists stays as it is."""
+        """Make a volume; a volume that exists stays as it is."""
         path, body = routes.volumes(namespace), messages.encode(spec)
         return messages.decode(CreatedVolume, self._controller.ask("POST", path, body=body))
 
@@ -358,21 +361,21 @@ class VolumeRequests:
         return messages.decode(list[VolumeView], self._controller.ask("GET", path))
 
     def delete(self, namespace: str, claim: str, *, wait: float, is_forced: bool = False) -> bool:
-        """Delete a volume and what is in it; whether it is gone after so many seconds."""
+        """Delete a volume with its files; true if it is gone after `wait` seconds."""
         query = {"wait": wait, **({"force": "true"} if is_forced else {})}
         path = f"{routes.volume(namespace, claim)}?{urlencode(query)}"
         answer = self._controller.ask("DELETE", path, timeout=wait + routes.MARGIN)
-        gone: bool = json.loads(answer)["gone"]
-        return gone
+        is_gone: bool = json.loads(answer)["gone"]
+        return is_gone
 
     def storage_class(self, spec: VolumeSpec, namespace: str) -> StorageClass:
-        """The class and the access mode that a volume of a namespace would be made with."""
-        named = {
+        """The storage class and the access mode of a volume that is made in a namespace."""
+        parameters = {
             "access_mode": spec.access_mode,
             "storage_class": spec.storage_class,
             "volume_name": spec.volume_name,
             "namespace": namespace,
         }
-        query = urlencode({key: value for key, value in named.items() if value is not None})
+        query = urlencode({key: value for key, value in parameters.items() if value is not None})
         path = f"{routes.STORAGE_CLASS}?{query}"
         return messages.decode(StorageClass, self._controller.ask("GET", path))

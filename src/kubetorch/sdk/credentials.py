@@ -35,16 +35,17 @@ class Credentials:
 # ------------------------------------------------------------------------------------ variables
 
 
-def check_env_vars(given: object) -> EnvVars:
-    """`env_vars` as it is kept: text stands for a list of one."""
-    if isinstance(given, str):
-        given = [given]
-    if isinstance(given, Mapping) and given:
+def check_env_vars(env_vars: object) -> EnvVars:
+    """`env_vars` as a secret has it; a text stands for a list with that one variable."""
+    if isinstance(env_vars, str):
+        env_vars = [env_vars]
+    if isinstance(env_vars, Mapping) and env_vars:
         return {
-            specs.check_key(key): specs.check_variable(variable) for key, variable in given.items()
+            specs.check_key(key): specs.check_variable(variable)
+            for key, variable in env_vars.items()
         }
-    if isinstance(given, Iterable) and not isinstance(given, (Mapping, bytes)):
-        names = [specs.check_variable(name) for name in given]
+    if isinstance(env_vars, Iterable) and not isinstance(env_vars, (Mapping, bytes)):
+        names = [specs.check_variable(name) for name in env_vars]
         if names:
             return list(dict.fromkeys(names))
     raise SpecError(
@@ -59,19 +60,19 @@ def pairs(env_vars: EnvVars) -> dict[str, str]:
 
 
 def read_variables(env_vars: EnvVars) -> tuple[SecretBytes, list[str]]:
-    """The values that variables have, and the variables that are not set.
+    """The values of variables, and the variables that are not set.
 
-    A variable that is not set may have its value in one that is called like the value.
+    Where a variable is not set, the variable with the name of the value is read.
     """
-    found: dict[str, bytes] = {}
+    values: dict[str, bytes] = {}
     missing = []
     for key, variable in pairs(env_vars).items():
         text = environment.variable(variable) or environment.variable(key)
         if text is None:
             missing.append(variable)
         else:
-            found[key] = os.fsencode(text)
-    return SecretBytes(found), missing
+            values[key] = os.fsencode(text)
+    return SecretBytes(values), missing
 
 
 # ---------------------------------------------------------------------------------------- files
@@ -79,21 +80,21 @@ def read_variables(env_vars: EnvVars) -> tuple[SecretBytes, list[str]]:
 
 def in_folder(path: str, filenames: Sequence[str] | None = None) -> Credentials:
     """The files of a folder, or the one file that `path` is."""
-    place = _expanded(path)
+    source_path = _expanded(path)
     folder = path
-    if _is_file(place):
-        folder, filenames = posixpath.dirname(path) or ".", [place.name]
-        place = place.parent
+    if _is_file(source_path):
+        folder, filenames = posixpath.dirname(path) or ".", [source_path.name]
+        source_path = source_path.parent
     elif filenames is None:
-        filenames = _files_in(place)
-    found = _read(place, filenames)
-    if not found:
+        filenames = _files_in(source_path)
+    contents = _read(source_path, filenames)
+    if not contents:
         looked_for = f": {', '.join(filenames)}" if filenames else ""
         raise SpecError(
             f"there is nothing to make a secret of in {path!r}{looked_for}",
             hint="name a file that is not empty, or a folder with such files",
         )
-    return Credentials(found, path=_in_pod(folder), filenames=tuple(found))
+    return Credentials(contents, path=_in_pod(folder), filenames=tuple(contents))
 
 
 def _expanded(path: str) -> Path:
@@ -125,7 +126,7 @@ def _unreadable(path: Path, error: OSError | ValueError) -> SpecError:
 
 
 def _read(folder: Path, filenames: Iterable[str]) -> SecretBytes:
-    found: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     for name in filenames:
         try:
             size = (folder / name).stat().st_size
@@ -137,8 +138,8 @@ def _read(folder: Path, filenames: Iterable[str]) -> SecretBytes:
         except OSError as error:
             raise _unreadable(folder / name, error) from error
         if content:
-            found[specs.check_key(name)] = content
-    return SecretBytes(found)
+            contents[specs.check_key(name)] = content
+    return SecretBytes(contents)
 
 
 def _in_pod(folder: str) -> str:
@@ -150,9 +151,10 @@ def _in_pod(folder: str) -> str:
     return specs.check_folder(str(absolute))
 
 
-def too_large(what: str, size_bytes: int) -> SpecError:
+def too_large(subject: str, size_bytes: int) -> SpecError:
     return SpecError(
-        f"{what} has {size_bytes} bytes; all values of a secret together have at most {SIZE_LIMIT}",
+        f"{subject} has {size_bytes} bytes; all values of a secret together have at most "
+        f"{SIZE_LIMIT}",
         hint="put larger values into a kt.Volume or the project's folder",
     )
 
@@ -164,8 +166,8 @@ def of_provider(provider: Provider, path: str | None = None) -> Credentials:
     """The credentials of a provider: its files, else its variables."""
     if path is not None:
         is_usual = posixpath.normpath(path) == provider.folder
-        given = provider.filenames if is_usual or _has_any(path, provider) else None
-        return _exposed(provider, in_folder(path, given))
+        filenames = provider.filenames if is_usual or _has_any(path, provider) else None
+        return _exposed(provider, in_folder(path, filenames))
     if provider.folder and _has_any(provider.folder, provider):
         return _exposed(provider, in_folder(provider.folder, provider.filenames))
     if provider.env:
@@ -184,11 +186,11 @@ def _has_any(path: str, provider: Provider) -> bool:
     return any(_is_file(folder / name) for name in provider.filenames)
 
 
-def _exposed(provider: Provider, found: Credentials) -> Credentials:
-    """The same, as a variable if that is how the provider's programs want it."""
-    values, variable = found.values, provider.exposed_as
-    if variable is None or values is None or found.filenames != provider.filenames:
-        return found
+def _exposed(provider: Provider, credentials: Credentials) -> Credentials:
+    """The credentials as a variable, if the provider's programs read a variable."""
+    values, variable = credentials.values, provider.exposed_as
+    if variable is None or values is None or credentials.filenames != provider.filenames:
+        return credentials
     (name,) = provider.filenames
     return Credentials(SecretBytes({variable: values[name].strip()}), env_vars=[variable])
 
@@ -204,8 +206,8 @@ def _places(provider: Provider) -> str:
 
 def default_env_vars(provider: Provider) -> EnvVars:
     """The variables that a provider's credentials are in; a list where values have their names."""
-    given = dict(provider.env)
-    return list(given) if all(key == name for key, name in given.items()) else given
+    variables = dict(provider.env)
+    return list(variables) if all(key == name for key, name in variables.items()) else variables
 
 
 def provider_of_env_vars(env_vars: EnvVars) -> Provider | None:
@@ -217,12 +219,14 @@ def provider_of_env_vars(env_vars: EnvVars) -> Provider | None:
 
 
 def provider_of_path(path: str) -> Provider | None:
-    """The provider whose folder this is, or one of whose files."""
-    place = _expanded(path)
+    """The provider whose folder the path is, or whose file."""
+    expanded_path = _expanded(path)
     for provider in specs.PROVIDERS.values():
         if provider.folder:
             folder = Path(provider.folder).expanduser()
-            if place == folder or place in [folder / name for name in provider.filenames]:
+            if expanded_path == folder or expanded_path in [
+                folder / name for name in provider.filenames
+            ]:
                 return provider
     return None
 
@@ -253,33 +257,42 @@ class SecretSource:
     ) -> SecretSource:
         if env_var is not None and env_vars is not None:
             raise SpecError("a secret has `env_var` or `env_vars`, not both")
-        given = env_vars if env_var is None else [env_var]
-        variables = None if given is None else check_env_vars(given)
-        place = None if path is None else _checked_path(path)
-        if place is not None and variables is not None:
+        declared_variables = env_vars if env_var is None else [env_var]
+        variables = None if declared_variables is None else check_env_vars(declared_variables)
+        checked_path = None if path is None else _checked_path(path)
+        if checked_path is not None and variables is not None:
             raise SpecError("a secret is made of `path` or of variables, not of both")
-        if filenames is not None and place is None:
+        if filenames is not None and checked_path is None:
             raise SpecError("`filenames` are files of `path`, which is not given")
-        hidden = None if values is None else _encoded(values)
-        known = None if provider is None else specs.provider(provider)
-        if known is None and hidden is None:  # perhaps this is a provider's usual place
-            if place is not None:
-                known = provider_of_path(place)
+        encoded_values = None if values is None else _encoded(values)
+        source_provider = None if provider is None else specs.provider(provider)
+        if (
+            source_provider is None and encoded_values is None
+        ):  # perhaps this is a provider's usual place
+            if checked_path is not None:
+                source_provider = provider_of_path(checked_path)
             elif variables is not None:
-                known = provider_of_env_vars(variables)
+                source_provider = provider_of_env_vars(variables)
         files = None if filenames is None else _checked_filenames(filenames)
-        return cls(known, hidden, place, variables, files, may_exist=env_var is not None)
+        return cls(
+            source_provider,
+            encoded_values,
+            checked_path,
+            variables,
+            files,
+            may_exist=env_var is not None,
+        )
 
     def read(self, name: str, *, may_be_missing: bool) -> Credentials:
         try:
-            found = self._read(name)
+            credentials = self._read(name)
         except SpecError:
             if not may_be_missing:
                 raise
             return Credentials(None, path=self.path, env_vars=self.env_vars)
-        if found.values is not None and found.values.size_bytes > specs.SIZE_LIMIT:
-            raise too_large(f"the secret {name!r}", found.values.size_bytes)
-        return found
+        if credentials.values is not None and credentials.values.size_bytes > specs.SIZE_LIMIT:
+            raise too_large(f"the secret {name!r}", credentials.values.size_bytes)
+        return credentials
 
     def _read(self, name: str) -> Credentials:
         if self.values is not None:
@@ -322,12 +335,12 @@ class SecretSource:
 
 def _checked_path(path: object) -> str:
     try:
-        place = fspath(path)  # type: ignore[call-overload]  # what is no path raises
+        path_text = fspath(path)  # type: ignore[call-overload]  # what is no path raises
     except TypeError:
-        place = None
-    if not isinstance(place, str) or not place or "\0" in place:
+        path_text = None
+    if not isinstance(path_text, str) or not path_text or "\0" in path_text:
         raise SpecError(f"path is {path!r}; it must be a file or a folder")
-    return place
+    return path_text
 
 
 def _checked_filenames(filenames: object) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
-"""What user code says to the worker that runs it: `kt.progress` and `kt.on_preempt`.
+"""The messages of user code to the worker that runs it: `kt.progress` and `kt.on_preempt`.
 
-A worker has the module that hears it loaded; looking it up spares everybody else the import.
+A worker has imported the module that receives them; other programs are spared the import.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def progress(current: float, total: float | None = None, message: str | None = N
         total: What is to be done, in the same unit, when it is known.
         message: What is happening.
     """
-    found = sys.modules.get(_MODULE)
-    if found is not None:
-        found.progress(current, total, message)
+    worker_module = sys.modules.get(_MODULE)
+    if worker_module is not None:
+        worker_module.progress(current, total, message)
 
 
 def on_preempt(callback: _F) -> _F:
@@ -59,7 +59,7 @@ def on_preempt(callback: _F) -> _F:
             "a thread",
             hint="give it a plain function",
         )
-    found = sys.modules.get(_MODULE)
-    if found is not None:
-        found.callbacks.add(callback)
+    worker_module = sys.modules.get(_MODULE)
+    if worker_module is not None:
+        worker_module.callbacks.add(callback)
     return callback

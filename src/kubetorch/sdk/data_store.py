@@ -35,7 +35,9 @@ def get(key: str | list[str], dest: Any = None, **_options: Any) -> NoReturn:  #
         DataStoreError: Always.
     """
     keys = key if isinstance(key, list) else [key]
-    if not all(isinstance(each, str) for each in keys):  # as `ray.get` takes what `.remote()` gave
+    if not all(
+        isinstance(single_key, str) for single_key in keys
+    ):  # as `ray.get` takes what `.remote()` gave
         raise TypeError(
             f"kt.get takes keys of the data store, not {introspection.shown(key)}\n"
             "hint: handle.get() waits for a spawned call, [each.get() for each in handles] for "

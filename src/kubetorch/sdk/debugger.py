@@ -42,13 +42,13 @@ def deep_breakpoint(debug_port: int = 5678, debug_mode: str | None = None) -> No
 
 
 def refuse_breakpoint(*_args: Any, **_kwargs: Any) -> NoReturn:  # noqa: ANN401  # as breakpoint()
-    """Refuse `breakpoint()` in a pod, where nobody could answer its questions."""
+    """Refuse `breakpoint()` in a pod, which has no terminal for its prompt."""
     raise _absent("breakpoint()")
 
 
-def _absent(what: str) -> SpecError:
+def _absent(feature: str) -> SpecError:
     return SpecError(
-        f"{what} in a pod needs the debugger, which this release does not have",
+        f"{feature} in a pod needs the debugger, which this release does not have",
         hint="print() and logging reach the caller, kt stacks shows where the code is, and "
         "PYTHONBREAKPOINT in env_vars names another debugger",
     )

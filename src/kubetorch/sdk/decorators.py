@@ -30,7 +30,7 @@ _GLOBALS = "kubetorch.sdk.backend"
 
 T = TypeVar("T")
 AnyT = TypeVar("AnyT")
-#: What one decorator adds to a compute.
+#: The change that one decorator makes to a compute.
 Change = Callable[[Compute], object]
 Handle = Fn[..., Any] | Cls[Any]
 
@@ -47,7 +47,7 @@ class Decorator(Protocol):
 
 
 class Partial:
-    """A function or class whose decorators so far say how, and not yet on what, it is to run."""
+    """A function or class with decorators, but without the `@kt.compute` that they change."""
 
     _kt_partial_module = True
 
@@ -57,7 +57,7 @@ class Partial:
         self.is_async = False
 
     def __call__(self, /, *_args: Any, **_kwargs: Any) -> None:  # noqa: ANN401  # the user's values
-        """Refuse, since nobody said what it runs on."""
+        """Refuse, since there is no `@kt.compute`."""
         name = getattr(self.__wrapped__, "__qualname__", self.__wrapped__)
         raise SpecError(
             f"{name} has decorators, and @kt.compute is not among them",
@@ -130,9 +130,9 @@ def distribute(*args: Any, **kwargs: Any) -> Callable[[AnyT], AnyT]:  # noqa: AN
     """
     if len(args) == 1 and callable(args[0]):
         raise TypeError("@kt.distribute takes arguments; write @kt.distribute() above the function")
-    # What is impossible is an error of the decorator's own line.
-    given = dict(zip(distribution.ARGUMENTS, args, strict=False))
-    distribution.parse({**given, **kwargs})
+    # Impossible values are errors of the decorator's own line.
+    named_arguments = dict(zip(distribution.ARGUMENTS, args, strict=False))
+    distribution.parse({**named_arguments, **kwargs})
     return _changing("@kt.distribute", lambda declared: declared.distribute(*args, **kwargs))
 
 

@@ -1,4 +1,4 @@
-"""`kt.distributed`: what code in a pod can ask about the other pods of its service."""
+"""`kt.distributed`: the addresses of the pods of a service, for code in these pods."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kubetorch.config import environment
 from kubetorch.errors import SpecError
 from kubetorch.sdk import parameters
 
-#: Seconds between two looks for pods that are awaited.
+#: Seconds between two reads of the members while pods are awaited.
 _INTERVAL = 0.05
 
 
@@ -30,8 +30,8 @@ def pod_ips(quorum_workers: int | None = None, quorum_timeout: float = 0) -> lis
         RuntimeError: This pod runs no service of Kubetorch.
         SpecError: An argument is no such number.
     """
-    wanted = 1 if quorum_workers is None else parameters.whole(quorum_workers)
-    if wanted is None or wanted < 1:
+    quorum = 1 if quorum_workers is None else parameters.whole(quorum_workers)
+    if quorum is None or quorum < 1:
         raise SpecError(
             f"quorum_workers is {quorum_workers!r}; it must be a whole number of at least 1"
         )
@@ -50,9 +50,9 @@ def pod_ips(quorum_workers: int | None = None, quorum_timeout: float = 0) -> lis
     until = time.monotonic() + quorum_timeout
     while True:
         try:
-            found = file.read_text().split()
-        except FileNotFoundError:  # the controller has not yet said
-            found = []
-        if len(found) >= wanted or time.monotonic() >= until:
-            return sorted(found)
+            addresses = file.read_text().split()
+        except FileNotFoundError:  # the controller has not sent the members yet
+            addresses = []
+        if len(addresses) >= quorum or time.monotonic() >= until:
+            return sorted(addresses)
         time.sleep(_INTERVAL)

@@ -129,7 +129,7 @@ def fn(  # noqa: PLR0913  # the documented parameters
     function_obj = unwrapped(function_obj)
     if isinstance(function_obj, type):
         raise TypeError(f"{function_obj.__name__} is a class; use kt.cls({function_obj.__name__})")
-    return Fn._made(
+    return Fn._create(
         function_obj,
         Placement(sync_dir, remote_dir, remote_import_path),
         name=name,

@@ -1,4 +1,4 @@
-"""`kt.service`: what a handle has itself, also where a method of the user has the same name."""
+"""`kt.service`: the attributes of a handle, also where a method of the user has the same name."""
 
 from __future__ import annotations
 

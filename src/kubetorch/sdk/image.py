@@ -77,7 +77,7 @@ class Image(metaclass=_ImageType):
         return image
 
     def to_spec(self) -> ImageSpec:
-        """The frozen form of what was declared so far."""
+        """The frozen form of this image with the steps so far."""
         return self._spec
 
     if not TYPE_CHECKING:  # as the class itself has it
@@ -165,17 +165,17 @@ class Image(metaclass=_ImageType):
         Raises:
             SpecError: A requirement is no text, or empty.
         """
-        items = parameters.texts("reqs", reqs)
-        for item in items:
-            if "\n" in item.strip():
+        requirements = parameters.texts("reqs", reqs)
+        for requirement in requirements:
+            if "\n" in requirement.strip():
                 raise SpecError(
-                    f"reqs has {item!r} in it, which is more than one line",
+                    f"reqs has {requirement!r} in it, which is more than one line",
                     hint="give several requirements as a list",
                 )
         return self._add(
             *(
-                specs.PipStep(quoted_requirement(item), force=force, joins=number > 0)
-                for number, item in enumerate(items)
+                specs.PipStep(quoted_requirement(requirement), force=force, joins=number > 0)
+                for number, requirement in enumerate(requirements)
             )
         )
 
@@ -189,8 +189,8 @@ class Image(metaclass=_ImageType):
         Raises:
             SpecError: A command is no text, or empty.
         """
-        items = parameters.texts("command", command)
-        return self._add(*(specs.RunStep(item, force=force) for item in items))
+        commands = parameters.texts("command", command)
+        return self._add(*(specs.RunStep(shell_command, force=force) for shell_command in commands))
 
     def set_env_vars(self, env_vars: Mapping[str, object]) -> Self:
         """Set environment variables, in order.
@@ -231,9 +231,9 @@ class Image(metaclass=_ImageType):
         Raises:
             SpecError: There is no such file or folder.
         """
-        if _is_elsewhere(source):
+        if _is_on_other_machine(source):
             return self
-        path = _existing(source)
+        path = _existing_path(source)
         is_folder = path.is_dir()
         if contents and not is_folder:
             raise SpecError(f"contents=True copies a folder's contents; {source!r} is a file")
@@ -272,7 +272,7 @@ class Image(metaclass=_ImageType):
         Raises:
             SpecError: There is no such folder or package.
         """
-        if _is_elsewhere(package):
+        if _is_on_other_machine(package):
             return self
         path = _package_folder(package)
         step = specs.CopyStep(str(path), path.name, force=force, is_folder=True, is_package=True)
@@ -303,7 +303,7 @@ class Image(metaclass=_ImageType):
             path = dockerfile_path
         if path is None:
             raise TypeError("from_dockerfile() needs the path of a Dockerfile")
-        if _is_elsewhere(path):
+        if _is_on_other_machine(path):
             return cls(name)
         path = Path(path)
         instructions = _last_stage(dockerfile.parse(path.read_text(), path=str(path)), path)
@@ -318,7 +318,7 @@ class Image(metaclass=_ImageType):
         return hash(self._spec)
 
     def __repr__(self) -> str:
-        given = {
+        arguments = {
             "name": self.name,
             "image_id": self.image_id,
             "python_path": self.python_path,
@@ -330,15 +330,18 @@ class Image(metaclass=_ImageType):
                 calls[-1].append(step)
             else:
                 calls.append([step])
-        return parameters.expression("Image", given) + "".join(_call(*steps) for steps in calls)
+        return parameters.expression("Image", arguments) + "".join(_call(*steps) for steps in calls)
 
 
 def _call(step: specs.Step, *joining: specs.Step) -> str:
     """The method call that adds `step`."""
     forced = ", force=True" if step.force else ""
     if isinstance(step, specs.PipStep):
-        pips = (step, *(one for one in joining if isinstance(one, specs.PipStep)))
-        return f".pip_install({[one.requirement for one in pips]!r}{forced})"
+        pip_steps = (
+            step,
+            *(pip_step for pip_step in joining if isinstance(pip_step, specs.PipStep)),
+        )
+        return f".pip_install({[pip_step.requirement for pip_step in pip_steps]!r}{forced})"
     if isinstance(step, specs.RunStep):
         return f".run_bash({step.command!r}{forced})"
     if isinstance(step, specs.EnvStep):
@@ -357,13 +360,13 @@ def _check_text(parameter: str, value: object) -> None:
         raise SpecError(f"{parameter} is {value!r}; it must be text")
 
 
-def _is_elsewhere(path: object) -> bool:
-    """True if a module that a pod imports names a file of the machine that it was deployed from."""
+def _is_on_other_machine(path: object) -> bool:
+    """True if a pod imports the module, and the path is one of the machine that deployed it."""
     is_path = isinstance(path, (str, Path)) and bool(str(path))
     return is_path and inpod.is_worker() and not Path(str(path)).expanduser().exists()
 
 
-def _existing(source: object) -> Path:
+def _existing_path(source: object) -> Path:
     if not isinstance(source, (str, Path)) or not str(source):
         raise SpecError(f"source is {source!r}; it must be a local path")
     path = Path(source).expanduser().absolute()
@@ -376,7 +379,7 @@ def _package_folder(package: object) -> Path:
     if not isinstance(package, str) or not package:
         raise SpecError(f"package is {package!r}; it must be a path or the name of a package")
     if "/" in package or "~" in package:
-        path = _existing(package)
+        path = _existing_path(package)
         if not path.is_dir():
             raise SpecError(f"package is {package!r}; that is a file, not a folder")
         return path
@@ -395,35 +398,41 @@ def _package_folder(package: object) -> Path:
 
 def _last_stage(instructions: list[Instruction], path: Path) -> list[Instruction]:
     """The instructions after the last FROM, with the ARGs before the first FROM."""
-    starts = [i for i, item in enumerate(instructions) if item.keyword == "FROM"]
-    if not starts:
+    from_indexes = [
+        index for index, instruction in enumerate(instructions) if instruction.keyword == "FROM"
+    ]
+    if not from_indexes:
         raise SpecError(f"{path} has no FROM")
-    for item in instructions[: starts[0]]:
-        if item.keyword not in ("ARG", "#"):
-            raise SpecError(f"{path}, line {item.line}: {item.keyword} stands before FROM")
-    return instructions[: starts[0]] + instructions[starts[-1] :]
+    for instruction in instructions[: from_indexes[0]]:
+        if instruction.keyword not in ("ARG", "#"):
+            raise SpecError(
+                f"{path}, line {instruction.line}: {instruction.keyword} stands before FROM"
+            )
+    return instructions[: from_indexes[0]] + instructions[from_indexes[-1] :]
 
 
-#: What does what these instructions are for.
-_INSTEAD = {
+#: The means of Kubetorch for the purpose of each instruction that has no effect.
+_REPLACEMENTS = {
     "EXPOSE": "kt.app(..., port=) and kt apply --port say where an app listens",
     "HEALTHCHECK": "kt.app(..., health_check=) and kt apply --health-check say when an app serves",
     "LABEL": "kt.Compute(labels=) labels the pods",
     "VOLUME": "kt.Compute(volumes=) keeps files beyond a pod",
 }
-_OF_COPY = {"chmod", "chown", "from", "link"}
-_ELSEWHERE = re.compile(r"(?:https?|ftp|ssh|git)://|git@")
-#: Options of a shell that can be set in one that runs.
-_SETTABLE = re.compile(r"(?:-[eux]+|-[eux]*o [a-z]+)(?: (?:-[eux]+|-[eux]*o [a-z]+))*")
+_COPY_OPTIONS = {"chmod", "chown", "from", "link"}
+_REMOTE_URL = re.compile(r"(?:https?|ftp|ssh|git)://|git@")
+#: Options of a shell that `set` can switch on while the shell runs.
+_SETTABLE_OPTIONS = re.compile(r"(?:-[eux]+|-[eux]*o [a-z]+)(?: (?:-[eux]+|-[eux]*o [a-z]+))*")
 
 
 @dataclass
 class _DockerfileReader:
     path: Path
     instructions: list[Instruction]
-    #: Of the ARGs those before FROM, and those of the stage.
+    #: ARGs before FROM, whose values an ARG of the stage may take over.
     defaults: dict[str, str] = field(default_factory=dict)
+    #: ARGs of the stage.
     arguments: dict[str, str] = field(default_factory=dict)
+    #: ENV variables so far.
     variables: dict[str, str] = field(default_factory=dict)
     steps: list[specs.Step] = field(default_factory=list)
     image_id: str | None = None
@@ -431,7 +440,7 @@ class _DockerfileReader:
     entrypoint: specs.Command = None
     cmd: specs.Command = None
     workdir: str = ""
-    #: What runs the shell form of commands, if an instruction says so.
+    #: The command of SHELL, which runs the shell form of commands.
     shell: tuple[str, ...] = ()
 
     def read(self, name: str | None) -> specs.ImageSpec:
@@ -447,47 +456,49 @@ class _DockerfileReader:
             cmd=self.cmd,
         )
 
-    def _where(self, instruction: Instruction) -> str:
+    def _position(self, instruction: Instruction) -> str:
         return f"{self.path}, line {instruction.line}"
 
-    def _known(self) -> dict[str, str]:
+    def _expansion_variables(self) -> dict[str, str]:
         return {**self.arguments, **self.variables}
 
-    def _build_only(self) -> dict[str, str]:
-        """The ARGs that no ENV is put before."""
+    def _build_arguments(self) -> dict[str, str]:
+        """The ARGs whose name no ENV has."""
         return {k: v for k, v in self.arguments.items() if k not in self.variables}
 
     def _from(self, instruction: Instruction) -> None:
         options, rest = dockerfile.flags(instruction.text)
         self._warn_of(options, instruction, "nodes decide what platform pods have")
-        reference = dockerfile.expand(rest.split()[0], self._known())
+        reference = dockerfile.expand(rest.split()[0], self._expansion_variables())
         self.image_id = specs.check_reference(reference)
         self.defaults, self.arguments = self.arguments, {}
 
-    def _warn_of(self, options: Iterable[str], instruction: Instruction, why: str) -> None:
+    def _warn_of(self, options: Iterable[str], instruction: Instruction, reason: str) -> None:
         for name in options:
-            where = self._where(instruction)
-            parameters.warn(f"{where}: {instruction.keyword} --{name} has no effect, since {why}")
+            position = self._position(instruction)
+            parameters.warn(
+                f"{position}: {instruction.keyword} --{name} has no effect, since {reason}"
+            )
 
     def _arg(self, instruction: Instruction) -> None:
         for word in dockerfile.words(instruction.text):
             name, equals, value = word.partition("=")
             if equals:
-                self.arguments[name] = dockerfile.expand(value, self._known())
+                self.arguments[name] = dockerfile.expand(value, self._expansion_variables())
             elif name in self.defaults:
                 self.arguments[name] = self.defaults[name]
             elif name not in self.arguments:
                 raise SpecError(
-                    f"{self._where(instruction)}: ARG {name} has no default, and there is no "
+                    f"{self._position(instruction)}: ARG {name} has no default, and there is no "
                     "build to give it a value",
                     hint=f"write ARG {name}=value",
                 )
 
     def _env(self, instruction: Instruction) -> None:
         for name, value in dockerfile.assignments(instruction, path=str(self.path)):
-            # The rest is expanded on the pod, which knows the variables of the base too.
-            expanded = dockerfile.expand(value, self._build_only(), keep_unknown_defaults=True)
-            self.variables[name] = dockerfile.expand(value, self._known())
+            # Other variables are expanded on the pod, which has those of the base image, too.
+            expanded = dockerfile.expand(value, self._build_arguments(), keep_unknown_defaults=True)
+            self.variables[name] = dockerfile.expand(value, self._expansion_variables())
             if name == specs.PYTHON_VARIABLE:
                 self.python_path = self.variables[name]
             else:
@@ -503,7 +514,7 @@ class _DockerfileReader:
         if self.shell and isinstance(parsed, str):
             command = _in_shell(self.shell, command)
         # ARG is a variable of the build's commands only, so it is set for this one.
-        arguments = self._build_only().items()
+        arguments = self._build_arguments().items()
         prefix = "".join(f"export {name}={shlex.quote(value)}; " for name, value in arguments)
         self.steps.append(specs.RunStep(prefix + command, force=force))
 
@@ -511,15 +522,15 @@ class _DockerfileReader:
         shell = dockerfile.command(instruction, path=str(self.path))
         if isinstance(shell, str):
             raise SpecError(
-                f"{self._where(instruction)}: SHELL {shell} must be a list of strings",
+                f"{self._position(instruction)}: SHELL {shell} must be a list of strings",
                 hint='for example SHELL ["/bin/bash", "-o", "pipefail", "-c"]',
             )
         self.shell = shell
 
     def _has_no_effect(self, instruction: Instruction) -> None:
         parameters.warn(
-            f"{self._where(instruction)}: {instruction.keyword} has no effect; "
-            f"{_INSTEAD[instruction.keyword]}"
+            f"{self._position(instruction)}: {instruction.keyword} has no effect; "
+            f"{_REPLACEMENTS[instruction.keyword]}"
         )
 
     _expose = _label = _healthcheck = _volume = _has_no_effect
@@ -527,11 +538,11 @@ class _DockerfileReader:
     def _copy(self, instruction: Instruction) -> None:
         options, text = dockerfile.flags(instruction.text)
         self._warn_of(
-            options.keys() - _OF_COPY, instruction, "a live pod gets the files as they are"
+            options.keys() - _COPY_OPTIONS, instruction, "a live pod gets the files as they are"
         )
         if "from" in options:
             raise SpecError(
-                f"{self._where(instruction)}: COPY --from={options['from']} takes files from "
+                f"{self._position(instruction)}: COPY --from={options['from']} takes files from "
                 "another build stage, which a live image does not have",
                 hint="build that image and name it: kt.Image(image_id=...)",
             )
@@ -544,17 +555,17 @@ class _DockerfileReader:
         )
         if len(parts) < 2:
             raise SpecError(
-                f"{self._where(instruction)}: {instruction.keyword} needs a source and a "
+                f"{self._position(instruction)}: {instruction.keyword} needs a source and a "
                 "destination"
             )
-        *sources, dest = (dockerfile.expand(part, self._known()) for part in parts)
-        found = [path for source in sources for path in self._sources(source, instruction)]
-        if len(found) > 1 and not dest.endswith("/"):
+        *sources, dest = (dockerfile.expand(part, self._expansion_variables()) for part in parts)
+        source_paths = [path for source in sources for path in self._sources(source, instruction)]
+        if len(source_paths) > 1 and not dest.endswith("/"):
             raise SpecError(
-                f"{self._where(instruction)}: the destination of several sources must end in '/', "
-                f"not {dest!r}"
+                f"{self._position(instruction)}: the destination of several sources must end in "
+                f"'/', not {dest!r}"
             )
-        for path in found:
+        for path in source_paths:
             if instruction.keyword == "ADD" and _is_archive(path):
                 self._add_archive(path, dest, options)
             else:
@@ -563,9 +574,9 @@ class _DockerfileReader:
     _add = _copy
 
     def _sources(self, source: str, instruction: Instruction) -> list[Path]:
-        if instruction.keyword == "ADD" and _ELSEWHERE.match(source):
+        if instruction.keyword == "ADD" and _REMOTE_URL.match(source):
             raise SpecError(
-                f"{self._where(instruction)}: ADD {source} is no local file",
+                f"{self._position(instruction)}: ADD {source} is no local file",
                 hint=f"RUN curl -fsSL -o FILE {source}, or git clone, has the pods get it",
             )
         root = self.path.parent
@@ -576,7 +587,7 @@ class _DockerfileReader:
         present = [path for path in paths if path.exists()]
         if not present:
             raise SpecError(
-                f"{self._where(instruction)}: {instruction.keyword} {source}: there is no "
+                f"{self._position(instruction)}: {instruction.keyword} {source}: there is no "
                 f"{root / relative}"
             )
         return [path.absolute() for path in present]
@@ -610,13 +621,15 @@ class _DockerfileReader:
                 self.steps.append(specs.RunStep(shlex.join(words)))
 
     def _workdir(self, instruction: Instruction) -> None:
-        path = dockerfile.expand(instruction.text, self._known())
+        path = dockerfile.expand(instruction.text, self._expansion_variables())
         base = "" if path.startswith("/") else f"{self.workdir}/" if self.workdir else ""
         self.workdir = f"{base}{path}".rstrip("/") or "/"
         self.steps.append(specs.WorkdirStep(self.workdir))
 
     def _user(self, instruction: Instruction) -> None:
-        self.steps.append(specs.UserStep(dockerfile.expand(instruction.text, self._known())))
+        self.steps.append(
+            specs.UserStep(dockerfile.expand(instruction.text, self._expansion_variables()))
+        )
 
     def _entrypoint(self, instruction: Instruction) -> None:
         self.entrypoint = self._command(instruction)
@@ -625,8 +638,8 @@ class _DockerfileReader:
         self.cmd = self._command(instruction)
 
     def _command(self, instruction: Instruction) -> specs.Command:
-        found = dockerfile.command(instruction, path=str(self.path))
-        return (*self.shell, found) if self.shell and isinstance(found, str) else found
+        command = dockerfile.command(instruction, path=str(self.path))
+        return (*self.shell, command) if self.shell and isinstance(command, str) else command
 
 
 def _script(command: str) -> str:
@@ -639,13 +652,13 @@ def _script(command: str) -> str:
 
 
 def _in_shell(shell: tuple[str, ...], command: str) -> str:
-    """A command as the shell of SHELL would run it, for the one that runs steps."""
+    """A command for the shell of steps that runs as under the shell of SHELL."""
     program, *options = shell
     flags = " ".join(options[:-1])
     is_same = program.rpartition("/")[2] in ("bash", "sh") and options[-1:] == ["-c"]
     if is_same and not flags:
         return command
-    if is_same and _SETTABLE.fullmatch(flags):
+    if is_same and _SETTABLE_OPTIONS.fullmatch(flags):
         return f"set {flags}; {command}"
     return shlex.join([*shell, command])
 

@@ -16,9 +16,9 @@ from kubetorch.config import environment
 from kubetorch.lib import modules
 from kubetorch.wire import introspection
 
-#: A worker has this module loaded; looking it up spares everybody else the import.
+#: A worker has imported this module; other programs are spared the import.
 _IMPORTING = "kubetorch.pod.user_process.loader"
-#: Its `is_worker` is true in a worker alone; `kt deploy`, too, imports files as a worker does.
+#: Its `is_worker` is true in a worker alone, unlike the loader, which `kt deploy` uses, too.
 _RUNNING = "kubetorch.pod.user_process.current_call"
 
 
@@ -61,7 +61,7 @@ def is_importing() -> bool:
 
 
 def is_deployed(definition: object) -> bool:
-    """True if a pod is to call this very function or class: there, its name has to mean itself."""
+    """True if this pod serves this very function or class: its name must not become a handle."""
     deployed = environment.deployed_file()
     if deployed is None or environment.deployed_apps():
         return False

@@ -8,8 +8,9 @@
 
 Standard output has what the program and its functions print, and no line of ours.
 
-Whoever waits for a call prints its lines, so they are in order, before its result, and where that
-code's output goes: in the notebook's cell, in a redirected `sys.stdout`. Colour is for terminals.
+The thread that waits for a call prints its lines, so they are in order, before its result, and with
+the output of the calling code: in the notebook's cell, in a redirected `sys.stdout`. Colour is for
+terminals.
 
 In a pod, lines of a nested call are printed with colour: that is how the caller outside recognises
 a line that has its pod's name already.
@@ -47,7 +48,7 @@ def moment(seconds: float) -> str:
 
 
 def is_wanted(level: str | None, lowest: str) -> bool:
-    """True if a line of this level is shown; without one, or with one of the user's, it is."""
+    """True if a line of this level is shown; lines without a standard level are always shown."""
     severity = _SEVERITY.get((level or "").lower())
     return severity is None or severity >= _SEVERITY[lowest]
 
@@ -60,19 +61,24 @@ def text(line: frames.Log | DeployLog) -> str:
 
 
 def of_call(line: frames.Log, *, include_name: bool = True) -> str:
-    return _labelled(place(line.pod, line.rank), text(line)) if include_name else text(line)
+    return _labelled(pod_label(line.pod, line.rank), text(line)) if include_name else text(line)
 
 
 def of_launch(
-    service: str, text: str, *, level: str | None = None, at: float = 0.0, include_name: bool = True
+    service: str,
+    text: str,
+    *,
+    level: str | None = None,
+    timestamp: float = 0.0,
+    include_name: bool = True,
 ) -> str:
     """A line that was written while a service started; one without a level is shown as it is."""
     if level is not None:
-        text = f"{level} | {moment(at)} | {text}"
+        text = f"{level} | {moment(timestamp)} | {text}"
     return _labelled(service, text) if include_name else text
 
 
-def place(pod: str, rank: int | None) -> str:
+def pod_label(pod: str, rank: int | None) -> str:
     return pod if rank is None else f"{pod} rank {rank}"
 
 
@@ -81,14 +87,14 @@ def _labelled(name: str, text: str) -> str:
     return f"({name}) " + text.replace("\n", f"\n({name}) ")
 
 
-def of_event(service: str, reason: str, message: str, at: float) -> str:
-    return f"({service} events) {moment(at)} | {reason}: {message}"
+def of_event(service: str, reason: str, message: str, timestamp: float) -> str:
+    return f"({service} events) {moment(timestamp)} | {reason}: {message}"
 
 
 class Screen:
     """Standard output and standard error, as they are at the time of writing.
 
-    What goes wrong with it is said once, as a warning, and never disturbs a call.
+    An error of these streams is reported once, as a warning, and never disturbs a call.
     """
 
     def __init__(self) -> None:
@@ -111,7 +117,7 @@ class Screen:
         text = terminal.shown(text, stream)
         formatted = _FORMATTED.fullmatch(text)
         if _is_coloured(stream):
-            # Each line by itself, as whoever reads them knows only one at a time.
+            # Each line is coloured by itself, for programs that read line by line.
             lines = text.replace("\n", f"{_RESET}\n{colour}")
             text = text if formatted else f"{colour}{lines}{_RESET}"
         elif formatted:
@@ -161,7 +167,7 @@ class CallLines:
         if self._on_progress is not None:
             self._on_progress(report.current, report.total, report.message)
             return
-        where, share, words = place(pod, report.rank), None, f"{report.current:g}"
+        where, share, words = pod_label(pod, report.rank), None, f"{report.current:g}"
         if report.total and math.isfinite(report.current):
             share = report.current / report.total
             words = f"{share:.0%} {words}/{report.total:g}"
@@ -172,7 +178,7 @@ class CallLines:
         self._bar.update(f"{words} {report.message or ''}".rstrip(), share)
 
     def end(self) -> None:
-        """The call ended, or whoever waits for it goes on with something else."""
+        """Hide the bar: the call ended, or the waiting thread goes on with other work."""
         bar, self._bar = self._bar, None
         if bar is not None:
             bar.hide()

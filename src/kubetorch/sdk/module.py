@@ -1,8 +1,8 @@
 """`kt.Module`: a function, class or app that is a service, or can be deployed as one.
 
-A module is a callable of this program, or the handle of a service: found by its name, or taken out
-of a pickle. What reaches the controller and the pods is imported by the methods that use it: every
-user module that says `kt.fn(...)` at its top level imports this file in every worker.
+A module is a callable of this program, or the handle of a service: found by its name, or read from
+a pickle. The methods import the modules that reach controller and pods: every user module that says
+`kt.fn(...)` at its top level imports this file in every worker.
 """
 
 from __future__ import annotations
@@ -56,32 +56,32 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def _checking_words(deploy: Callable[P, R]) -> Callable[P, R]:
-    """Has a keyword that `.to` does not take say where it belongs."""
+def _with_checked_keywords(deploy: Callable[P, R]) -> Callable[P, R]:
+    """Refuse keywords that `.to` does not take, with a hint where they belong."""
     code: CodeType = deploy.__code__
-    known = code.co_varnames[: code.co_argcount]
+    parameter_names = code.co_varnames[: code.co_argcount]
 
     @functools.wraps(deploy)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        for word in kwargs:
-            if word not in known:
-                raise _unknown_word(word)
+        for keyword in kwargs:
+            if keyword not in parameter_names:
+                raise _unknown_keyword(keyword)
         return deploy(*args, **kwargs)
 
     return checked
 
 
-def _unknown_word(word: str) -> UnknownParameterError:
-    meant = hints.hint("to", word)
-    if meant is None and word in compute_parameters.PARAMETERS:
-        meant = f".to(kt.Compute({word}=...))"
+def _unknown_keyword(keyword: str) -> UnknownParameterError:
+    hint = hints.hint("to", keyword)
+    if hint is None and keyword in compute_parameters.PARAMETERS:
+        hint = f".to(kt.Compute({keyword}=...))"
     return UnknownParameterError(
-        f".to() has no parameter {word!r}", hint=meant or "its first argument is a kt.Compute"
+        f".to() has no parameter {keyword!r}", hint=hint or "its first argument is a kt.Compute"
     )
 
 
-#: Options of calls that travel with a handle in the default codec. `serialization` does not: who
-#: sends a handle would decide that its answers are unpickled.
+#: Options of calls that travel with a handle in the default codec. `serialization` does not: the
+#: sender of a handle could decide that its answers are unpickled.
 _WIRE_OPTIONS = frozenset(
     {
         *("async_", "timeout", "queue_timeout"),
@@ -131,16 +131,16 @@ class Module(Generic[HandleT]):
         placement = Placement(sync_dir, remote_dir, remote_import_path)
         self._source = None if pointers is None else Source(self.kind, None, placement, pointers)
         self._name = names.name(name)
-        # As the user wrote it.
+        #: The name as the user wrote it.
         self._written_name = name
-        # Whether the user chose the name, and not the callable.
+        #: True if the user chose the name, and not the callable.
         self._is_named = True
-        # What is told apart by this, and not by its file: what a manifest declares.
+        #: The identity of a command that a manifest declares; others are known by their file.
         self._known_as: str | None = None
-        # Of a handle that was unpickled: its code, which may be there to be imported.
+        #: The code of an unpickled handle, which this program may be able to import.
         self._unpickled: tuple[CallableRef, Placement] | None = None
-        # Of a service that exists: what is deployed there, and under which name.
-        self._found: CallableRef | None = None
+        #: The callable and the name of a service that exists.
+        self._deployed_ref: CallableRef | None = None
         self._service_name: str | None = None
         self._namespace: str | None = None
         self._compute: Compute | None = None
@@ -151,16 +151,16 @@ class Module(Generic[HandleT]):
         self._stream_logs: bool | None = None
         self._logging_config: LoggingConfig | None = None
         self._callers: dict[str | None, Caller] = {}
-        # What `functools.wraps` made this object look like.
+        #: The function that `functools.wraps` copied to this object.
         self._wraps: Callable[..., Any] | None = None
-        # Whether it was declared by `@kt.compute`, and what that says of services that exist.
+        #: True if `@kt.compute` declared it, and if that uses a service that exists as it is.
         self.is_decorated = False
         self._takes_existing = False
-        # As the controller described it when it was deployed or looked up.
+        #: The controller's description at the deploy or look-up.
         self._view: WorkloadView | None = None
 
     @classmethod
-    def _made(
+    def _create(
         cls: type[ModuleT],
         callable_object: Callable[..., Any] | None,
         placement: Placement,
@@ -178,9 +178,9 @@ class Module(Generic[HandleT]):
                 raise SpecError(
                     f"{factory} needs {missing}", hint=f"{factory}(name=...) finds a service"
                 )
-            found = cls.from_name(name, None, reload_prefixes, prefix_username)
-            found._declare_options(call_options or {})
-            return found
+            existing_module = cls.from_name(name, None, reload_prefixes, prefix_username)
+            existing_module._declare_options(call_options or {})
+            return existing_module
         if not callable(callable_object):
             raise TypeError(
                 f"kt.{cls.kind} needs a callable; this is {introspection.shown(callable_object)}"
@@ -202,11 +202,11 @@ class Module(Generic[HandleT]):
 
     def _forget(self) -> None:
         """Look the service up again before the next call."""
-        self._found = None
+        self._deployed_ref = None
         self._callers.clear()
 
     def _session(self) -> Session:
-        """The way to the controller, in the cluster that the compute names."""
+        """The session with the controller, in the cluster that the compute names."""
         if self._compute is not None:
             return self._compute.session()
         return backend.session()
@@ -241,7 +241,7 @@ class Module(Generic[HandleT]):
 
     @property
     def reload_prefixes(self) -> list[str]:
-        """Whose service it is: prefixes to look for, instead of one's own user name and branch."""
+        """The prefixes to look for, instead of one's own user name and branch."""
         return list(self._reload_prefixes)
 
     @reload_prefixes.setter
@@ -271,8 +271,8 @@ class Module(Generic[HandleT]):
 
     @property
     def _has_prefix(self) -> bool:
-        given = self._prefix_username
-        return config.prefix_username if given is None else given
+        choice = self._prefix_username
+        return config.prefix_username if choice is None else choice
 
     def _candidates(self) -> tuple[str, ...]:
         if self._service_name is not None:
@@ -287,7 +287,7 @@ class Module(Generic[HandleT]):
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
-        """The callable of this program, for whoever unwraps; `functools.wraps` may set another."""
+        """The callable of this program; `functools.wraps` may set another."""
         if self._wraps is not None:
             return self._wraps
         if self._source is None or self._source.callable_object is None:
@@ -300,8 +300,8 @@ class Module(Generic[HandleT]):
 
     @property
     def _ref(self) -> CallableRef:
-        if self._found is not None:
-            return self._found
+        if self._deployed_ref is not None:
+            return self._deployed_ref
         if self._source is None:
             raise SpecError(
                 f"{self.name} is a service that was not looked up yet",
@@ -410,8 +410,8 @@ class Module(Generic[HandleT]):
     @property
     def stream_logs(self) -> bool:
         """True if calls and deploys show logs, unless a call says otherwise."""
-        given = self._given_stream_logs
-        return config.stream_logs if given is None else given
+        choice = self._given_stream_logs
+        return config.stream_logs if choice is None else choice
 
     @stream_logs.setter
     def stream_logs(self, value: bool | None) -> None:
@@ -446,7 +446,7 @@ class Module(Generic[HandleT]):
             self._source = self._source.with_placement(placement)
         elif self._unpickled is not None:
             ref, before = self._unpickled
-            self._unpickled = ref, before.with_given(placement)
+            self._unpickled = ref, before.with_changes(placement)
 
     def _check_kind(self, spec: WorkloadSpec) -> None:
         """Refuse a service of another kind."""
@@ -461,7 +461,7 @@ class Module(Generic[HandleT]):
 
     # ----------------------------------------------------------------------------------- deploy
 
-    @_checking_words
+    @_with_checked_keywords
     def to(  # noqa: PLR0913  # the documented parameters
         self,
         compute: Compute,
@@ -514,7 +514,7 @@ class Module(Generic[HandleT]):
                 self._accept(self._deployment(get_if_exists, replace).run())
         return cast("HandleT", self)
 
-    @_checking_words
+    @_with_checked_keywords
     async def to_async(  # noqa: PLR0913  # the documented parameters
         self,
         compute: Compute,
@@ -582,8 +582,10 @@ class Module(Generic[HandleT]):
 
         log = logging.getLogger(__name__)
         try:
-            for left in backend.delete(self._session(), self.namespace, self.service_name):
-                log.warning("the teardown of %s leaves %s", self.service_name, left)
+            for remaining_object in backend.delete(
+                self._session(), self.namespace, self.service_name
+            ):
+                log.warning("the teardown of %s leaves %s", self.service_name, remaining_object)
         except ServiceNotFoundError:
             log.info("there is no service %s to tear down", self.service_name)
         except ControllerError as error:
@@ -620,7 +622,7 @@ class Module(Generic[HandleT]):
                 replace=options.boolean("replace", is_replacing),
                 is_named=self._is_named,
                 callable=self._known_as,
-                on_existing=self._say_whose,
+                on_existing=self._report_owner,
                 on_shown=self._note_shown,
             ),
             session,
@@ -640,7 +642,7 @@ class Module(Generic[HandleT]):
         )
 
     def _note_declared(self) -> None:
-        """Note on the compute what would run on it: its manifest says so."""
+        """Note on the compute the workload that would run on it, for its manifest."""
         if self._compute is not None and self._source is not None:
             self._compute.declares(self._declared_spec(self._compute))
 
@@ -652,8 +654,8 @@ class Module(Generic[HandleT]):
                 hint="give the function or class too: kt.fn(train, name=...).to(compute)",
             )
         ref, placement = self._unpickled
-        given = placement.sync_dir
-        if isinstance(given, (str, Path)) and not Path(given).expanduser().is_dir():
+        sync_dir = placement.sync_dir
+        if isinstance(sync_dir, (str, Path)) and not Path(sync_dir).expanduser().is_dir():
             # The folder is one of the machine that it was pickled on.
             placement = replace(placement, sync_dir=None)
         try:
@@ -669,10 +671,12 @@ class Module(Generic[HandleT]):
         """The code of a callable that can be imported."""
         from kubetorch.sdk.calls import target  # noqa: PLC0415  # see the module's docstring
 
-        found: Any = importlib.import_module(target.local_modules(ref).get(ref.module, ref.module))
+        definition: Any = importlib.import_module(
+            target.local_modules(ref).get(ref.module, ref.module)
+        )
         for name in ref.qualname.split("."):
-            found = getattr(found, name)
-        return Source(self.kind, unwrapped(found), placement)
+            definition = getattr(definition, name)
+        return Source(self.kind, unwrapped(definition), placement)
 
     # ---------------------------------------------------------------------------------- look-up
 
@@ -699,17 +703,17 @@ class Module(Generic[HandleT]):
         """
         is_prefixed = config.prefix_username if prefix_username is None else prefix_username
         module = cls._named(name, namespace, reload_prefixes, is_prefixed)
-        found = None
+        view = None
         if not hasattr(cls, "kind"):  # `kt.Module` itself: a function or a class
-            found = module._search()
+            view = module._search()
             # `Fn`, `Cls` and `App` lie in modules that are called like the kind.
-            kind = found.spec.callable.kind
+            kind = view.spec.callable.kind
             owner = importlib.import_module(f"kubetorch.sdk.{kind}")
             handle = cast("type[ModuleT]", getattr(owner, kind.capitalize()))
             module = handle._named(name, namespace, reload_prefixes, is_prefixed)
-        # A module that a pod imports must not ask anybody: there, the first call looks it up.
-        if found is not None or not inpod.is_worker() or environment.deployed_apps():
-            module._accept(found or module._search())
+        # A module that a pod imports must not ask the controller: the first call looks it up.
+        if view is not None or not inpod.is_worker() or environment.deployed_apps():
+            module._accept(view or module._search())
         return module
 
     @classmethod
@@ -730,17 +734,17 @@ class Module(Generic[HandleT]):
 
     def _search(self) -> WorkloadView:
         names = self._candidates()
-        found = self._session().find(self.namespace, names)
-        if found is None:
+        view = self._session().find(self.namespace, names)
+        if view is None:
             looked_for = " or ".join(repr(name) for name in names)
             raise ServiceNotFoundError(
                 f"there is no service {looked_for} in namespace {self.namespace!r}",
-                hint=backend.near_services(self._session(), self.namespace, self.name)
+                hint=backend.suggest_services(self._session(), self.namespace, self.name)
                 if self._source is None
                 else self._deploying_hint,
             )
-        self._say_whose(found)
-        return found
+        self._report_owner(view)
+        return view
 
     @property
     def _deploying_hint(self) -> str:
@@ -748,17 +752,17 @@ class Module(Generic[HandleT]):
             return f"deploy it with {self.callable_name}.deploy(), or by kt deploy and its file"
         return "deploy it with .to(kt.Compute(...))"
 
-    def _say_whose(self, found: WorkloadView) -> None:
-        """Report whose service a bare name has led to, and that it runs other code than this."""
-        self._say_edited(found)
-        is_bare = found.spec.name == names.service_name(self._name) and not self._reload_prefixes
+    def _report_owner(self, view: WorkloadView) -> None:
+        """Report the owner of a service that a bare name led to, and if it runs other code."""
+        self._report_edited_code(view)
+        is_bare = view.spec.name == names.service_name(self._name) and not self._reload_prefixes
         if is_bare and self._service_name is None:
-            backend.say_whose(self._session(), found)
+            backend.report_owner(self._session(), view)
 
-    def _say_edited(self, found: WorkloadView) -> None:
-        """Report that the callable of this program is not what was deployed."""
-        source, deployed = self._source, found.spec.callable
-        if source is None or environment.is_in_pod() or not (found.is_own and deployed.code):
+    def _report_edited_code(self, view: WorkloadView) -> None:
+        """Report if the callable of this program differs from the deployed one."""
+        source, deployed = self._source, view.spec.callable
+        if source is None or environment.is_in_pod() or not (view.is_own and deployed.code):
             return
         if deployed.qualname != source.qualname or deployed.kind != self.kind:
             return
@@ -769,8 +773,8 @@ class Module(Generic[HandleT]):
         if code and code != deployed.code:
             file = Path(source.file()[0] or "")
             terminal.say_once(
-                f"{found.spec.name} runs {source.qualname} as it was deployed at "
-                f"{logs.moment(found.updated)}, which is not what {file.name} has since "
+                f"{view.spec.name} runs {source.qualname} as it was deployed at "
+                f"{logs.moment(view.updated)}, which is not what {file.name} has since "
                 f"{logs.moment(file.stat().st_mtime)}; .to(...) deploys it"
             )
 
@@ -784,7 +788,7 @@ class Module(Generic[HandleT]):
             )
         self._compute.deployed_as(view)
         self._service_name = spec.name
-        self._found = spec.callable
+        self._deployed_ref = spec.callable
         self._view = view
         self._callers.clear()
         backend.remember(self._session(), view)
@@ -798,7 +802,7 @@ class Module(Generic[HandleT]):
         from kubetorch.sdk.calls.caller import Caller  # noqa: PLC0415  # as above
 
         view = self._view
-        if view is None or self._found is None or not target.is_served(view):
+        if view is None or self._deployed_ref is None or not target.is_served(view):
             view = self._search()
             self._accept(view)
             if target.is_failed(view):
@@ -826,7 +830,7 @@ class Module(Generic[HandleT]):
     @property
     def base_endpoint(self) -> str:
         """Base URL of the service, for other clients."""
-        return backend.base_url(self._session(), self._known())
+        return backend.base_url(self._session(), self._required_view())
 
     def endpoint(self, method_name: str | None = None) -> str:
         """The URL that calls go to by `POST`, for other clients; see `request_headers`.
@@ -839,9 +843,9 @@ class Module(Generic[HandleT]):
     @property
     def request_headers(self) -> dict[str, str]:
         """Headers that other clients have to send."""
-        return {routes.AUTHORIZATION: f"Bearer {self._session().call_token(self._known())}"}
+        return {routes.AUTHORIZATION: f"Bearer {self._session().call_token(self._required_view())}"}
 
-    def _known(self) -> WorkloadView:
+    def _required_view(self) -> WorkloadView:
         if self._view is None:
             raise SpecError(
                 f"{self.name} was not deployed or looked up yet", hint="deploy it, or call it first"
@@ -852,8 +856,12 @@ class Module(Generic[HandleT]):
 
     def _to_wire(self) -> dict[str, Any]:
         """The names of the service, for the default codec."""
-        own, usual = vars(self._options), vars(options.CallOptions(async_=False))
-        declared = {name: own[name] for name in _WIRE_OPTIONS if own[name] != usual[name]}
+        set_options, default_options = vars(self._options), vars(options.CallOptions(async_=False))
+        declared = {
+            name: set_options[name]
+            for name in _WIRE_OPTIONS
+            if set_options[name] != default_options[name]
+        }
         if self._stream_logs is not None:
             declared["stream_logs"] = self._stream_logs
         state = {"name": self._name, "service": self.service_name, "namespace": self.namespace}
@@ -883,10 +891,10 @@ class Module(Generic[HandleT]):
 
     def __getstate__(self) -> dict[str, Any]:
         """The state with which another process finds the service, and deploys it again."""
-        own, unpickled = self._found, self._unpickled
+        ref, unpickled = self._deployed_ref, self._unpickled
         if self._source is not None:
-            own = self._declared_ref()
-            unpickled = own, self._source.placement
+            ref = self._declared_ref()
+            unpickled = ref, self._source.placement
         return {
             "_name": self._name,
             "_service_name": self._service_name,
@@ -894,7 +902,7 @@ class Module(Generic[HandleT]):
             "_unpickled": unpickled,
             "_namespace": self.namespace,
             "_compute": self._compute,
-            "_found": own,
+            "_found": ref,
             "_init_args": self._init_args,
             "_reload_prefixes": self._reload_prefixes,
             "_prefix_username": self._prefix_username,
@@ -905,12 +913,15 @@ class Module(Generic[HandleT]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         Module.__init__(self, state["_name"])
-        self.__dict__.update(state)
+        attributes = dict(state)
+        # Pickles have the key of earlier versions.
+        self._deployed_ref = attributes.pop("_found", None)
+        self.__dict__.update(attributes)
 
     def _python_of_handle(self, name: str) -> str:
         """Python that binds a name to this handle in a pod, where its first call looks it up."""
-        found = f"kubetorch.{type(self).__name__}.from_name({self.name!r}, {self.namespace!r})"
-        lines = [f"{name} = {found}", f"{name}.service_name = {self.service_name!r}"]
+        expression = f"kubetorch.{type(self).__name__}.from_name({self.name!r}, {self.namespace!r})"
+        lines = [f"{name} = {expression}", f"{name}.service_name = {self.service_name!r}"]
         if self.serialization != "json":
             lines.append(f"{name}.serialization = {self.serialization!r}")
         if self.async_:
@@ -926,7 +937,7 @@ class Module(Generic[HandleT]):
             raise self._no_attribute(name)
 
     def _no_attribute(self, name: str) -> AttributeError:
-        """The error of an attribute that is not there, whose name may be another tool's word."""
+        """The error of a missing attribute, whose name may be another tool's word."""
         if name.startswith("_"):
             return AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         called = _CALLED[getattr(type(self), "kind", "fn")]
@@ -941,13 +952,13 @@ def candidates(
 ) -> tuple[str, ...]:
     """Service names to look for, in order."""
     if prefixes:
-        found = [names.service_name(f"{prefix}-{name}") for prefix in prefixes]
+        service_names = [names.service_name(f"{prefix}-{name}") for prefix in prefixes]
     else:
-        found = [names.service_name(name, username=username)]
+        service_names = [names.service_name(name, username=username)]
         if branch is not None:
-            found += _with_branch(name, branch)
-        found += [names.service_name(name)]
-    return tuple(dict.fromkeys(found))
+            service_names += _with_branch(name, branch)
+        service_names += [names.service_name(name)]
+    return tuple(dict.fromkeys(service_names))
 
 
 def _with_branch(name: str, branch: str) -> list[str]:

@@ -33,11 +33,11 @@ def seconds(parameter: str, value: object) -> int:
     return _positive(parameter, value, "number of seconds, 1 or more", example=600)
 
 
-def _positive(parameter: str, value: object, wanted: str, *, example: int) -> int:
+def _positive(parameter: str, value: object, description: str, *, example: int) -> int:
     number = whole(value)
     if number is None or number < 1:
         raise SpecError(
-            f"{parameter} is {value!r}; it must be a whole {wanted}",
+            f"{parameter} is {value!r}; it must be a whole {description}",
             hint=f"for example kt.Compute({parameter}={example})",
         )
     return number
@@ -58,7 +58,7 @@ def whole(value: object) -> int | None:
 
 def environment(value: object) -> Pairs:
     pairs = mapping("env_vars", value, 'kt.Compute(env_vars={"STAGE": "test"})')
-    found = []
+    variables = []
     for name, item in pairs.items():
         if not isinstance(name, str) or not _ENV_NAME.fullmatch(name):
             raise SpecError(
@@ -72,8 +72,8 @@ def environment(value: object) -> Pairs:
             )
         if "\0" in str(item):
             raise SpecError(f"env_vars[{name!r}] has a NUL character")
-        found.append((name, str(item)))
-    return tuple(found)
+        variables.append((name, str(item)))
+    return tuple(variables)
 
 
 def labels(value: object, *, parameter: str = "labels") -> Pairs:
@@ -115,16 +115,16 @@ def absolute_path(parameter: str, value: object) -> str:
     return posixpath.normpath(value)
 
 
-def texts(parameter: str, given: object) -> list[str]:
+def texts(parameter: str, value: object) -> list[str]:
     """Texts that are not empty; one stands for itself."""
-    items = [given] if isinstance(given, str) else given
+    items = [value] if isinstance(value, str) else value
     if not isinstance(items, Iterable) or isinstance(items, (bytes, Mapping)):
-        raise SpecError(f"{parameter} is {given!r}; it must be text or a list of texts")
-    found = list(items)
-    for item in found:
+        raise SpecError(f"{parameter} is {value!r}; it must be text or a list of texts")
+    listed_texts = list(items)
+    for item in listed_texts:
         if not isinstance(item, str) or not item.strip() or "\0" in item:
             raise SpecError(f"{parameter} has {item!r} in it; each must be text that is not empty")
-    return found
+    return listed_texts
 
 
 def serializations(value: object) -> tuple[str, ...]:
@@ -177,10 +177,14 @@ def init_args(value: object) -> dict[str, Any]:
 
 def expression(name: str, values: Mapping[str, Any], *, positional: str | None = None) -> str:
     """The call that makes an object, without the arguments that are `None`."""
-    given = {key: value for key, value in values.items() if value is not None}
-    named = [f"{key}={value!r}" for key, value in given.items() if key.isidentifier()]
-    others = {key: value for key, value in given.items() if not key.isidentifier()}
-    parts = [*([positional] if positional else []), *named, *([f"**{others!r}"] if others else [])]
+    arguments = {key: value for key, value in values.items() if value is not None}
+    named = [f"{key}={value!r}" for key, value in arguments.items() if key.isidentifier()]
+    unpacked = {key: value for key, value in arguments.items() if not key.isidentifier()}
+    parts = [
+        *([positional] if positional else []),
+        *named,
+        *([f"**{unpacked!r}"] if unpacked else []),
+    ]
     return f"{name}({', '.join(parts)})"
 
 

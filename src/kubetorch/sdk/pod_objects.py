@@ -27,14 +27,14 @@ class Attributes(dict[str, Any]):
 def of_pod(view: WorkloadView, pod: PodView, described: dict[str, Any] | None = None) -> Attributes:
     """A pod of a workload, as its cluster describes it; without a cluster in the same form."""
     if described is None:
-        found = _attributes(_described(view, pod))
+        attributes = _attributes(_described(view, pod))
     else:
         status: dict[str, Any] = described.get("status") or {}
-        if pod.phase == "Running":  # it has answered, which the cluster may not know yet
+        if pod.phase == "Running":  # the agent has answered, maybe before the cluster knows it
             status = {**status, "phase": "Running"}
-        found = _attributes({**described, "status": status})
-    assert isinstance(found, Attributes)
-    return found
+        attributes = _attributes({**described, "status": status})
+    assert isinstance(attributes, Attributes)
+    return attributes
 
 
 def _described(view: WorkloadView, pod: PodView) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def _moment(seconds: float) -> str | None:
 
 
 def _attributes(value: object) -> object:
-    """The same with attributes; as in Kubernetes, what is not said is not there."""
+    """The value with attributes for keys; as in Kubernetes, keys without a value are left out."""
     if isinstance(value, dict):
         return Attributes(
             {key: _attributes(item) for key, item in value.items() if item is not None}

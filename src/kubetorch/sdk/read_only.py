@@ -1,7 +1,7 @@
-"""Dictionaries and lists that `kt.Compute` shows, which are copies: changing one says so.
+"""Dictionaries and lists that `kt.Compute` shows: read-only copies, which refuse changes.
 
-They are equal to plain ones, JSON and YAML write them as such, and a copy or a pickle of one is
-plain, and can be changed.
+They are equal to plain ones, JSON and YAML write them as plain ones, and a copy or a pickle of one
+is plain, and can be changed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MANIFEST = (
 )
 _LABELS, _ANNOTATIONS = "compute.add_labels({...})", "compute.add_annotations({...})"
 _SECRETS = "compute.secrets = [...]"
-#: What changes what an attribute shows, where setting it does not.
+#: The statement that changes an attribute, by attribute, where assigning to it does not.
 _SETTERS = {
     "manifest": _MANIFEST,
     "raycluster": _MANIFEST,
@@ -67,11 +67,11 @@ def _refuse(self: ReadOnlyDict | ReadOnlyList, *_: object, **__: object) -> NoRe
     )
 
 
-_BOTH = ("__setitem__", "__delitem__", "clear", "pop")
-for _name in (*_BOTH, "__ior__", "popitem", "setdefault", "update"):
+_MUTATORS = ("__setitem__", "__delitem__", "clear", "pop")
+for _name in (*_MUTATORS, "__ior__", "popitem", "setdefault", "update"):
     setattr(ReadOnlyDict, _name, _refuse)
-_OF_LISTS = ("__iadd__", "__imul__", "append", "extend", "insert", "remove", "reverse", "sort")
-for _name in (*_BOTH, *_OF_LISTS):
+_LIST_MUTATORS = ("__iadd__", "__imul__", "append", "extend", "insert", "remove", "reverse", "sort")
+for _name in (*_MUTATORS, *_LIST_MUTATORS):
     setattr(ReadOnlyList, _name, _refuse)
 
 
@@ -80,37 +80,39 @@ def shown(attribute: str, value: ShownT) -> ShownT:
     if not isinstance(value, (dict, list)):
         return value
     _teach_yaml()
-    found: ShownT = _read_only(value, attribute)
-    return found
+    read_only_value: ShownT = _read_only(value, attribute)
+    return read_only_value
 
 
 def _read_only(value: Any, attribute: str) -> Any:  # noqa: ANN401  # of the same type
-    found: ReadOnlyDict | ReadOnlyList
+    read_only_copy: ReadOnlyDict | ReadOnlyList
     if isinstance(value, dict):
-        found = ReadOnlyDict((key, _read_only(one, attribute)) for key, one in value.items())
+        read_only_copy = ReadOnlyDict(
+            (key, _read_only(member, attribute)) for key, member in value.items()
+        )
     elif isinstance(value, list):
-        found = ReadOnlyList(_read_only(one, attribute) for one in value)
+        read_only_copy = ReadOnlyList(_read_only(member, attribute) for member in value)
     else:
         return value
-    found.attribute = attribute
-    return found
+    read_only_copy.attribute = attribute
+    return read_only_copy
 
 
 @functools.cache
 def _teach_yaml() -> None:
-    """Make YAML write these types as plain ones: the package goes by the very type."""
+    """Make YAML write these types as plain ones: its representers ignore base classes."""
     try:
         from yaml.representer import SafeRepresenter  # noqa: PLC0415  # 13 ms
     except ImportError:  # the interpreter of a user, in a pod
         return
     representer: Any
-    for representer in (SafeRepresenter, *_below(SafeRepresenter)):
+    for representer in (SafeRepresenter, *_subclasses(SafeRepresenter)):
         if "yaml_representers" in vars(representer):  # else it has those of its base
             representer.add_representer(ReadOnlyDict, SafeRepresenter.represent_dict)
             representer.add_representer(ReadOnlyList, SafeRepresenter.represent_list)
 
 
-def _below(kind: type[Any]) -> Iterable[type[Any]]:
-    for one in kind.__subclasses__():
-        yield one
-        yield from _below(one)
+def _subclasses(kind: type[Any]) -> Iterable[type[Any]]:
+    for subclass in kind.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)

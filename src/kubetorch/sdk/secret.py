@@ -75,13 +75,13 @@ class Secret:
         if not isinstance(override, bool):
             raise SpecError(f"override is {override!r}; it must be True or False")
         source = SecretSource.check(provider, values, path, env_vars, env_var, filenames)
-        known = source.provider
-        self._name = _checked_name(name, known)
+        checked_provider = source.provider
+        self._name = _checked_name(name, checked_provider)
         self._namespace = None if namespace is None else names.check_namespace(namespace)
         self._override = override
-        # Of a secret that exists: what Kubernetes calls it.
+        #: The name of the Kubernetes object, of a secret that exists.
         self._object_name: str | None = None
-        self.provider: str | None = None if known is None else known.name
+        self.provider: str | None = None if checked_provider is None else checked_provider.name
         self._content = source.read(self._name, may_be_missing=inpod.is_worker())
 
     # --------------------------------------------------------------------------------- questions
@@ -120,8 +120,8 @@ class Secret:
     @property
     def env_vars(self) -> EnvVars | None:
         """The variables: a list, or a dictionary with the variable of each value."""
-        given = self._content.env_vars
-        return None if given is None else given.copy()
+        variables = self._content.env_vars
+        return None if variables is None else variables.copy()
 
     @property
     def mount_type(self) -> MountType:
@@ -134,7 +134,7 @@ class Secret:
 
     @property
     def is_found(self) -> bool:
-        """True if only its name says what it is: pods see what their namespace has of that name."""
+        """True if only its name is known: pods see the secret of that name in their namespace."""
         return self._object_name is not None
 
     def to_ref(self) -> SecretRef:
@@ -219,21 +219,27 @@ class Secret:
             namespace: Its namespace. Without it a deploy takes the secret of that name that is
                 where the service is; the values here are those in `kt.config.namespace`.
         """
-        where = config.namespace if namespace is None else names.check_namespace(namespace)
+        searched_namespace = (
+            config.namespace if namespace is None else names.check_namespace(namespace)
+        )
         if inpod.is_importing():
-            # A module that a pod imports must not ask anybody.
+            # A module that a pod imports must not ask the controller.
             return cls.reference(name, namespace=namespace)
         session = backend.session()
         try:
-            view = session.ask(lambda asked: asked.secrets.find(where, name))
-            values = session.ask(lambda asked: asked.secrets.values(where, view.object_name))
+            view = session.ask(lambda controller: controller.secrets.find(searched_namespace, name))
+            values = session.ask(
+                lambda controller: controller.secrets.values(searched_namespace, view.object_name)
+            )
         except SecretNotFound:
             if namespace is not None:
                 return None
-            with suppress(KubetorchError):  # who may not list them has none elsewhere
-                known = session.ask(lambda asked: asked.secrets.list(None))
-                tried = specs.object_names(name, username=config.username)
-                if any(one.object_name in tried for one in known):
+            with suppress(KubetorchError):  # without the right to list secrets there is no other
+                stored_secrets = session.ask(lambda controller: controller.secrets.list(None))
+                object_names = specs.object_names(name, username=config.username)
+                if any(
+                    stored_secret.object_name in object_names for stored_secret in stored_secrets
+                ):
                     return cls.reference(name)
             return None
         return cls._existing(name, view, values, namespace)
@@ -270,31 +276,33 @@ class Secret:
 
     @classmethod
     def reference(cls, name: str, *, namespace: str | None = None) -> Secret:
-        """A secret that exists, of which nothing but its name is known."""
-        made = cls.__new__(cls)
-        made._name = name
-        made._namespace = namespace
-        made._override = False
-        made._object_name = name
-        made.provider = None
-        made._content = Credentials(None)
-        return made
+        """A secret that exists, by its name alone."""
+        named_secret = cls.__new__(cls)
+        named_secret._name = name
+        named_secret._namespace = namespace
+        named_secret._override = False
+        named_secret._object_name = name
+        named_secret.provider = None
+        named_secret._content = Credentials(None)
+        return named_secret
 
     @classmethod
     def _existing(
         cls, name: str, view: SecretView, values: SecretBytes, namespace: str | None
     ) -> Secret:
-        made = cls.reference(name, namespace=namespace)
-        made._object_name = view.object_name
-        made._override = view.override
-        made.provider = view.provider
+        existing_secret = cls.reference(name, namespace=namespace)
+        existing_secret._object_name = view.object_name
+        existing_secret._override = view.override
+        existing_secret.provider = view.provider
         if view.path is not None:
-            made._content = Credentials(values, view.path, view.keys)
+            existing_secret._content = Credentials(values, view.path, view.keys)
         else:
             names = dict(view.renamed)
             variables = {key: names.get(key, key) for key in view.keys}
-            made._content = Credentials(values, env_vars=variables if names else list(variables))
-        return made
+            existing_secret._content = Credentials(
+                values, env_vars=variables if names else list(variables)
+            )
+        return existing_secret
 
     # ------------------------------------------------------------------------------- as a value
 
@@ -311,7 +319,7 @@ class Secret:
         return self
 
     def __repr__(self) -> str:
-        given = {
+        arguments = {
             "name": self._name,
             "provider": self.provider,
             "path": self.path,
@@ -319,7 +327,7 @@ class Secret:
             "override": self._override or None,
             "namespace": self._namespace,
         }
-        return parameters.expression("Secret", given)
+        return parameters.expression("Secret", arguments)
 
 
 def secret(  # noqa: PLR0913  # the documented arguments
@@ -352,8 +360,8 @@ def secret(  # noqa: PLR0913  # the documented arguments
     Raises:
         SpecError: There is no source or more than one, or it has no values.
     """
-    given = (provider, path, env_vars, values, env_var)
-    count = sum(source is not None for source in given)
+    sources = (provider, path, env_vars, values, env_var)
+    count = sum(source is not None for source in sources)
     if count == 1 or (count == 2 and provider is not None and path is not None):
         return Secret(
             name, provider, values, path, env_vars, override, namespace=namespace, env_var=env_var

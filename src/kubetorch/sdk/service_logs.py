@@ -27,36 +27,40 @@ from kubetorch.sdk.transport.session import Session
 from kubetorch.wire import routes
 from kubetorch.wire.messages import DeployLog, PodView, WorkloadView
 
-#: Seconds by which a line may be stamped earlier than one before it: several processes write.
-_DISORDER = 5.0
+#: Seconds by which the time of a line may be before that of the line above: several processes
+#: write.
+_DISORDER_SECONDS = 5.0
 #: Lines of a pod that are remembered.
-_MEMORY = 10_000
+_REMEMBERED_LINES = 10_000
 
 _Key = tuple[float, str, str]
 
 
 class KnownLines:
-    """The lines of pods that are known already.
+    """Recognises the lines that came already, when a stream of lines begins again.
 
-    After `begin_again` the lines come once more from somewhere before the break; `is_new` is then
-    false for those that came before, and for those that are older than all that came.
+    After `begin_again` the stream repeats lines from before the break; `is_new` is then false for
+    lines that came before, and for lines that are older than all of these.
     """
 
     def __init__(self, started: float) -> None:
         self._started = started
         self._is_first_time = True
+        #: The last lines of each pod.
         self._recent: dict[str, deque[_Key]] = {}
+        #: The remembered lines of each pod that were not repeated since `begin_again`.
         self._expected: dict[str, Counter[_Key]] = {}
+        #: Time of the first line of each pod, and of its newest.
         self._first: dict[str, float] = {}
         self._newest: dict[str, float] = {}
 
     @property
     def count(self) -> int:
-        """The number of remembered lines: so many have to come again to be told apart."""
+        """The number of remembered lines: a stream that begins again has to repeat so many."""
         return sum(len(keys) for keys in self._recent.values())
 
     def begin_again(self) -> None:
-        """Lines that came before may come once more."""
+        """The stream begins again, and may repeat lines."""
         self._is_first_time = False
         self._expected = {pod: Counter(keys) for pod, keys in self._recent.items()}
 
@@ -64,26 +68,26 @@ class KnownLines:
         """True if a line did not come before; the line is known from now on."""
         pod, key = line.pod, (line.time, line.source, line.text)
         if not self._is_first_time:
-            # Lines of one burst may have the same time, so also the first one's has an end.
+            # Lines of one burst may have the same time, so the time of the first line is old, too.
             if line.time <= self._first.get(pod, self._started):
                 return False
-            if line.time < self._newest.get(pod, self._started) - _DISORDER:
+            if line.time < self._newest.get(pod, self._started) - _DISORDER_SECONDS:
                 return False
             expected = self._expected.get(pod)
             if expected is not None and expected[key] > 0:
                 expected[key] -= 1
                 return False
-        self._recent.setdefault(pod, deque(maxlen=_MEMORY)).append(key)
+        self._recent.setdefault(pod, deque(maxlen=_REMEMBERED_LINES)).append(key)
         self._first.setdefault(pod, line.time)
         self._newest[pod] = max(line.time, self._newest.get(pod, line.time))
         return True
 
 
-#: Lines that are asked for beyond those that are shown: lines of agents are among them, and where
-#: one stream of lines is joined to the next is found by what both have.
-_MARGIN = 1000
-#: How many times as many lines are asked for where those of one rank are wanted.
-_RANKS = 16
+#: Lines that are requested beyond those that are shown: some are lines of agents, and two streams
+#: are joined at the lines that both have.
+_MARGIN_LINES = 1000
+#: Factor of the requested lines where only the lines of one rank are shown.
+_RANK_FACTOR = 16
 #: First and longest pause before a connection is made again, in seconds.
 _PAUSES = (0.1, 2.0)
 
@@ -98,42 +102,42 @@ class ServiceLogs:
     system: bool = False
 
     def lines(self, *, tail: int, follow: bool = False) -> Iterator[DeployLog]:
-        """The last lines, and with `follow` those that come.
+        """The last lines, and with `follow` the following ones.
 
-        A connection that breaks, as when the local service is restarted, is made again; no line
-        is left out or comes twice.
+        After a broken connection, such as by a restart of the local service, the lines go on over
+        a new one; no line is missing or comes twice.
         """
-        known = KnownLines(started=time.time())
-        last: deque[DeployLog] = deque(maxlen=tail)
-        wide = 1 if self.rank is None else _RANKS
-        asked = min((tail + _MARGIN) * wide, routes.TAIL_MOST)
-        for line in self._ask(tail=asked, follow=False):
-            known.is_new(line)
+        known_lines = KnownLines(started=time.time())
+        last_lines: deque[DeployLog] = deque(maxlen=tail)
+        line_factor = 1 if self.rank is None else _RANK_FACTOR
+        requested_lines = min((tail + _MARGIN_LINES) * line_factor, routes.TAIL_MOST)
+        for line in self._ask(tail=requested_lines, follow=False):
+            known_lines.is_new(line)
             if self._is_wanted(line):
-                last.append(line)
-        yield from last
+                last_lines.append(line)
+        yield from last_lines
         if follow:
-            yield from filter(self._is_wanted, self._new(known))
+            yield from filter(self._is_wanted, self._new_lines(known_lines))
 
     def _is_wanted(self, line: DeployLog) -> bool:
         is_of_rank = self.rank is None or line.rank == self.rank
         return is_of_rank and (self.system or line.source != "agent")
 
-    def _new(self, known: KnownLines) -> Iterator[DeployLog]:
+    def _new_lines(self, known_lines: KnownLines) -> Iterator[DeployLog]:
         """Lines as they come, over connections that break."""
         patience = backoff.Patience(
             self.session.transport.patience, first=_PAUSES[0], limit=_PAUSES[1]
         )
         while True:
-            known.begin_again()
+            known_lines.begin_again()
             controller = self.session.controller()
             try:
                 lines = self._ask(
-                    tail=min(max(known.count, _MARGIN), routes.TAIL_MOST), follow=True
+                    tail=min(max(known_lines.count, _MARGIN_LINES), routes.TAIL_MOST), follow=True
                 )
                 patience.renew()
                 for line in lines:
-                    if known.is_new(line):
+                    if known_lines.is_new(line):
                         yield line
                 return
             except ControllerUnavailableError:
@@ -151,12 +155,12 @@ class ServiceLogs:
 
 # ------------------------------------------------------------------------------- apps, to their end
 
-#: Seconds without a word of a pod after which following it is given up.
+#: Seconds without an answer of a pod after which following it fails.
 PATIENCE = 60.0
-#: Of answers that another attempt may help: a proxy in between does not get through just now.
-_PASSING = frozenset({502, 503, 504})
-#: Lines that a stream begins with again after it broke.
-_TAIL = 1000
+#: Statuses of a proxy that does not reach the pod at this moment: another attempt may help.
+_TRANSIENT_STATUSES = frozenset({502, 503, 504})
+#: Lines that a new stream repeats from before the break.
+_REPEATED_LINES = 1000
 
 
 def follow_app(
@@ -167,9 +171,9 @@ def follow_app(
     patience: float = PATIENCE,
     shown: Collection[tuple[str | None, float, str]] = (),
 ) -> int:
-    """Pass on the lines of all pods until their apps have ended; the first exit code but 0.
+    """Pass on the lines of all pods until their apps end; returns their first exit code but 0.
 
-    `shown` are pods, times and texts of lines that are not passed on.
+    `shown` has pods, times and texts of lines that are not passed on.
     """
     pods = of_generation(view)
     prefixed = len(pods) > 1
@@ -184,7 +188,10 @@ def follow_app(
         except BaseException as error:  # noqa: BLE001  # nothing of this is an end with 0
             ends[number] = error
 
-    threads = [threading.Thread(target=run, args=one, daemon=True) for one in enumerate(pods)]
+    threads = [
+        threading.Thread(target=run, args=numbered_pod, daemon=True)
+        for numbered_pod in enumerate(pods)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -196,7 +203,7 @@ def follow_app(
 
 
 def of_generation(view: WorkloadView) -> list[PodView]:
-    """The pods of a workload but those that newer ones have replaced, which are about to end."""
+    """The pods of a workload, without pods that newer ones replace."""
     return [
         pod
         for pod in view.pods
@@ -217,7 +224,7 @@ class _Follower:
         self._view = view
         self._pod = pod
         self._on_line = on_line
-        self._known = KnownLines(time.time())
+        self._known_lines = KnownLines(time.time())
         self.shown: frozenset[tuple[str | None, float, str]] = frozenset()
         self._patience = backoff.Patience(patience, first=_PAUSES[0], limit=_PAUSES[1])
 
@@ -226,10 +233,10 @@ class _Follower:
         while True:
             try:
                 if not is_first:
-                    self._look_up()
+                    self._refresh_view()
                 code = self._attempt()
             except KubetorchError as error:
-                pause = self._patience.pause() if error.status in _PASSING else None
+                pause = self._patience.pause() if error.status in _TRANSIENT_STATUSES else None
                 if pause is None:
                     raise
                 time.sleep(pause)
@@ -238,7 +245,7 @@ class _Follower:
                     return code
                 time.sleep(_PAUSES[0])
             is_first = False
-            self._known.begin_again()
+            self._known_lines.begin_again()
 
     def token(self, path: str) -> str:
         """The token for the pod (a `kubetorch.lib.http_client.Credential`)."""
@@ -246,19 +253,19 @@ class _Follower:
         return self._view.token or ""
 
     def reject(self, token: str) -> bool:
-        """The pod does not take it: an app may run for longer than a token is good for."""
-        self._look_up()
+        """The pod refuses the token: an app may run for longer than a token is valid."""
+        self._refresh_view()
         return self._view.token not in (None, token)
 
-    def _look_up(self) -> None:
+    def _refresh_view(self) -> None:
         spec, generation = self._view.spec, self._view.generation
-        found = self._session.get_workload(spec.namespace, spec.name)
-        if found.generation != generation:
+        view = self._session.get_workload(spec.namespace, spec.name)
+        if view.generation != generation:
             raise StartupError(f"another {spec.name} was deployed meanwhile")
-        pod = next((pod for pod in found.pods if pod.name == self._pod.name), None)
+        pod = next((pod for pod in view.pods if pod.name == self._pod.name), None)
         if pod is None:
             raise ServiceNotFoundError(f"pod {self._pod.name} of {spec.name} is gone")
-        self._view, self._pod = found, pod
+        self._view, self._pod = view, pod
 
     def _attempt(self) -> int | None:
         """Show lines until the end of the app or of the connection; the exit code, if it ended."""
@@ -268,23 +275,26 @@ class _Follower:
         if not url:
             raise ControllerUnavailableError(f"pod {self._pod.name} has no address", hint=hint)
         with pod_transport.client(session.transport, url, self, hint=hint) as http:
-            path = f"{routes.LOGS}?follow=1&tail={_TAIL}&app={self._view.generation}"
+            path = f"{routes.LOGS}?follow=1&tail={_REPEATED_LINES}&app={self._view.generation}"
             with _get(http, path, timeout=None) as response:
                 self._patience.renew()
                 for line in response.iter_lines():
                     if line:
-                        self._take(json.loads(line))
+                        self._show_line(json.loads(line))
             with _get(http, routes.APP_STATUS) as response:
                 status = json.loads(response.read())
         code = status.get("exit_code")
         return int(code) if status.get("running") is False and code is not None else None
 
-    def _take(self, line: dict[str, Any]) -> None:
+    def _show_line(self, line: dict[str, Any]) -> None:
         if line.get("generation") != self._view.generation:
             return
-        known = DeployLog(text=line["text"], pod=self._pod.name, time=line["time"])
-        if self._known.is_new(known) and (known.pod, known.time, known.text) not in self.shown:
-            self._on_line(known.text)
+        log_line = DeployLog(text=line["text"], pod=self._pod.name, time=line["time"])
+        if (
+            self._known_lines.is_new(log_line)
+            and (log_line.pod, log_line.time, log_line.text) not in self.shown
+        ):
+            self._on_line(log_line.text)
 
 
 def _get(http: HttpClient, path: str, *, timeout: Timeout = ...) -> Response:

@@ -1,4 +1,4 @@
-"""The services that a program has deployed and leaves: a line at its end says what stays up."""
+"""The services that a program has deployed: a line at its end names those that stay up."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ServicesLeft:
         processes.at_exit(self.say)
 
     def note(self, opened: Session, view: WorkloadView) -> None:
-        """This program has deployed a service, which stays up when the program ends.
+        """Note a service that this program has deployed, and that stays up when the program ends.
 
         A job ends by itself, and pods that a selector finds are not the service's own.
         """
@@ -39,15 +39,15 @@ class ServicesLeft:
         is_heard = terminal.is_terminal(sys.stderr) and self._pid == os.getpid()
         if not is_heard or backend.choices.is_quiet or config.quiet or environment.is_in_pod():
             return
-        views = [view for view in map(self._look, self._deployed) if view is not None]
+        views = [view for view in map(self._view_of, self._deployed) if view is not None]
         if views:
             terminal.say_once(_line(views))
 
-    def _look(self, service: tuple[str, str]) -> WorkloadView | None:
+    def _view_of(self, service: tuple[str, str]) -> WorkloadView | None:
         try:
             controller = self._deployed[service].controller()
             answer = controller.ask("GET", routes.workload(*service), timeout=_PATIENCE)
-        except KubetorchError:  # the service is gone, or nobody knows
+        except KubetorchError:  # the service is gone, or the controller does not answer
             return None
         return messages.decode(WorkloadView, answer)
 
@@ -66,8 +66,8 @@ def _line(views: list[WorkloadView]) -> str:
 
 def _described(view: WorkloadView) -> str:
     pods = len(view.pods)
-    each = view.spec.compute.gpus or ""
-    gpus = pods * int(each) if each.isdecimal() else 0
+    gpus_per_pod = view.spec.compute.gpus or ""
+    gpus = pods * int(gpus_per_pod) if gpus_per_pod.isdecimal() else 0
     counts = [(pods, "pod"), *([(gpus, "GPU")] if gpus else [])]
     texts = (f"{number} {noun}{'' if number == 1 else 's'}" for number, noun in counts)
     return f"{view.spec.name} ({', '.join(texts)})"

@@ -1,7 +1,7 @@
 """The terminal's end of a shell: in a pod of a service, or in a volume.
 
-A volume of this machine is a folder. A volume of a cluster takes a pod that is made for the shell
-and deleted after it: the pod is the user's own, and takes the rights of `kubectl run` and
+A volume of this machine is a folder. A volume of a cluster needs a pod, which is made for the shell
+and deleted after it: the pod is the user's own, and needs the rights of `kubectl run` and
 `kubectl exec`.
 """
 
@@ -46,15 +46,15 @@ from kubetorch.wire.messages import PodView, WorkloadView
 from kubetorch.wire.pod_commands import ShellEnd, ShellExit, ShellMessage, ShellOpen, ShellResize
 from kubetorch.wire.volumes import VolumeView
 
-_PIECE = 64 * 1024
-#: Seconds until the agent has to have agreed.
+_READ_BYTES = 64 * 1024
+#: Seconds that the agent has to accept the shell.
 _TIMEOUT = 10.0
-#: Seconds until the pod has to run: its volume may have to be made and attached first.
+#: Seconds that the pod has to start: its volume may have to be made and attached first.
 _START_TIMEOUT = 180.0
-#: Seconds after which a pod that was left behind ends by itself.
-_LONGEST = 24 * 3600
-#: What a container waits for in vain.
-_DOOMED = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
+#: Seconds after which the pod ends by itself, if this program could not delete it.
+_POD_LIFETIME_SECONDS = 24 * 3600
+#: Reasons of a waiting container whose image will not come.
+_PULL_FAILURES = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 
 
 def run(session: Session, view: WorkloadView, pod: PodView, command: str | None = None) -> int:
@@ -75,14 +75,14 @@ def run(session: Session, view: WorkloadView, pod: PodView, command: str | None 
 
 async def _run(pod: PodView, upgraded: socket.socket, rest: bytes, command: str | None) -> int:
     has_terminal = command is None and os.isatty(0) and os.isatty(1)
-    wanted = ShellOpen(command=command)
+    open_message = ShellOpen(command=command)
     if has_terminal:
         columns, rows = shutil.get_terminal_size()
         kind = os.environ.get("TERM") or "xterm"
-        wanted = ShellOpen(terminal=True, kind=kind, rows=rows, columns=columns)
+        open_message = ShellOpen(terminal=True, kind=kind, rows=rows, columns=columns)
     client = _Client()
     await websocket.adopt(upgraded, rest, client, max_message=pod_commands.MESSAGE_LIMIT)
-    client.say(wanted)
+    client.say(open_message)
     with _terminal(client.resize) if has_terminal else contextlib.nullcontext(), client.attached():
         code = await client.exited
     if code is None:
@@ -118,7 +118,7 @@ class _Client(Endpoint):
                 self._connection.abort("the shell has ended")
 
     async def _pass_input(self) -> None:
-        """Standard input to its end, read only as fast as the pod takes it."""
+        """Send the standard input to its end, as fast as the pod reads it."""
         while data := await _read_input():
             if self._connection is not None:
                 self._connection.send(data)
@@ -160,7 +160,7 @@ class _Client(Endpoint):
 
 
 def run_in_volume(session: Session, view: VolumeView, *, mount_path: str, image: str) -> None:
-    """Open a shell in a volume; returns when that ends. `image` is that of a pod made for it."""
+    """Open a shell in a volume; returns when it ends. `image` is the image of the shell's pod."""
     if view.folder is not None:
         shell = os.environ.get("SHELL") or "/bin/sh"
         subprocess.run([shell], cwd=view.folder, check=False)
@@ -188,7 +188,7 @@ async def _run_volume_pod(access: Access, view: VolumeView, mount_path: str, ima
             pod_security.restrict(spec, spec["containers"][0], root_images=[image])
             await client.create(manifest)
         try:
-            await _until_it_runs(client, pod, image)
+            await _wait_until_running(client, pod, image)
             return await _shell(client, pod, mount_path)
         finally:
             await client.delete(pod, grace_seconds=0)
@@ -198,7 +198,7 @@ def _manifest(name: str, view: VolumeView, mount_path: str, image: str) -> Objec
     container = {
         "name": "shell",
         "image": image,
-        "command": ["/bin/sh", "-c", f"exec sleep {_LONGEST}"],
+        "command": ["/bin/sh", "-c", f"exec sleep {_POD_LIFETIME_SECONDS}"],
         "volumeMounts": [{"name": "volume", "mountPath": mount_path}],
         "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}},
         "securityContext": {
@@ -215,37 +215,37 @@ def _manifest(name: str, view: VolumeView, mount_path: str, image: str) -> Objec
             "containers": [container],
             "volumes": [claim],
             "restartPolicy": "Never",
-            "activeDeadlineSeconds": _LONGEST,
+            "activeDeadlineSeconds": _POD_LIFETIME_SECONDS,
             "terminationGracePeriodSeconds": 0,
             "automountServiceAccountToken": False,
         },
     }
 
 
-async def _until_it_runs(client: Client, pod: Ref, image: str) -> None:
-    runs: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+async def _wait_until_running(client: Client, pod: Ref, image: str) -> None:
+    pod_runs: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     state = "it is not scheduled"
 
-    def look(change: Change) -> None:
+    def on_pod_change(change: Change) -> None:
         nonlocal state
         status = change.object.get("status") or {}
         for container in status.get("containerStatuses") or ():
             waiting = (container.get("state") or {}).get("waiting") or {}
             state = str(waiting.get("message") or waiting.get("reason") or state)
-            if waiting.get("reason") in _DOOMED and not runs.done():
-                runs.set_exception(
+            if waiting.get("reason") in _PULL_FAILURES and not pod_runs.done():
+                pod_runs.set_exception(
                     ImagePullError(
                         f"the image {image!r} of the shell cannot be had: {state}",
                         hint="choose one that the cluster has: volume.ssh(image=...)",
                     )
                 )
-        if status.get("phase") not in (None, "Pending") and not runs.done():
-            runs.set_result(None)
+        if status.get("phase") not in (None, "Pending") and not pod_runs.done():
+            pod_runs.set_result(None)
 
     selection = Selection(PODS, pod.namespace, fields=f"metadata.name={pod.name}")
     try:
-        async with deadlines.timeout(_START_TIMEOUT), Informer(client, selection, look):
-            await runs
+        async with deadlines.timeout(_START_TIMEOUT), Informer(client, selection, on_pod_change):
+            await pod_runs
     except TimeoutError as error:
         raise ServiceTimeoutError(
             f"the pod {pod.name} of the shell did not start within {_START_TIMEOUT:.0f} s: {state}",
@@ -282,13 +282,13 @@ async def _pass_input(process: pod_streams.Process) -> None:
 
 
 async def _read_input() -> bytes:
-    """The next bytes, as soon as there are any; none at its end, or if there is no such input."""
+    """The next bytes of the standard input; none at its end, or without an input."""
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
     try:
         loop.add_reader(0, ready.set)
     except PermissionError:  # a file, which no loop can wait for: it can be read at once
-        await asyncio.sleep(0)  # a long one must not keep the loop from all else
+        await asyncio.sleep(0)  # a long file must not keep the loop from all else
     except OSError:
         return b""
     else:
@@ -297,20 +297,20 @@ async def _read_input() -> bytes:
         finally:
             loop.remove_reader(0)
     try:
-        return os.read(0, _PIECE)
+        return os.read(0, _READ_BYTES)
     except OSError:  # its terminal is gone
         return b""
 
 
 @contextlib.contextmanager
 def _terminal(on_resize: Callable[[int, int], None]) -> Iterator[None]:
-    """Keys go to the shell as they are, Ctrl-C too; `on_resize` gets new columns and rows."""
+    """Pass keys to the shell unchanged, Ctrl-C too; `on_resize` gets new columns and rows."""
     loop = asyncio.get_running_loop()
-    before = termios.tcgetattr(0)
+    terminal_settings = termios.tcgetattr(0)
     tty.setraw(0, termios.TCSADRAIN)  # what was typed ahead stays
     loop.add_signal_handler(signal.SIGWINCH, lambda: on_resize(*shutil.get_terminal_size()))
     try:
         yield
     finally:
         loop.remove_signal_handler(signal.SIGWINCH)
-        termios.tcsetattr(0, termios.TCSADRAIN, before)
+        termios.tcsetattr(0, termios.TCSADRAIN, terminal_settings)

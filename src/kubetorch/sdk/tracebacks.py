@@ -27,9 +27,9 @@ VARIABLE = "KT_TRACEBACK"
 _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 _LIBRARIES = (f"{Path(os.__file__).parent}{os.sep}", f"{os.sep}site-packages{os.sep}", "<frozen")
 
-#: Attribute of an interrupt: what becomes of the work that it ended.
-_GOES_ON = "_kubetorch_goes_on"
-#: The same, by where the program was, of work that did not say it.
+#: Attribute of an interrupt: a sentence about the work that goes on or is cancelled.
+_OUTCOME_OF_WORK = "_kubetorch_goes_on"
+#: Such sentences for interrupts without one, by the file of Kubetorch that was interrupted.
 _INTERRUPTED = {
     "sdk/calls/map.py": "The calls that run are cancelled in their pods.",
     "sdk/calls/": "The call is cancelled in its pods.",
@@ -39,7 +39,7 @@ _NOT_AWAITABLE = re.compile(r"object .+ can't be used in 'await'|object can't be
 
 
 def install() -> None:
-    """Show the exceptions that end this program or a thread, if nobody else does."""
+    """Show the exceptions that end this program or a thread, unless another hook shows them."""
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = _show
     if threading.excepthook is threading.__excepthook__:
@@ -53,9 +53,9 @@ def is_full() -> bool:
     return os.environ.get(VARIABLE) == "full"
 
 
-def say_what_goes_on(interrupt: BaseException, text: str) -> None:
-    """Add to an interrupt that ends the program what becomes of the work."""
-    setattr(interrupt, _GOES_ON, text)
+def explain_interrupt(interrupt: BaseException, text: str) -> None:
+    """Add to an interrupt that ends the program a sentence about the work that goes on."""
+    setattr(interrupt, _OUTCOME_OF_WORK, text)
 
 
 def interruption(error: BaseException) -> str | None:
@@ -64,31 +64,34 @@ def interruption(error: BaseException) -> str | None:
         return None
     # An event loop raises another one, after the work in it was cancelled.
     chain = list(_chain(error))
-    traces = [of_error(one, "__traceback__") for one in chain]
+    traces = [of_error(exception, "__traceback__") for exception in chain]
     files = [file for trace in traces for file in _files(trace) if _is_ours(file)]
     if not files:
         return None
-    said = (introspection.attribute(one, _GOES_ON) for one in chain)
-    places = (
+    explanations = (introspection.attribute(exception, _OUTCOME_OF_WORK) for exception in chain)
+    path_explanations = (
         text
-        for place, text in _INTERRUPTED.items()
-        if any(file.startswith(_PACKAGE + place) for file in files)
+        for path_prefix, text in _INTERRUPTED.items()
+        if any(file.startswith(_PACKAGE + path_prefix) for file in files)
     )
-    return f"Interrupted. {next(filter(None, said), None) or next(places, '')}".rstrip()
+    explanation = next(filter(None, explanations), None) or next(path_explanations, "")
+    return f"Interrupted. {explanation}".rstrip()
 
 
 def shorten(error: BaseException) -> TracebackType | None:
     """Leave the user's own frames in an exception and its causes; its traceback after that."""
     chain = list(_chain(error))
-    for one in chain:
-        _explain_await(one)
-        if _is_told(one):
-            set_of_error(one, "__traceback__", _users(of_error(one, "__traceback__")))
-    for one in chain:
-        cause = _cause(one)
-        if cause is not None and not _is_useful(cause, one):
-            set_of_error(one, "__cause__", None)
-            set_of_error(one, "__context__", None)
+    for exception in chain:
+        _explain_await(exception)
+        if _is_intended(exception):
+            set_of_error(
+                exception, "__traceback__", _user_traceback(of_error(exception, "__traceback__"))
+            )
+    for exception in chain:
+        cause = _cause(exception)
+        if cause is not None and not _is_useful(cause, exception):
+            set_of_error(exception, "__cause__", None)
+            set_of_error(exception, "__context__", None)
     return of_error(error, "__traceback__")  # type: ignore[no-any-return]
 
 
@@ -145,18 +148,18 @@ def _show_in_ipython(
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An exception with those that it follows from."""
-    seen: set[int] = set()
-    waiting: list[BaseException | None] = [error]
-    while waiting:
-        one = waiting.pop()
-        if one is not None and id(one) not in seen:
-            seen.add(id(one))
-            yield one
-            waiting += [of_error(one, "__cause__"), of_error(one, "__context__")]
+    """An exception with its causes and contexts."""
+    seen_ids: set[int] = set()
+    pending: list[BaseException | None] = [error]
+    while pending:
+        exception = pending.pop()
+        if exception is not None and id(exception) not in seen_ids:
+            seen_ids.add(id(exception))
+            yield exception
+            pending += [of_error(exception, "__cause__"), of_error(exception, "__context__")]
 
 
-def _is_told(error: BaseException) -> bool:
+def _is_intended(error: BaseException) -> bool:
     """True if an exception was raised on purpose, and is no defect of Kubetorch."""
     cause = of_error(error, "__cause__")
     if isinstance(error, KubetorchError) or isinstance(cause, RemoteTraceback):
@@ -169,20 +172,20 @@ def _is_told(error: BaseException) -> bool:
     return last.tb_frame.f_code.co_code[last.tb_lasti] == _RAISES
 
 
-def _users(trace: TracebackType | None) -> TracebackType | None:
+def _user_traceback(trace: TracebackType | None) -> TracebackType | None:
     """A traceback without our frames, and without those of libraries that we called."""
-    kept: list[TracebackType] = []
+    user_entries: list[TracebackType] = []
     is_within = False
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
         is_within = _is_ours(file) or (is_within and _is_library(file))
         if not is_within:
-            kept.append(trace)
+            user_entries.append(trace)
         trace = trace.tb_next
-    found: TracebackType | None = None
-    for one in reversed(kept):
-        found = TracebackType(found, one.tb_frame, one.tb_lasti, one.tb_lineno)
-    return found
+    shortened: TracebackType | None = None
+    for entry in reversed(user_entries):
+        shortened = TracebackType(shortened, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return shortened
 
 
 def _files(trace: TracebackType | None) -> Iterator[str]:
@@ -196,11 +199,11 @@ def _is_ours(file: str) -> bool:
 
 
 def _is_library(file: str) -> bool:
-    return any(place in file for place in _LIBRARIES)
+    return any(library_path in file for library_path in _LIBRARIES)
 
 
 def _explain_await(error: BaseException) -> None:
-    """Add to what Python says of `await remote(1)` how a call is awaited."""
+    """Add to Python's error about `await remote(1)` how a call is awaited."""
     if type(error) is not TypeError or not _NOT_AWAITABLE.search(str(error)):
         return
     last = of_error(error, "__traceback__")
@@ -218,21 +221,25 @@ def _first_remote(frame: FrameType) -> str | None:
 
 
 def _remotes(frame: FrameType) -> Iterator[str]:
-    """The expressions in a piece of code that may have called a pod."""
+    """The expressions in the code of a frame that may have called a pod."""
     remote = sys.modules.get("kubetorch.sdk.calls.remote")
     module = sys.modules.get("kubetorch.sdk.module")
     if remote is None or module is None:
         return
-    kinds = remote.RemoteCallable
+    callable_types = remote.RemoteCallable
     code = frame.f_code
     for name in (*code.co_varnames, *code.co_freevars, *code.co_names):
         value = frame.f_locals.get(name, frame.f_globals.get(name))
         if isinstance(value, remote.RemoteCallable):
             yield name
         elif isinstance(value, module.Module):
-            methods = (one for one in code.co_names if not hasattr(module.Module, one))
-            yield from (f"{name}.{one}" for one in methods if one not in frame.f_globals)
+            methods = (method for method in code.co_names if not hasattr(module.Module, method))
+            yield from (f"{name}.{method}" for method in methods if method not in frame.f_globals)
         else:
-            known = getattr(value, "__dict__", {})
-            own = (one for one in code.co_names if one in known)
-            yield from (f"{name}.{one}" for one in own if isinstance(known[one], kinds))
+            members = getattr(value, "__dict__", {})
+            member_names = (member for member in code.co_names if member in members)
+            yield from (
+                f"{name}.{member}"
+                for member in member_names
+                if isinstance(members[member], callable_types)
+            )

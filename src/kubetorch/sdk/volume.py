@@ -45,7 +45,7 @@ class Volume:
         SpecError: A value is impossible; the message names the parameter.
     """
 
-    #: What a compute mounts of a volume that exists, if it was found by its name.
+    #: The claim that a compute mounts, if the volume was found by its name.
     _reference: VolumeSpec | None = None
 
     def __init__(  # noqa: PLR0913  # the documented constructor
@@ -96,7 +96,7 @@ class Volume:
         """A volume that exists.
 
         Args:
-            name: Its name, or that of a claim that somebody else made.
+            name: Its name, or the name of a claim that Kubetorch did not make.
             namespace: Its namespace. Without it a deploy takes the volume of that name that is
                 where the service is; all else asks in `kt.config.namespace`.
             mount_path: Where to mount it; where it was mounted before if not given, else
@@ -106,29 +106,35 @@ class Volume:
             VolumeNotFoundError: There is none of that name.
         """
         claim = specs.check_claim(name, parameter="name")
-        where = config.namespace if namespace is None else names.check_namespace(namespace)
+        searched_namespace = (
+            config.namespace if namespace is None else names.check_namespace(namespace)
+        )
         path = None if mount_path is None else specs.check_mount_path(mount_path)
         volume = cls.__new__(cls)
-        place = path or specs.default_mount_path(claim)
-        volume._spec = VolumeSpec(claim, place, namespace=namespace)
-        volume._reference = VolumeSpec(claim, place, namespace=namespace, claim=claim)
+        effective_path = path or specs.default_mount_path(claim)
+        volume._spec = VolumeSpec(claim, effective_path, namespace=namespace)
+        volume._reference = VolumeSpec(claim, effective_path, namespace=namespace, claim=claim)
         if inpod.is_importing():
-            return volume  # a module that a pod imports must not ask anybody
-        found = backend.session().ask(lambda asked: asked.volumes.get(where, claim))
-        if found is not None:
-            place = path or found.spec.mount_path
+            return volume  # a module that a pod imports must not ask the controller
+        view = backend.session().ask(
+            lambda controller: controller.volumes.get(searched_namespace, claim)
+        )
+        if view is not None:
+            effective_path = path or view.spec.mount_path
             volume._spec = replace(
-                found.spec,
-                mount_path=place,
-                storage_class=found.storage_class or None,
+                view.spec,
+                mount_path=effective_path,
+                storage_class=view.storage_class or None,
                 namespace=namespace,
-                claim=None if found.is_ours else claim,
+                claim=None if view.is_ours else claim,
             )
             volume._reference = replace(
-                volume._reference, mount_path=place, access_mode=found.spec.access_mode
+                volume._reference, mount_path=effective_path, access_mode=view.spec.access_mode
             )
         elif namespace is not None or not _may_be_elsewhere(claim):
-            raise backend.session().ask(lambda asked: missing(asked, claim, where))
+            raise backend.session().ask(
+                lambda controller: missing(controller, claim, searched_namespace)
+            )
         return volume
 
     # --------------------------------------------------------------------------------- questions
@@ -191,9 +197,9 @@ class Volume:
             return spec.storage_class
         if spec.volume_name is not None:
             return ""
-        found = None if spec.claim is None and spec.access_mode is not None else self._view()
-        if found is not None:
-            return found.storage_class
+        view = None if spec.claim is None and spec.access_mode is not None else self._view()
+        if view is not None:
+            return view.storage_class
         return self._class().storage_class
 
     def exists(self) -> bool:
@@ -203,7 +209,7 @@ class Volume:
     def config(self) -> dict[str, str | None]:
         """The declaration, with its storage class or the volume that it is bound to."""
         spec = self._spec
-        found = {
+        declaration = {
             "name": spec.name,
             "size": spec.size,
             "access_mode": self.access_mode,
@@ -211,8 +217,8 @@ class Volume:
             "namespace": self.namespace,
         }
         if spec.volume_name is not None:
-            return {**found, "volume_name": spec.volume_name}
-        return {**found, "storage_class": self.storage_class}
+            return {**declaration, "volume_name": spec.volume_name}
+        return {**declaration, "storage_class": self.storage_class}
 
     def pod_template_spec(self) -> dict[str, Any]:
         """The volume as the spec of a pod has it."""
@@ -232,20 +238,20 @@ class Volume:
             VolumeNotFoundError: It stands for a claim that does not exist.
             SpecError: There is no storage class for its access mode.
         """
-        spec, where = self._spec, self.namespace
+        spec, namespace = self._spec, self.namespace
         if spec.claim is not None:
-            found = self._existing()
+            view = self._existing()
         else:
-            found = backend.session().ask(lambda asked: create(asked, where, spec))
+            view = backend.session().ask(lambda controller: create(controller, namespace, spec))
         # Declaring a volume loads no manifests.
         from kubetorch.manifests import storage  # noqa: PLC0415
 
         return storage.claim_of(
-            found.spec,
-            namespace=found.namespace,
-            claim=found.claim,
-            storage_class=found.storage_class,
-            phase=found.phase,
+            view.spec,
+            namespace=view.namespace,
+            claim=view.claim,
+            storage_class=view.storage_class,
+            phase=view.phase,
         )
 
     def delete(self, wait: bool = True, timeout: float = DELETE_TIMEOUT) -> None:
@@ -257,23 +263,25 @@ class Volume:
 
         Raises:
             VolumeInUseError: Services have it mounted.
-            SpecError: It stands for a claim that somebody else made.
+            SpecError: It stands for a claim that Kubetorch did not make.
         """
-        spec, where = self._spec, self.namespace
+        spec, namespace = self._spec, self.namespace
         if spec.claim is not None:
             raise SpecError(
                 f"the claim {spec.claim!r} was not made as a kt.Volume, and so is not deleted",
-                hint=f"kubectl delete pvc {spec.claim} -n {where}",
+                hint=f"kubectl delete pvc {spec.claim} -n {namespace}",
             )
         seconds = timeout if wait else 0.0
         try:
-            gone = backend.session().ask(
-                lambda asked: asked.volumes.delete(where, spec.claim_name, wait=seconds)
+            is_gone = backend.session().ask(
+                lambda controller: controller.volumes.delete(
+                    namespace, spec.claim_name, wait=seconds
+                )
             )
         except VolumeNotFoundError as error:
             parameters.warn(error.message)
             return
-        if wait and not gone:
+        if wait and not is_gone:
             parameters.warn(f"the volume {spec.name!r} is still there after {timeout:g} s")
 
     def ssh(self, image: str = "alpine:latest") -> None:
@@ -287,24 +295,26 @@ class Volume:
         """
         from kubetorch.sdk import shells  # noqa: PLC0415  # starts a process
 
-        found = self._existing()
-        shells.run_in_volume(backend.session(), found, mount_path=self.mount_path, image=image)
+        view = self._existing()
+        shells.run_in_volume(backend.session(), view, mount_path=self.mount_path, image=image)
 
     def _class(self) -> StorageClass:
-        """The class and the access mode that it would be made with."""
+        """The class and the access mode of a new volume with this declaration."""
         spec, namespace = self._spec, self.namespace
-        return backend.session().ask(lambda asked: asked.volumes.storage_class(spec, namespace))
+        return backend.session().ask(
+            lambda controller: controller.volumes.storage_class(spec, namespace)
+        )
 
     def _view(self) -> VolumeView | None:
-        where, claim = self.namespace, self.pvc_name
-        return backend.session().ask(lambda asked: asked.volumes.get(where, claim))
+        namespace, claim = self.namespace, self.pvc_name
+        return backend.session().ask(lambda controller: controller.volumes.get(namespace, claim))
 
     def _existing(self) -> VolumeView:
-        found = self._view()
-        if found is None:
-            where, claim = self.namespace, self.pvc_name
-            raise backend.session().ask(lambda asked: missing(asked, claim, where))
-        return found
+        view = self._view()
+        if view is None:
+            namespace, claim = self.namespace, self.pvc_name
+            raise backend.session().ask(lambda controller: missing(controller, claim, namespace))
+        return view
 
     # ------------------------------------------------------------------------------- as a value
 
@@ -316,7 +326,7 @@ class Volume:
 
     def __repr__(self) -> str:
         spec = self._spec
-        given = {
+        arguments = {
             "name": spec.name,
             "size": spec.size,
             "mount_path": spec.mount_path,
@@ -326,11 +336,11 @@ class Volume:
             "volume_name": spec.volume_name,
             "pvc": spec.claim,
         }
-        return parameters.expression("Volume", given)
+        return parameters.expression("Volume", arguments)
 
 
 def create(controller: Controller, namespace: str, spec: VolumeSpec) -> VolumeView:
-    """Make a volume, if it is not there; a line tells who named no access mode that it is RWO."""
+    """Make a volume, if it is not there; a line says if its chosen access mode is RWO."""
     created = controller.volumes.create(namespace, spec)
     view = created.volume
     if created.is_new and spec.access_mode is None and view.spec.access_mode == specs.UNSHARED:
@@ -345,10 +355,10 @@ def create(controller: Controller, namespace: str, spec: VolumeSpec) -> VolumeVi
 def _may_be_elsewhere(claim: str) -> bool:
     """True if another namespace, which a service may be in, has a volume of that name."""
     try:
-        found = backend.session().ask(lambda asked: asked.volumes.list(None))
-    except KubetorchError:  # who may not list them learns it by the deploy
+        volumes = backend.session().ask(lambda controller: controller.volumes.list(None))
+    except KubetorchError:  # without the right to list volumes, the deploy finds it out
         return True
-    return any(one.claim == claim for one in found)
+    return any(volume.claim == claim for volume in volumes)
 
 
 def missing(controller: Controller, claim: str, namespace: str) -> VolumeNotFoundError:
@@ -357,9 +367,9 @@ def missing(controller: Controller, claim: str, namespace: str) -> VolumeNotFoun
         f"in another namespace, kt.Compute(volumes=[{claim!r}]) in that of the service"
     )
     with suppress(KubetorchError):  # who may not list them gets no help
-        known = [view.claim for view in controller.volumes.list(namespace)]
-        meant = did_you_mean(claim, known, likeness=0.6)
-        hint = f"{meant} {hint}" if meant else hint
+        claims = [view.claim for view in controller.volumes.list(namespace)]
+        suggestion = did_you_mean(claim, claims, likeness=0.6)
+        hint = f"{suggestion} {hint}" if suggestion else hint
     return VolumeNotFoundError(
         f"Volume {claim!r} does not exist in namespace {namespace!r}", hint=hint
     )

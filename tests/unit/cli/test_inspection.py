@@ -80,7 +80,7 @@ def test_a_class_whose_methods_are_unknown_has_a_placeholder():
 
 def test_the_curl_line_is_one_shell_command_whose_body_is_json():
     call = inspection.Operation(None, "train(mode)", {"mode": "it's", "steps": 1})
-    place = inspection.Place("train", "research", "http://127.0.0.1:4000")
+    place = inspection.Address("train", "research", "http://127.0.0.1:4000")
     line = inspection.call_by_curl(place, FUNCTION, call)
     words = shlex.split(line)
     assert words[:4] == ["curl", "-X", "POST", "http://127.0.0.1:4000/train"]
@@ -90,7 +90,7 @@ def test_the_curl_line_is_one_shell_command_whose_body_is_json():
 
 def test_where_a_port_has_to_be_forwarded_the_curl_line_waits_for_it():
     forward = "kt port-forward train 8080 -n research &"
-    place = inspection.Place("train", "research", "http://localhost:8080", (forward,))
+    place = inspection.Address("train", "research", "http://localhost:8080", (forward,))
     lines = inspection.call_by_curl(
         place, FUNCTION, inspection.Operation(None, "train()", {})
     ).splitlines()
@@ -143,7 +143,7 @@ def test_a_service_whose_name_is_no_identifier_gets_one(service):
 @pytest.mark.parametrize("public", [True, False])
 def test_the_lines_for_an_app_ask_it_with_a_token_if_it_needs_one(public):
     app = AppSpec("uvicorn main:app", port=8000, health_check="/health", public=public)
-    place = inspection.Place("web", "default", "http://here")
+    place = inspection.Address("web", "default", "http://here")
     words = shlex.split(inspection.app_by_curl(place, app))
     program = inspection.app_by_python(place, app)
 
@@ -155,12 +155,12 @@ def test_the_lines_for_an_app_ask_it_with_a_token_if_it_needs_one(public):
 
 def test_the_lines_for_a_script_show_what_it_writes():
     app = AppSpec("python train.py")
-    place = inspection.Place("work", "default", "")
+    place = inspection.Address("work", "default", "")
     assert inspection.app_by_curl(place, app) == "kt logs work -n default -f"
     ast.parse(inspection.app_by_python(place, app))
 
 
 def test_a_service_without_an_ingress_says_where_pods_reach_it():
-    place = inspection.Place("train", "team", "http://localhost:8080", ("kt port-forward …",))
+    place = inspection.Address("train", "team", "http://localhost:8080", ("kt port-forward …",))
 
     assert inspection.without_ingress(place)[-1] == "http://train.team.svc.cluster.local/"

@@ -58,7 +58,7 @@ def test_each_line_of_a_record_is_labelled_and_coloured() -> None:
 
 
 def test_a_launch_line_has_level_and_time_unless_it_was_printed() -> None:
-    line = logs.of_launch("svc", "importing", level="INFO", at=1_700_000_000.0)
+    line = logs.of_launch("svc", "importing", level="INFO", timestamp=1_700_000_000.0)
     assert re.fullmatch(rf"\(svc\) INFO \| {MOMENT} \| importing", line)
     assert logs.of_launch("svc", "raw") == "(svc) raw"
 

@@ -1,7 +1,7 @@
-"""One call as its caller sees it: what is sent, what an event means, whether it is tried again.
+"""One call as its caller sees it: its frames, the meaning of events, and the next attempt.
 
-Nothing here waits: `kubetorch.sdk.calls.call.Call` hands every event to `Invocation.step` and does
-what that says.
+Nothing here waits: `kubetorch.sdk.calls.call.Call` hands every event to `Invocation.step` and
+follows the result.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ from kubetorch.wire import (
 from kubetorch.wire.frames import Kind
 from kubetorch.wire.messages import TORN_DOWN
 
-#: Seconds that the agent gets to say itself that a call timed out.
+#: Seconds that the agent gets to report itself that a call timed out.
 GRACE = 2.0
 #: Seconds before its end in which a timeout counts as over, as the waits before it may end early.
 _EARLY = 0.1
 _FIRST_DELAY, _LONGEST_DELAY = 0.02, 1.0
-#: Seconds after which a call that is refused has been in its pod's line.
+#: Seconds after which a refused call had been accepted by its pod.
 _ACCEPTED = 1.0
-#: Pods that may say of a call that another one is less busy; the next one takes it.
+#: Pods that may refuse a call because another one is less busy; the next one takes it.
 _MOST_PASSES = 16
-#: Errors that say that a pod is gone; in a distributed call its ranks are gone with it.
+#: Errors of a pod that is gone; in a distributed call its ranks are gone with it.
 _LOSSES = (PodTerminatedError, CallLostError)
-#: What Python says of a keyword that a function does not take.
+#: Python's error about a keyword that a function does not take.
 _REFUSED_KEYWORD = re.compile(
     r"(?:.*\.)?(?P<function>\w+)\(\) got an unexpected keyword argument '(?P<keyword>\w+)'.*"
 )
@@ -93,14 +93,14 @@ class Target:
     allowed: tuple[str, ...] | None = None
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     broadcast: tuple[int, ...] | None = None
-    #: Whether a call goes to the least busy pod, and the ordinals of all, where they are known.
+    #: True if a call goes to the least busy pod, and the ordinals of all pods, if they are known.
     is_balanced: bool = False
     pods: tuple[int, ...] = ()
-    #: Whether the service bounds how many calls run at once.
+    #: True if the service bounds how many calls run at once.
     is_bounded: bool = False
     is_distributed: bool = False
     origin: str | None = None
-    where: ProjectRef | None = None
+    project: ProjectRef | None = None
 
     @property
     def name(self) -> str:
@@ -123,68 +123,70 @@ class Yielded:
 
 
 @dataclass(slots=True)
-class Again:
+class RetryAfter:
     delay: float
 
 
-#: What an event means; `None`: wait for the next one.
-Step = Done | Yielded | Again | None
+#: The meaning of an event; `None`: wait for the next one.
+Step = Done | Yielded | RetryAfter | None
 
 
 class RankValues(list[Any]):
     """The values of the ranks of a distributed service, in rank order.
 
     Attributes:
-        ranks: The rank of each.
-        ended: Those that are what a generator returned, and not what it yielded.
+        ranks: The rank of each value.
+        ended: Ranks whose generator returned its value, and did not yield it.
     """
 
-    def __init__(self, segments: Sequence[Buffer], modules: Mapping[str, str], asked: str) -> None:
+    def __init__(
+        self, segments: Sequence[Buffer], modules: Mapping[str, str], requested_codec: str
+    ) -> None:
         entries = rank_values.unpack(segments)
-        for one in entries:
-            codecs.check_answer(one.codec, asked)
-        values = (codecs.decode(one.codec, one.segments, modules=modules) for one in entries)
+        for entry in entries:
+            codecs.check_answer(entry.codec, requested_codec)
+        values = (codecs.decode(entry.codec, entry.segments, modules=modules) for entry in entries)
         super().__init__(values)
-        self.ranks = [one.rank for one in entries]
-        self.ended = frozenset(one.rank for one in entries if one.is_streamed)
+        self.ranks = [entry.rank for entry in entries]
+        self.ended = frozenset(entry.rank for entry in entries if entry.is_streamed)
 
 
 class Invocation:
     """One call, over all attempts to make it."""
 
-    #: When to stop waiting, even for the agent's own word on it; `None` while it has not begun.
+    #: When to stop waiting, even for the agent's own timeout; `None` while it has not begun.
     expires: float | None = None
     _key: str | None = None
     _request_id: str | None = None
-    # How often it is made at most again, and which attempt this is.
+    #: The number of attempts that may follow, and the number of this attempt.
     _retries = 0
     _attempts = 1
     _delay = _FIRST_DELAY
     _has_yielded = False
     _lines: CallLines | None = None
     _instance: str | None = None
-    #: Of a call of a broadcast to a service that bounds its calls: what all of them share, and
-    #: whether it has begun to run.
+    #: The identity that all calls of a broadcast share, if the service bounds its calls; and
+    #: true once this call has begun to run.
     collective = ""
     has_begun = False
-    #: It is an item of a map, of which one runs in a process at a time where nothing else is said.
+    #: True for an item of a map without a window: by default a process runs one at a time.
     is_item = False
     #: Its number among the items of a map.
     item: int | None = None
-    #: Identity of that map, if its pod is to look at how the items use the processor.
+    #: Identity of that map, if its pod is to measure how the items use the processor.
     map_id = ""
-    #: Its pod was asked for it, unless it has begun.
-    is_asked_for = False
-    #: The process that ran it ended.
-    _is_again = False
-    # When its pod first had no place for it in its line.
+    #: True once its pod was asked to give it back, unless it has begun.
+    is_taken_back = False
+    #: True if the process ended that ran the attempt before.
+    _lost_its_worker = False
+    #: When the line of its pod was full for the first time.
     _refused_at: float | None = None
-    # When and where it was sent, and whether its pod says when it begins.
+    #: When and where it was sent, and true if its pod reports when it begins.
     _sent_at = 0.0
     _sent_on: Stream | None = None
     _is_lined_up = False
-    # It is under way in one of several pods, any of which may take it, and how often a pod said
-    # that another one is less busy.
+    #: True if it is under way in one of several pods, any of which may take it; and the number of
+    #: pods that refused it because another one is less busy.
     _is_placed = False
     _passes = 0
 
@@ -209,20 +211,22 @@ class Invocation:
         calls.check_arguments(self.body.total)
         self.target = target
         self._keywords = kwargs.keys()
-        #: The way to all pods of the service.
+        #: The route to all pods of the service.
         self.service_route = route
         self.route = route
         is_any = options.is_for_any and not target.is_distributed
-        #: Whether the least busy pod takes it.
+        #: True if the least busy pod takes it.
         self.is_balanced = target.is_balanced or is_any
         #: Ordinals of the pods that it goes to, if it is a broadcast; the service may have fewer
-        #: than when the target was described.
-        known = target.broadcast
-        self.broadcast = None if known is None or is_any else route.called_together(known)
+        #: pods than when the target was described.
+        broadcast_pods = target.broadcast
+        self.broadcast = (
+            None if broadcast_pods is None or is_any else route.called_together(broadcast_pods)
+        )
         self.options = options
-        #: Whether lines that it prints are shown.
-        given = options.stream_logs
-        self.shows_logs = route.shows_logs if given is None else given
+        #: True if lines that it prints are shown.
+        chosen_logs = options.stream_logs
+        self.shows_logs = route.shows_logs if chosen_logs is None else chosen_logs
         self.is_detached = is_detached
         self.id = calls.new_call_id()
         self._chain = _ambient_chain()
@@ -234,9 +238,9 @@ class Invocation:
             self._retries = options.retries
             self._key = self._key or calls.new_call_id()
 
-        key, pods = options.idempotency_key, known or target.pods
+        key, pods = options.idempotency_key, broadcast_pods or target.pods
         if self.is_balanced and key is not None and pods:
-            # That pod alone has the outcome.
+            # Only that pod has the outcome of this key.
             self.route = route.pod(pods[zlib.crc32(key.encode()) % len(pods)])
 
     def begin_to_expire(self) -> None:
@@ -253,11 +257,11 @@ class Invocation:
 
     @property
     def request_id(self) -> str:
-        given = self._request_id or self.options.request_id
-        return given or _ambient_request_id() or self.id[:10]
+        chosen_id = self._request_id or self.options.request_id
+        return chosen_id or _ambient_request_id() or self.id[:10]
 
     def spread(self) -> list[Invocation]:
-        """The calls that it is made of, in pod order: one for each pod of a broadcast."""
+        """The calls of a broadcast, one for each pod, in pod order; else the call itself."""
         if self.broadcast is None:
             return [self]
         self._request_id = self.request_id
@@ -266,15 +270,15 @@ class Invocation:
         return [self._on(ordinal) for ordinal in self.broadcast]
 
     def shape(self, values: list[Any]) -> Any:  # noqa: ANN401  # the user's own values
-        """What a broadcast returns: the one value itself, if the service has one pod by now."""
+        """The result of a broadcast: a list, or the value itself if the service has one pod now."""
         assert self.broadcast is not None
         together = self.route.called_together(self.broadcast)
         return values[0] if together is None and len(values) == 1 else values
 
     def of_item(self, number: int) -> Invocation:
-        """The call of one item of a map, on the pod that has least to do.
+        """The call of one item of a map, on the least busy pod.
 
-        With a key it is always the same pod: that pod alone has the outcome.
+        With a key it is always the same pod, since only that pod has the outcome.
         """
         pods = self.broadcast
         if pods is None or self.options.idempotency_key is None:
@@ -282,7 +286,7 @@ class Invocation:
         return self._on(pods[number % len(pods)])
 
     def _on(self, ordinal: int) -> Invocation:
-        """The same on one pod; the arguments are encoded once."""
+        """This call on one pod; the arguments are encoded once."""
         part = copy.copy(self)
         part.id = calls.new_call_id()
         part.route = self.route.pod(ordinal)
@@ -305,7 +309,7 @@ class Invocation:
             if self.is_balanced and not self.is_item and self._passes < _MOST_PASSES:
                 most_calls = self.service_route.most_calls(stream)
         self._sent_at = time.monotonic()
-        self.has_begun = self.is_asked_for = False
+        self.has_begun = self.is_taken_back = False
         self._is_lined_up = self.is_item and stream.lines_up
         self._instance = self.route.instance
         timeout = None
@@ -343,7 +347,7 @@ class Invocation:
             not self.is_detached,
             self.collective,
             self._is_lined_up,
-            self._is_again,
+            self._lost_its_worker,
             self.map_id,
             self.item,
             self._wire_retry,
@@ -354,7 +358,7 @@ class Invocation:
 
     @property
     def _wire_retry(self) -> frames.Retry | None:
-        """What the agent is to know, if the call may be made again."""
+        """The rule for the agent, if the call may be made again."""
         options = self.options
         if self.is_detached:
             if not options.retries:
@@ -371,19 +375,19 @@ class Invocation:
         if kind == _RESULT:
             self.end_lines()
             instance = event.meta.instance
-            # What a handle asks about names is no call that a program is warned by.
+            # A handle's question about names is no call, after which the program would be warned.
             is_call = self.target.method != CALLABLES
             if is_call and instance != self._instance and self._instance == self.route.instance:
                 self.route.answered(instance)
             return self._value(event)
         if kind == _LOG:
-            stream.took(event)
+            stream.note_taken(event)
             self.route.log(event.meta, self.lines)
             return None
         if kind == _YIELD:
             self._has_yielded = True
             self.end_lines()
-            stream.took(event)
+            stream.note_taken(event)
             done = self._value(event)
             return done if done.error is not None else Yielded(done.value)
         if kind == _PROGRESS:
@@ -392,7 +396,7 @@ class Invocation:
             return None
         if kind == _ERROR:
             failure = exceptions.parse_json(bytes(event.payload or b""))
-            return self.again_after(failure) or self._end_with(
+            return self.retry_after_refusal(failure) or self._end_with(
                 self.error_of(failure), is_named=failure.repeats
             )
         if kind == _QUEUED:
@@ -403,20 +407,20 @@ class Invocation:
             self.begin_to_expire()
             return None
         if kind == LOST:
-            return self.again_after_loss(event) or self._end_with(event.meta)
+            return self.retry_after_loss(event) or self._end_with(event.meta)
         if kind == EXPIRED:
             stream.cancel(event.call, "the call timed out")
             return self._end_with(self.timed_out())
         return None
 
-    def again_after(self, failure: exceptions.Failure) -> Again | None:
+    def retry_after_refusal(self, failure: exceptions.Failure) -> RetryAfter | None:
         """Decide about a refusal: the function did not run, and another attempt may help."""
         if failure.started:
             return None
-        if self.is_asked_for:
-            return self._again(at_once=True)
+        if self.is_taken_back:
+            return self._retry(at_once=True)
         if self.item is not None and failure.code == QueueFullError.code:
-            return self._again_in_line()
+            return self._retry_in_line()
         self._renew_patience()
         if self.patience <= 0:
             return None
@@ -424,11 +428,11 @@ class Invocation:
         if isinstance(error, CallRefusedError) and error.calls and self._sent_on is not None:
             self._sent_on.note_load(error.calls)
             self._passes += 1
-            return self._again(at_once=True)
-        return self._again() if isinstance(error, _LATER) else None
+            return self._retry(at_once=True)
+        return self._retry() if isinstance(error, _LATER) else None
 
-    def _again_in_line(self) -> Again | None:
-        """An item of a map waits here, too, while as many wait in the pod as may."""
+    def _retry_in_line(self) -> RetryAfter | None:
+        """The retry of an item of a map, which waits here while the line of its pod is full."""
         now = time.monotonic()
         self._refused_at = self._refused_at or now
         longest = self.options.queue_timeout
@@ -436,18 +440,18 @@ class Invocation:
             return None
         self._patient_from = now
         self.expires = None
-        return self._again()
+        return self._retry()
 
-    def again_after_loss(self, event: Event) -> Again | None:
-        """The same about a call that was lost with its stream before it was sent."""
+    def retry_after_loss(self, event: Event) -> RetryAfter | None:
+        """Decide about a call that was lost with its stream, before it can have run."""
         if self._is_lined_up and not self.has_begun and isinstance(event.meta, PodTerminatedError):
-            # The pod, which says so before an item begins, has ended.
+            # The pod has ended, and had not reported that the item began.
             self._renew_patience()
-            return self._again() if self.patience > 0 else None
+            return self._retry() if self.patience > 0 else None
         is_transport = isinstance(event.meta, (CallLostError, AgentDiedError))
         if event.call.was_written or not is_transport or self.patience <= 0:
             return None
-        return self._again()
+        return self._retry()
 
     def timed_out(self) -> CallTimeoutError:
         ordinal = self.route.ordinal
@@ -481,11 +485,11 @@ class Invocation:
         sizes = body.sizes
         try:
             segments = [payload] if len(sizes) == 1 else codecs.split(memoryview(payload), sizes)
-            asked = self.body.codec
+            requested_codec = self.body.codec
             if body.codec == rank_values.CODEC:
-                value: object = RankValues(segments, self.target.modules, asked)
+                value: object = RankValues(segments, self.target.modules, requested_codec)
             else:
-                codecs.check_answer(body.codec, asked)
+                codecs.check_answer(body.codec, requested_codec)
                 value = codecs.decode(body.codec, segments, modules=self.target.modules)
         except (SerializationError, ProtocolError) as error:
             return Done(None, error)
@@ -498,7 +502,7 @@ class Invocation:
 
     def _end_with(self, error: Exception, *, is_named: bool = False) -> Step:
         if self._may_retry(error, is_named=is_named):
-            return self._make_again(error)
+            return self._begin_next_attempt(error)
         self.end_lines()
         is_loss = isinstance(error, _LOSSES) and getattr(error, "reason", "") != TORN_DOWN
         if self.target.is_distributed and is_loss:
@@ -507,7 +511,7 @@ class Invocation:
         return Done(None, error)
 
     def _count_attempts(self, error: Exception) -> None:
-        """Say in an error how many attempts there were, if there may be several."""
+        """Note the number of attempts in an error, if there may be several."""
         if self.options.retries and not self.is_detached:
             exceptions.set_attempts(error, self._attempts)
 
@@ -515,19 +519,19 @@ class Invocation:
         error = exceptions.rebuild(failure, modules=self.target.modules)
         if isinstance(error, InstanceReplacedError):
             self.route.answered(error.instance)
-        # The error is of the user's class, which may refuse to be looked at.
-        introspection.attempt(explain_missing, None, error, self.target.where)
+        # The error is of the user's class, whose attributes may raise.
+        introspection.attempt(explain_missing, None, error, self.target.project)
         introspection.attempt(self._explain_option, None, error)
         return error
 
     def _explain_option(self, error: Exception) -> None:
-        """Add to the error of a keyword that the function does not take that it is an option."""
+        """Add a hint to the error about an unknown keyword that is an option of calls."""
         refused = _REFUSED_KEYWORD.fullmatch(str(error)) if type(error) is TypeError else None
         if refused is None or refused["keyword"] not in self._keywords:
             return
-        meant = hints.hint("call", refused["keyword"])
-        if meant is not None and refused["function"] == (self.target.method or self._function):
-            exceptions.add_note(error, f"hint: options of a call are given so: {meant}")
+        suggestion = hints.hint("call", refused["keyword"])
+        if suggestion is not None and refused["function"] == (self.target.method or self._function):
+            exceptions.add_note(error, f"hint: options of a call are given so: {suggestion}")
 
     @property
     def _function(self) -> str:
@@ -536,36 +540,36 @@ class Invocation:
     def _may_retry(self, error: Exception, *, is_named: bool) -> bool:
         if self._has_yielded or self._retries <= 0:
             return False
-        # The worker has compared what the user's code raised; errors of ours may be made here.
+        # The worker has compared errors of the user's code; our own may be raised here.
         return is_named or retries.repeats(type(error), self.options.retry_names, {})
 
-    def _make_again(self, error: Exception) -> Again:
-        """Begin the next attempt, with as much time as the first had, after a pause."""
+    def _begin_next_attempt(self, error: Exception) -> RetryAfter:
+        """Begin the next attempt after a pause, with the full timeout."""
         options = self.options
         delay = retries.pause(self._attempts, options.backoff, options.max_backoff)
         self._retries -= 1
         self._attempts += 1
         self._delay = _FIRST_DELAY
-        self._is_again = isinstance(error, WorkerDiedError)
+        self._lost_its_worker = isinstance(error, WorkerDiedError)
         self._patient_from = time.monotonic() + delay
         if options.timeout is not None:
             self.expires = self._patient_from + options.timeout + GRACE
-        # Only the pod that may have run it knows its outcome.
+        # Only the pod that may have run the call knows its outcome.
         self._choose_pod(may_have_run=isinstance(error, CallLostError))
-        return Again(delay)
+        return RetryAfter(delay)
 
     def _renew_patience(self) -> None:
-        """A pod had the call for a while: that was no time of waiting for a pod."""
+        """Restart the patience if a pod had the call for a while, which was no wait for a pod."""
         now = time.monotonic()
         if self._is_lined_up and now - self._sent_at > _ACCEPTED:
             self._patient_from = now
 
-    def _again(self, *, at_once: bool = False) -> Again:
+    def _retry(self, *, at_once: bool = False) -> RetryAfter:
         self._choose_pod(may_have_run=False)
         if at_once:
-            return Again(0.0)
+            return RetryAfter(0.0)
         delay, self._delay = self._delay, min(self._delay * 2, _LONGEST_DELAY)
-        return Again(delay)
+        return RetryAfter(delay)
 
     def _choose_pod(self, *, may_have_run: bool) -> None:
         if self._is_placed and not may_have_run:
@@ -581,7 +585,7 @@ def _body(codec: str, segments: Sequence[codecs.Segment]) -> frames.Body:
 
 
 def membership_error(name: str, error: Exception) -> WorkerMembershipChanged:
-    """The error of a distributed call whose own pod is gone, given the error of that."""
+    """The error of a distributed call whose own pod is gone, given the pod's error."""
     pod = str(getattr(error, "pod_name", None) or "its pod")
     reason = str(getattr(error, "reason", None) or "lost")
     changed = WorkerMembershipChanged(
@@ -595,7 +599,7 @@ def membership_error(name: str, error: Exception) -> WorkerMembershipChanged:
 
 
 def _ambient_chain() -> str:
-    """The call of this worker that makes the call, and those that wait for it."""
+    """Identities of the surrounding call of this worker, and of the calls that wait for it."""
     context = sys.modules.get("kubetorch.pod.user_process.current_call")
     return "" if context is None else str(context.chain())
 

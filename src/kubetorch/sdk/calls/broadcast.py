@@ -1,12 +1,12 @@
-"""A call on every pod of a service: a list of what they return, in pod order.
+"""A call on every pod of a service: a list of their results, in pod order.
 
-A broadcast fails as soon as it fails on one pod. The calls on the others are cancelled then; those
-that fail at the same time are given a moment, so that which error is raised does not depend on
-which came first.
+A broadcast fails as soon as it fails on one pod. The calls on other pods are cancelled then, and
+get a moment to end, so that the raised error does not depend on the order of errors that come at
+the same time.
 
-Where the service bounds how many calls run at once, the other pods are asked once the call runs on
-the first one: whoever has a slot there is the only one that the others wait for, so that two
-broadcasts never have a slot each that the other one needs.
+Where the service bounds how many calls run at once, the other pods are called once the call runs on
+the first pod: the broadcast that has a slot there goes first on all pods, so that two broadcasts
+never have a slot each that the other one needs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kubetorch.sdk.calls.call import (
 from kubetorch.sdk.calls.route import PodLeftError
 from kubetorch.wire import exceptions, introspection
 
-#: Said to the pods whose calls are cancelled.
+#: The reason that pods get with the cancellation of their call.
 RECALLED = "the call failed on another pod"
 
 Iterators = type[RemoteIterator] | type[RemoteAsyncIterator]
@@ -37,17 +37,24 @@ Iterators = type[RemoteIterator] | type[RemoteAsyncIterator]
 def combine(outcomes: Sequence[Done]) -> Done:
     """The outcome of a broadcast, given how the call of each pod ended, in pod order.
 
-    Its error is the first one in pod order; those of the other pods are its `other_errors`. An end
-    that is only the consequence of another pod's error is not counted.
+    Its error is the first one in pod order; the errors of other pods are its `other_errors`. A
+    cancellation because of another pod's error is not counted.
     """
-    failed = [(pod, one.error) for pod, one in enumerate(outcomes) if one.error is not None]
-    if not failed:
-        return Done([one.value for one in outcomes])
-    own = [one for one in failed if not isinstance(one[1], CallCancelledError)]
-    (pod, first), *others = own or failed
+    failures = [
+        (pod, outcome.error) for pod, outcome in enumerate(outcomes) if outcome.error is not None
+    ]
+    if not failures:
+        return Done([outcome.value for outcome in outcomes])
+    own_failures = [
+        failure for failure in failures if not isinstance(failure[1], CallCancelledError)
+    ]
+    (pod, first), *other_failures = own_failures or failures
     note = f"raised in {_named(pod, first)}; the call went to {len(outcomes)} pods"
-    lines = [note, *(f"also in {_named(*one)}: {_short(one[1])}" for one in others)]
-    exceptions.set_attribute(first, "other_errors", tuple(error for _, error in others))
+    lines = [
+        note,
+        *(f"also in {_named(*failure)}: {_short(failure[1])}" for failure in other_failures),
+    ]
+    exceptions.set_attribute(first, "other_errors", tuple(error for _, error in other_failures))
     exceptions.add_note(first, "\n".join(lines))
     return Done(None, first)
 
@@ -62,7 +69,7 @@ def _short(error: Exception) -> str:
 
 
 #: The outcome of a pod that the service does not have any more.
-_LEFT = Done(None)
+_POD_LEFT = Done(None)
 
 
 def _has_left(step: Done | Yielded) -> bool:
@@ -77,11 +84,11 @@ class _Broadcast:
     ) -> None:
         self.calls = CallSet(wake)
         self._invocation = invocation
-        # How the call of each pod ended, in pod order.
+        #: The end of each pod's call, in pod order; `None` while it runs.
         self._outcomes: dict[Call, Done | None] = {Call(part): None for part in invocation.spread()}
         self._iterators = iterators
         self._generators: list[RemoteIterator | RemoteAsyncIterator] = []
-        # The calls that begin once the first one has.
+        # The other calls start once the first one has begun.
         self._first, *self._following = self._outcomes
 
     def start(self) -> None:
@@ -102,23 +109,27 @@ class _Broadcast:
                 continue
             done = self._outcomes[call] = self._outcome(call, step)
             if done.error is not None:
-                for other in self._following:
-                    self._outcomes[other] = Done(None, CallCancelledError(RECALLED))
+                for other_call in self._following:
+                    self._outcomes[other_call] = Done(None, CallCancelledError(RECALLED))
                 self._following = []
-                for other in self._outcomes:
-                    if other.is_started and not other.is_over and not other.is_recalled:
-                        self.calls.recall(other, RECALLED)
-        is_first_over = self._outcomes.get(self._first, _LEFT) is not None
+                for other_call in self._outcomes:
+                    if (
+                        other_call.is_started
+                        and not other_call.is_over
+                        and not other_call.is_recalled
+                    ):
+                        self.calls.recall(other_call, RECALLED)
+        is_first_over = self._outcomes.get(self._first, _POD_LEFT) is not None
         if self._first.invocation.has_begun or is_first_over:
             self._start_following()
-        outcomes = [one for one in self._outcomes.values() if one is not None]
+        outcomes = [outcome for outcome in self._outcomes.values() if outcome is not None]
         if len(outcomes) < len(self._outcomes):
             return None
         whole = combine(outcomes)
         if whole.error is not None:
             self._close_generators()
             return whole
-        return Done(self._invocation.shape([one.value for one in outcomes]))
+        return Done(self._invocation.shape([outcome.value for outcome in outcomes]))
 
     def _outcome(self, call: Call, step: Done | Yielded) -> Done:
         if not is_generator(step):
@@ -138,13 +149,13 @@ class _Broadcast:
 
 
 def call(invocation: Invocation) -> Done:
-    """Call all pods; returns the end of the whole."""
+    """Call all pods; returns the outcome of the broadcast."""
     wakeup = ThreadWakeup((invocation.target.name, invocation.target.service))
     broadcast = _Broadcast(invocation, wakeup.set, RemoteIterator)
     try:
         broadcast.start()
         while (done := broadcast.take()) is None:
-            wakeup.wait(broadcast.calls.left)
+            wakeup.wait(broadcast.calls.seconds_left)
     except BaseException:
         broadcast.cancel()
         raise
@@ -158,7 +169,7 @@ async def call_async(invocation: Invocation) -> Done:
     try:
         broadcast.start()
         while (done := broadcast.take()) is None:
-            await wakeup.wait(broadcast.calls.left)
+            await wakeup.wait(broadcast.calls.seconds_left)
     except BaseException:
         broadcast.cancel()
         raise
@@ -168,14 +179,14 @@ async def call_async(invocation: Invocation) -> Done:
 def iterate(invocation: Invocation) -> Any:  # noqa: ANN401  # as `Invocation.shape`
     """Start a generator on every pod; its iterators, in pod order."""
     started: list[RemoteIterator] = []
-    left: PodLeftError | None = None
+    pod_left: PodLeftError | None = None
     try:
         for part in invocation.spread():
             call = Call(part)
             try:
                 call.open()
             except PodLeftError as error:
-                left = error
+                pod_left = error
                 continue
             is_first = part.collective and not started
             started.append(RemoteIterator(call, call.wait_until_begun() if is_first else None))
@@ -183,8 +194,8 @@ def iterate(invocation: Invocation) -> Any:  # noqa: ANN401  # as `Invocation.sh
         for generator in started:
             generator.close()
         raise
-    if left is not None and not started:
-        raise left
+    if pod_left is not None and not started:
+        raise pod_left
     return invocation.shape(started)
 
 

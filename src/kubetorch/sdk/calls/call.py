@@ -1,12 +1,12 @@
 """One call under way: a future that the thread that reads its stream completes.
 
-    new ─► connecting ─► running ─► over          what happened waits in a queue;
-              ▲             │                     `take` says what it means
+    new ─► connecting ─► running ─► over          events wait in a queue;
+              ▲             │                     `take` handles them
               └── paused ◄──┘
 
-Whoever wants the result takes what has arrived and waits for more: a thread in `Call.next`, a
-coroutine in `Call.next_async`, and either of them for many calls in `CallSet`. Values are decoded,
-lines printed and callbacks called there, and not in the thread that reads.
+The thread or coroutine that waits for the result handles the events: in `Call.next`, in
+`Call.next_async`, and for many calls in `CallSet`. Values are decoded, lines printed and callbacks
+called there, and not in the thread that reads.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kubetorch.errors import CallCancelledError, CallRefusedError, KubetorchError
-from kubetorch.sdk.calls.attempts import Again, Done, Invocation, RankValues, Yielded
+from kubetorch.sdk.calls.attempts import Done, Invocation, RankValues, RetryAfter, Yielded
 from kubetorch.sdk.calls.route import Connected, Request
 from kubetorch.sdk.calls.stream import Stream
 from kubetorch.sdk.calls.stream_writer import EXPIRED, Event, PendingCall
@@ -34,27 +34,27 @@ if TYPE_CHECKING:
 
 
 BEGUN = int(Kind.BEGUN)
-#: Seconds that a call which is recalled gets to say how it ended.
+#: Seconds that a recalled call gets to report its end.
 SETTLING = 0.2
 
 
 class Placer(Protocol):
-    """Whoever decides in which pods calls run."""
+    """Decides in which pods calls run."""
 
     def stream_for(self, call: Call) -> Stream | None:
-        """The stream to the pod that is to run it; `None` when one has to be connected."""
+        """The stream to the pod for a call; `None` when one has to be connected."""
 
-    def needs_news(self) -> bool:
-        """Whether to wake for one more call that runs; asked by any thread."""
+    def wants_wakeup(self) -> bool:
+        """True if one more call that has begun is to wake the waiting thread; in any thread."""
 
     def on_begun(self, call: Call) -> None:
-        """Its pod runs it."""
+        """Note that a call has begun."""
 
     def on_queued(self, call: Call) -> None:
-        """It waits in its pod again: it was to run and has not begun."""
+        """Note that a call waits again in its pod."""
 
-    def on_again(self, call: Call) -> None:
-        """Its pod does not have it any more; it is to be placed again."""
+    def on_retry(self, call: Call) -> None:
+        """Note that the pod of a call does not have it any more; another attempt follows."""
 
 
 class Call:
@@ -63,15 +63,15 @@ class Call:
     def __init__(self, invocation: Invocation) -> None:
         self.invocation = invocation
         self.is_started = self.is_over = False
-        #: Called from any thread when something has arrived; without it a thread reads for itself.
+        #: Called from any thread when an event arrives; without it the caller's thread reads.
         self.wake: Callable[[], object] | None = None
-        #: Called in place of `wake` for news that can wait for what comes next.
+        #: Called in place of `wake` for events that can wait for the next one.
         self.note: Callable[[], object] | None = None
         #: Decides in which pod it runs; else its route does.
         self.placer: Placer | None = None
-        # `None` wakes whoever waits.
+        #: Events to handle; `None` ends a wait.
         self._arrived: SimpleQueue[Event | Connected | None] = SimpleQueue()
-        # The attempt that is under way, or what it waits for.
+        # The attempt that is under way, or the connection or the moment that it waits for.
         self._stream: Stream | None = None
         self._pending: PendingCall | None = None
         self._request: Request | None = None
@@ -92,7 +92,7 @@ class Call:
                 step = self.take(self._wait())
                 if step is not None:
                     return step
-        except BaseException:  # Ctrl-C too: what nobody waits for is not to go on
+        except BaseException:  # Ctrl-C too: a call without a waiting caller must not go on
             self.cancel()
             raise
 
@@ -119,7 +119,7 @@ class Call:
         """Wait for the next arrival; `None` at the deadline."""
         deadline = self.deadline
         target = self.invocation.target
-        with ends_with_call(self._stir, (target.name, target.service)):
+        with ends_with_call(self._end_wait, (target.name, target.service)):
             if self._stream is not None and self._pending is not None:
                 return self._stream.wait(self._pending, self._arrived, deadline)
             try:
@@ -128,12 +128,12 @@ class Call:
             except Empty:
                 return None
 
-    def _stir(self) -> None:
+    def _end_wait(self) -> None:
         """End a wait. Called by any thread."""
         self._arrived.put(None)
         stream = self._stream
         if stream is not None:
-            stream.stir()
+            stream.end_wait()
 
     @property
     def deadline(self) -> float | None:
@@ -142,8 +142,8 @@ class Call:
         if self._stream is not None and self._recalled_until is None:
             return expires
         request = None if self._request is None else self._request.deadline
-        known = (expires, self._recalled_until, self._resume_at, request)
-        return min((at for at in known if at is not None), default=None)
+        moments = (expires, self._recalled_until, self._resume_at, request)
+        return min((moment for moment in moments if moment is not None), default=None)
 
     # ------------------------------------------------------------------------- what happened
 
@@ -154,14 +154,14 @@ class Call:
             return None
 
     def take(self, event: Event | Connected | None) -> Done | Yielded | None:
-        """Interpret an event; `None` stands for time that has passed."""
+        """Handle an event; `None` stands for time that has passed."""
         if event is None:
-            return self._take_time()
+            return self._on_deadline()
         if isinstance(event, Connected):
-            self._take_connection(event)
+            self._on_connected(event)
             return None
         if event.call is not self._pending or self._stream is None:
-            return None  # of an attempt before
+            return None  # an event of an earlier attempt
         had_begun = self.invocation.has_begun
         step = self.invocation.step(self._stream, event)
         if self.placer is not None and self.invocation.has_begun != had_begun:
@@ -169,10 +169,10 @@ class Call:
                 self.placer.on_queued(self)
             else:
                 self.placer.on_begun(self)
-        if isinstance(step, Again):
+        if isinstance(step, RetryAfter):
             self._stream = self._pending = None
             if self.placer is not None:
-                self.placer.on_again(self)
+                self.placer.on_retry(self)
             if self._recalled_until is not None:
                 return self._give_up()
             self._resume_at = time.monotonic() + step.delay
@@ -181,7 +181,7 @@ class Call:
             self.is_over = True
         return step
 
-    def _take_time(self) -> Done | Yielded | None:
+    def _on_deadline(self) -> Done | Yielded | None:
         now = time.monotonic()
         expires, request, stream, pending = (
             self.invocation.expires,
@@ -204,7 +204,7 @@ class Call:
             raise self.invocation.refused(request.refusal())
         return None
 
-    def _take_connection(self, connected: Connected) -> None:
+    def _on_connected(self, connected: Connected) -> None:
         request, self._request = self._request, None
         error = connected.error
         if error is None:
@@ -245,7 +245,7 @@ class Call:
             raise
 
     def wait_until_begun(self) -> Done | Yielded | None:
-        """Wait until the call runs in its pod; what it has come to, if that came first."""
+        """Wait until the call runs in its pod; returns its value or end, if that came first."""
         try:
             while not self.invocation.has_begun:
                 step = self.take(self._wait())
@@ -266,7 +266,7 @@ class Call:
 
     def _open(self, stream: Stream) -> None:
         self._stream = stream
-        # Noted before it is opened, so that whatever interrupts this can cancel it.
+        # The call is noted before it is opened, so that it can be cancelled after any exception.
         deliver = self._arrived.put if self.wake is None else self._deliver
         self._pending = pending = stream.prepare(deliver)
         self.invocation.start(stream, pending, reads=self.wake is None)
@@ -277,7 +277,7 @@ class Call:
             self._drop_connections()
         wake = self.wake
         if self.placer is not None and isinstance(event, Event) and event.kind == BEGUN:
-            wake = wake if self.placer.needs_news() else self.note
+            wake = wake if self.placer.wants_wakeup() else self.note
         if wake is not None:
             wake()
 
@@ -286,11 +286,11 @@ class Call:
     def take_back(self) -> None:
         """Have it run by another pod, unless it has begun."""
         if self._stream is not None and self._pending is not None:
-            self.invocation.is_asked_for = True
+            self.invocation.is_taken_back = True
             self._stream.take_back(self._pending)
 
     def recall(self, reason: str) -> None:
-        """Ask for the end of the call, which is waited for a moment longer."""
+        """Cancel the call in its pod, and wait a moment longer for its end."""
         self._recalled_until = time.monotonic() + SETTLING
         if self._stream is not None and self._pending is not None:
             self._stream.cancel(self._pending, reason, abandons=False)
@@ -310,7 +310,7 @@ class Call:
         self.invocation.end_lines()
 
     def _drop_connections(self) -> None:
-        """Close the connection that was made for this call alone, and came too late."""
+        """Close a connection that was made for this call alone, and came too late."""
         with suppress(Empty):
             while True:
                 event = self._arrived.get_nowait()
@@ -319,14 +319,14 @@ class Call:
 
 
 class CallSet:
-    """Calls that one thread or coroutine waits for together; `wake` is what wakes it."""
+    """Calls that one thread or coroutine waits for together; `wake` ends its wait."""
 
     def __init__(self, wake: Callable[[], object]) -> None:
         self._wake = wake
         self._running: set[Call] = set()
-        # A call stands here once for each of its events.
+        #: The calls with events to handle, once for each event.
         self._woken: deque[Call] = deque()
-        # When to look at which call again; the number breaks ties.
+        #: The deadlines of calls; the number breaks ties.
         self._deadlines: list[tuple[float, int, Call]] = []
         self._ties = itertools.count()
 
@@ -334,8 +334,8 @@ class CallSet:
         return len(self._running)
 
     @property
-    def left(self) -> float | None:
-        """Seconds after which to `take`, also if nothing wakes."""
+    def seconds_left(self) -> float | None:
+        """Seconds after which to `take`, also without a wakeup."""
         if not self._deadlines:
             return None
         return max(self._deadlines[0][0] - time.monotonic(), 0.0)
@@ -405,7 +405,7 @@ def ends_with_call(
 
     Args:
         wake: Ends the wait, in whichever thread it is called.
-        awaited: What is called, and its service if that is known.
+        awaited: Name of the callable, and of its service if that is known.
     """
     context = sys.modules.get("kubetorch.pod.user_process.current_call")
     call = None if context is None else context.current.get()
@@ -415,8 +415,8 @@ def ends_with_call(
 class ThreadWakeup:
     """Wakes a thread that waits for calls; other threads set it.
 
-    A wakeup that is set while nobody waits ends the next wait at once, so none is lost. It is no
-    `threading.Event`: a signal handler that raises can leave the lock of one held.
+    A wakeup that is set while no thread waits ends the next wait at once, so none is lost. It is no
+    `threading.Event`: a signal handler that raises can leave the lock of an event held.
     """
 
     def __init__(self, awaited: tuple[str, str]) -> None:
@@ -447,7 +447,7 @@ class LoopWakeup:
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
         self._is_set = False
-        # Whether the loop is to be woken already: it is woken once for many events.
+        #: True if a wakeup of the loop is under way: one wakeup serves many events.
         self._is_due = False
 
     def set(self) -> None:
@@ -457,7 +457,7 @@ class LoopWakeup:
         self._is_due = True
         try:
             self._loop.call_soon_threadsafe(self._wake)
-        except RuntimeError:  # the loop is closed: nobody waits any more
+        except RuntimeError:  # the loop is closed: no coroutine waits any more
             return
 
     def _wake(self) -> None:
@@ -505,9 +505,9 @@ class _RemoteValues:
 class RemoteIterator(_RemoteValues, Iterator[Any]):
     """The values of a generator that runs in a pod.
 
-    It computes ahead by what fits into the window of flow control and then waits for this end.
-    Closing the iterator, or forgetting it, ends the generator there; so does leaving a `with`
-    block. What the generator returns is the `value` of the `StopIteration`, as with a local one.
+    The generator computes ahead by the window of flow control and then waits for this end. Closing
+    the iterator, or forgetting it, ends the generator in the pod; so does leaving a `with` block.
+    The `StopIteration` has the returned value as its `value`, as with a local generator.
     """
 
     def __next__(self) -> Any:  # noqa: ANN401  # the user's own value
@@ -577,7 +577,7 @@ class Rounds:
         self._values: dict[int, deque[Any]] = {rank: deque() for rank in self.ranks}
         self._returned: dict[int, Any] = {}
         self._error: Exception | None = None
-        # The rank whose iterator was closed, which ended those of the others.
+        #: The rank whose iterator was closed, which ended the iterators of all ranks.
         self._closed: int | None = None
         self.add(first)
 

@@ -51,7 +51,7 @@ class Caller:
         self._target = target
         self._route = route
         self._options = options or CallOptions()
-        # The handle and the method that it belongs to, for another process to find it by.
+        #: The handle and the method, by which another process finds this caller.
         self._of = of
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -180,8 +180,8 @@ class Caller:
     ) -> AsyncIterator[Any]:
         """As `map`, for `async for`."""
         options = self._map_options(ordered, window, return_exceptions, *iterables)
-        given = zip(*iterables, strict=False)
-        return maps.results_for_loop(self._invocations(given, kwargs), options)
+        items = zip(*iterables, strict=False)
+        return maps.results_for_loop(self._invocations(items, kwargs), options)
 
     def starmap_async(
         self,
@@ -204,7 +204,7 @@ class Caller:
         *inputs: Iterable[Any],
     ) -> maps.MapOptions:
         # Only for the bar: the `__len__` of a data set may raise anything.
-        lengths = (introspection.attempt(operator.length_hint, -1, one, -1) for one in inputs)
+        lengths = (introspection.attempt(operator.length_hint, -1, items, -1) for items in inputs)
         shortest = min(lengths, default=-1)
         if window is None and self._target.is_distributed:
             window = 1  # an item runs in all processes
@@ -222,9 +222,9 @@ class Caller:
         named = {} if given_kwargs is None else given_kwargs
         options, kwargs = self._options.take_from(named, self._target.declared)
         for index, args in enumerate(iterable):
-            how, given = options.of_item(index), tuple(args)
-            yield lambda how=how, given=given: Invocation(  # type: ignore[misc]  # bound now
-                self._target, self._route, how, given, kwargs
+            of_item, positional = options.of_item(index), tuple(args)
+            yield lambda of_item=of_item, positional=positional: Invocation(  # type: ignore[misc]  # bound now
+                self._target, self._route, of_item, positional, kwargs
             )
 
     # --------------------------------------------------------------------------- spawned calls

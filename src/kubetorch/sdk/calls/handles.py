@@ -6,9 +6,10 @@
          └─ it provably never ran ─ lost ─┬─ runs: ATTACH ──────┘
                                           └─ ended: its blob ──► known
 
-`SpawnedCall.hand_over` waits until the pod has the call on its disk. `SpawnedCall.work` takes what
-has arrived and never blocks. A search asks controller and pod, or sends the call again, in a thread
-of its own, so that whoever waits can keep a deadline. Several threads and coroutines may wait.
+`SpawnedCall.hand_over` waits until the pod has the call on its disk. `SpawnedCall.work` handles the
+events that have arrived and never blocks. A search asks controller and pod, or sends the call
+again, in a thread of its own, so that waiting threads can keep a deadline. Several threads and
+coroutines may wait.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from kubetorch.errors import (
 from kubetorch.lib import terminal
 from kubetorch.sdk import backend, tracebacks
 from kubetorch.sdk.calls import blocking
-from kubetorch.sdk.calls.attempts import Again, Done, Invocation
+from kubetorch.sdk.calls.attempts import Done, Invocation, RetryAfter
 from kubetorch.sdk.calls.broadcast import combine
 from kubetorch.sdk.calls.call import LoopWakeup, ThreadWakeup, ends_with_call
 from kubetorch.sdk.calls.options import CallOptions
@@ -63,7 +64,7 @@ KEPT_BYTES = 4 * 1024 * 1024
 
 
 class Search:
-    """Bringing a lost call back into sight, in a thread."""
+    """A search for a lost call, in a thread."""
 
     def __init__(self) -> None:
         self.is_wanted = True
@@ -78,49 +79,50 @@ class SpawnedCall:
         self.call_id = call_id
         self._agreement = agreement
         self.outcome: calls.Outcome | None = None
-        #: Its pod or the controller knows it.
+        #: True once its pod or the controller knows the call.
         self.is_accepted = False
-        #: Whoever hands it over takes what arrives; all others wait for the end of that.
+        #: False while one thread hands the call over and handles its events; others wait then.
         self.is_handed_over = True
-        #: Somebody has its outcome.
-        self.is_told = False
+        #: True once the program asked for its outcome.
+        self.has_reader = False
         self._session = session
+        #: Events of its stream; `None` ends a wait.
         self._arrived: SimpleQueue[Event | None] = SimpleQueue()
         self._wakers: list[Callable[[], None]] = []
-        # Again in the same thread: `on_progress` may ask how the call is.
+        # Reentrant: `on_progress` may ask for the status of the call.
         self._working = threading.RLock()
-        # A child that is forked has no streams, and sends nothing that its parent sends.
+        # A forked child has no streams, and must not send the calls of its parent.
         self._pid = os.getpid()
         self._searching = threading.Lock()
         self._search: Search | None = None
         self._stream: Stream | None = None
         self._call: PendingCall | None = None
-        # As its caller said, or as is usual for one that was spawned elsewhere.
+        #: The options of its caller; of a call that was spawned elsewhere the defaults.
         self._options = CallOptions()
         self._shows_logs: bool | None = None
         self._logging = LoggingConfig()
         self._lines: CallLines | None = None
-        # What to send again, as long as nothing of the call can have run, and when.
+        #: The call to send again, as long as it cannot have run, and the pause before that.
         self._unstarted: Invocation | None = None
-        self._again: Again | None = None
+        self._retry: RetryAfter | None = None
         self._is_refused = False
         self._cancels = 0
-        #: The codec that it was asked in, if this program has spawned it.
-        self.asked: str | None = None
+        #: The codec that its value was requested in, if this program has spawned it.
+        self.requested_codec: str | None = None
         #: The route of this program's calls of the same service, if this program has spawned it.
         self.origin: Route | None = None
-        # Connected by this object for an ATTACH, and so to be closed by it.
+        #: The route of this object's own ATTACH, which it closes.
         self._route: Route | None = None
-        # While the controller says that a pod runs the call, and the pod does not know it.
+        #: The pauses while the controller says that a pod runs the call, but the pod does not.
         self._disagreement: Backoff | None = None
-        # What its stream ended with.
+        #: The error that its stream ended with.
         self._loss: Exception | None = None
 
     # ----------------------------------------------------------------------------- waiting
 
     @contextlib.contextmanager
     def waking(self, wake: Callable[[], None]) -> Iterator[None]:
-        """Call this, from any thread, whenever there is something to `work` on."""
+        """Have `wake` called, from any thread, whenever there is an event to `work` on."""
         self._wakers.append(wake)
         stream = self._stream
         if stream is not None:
@@ -130,7 +132,7 @@ class SpawnedCall:
         except BaseException as error:
             if not isinstance(error, Exception):  # Ctrl-C, also of an event loop
                 shown = f"kt calls show {self.call_id}"
-                tracebacks.say_what_goes_on(error, f"The call goes on: {shown}")
+                tracebacks.explain_interrupt(error, f"The call goes on: {shown}")
             raise
         finally:
             self._wakers.remove(wake)
@@ -144,11 +146,11 @@ class SpawnedCall:
 
     @property
     def is_to_be_sent(self) -> bool:
-        """True if the call is lost because nobody took it yet."""
+        """True if the call is lost because no pod took it yet."""
         return self.is_lost and self._unstarted is not None
 
     def work(self) -> None:
-        """Take what has arrived: show lines, note the outcome."""
+        """Handle the events that have arrived: show lines, note the outcome."""
         if not self.is_handed_over:
             return
         with self._working, contextlib.suppress(Empty):
@@ -163,7 +165,7 @@ class SpawnedCall:
         """Open the call, and wait until its pod has it on disk."""
         self._options, self._logging = invocation.options, invocation.target.logging
         self._shows_logs, self.origin = invocation.shows_logs, invocation.route
-        self.asked = invocation.body.codec
+        self.requested_codec = invocation.body.codec
         self.is_handed_over = False
         try:
             self._open(invocation)
@@ -192,7 +194,7 @@ class SpawnedCall:
             glance = None if stream.confirms else time.monotonic() + _GLANCE
             target = invocation.target
             awaited = (f"{target.name}.spawn(...)", target.service)
-            with ends_with_call(lambda: self._stir(stream, self._arrived), awaited):
+            with ends_with_call(lambda: self._end_wait(stream, self._arrived), awaited):
                 event = stream.wait(call, self._arrived, glance)
             if event is not None:
                 self._take(event)
@@ -204,10 +206,10 @@ class SpawnedCall:
             self._ask(invocation)
 
     @staticmethod
-    def _stir(stream: Stream, arrived: SimpleQueue[Event | None]) -> None:
+    def _end_wait(stream: Stream, arrived: SimpleQueue[Event | None]) -> None:
         """End a wait for the pod. Called by any thread."""
         arrived.put(None)
-        stream.stir()
+        stream.end_wait()
 
     def _ask(self, invocation: Invocation) -> None:
         """Ask the controller about a call that its pod does not know."""
@@ -225,10 +227,10 @@ class SpawnedCall:
             self.is_accepted = True
 
     def search(self) -> Search:
-        """Begin to bring the call back into sight, unless that is under way; wakes at its end.
+        """Search for the call, unless a search is under way; wakes at its end.
 
-        A call that runs is attached to; of one that has ended the outcome is fetched; one that
-        nobody took is sent again.
+        It attaches to a call that runs, fetches the outcome of a call that has ended, and sends a
+        call again that no pod took.
         """
         with self._searching:
             search = self._search
@@ -269,7 +271,7 @@ class SpawnedCall:
             stream.start(call, frames.Attach(self.call_id, serialization="pickle"), reads=True)
             while True:
                 with ends_with_call(
-                    lambda: self._stir(stream, arrived), (f"the value of {view.callable}", "")
+                    lambda: self._end_wait(stream, arrived), (f"the value of {view.callable}", "")
                 ):
                     event = stream.wait(call, arrived)
                 if event is None:
@@ -334,8 +336,8 @@ class SpawnedCall:
 
     def _send_again(self, invocation: Invocation) -> None:
         self._is_refused = False
-        if self._again is not None:
-            invocation.route.pause(self._again.delay)
+        if self._retry is not None:
+            invocation.route.pause(self._retry.delay)
         cancels = self._cancels
         if cancels:
             self.refuse(CallCancelledError("cancelled by the caller"))
@@ -365,7 +367,7 @@ class SpawnedCall:
                 self.search()
 
     def _note(self, kind: int) -> None:
-        """Release what is not needed any more after this frame."""
+        """Release the arguments once they are not needed any more after this frame."""
         unstarted = self._unstarted
         if kind == Kind.ACCEPTED:
             self.is_accepted = True
@@ -376,7 +378,7 @@ class SpawnedCall:
             self.is_accepted = True
 
     def _is_to_go_on(self, event: Event, unstarted: Invocation) -> bool:
-        """True if no pod took the call, so that it is sent again, also if nobody waits."""
+        """True if no pod took the call, so that it is sent again, also if no thread waits."""
         if os.getpid() != self._pid or unstarted.route.is_closed:
             return False
         if event.kind == LOST:
@@ -396,7 +398,7 @@ class SpawnedCall:
                 self.origin.log(event.meta, self._lines)
             else:
                 self._lines.log(event.meta)
-            self._stream.took(event)
+            self._stream.note_taken(event)
         elif kind == Kind.PROGRESS and self._lines is not None and event.call.reports:
             self._lines.progress(self._stream.pod, event.call.reports.popleft())
         elif kind == Kind.RESULT:
@@ -409,12 +411,12 @@ class SpawnedCall:
     def _fail(self, raised: calls.Raised) -> None:
         failure = raised.failure
         if self._unstarted is not None:
-            self._again = self._unstarted.again_after(failure)
-            if self._again is not None:
+            self._retry = self._unstarted.retry_after_refusal(failure)
+            if self._retry is not None:
                 self._stream = self._call = None
                 return
         if failure.code == ResultExpiredError.code and self._route is not None:
-            # The pod has forgotten it meanwhile: the controller has its outcome, or soon will.
+            # The pod has forgotten the call: the controller has its outcome, or soon will.
             self._disagreement = self._disagreement or Backoff(self._agreement)
             self._stream = self._call = None
         else:
@@ -426,8 +428,8 @@ class SpawnedCall:
         unstarted, self._unstarted = self._unstarted, None
         if unstarted is None or event.call.was_written or os.getpid() != self._pid:
             return
-        self._again = unstarted.again_after_loss(event)
-        if self._again is not None:
+        self._retry = unstarted.retry_after_loss(event)
+        if self._retry is not None:
             self._unstarted = unstarted
         elif isinstance(event.meta, FINAL):
             self.refuse(event.meta)
@@ -451,7 +453,7 @@ class SpawnedCall:
     def _attach(self, view: CallView) -> None:
         disagreement = self._disagreement
         if disagreement is not None and not disagreement.pause(threading.Event()):
-            self._disagreement = None  # whoever asks later may learn more
+            self._disagreement = None  # a later search may learn more
             raise CallLostError(
                 f"call {self.call_id} should run in pod {view.pod}, which does not know it",
                 hint=f"kt logs {view.workload} shows its output",
@@ -475,11 +477,11 @@ class SpawnedCall:
         return Location(urls, session.call_token(workload))
 
 
-#: Seconds that an older agent has to say something of a call before the controller is asked.
+#: Seconds that an older agent has to report a call before the controller is asked.
 _GLANCE = 0.02
-#: Seconds that asking for a call may take, however little time there is: else it is never found.
+#: Seconds that a search may take at least, or a short timeout would never find the call.
 _ASKING = 2.0
-#: Characters that are shown of what is no id.
+#: Characters of a wrong id that an error shows.
 _SHOWN = 80
 
 
@@ -488,7 +490,7 @@ class CallHandle:
 
     A handle can be pickled, and made anew from its `id` in any process of the same user. The result
     is kept for a while after the call has ended (see `docs/design/calls.md`). Lines that the call
-    prints are shown while somebody waits for it.
+    prints are shown while a thread or coroutine waits for it.
 
     Args:
         call_id: Identity of the call.
@@ -522,8 +524,8 @@ class CallHandle:
         Raises:
             SpecError: This cannot be the identity of a call.
         """
-        given: object = call_id
-        if isinstance(given, str) and SEPARATOR in given:
+        identity: object = call_id
+        if isinstance(identity, str) and SEPARATOR in identity:
             return BroadcastHandle(call_id)
         return cls(call_id)
 
@@ -621,8 +623,8 @@ class CallHandle:
         blocking.warn_in_loop(name, "await handle")
         wakeup = ThreadWakeup((self._name or f"call {self.id}", ""))
         with self._call.waking(wakeup.set):
-            for left in self._waits(timeout):
-                wakeup.wait(left)
+            for seconds_left in self._waits(timeout):
+                wakeup.wait(seconds_left)
         return self._call.outcome is not None
 
     async def get_async(
@@ -642,8 +644,8 @@ class CallHandle:
         """Awaitable form of `wait`."""
         wakeup = LoopWakeup()
         with self._call.waking(wakeup.set):
-            for left in self._waits(timeout):
-                await wakeup.wait(left)
+            for seconds_left in self._waits(timeout):
+                await wakeup.wait(seconds_left)
         return self._call.outcome is not None
 
     def _waits(self, timeout: float | None) -> Iterator[float | None]:
@@ -658,10 +660,10 @@ class CallHandle:
                 raise search.error
             if self._call.is_lost:
                 search = self._call.search()
-            left = _left(timeout, time.monotonic() - begun, search)
-            if left is not None and left <= 0:
+            seconds_left = _seconds_left(timeout, time.monotonic() - begun, search)
+            if seconds_left is not None and seconds_left <= 0:
                 return
-            yield left
+            yield seconds_left
 
     def result(
         self, timeout: float | None = None, *, serialization: Literal["pickle"] | None = None
@@ -678,7 +680,7 @@ class CallHandle:
     def _value(self) -> Any:  # noqa: ANN401  # the user's own value
         outcome = self._call.outcome
         assert outcome is not None
-        self._call.is_told = True
+        self._call.has_reader = True
         if (
             self._modules is None
             and isinstance(outcome, calls.Returned)
@@ -686,8 +688,8 @@ class CallHandle:
         ):
             self._find_workload()
         try:
-            asked = self._call.asked or "pickle"
-            return calls.value_of(outcome, modules=self._modules, requested_codec=asked)
+            requested_codec = self._call.requested_codec or "pickle"
+            return calls.value_of(outcome, modules=self._modules, requested_codec=requested_codec)
         except InstanceReplacedError as error:
             if self._call.origin is not None:
                 self._call.origin.answered(error.instance)
@@ -703,13 +705,13 @@ class CallHandle:
         """The outcome, with the value that could not travel in place of the error that says so."""
         outcome = self._call.outcome
         assert outcome is not None
-        self._call.is_told = True
+        self._call.has_reader = True
         if isinstance(outcome, calls.Raised) and outcome.failure.state.get("call_id") == self.id:
             return self._call.kept_value()
         return outcome
 
     def _find_workload(self) -> None:
-        """Learn of the workload, if it still exists, what a value of its calls needs and may be."""
+        """Learn the modules and codecs for values of the call from its workload, if it exists."""
         self._modules = {}
         try:
             view = self._call.view()
@@ -717,12 +719,12 @@ class CallHandle:
                 lambda controller: controller.get_workload(view.namespace, view.workload)
             )
         except (ServiceNotFoundError, ResultExpiredError):
-            allowed: tuple[str, ...] = ()  # nobody says any more that its values may be pickled
+            allowed: tuple[str, ...] = ()  # without its workload no pickle is allowed
         else:
             self._modules = local_modules(workload.spec.callable)
             allowed = workload.spec.compute.allowed_serialization
-        if self._call.asked is None and "pickle" not in allowed:
-            self._call.asked = "json"
+        if self._call.requested_codec is None and "pickle" not in allowed:
+            self._call.requested_codec = "json"
 
     # --------------------------------------------------------------------------------- its life
 
@@ -746,7 +748,7 @@ class CallHandle:
             return "cancelled" if is_cancelled else "failed"
         if call.is_lost and not call.is_to_be_sent:
             return call.view().state
-        with contextlib.suppress(KubetorchError):  # it is under way, whoever cannot be asked
+        with contextlib.suppress(KubetorchError):  # it is under way, also if that cannot be asked
             if call.is_accepted:
                 return call.view().state
         return "running"
@@ -777,8 +779,8 @@ def _check_serialization(serialization: object) -> None:
         )
 
 
-def _left(timeout: float | None, waited: float, search: Search | None) -> float | None:
-    """Seconds to go on waiting, if there is an end to it; none are left when it is not positive."""
+def _seconds_left(timeout: float | None, waited: float, search: Search | None) -> float | None:
+    """Seconds to go on waiting; `None` for ever, and not positive when the time is over."""
     if timeout is None:
         return None
     is_asked = search is not None and not search.is_over
@@ -811,20 +813,20 @@ def spawn_one(invocation: Invocation) -> CallHandle:
 
 
 class HandOvers:
-    """Calls that were spawned without waiting: the program does not end before they are taken.
+    """Calls that were spawned without waiting: the program does not end before pods took them.
 
-    One thread hands them over, one after the other. Of those that no pod took, and whose handles
-    nobody asked, the program says so at its end, which has status 1 then.
+    One thread hands them over, one after the other. At its end the program reports calls that no
+    pod took, unless their handles were asked, and ends with status 1.
     """
 
     _of_program: HandOvers | None = None
 
     @classmethod
     def of_program(cls) -> HandOvers:
-        found = cls._of_program
-        if found is None or found._pid != os.getpid():
-            cls._of_program = found = cls()
-        return found
+        hand_overs = cls._of_program
+        if hand_overs is None or hand_overs._pid != os.getpid():
+            cls._of_program = hand_overs = cls()
+        return hand_overs
 
     def __init__(self) -> None:
         self._pid = os.getpid()
@@ -869,19 +871,19 @@ class HandOvers:
         """Report at the end of the program which calls were not handed over."""
         if self._pid != os.getpid():
             return
-        untold = [one for one in self._failed if not one[0].is_told]
-        for call, invocation in (*untold, *self._waiting):
-            why = "the program ended first"
+        unread_failures = [failure for failure in self._failed if not failure[0].has_reader]
+        for call, invocation in (*unread_failures, *self._waiting):
+            reason = "the program ended first"
             if isinstance(call.outcome, calls.Raised):
-                why = f"{call.outcome.failure.error_type}: {call.outcome.failure.message}"
+                reason = f"{call.outcome.failure.error_type}: {call.outcome.failure.message}"
             called = f"{invocation.target.name} (call {call.call_id})"
-            sys.stderr.write(f"kubetorch: {called} was not spawned: {why}\n")
-        if untold or self._waiting:
+            sys.stderr.write(f"kubetorch: {called} was not spawned: {reason}\n")
+        if unread_failures or self._waiting:
             _exit_status.append(_ExitStatus())
 
 
 class _ExitStatus:
-    """Ends the program with status 1, after all that others do at its end."""
+    """Ends the program with status 1, after all other work at its end."""
 
     def __del__(self, leave: Callable[[int], object] = os._exit) -> None:
         leave(1)
@@ -912,7 +914,9 @@ class BroadcastHandle(CallHandle):
     ) -> None:
         self._name = name
         #: The handle of each pod's call.
-        self.calls = [CallHandle(one, name, modules) for one in call_id.split(SEPARATOR)]
+        self.calls = [
+            CallHandle(single_id, name, modules) for single_id in call_id.split(SEPARATOR)
+        ]
 
     @property
     def id(self) -> str:
@@ -932,13 +936,13 @@ class BroadcastHandle(CallHandle):
             ResultExpiredError: A call is unknown, or its result is not kept any more.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        return all(call.wait(_left_until(deadline)) for call in self.calls)
+        return all(call.wait(_seconds_until(deadline)) for call in self.calls)
 
     async def wait_async(self, timeout: float | None = None) -> bool:
         """Awaitable form of `wait`."""
         deadline = None if timeout is None else time.monotonic() + timeout
         for call in self.calls:
-            if not await call.wait_async(_left_until(deadline)):
+            if not await call.wait_async(_seconds_until(deadline)):
                 return False
         return True
 
@@ -977,31 +981,31 @@ class BroadcastHandle(CallHandle):
         Raises:
             ResultExpiredError: A call is unknown, or forgotten.
         """
-        found = {call.status() for call in self.calls}
+        call_states = {call.status() for call in self.calls}
         states = ("running", "waiting", "failed", "cancelled", "succeeded")
-        return next(state for state in states if state in found)
+        return next(state for state in states if state in call_states)
 
     def done(self) -> bool:
         """True if all calls have ended."""
         return all(call.done() for call in self.calls)
 
 
-def _left_until(deadline: float | None) -> float | None:
+def _seconds_until(deadline: float | None) -> float | None:
     return None if deadline is None else max(deadline - time.monotonic(), 0.0)
 
 
 def spawn_broadcast(invocation: Invocation) -> CallHandle:
     """As `spawn`, on every pod; if one does not take it, no call goes on."""
     started: list[CallHandle] = []
-    left: PodLeftError | None = None
+    pod_left: PodLeftError | None = None
     try:
         for part in invocation.spread():
             try:
                 started.append(spawn_one(part))
             except PodLeftError as error:
-                left = error
-        if left is not None and not started:
-            raise left
+                pod_left = error
+        if pod_left is not None and not started:
+            raise pod_left
     except KubetorchError:
         for call in started:
             call.cancel()
@@ -1011,6 +1015,6 @@ def spawn_broadcast(invocation: Invocation) -> CallHandle:
     target = invocation.target
     identity = SEPARATOR.join(call.id for call in started)
     handle = BroadcastHandle(identity, target.name, target.modules)
-    # They have the streams that the calls were opened on.
+    # These handles have the streams that the calls were opened on.
     handle.calls = started
     return handle

@@ -18,15 +18,15 @@ from kubetorch.sdk.calls import blocking
 from kubetorch.sdk.calls.attempts import Done, Invocation
 from kubetorch.sdk.calls.call import Call, CallSet, LoopWakeup, ThreadWakeup, is_generator
 from kubetorch.sdk.calls.placement import READ_AHEAD, SMALL_AHEAD, Placement
-from kubetorch.sdk.calls.route import LOOK_AGAIN, Route
+from kubetorch.sdk.calls.route import POD_CHECK_INTERVAL, Route
 from kubetorch.sdk.calls.stream import Stream
 from kubetorch.wire import exceptions
 from kubetorch.wire.calls import new_call_id
 
 #: Items of one `map` that are under way or have a result that waits, unless there are many pods.
 WINDOW = 64
-#: Items that begin until a map looks whether pods have enough of them; an end is always noticed.
-NEWS = READ_AHEAD // 2
+#: Items that begin before the map wakes to send more; the end of an item always wakes it.
+BEGINNINGS_PER_WAKEUP = READ_AHEAD // 2
 #: Bytes of the arguments of a small item.
 SMALL = 16 * 1024
 
@@ -40,7 +40,7 @@ class MapOptions:
     #: `None`: the pods decide.
     window: int | None = None
     return_exceptions: bool = False
-    #: What is called, and how often if that is known, for the bar.
+    #: The callable's name, and the number of calls if that is known, for the bar.
     label: str = "map"
     count: int | None = None
 
@@ -109,7 +109,7 @@ def results(invocations: Iterator[Make], options: MapOptions) -> Iterator[Any]:
             yield from work.take()
             if work.must_wait:
                 with work.waiting():
-                    wakeup.wait(work.left)
+                    wakeup.wait(work.seconds_left)
     finally:
         work.calls.cancel()
 
@@ -124,7 +124,7 @@ async def results_for_loop(invocations: Iterator[Make], options: MapOptions) -> 
                 yield value
             if work.must_wait:
                 with work.waiting():
-                    await wakeup.wait(work.left)
+                    await wakeup.wait(work.seconds_left)
     finally:
         work.calls.cancel()
 
@@ -151,7 +151,7 @@ class _Map:
         self._first: Stream | None = None
         # The way to all pods, once a call was made.
         self._route: Route | None = None
-        self._places = options.window is None
+        self._is_placing = options.window is None
 
     @property
     def is_over(self) -> bool:
@@ -163,16 +163,17 @@ class _Map:
         return len(self.calls) > 0 and not (self._has_more and self._has_room)
 
     @property
-    def left(self) -> float | None:
-        """Seconds after which to `take`, also if nothing wakes."""
-        left = self.calls.left
-        if not self._places or not (self._has_more or self._placement.has_waiting):
-            return left
-        return LOOK_AGAIN if left is None else min(left, LOOK_AGAIN)  # for pods that have come
+    def seconds_left(self) -> float | None:
+        """Seconds after which to `take`, also without a wakeup."""
+        seconds_left = self.calls.seconds_left
+        if not self._is_placing or not (self._has_more or self._placement.has_waiting):
+            return seconds_left
+        # Pods may come meanwhile, so the map wakes for them, too.
+        return POD_CHECK_INTERVAL if seconds_left is None else min(seconds_left, POD_CHECK_INTERVAL)
 
     @property
     def _has_room(self) -> bool:
-        return self._results.has_room and (not self._places or self._placement.has_room)
+        return self._results.has_room and (not self._is_placing or self._placement.has_room)
 
     def waiting(self) -> Bar:
         """Shown while a result is waited for, and never while the user has one."""
@@ -184,7 +185,7 @@ class _Map:
 
     def take(self) -> Iterator[Any]:
         """Start calls; the results that are due now."""
-        self._look()
+        self._update_pods()
         self._complete()
         try:
             while self._has_more and self._has_room:
@@ -194,7 +195,7 @@ class _Map:
             yield from self._results.take()
             raise
         self._complete()
-        if self._places and not (self._has_more and self._results.has_room):
+        if self._is_placing and not (self._has_more and self._results.has_room):
             for call in self._placement.take_back():
                 call.take_back()
         yield from self._results.take()
@@ -213,14 +214,14 @@ class _Map:
             return
         if self._route is not invocation.service_route:
             self._route = invocation.service_route
-            self._look()
+            self._update_pods()
         call = Call(invocation.of_item(number))
         call.invocation.is_item = self._options.window is None
         call.invocation.item = number
         self._numbers[call] = number
         is_small = invocation.body.total <= SMALL
         self._placement.read_ahead = SMALL_AHEAD if is_small else READ_AHEAD
-        if self._places:
+        if self._is_placing:
             self._placement.offer(call)
             call.placer = self
         self.calls.start(call)
@@ -240,35 +241,35 @@ class _Map:
 
     # ---------------------------------------------------------------------------- where they run
 
-    def _look(self) -> None:
-        """See which pods there are."""
+    def _update_pods(self) -> None:
+        """Update the pods that items go to."""
         route = self._route
-        if route is None or not self._places:
+        if route is None or not self._is_placing:
             return
         if not route.shares_streams:
             # Its scaler decides.
-            self._places, self._results.room = False, max(WINDOW, route.scale)
+            self._is_placing, self._results.room = False, max(WINDOW, route.scale)
             return
         streams = route.streams()
-        self._places = all(stream.lines_up for stream in streams)
+        self._is_placing = all(stream.lines_up for stream in streams)
         self._placement.update(streams)
-        self._results.room = max(WINDOW, 2 * self._placement.most)
+        self._results.room = max(WINDOW, 2 * self._placement.most_items)
 
     def stream_for(self, call: Call) -> Stream | None:  # Placer's
         route = call.invocation.route
         if not self._placement.has_pods:
-            self._look()
-        if not self._places or route is not self._route:
+            self._update_pods()
+        if not self._is_placing or route is not self._route:
             self._placement.end(call)
             return route.stream()  # the pod that alone may know its outcome
-        stream = self._placement.place(call)
-        # One pod is enough to look at what items do.
+        stream = self._placement.assign(call)
+        # One pod is enough to measure the items.
         self._first = self._first or stream
         call.invocation.map_id = self._id if stream is self._first else ""
         return stream
 
-    def needs_news(self) -> bool:  # Placer's
-        return next(self._begun) % NEWS == 0
+    def wants_wakeup(self) -> bool:  # Placer's
+        return next(self._begun) % BEGINNINGS_PER_WAKEUP == 0
 
     def on_begun(self, call: Call) -> None:  # Placer's
         self._placement.begin(call)
@@ -276,7 +277,7 @@ class _Map:
     def on_queued(self, call: Call) -> None:  # Placer's
         self._placement.wait(call)
 
-    def on_again(self, call: Call) -> None:  # Placer's
+    def on_retry(self, call: Call) -> None:  # Placer's
         self._placement.give_back(call)
 
 

@@ -2,9 +2,8 @@
 
 `stream_logs`, `serialization`, `async_`, and of distributed services `workers` and `restart_procs`
 may stand among the arguments of a call, unless the user's signature has a parameter of that name.
-Keywords that programs know from the debugger are refused, with the same exception; off (`None` or
-`False`) they ask for nothing, and are left out. Everything else goes to the user's callable: a bare
-`timeout` is the user's own.
+Keywords of the debugger are refused, with the same exception; switched off (`None` or `False`) they
+are left out. Every other keyword goes to the user's callable: a bare `timeout` is the user's own.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from kubetorch.wire.codecs import CODECS
 
 #: Options that may stand among the arguments of a call.
 BARE = frozenset({"stream_logs", "serialization", "async_", "workers", "restart_procs"})
-#: Keywords that mean something only together with what this release does not have.
+#: Keywords of features that this release does not have.
 REFUSED = {
     "debug": "the debugger",
     "pdb": "the debugger",
 }
-#: Accepted, and has no effect yet: whether the pods' use of resources is shown.
+#: Accepted without effect: it would show the pods' use of resources.
 METRICS = "stream_metrics"
-#: All keywords that mean something other than an argument, unless the signature declares them.
+#: All keywords that are no arguments, unless the signature declares them.
 RESERVED = BARE.union(REFUSED, (METRICS,))
 
 #: Characters of all names in `retry_on`.
@@ -38,7 +37,7 @@ RETRY_ON_CHARACTERS = 16_000
 #: `"any"`, the least busy pod of any service; of a distributed one `"ready"`, a part of addresses,
 #: or a list of node ranks, addresses and names of pods.
 Workers = str | Sequence[int | str]
-#: Told how far a call has come: what is done, of how much, and what is happening.
+#: Called with the progress of a call: the current amount, the total, and a message.
 OnProgress = Callable[[float, float | None, str | None], object]
 
 
@@ -100,7 +99,7 @@ class CallOptions:
 
     @property
     def is_for_any(self) -> bool:
-        """True if the least busy pod is asked for."""
+        """True if the call goes to the least busy pod."""
         return isinstance(self.workers, str) and self.workers == "any"
 
     @property
@@ -111,7 +110,7 @@ class CallOptions:
         return tuple(self.workers)
 
     def check_ranks(self, service: str, *, is_distributed: bool) -> None:
-        """Refuse nodes that cannot be, and what only a distributed service understands."""
+        """Refuse impossible nodes, and options that only distributed services have."""
         if is_distributed:
             if self.workers is not None:
                 _check_workers(self.workers)
@@ -139,7 +138,7 @@ class CallOptions:
                 options = f"the options are {', '.join(sorted(_NAMES))}"
                 raise TypeError(f"there is no call option {name!r}\nhint: {meant or options}")
         _refuse(changes)
-        _tell_of_metrics(changes.get(METRICS))
+        _warn_of_metrics(changes.get(METRICS))
         return replace(self, **{name: changes[name] for name in changes if name in _NAMES})
 
     def take_from(
@@ -148,24 +147,26 @@ class CallOptions:
         """Options and the user's own keywords, out of the keywords of a call."""
         if RESERVED.isdisjoint(kwargs):
             return self, kwargs if isinstance(kwargs, dict) else dict(kwargs)
-        bare = {name: kwargs[name] for name in RESERVED if name in kwargs and name not in declared}
-        if not bare:
+        option_kwargs = {
+            name: kwargs[name] for name in RESERVED if name in kwargs and name not in declared
+        }
+        if not option_kwargs:
             return self, dict(kwargs)
-        own = {name: value for name, value in kwargs.items() if name not in bare}
-        return self.with_changes(bare), own
+        user_kwargs = {name: value for name, value in kwargs.items() if name not in option_kwargs}
+        return self.with_changes(option_kwargs), user_kwargs
 
 
-def _refuse(given: Mapping[str, object]) -> None:
-    for name, what in REFUSED.items():
-        value = given.get(name)
+def _refuse(changes: Mapping[str, object]) -> None:
+    for name, feature in REFUSED.items():
+        value = changes.get(name)
         if value is not None and value is not False:
             raise SpecError(
-                f"{name}= belongs to {what}, which this release does not have",
+                f"{name}= belongs to {feature}, which this release does not have",
                 hint=f"a function that has a parameter {name!r} of its own gets it",
             )
 
 
-def _tell_of_metrics(value: object) -> None:
+def _warn_of_metrics(value: object) -> None:
     if value is None or value is False:
         return
     if value is not True and not isinstance(value, MetricsConfig):
@@ -182,10 +183,10 @@ def _check_workers(workers: object) -> None:
     named = [workers] if isinstance(workers, str) else workers
     wrong: object = workers
     if isinstance(named, (list, tuple, set, frozenset, range)) and named:
-        others = [item for item in named if not _names_node(item)]
-        if not others:
+        wrong_nodes = [node for node in named if not _names_node(node)]
+        if not wrong_nodes:
             return
-        wrong = others[0]
+        wrong = wrong_nodes[0]
     raise SpecError(
         f"Invalid worker specification: {wrong!r} in workers={workers!r}",
         hint='workers= takes "any", "ready", a part of addresses, or a list of node ranks (0 is '

@@ -1,12 +1,12 @@
-"""Which pod runs which item of a map: a state machine, events in, decisions out.
+"""Decides which pod runs which item of a map: a state machine, events in, decisions out.
 
-    offer ── place ──┬── begin ── end
-       ▲             │
-       └── give_back ┘   taken back, refused, or lost before it began
+    offer ── assign ──┬── begin ── end
+       ▲              │
+       └── give_back ─┘   taken back, refused, or lost before it began
 
-Every pod is kept supplied with a few items more than it runs, so that the next one is there already
-when one ends. Nobody knows how long an item takes, so these may stand in the wrong line: once
-there is nothing left to send, a pod that has nothing to begin gets what waits in another one.
+Every pod has a few items more than it runs, so that the next one is there already when one ends. It
+is not known how long an item takes, so items may wait in the wrong pod: once there is no further
+item to send, a pod without waiting items gets items that wait in another pod.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-#: Items that wait in a pod for others to end, and small ones.
+#: Items that wait in a pod while others run, and the number of small ones that do.
 READ_AHEAD, SMALL_AHEAD = 8, 32
 
 _Item = TypeVar("_Item", bound=Hashable)
@@ -26,15 +26,15 @@ _PodT = TypeVar("_PodT", bound=Hashable)
 class _Line(Generic[_Item]):
     """The items in a pod."""
 
-    #: Those that have not begun, as far as is known, in the order in which they were sent.
+    #: Items that have not begun, as far as is known, in the order in which they were sent.
     waiting: dict[_Item, None] = field(default_factory=dict)
     running: set[_Item] = field(default_factory=set)
-    #: Those that the pod is asked for, unless they have begun.
-    asked: set[_Item] = field(default_factory=set)
-    #: An item waited there, and none has ended since: it runs as many as it can.
+    #: Waiting items that the pod was asked to give back.
+    requested: set[_Item] = field(default_factory=set)
+    #: True if an item waited in the pod and none has ended since: it runs as many as it can.
     is_full: bool = False
-    #: The most that ran at one time.
-    most: int = 0
+    #: The most items that ran at one time.
+    most_running: int = 0
 
     @property
     def is_hungry(self) -> bool:
@@ -46,7 +46,7 @@ class Placement(Generic[_Item, _PodT]):
 
     def __init__(self) -> None:
         self._lines: dict[_PodT, _Line[_Item]] = {}
-        # The pods that take items now.
+        #: The pods that take items now.
         self._pods: dict[_PodT, None] = {}
         self._pod_of: dict[_Item, _PodT | None] = {}
         self._unplaced = 0
@@ -60,9 +60,9 @@ class Placement(Generic[_Item, _PodT]):
 
     @property
     def has_room(self) -> bool:
-        """True if one more item would be at the right place in some pod.
+        """True if one more item should be sent.
 
-        Pods get several at a time, once half of what waited in one of them has begun.
+        Pods get several items at a time, once half of the items that waited in a pod have begun.
         """
         if not self._pods:
             return self._unplaced < READ_AHEAD
@@ -72,16 +72,16 @@ class Placement(Generic[_Item, _PodT]):
         return self._is_filling and sum(waiting) + self._unplaced < self.read_ahead * len(waiting)
 
     @property
-    def most(self) -> int:
-        """Items that the pods have had at one time, about."""
-        return sum(line.most + READ_AHEAD for line in self._lines.values())
+    def most_items(self) -> int:
+        """An estimate of the most items that the pods have at one time."""
+        return sum(line.most_running + READ_AHEAD for line in self._lines.values())
 
     @property
     def has_waiting(self) -> bool:
         return any(line.waiting for line in self._lines.values())
 
     def update(self, pods: Collection[_PodT]) -> None:
-        """These take items now; what is in others goes on there."""
+        """Send items to these pods from now on; items in other pods go on there."""
         self._pods = dict.fromkeys(pods)
         for pod in pods:
             if pod not in self._lines:
@@ -91,12 +91,12 @@ class Placement(Generic[_Item, _PodT]):
                 del self._lines[pod]
 
     def offer(self, item: _Item) -> None:
-        """An item is to go to some pod."""
+        """Add an item that is to go to a pod."""
         self._pod_of[item] = None
         self._unplaced += 1
 
-    def place(self, item: _Item) -> _PodT | None:
-        """Send it to the pod that begins it first, as far as is known; `None`: there is none."""
+    def assign(self, item: _Item) -> _PodT | None:
+        """Assign an item to the pod that probably begins it first; `None` without a pod."""
         if item not in self._pod_of:
             self.offer(item)
         if not self._pods:
@@ -112,16 +112,16 @@ class Placement(Generic[_Item, _PodT]):
         return pod
 
     def begin(self, item: _Item) -> None:
-        """Its pod runs it."""
+        """Note that an item runs in its pod."""
         line = self._line_of(item)
         if line is not None and item in line.waiting:
             del line.waiting[item]
-            line.asked.discard(item)
+            line.requested.discard(item)
             line.running.add(item)
-            line.most = max(line.most, len(line.running))
+            line.most_running = max(line.most_running, len(line.running))
 
     def wait(self, item: _Item) -> None:
-        """Its pod has it, and lets it wait again."""
+        """Note that an item waits again in its pod."""
         line = self._line_of(item)
         if line is not None and item in line.running:
             line.running.discard(item)
@@ -129,11 +129,11 @@ class Placement(Generic[_Item, _PodT]):
             line.is_full = True
 
     def give_back(self, item: _Item) -> None:
-        """Its pod does not have it any more, and has not run it to its end."""
+        """Note that a pod does not have an item any more, which has not ended."""
         line = self._line_of(item)
         if line is None:
             return
-        is_full = item in line.asked or (line.is_full and item not in line.running)
+        is_full = item in line.requested or (line.is_full and item not in line.running)
         self._leave(item, line)
         line.is_full = is_full
         self.offer(item)
@@ -147,18 +147,20 @@ class Placement(Generic[_Item, _PodT]):
         self._pod_of.pop(item, None)
 
     def take_back(self) -> list[_Item]:
-        """What to ask pods for, since there is nothing else to send to others."""
+        """The items to ask pods to give back, for pods that have no waiting items."""
         lines = [self._lines[pod] for pod in self._pods]
         hungry = sum(line.is_hungry for line in lines) - self._unplaced
-        hungry -= sum(len(line.asked) for line in self._lines.values())
+        hungry -= sum(len(line.requested) for line in self._lines.values())
         items = []
         while hungry > 0:
-            line = max(self._lines.values(), key=lambda line: len(line.waiting) - len(line.asked))
-            free = [item for item in line.waiting if item not in line.asked]
-            # One that a pod has just got, and has nothing else to run, begins there.
+            line = max(
+                self._lines.values(), key=lambda line: len(line.waiting) - len(line.requested)
+            )
+            free = [item for item in line.waiting if item not in line.requested]
+            # The only item of a pod that runs none begins there.
             if len(free) <= (not line.running and not line.is_full):
                 break
-            line.asked.add(free[-1])
+            line.requested.add(free[-1])
             items.append(free[-1])
             hungry -= 1
         return items
@@ -170,5 +172,5 @@ class Placement(Generic[_Item, _PodT]):
     def _leave(self, item: _Item, line: _Line[_Item]) -> None:
         line.waiting.pop(item, None)
         line.running.discard(item)
-        line.asked.discard(item)
+        line.requested.discard(item)
         line.is_full = False

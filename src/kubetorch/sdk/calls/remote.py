@@ -166,7 +166,7 @@ class RemoteCallable(ABC, Generic[P, R]):
     @property
     def options(self) -> Options[P, R]:
         """Options of calls: `remote.options(timeout=10, retries=2)(...)`."""
-        return self._caller().options  # type: ignore[return-value]  # a Caller can all of this
+        return self._caller().options  # type: ignore[return-value]  # a Caller has these methods
 
     @property
     def map(self) -> Map[Iterator[R]]:
@@ -195,15 +195,17 @@ class RemoteCallable(ABC, Generic[P, R]):
 
 
 class Configured(RemoteCallable[..., Any]):
-    """The result of `.options(...)`, in the process that it was sent to."""
+    """The result of `.options(...)`, in a process that received it as a pickle."""
 
     def __init__(self, module: Handle, method: str | None, options: CallOptions) -> None:
         self._module = module
         self._method = method
-        self._given = options
+        self._options = options
 
     def _caller(self) -> Verbs:
         module, method = self._module, self._method
         caller = module._callers.get(method) or module._make_caller(method)
-        given = {item.name: getattr(self._given, item.name) for item in fields(self._given)}
-        return caller.options(**given)
+        changes = {
+            option.name: getattr(self._options, option.name) for option in fields(self._options)
+        }
+        return caller.options(**changes)

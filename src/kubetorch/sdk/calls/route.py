@@ -1,4 +1,4 @@
-"""The way to one service: its pods' addresses, a token, a stream to each pod in use.
+"""The route to one service: its pods' addresses, a token, a stream to each pod in use.
 
 A route learns the addresses from its resolver, which asks the controller, and asks again when a pod
 cannot be reached. One thread connects for all calls that wait for a connection (`Route.request`); a
@@ -56,19 +56,20 @@ from kubetorch.wire.messages import TERMINATING, Ending, PodView, WorkloadView, 
 if TYPE_CHECKING:
     from kubetorch.sdk.transport.session import Session
 
-#: Seconds for one attempt; and, where a controller knows which ranks are lost, to the next.
+#: Seconds for one attempt; for distributed services, whose controller knows lost ranks, also the
+#: longest pause to the next.
 _ATTEMPT, _RANK_ATTEMPT = 5.0, (0.5, 0.15)
-#: Seconds for which a refusal may be that of a server that starts.
-_DOUBT = 3.0
+#: Seconds for which a refusal may come from a server that still starts.
+_PASSING_SECONDS = 3.0
 _FIRST_DELAY, _LONGEST_DELAY = 0.02, 1.0
-#: Seconds for which a pod is tried that the controller does not know either.
-_MISSING = 10.0
-#: Seconds that the controller has to learn why a pod is not there any more.
-_UNSAID = 3.0
-#: Seconds to the next look for pods that are away, or have come, while others take the calls.
-LOOK_AGAIN = 2.0
-#: Pods that are named when none is ready.
-_SHOWN = 3
+#: Seconds for which attempts go on to a pod that the controller does not know either.
+_UNKNOWN_POD_SECONDS = 10.0
+#: Seconds that the controller has to learn the reason why a pod ended.
+_END_REASON_SECONDS = 3.0
+#: Seconds between two checks for missing or new pods, while other pods take the calls.
+POD_CHECK_INTERVAL = 2.0
+#: Pods that an error names when none is ready.
+_NAMED_PODS = 3
 
 
 class Scaler(NamedTuple):
@@ -79,15 +80,15 @@ class Scaler(NamedTuple):
     patience: float
     failure: str = ""
     slots: int | None = None
-    #: The pods that it makes at most, if that is bounded.
-    most: int | None = None
+    #: The largest number of pods that it makes, if that is bounded.
+    most_pods: int | None = None
 
 
-class Called(NamedTuple):
+class CalledPods(NamedTuple):
     """The pods that calls of a service go to, as the controller says.
 
     Attributes:
-        together: Ordinals of those that each call goes to; `None`: a call goes to one of them.
+        together: Ordinals of the pods that each call goes to; `None`: a call goes to one pod.
         present: Ordinals of the pods that the service has.
     """
 
@@ -95,7 +96,7 @@ class Called(NamedTuple):
     present: frozenset[int]
 
     def leaves_out(self, ordinal: int) -> bool:
-        """True if there is no such pod any more, nor will there be one."""
+        """True if the service does not have such a pod any more, and will not have one."""
         if self.together is not None:
             return ordinal not in self.together
         return bool(self.present) and ordinal not in self.present
@@ -112,24 +113,30 @@ class Location(NamedTuple):
     reason: str = ""
     is_distributed: bool = False
     is_torn_down: bool = False
-    called: Called | None = None
+    called: CalledPods | None = None
 
     @classmethod
     def of_service(cls, session: Session, view: WorkloadView) -> Location:
-        """The pods that are ready, in the order of their ordinals, or what makes pods for calls."""
-        own = view.spec.compute.endpoint
-        if own is not None and own.base_url is not None:
-            return cls((own.base_url,), view.token)
+        """The ready pods in the order of their ordinals, or the scaler that makes pods."""
+        endpoint = view.spec.compute.endpoint
+        if endpoint is not None and endpoint.base_url is not None:
+            return cls((endpoint.base_url,), view.token)
         scaler, spec = None, view.spec
         together = called_together(spec, view.pool)
-        found = [p for p in view.pods if p.is_ready and (not together or p.ordinal in together)]
-        ready = sorted(found, key=lambda pod: pod.ordinal)
+        called_pods = [
+            p for p in view.pods if p.is_ready and (not together or p.ordinal in together)
+        ]
+        ready = sorted(called_pods, key=lambda pod: pod.ordinal)
         if spec.compute.distribution is not None:
-            # Each of them calls the others: one, so that it knows what was called before.
+            # Each pod calls the others; always the same one, for it knows the earlier calls.
             ready = ready[:1]
         if view.scaler:
-            said = {} if ready else view.failure or {}
-            failure = f"{said.get('error_type')}: {said.get('message')}" if said else ""
+            failure_fields = {} if ready else view.failure or {}
+            failure = (
+                f"{failure_fields.get('error_type')}: {failure_fields.get('message')}"
+                if failure_fields
+                else ""
+            )
             scaling = spec.compute.autoscaling
             scaler = Scaler(
                 session.transport.scaler(spec.namespace, spec.name, view.scaler),
@@ -148,49 +155,55 @@ class Location(NamedTuple):
             view.reason,
             view.world is not None,
             view.status == TERMINATING,
-            Called(together, frozenset(pod.ordinal for pod in view.pods if pod.ended is None)),
+            CalledPods(together, frozenset(pod.ordinal for pod in view.pods if pod.ended is None)),
         )
 
     def only(self, urls: Iterable[str]) -> Location:
-        """The same without pods that have none of these URLs."""
-        kept = set(urls)
-        found = [one for one in itertools.zip_longest(self.urls, self.ordinals) if one[0] in kept]
-        ordinals = tuple(number for _, number in found) if self.ordinals else ()
-        urls = tuple(url for url, _ in found)
+        """The location with the pods of these URLs alone."""
+        kept_urls = set(urls)
+        remaining = [
+            pair for pair in itertools.zip_longest(self.urls, self.ordinals) if pair[0] in kept_urls
+        ]
+        ordinals = tuple(number for _, number in remaining) if self.ordinals else ()
+        urls = tuple(url for url, _ in remaining)
         return self._replace(urls=urls, ordinals=ordinals)
 
     @property
     def is_whole(self) -> bool:
-        """True if calls go to all the pods that they may go to."""
-        there = sum(pod.ended is None for pod in self.pods.values())
-        return self.is_distributed or len(self.urls) >= there
+        """True if all the pods that may take calls have a URL."""
+        pod_count = sum(pod.ended is None for pod in self.pods.values())
+        return self.is_distributed or len(self.urls) >= pod_count
 
     def of(self, ordinal: int) -> Location:
         """The location of one pod of the service: without a URL while the pod is not ready."""
         numbered = zip(self.urls, self.ordinals, strict=False)
-        here = tuple(url for url, number in numbered if number == ordinal)
+        pod_urls = tuple(url for url, number in numbered if number == ordinal)
         return Location(
-            here[:1], self.token, (ordinal,), None, self.pods, self.reason, called=self.called
+            pod_urls[:1], self.token, (ordinal,), None, self.pods, self.reason, called=self.called
         )
 
     def absent(self, ordinal: int | None) -> AbsentError:
-        """The error that a pod, or any, is not ready, with the reason of each."""
-        found = [p for p in self.pods.values() if not p.is_ready and ordinal in (None, p.ordinal)]
-        said = [f"pod {pod.name}: {_why_away(pod)}" for pod in found[-_SHOWN:]]
+        """The error that the pod, or without an ordinal no pod, is ready, with the reasons."""
+        absent_pods = [
+            p for p in self.pods.values() if not p.is_ready and ordinal in (None, p.ordinal)
+        ]
+        reasons = [f"pod {pod.name}: {_absence_reason(pod)}" for pod in absent_pods[-_NAMED_PODS:]]
         if self.reason:
-            said.append(self.reason)
-        return AbsentError("; ".join(said) or "none is ready", found[-1].name if found else None)
+            reasons.append(self.reason)
+        return AbsentError(
+            "; ".join(reasons) or "none is ready", absent_pods[-1].name if absent_pods else None
+        )
 
 
 def _known_pods(view: WorkloadView) -> dict[str, PodView]:
-    """The pods of a service by name, with why those ended that are gone or lost of its world."""
-    found = {pod.name: pod for pod in (*view.lost, *view.pods)}
-    for one in () if view.world is None else view.world.lost:
-        seen = found.get(one.member.pod)
-        if seen is not None and seen.ended is None:
-            ended = Ending(reason=one.reason, message=one.message)
-            found[seen.name] = replace(seen, ended=ended)
-    return found
+    """The pods of a service by name, with the ends of pods that are gone or lost to its world."""
+    pod_by_name = {pod.name: pod for pod in (*view.lost, *view.pods)}
+    for loss in () if view.world is None else view.world.lost:
+        lost_pod = pod_by_name.get(loss.member.pod)
+        if lost_pod is not None and lost_pod.ended is None:
+            ended = Ending(reason=loss.reason, message=loss.message)
+            pod_by_name[lost_pod.name] = replace(lost_pod, ended=ended)
+    return pod_by_name
 
 
 #: Asks the controller where a service is; raises `ServiceNotFoundError` when it is gone.
@@ -198,11 +211,11 @@ Resolver = Callable[[], Location]
 
 
 class UnavailableError(Exception):
-    """Not now, perhaps later."""
+    """The pod cannot be reached now, perhaps later."""
 
 
 class AbsentError(UnavailableError):
-    """The controller says that a pod is not ready; the text says why."""
+    """The controller says that a pod is not ready; the text has the reason."""
 
     def __init__(self, text: str, pod_name: str | None) -> None:
         super().__init__(text)
@@ -213,7 +226,7 @@ class PodLeftError(CallRefusedError):
     """A service has fewer pods than a handle knows of: nothing ran in the one that is gone."""
 
 
-def _why_away(pod: PodView) -> str:
+def _absence_reason(pod: PodView) -> str:
     if pod.ended is None:
         return pod.reason or pod.phase
     return f"{pod.ended.reason} ({pod.ended.message})" if pod.ended.message else pod.ended.reason
@@ -222,7 +235,7 @@ def _why_away(pod: PodView) -> str:
 #: As `PING_AFTER`, of distributed services: a pod that is silent is known to be lost by then. A
 #: kubelet closes what it forwards to a pod 1 s after the pod has closed it.
 RANK_PING, FORWARDED_RANK_PING = 1.25, 0.4
-#: What no further attempt can help; some of them are an `OSError` too.
+#: Errors that further attempts cannot mend; some of them are an `OSError`, too.
 FINAL = (
     ServiceNotFoundError,
     UnauthorizedError,
@@ -230,16 +243,17 @@ FINAL = (
     VersionMismatchError,
     ProtocolError,
 )
-#: What the user has to mend: rights, credentials, settings. A cluster that restarts may say so too.
+#: Errors that the user has to mend: rights, credentials, settings. A cluster that restarts may
+#: raise them, too.
 MISTAKES = (KubernetesForbiddenError, ConfigError)
-#: What an attempt fails with when the next one may succeed.
+#: Errors of an attempt after which the next one may succeed.
 TRANSIENT = (OSError, websocket_protocol.WebSocketError, UnavailableError)
 
 
 def mistake_in(error: Exception) -> Exception | None:
     """The cause of an attempt's failure that the user has to mend, if there is one."""
-    found = (one for one in (error, error.__cause__) if isinstance(one, MISTAKES))
-    return next(found, None)
+    mistakes = (cause for cause in (error, error.__cause__) if isinstance(cause, MISTAKES))
+    return next(mistakes, None)
 
 
 class Backoff:
@@ -249,7 +263,7 @@ class Backoff:
         self._longest = longest
         self._begun = time.monotonic()
         self.deadline = self._begun + patience
-        self.failed: Exception | None = None
+        self.last_error: Exception | None = None
         self.is_spent = False
         self._absent_since: float | None = None
         self._delay = _FIRST_DELAY
@@ -263,18 +277,18 @@ class Backoff:
         return self.deadline - self._begun
 
     @property
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         return self.deadline - time.monotonic()
 
     @property
-    def is_sure(self) -> bool:
-        """True if the same failure was repeated so often that it is no passing trouble."""
-        return time.monotonic() - self._begun > _DOUBT
+    def is_lasting(self) -> bool:
+        """True if the failure was repeated for so long that it will not pass by itself."""
+        return time.monotonic() - self._begun > _PASSING_SECONDS
 
     def gives_up_on(self, error: Exception) -> bool:
-        """True if an attempt failed as it has for so long that the next one is not worth it.
+        """True if pods were absent for so long that another attempt is in vain.
 
-        Whoever cannot be reached may be back any moment; a pod that is not there had its time.
+        A controller or pod that cannot be reached may be back any moment.
         """
         now = time.monotonic()
         if not isinstance(error, AbsentError):
@@ -285,21 +299,21 @@ class Backoff:
 
     @property
     def attempt(self) -> float:
-        return max(min(_ATTEMPT, self.left), 0.1)
+        return max(min(_ATTEMPT, self.seconds_left), 0.1)
 
     def pause(self, interrupted: threading.Event) -> bool:
         """Wait before the next attempt; false when there is none."""
-        left = self.left
-        if left <= 0:
+        seconds_left = self.seconds_left
+        if seconds_left <= 0:
             self.is_spent = True
-        if self.is_spent or interrupted.wait(min(self._delay, left)):
+        if self.is_spent or interrupted.wait(min(self._delay, seconds_left)):
             return False
         self._delay = min(self._delay * 2, self._longest)
         return True
 
 
 class Connector:
-    """Gets streams their connections: the first one, and those that follow when it breaks."""
+    """Connects streams: for the first time, and again when their connection breaks."""
 
     def __init__(
         self, service: str, resolve: Resolver, transport: PodTransport, closed: threading.Event
@@ -309,14 +323,14 @@ class Connector:
         self.closed = closed
         self._service = service
         self._resolve = resolve
-        # Whether a pod was reached once.
-        self._was_there = False
+        #: True once a pod was reached.
+        self._was_reached = False
 
     def ask(self) -> Location:
         try:
             location = Location(*self._resolve())
-        except ServiceNotFoundError as gone:
-            raise self.torn_down() if self._was_there else gone from gone.__cause__
+        except ServiceNotFoundError as not_found:
+            raise self.torn_down() if self._was_reached else not_found from not_found.__cause__
         except FINAL:
             raise
         except (ControllerError, KubernetesError, ConfigError) as error:
@@ -333,7 +347,7 @@ class Connector:
         )
 
     def begin(self, stream: Stream, url: str, token: str, *, timeout: float) -> None:
-        """Connect a stream for the first time; a token that has ended is replaced once."""
+        """Connect a stream for the first time; an expired token is replaced once."""
         try:
             try:
                 self._attempt(stream, url, token, timeout)
@@ -342,7 +356,7 @@ class Connector:
         except BaseException:  # Ctrl-C too: nobody else has the stream, to close it
             stream.close()
             raise
-        self._was_there = True
+        self._was_reached = True
 
     def _attempt(self, stream: Stream, url: str, token: str, timeout: float) -> None:
         headers = {
@@ -357,7 +371,7 @@ class Connector:
                 url, routes.STREAM, headers, timeout=timeout, transport=self.transport
             )
         except UpgradeRefusedError as refused:
-            raise _refusal(refused) from None
+            raise _upgrade_error(refused) from None
         stream.open(opened, rest, timeout=timeout)
 
     def resume(self, stream: Stream, url: str, location: Location | None) -> None:
@@ -365,7 +379,7 @@ class Connector:
 
         Afterwards the stream has a connection, or has ended and its pending calls with it.
         """
-        # Who asks first and often learns of a loss when it is known, not when nobody answers.
+        # Asking first and often finds a lost rank when the controller knows it, not by timeouts.
         is_asked = is_distributed = location is not None and location.is_distributed
         longest, delay = _RANK_ATTEMPT if is_distributed else (_ATTEMPT, _LONGEST_DELAY)
         backoff = Backoff(self.transport.patience, longest=delay)
@@ -382,30 +396,30 @@ class Connector:
             if isinstance(error, FINAL) and (is_fresh or not isinstance(error, UnauthorizedError)):
                 break
             mistake = mistake_in(error)
-            if mistake is not None and backoff.is_sure:
+            if mistake is not None and backoff.is_lasting:
                 error = mistake
                 break
             try:
-                found = self.ask()
+                new_location = self.ask()
             except UnavailableError:
-                found = None
+                new_location = None
             except FINAL as final:
                 error = final
                 break
-            if found is not None:
-                token, is_fresh = found.token, True
+            if new_location is not None:
+                token, is_fresh = new_location.token, True
                 now = time.monotonic()
-                missing_since = None if url in found.urls else missing_since or now
+                missing_since = None if url in new_location.urls else missing_since or now
                 missing = None if missing_since is None else now - missing_since
-                end = _end(found.pods.get(stream.pod), stream.pod, error, missing)
+                end = _end_error(new_location.pods.get(stream.pod), stream.pod, error, missing)
                 if end is not None:
                     error = end
                     break
-                if missing is not None and missing > _MISSING:
+                if missing is not None and missing > _UNKNOWN_POD_SECONDS:
                     break
             if not isinstance(error, UnauthorizedError) and not backoff.pause(self.closed):
                 break
-        stream.end(_why_lost(stream.pod, error))
+        stream.end(_loss_error(stream.pod, error))
 
     def _try(self, stream: Stream, url: str, token: str, timeout: float) -> Exception | None:
         try:
@@ -415,35 +429,35 @@ class Connector:
         return None
 
 
-def _refusal(refused: UpgradeRefusedError) -> Exception:
+def _upgrade_error(refused: UpgradeRefusedError) -> Exception:
     error = exceptions.rebuild(exceptions.parse_json(refused.body))
-    for known in (UnauthorizedError, VersionMismatchError):
-        if isinstance(error, known):
+    for error_type in (UnauthorizedError, VersionMismatchError):
+        if isinstance(error, error_type):
             return error
-        if refused.status == known.status:
-            return known(str(error))
+        if refused.status == error_type.status:
+            return error_type(str(error))
     return UnavailableError(f"the agent answered with status {refused.status}: {error}")
 
 
-def _end(
-    seen: PodView | None, pod: str, error: Exception, missing: float | None
+def _end_error(
+    pod_view: PodView | None, pod: str, error: Exception, missing: float | None
 ) -> KubetorchError | None:
-    """Why nobody is in a pod any more, if that is so.
+    """The error of a pod that has ended; `None` if it may still run.
 
-    `missing`: for how many seconds calls have been going elsewhere, if they are.
+    `missing`: the seconds for which the controller has sent calls elsewhere, if it does.
     """
-    if seen is not None and seen.ended is not None:
-        return seen.ended.error(pod)
+    if pod_view is not None and pod_view.ended is not None:
+        return pod_view.ended.error(pod)
     if missing is None or not isinstance(error, ConnectionRefusedError):
         return None
-    # A kubelet says a second later why it ended; of a process on this machine nobody says more.
-    is_unsaid = seen is not None and seen.phase == "Unknown" and seen.pid is None
-    return None if is_unsaid and missing < _UNSAID else AgentDiedError(pod, "AgentDied")
+    # A kubelet reports the reason a second later; for a process of this machine there is none.
+    is_unsaid = pod_view is not None and pod_view.phase == "Unknown" and pod_view.pid is None
+    return None if is_unsaid and missing < _END_REASON_SECONDS else AgentDiedError(pod, "AgentDied")
 
 
-def _why_lost(pod: str, error: Exception | None) -> Exception:
-    # The API server's error about a pod that it cannot reach says how the pod is reached, not what
-    # happened to the call.
+def _loss_error(pod: str, error: Exception | None) -> Exception:
+    # The API server's error about a pod that it cannot reach is about the connection, and says
+    # nothing about the call.
     is_about_transport = isinstance(error, KubernetesError) and not isinstance(error, MISTAKES)
     if isinstance(error, KubetorchError) and not is_about_transport:
         return error
@@ -455,10 +469,10 @@ def _why_lost(pod: str, error: Exception | None) -> Exception:
     return lost
 
 
-#: Lines in which a service may say that it runs other code, and characters of one.
-_SAID_MOST, _SAID_LONGEST = 10, 2000
-#: Seconds that a scaler may hold a connection before the controller is asked what is wrong.
-HELD = 10.0
+#: Reports that a service runs other code: the most that are shown, and characters of one.
+_MOST_REPORTS, _REPORT_CHARACTERS = 10, 2000
+#: Seconds that a scaler may hold a connection before the controller is asked for the cause.
+SCALER_HOLD_SECONDS = 10.0
 
 
 class Scaled:
@@ -470,16 +484,18 @@ class Scaled:
         self._streams: list[Stream] = []
 
     def connect(self, location: Location, scaler: Scaler, backoff: Backoff) -> Stream:
-        if scaler.failure and backoff.is_sure:
+        if scaler.failure and backoff.is_lasting:
             raise CallRefusedError(
                 f"no pod of {self._service} can start: {scaler.failure}",
                 hint=f"kt describe {self._service}",
             )
         stream = Stream(self._resume, ping_after=self._ping_after, is_single=True)
         with self._lock:
-            self._streams = [one for one in self._streams if not one.has_ended]
+            self._streams = [
+                open_stream for open_stream in self._streams if not open_stream.has_ended
+            ]
             self._streams.append(stream)
-        timeout = max(min(HELD, backoff.left), 0.1)
+        timeout = max(min(SCALER_HOLD_SECONDS, backoff.seconds_left), 0.1)
         self._connector.begin(stream, scaler.url, location.token, timeout=timeout)
         return stream
 
@@ -493,10 +509,12 @@ class Scaled:
         usual = self._connector
 
         def resolve() -> Location:
-            found = usual.ask()
-            pods = {} if found.scaler is None else found.scaler.pods
+            service_location = usual.ask()
+            pods = {} if service_location.scaler is None else service_location.scaler.pods
             url = pods.get(stream.pod)
-            return Location(() if url is None else (url,), found.token, pods=found.pods)
+            return Location(
+                () if url is None else (url,), service_location.token, pods=service_location.pods
+            )
 
         connector = Connector(self._service, resolve, usual.transport, usual.closed)
         backoff = Backoff(usual.transport.patience)
@@ -514,9 +532,9 @@ class Scaled:
             except FINAL as error:
                 stream.end(error)
                 return
-            seen = location.pods.get(stream.pod)
-            if seen is not None and seen.ended is not None:
-                stream.end(seen.ended.error(stream.pod))
+            pod_view = location.pods.get(stream.pod)
+            if pod_view is not None and pod_view.ended is not None:
+                stream.end(pod_view.ended.error(stream.pod))
                 return
             if not location.urls:
                 hint = (
@@ -530,16 +548,16 @@ class Scaled:
 
 
 class Connected(NamedTuple):
-    """The result of a `Request`: a stream for it alone, one that all share, or an error."""
+    """The result of a `Request`: its own stream, `None` where calls share streams, or an error."""
 
     stream: Stream | None
     error: BaseException | None
-    #: Whether the error is that the time was over of those who asked.
+    #: True if the error is that the time of all waiting calls was over.
     is_spent: bool
 
 
 class _Attempt:
-    """An attempt to connect, for all that wait for it: each waits as long as it may itself."""
+    """An attempt to connect, for all waiting requests, each of which has its own deadline."""
 
     def __init__(self, backoff: Backoff) -> None:
         self.backoff = backoff
@@ -568,13 +586,13 @@ class Request:
         self.attempt.requests.pop(self, None)
 
     def refusal(self) -> CallRefusedError:
-        return self._route.refusal(self._patience, self.attempt.backoff.failed)
+        return self._route.refusal(self._patience, self.attempt.backoff.last_error)
 
 
 class Route:
-    """The way to the pods of one service.
+    """The route to the pods of one service.
 
-    Its streams are closed at exit, and let go of in forked children.
+    Its streams are closed at exit, and dropped in forked children.
     """
 
     def __init__(
@@ -592,28 +610,28 @@ class Route:
         self.session: Session | None = None
         #: The instance of a class that answered last, where all calls go to one pod.
         self.instance: str | None = None
-        # What pods said of the code that they run.
-        self._said: set[str] = set()
+        #: Reports of pods about their code that were shown.
+        self._reported_texts: set[str] = set()
         self.service = service
         self.ordinal = ordinal
         #: Where lines from its pods go.
         self.screen = Screen()
-        # What `kt.config` said, and when: to ask it costs as much as a tenth of a call.
+        #: `kt.config.stream_logs` and its revision: reading it costs a tenth of a call.
         self._shown = (-1, True)
-        # Those to single pods, by ordinal.
+        #: Routes to single pods, by ordinal.
         self._pods: dict[int, Route] = {}
         self._called = None if location is None else location.called
         self._ping_after = ping_after
         self._location = location
         self._streams: dict[str, Stream] = {}
-        # Those that take no more calls, but may have some that run.
+        #: Streams that take no more calls, but may have running ones.
         self._leaving: list[Stream] = []
         self._scaled = Scaled(service, self._connector, ping_after)
-        # Whether this program tore it down.
+        #: True if this program tore the service down.
         self._is_torn_down = False
         self._turn = 0
-        # When to look for pods that are away.
-        self._look_at: float | None = None
+        #: The time of the next check for missing pods.
+        self._check_pods_at: float | None = None
         self._connecting = threading.Lock()
         self._requesting = threading.Lock()
         self._attempt: _Attempt | None = None
@@ -622,7 +640,7 @@ class Route:
 
     @property
     def patience(self) -> float:
-        """Seconds that a call waits for a pod that takes it."""
+        """Seconds that a call waits for a pod."""
         usual, scaler = self._connector.transport.patience, self._scaler
         return usual if scaler is None else max(usual, scaler.patience)
 
@@ -639,7 +657,7 @@ class Route:
     def scale(self) -> int:
         """The calls that fit into all pods that a scaler makes, where it says so; else 0."""
         scaler = self._scaler
-        return 0 if scaler is None else (scaler.most or 0) * (scaler.slots or 1)
+        return 0 if scaler is None else (scaler.most_pods or 0) * (scaler.slots or 1)
 
     @property
     def shows_logs(self) -> bool:
@@ -660,9 +678,11 @@ class Route:
         location = self._location
         if location is None or location.scaler is not None:
             return None
-        if self._look_at is not None and time.monotonic() >= self._look_at:
-            self._look_at = None
-            threading.Thread(target=self._look, name="kubetorch-connect", daemon=True).start()
+        if self._check_pods_at is not None and time.monotonic() >= self._check_pods_at:
+            self._check_pods_at = None
+            threading.Thread(
+                target=self._connect_missing_pods, name="kubetorch-connect", daemon=True
+            ).start()
         urls = location.urls
         if len(urls) == 1:
             stream = self._streams.get(urls[0])
@@ -670,12 +690,12 @@ class Route:
         return self._least_busy(urls)
 
     def streams(self) -> list[Stream]:
-        """The open ones to all pods; none when one has to be connected, or calls share none.
+        """The open streams to all pods; none when one has to be connected, or calls share none.
 
-        Whoever asks again and again finds pods that have come since.
+        Repeated calls find new pods.
         """
-        if self._look_at is None:
-            self._look_at = time.monotonic() + LOOK_AGAIN
+        if self._check_pods_at is None:
+            self._check_pods_at = time.monotonic() + POD_CHECK_INTERVAL
         location = self._location if self.stream() is not None else None
         if location is None:
             return []
@@ -710,42 +730,42 @@ class Route:
         return request
 
     def pod(self, ordinal: int) -> Route:
-        """The way to one pod of the service, whichever it is at the time of a call."""
-        found = self._pods.get(ordinal)
-        if found is None:
+        """The route to the pod with this ordinal, whichever it is at the time of a call."""
+        pod_route = self._pods.get(ordinal)
+        if pod_route is None:
             location = self._location
-            made = Route(
+            new_route = Route(
                 self.service,
                 lambda: self._ask().of(ordinal),
-                None if location is None else _if_there(location.of(ordinal)),
+                None if location is None else _if_reachable(location.of(ordinal)),
                 ping_after=self._ping_after,
                 ordinal=ordinal,
                 transport=self._connector.transport,
             )
-            made.screen = self.screen
-            made.session = self.session
-            found = self._pods.setdefault(ordinal, made)
-        return found
+            new_route.screen = self.screen
+            new_route.session = self.session
+            pod_route = self._pods.setdefault(ordinal, new_route)
+        return pod_route
 
     def of(self, stream: Stream) -> Route:
-        """The way to the pod alone that a stream leads to: it knows the instance there."""
+        """The route to the one pod of a stream, which knows the instance in that pod."""
         location = self._location
         numbered = () if location is None else zip(location.urls, location.ordinals, strict=False)
-        found = (number for url, number in numbered if self._streams.get(url) is stream)
-        ordinal = next(found, None)
+        numbers = (number for url, number in numbered if self._streams.get(url) is stream)
+        ordinal = next(numbers, None)
         return self if ordinal is None else self.pod(ordinal)
 
     def locate(self, location: Location | None) -> None:
-        """Take this for where the service is; `None`: ask before the next connection."""
+        """Use this location from now on; `None`: ask before the next connection."""
         self._location = location
         if location is not None:
             self._called = location.called or self._called
         for ordinal, pod in self._pods.items():
-            pod.locate(None if location is None else _if_there(location.of(ordinal)))
+            pod.locate(None if location is None else _if_reachable(location.of(ordinal)))
 
-    def called_together(self, known: tuple[int, ...]) -> tuple[int, ...] | None:
-        """Ordinals of the pods that a call goes to, by the last news; `known` without any."""
-        return known if self._called is None else self._called.together
+    def called_together(self, default: tuple[int, ...]) -> tuple[int, ...] | None:
+        """Ordinals of the pods that a call goes to, as last reported; else `default`."""
+        return default if self._called is None else self._called.together
 
     def _ask(self) -> Location:
         location = self._connector.ask()
@@ -753,7 +773,7 @@ class Route:
         return location
 
     def accept(self, view: WorkloadView) -> None:
-        """Take the service to be where the controller described it."""
+        """Use the location that the controller described."""
         assert self.session is not None
         self.locate(Location.of_service(self.session, view))
 
@@ -763,11 +783,11 @@ class Route:
             self.instance = instance
 
     def log(self, line: frames.Log, lines: CallLines) -> None:
-        """A call wrote a line, or the line says of its instance what the program may know."""
+        """Show a line of a call, or its report about the code or the instance of its pod."""
         if line.origin is not None:
-            text = line.text[:_SAID_LONGEST]
-            if text not in self._said and len(self._said) < _SAID_MOST:
-                self._said.add(text)
+            text = line.text[:_REPORT_CHARACTERS]
+            if text not in self._reported_texts and len(self._reported_texts) < _MOST_REPORTS:
+                self._reported_texts.add(text)
                 terminal.say_once(f"{self.service} {text}")
             return
         instance = line.instance
@@ -824,9 +844,9 @@ class Route:
             except FINAL:
                 raise
             except TRANSIENT as failed:
-                backoff.failed = error = failed
+                backoff.last_error = error = failed
                 mistake = mistake_in(failed)
-                if mistake is not None and backoff.is_sure:
+                if mistake is not None and backoff.is_lasting:
                     raise mistake from None
                 if backoff.gives_up_on(failed):
                     raise self.refusal(PATIENCE, failed) from failed
@@ -835,10 +855,10 @@ class Route:
                 raise self._connector.torn_down() if self._is_torn_down else refusal from error
 
     def refusal(self, patience: float, error: Exception | None) -> CallRefusedError:
-        where = "" if self.ordinal is None else f"with the number {self.ordinal} "
-        why = "" if error is None else f": {error}"
+        pod_text = "" if self.ordinal is None else f"with the number {self.ordinal} "
+        reason = "" if error is None else f": {error}"
         refused = CallRefusedError(
-            f"no pod {where}of {self.service} could be reached within {patience:g} s{why}",
+            f"no pod {pod_text}of {self.service} could be reached within {patience:g} s{reason}",
             hint=f"kt status {self.service}",
         )
         if isinstance(error, AbsentError):
@@ -857,23 +877,26 @@ class Route:
         return best
 
     def most_calls(self, stream: Stream) -> int | None:
-        """The calls that a pod may have to get one more, since another pod has as many.
+        """The number of calls up to which this pod may take one more: another pod has so many.
 
-        `None`: it gets the call anyway.
+        `None`: there is no other pod.
         """
         streams, location = self._streams, self._location  # another thread may put others there
         urls = () if location is None else location.urls
-        others = [streams[url] for url in urls if url in streams]
-        return min((other.load for other in others if other is not stream), default=None)
+        open_streams = [streams[url] for url in urls if url in streams]
+        return min(
+            (open_stream.load for open_stream in open_streams if open_stream is not stream),
+            default=None,
+        )
 
     def _take(self, backoff: Backoff) -> Stream:
-        """A stream of all calls, or where there is a scaler one for a single call."""
+        """The stream that calls share, or with a scaler a stream for a single call."""
         with self._connecting:
             stream = self.stream()
             if stream is not None:
                 return stream
             location = self._location
-            if location is None or not location.token:  # who may not call is told why
+            if location is None or not location.token:  # the error names a missing right
                 location = self._ask()
             scaler = location.scaler
             if scaler is None:
@@ -886,7 +909,7 @@ class Route:
             raise
 
     def _connect(self, location: Location, backoff: Backoff) -> Stream:
-        """Connect to every pod that there is no stream to; one of the streams."""
+        """Connect to every pod without a stream; returns one of the streams."""
         called, ordinal = location.called, self.ordinal
         if called is not None and ordinal is not None and called.leaves_out(ordinal):
             self._location = None
@@ -910,21 +933,21 @@ class Route:
         self._leaving += [old for old in self._streams.values() if old not in reached.values()]
         self._leaving = [old for old in self._leaving if old.calls]
         self._streams = reached
-        # Pods that were not reached are left out until the controller is asked again (`_look`).
-        self._location = found = location.only(reached) if reached else None
-        is_whole = found is None or found.is_whole or self.ordinal is not None
-        self._look_at = None if is_whole else time.monotonic() + LOOK_AGAIN
+        # Pods that were not reached are left out until `_connect_missing_pods`.
+        self._location = reachable = location.only(reached) if reached else None
+        is_whole = reachable is None or reachable.is_whole or self.ordinal is not None
+        self._check_pods_at = None if is_whole else time.monotonic() + POD_CHECK_INTERVAL
         if not reached:
             raise error
         return next(iter(reached.values()))
 
-    def _look(self) -> None:
-        """Connect to pods that were away, in a thread: calls go to the others meanwhile."""
+    def _connect_missing_pods(self) -> None:
+        """Connect to missing pods, in a thread: calls go to the other pods meanwhile."""
         with self._connecting:
             try:
                 self._connect(self._ask(), Backoff(_ATTEMPT))
             except (*TRANSIENT, KubetorchError):
-                self._look_at = time.monotonic() + LOOK_AGAIN
+                self._check_pods_at = time.monotonic() + POD_CHECK_INTERVAL
         if self.is_closed:
             self.close(is_torn_down=self._is_torn_down)
 
@@ -951,15 +974,15 @@ class Route:
             if self._attempt is attempt:
                 self._attempt = None
             requests, attempt.requests = attempt.requests, {}
-        # The stream of an autoscaled service is for one call; the others ask for their own.
-        own = stream if stream is not None and stream.is_single else None
+        # The stream of an autoscaled service is for one call; other requests begin again.
+        single_stream = stream if stream is not None and stream.is_single else None
         for request in requests:
-            request.deliver(Connected(own, error, attempt.backoff.is_spent))
-            own = None
-        if own is not None:
-            own.close()
+            request.deliver(Connected(single_stream, error, attempt.backoff.is_spent))
+            single_stream = None
+        if single_stream is not None:
+            single_stream.close()
 
 
-def _if_there(location: Location) -> Location | None:
-    """A location that has a URL; without one the controller is to be asked."""
+def _if_reachable(location: Location) -> Location | None:
+    """The location if it has a URL; `None` has the controller asked."""
     return location if location.urls else None

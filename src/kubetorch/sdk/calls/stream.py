@@ -1,14 +1,14 @@
 """The client's end of one call stream: a WebSocket to one pod, shared by all callers of a process.
 
     caller ── start ──► Sender ──► socket ──► agent
-    caller ◄── event ── PendingCall ◄── whoever reads ◄── socket
+    caller ◄── event ── PendingCall ◄── reading thread ◄── socket
 
-There is no event loop: callers write to the socket themselves, and a blocking caller that finds
-nobody reading reads for itself until its call has an answer, which saves a switch of threads.
-Otherwise the stream's own thread reads: for coroutines, for many callers at once, and while nobody
-waits, so that pings are answered and the end of a connection is noticed.
+There is no event loop: callers write to the socket themselves, and a blocking caller reads for
+itself until its call has an answer, unless another thread reads; that saves a switch of threads.
+Otherwise the stream's own thread reads: for coroutines, for many callers at once, and while no
+caller waits, so that pings are answered and the end of a connection is noticed.
 
-What survives a broken connection, and how, is `kubetorch.wire.frames`'s.
+`kubetorch.wire.frames` describes how calls survive a broken connection.
 """
 
 from __future__ import annotations
@@ -79,14 +79,14 @@ def dial(
     timeout: float,
     transport: PodTransport = DIRECT,
 ) -> tuple[socket.socket, bytes]:
-    """A blocking socket on which WebSocket frames follow, and what was read of them already."""
+    """A blocking socket on which WebSocket frames follow, and their first bytes, read already."""
     parts = urlsplit(base)
     deadline = time.monotonic() + timeout
     sent = {**headers, **transport.headers(base)}
     handshake = websocket_protocol.ClientHandshake(
         sent.pop("Host", parts.netloc), parts.path.rstrip("/") + path, sent.items()
     )
-    # The answer may take long, where a pod is made first; a host that is there takes connections.
+    # The answer may take long, where a pod is made first; connecting to a host does not.
     connection = transport.connect(base, min(timeout, CONNECT_TIMEOUT))
     try:
         connection.settimeout(timeout)
@@ -103,15 +103,15 @@ def dial(
 def _receive(
     connection: socket.socket, deadline: float, handshake: websocket_protocol.ClientHandshake
 ) -> bytes:
-    left = deadline - time.monotonic()
+    seconds_left = deadline - time.monotonic()
     try:
-        if left <= 0:
+        if seconds_left <= 0:
             raise TimeoutError("the server did not answer in time")
-        connection.settimeout(left)
+        connection.settimeout(seconds_left)
         return connection.recv(65536)
     except OSError:
         if handshake.is_refused:
-            return b""  # what came of the refusal says enough
+            return b""  # the received part of the refusal is enough
         raise
 
 
@@ -122,10 +122,10 @@ MOST_ASLEEP: Final = 1023
 
 
 class SpinHistory:
-    """Decides if staying awake is worth it, judged by how it went so far.
+    """Decides if staying awake is worth it, judged by earlier waits.
 
-    Each time that it was in vain doubles how many waits then sleep at once, each time that it was
-    not halves it. So what takes long costs next to nothing, and so does a machine that is too busy.
+    A wait that stayed awake in vain doubles the number of waits that sleep at once from then on, a
+    successful one halves it. So long calls cost next to nothing, and so do calls on a busy machine.
     """
 
     def __init__(self) -> None:
@@ -133,7 +133,7 @@ class SpinHistory:
         self._asleep = 0
 
     def is_favourable(self) -> bool:
-        """True if this wait is worth staying awake; to be asked once at each wait."""
+        """True if this wait is to stay awake; to be called once for each wait."""
         if not self._asleep:
             return True
         self._asleep -= 1
@@ -150,10 +150,10 @@ class SpinHistory:
 class Poller:
     """Waits until a socket can be read.
 
-    A small call to a pod near by takes hardly longer than the kernel takes to wake all that it goes
-    through: tens of µs each, more on a core that is idle. A caller that stays awake need not be
-    woken, and keeps its core from idling. Others that want the core go first (`sched_yield`). Of a
-    program's threads one at a time stays awake, since they share the interpreter's lock.
+    A small call to a pod near by takes hardly longer than the kernel takes to wake the processes on
+    its way: tens of µs each, more on an idle core. A caller that stays awake need not be woken, and
+    keeps its core from idling. Other processes that want the core go first (`sched_yield`). One
+    thread of a program at a time stays awake, since threads share the interpreter's lock.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -162,7 +162,7 @@ class Poller:
         self._history = SpinHistory()
 
     def wait(self, timeout: float, *, may_stay_awake: bool) -> bool:
-        """True if there is something to read within `timeout` seconds."""
+        """True if there are bytes to read within `timeout` seconds."""
         is_tried = may_stay_awake and _has_room() and self._history.is_favourable()
         if is_tried and _turn.acquire(blocking=False):
             try:
@@ -189,11 +189,11 @@ def _has_room() -> bool:
     return len(processes.usable()) > 1 and processes.quota() >= 1
 
 
-#: Held by the thread that stays awake. A child that is forked meanwhile does without.
+#: Held by the thread that stays awake. A child that is forked meanwhile never stays awake.
 _turn = threading.Lock()
 
 
-#: Seconds for which a peer that has sent something is taken for alive.
+#: Seconds for which a peer counts as alive after it has sent bytes.
 _RECENT = 0.005
 _PEEK = socket.MSG_PEEK | socket.MSG_DONTWAIT
 
@@ -213,11 +213,11 @@ class Link:
         self._poller = Poller(connection)
         self._ping = ping
         self._ping_after = ping_after
-        self._heard = self._pinged = time.monotonic()
+        self._last_received = self._pinged = time.monotonic()
         self.is_waiting = False
 
     def begin(self, rest: bytes, is_done: Callable[[], bool], *, timeout: float) -> None:
-        """Read until something has happened."""
+        """Read until `is_done`."""
         self._connection.settimeout(timeout)
         self._parser.feed(rest)
         while not is_done():
@@ -226,7 +226,7 @@ class Link:
         self._connection.settimeout(None)
 
     def read(self, timeout: float, *, may_stay_awake: bool = False) -> None:
-        """Read what is there, or comes in time."""
+        """Read the bytes that have arrived, or arrive in time."""
         self.is_waiting = True
         is_readable = self._poller.wait(timeout, may_stay_awake=may_stay_awake)
         self.is_waiting = False
@@ -237,12 +237,12 @@ class Link:
             size = self._connection.recv_into(self._parser.get_buffer(), 0, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return
-        self._heard = time.monotonic()
+        self._last_received = time.monotonic()
         self._take(size)
 
     def was_closed(self) -> bool:
         """True if the peer closed the connection and has sent nothing for a while."""
-        if time.monotonic() - self._heard < _RECENT:
+        if time.monotonic() - self._last_received < _RECENT:
             return False
         try:
             return not self._connection.recv(1, _PEEK)
@@ -261,10 +261,10 @@ class Link:
 
     def _check_silence(self) -> None:
         now = time.monotonic()
-        silence = now - self._heard
+        silence = now - self._last_received
         if silence >= 2 * self._ping_after:
             raise TimeoutError(f"the agent has been silent for {silence:.0f} s")
-        if now - max(self._heard, self._pinged) >= self._ping_after:
+        if now - max(self._last_received, self._pinged) >= self._ping_after:
             self._pinged = now
             self._ping()
 
@@ -298,7 +298,7 @@ class Incoming:
         call = self.calls.get(number)
         if kind != _DATA or meta_length or call is None:
             return None
-        return call.place(length - len(head))
+        return call.next_memory(length - len(head))
 
     def on_placed(self, head: bytes, rest: memoryview) -> None:
         kind, _, _, meta_length, number = frames.HEADER.unpack_from(head)
@@ -308,7 +308,7 @@ class Incoming:
         if kind != _DATA:
             self._dispatch(kind, number, rest[:meta_length], rest[meta_length:])
         elif call is not None:
-            self._placed(call, len(rest))
+            self._note_received(call, len(rest))
         size = len(head) + len(rest)
         if kind not in _UNCOUNTED and (self.inbox.count(size) or self._is_due):
             self._acknowledge()
@@ -336,12 +336,12 @@ class Incoming:
             if not call.is_abandoned:
                 call.deliver(Event(call, kind, frames.decode_meta(kind, meta), None, len(meta)))
         elif kind == _DATA:
-            place = call.place(len(payload))
-            if place is not None:
-                place[:] = payload
-                self._placed(call, len(payload))
+            memory = call.next_memory(len(payload))
+            if memory is not None:
+                memory[:] = payload
+                self._note_received(call, len(payload))
         elif kind in (_ACCEPTED, _QUEUED, _BEGUN):
-            self._news(call, kind)
+            self._report_state(call, kind)
         elif kind == _PROGRESS:
             report: Any = frames.decode_meta(kind, meta)
             call.report(report)
@@ -360,8 +360,8 @@ class Incoming:
             self._release(call)
             self._end(call)
 
-    def _news(self, call: PendingCall, kind: int) -> None:
-        """What becomes of a call before it says anything."""
+    def _report_state(self, call: PendingCall, kind: int) -> None:
+        """Report that a call was accepted, was queued or has begun."""
         if kind == _ACCEPTED:
             self._release(call)
         if not call.is_abandoned:
@@ -380,9 +380,9 @@ class Incoming:
         elif kind not in frames.KINDS:
             raise ProtocolError(f"a frame of unknown kind {kind}")
 
-    def _placed(self, call: PendingCall, size: int) -> None:
-        is_whole, grant = call.placed(size)
-        # The agent lets go of the value; not waiting for more frames to acknowledge.
+    def _note_received(self, call: PendingCall, size: int) -> None:
+        is_whole, grant = call.note_received(size)
+        # The agent keeps the value until it is acknowledged, so this does not wait for more frames.
         self._is_due = is_whole
         if is_whole and call.is_result:
             self._release(call)
@@ -397,7 +397,7 @@ class Incoming:
     def _end(self, call: PendingCall) -> None:
         self.calls.pop(call.number, None)
         if call.upload is not None:
-            # A call that was refused does not want the rest of its arguments.
+            # A refused call does not need the rest of its arguments.
             self._sender.drop_upload(call.number)
 
     def _acknowledge(self) -> None:
@@ -413,8 +413,8 @@ class Incoming:
 PING_AFTER = 10.0
 #: Seconds that a farewell waits for a connection that broke and is being made again.
 _FAREWELL = 1.0
-_GLANCE = 0.005
-#: Seconds after which it is not known any more how many calls of others a pod has.
+_POLL_SECONDS = 0.005
+#: Seconds for which a pod's number of calls, those of other programs included, is valid.
 LOAD_AGE = 1.0
 #: Seconds without a caller that reads for itself after which the stream's thread reads.
 _IDLE = 0.1
@@ -440,13 +440,13 @@ class Stream:
         self.accepts_calls = False
         self.pod = ""
         self.incarnation = ""
-        #: Whether the agent says of detached calls that it has them.
+        #: True if the agent confirms that it has a detached call.
         self.confirms = False
-        #: Codecs that the agent has beside those that every agent has.
+        #: Codecs of the agent beyond those of every agent.
         self.codecs: tuple[str, ...] = ()
-        #: Whether the agent knows items of maps, and gives back what it has not begun.
+        #: True if the agent knows items of maps, and gives back items that have not begun.
         self.lines_up = False
-        # Calls that the pod said that it has, also those of others, and when.
+        #: The number of calls that the pod reported, those of other programs included, and when.
         self._load, self._load_said = 0, 0.0
         self._reconnect = reconnect
         self._ping_after = ping_after
@@ -456,26 +456,26 @@ class Stream:
         self.calls = self._incoming.calls
         self._link: Link | None = None
         self._is_closing = False
-        # A connection that the agent has not said anything on yet.
+        #: A connection without a WELCOME of the agent yet.
         self._candidate: socket.socket | None = None
         self._has_thread = False
-        # Whoever reads holds it.
+        #: Held by the thread that reads.
         self._reading = threading.Lock()
         self._turns = 0
-        self._is_wanted = False
+        self._has_waiting_caller = False
         self._wake: SimpleQueue[None] = SimpleQueue()
 
     # --------------------------------------------------------------------------------- callers
 
     @property
     def load(self) -> int:
-        """Calls that the pod has, as far as is known."""
-        own = len(self.calls)
+        """The number of calls that the pod has, as far as is known."""
+        own_calls = len(self.calls)
         is_known = time.monotonic() - self._load_said < LOAD_AGE
-        return max(own, self._load) if is_known else own
+        return max(own_calls, self._load) if is_known else own_calls
 
     def note_load(self, calls: int) -> None:
-        """The pod said how many calls it has."""
+        """Note the number of calls that the pod reported."""
         self._load, self._load_said = calls, time.monotonic()
 
     def prepare(self, deliver: Callable[[Event], None]) -> PendingCall:
@@ -492,7 +492,7 @@ class Stream:
     ) -> None:
         """Open a call, or attach to one. Whatever this raises, the call can be cancelled.
 
-        The stream's own thread reads what comes, unless the caller `reads`.
+        The stream's own thread reads the answer, unless the caller `reads`.
         """
         number = call.number
         pieces: Sequence[Buffer] = ()
@@ -509,7 +509,7 @@ class Stream:
         frame = Frame(message(frames.encode(kind, number, meta), pieces, size), call=call)
         link = self._link
         if link is not None and not self._reading.locked() and link.was_closed():
-            # Nobody read, so nobody noticed. What is sent now would be lost.
+            # No thread read, so none noticed it. Frames that are sent now would be lost.
             self._sender.detach()
         self.calls[number] = call
         self._sender.submit(frame)
@@ -524,18 +524,18 @@ class Stream:
     def wait(
         self, call: PendingCall, events: SimpleQueue[_T], deadline: float | None = None
     ) -> _T | None:
-        """The next event of a call that delivers to `events`; nothing at the deadline."""
-        held: list[bool] = []
+        """The next event of a call that delivers to `events`; `None` at the deadline."""
+        acquisitions: list[bool] = []
         try:
             # See `Sender`: a lock is never held without being noted.
-            held.extend(map(self._reading.acquire, AT_ONCE))
-            if held[0]:
+            acquisitions.extend(map(self._reading.acquire, AT_ONCE))
+            if acquisitions[0]:
                 self._turns += 1
                 self._read_until(events, deadline)
             else:
-                self._is_wanted = True
+                self._has_waiting_caller = True
         finally:
-            if held and held[0]:
+            if acquisitions and acquisitions[0]:
                 self._reading.release()
                 if self._link is None or len(self.calls) > (call.number in self.calls):
                     self._wake.put(None)
@@ -546,18 +546,18 @@ class Stream:
         except Empty:
             return None
 
-    def stir(self) -> None:
-        """Have whoever reads look up: the agent answers this."""
+    def end_wait(self) -> None:
+        """Have the reading thread check its events: the agent answers this ping."""
         self._ping()
 
-    def took(self, event: Event) -> None:
-        """Its caller has an event: once it is enough, the agent may send as many bytes again."""
-        grant = event.call.take(event.weight)
+    def note_taken(self, event: Event) -> None:
+        """Note that the caller has an event; from time to time the agent gets credit for more."""
+        grant = event.call.note_taken(event.weight)
         if grant:
             self._sender.submit(credit(event.call.number, grant))
 
     def cancel(self, call: PendingCall, reason: str = "", *, abandons: bool = True) -> None:
-        """Have a call end in its pod; nothing of it is wanted any more, unless not `abandons`."""
+        """Have a call end in its pod; with `abandons` its further events are dropped."""
         if call.is_abandoned or call.number not in self.calls:
             return
         call.is_abandoned = abandons
@@ -566,7 +566,7 @@ class Stream:
         self._sender.cancel(call, frame, lambda: self.calls.pop(call.number, None))
 
     def take_back(self, call: PendingCall) -> None:
-        """Have a call refused by its pod, unless it has begun; it is told as any other refusal."""
+        """Have a call refused by its pod, unless it has begun."""
         if call.is_abandoned or call.number not in self.calls:
             return
         meta = frames.Cancel(unless_begun=True)
@@ -577,7 +577,7 @@ class Stream:
 
     @property
     def received(self) -> int:
-        """Counted frames that have arrived from this incarnation of the agent."""
+        """The number of counted frames from this incarnation of the agent."""
         return self._incoming.inbox.received
 
     @property
@@ -591,7 +591,7 @@ class Stream:
         self._candidate = connection
         try:
             link.begin(rest, lambda: self._candidate is None, timeout=timeout)
-        except BaseException:  # Ctrl-C too: the connection is nobody's
+        except BaseException:  # Ctrl-C too: the connection has no owner
             self._sender.detach()
             link.close()
             raise
@@ -627,11 +627,11 @@ class Stream:
         self._sender.attach(connection, welcome.received if is_known else 0, self.calls)
 
     def on_goaway(self) -> None:
-        """The agent takes no more calls; those that run go on."""
+        """Open no more calls here, as the agent asks; running calls go on."""
         self.accepts_calls = False
 
     def _lose_written(self, *, is_known: bool) -> None:
-        """The agent knows nothing of what was written to it, or to the one before it."""
+        """Fail the calls that were sent to an agent that does not have them any more."""
         for call in list(self.calls.values()):
             if not (call.was_written or call.is_abandoned):
                 continue
@@ -662,11 +662,11 @@ class Stream:
     def close(self, error: Exception | None = None) -> None:
         """Close: the agent cancels this client's calls, which end with `error`."""
         if self.calls:
-            # A connection that just broke may be made again at once, to say goodbye on it.
+            # A connection that just broke may be made again at once, for the farewell.
             # Not with an Event: a signal handler that raises in its methods can leave it locked.
             end = time.monotonic() + _FAREWELL
             while self._link is None and time.monotonic() < end:
-                time.sleep(_GLANCE)
+                time.sleep(_POLL_SECONDS)
         # The agent's answer to the farewell is no reason to connect again.
         self._is_closing = True
         self._sender.submit(
@@ -700,13 +700,13 @@ class Stream:
                 self.end(KubetorchError("the thread that reads a stream ended"))
 
     def _serve(self) -> bool:
-        """Read as long as it is this thread's turn; whether there is more to do."""
+        """Read as long as it is this thread's turn; false when the stream has ended."""
         self._stand_by()
         try:
             while self._read_some(self._ping_after):
-                if self._is_wanted and not self.calls:
+                if self._has_waiting_caller and not self.calls:
                     # The next caller can read for itself.
-                    self._is_wanted = False
+                    self._has_waiting_caller = False
                     return True
         finally:
             self._reading.release()
@@ -718,7 +718,7 @@ class Stream:
         return self._link is not None
 
     def _stand_by(self) -> None:
-        """Wait until somebody has to read, and nobody else does."""
+        """Wait until this thread has to read, since no caller does."""
         turns = -1
         while turns != self._turns:
             turns = self._turns
@@ -745,7 +745,7 @@ class Stream:
                 return
 
     def _read_some(self, timeout: float, *, may_stay_awake: bool = False) -> bool:
-        """Read what is there, or comes in time; false when there is no connection any more."""
+        """Read the bytes that arrive in time; false when there is no connection any more."""
         link = self._link
         if link is None:
             return False
@@ -756,7 +756,7 @@ class Stream:
         except (websocket_protocol.WebSocketError, ProtocolError) as error:
             self.end(ProtocolError(f"the agent broke the protocol: {error}"))
         except BaseException:
-            # A signal handler raised: what was read is lost, and comes again by resuming.
+            # A signal handler raised: the bytes that were read are lost; resuming repeats them.
             if not link.is_waiting:
                 self._disconnect()
             raise

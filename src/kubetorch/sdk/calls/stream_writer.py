@@ -1,14 +1,14 @@
-"""The calls that are under way on a stream, and its writing end, where nobody waits to write.
+"""The calls that are under way on a stream, and its writing end, on which no caller waits.
 
     any thread ── operations ──┐
-                               ├── drained by whoever holds the lock ── socket
+                               ├── drained by the holder of the lock ── socket
     large payloads ── chunks ──┘
 
-A `PendingCall` is one call on one stream: its frames, its payload out, its value in. What is to be
-sent goes into a queue, and whoever gets the lock writes all of it, the others' too: so no caller
-waits for another one's bytes, and small frames of many callers travel together. Writing never
-blocks. When the kernel has no room, or a payload is longer than a frame, a writer thread goes on;
-it exists only while there is something left to write.
+A `PendingCall` is one call on one stream: its frames, its payload out, its value in. Frames go into
+a queue, and the thread that gets the lock writes all of them, those of other threads, too: so no
+caller waits for another caller's bytes, and small frames of many callers travel together. Writing
+never blocks. When the kernel has no room, or a payload is longer than a frame, a writer thread goes
+on; it exists only while there is something to write.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def credit(call: int, size: int) -> Frame:
     return Frame(message(frames.encode(frames.Kind.CREDIT, call, frames.Credit(size))))
 
 
-#: Pieces of one chunk that are handed to the kernel as they are; more are put together first.
+#: Pieces of one chunk that go to the kernel as they are; more are joined first.
 _PIECES = 64
 
 
@@ -78,7 +78,7 @@ class Upload:
         segments: Sequence[codecs.Segment],
         total: int,
     ) -> None:
-        #: Frames of the stream up to the last chunk that was taken.
+        #: The number of frames of the stream up to the last chunk of this payload.
         self.frames = 0
         self.number = number
         self._segments = segments
@@ -86,11 +86,11 @@ class Upload:
         self.rewind()
 
     def rewind(self) -> None:
-        """Begin again: the end that received what was sent is gone."""
+        """Send all of it once more: the end that received the first bytes is gone."""
         self._pieces: Iterator[Buffer] = iter(codecs.join(self._segments))
         self._piece = memoryview(b"")
-        self._left = self._total
-        self._room = frames.WINDOW
+        self._remaining_bytes = self._total
+        self._room_bytes = frames.WINDOW
 
     def forget(self) -> None:
         """Release the user's memory."""
@@ -100,33 +100,35 @@ class Upload:
 
     @property
     def is_done(self) -> bool:
-        return self._left == 0
+        return self._remaining_bytes == 0
 
     @property
     def can_send(self) -> bool:
         """True if there is room for the next chunk."""
-        return self._left > 0 and self._room >= min(frames.CHUNK, self._left)
+        return self._remaining_bytes > 0 and self._room_bytes >= min(
+            frames.CHUNK, self._remaining_bytes
+        )
 
     def grant(self, size: int) -> None:
-        self._room += size
+        self._room_bytes += size
 
-    def take(self) -> list[Buffer]:
-        want = min(frames.CHUNK, self._left)
-        self._left -= want
-        self._room -= want
+    def take_chunk(self) -> list[Buffer]:
+        missing_bytes = min(frames.CHUNK, self._remaining_bytes)
+        self._remaining_bytes -= missing_bytes
+        self._room_bytes -= missing_bytes
         parts: list[Buffer] = []
-        while want:
+        while missing_bytes:
             if not self._piece:
                 self._piece = memoryview(next(self._pieces))
                 continue
-            part, self._piece = self._piece[:want], self._piece[want:]
+            part, self._piece = self._piece[:missing_bytes], self._piece[missing_bytes:]
             parts.append(part)
-            want -= len(part)
+            missing_bytes -= len(part)
         return parts if len(parts) <= _PIECES else [b"".join(parts)]
 
 
 class Uploads:
-    """The payloads of a stream that are on their way; those that have room take turns."""
+    """The payloads that a stream sends; those for which the other end has room take turns."""
 
     def __init__(self) -> None:
         self._by_number: dict[int, Upload] = {}
@@ -174,13 +176,13 @@ class Uploads:
         self._ready.clear()
 
 
-#: Kinds of events that no frame stands for: the stream lost the call, its deadline passed.
+#: Kinds of events without a frame: the stream lost the call, the deadline of the call passed.
 LOST, EXPIRED = -1, -2
 
 #: Bytes of room that are granted together.
 GRANT = frames.WINDOW // 4
 #: Bytes of one yielded value that are granted only when the program takes the value.
-_HELD = frames.WINDOW // 2
+_WITHHELD_BYTES = frames.WINDOW // 2
 #: A payload from this size on lies in memory of its own, aligned as pages are.
 _MAPPED = 1024 * 1024
 #: Reports of progress that wait for their reader; the oldest go first.
@@ -206,7 +208,7 @@ class PendingCall:
     _filled = 0
     _kind = 0
     _meta: Any = None
-    # Bytes not granted again yet: what the reader took in, and what the program took out.
+    # Bytes that are not granted again yet: received ones, and ones that the program took.
     _granting = 0
     _taken = 0
 
@@ -217,11 +219,13 @@ class PendingCall:
     # ---------------------------------------------------------------------- the reading thread
 
     def begin(self, kind: int, meta: frames.Result | frames.Yield, payload: memoryview) -> bool:
-        """A RESULT or YIELD frame; whether its value is complete."""
+        """Begin the value of a RESULT or YIELD frame; true if it is complete."""
         total = meta.body.total
         if len(payload) == total:
             if not self.is_abandoned:
-                self.deliver(Event(self, kind, meta, bytearray(payload), min(total, _HELD)))
+                self.deliver(
+                    Event(self, kind, meta, bytearray(payload), min(total, _WITHHELD_BYTES))
+                )
             return True
         if payload or total <= 0:
             raise ProtocolError(f"a frame with {len(payload)} of {total} bytes of payload")
@@ -229,7 +233,7 @@ class PendingCall:
         self._buffer = _allocate(total)
         return False
 
-    def place(self, size: int) -> memoryview | None:
+    def next_memory(self, size: int) -> memoryview | None:
         """The memory for the next bytes of payload; `None` without memory for them."""
         buffer = self._buffer
         if buffer is None and self.is_abandoned:
@@ -238,12 +242,12 @@ class PendingCall:
             raise ProtocolError(f"{size} bytes of payload that do not belong to a value")
         return buffer[self._filled : self._filled + size]
 
-    def placed(self, size: int) -> tuple[bool, int]:
-        """Note bytes of payload; returns if the value is complete, and what to grant."""
+    def note_received(self, size: int) -> tuple[bool, int]:
+        """Note received bytes; returns whether the value is complete, and the bytes to grant."""
         if self._buffer is None:
             return False, 0
-        held = 0 if self._kind == Kind.RESULT else min(_HELD, len(self._buffer))
-        before = max(self._filled, held)
+        withheld_bytes = 0 if self._kind == Kind.RESULT else min(_WITHHELD_BYTES, len(self._buffer))
+        before = max(self._filled, withheld_bytes)
         self._filled += size
         self._granting += max(self._filled - before, 0)
         grant = 0
@@ -253,13 +257,13 @@ class PendingCall:
             return False, grant
         buffer, self._buffer = self._buffer, None
         if not self.is_abandoned:
-            self.deliver(Event(self, self._kind, self._meta, buffer, held))
+            self.deliver(Event(self, self._kind, self._meta, buffer, withheld_bytes))
         self._meta = None
         return True, grant
 
     @property
     def is_result(self) -> bool:
-        """True if the value that is being put together is the result."""
+        """True if the value that is being received is the result."""
         return self._kind == Kind.RESULT
 
     def report(self, progress: frames.Progress) -> None:
@@ -274,14 +278,14 @@ class PendingCall:
             self.deliver(Event(self, Kind.PROGRESS, None, None, 0))
 
     def lose(self, error: Exception) -> None:
-        """The stream cannot say any more how the call ends."""
+        """The stream will not receive the end of the call."""
         if not self.is_abandoned:
             self.deliver(Event(self, LOST, error, None, 0))
 
     # ------------------------------------------------------------------------------- the owner
 
-    def take(self, weight: int) -> int:
-        """The program took an event of this weight; what to grant."""
+    def note_taken(self, weight: int) -> int:
+        """The program took an event of this weight; returns the bytes to grant."""
         self._taken += weight
         if self._taken < GRANT:
             return 0
@@ -306,7 +310,7 @@ _FLAGS = socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0)
 _BATCH = 512
 #: Seconds that the writer thread stays without work.
 _LINGER = 5.0
-#: Milliseconds after which a wait for room looks again whether the connection is still the same.
+#: Milliseconds after which a wait for room checks whether the connection is still the same.
 _ROOM_WAIT = 1000
 
 #: Arguments of a lock's `acquire` that does not wait.
@@ -321,11 +325,13 @@ class Sender:
         self._operations: deque[Frame | Callable[[], None]] = deque()
         self._outbox = Outbox()
         self._socket: socket.socket | None = None
-        # What the kernel had no room for.
+        #: Bytes that the kernel had no room for.
         self._backlog: deque[memoryview] = deque()
         self._uploads = Uploads()
         self._has_thread = False
+        #: Wakes the writer thread.
         self._signals: SimpleQueue[None] = SimpleQueue()
+        #: The error of all calls, once the stream sends nothing more.
         self._end: Exception | None = None
 
     @property
@@ -347,10 +353,10 @@ class Sender:
         self.submit(grant)
 
     def cancel(self, call: PendingCall, frame: Frame, on_unsent: Callable[[], object]) -> None:
-        """Send no more payload of a call, and a frame that says so."""
+        """Send no more payload of a call, but a frame that cancels the call."""
 
         def cancel() -> None:
-            # What opens the call was queued before this, if it ever was.
+            # The frame that opens the call was queued before this, if at all.
             if call.opening is None:
                 on_unsent()
                 return
@@ -380,11 +386,11 @@ class Sender:
             if received <= outbox.sent:
                 outbox.ack(received)
             else:
-                self._detach()  # it counts wrong, which resuming finds out
+                self._detach()  # the other end counts wrong, which resuming will show
 
         self.submit(acknowledge)
 
-    # --------------------------------------------------------------------- from who connects
+    # ------------------------------------------------------------ from the thread that connects
 
     def attach(
         self, connection: socket.socket, received: int, calls: Mapping[int, PendingCall]
@@ -402,7 +408,7 @@ class Sender:
         self._settle()
 
     def restart(self, calls: Mapping[int, PendingCall]) -> None:
-        """Forget all that was sent, but for these calls, which a new end is to get from scratch."""
+        """Forget all sent frames, but send these calls from their beginning to a new end."""
         with self._lock:
             self._forget()
             for call in list(calls.values()):
@@ -414,7 +420,7 @@ class Sender:
                     self._uploads.begin(call.upload)
 
     def detach(self) -> None:
-        """The connection is gone; what is sent from now on waits for the next one."""
+        """The connection is gone; frames wait for the next one."""
         with self._lock:
             self._detach()
 
@@ -445,16 +451,16 @@ class Sender:
 
     def _settle(self) -> None:
         while self._operations:
-            held: list[bool] = []
+            acquisitions: list[bool] = []
             try:
                 # A signal handler that raises runs between two instructions of Python, never inside
                 # this one: so the lock is never held without being noted.
-                held.extend(map(self._lock.acquire, AT_ONCE))
-                if not held[0]:
+                acquisitions.extend(map(self._lock.acquire, AT_ONCE))
+                if not acquisitions[0]:
                     return  # its holder looks at the queue after letting go
                 self._drain()
             finally:
-                if held and held[0]:
+                if acquisitions and acquisitions[0]:
                     self._lock.release()
 
     def _drain(self) -> None:
@@ -473,7 +479,7 @@ class Sender:
             if buffers:
                 is_sent = self._write(buffers)
         except BaseException:
-            # A signal handler raised: what of it was written is unknown, and found out by resuming.
+            # A signal handler raised: resuming will show which bytes were written.
             first = operations[0] if operations else None
             if isinstance(first, Frame) and self._outbox.last is first.parts:
                 operations.popleft()
@@ -502,7 +508,7 @@ class Sender:
                 self._kick_if_busy()
 
     def _write(self, buffers: list[Buffer]) -> bool:
-        """Write now or later; false when nothing of it can have been written."""
+        """Write the buffers now or later; false if none of their bytes can have been written."""
         if self._socket is None:
             return False
         if self._backlog:
@@ -529,7 +535,7 @@ class Sender:
         return True
 
     def _flush(self) -> bool:
-        """Write what waits; whether all of it is written."""
+        """Write the backlog; true if all of it is written."""
         backlog = self._backlog
         while backlog and self._socket is not None:
             batch = [backlog[index] for index in range(min(len(backlog), _BATCH))]
@@ -559,7 +565,7 @@ class Sender:
         self._backlog.clear()
         if connection is not None:
             try:
-                # Whoever reads finds the end of the stream, and connects again.
+                # The reading thread sees the end of the connection, and connects again.
                 connection.shutdown(socket.SHUT_RDWR)
             except OSError:
                 return
@@ -581,14 +587,14 @@ class Sender:
     def _run(self) -> None:
         while True:
             with self._lock:
-                full = not self._flush()
-                if not full:
+                is_full = not self._flush()
+                if not is_full:
                     self._send_chunk()
-                    full = bool(self._backlog)
+                    is_full = bool(self._backlog)
                 connection = self._socket
                 is_idle = self._is_idle
             self._settle()
-            if full and connection is not None:
+            if is_full and connection is not None:
                 _wait_for_room(connection)
             elif self._end is not None:
                 return
@@ -609,7 +615,7 @@ class Sender:
         if self._socket is None or not self._uploads.has_ready:
             return
         upload = self._uploads.next()
-        pieces = upload.take()
+        pieces = upload.take_chunk()
         size = sum(map(len, pieces))
         parts = message(frames.pack_header(frames.Kind.DATA, upload.number), pieces, size)
         upload.frames = self._outbox.keep(parts)

@@ -1,4 +1,4 @@
-"""The user's callable as a call needs it, as far as this program has it."""
+"""Describes the callable of a service for calls, from its view and the code of this program."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def describe(
     view: WorkloadView, method: str | None, source: Source | None, logging: LoggingConfig
 ) -> Target:
     spec = view.spec
-    own = None if source is None else source.callable_object
-    function: object = own
-    if own is not None and spec.callable.kind == "cls":
-        function = introspection.attribute(own, method or "__call__")
+    definition = None if source is None else source.callable_object
+    function: object = definition
+    if definition is not None and spec.callable.kind == "cls":
+        function = introspection.attribute(definition, method or "__call__")
     return Target(
         namespace=spec.namespace,
         service=spec.name,
@@ -36,7 +36,7 @@ def describe(
         method=method,
         kind=kind_of(function),
         declared=spec.callable.options_of(method)
-        if own is None
+        if definition is None
         else options.declared_parameters(function),
         modules=local_modules(spec.callable, is_script=source is not None and source.is_script),
         allowed=spec.compute.allowed_serialization,
@@ -47,7 +47,7 @@ def describe(
         is_bounded=spec.compute.concurrency is not None,
         is_distributed=spec.compute.distribution is not None,
         origin=None if spec.origin is None else spec.origin.key,
-        where=None if source is None or inpod.is_worker() else source.locate(),
+        project=None if source is None or inpod.is_worker() else source.locate(),
     )
 
 
@@ -73,12 +73,12 @@ def is_served(view: WorkloadView) -> bool:
 
 
 def is_failed(view: WorkloadView) -> bool:
-    """True if no pod takes calls, nor will one soon that only has to connect again."""
+    """True if the service failed and no pod takes calls."""
     return view.status == "Failed" and view.failure is not None and not is_served(view)
 
 
 def failure_of(view: WorkloadView, source: Source | None) -> Exception:
-    """Why a service serves no calls, as its deploy said it."""
+    """The error of the deploy because of which a service serves no calls."""
     is_script = source is not None and source.is_script
     modules = local_modules(view.spec.callable, is_script=is_script)
     return exceptions.rebuild(exceptions.parse(view.failure or {}), modules=modules)

@@ -1,7 +1,7 @@
 """The attachments of a workload: its secrets, its volumes, the files that its image copies.
 
-The values of secrets go to the controller here and nowhere else. The spec that comes out of it says
-which secrets and volumes there are, and which version of them.
+The values of secrets go to the controller here and nowhere else. The resulting spec has the names
+and versions of secrets and volumes.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from kubetorch.wire.secrets import Collision, PutSecret, SecretDraft, SecretView
 
 
 def provide(controller: Controller, spec: WorkloadSpec, secrets: Iterable[Secret]) -> WorkloadSpec:
-    """Provide the secrets and volumes of a workload; returns the spec with their present state."""
+    """Store the secrets and make the volumes of a workload; returns the spec with their state."""
     compute, namespace = spec.compute, spec.namespace
-    known = {one.name: _provided(controller, one, namespace) for one in secrets}
-    refs = tuple(known.get(ref.name, ref) for ref in compute.secrets)
-    volumes = tuple(_volume(controller, one, namespace) for one in compute.volumes)
+    ref_by_name = {secret.name: _provided(controller, secret, namespace) for secret in secrets}
+    refs = tuple(ref_by_name.get(ref.name, ref) for ref in compute.secrets)
+    volumes = tuple(_volume(controller, volume, namespace) for volume in compute.volumes)
     return replace(spec, compute=replace(compute, secrets=refs, volumes=volumes))
 
 
 def _provided(controller: Controller, secret: Secret, namespace: str) -> SecretRef:
-    """Upload a secret if its values are here; what pods see of it."""
+    """Upload a secret if its values are here; returns its reference for pods."""
     if secret.namespace not in (None, namespace):
         raise SpecError(
             f"the secret {secret.name!r} is one of namespace {secret.namespace!r}, and pods in "
@@ -73,7 +73,7 @@ def upload_secret(
 
 def _declared(existing: SecretView, secret: Secret) -> SecretRef:
     """A secret that exists, with the keys and the path that were declared."""
-    found = SecretRef(
+    stored_ref = SecretRef(
         name=secret.name,
         object_name=existing.object_name,
         mount_type=existing.mount_type,
@@ -84,19 +84,19 @@ def _declared(existing: SecretView, secret: Secret) -> SecretRef:
     )
     declared = secret.to_ref()
     if declared.all_keys or secret.is_found:
-        return found
+        return stored_ref
     for key in declared.keys:
-        if key not in found.keys:
+        if key not in stored_ref.keys:
             raise SpecError(
                 f"the secret {secret.name!r} exists and has no {key!r}; it has "
-                f"{', '.join(found.keys)}"
+                f"{', '.join(stored_ref.keys)}"
             )
     return replace(
-        found,
+        stored_ref,
         mount_type=declared.mount_type,
-        keys=declared.keys or found.keys,
-        path=declared.path or found.path,
-        renamed=declared.renamed or found.renamed,
+        keys=declared.keys or stored_ref.keys,
+        path=declared.path or stored_ref.path,
+        renamed=declared.renamed or stored_ref.renamed,
     )
 
 
@@ -111,14 +111,14 @@ def _volume(controller: Controller, spec: VolumeSpec, namespace: str) -> VolumeS
     if spec.claim is None:
         create(controller, namespace, spec)
         return spec
-    found = controller.volumes.get(namespace, spec.claim)
-    if found is None:
+    view = controller.volumes.get(namespace, spec.claim)
+    if view is None:
         raise missing(controller, spec.claim, namespace)
     is_default = spec.mount_path == default_mount_path(spec.name)
     return replace(
         spec,
-        mount_path=found.spec.mount_path if is_default else spec.mount_path,
-        access_mode=found.spec.access_mode,
+        mount_path=view.spec.mount_path if is_default else spec.mount_path,
+        access_mode=view.spec.access_mode,
     )
 
 
@@ -127,16 +127,16 @@ def copied_paths(image: ImageSpec) -> tuple[str, ...]:
 
 
 def scan_copies(image: ImageSpec, *, cache: Path) -> tuple[ImageSpec, list[Scan]]:
-    """The image with the digests of what it copies, and where their bytes are."""
-    named, own = copied_paths(image), environment.own_folders()
-    options = Options(cache=cache, link_targets=named, excluded_folders=own)
+    """The image with the digests of the files that it copies, and the scans of these files."""
+    named_paths, own_folders = copied_paths(image), environment.own_folders()
+    options = Options(cache=cache, link_targets=named_paths, excluded_folders=own_folders)
     steps: list[Step] = []
     scans: list[Scan] = []
     for step in image.steps:
         if isinstance(step, CopyStep):
-            found = _scan(step, options)
-            scans.append(found)
-            steps.append(replace(step, digest=found.digest))
+            copy_scan = _scan(step, options)
+            scans.append(copy_scan)
+            steps.append(replace(step, digest=copy_scan.digest))
         else:
             steps.append(step)
     return replace(image, steps=tuple(steps)), scans
@@ -148,6 +148,6 @@ def _scan(step: CopyStep, options: Options) -> Scan:
     if not step.is_folder:
         folder, name = os.path.split(step.source)
         return scanning.scan(Path(folder), replace(options, only=name))
-    # A package leaves at home what a project would; a copy takes all but what it is to leave out.
+    # A package is filtered as a project is; a copy sends all files but those of its own filters.
     filters = None if step.is_package else ignore_rules.parse_filters(step.filter_options or "")
     return scanning.scan(Path(step.source), replace(options, filters=filters))

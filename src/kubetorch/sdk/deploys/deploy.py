@@ -1,11 +1,11 @@
-"""The deploy of one workload: scan, send what is new, follow the events to *ready* or an error.
+"""The deploy of one workload: scan, send new files, follow the events to *ready* or an error.
 
     reach the controller ─┐ (in a thread of its own)
     scan the project ─────┴─> POST deploy ──> Missing: upload, and again
                                          └──> Accepted, (Stage | DeployLog)* ──> Ready | Failed
 
-A controller that ends in the middle, as a local service that is killed, is reached again and told
-the same deploy, by its id. The flow is blocking; `run_async` runs it in a thread. Written as
+After a controller that ends in the middle, such as a killed local service, the same deploy is sent
+again, with its id. The flow is blocking; `run_async` runs it in a thread. Written as
 coroutines for an event loop in the background, it would cost every program that deploys and calls
 from plain threads the import of asyncio, which takes longer than a deploy without changes.
 
@@ -75,11 +75,11 @@ from kubetorch.wire.messages import (
     WorkloadView,
 )
 
-#: How often a deploy is begun: the controller may go away or lack blobs, a file may change.
+#: Attempts of a deploy: the controller may go away or lack blobs, a file may change.
 ATTEMPTS = 6
 # First and longest pause between attempts while a controller is away, in seconds.
 _PAUSES = (0.1, 2.0)
-#: Seconds beyond the `launch_timeout` after which a silent controller is given up.
+#: Seconds beyond the `launch_timeout` that a silent controller gets.
 MARGIN = 30.0
 
 
@@ -88,12 +88,12 @@ class Order:
     """A deploy, as the user ordered it.
 
     Attributes:
-        existing: Names of services to take as they are, if there is one.
-        replace: Whether it may replace somebody else's service.
-        is_named: Whether the user chose the name.
-        callable: What the callable is known by, if that is not its file.
-        on_existing: Called with such a service.
-        on_shown: Called with each line of the user's that was shown.
+        existing: Names of services; one that exists is used as it is.
+        replace: True if it may replace another user's service.
+        is_named: True if the user chose the name.
+        callable: The identity of the callable, if that is not its file.
+        on_existing: Called with a service that is used as it is.
+        on_shown: Called with each line of the user's code that was shown.
     """
 
     source: Source
@@ -118,14 +118,14 @@ class _Bundle:
     init_args: bytes | None
 
     def fresh(self) -> list[str]:
-        """The blobs that the controller does not have yet, as far as can be told here."""
-        own = [] if self.spec.init_args is None else [self.spec.init_args]
-        return [*own, *(digest for scan in self.scans for digest in scan.fresh)]
+        """The blobs that the controller probably does not have yet."""
+        argument_digests = [] if self.spec.init_args is None else [self.spec.init_args]
+        return [*argument_digests, *(digest for scan in self.scans for digest in scan.fresh)]
 
     def packed(self, digests: Iterable[str], bar: Bar) -> Iterator[bytes]:
-        """Blobs as they travel; the bar says how far they have come."""
-        wanted = dict.fromkeys(digests)
-        total, sent = sum(self._stream(digest)[0] for digest in wanted), 0
+        """The compressed blobs; the bar shows the progress of their upload."""
+        unique_digests = dict.fromkeys(digests)
+        total, sent = sum(self._stream(digest)[0] for digest in unique_digests), 0
 
         def counted(pieces: Iterable[bytes]) -> Iterator[bytes]:
             nonlocal sent
@@ -139,7 +139,7 @@ class _Bundle:
             length, pieces = self._stream(digest)
             return length, counted(pieces)
 
-        return transfer.compressed(wanted, stream)
+        return transfer.compressed(unique_digests, stream)
 
     def _stream(self, digest: str) -> tuple[int, Iterable[bytes]]:
         if self.init_args is not None and digest == self.spec.init_args:
@@ -151,15 +151,15 @@ def begin(order: Order, session: Session) -> Deployment:
     spec = order.spec
     check_launchable(spec)
     _warn_of_returns(order)
-    found = origin.find(order.source)
+    code_origin = origin.find(order.source)
     if order.callable is not None:
-        found = replace(found, callable=order.callable)
+        code_origin = replace(code_origin, callable=order.callable)
     order = replace(
         order,
         spec=replace(
             spec,
             callable=replace(spec.callable, code=origin.code_of(order.source)),
-            origin=replace(found, is_named=order.is_named),
+            origin=replace(code_origin, is_named=order.is_named),
         ),
         replace=order.replace or environment.replaces(),
     )
@@ -170,7 +170,7 @@ def begin(order: Order, session: Session) -> Deployment:
 
 
 def _frozen(order: Order, *, is_local: bool) -> Order:
-    """The same deploy, without code of this program: the pods' image has it.
+    """The deploy without code of this program, since the pods' image has the code.
 
     Pods of this machine have no image of their own, and run the project where it lies.
     """
@@ -182,16 +182,16 @@ def _frozen(order: Order, *, is_local: bool) -> Order:
             "since pods here have no image that could have it"
         )
         return order
-    there, app = source.locate(), order.spec.callable.app
+    image_code, app = source.locate(), order.spec.callable.app
     callable_ref = replace(
         order.spec.callable,
         app=None if app is None else replace(app, folder=None),
-        module=there.import_path,
+        module=image_code.import_path,
         project=None,
         root="",
         roots=(),
         source_file=None,
-        remote_dir=there.remote_dir,
+        remote_dir=image_code.remote_dir,
     )
     return replace(order, source=source, spec=replace(order.spec, callable=callable_ref))
 
@@ -206,7 +206,7 @@ class Deployment:
         )
         self._lines.on_shown = order.on_shown
         self._id = os.urandom(16).hex()
-        #: For a controller that is away, or cannot be reached; one of this machine is begun again.
+        #: Patience with a controller that cannot be reached; a local one is started again.
         self._patience = backoff.Patience(
             0.0 if session.is_local else session.transport.patience,
             first=_PAUSES[0],
@@ -216,7 +216,7 @@ class Deployment:
         self._answer: Response | None = None
         self._is_cancelled = False
         self._is_accepted = False
-        # The callable of the service, whose file has it no more.
+        #: The former callable of the service, which its file does not have any more.
         self._renames = ""
 
     async def run_async(self) -> WorkloadView:
@@ -227,7 +227,7 @@ class Deployment:
             return await asyncio.to_thread(self.run)
         except asyncio.CancelledError as interrupt:
             self.cancel()
-            tracebacks.say_what_goes_on(interrupt, self._what_goes_on())
+            tracebacks.explain_interrupt(interrupt, self._interrupt_text())
             raise
 
     def cancel(self) -> None:
@@ -243,19 +243,19 @@ class Deployment:
             with self._lines.bar:
                 return self._run()
         except KeyboardInterrupt as interrupt:
-            tracebacks.say_what_goes_on(interrupt, self._what_goes_on())
+            tracebacks.explain_interrupt(interrupt, self._interrupt_text())
             raise
 
-    def _what_goes_on(self) -> str:
+    def _interrupt_text(self) -> str:
         name = self._order.spec.name
         if not self._is_accepted:
             return f"{name} was not deployed."
         return f"The deploy of {name} goes on: kt status {name}, kt teardown {name}."
 
     def _run(self) -> WorkloadView:
-        found = self._find_existing()
-        if found is not None:
-            return found
+        existing_service = self._find_existing()
+        if existing_service is not None:
+            return existing_service
         bar = self._lines.bar
         bar.update("looking for secrets and volumes")
         self._provide()
@@ -301,28 +301,30 @@ class Deployment:
         )
 
     def _is_renamed(self, error: ServiceTakenError) -> bool:
-        """True if the service is of this project, and its callable is no more in its file."""
-        own = self._order.spec.origin
-        is_own = own is not None and own.name == error.project and ":" in error.callable
+        """True if the service is of this project, and its file lacks its callable now."""
+        code_origin = self._order.spec.origin
+        is_own = (
+            code_origin is not None and code_origin.name == error.project and ":" in error.callable
+        )
         return is_own and not origin.is_defined(self._order.source, error.callable)
 
     def _find_existing(self) -> WorkloadView | None:
-        """A service to take as it is: one that serves calls, or gets a pod when they come."""
+        """A service to use as it is: it serves calls, or gets a pod when they come."""
         order = self._order
         if not order.existing:
             return None
-        found = self._session.find(order.spec.namespace, order.existing)
-        if found is None or not is_served(found):
+        service = self._session.find(order.spec.namespace, order.existing)
+        if service is None or not is_served(service):
             return None
-        order.on_existing(found)
-        return found
+        order.on_existing(service)
+        return service
 
     def _provide(self) -> None:
         """Provide the secrets and volumes of the workload."""
         order = self._order
         if order.secrets or order.spec.compute.volumes:
             spec = self._session.ask(
-                lambda asked: attachments.provide(asked, order.spec, order.secrets)
+                lambda controller: attachments.provide(controller, order.spec, order.secrets)
             )
             self._order = replace(order, spec=spec)
 
@@ -332,31 +334,33 @@ class Deployment:
             from kubetorch.sdk.deploys import notebook  # noqa: PLC0415  # for interactive sessions
 
             notebook.write_module(order.source.callable_object, order.source.interactive_file())
-        where, cache = order.source.locate(), environment.cache_dir()
+        location, cache = order.source.locate(), environment.cache_dir()
         compute = order.spec.compute
-        named = () if compute.image is None else attachments.copied_paths(compute.image)
+        copied_files = () if compute.image is None else attachments.copied_paths(compute.image)
         scans: list[Scan] = []
         preload: tuple[str, ...] = ()
         project: Scan | None = None
-        if where.folder is not None:
-            given = environment.rsync_filters()
-            filters = None if given is None else ignore_rules.parse_filters(given)
-            if where.source_file is not None:
-                named += (str(where.folder / where.source_file),)
+        if location.folder is not None:
+            filter_text = environment.rsync_filters()
+            filters = None if filter_text is None else ignore_rules.parse_filters(filter_text)
+            if location.source_file is not None:
+                copied_files += (str(location.folder / location.source_file),)
             options = scanning.Options(
-                only=where.only,
+                only=location.only,
                 cache=cache,
                 filters=filters,
-                link_targets=named,
+                link_targets=copied_files,
                 excluded_folders=environment.own_folders(),
             )
-            project = scanning.scan(where.folder, options)
+            project = scanning.scan(location.folder, options)
             if not compute.freeze:  # else it runs in place
                 scans.append(project)
-            if where.source_file is not None and order.spec.callable.app is None:
-                entry = where.folder / where.source_file
-                roots = (where.root, "", *order.spec.callable.roots)
-                preload = find_imports(entry, [where.folder / root for root in roots], cache=cache)
+            if location.source_file is not None and order.spec.callable.app is None:
+                entry = location.folder / location.source_file
+                roots = (location.root, "", *order.spec.callable.roots)
+                preload = find_imports(
+                    entry, [location.folder / root for root in roots], cache=cache
+                )
         tree = scans[0].digest if scans else None
         if compute.image is not None and compute.image.steps:
             image, copied = attachments.scan_copies(compute.image, cache=cache)
@@ -373,10 +377,10 @@ class Deployment:
         init_args = None
         if order.init_args is not None:
             init_args = codecs.encode_arguments(order.init_args, "init_args")
-        runtime = source.describe_runtime(where.folder, preload, is_local=self._session.is_local)
+        runtime = source.describe_runtime(location.folder, preload, is_local=self._session.is_local)
         if project is not None and compute.freeze:
             runtime = replace(
-                runtime, project_folder=str(where.folder), project_digest=project.digest
+                runtime, project_folder=str(location.folder), project_digest=project.digest
             )
         spec = replace(
             order.spec,
@@ -391,7 +395,7 @@ class Deployment:
     def _attempt(
         self, controller: Controller, bundle: _Bundle, fresh: Iterable[str], deadline: float
     ) -> Ready | Missing:
-        """Send the deploy and follow its events, up to its end or to what is missing."""
+        """Send the deploy and follow its events, up to its end or to the missing blobs."""
         head = Deploy(
             id=self._id,
             spec=bundle.spec,
@@ -411,7 +415,7 @@ class Deployment:
                 if self._is_cancelled:
                     answer.abort()
             try:
-                # What the first call needs, while there is nothing to do but wait.
+                # The first call needs this import, and here the program only waits.
                 importlib.import_module("kubetorch.sdk.calls.caller")
                 return self._follow(deploy_events(answer), bundle)
             finally:
@@ -441,7 +445,7 @@ class Deployment:
 
 
 def _is_always_new(spec: WorkloadSpec) -> bool:
-    """True if each deploy is one of its own: an instance, a run, or forced steps."""
+    """True if each deploy makes a new generation: an instance, a run, or forced steps."""
     steps = spec.compute.image.steps if spec.compute.image is not None else ()
     return spec.callable.kind != "fn" or any(step.force for step in steps)
 
@@ -488,7 +492,7 @@ def check_launchable(spec: WorkloadSpec) -> None:
 
 
 def _warn_of_returns(order: Order) -> None:
-    """Warn of functions whose annotation says that they return what cannot travel."""
+    """Warn of functions whose annotation names a return value that cannot travel."""
     spec, function = order.spec, order.source.callable_object
     if function is None or codecs.usual(spec.compute.allowed_serialization) != "json":
         return
@@ -526,9 +530,9 @@ def _lost_class(annotation: object) -> type | None:
 
 # ------------------------------------------------------------------- what a deploy shows
 
-#: Levels that leave out events which are no warnings.
+#: Levels at which only warnings among the events are shown.
 _QUIET = ("warning", "error", "critical")
-#: What a pod does in each stage.
+#: The activity of a pod in each stage.
 _STAGES = {
     "starting": "starting",
     "fetching": "fetching the code",
@@ -536,7 +540,7 @@ _STAGES = {
     "importing": "loading the code",
     "joining": "waiting for the other pods",
 }
-#: What differs between two events of one cause.
+#: Text that differs between two events of one cause.
 _VARYING = re.compile(r"\d[\d.:]*\w*")
 
 
@@ -552,19 +556,19 @@ class LaunchLines:
         self._stream_logs = stream_logs
         self._shown: set[DeployLog | Stage | str] = set()
         self.on_shown: Callable[[DeployLog], object] = bool
-        #: How far the deploy is.
+        #: The progress of the deploy.
         self.bar = Bar(service)
         self._ready, self._pods = 0, 1
-        # By pod, what is going on in it, and how far the steps of its image are.
-        self._doing: dict[str, tuple[str, float | None]] = {}
+        #: By pod, its activity, and the share of its image's steps that are done.
+        self._activities: dict[str, tuple[str, float | None]] = {}
 
     def accepted(self, pods: int) -> None:
-        """The controller has all that it needs, and waits for so many pods."""
+        """Show that the controller has accepted the deploy, and waits for this number of pods."""
         self._pods = pods
         self._wait()
 
     def log(self, line: DeployLog) -> None:
-        """The user's code wrote a line while it was loaded, or a step of the image did."""
+        """Show a line of the user's code while it is loaded, or of a step of the image."""
         is_wanted = logs.is_wanted(line.level, self._config.level)
         if self._stream_logs and is_wanted and self._is_new(line):
             level = line.level if line.source == "logger" else None
@@ -573,7 +577,7 @@ class LaunchLines:
             self.on_shown(line)
 
     def stage(self, stage: Stage) -> None:
-        """The deploy has come so far."""
+        """Show a stage of the deploy."""
         self._show(stage)
         if stage.stage == "event":
             is_wanted = self._config.include_events and self._config.level not in _QUIET
@@ -585,43 +589,45 @@ class LaunchLines:
             self.warn(stage.message)
 
     def _show(self, stage: Stage) -> None:
-        pod, what, share = stage.pod or "", _STAGES.get(stage.stage, ""), None
+        pod, activity, share = stage.pod or "", _STAGES.get(stage.stage, ""), None
         if stage.ready is not None and stage.pods is not None:
             self._ready, self._pods = stage.ready, stage.pods
         if stage.stage in ("image", "event"):
-            what = stage.message
+            activity = stage.message
         if stage.step is not None and stage.steps:
             share = (stage.step - 1) / stage.steps
             step = f"{stage.step}/{stage.steps}"
-            what = f"step {step}: {what.removesuffix(f' ({step})')}"
-        self._doing.pop(pod, None)
-        if what:
-            self._doing[pod] = what, share
-        if share is not None and self._is_new(what):  # the first of many pods that run it
-            self.bar.step(what, share)
+            activity = f"step {step}: {activity.removesuffix(f' ({step})')}"
+        self._activities.pop(pod, None)
+        if activity:
+            self._activities[pod] = activity, share
+        if share is not None and self._is_new(activity):  # the first of many pods that run it
+            self.bar.step(activity, share)
         self._wait()
 
     def _wait(self) -> None:
         """Report how many pods are ready, and the progress of the others."""
         words, share = [f"{self._ready} of {self._pods} pods are ready"], None
         if self._pods == 1:
-            words = [] if self._doing else ["waiting for its pod"]
-        if self._doing:
-            # A step of an image is what takes long, whatever the other pods do; of several pods the
-            # one that is not as far as the others says how long it will take.
-            shares = {pod: done for pod, (_, done) in self._doing.items() if done is not None}
-            pod = min(shares, key=shares.__getitem__) if shares else list(self._doing)[-1]
-            what, share = self._doing[pod]
-            words.append(what if share is not None or not pod else f"{pod}: {what}")
+            words = [] if self._activities else ["waiting for its pod"]
+        if self._activities:
+            # Steps of an image take longer than all other activities; among several pods the one
+            # that is least far decides on the time.
+            shares = {pod: done for pod, (_, done) in self._activities.items() if done is not None}
+            pod = min(shares, key=shares.__getitem__) if shares else list(self._activities)[-1]
+            activity, share = self._activities[pod]
+            words.append(activity if share is not None or not pod else f"{pod}: {activity}")
         self.bar.update("; ".join(words), share)
 
     def warn(self, message: str) -> None:
         """Show a warning, in any case."""
         self._screen.notice(self._launch(message, "WARNING", time.time()))
 
-    def _launch(self, text: str, level: str | None, at: float) -> str:
+    def _launch(self, text: str, level: str | None, timestamp: float) -> str:
         include_name = self._config.include_name
-        return logs.of_launch(self._service, text, level=level, at=at, include_name=include_name)
+        return logs.of_launch(
+            self._service, text, level=level, timestamp=timestamp, include_name=include_name
+        )
 
     def _is_new(self, event: DeployLog | Stage | str) -> bool:
         is_new = event not in self._shown
@@ -696,27 +702,27 @@ class _Search:
     def __init__(self, roots: list[str], cache: Path, key: str) -> None:
         self._roots = roots
         self._cache = cache / f"{digest_of(key.encode())[:32]}.imports"
-        self._known = self._load()
-        self._read: dict[str, _Source] = {}
+        self._cached_sources = self._load()
+        self._read_sources: dict[str, _Source] = {}
         self._queue: list[str] = []
-        self._found: set[str] = set()
-        self._places: dict[str, list[str] | None] = {}
+        self._module_names: set[str] = set()
+        self._folders_by_package: dict[str, list[str] | None] = {}
 
     def run(self, entry: str) -> tuple[str, ...]:
         self._queue.append(entry)
         self._enqueue_packages(entry)
-        while self._queue and len(self._read) < FILE_LIMIT:
+        while self._queue and len(self._read_sources) < FILE_LIMIT:
             path = self._queue.pop()
-            if path in self._read:
+            if path in self._read_sources:
                 continue
             source = self._source(path)
             if source is not None:
-                self._read[path] = source
+                self._read_sources[path] = source
                 for item in source.imports:
                     self._follow(item, path)
-        if self._read != self._known:
+        if self._read_sources != self._cached_sources:
             self._save()
-        return tuple(sorted(self._found))
+        return tuple(sorted(self._module_names))
 
     # ---------------------------------------------------------------------------------- following
 
@@ -747,7 +753,7 @@ class _Search:
             if _is_module(f"{root}/{top}"):
                 return root
         for root in self._roots:
-            if os.path.isdir(f"{root}/{top}") and self._place(top) is None:  # noqa: PTH112
+            if os.path.isdir(f"{root}/{top}") and self._package_folders(top) is None:  # noqa: PTH112
                 return root
         return None
 
@@ -761,39 +767,42 @@ class _Search:
 
     def _enqueue(self, module: str) -> None:
         for path in (f"{module}/__init__.py", f"{module}.py"):
-            if path in self._read or os.path.isfile(path):  # noqa: PTH113  # text is quicker
+            if path in self._read_sources or os.path.isfile(path):  # noqa: PTH113  # text is quicker
                 self._queue.append(path)
                 return
 
     # ------------------------------------------------------------------------------------- naming
 
     def _name(self, item: _Import, parts: list[str]) -> None:
-        places = self._place(parts[0])
-        if places is None:
+        package_folders = self._package_folders(parts[0])
+        if package_folders is None:
             return
-        self._found.add(item.module)
+        self._module_names.add(item.module)
         # `from sklearn import linear_model` imports a module, `from math import sqrt` does not.
-        for place in places:
-            folder = "/".join((place, *parts[1:]))
+        for package_folder in package_folders:
+            folder = "/".join((package_folder, *parts[1:]))
             for name in item.names:
                 if _is_module(f"{folder}/{name}"):
-                    self._found.add(f"{item.module}.{name}")
+                    self._module_names.add(f"{item.module}.{name}")
 
-    def _place(self, top: str) -> list[str] | None:
+    def _package_folders(self, top: str) -> list[str] | None:
         """The folders of an installed package; `None` if it is not installed."""
-        if top not in self._places:
-            self._places[top] = _installed(top)
-        return self._places[top]
+        if top not in self._folders_by_package:
+            self._folders_by_package[top] = _installed(top)
+        return self._folders_by_package[top]
 
     # ------------------------------------------------------------------------------------ reading
 
     def _source(self, path: str) -> _Source | None:
         try:
             facts = os.stat(path)  # noqa: PTH116  # text is quicker
-            known = self._known.get(path)
+            cached_source = self._cached_sources.get(path)
             stamp = (facts.st_size, facts.st_mtime_ns, facts.st_ino)
-            if known is not None and (known.size, known.mtime_ns, known.inode) == stamp:
-                return known
+            if (
+                cached_source is not None
+                and (cached_source.size, cached_source.mtime_ns, cached_source.inode) == stamp
+            ):
+                return cached_source
             content = Path(path).read_bytes()
         except OSError:
             return None
@@ -808,7 +817,9 @@ class _Search:
     def _save(self) -> None:
         with suppress(OSError):
             self._cache.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            files.write_atomically(self._cache, msgspec.msgpack.encode(self._read), mode=0o666)
+            files.write_atomically(
+                self._cache, msgspec.msgpack.encode(self._read_sources), mode=0o666
+            )
 
 
 def _installed(top: str) -> list[str] | None:
@@ -816,8 +827,8 @@ def _installed(top: str) -> list[str] | None:
     if spec is None:
         return None
     folders = modules.folders_of(spec)
-    places = folders or [modules.origin_of(spec) or ""]
-    if not all(any(f"/{name}/" in f"{place}/" for name in _INSTALLED) for place in places):
+    locations = folders or [modules.origin_of(spec) or ""]
+    if not all(any(f"/{name}/" in f"{location}/" for name in _INSTALLED) for location in locations):
         return None
     return folders
 

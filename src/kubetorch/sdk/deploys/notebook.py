@@ -1,13 +1,14 @@
-"""Callables that were defined interactively: a file that a pod can import, with all that they use.
+"""Writes callables that were defined interactively, with all that they use, to an importable file.
 
     cell [1]  import math           ─┐
     cell [2]  RATE = 0.1             ├─>  <working directory>/<name>_fn.py
     cell [3]  def scaled(x): ...     │    imports, then values and definitions,
     cell [4]  def area(radius): ...  ┘    each in front of what needs it
 
-Imports, functions and classes of other cells travel as their source, values as they are now. What a
-name stands for is decided by its value, so a name that was bound twice is what it was bound to
-last. What a function does not use is not there, and what cannot travel is an error that names it.
+Imports, functions and classes of other cells are written as their source, values as they are now.
+The present value of a name decides what is written for it, so a name that was bound twice is its
+last binding. The file has only the names that the callable uses; a value that cannot be written is
+an error with its name.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ from kubetorch.wire import codecs, introspection, values
 _HEADER = "# Written by Kubetorch from an interactive session; changes are overwritten.\n"
 _POSTPONED = __future__.annotations.compiler_flag
 _ANNOTATIONS = "from __future__ import annotations"
-#: Bytes of one value that travel with code: each edit sends the file again.
+#: The largest value in bytes that the file may have: each edit sends the file again.
 VALUE_LIMIT = 16 << 20
 #: Characters of a literal that is easy to read, and quick to compile.
 _LONG = 10_000
 _COMPREHENSIONS = ("genexpr", "listcomp", "setcomp", "dictcomp")
-#: What a statement makes anew in each process, without data of the session.
+#: Types of objects that their statement makes anew in each process, without data of the session.
 _DECLARED = (
     re.Pattern,
     logging.Logger,
@@ -85,8 +86,8 @@ class _Item:
     """Text that binds a name in the module.
 
     Attributes:
-        now: Names that must be there when it runs.
-        later: Names that a call of what it defines needs.
+        now: Names that the text needs when it runs.
+        later: Names that a call of the defined function needs.
     """
 
     text: str
@@ -97,7 +98,7 @@ class _Item:
 
 class _Writer:
     def __init__(self, callable_object: Callable[..., Any]) -> None:
-        #: Of a method, its class.
+        #: The name of the callable; of a method, that of its class.
         self.target = callable_object.__qualname__.partition(".")[0]
         self._names = _session()
         self._bindings = _read_bindings()
@@ -115,7 +116,7 @@ class _Writer:
         self._add_source(self.target, binding, whole, ())
 
     def render(self) -> str:
-        # A module that several names lead to: `import a.b` binds `a`, which may mean another thing.
+        # `import a.b` binds `a`, too, so an import that binds `a` to another module comes later.
         imports = sorted(self._imports, key=lambda line: ("import " not in line[:7], line))
         imports.sort(key=lambda line: line != _ANNOTATIONS)
         parts = [_HEADER + "\n".join(imports)]
@@ -133,8 +134,8 @@ class _Writer:
             return
         if name not in self._names:
             if _is_of_ipython(name):
-                what = "of the notebook alone, as magics and shell commands are"
-                raise self._refusal(name, users, what, "print, return or use subprocess instead")
+                reason = "of the notebook alone, as magics and shell commands are"
+                raise self._refusal(name, users, reason, "print, return or use subprocess instead")
             if not _is_builtin(name):
                 parameters.warn(f"{users[-1]} uses {name}, which this session does not have")
             return
@@ -179,7 +180,7 @@ class _Writer:
             before = dict(self._items)
             try:
                 self._add(used, (*users, name))
-            except NotebookError:  # nobody asked for its value so far
+            except NotebookError:  # an annotation may name a value that is never evaluated
                 self._items = before
 
     def _add_import(self, name: str, value: object) -> bool:
@@ -209,26 +210,28 @@ class _Writer:
             node = binding.node
             if isinstance(node, ast.ImportFrom) and node.module and binding.names & {name, "*"}:
                 for alias in node.names:
-                    own = name if alias.name == "*" else alias.name
-                    found = introspection.attribute(sys.modules.get(node.module), own)
-                    if found is value and (alias.asname or own) == name:
-                        return _from(node.module, own, name)
+                    source_name = name if alias.name == "*" else alias.name
+                    imported_value = introspection.attribute(
+                        sys.modules.get(node.module), source_name
+                    )
+                    if imported_value is value and (alias.asname or source_name) == name:
+                        return _from(node.module, source_name, name)
         return None
 
     # --------------------------------------------------------------------- where it was defined
 
-    def _of(self, name: str) -> list[Binding]:
-        return [found for found in self._bindings if name in found.names]
+    def _bindings_of(self, name: str) -> list[Binding]:
+        return [binding for binding in self._bindings if name in binding.names]
 
     def _definition(self, name: str, value: Any) -> Binding | None:  # noqa: ANN401  # the user's own
-        """The `def`, `class` or `name = lambda` of a cell that made what a name stands for."""
+        """The `def`, `class` or `name = lambda` of a cell that made the value of a name."""
         if _is_handle(value) and not value.is_decorated:
             return None  # as after f = kt.fn(f).to(...), which calls the service in a pod, too
         value = unwrapped(value)
         if _text_of(value, "__module__") != "__main__":
             return None
         codes = list(_codes(value))
-        bindings = self._of(name)
+        bindings = self._bindings_of(name)
         for binding in bindings:
             if any(map(binding.compiled, codes)):
                 node = binding.node
@@ -237,7 +240,7 @@ class _Writer:
                     return binding
                 if isinstance(getattr(node, "value", None), ast.Lambda):
                     return binding
-        # A class without methods, and what a decorator made that does not say of what.
+        # A class without methods, or the result of a decorator without `__wrapped__`.
         for latest in bindings[:1]:
             node = latest.node
             if isinstance(node, Definition) and (node.decorator_list or isinstance(value, type)):
@@ -245,13 +248,13 @@ class _Writer:
         return None
 
     def _statement(self, name: str, value: object) -> Binding | None:
-        """The assignment that makes the same in a pod: of what holds no data of the session."""
+        """The assignment that makes an equal value in a pod; `None` for data of the session."""
         is_declared = isinstance(value, _DECLARED) or type(value).__module__ == "typing"
         # namedtuple("Point", "x y"), and others that make classes.
         is_declared |= isinstance(value, type) and _text_of(value, "__module__") == "__main__"
-        found = self._of(name)
-        is_assigned = found and isinstance(found[0].node, (ast.Assign, ast.AnnAssign))
-        return found[0] if is_declared and is_assigned else None
+        bindings = self._bindings_of(name)
+        is_assigned = bindings and isinstance(bindings[0].node, (ast.Assign, ast.AnnAssign))
+        return bindings[0] if is_declared and is_assigned else None
 
     # ----------------------------------------------------------------------------------- values
 
@@ -260,10 +263,10 @@ class _Writer:
         text = ""
         if codecs.buffer_bytes((value,)) <= VALUE_LIMIT:
             with contextlib.suppress(_NoLiteral, RecursionError):
-                text = self._literal(value, referred, own=name)
+                text = self._literal(value, referred, bound_name=name)
         if not text or (len(text) > _LONG and not referred):
             text, referred = self._encoded(name, value, users)
-        position = self._of(name)[0].position if self._of(name) else (-1, 0)
+        position = self._bindings_of(name)[0].position if self._bindings_of(name) else (-1, 0)
         self._items[name] = _Item(f"{name} = {text}", position, frozenset(referred))
         for used in sorted(referred):
             self._add(used, (*users, name))
@@ -290,7 +293,7 @@ class _Writer:
         text = f"_codecs.from_text({codecs.to_text(segments)!r}, __name__)"
         return text, {name.decode() for name in classes}
 
-    def _literal(self, value: Any, referred: set[str], own: str = "") -> str:  # noqa: ANN401  # the user's own
+    def _literal(self, value: Any, referred: set[str], bound_name: str = "") -> str:  # noqa: ANN401  # the user's own
         """Python for a value, which may have functions and classes that another name stands for."""
         kind = type(value)
         if kind in (bool, str, bytes, type(None), type(...), range, slice):
@@ -300,7 +303,7 @@ class _Writer:
         if kind in (float, complex):
             return repr(value) if value - value == 0 else f"{kind.__name__}({str(value)!r})"
         if kind is dict:
-            items = ((self._literal(one, referred) for one in item) for item in value.items())
+            items = ((self._literal(part, referred) for part in pair) for pair in value.items())
             return "{" + ", ".join(": ".join(item) for item in items) + "}"
         if kind in (list, tuple, set, frozenset):
             parts = ", ".join(self._literal(item, referred) for item in value)
@@ -310,7 +313,7 @@ class _Writer:
                 return f"({parts}{',' * (len(value) == 1)})"
             return f"{kind.__name__}([{parts}])"
         name = _text_of(value, "__name__")
-        if callable(value) and name not in ("", own) and self._names.get(name) is value:
+        if callable(value) and name not in ("", bound_name) and self._names.get(name) is value:
             referred.add(name)
             return name
         raise _NoLiteral
@@ -318,13 +321,13 @@ class _Writer:
     def _refusal(
         self, name: str, users: tuple[str, ...], reason: str, way_out: str = ""
     ) -> NotebookError:
-        bindings = self._of(name)
+        bindings = self._bindings_of(name)
         where = f" of {bindings[0].cell.label}" if bindings else ""
         through = "".join(f"{user}, which uses " for user in users[1:])
-        ways = f"pass it to {self.target} as an argument, make it inside {self.target}, "
+        default_hint = f"pass it to {self.target} as an argument, make it inside {self.target}, "
         return NotebookError(
             f"{self.target} uses {through}{name}{where}, which is {reason}",
-            hint=way_out or ways + "or define it in a .py file and import it from there",
+            hint=way_out or default_hint + "or define it in a .py file and import it from there",
         )
 
 
@@ -346,14 +349,14 @@ def _is_handle(value: object) -> bool:
 def _codes(value: object) -> Iterator[CodeType]:
     """The code of a function, or of the methods of a class, below decorators."""
     members = vars(value).values() if isinstance(value, type) else ()
-    for item in (value, *members):
-        found: Any = item
+    for member in (value, *members):
+        function: Any = member
         for name in ("__func__", "fget", "func"):  # class methods, properties, cached ones
-            inner = introspection.attribute(found, name)
-            found = found if inner is None else inner
-        found = introspection.unwrapped(found)
-        if isinstance(found, FunctionType):
-            yield found.__code__
+            inner = introspection.attribute(function, name)
+            function = function if inner is None else inner
+        function = introspection.unwrapped(function)
+        if isinstance(function, FunctionType):
+            yield function.__code__
 
 
 def _changed_later(value: object, node: ast.stmt) -> str | None:
@@ -375,16 +378,20 @@ def _import_line(name: str, value: object) -> str | None:
     module, qualname = _text_of(value, "__module__"), _text_of(value, "__qualname__")
     if not module or not qualname or module == "__main__":
         return None
-    found = introspection.attribute(sys.modules.get(module), qualname)
+    current_value = introspection.attribute(sys.modules.get(module), qualname)
     # A module that was loaded again has another function of that name.
-    is_reloaded = type(found) is type(value) and _text_of(found, "__qualname__") == qualname
-    if found is not value and (not is_reloaded or introspection.unwrapped(value) is not value):
+    is_reloaded = (
+        type(current_value) is type(value) and _text_of(current_value, "__qualname__") == qualname
+    )
+    if current_value is not value and (
+        not is_reloaded or introspection.unwrapped(value) is not value
+    ):
         return None
     return _from(module, qualname, name)
 
 
-def _from(module: str, own: str, name: str) -> str:
-    return f"from {module} import {own}" + ("" if own == name else f" as {name}")
+def _from(module: str, source_name: str, name: str) -> str:
+    return f"from {module} import {source_name}" + ("" if source_name == name else f" as {name}")
 
 
 # ------------------------------------------------------------------------ names, and their order
@@ -392,10 +399,10 @@ def _from(module: str, own: str, name: str) -> str:
 
 @dataclass
 class _Uses:
-    """Names that a statement uses, by when: as it runs, or when what it defines is called.
+    """Names that a statement uses: `now`, as it runs, or `later`, when the function is called.
 
-    Names that a class has itself may be of the session until then, and annotations may be such that
-    nobody evaluates them.
+    Names that a class binds itself may be names of the session before that; annotations may never
+    be evaluated.
     """
 
     now: set[str] = field(default_factory=set)
@@ -405,26 +412,26 @@ class _Uses:
 
 
 def _uses(source: str) -> _Uses:
-    found = _Uses()
-    _note_uses(symtable.symtable(source, "<cell>", "exec"), found, found.now)
-    return found
+    uses = _Uses()
+    _note_uses(symtable.symtable(source, "<cell>", "exec"), uses, uses.now)
+    return uses
 
 
-def _note_uses(table: symtable.SymbolTable, found: _Uses, names: set[str]) -> None:
+def _note_uses(table: symtable.SymbolTable, uses: _Uses, names: set[str]) -> None:
     kind = table.get_type()
     for symbol in table.get_symbols():
         if symbol.is_referenced():
             if kind == "module" or symbol.is_global():
                 names.add(symbol.get_name())
             elif kind == "class" and symbol.is_local():
-                found.of_class.add(symbol.get_name())
+                uses.of_class.add(symbol.get_name())
     for child in table.get_children():
         inner = names
         if child.get_type() == "annotation":
-            inner = found.annotations
+            inner = uses.annotations
         elif child.get_type() == "function" and child.get_name() not in _COMPREHENSIONS:
-            inner = found.later
-        _note_uses(child, found, inner)
+            inner = uses.later
+        _note_uses(child, uses, inner)
 
 
 def _ordered(items: dict[str, _Item], *, last: str) -> list[str]:
@@ -438,7 +445,7 @@ def _ordered(items: dict[str, _Item], *, last: str) -> list[str]:
         begun.add(name)
         for needed in by_time(items[name].now):
             put(needed)
-        # What runs now may call all of these.
+        # The statement may call any of these functions while it runs.
         for called in by_time(_reach(items, items[name].now, lambda item: item.now | item.later)):
             if not (_reach(items, [called], lambda item: item.now) & (begun - set(order))):
                 put(called)
@@ -457,14 +464,14 @@ def _reach(
     items: dict[str, _Item], names: Iterable[str], edges: Callable[[_Item], Iterable[str]]
 ) -> set[str]:
     """The names, and all that they lead to."""
-    found: set[str] = set()
+    reached: set[str] = set()
     waiting = [name for name in names if name in items]
     while waiting:
         name = waiting.pop()
-        if name not in found:
-            found.add(name)
-            waiting += [other for other in edges(items[name]) if other in items]
-    return found
+        if name not in reached:
+            reached.add(name)
+            waiting += [neighbour for neighbour in edges(items[name]) if neighbour in items]
+    return reached
 
 
 # ------------------------------------------------------------------------------ cells of IPython
@@ -482,7 +489,7 @@ class Cell:
     label: str
     number: int
     text: str
-    #: That of its code; `None` if a magic such as `%%time` compiled it.
+    #: The file name of the cell's code; `None` if a magic such as `%%time` compiled it.
     filename: str | None
 
 
@@ -513,7 +520,7 @@ class Binding:
         return any(map(_is_magic, ast.walk(self.node)))
 
     def compiled(self, code: CodeType) -> bool:
-        """True if this code is that of the statement, or of a part."""
+        """True if this code was compiled from the statement, or from a part of it."""
         is_here = self.cell.filename in (code.co_filename, None)
         return is_here and self._first_line <= code.co_firstlineno <= (self.node.end_lineno or 0)
 
@@ -525,8 +532,8 @@ class Binding:
 
 def _read_bindings() -> list[Binding]:
     """The statements of all cells that bind names, the latest first."""
-    found = [binding for cell in _read_cells() for binding in _bindings(cell)]
-    return found[::-1]
+    bindings = [binding for cell in _read_cells() for binding in _bindings(cell)]
+    return bindings[::-1]
 
 
 def _names_in(body: list[ast.stmt]) -> set[str]:
@@ -603,10 +610,10 @@ def _bound(node: ast.AST) -> Iterator[str]:
 
 
 def _is_magic(node: ast.AST) -> bool:
-    """True for what IPython made of a line such as `%time f()` or `!ls`."""
-    found = getattr(getattr(node, "value", None), "func", None)
-    maker = getattr(getattr(found, "value", None), "func", None)
-    return isinstance(node, ast.Expr) and getattr(maker, "id", None) == "get_ipython"
+    """True for the call that IPython made of a line such as `%time f()` or `!ls`."""
+    outer_function = getattr(getattr(node, "value", None), "func", None)
+    inner_function = getattr(getattr(outer_function, "value", None), "func", None)
+    return isinstance(node, ast.Expr) and getattr(inner_function, "id", None) == "get_ipython"
 
 
 def _body_of_magic(node: ast.stmt) -> str | None:

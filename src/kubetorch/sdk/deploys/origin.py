@@ -1,13 +1,13 @@
-"""Whose code a program deploys: the project, and the callable in it.
+"""The origin of the code that a program deploys: its project, and the callable in it.
 
     git remote + path in the repository  ─┐
     id of this machine + folder          ─┴─► project: a digest, and a name for people
     file in the project + qualified name ───► callable: ml/train.py:train
 
 All checkouts of a repository are one project, whatever protocol and credentials they were cloned
-by. Without a remote the folder is known by this machine's id, a random file in the home folder:
-names of machines change with the network. Code in a pod is of the project that the pod's own code
-came from, which its environment says.
+by. Without a remote the project is this machine's id, a random file in the home folder, with the
+folder: names of machines change with the network. Code in a pod belongs to the project of the pod's
+own code, which its environment names.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _UNREADABLE = (OSError, SyntaxError, ValueError, RecursionError, SystemError)
 #: Hex digits of a project's digest.
 _DIGITS = 16
-#: Characters of a name that the controller takes.
+#: Characters of a name that the controller accepts.
 _LONGEST = 4096
-#: Seconds that a program waits for another that makes the id of the machine.
+#: Seconds that a program waits for another program that makes the id of the machine.
 _PATIENCE = 5.0
 _SECTION = re.compile(r'\s*\[\s*remote\s+"(?P<name>.*)"\s*\]')
 _URL = re.compile(r"\s*url\s*=\s*(?P<url>\S.*?)\s*$", re.IGNORECASE)
@@ -59,22 +59,22 @@ def find(source: Source) -> Origin:
     file = None if path is None else Path(os.path.abspath(path))  # noqa: PTH100  # links stay
     if file is not None and (is_installed(file) or not file.parent.exists()):
         module, file = module or file.stem, None
-    own, folder = origin_of_pod(), project_of_pod()
-    if own is None:
+    pod_origin, folder = origin_of_pod(), project_of_pod()
+    if pod_origin is None:
         folder = _folder(source, file)
         project, name = identify(folder)
-        machine = digest_of(_machine().encode())[:_DIGITS]
+        machine = digest_of(_machine_id().encode())[:_DIGITS]
     else:
-        project, name, machine = own.project, own.name, own.machine
+        project, name, machine = pod_origin.project, pod_origin.name, pod_origin.machine
     if source.is_interactive:
         file = notebook() or file
-    named = _callable(source, file, module, folder)
-    name, named = (terminal.printable(text)[-_LONGEST:] for text in (name, named))
-    return Origin(project, name, named, machine)
+    callable_name = _callable(source, file, module, folder)
+    name, callable_name = (terminal.printable(text)[-_LONGEST:] for text in (name, callable_name))
+    return Origin(project, name, callable_name, machine)
 
 
 def is_defined(source: Source, callable_name: str) -> bool:
-    """True if a callable of the same project is in its file, as far as that can be seen here."""
+    """True if a callable of the same project is in its file; also true if that is unknown."""
     file, _, qualname = callable_name.rpartition(":")
     if source.is_interactive:
         return hasattr(sys.modules["__main__"], qualname.partition(".")[0])
@@ -89,30 +89,32 @@ def is_defined(source: Source, callable_name: str) -> bool:
 
 
 def code_of(source: Source) -> str:
-    """Digest of a callable's own text in its file; empty where that cannot be seen."""
+    """Digest of a callable's own text in its file; empty where the file does not show the text."""
     path = source.file()[0]
     if source.kind == "app" or source.is_interactive or path is None:
         return ""
     try:
         text = Path(path).read_bytes()
-        found = _definition(text, source.qualname)
+        definition = _definition(text, source.qualname)
     except _UNREADABLE:
         return ""
-    if found is None:
+    if definition is None:
         return ""
-    first = min([found.lineno, *(one.lineno for one in found.decorator_list)])
-    return digest_of(b"\n".join(text.splitlines()[first - 1 : found.end_lineno]))[:_DIGITS]
+    first = min([definition.lineno, *(decorator.lineno for decorator in definition.decorator_list)])
+    return digest_of(b"\n".join(text.splitlines()[first - 1 : definition.end_lineno]))[:_DIGITS]
 
 
 def _definition(text: bytes, qualname: str) -> _Definition | None:
     """The statement of a file that defines a function or class."""
     scope: ast.AST = ast.parse(text)
     for name in qualname.split("."):
-        inner = (one for one in ast.walk(scope) if isinstance(one, _DEFINITIONS))
-        found = next((one for one in inner if one is not scope and one.name == name), None)
-        if found is None:
+        definitions = (node for node in ast.walk(scope) if isinstance(node, _DEFINITIONS))
+        definition = next(
+            (node for node in definitions if node is not scope and node.name == name), None
+        )
+        if definition is None:
             return None
-        scope = found
+        scope = definition
     return scope if isinstance(scope, _DEFINITIONS) else None
 
 
@@ -126,37 +128,39 @@ def _callable(source: Source, file: Path | None, module: str | None, folder: Pat
 
 
 def _folder(source: Source, file: Path | None) -> Path:
-    """The folder of the project: of the callable's, else of the program that deploys it."""
+    """The folder of the callable's project, else of the program that deploys it."""
     if file is None:
         program = modules.file_of(sys.modules["__main__"]) or ""
         is_own = program.endswith(".py") and not is_installed(Path(program))
         start = Path(os.path.abspath(program)).parent if is_own else working_directory()  # noqa: PTH100
         return find_project(start) or start
     sync_dir = source.placement.sync_dir
-    given = Path(sync_dir).expanduser() if isinstance(sync_dir, (str, Path)) else file.parent
-    return find_project(file.parent) or Path(os.path.abspath(given))  # noqa: PTH100
+    sync_folder = Path(sync_dir).expanduser() if isinstance(sync_dir, (str, Path)) else file.parent
+    return find_project(file.parent) or Path(os.path.abspath(sync_folder))  # noqa: PTH100
 
 
 def notebook() -> Path | None:
-    """The notebook that this session is of, as Jupyter or VS Code says it."""
-    given = vars(sys.modules["__main__"]).get("__vsc_ipynb_file__") or environment.session_name()
-    return Path(given) if isinstance(given, str) and given.endswith(".ipynb") else None
+    """The file of the notebook that this session runs, from Jupyter or VS Code."""
+    path_text = (
+        vars(sys.modules["__main__"]).get("__vsc_ipynb_file__") or environment.session_name()
+    )
+    return Path(path_text) if isinstance(path_text, str) and path_text.endswith(".ipynb") else None
 
 
 def identify(folder: Path) -> tuple[str, str]:
     real = folder.resolve()
-    found = _repository(real)
-    if found is not None:
-        known = name = "/".join((found[0], *real.relative_to(found[1]).parts))
+    repository = _repository(real)
+    if repository is not None:
+        identity = name = "/".join((repository[0], *real.relative_to(repository[1]).parts))
     else:
         home = Path.home().resolve()
         shown = str(Path("~", real.relative_to(home))) if real.is_relative_to(home) else str(real)
-        known, name = f"{_machine()}:{real}", f"{platform.node().partition('.')[0]}:{shown}"
-    return digest_of(known.encode())[:_DIGITS], name
+        identity, name = f"{_machine_id()}:{real}", f"{platform.node().partition('.')[0]}:{shown}"
+    return digest_of(identity.encode())[:_DIGITS], name
 
 
 def _repository(folder: Path) -> tuple[str, Path] | None:
-    """The remote of the repository that a folder lies in, and where that begins."""
+    """The remote of the repository that a folder lies in, and the repository's top folder."""
     home = Path.home().resolve()
     for parent in (folder, *folder.parents):
         if parent in (home, parent.parent):
@@ -175,22 +179,22 @@ def _remote(entry: Path) -> str | None:
         if common.exists():
             folder = folder / common.read_text(encoding="utf-8").strip()
         remotes = _remotes((folder / "config").read_text(encoding="utf-8"))
-        found = remotes.get("origin") or next(iter(remotes.values()), None)
-        return None if found is None else normalised(found)
+        url = remotes.get("origin") or next(iter(remotes.values()), None)
+        return None if url is None else normalised(url)
     return None
 
 
 def _remotes(text: str) -> Mapping[str, str]:
     """The URLs of a repository's remotes, by name."""
-    found: dict[str, str] = {}
+    urls: dict[str, str] = {}
     name: str | None = None
     for line in text.splitlines():
         if line.lstrip().startswith("["):
             section = _SECTION.match(line)
             name = None if section is None else section["name"]
         elif name is not None and (url := _URL.match(line)):
-            found.setdefault(name, url["url"].strip('"'))
-    return found
+            urls.setdefault(name, url["url"].strip('"'))
+    return urls
 
 
 def normalised(url: str) -> str | None:
@@ -214,7 +218,7 @@ def normalised(url: str) -> str | None:
     return f"{host}/{path.strip('/').removesuffix('.git').rstrip('/')}"
 
 
-def _machine() -> str:
+def _machine_id() -> str:
     file = Path.home() / ".kt" / "machine"
     try:
         if not file.exists():

@@ -32,7 +32,7 @@ from kubetorch.specs.callable import CallableKind, CallableRef
 from kubetorch.specs.workload import Origin, RuntimeSpec
 from kubetorch.wire import exceptions, introspection
 
-#: What makes a folder the top of a project.
+#: Files and folders that mark the top folder of a project.
 MARKERS = (".git", "setup.py", "setup.cfg", "pyproject.toml", "requirements.txt")
 
 _INSTALLED = ("site-packages", "dist-packages")
@@ -40,7 +40,7 @@ _INSTALLED = ("site-packages", "dist-packages")
 
 @dataclass(frozen=True)
 class ProjectRef:
-    """The files that travel, and the module of the callable in them."""
+    """The files that are sent to pods, and the module of the callable in them."""
 
     import_path: str
     folder: Path | None = None
@@ -92,12 +92,12 @@ def locate(
     if folder is None:
         only = path.relative_to(root).as_posix()
         return ProjectRef(import_path, folder=root, only=only, name=_name(root), source_file=only)
-    return _whole(folder, path, root, import_path)
+    return _whole_project(folder, path, root, import_path)
 
 
 def archive_of(path: Path) -> Path | None:
     """The archive that a file lies in, such as one of `python -m zipapp`."""
-    return next((each for each in path.parents if each.is_file()), None)
+    return next((parent for parent in path.parents if parent.is_file()), None)
 
 
 def _missing_file(file: str) -> SpecError:
@@ -134,21 +134,26 @@ def find_project(start: Path) -> Path | None:
 
 
 def origin_of_pod() -> Origin | None:
-    """In a pod, whose code it runs."""
-    given = environment.origin()
-    if given is None:
+    """In a pod the origin of its code; elsewhere `None`."""
+    origin_text = environment.origin()
+    if origin_text is None:
         return None
-    found = json.loads(given)
-    return Origin(found["project"], found["name"], found["callable"], found.get("machine", ""))
+    origin_fields = json.loads(origin_text)
+    return Origin(
+        origin_fields["project"],
+        origin_fields["name"],
+        origin_fields["callable"],
+        origin_fields.get("machine", ""),
+    )
 
 
 def project_of_pod() -> Path | None:
     """In a pod the folder of its project, whose marker may not have travelled."""
-    own, deployed = origin_of_pod(), environment.deployed_file()
-    if own is None or deployed is None:
+    origin, deployed = origin_of_pod(), environment.deployed_file()
+    if origin is None or deployed is None:
         return None
     # The file lies in what was sent as it does in the project.
-    inner = PurePosixPath(own.file)
+    inner = PurePosixPath(origin.file)
     if not deployed.endswith(f"/{inner}"):
         return None
     return Path(deployed).parents[len(inner.parts) - 1]
@@ -182,7 +187,7 @@ def _in_folder(path: Path, root: Path, import_path: str, sync_dir: str | Path) -
             hint=f"give a folder above it, such as sync_dir={str(path.parent)!r}",
         )
     if root.is_relative_to(folder):
-        return _whole(folder, path, root, import_path)
+        return _whole_project(folder, path, root, import_path)
     inner = path.relative_to(folder).with_suffix("")
     parts = inner.parts[:-1] if inner.name == "__init__" else inner.parts
     if not parts:
@@ -191,10 +196,10 @@ def _in_folder(path: Path, root: Path, import_path: str, sync_dir: str | Path) -
             "imported from there",
             hint=f"sync_dir={str(folder.parent)!r}",
         )
-    return _whole(folder, path, folder, ".".join(parts))
+    return _whole_project(folder, path, folder, ".".join(parts))
 
 
-def _whole(folder: Path, path: Path, root: Path, import_path: str) -> ProjectRef:
+def _whole_project(folder: Path, path: Path, root: Path, import_path: str) -> ProjectRef:
     inner = root.relative_to(folder).as_posix()
     return ProjectRef(
         import_path,
@@ -215,16 +220,16 @@ def is_installed(path: Path) -> bool:
     return any(part in _INSTALLED for part in path.parts) or path.is_relative_to(standard)
 
 
-def explain_missing(error: BaseException, where: ProjectRef | None = None) -> None:
-    """Add to an error from a pod that a module or a file is missing there what to do."""
-    if isinstance(error, FileNotFoundError) and type(error.filename) is str and where is not None:
-        reason = _reason_of_file(error.filename, where)
+def explain_missing(error: BaseException, project: ProjectRef | None = None) -> None:
+    """Add a reason or a hint to an error from a pod in which a module or a file is missing."""
+    if isinstance(error, FileNotFoundError) and type(error.filename) is str and project is not None:
+        reason = _reason_of_file(error.filename, project)
         if reason is not None:
             exceptions.add_note(error, reason)
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return
-    reason = None if where is None else reason_of(error.name, where)
-    folder = None if where is None or where.folder is None else where.folder / where.root
+    reason = None if project is None else reason_of(error.name, project)
+    folder = None if project is None or project.folder is None else project.folder / project.root
     is_own = folder is not None and _file_of(error.name, folder) is not None
     package = None if is_own else _package_of(error.name)
     if package is not None:
@@ -235,7 +240,7 @@ def explain_missing(error: BaseException, where: ProjectRef | None = None) -> No
     if isinstance(remote, RemoteTraceback):  # what it says of its own stands in the message
         remote.text = remote.text.replace(error.msg, first)
     if reason is not None:
-        lines = (each for each in rest if not reason.startswith("hint: ") or "hint: " not in each)
+        lines = (line for line in rest if not reason.startswith("hint: ") or "hint: " not in line)
         error.msg = "\n".join([first, *lines, reason])
         error.args = (error.msg,)
 
@@ -258,45 +263,45 @@ def _package_of(module: str) -> str | None:
     return packages[0] if len(set(packages)) == 1 else None
 
 
-def reason_of(module: str, where: ProjectRef) -> str | None:
-    """Why a module may not be in a pod; `None` if nothing here tells."""
-    if where.folder is None:
-        if where.remote_dir is not None:
-            return f"no code was sent: with remote_dir={where.remote_dir!r} it must lie there"
+def reason_of(module: str, project: ProjectRef) -> str | None:
+    """The reason why a module is not in a pod; `None` if this machine does not show one."""
+    if project.folder is None:
+        if project.remote_dir is not None:
+            return f"no code was sent: with remote_dir={project.remote_dir!r} it must lie there"
         return "no code was sent: its own modules must be installed in the pods"
-    root = where.folder / where.root
-    here = _file_of(module, root)
+    root = project.folder / project.root
+    local_file = _file_of(module, root)
     file = modules.file_of(sys.modules.get(module))
     is_elsewhere = file is not None and not is_installed(Path(file))
-    if where.only is not None:
-        if here is None and file is not None and is_elsewhere:
-            return _outside(Path(file), root)
-        return _only(where, here)
-    if here is not None:
-        return _not_sent(PurePosixPath(where.root, here), where.folder) or (
-            f"{here} is here, and was not there when the project was sent: deploy again"
+    if project.only is not None:
+        if local_file is None and file is not None and is_elsewhere:
+            return _explain_outside(Path(file), root)
+        return _explain_single_file(project, local_file)
+    if local_file is not None:
+        return _explain_not_sent(PurePosixPath(project.root, local_file), project.folder) or (
+            f"{local_file} is here, and was not there when the project was sent: deploy again"
         )
-    if file is None or not is_elsewhere or Path(file).is_relative_to(where.folder):
+    if file is None or not is_elsewhere or Path(file).is_relative_to(project.folder):
         return None
-    return _outside(Path(file), where.folder)
+    return _explain_outside(Path(file), project.folder)
 
 
-def _only(where: ProjectRef, here: Path | None) -> str:
-    """Why a file that lies beside the one that was sent was not."""
-    assert where.folder is not None
-    root = where.folder / where.root
-    found = "" if here is None else f", and not {here}"
+def _explain_single_file(project: ProjectRef, local_file: Path | None) -> str:
+    """The reason why a file beside the only file that was sent was not sent."""
+    assert project.folder is not None
+    root = project.folder / project.root
+    omission = "" if local_file is None else f", and not {local_file}"
     markers = f"{', '.join(MARKERS[:-1])} or {MARKERS[-1]}"
     advice = f"make one of them there, or give sync_dir={str(root)!r}"
     if root.resolve() == Path.home().resolve():
         advice = "move the files into a folder of their own that has one of them"
     return (
-        f"only {where.only} was sent{found}: neither {root} nor a folder above it is a project, "
-        f"which has {markers}; {advice}"
+        f"only {project.only} was sent{omission}: neither {root} nor a folder above it is a "
+        f"project, which has {markers}; {advice}"
     )
 
 
-def _outside(file: Path, folder: Path) -> str:
+def _explain_outside(file: Path, folder: Path) -> str:
     above = Path(os.path.commonpath([file.parent, folder]))
     advice = "move it into the project"
     if above not in (Path.home(), Path(above.anchor)):
@@ -304,40 +309,40 @@ def _outside(file: Path, folder: Path) -> str:
     return f"{file} lies outside of the project {folder}, which was sent; {advice}"
 
 
-def _reason_of_file(name: str, where: ProjectRef) -> str | None:
-    """Why a pod has no file that is here; `None` if nothing here tells."""
-    folder, here = where.folder, Path(os.path.abspath(name))  # noqa: PTH100  # links stay
+def _reason_of_file(name: str, project: ProjectRef) -> str | None:
+    """The reason why a pod lacks a file; `None` if this machine does not show one."""
+    folder, local_path = project.folder, Path(os.path.abspath(name))  # noqa: PTH100  # links stay
     if folder is None:
         return None
     inner = PurePosixPath(name)
     if inner.is_absolute():  # a pod has the project in a folder of its own
-        inner = PurePosixPath(name.rpartition(f"/{where.name}/")[2])
+        inner = PurePosixPath(name.rpartition(f"/{project.name}/")[2])
     if not inner.is_absolute() and os.path.lexists(folder / inner):
-        if where.only is not None:
-            return _only(where, Path(inner))
-        not_sent = _not_sent(inner, folder)
+        if project.only is not None:
+            return _explain_single_file(project, Path(inner))
+        not_sent = _explain_not_sent(inner, folder)
         if not_sent is not None:
             return not_sent
-    if not here.exists():
+    if not local_path.exists():
         is_in_project = not inner.is_absolute() and not os.path.lexists(folder / inner)
-        return _not_here(inner, folder) if is_in_project or inner.is_absolute() else None
-    if not here.is_relative_to(folder):
-        return _outside(here, folder)
+        return _explain_nowhere(inner, folder) if is_in_project or inner.is_absolute() else None
+    if not local_path.is_relative_to(folder):
+        return _explain_outside(local_path, folder)
     return (
-        f"{here} is here; the working directory of pods is the top of the project, where it is "
-        f"{here.relative_to(folder)}"
+        f"{local_path} is here; the working directory of pods is the top of the project, where it "
+        f"is {local_path.relative_to(folder)}"
     )
 
 
-def _not_here(path: PurePosixPath, folder: Path) -> str:
-    place = "on this machine" if path.is_absolute() else f"in the project {folder}"
-    return f"{path} is not {place} either"
+def _explain_nowhere(path: PurePosixPath, folder: Path) -> str:
+    location = "on this machine" if path.is_absolute() else f"in the project {folder}"
+    return f"{path} is not {location} either"
 
 
-def _not_sent(path: PurePosixPath, folder: Path) -> str | None:
-    """Why a file of the project, or a folder above it, did not travel; `None` if it did."""
-    given = environment.rsync_filters()
-    filters = None if given is None else ignore_rules.parse_filters(given)
+def _explain_not_sent(path: PurePosixPath, folder: Path) -> str | None:
+    """The reason why a file of the project was not sent; `None` if it was sent."""
+    filter_text = environment.rsync_filters()
+    filters = None if filter_text is None else ignore_rules.parse_filters(filter_text)
     rules = ignore_rules.IgnoreRules(str(folder), filters)
     above = ""
     for part in path.parts:
@@ -407,11 +412,18 @@ def describe_runtime(
     """The interpreter and settings of this process that the pods need."""
     if not is_local:
         return RuntimeSpec(preload=tuple(preload))
-    own = [os.path.dirname(os.__file__), *site.getsitepackages(), site.getusersitepackages()]  # noqa: PTH120
+    interpreter_folders = [
+        os.path.dirname(os.__file__),  # noqa: PTH120
+        *site.getsitepackages(),
+        site.getusersitepackages(),
+    ]
     return RuntimeSpec(
         python=sys.executable or None,
         version=".".join(map(str, sys.version_info[:3])),
-        path=foreign_entries(_further_path(), own if project is None else [*own, str(project)]),
+        path=foreign_entries(
+            _further_path(),
+            interpreter_folders if project is None else [*interpreter_folders, str(project)],
+        ),
         preload=tuple(preload),
         site=_site(),
         package_managers=config.package_managers,
@@ -429,7 +441,7 @@ def _further_path() -> list[str]:
     if file is None:
         return entries
     folder, _ = pointers(Path(os.path.realpath(file)), None if spec is None else spec.name)
-    first = next((at for at, each in enumerate(entries) if _is_folder(each, folder)), None)
+    first = next((index for index, entry in enumerate(entries) if _is_folder(entry, folder)), None)
     if first is not None:
         del entries[first]
     return entries
@@ -440,8 +452,8 @@ def _is_folder(entry: str, folder: Path) -> bool:
 
 
 def _umask() -> int:
-    """The file mode creation mask of this program, which is told by setting another."""
-    with contextlib.suppress(OSError):  # Linux tells it without that
+    """The file mode creation mask of this program."""
+    with contextlib.suppress(OSError):  # elsewhere only setting another mask returns the mask
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("Umask:"):
                 return int(line.partition(":")[2], 8)
@@ -452,8 +464,8 @@ def _umask() -> int:
 
 def _site() -> tuple[str, ...]:
     """The folders that packages of this interpreter are installed in."""
-    own = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
-    return tuple(path for path in (*own, *site.getsitepackages()) if os.path.isdir(path))  # noqa: PTH112
+    user_folders = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
+    return tuple(path for path in (*user_folders, *site.getsitepackages()) if os.path.isdir(path))  # noqa: PTH112
 
 
 def entries_below(entries: Sequence[str], folder: Path) -> tuple[str, ...]:
@@ -464,8 +476,8 @@ def entries_below(entries: Sequence[str], folder: Path) -> tuple[str, ...]:
     above = f"{os.path.realpath(folder)}{os.sep}"
     real = dict.fromkeys(os.path.realpath(entry) for entry in _texts(entries))
     below = [path for path in real if path.startswith(above) and os.path.exists(path)]  # noqa: PTH110
-    own = {os.path.realpath(path) for path in site.getsitepackages()}
-    return tuple(path[len(above) :] for path in below if path not in own)
+    interpreter_folders = {os.path.realpath(path) for path in site.getsitepackages()}
+    return tuple(path[len(above) :] for path in below if path not in interpreter_folders)
 
 
 def _texts(entries: Iterable[object]) -> list[str]:
@@ -473,14 +485,14 @@ def _texts(entries: Iterable[object]) -> list[str]:
     return [entry for entry in entries if isinstance(entry, str) and entry]
 
 
-def foreign_entries(entries: Sequence[str], own: Iterable[str]) -> tuple[str, ...]:
+def foreign_entries(entries: Sequence[str], folders: Iterable[str]) -> tuple[str, ...]:
     """The folders and archives among `entries` that lie in none of the folders `own`."""
-    known = [os.path.realpath(folder) for folder in own]
-    existing = (os.path.realpath(one) for one in _texts(entries) if os.path.exists(one))  # noqa: PTH110
+    real_folders = [os.path.realpath(folder) for folder in folders]
+    existing = (os.path.realpath(entry) for entry in _texts(entries) if os.path.exists(entry))  # noqa: PTH110
     return tuple(
         path
         for path in dict.fromkeys(existing)
-        if not any(path == folder or path.startswith(folder + os.sep) for folder in known)
+        if not any(path == folder or path.startswith(folder + os.sep) for folder in real_folders)
     )
 
 
@@ -493,7 +505,7 @@ CallableT = TypeVar("CallableT")
 
 @dataclass(frozen=True)
 class Placement:
-    """The user's parameters for the files that travel; see `locate`."""
+    """The user's parameters for the files that are sent to pods; see `locate`."""
 
     sync_dir: str | Path | bool | None = None
     remote_dir: str | None = None
@@ -510,14 +522,14 @@ class Placement:
             if value is not None and not isinstance(value, str):
                 raise SpecError(f"{name} is {value!r}; it must be text")
 
-    def with_given(self, other: Placement) -> Placement:
-        """This placement, changed by the given parts of the other."""
-        given = {name: value for name, value in vars(other).items() if value is not None}
-        return replace(self, **given)
+    def with_changes(self, changes: Placement) -> Placement:
+        """This placement, with the fields of `changes` that are set."""
+        changed_fields = {name: value for name, value in vars(changes).items() if value is not None}
+        return replace(self, **changed_fields)
 
 
 class Source:
-    """A callable of this program, and what of its surroundings travels."""
+    """A callable of this program, and the files that are sent to pods with it."""
 
     def __init__(
         self,
@@ -536,13 +548,13 @@ class Source:
         if not inpod.is_worker():
             self.locate()
 
-    def with_placement(self, given: Placement) -> Source:
-        """The same callable, where what travels is changed by what is given."""
-        placement = self.placement.with_given(given)
+    def with_placement(self, changes: Placement) -> Source:
+        """The same callable with another placement of its files."""
+        placement = self.placement.with_changes(changes)
         return Source(self.kind, self.callable_object, placement, self._pointers)
 
     def frozen(self) -> Source:
-        """The same callable, of which nothing travels, for a compute with `freeze`."""
+        """The same callable without files to send, for a compute with `freeze`."""
         sync_dir = self.placement.sync_dir
         if sync_dir:
             raise SpecError(
@@ -558,28 +570,28 @@ class Source:
         return self._location
 
     def ref(self) -> CallableRef:
-        where = self.locate()
+        project = self.locate()
         return CallableRef(
             kind=self.kind,
             name=self.qualname,
-            module=where.import_path,
+            module=project.import_path,
             qualname=self.qualname,
-            project=where.name,
-            root=where.root,
-            roots=self._further_roots(where),
-            remote_dir=where.remote_dir,
-            source_file=where.source_file,
+            project=project.name,
+            root=project.root,
+            roots=self._further_roots(project),
+            remote_dir=project.remote_dir,
+            source_file=project.source_file,
             is_script=self.is_script,
             own_options=self._own_options(),
         )
 
     def _own_options(self) -> tuple[str, ...]:
-        """See `CallableRef`; so that handles that are made without the callable know them."""
-        found = self.callable_object
-        if not isinstance(found, type):
-            return tuple(sorted(options.declared_parameters(found)))
+        """Parameters with names of options of calls, for handles that do not have the callable."""
+        definition = self.callable_object
+        if not isinstance(definition, type):
+            return tuple(sorted(options.declared_parameters(definition)))
         members: dict[str, object] = {}
-        for base in reversed(found.__mro__):
+        for base in reversed(definition.__mro__):
             members.update(vars(base))
         return tuple(
             f"{method}.{name}"
@@ -589,12 +601,12 @@ class Source:
             for name in sorted(options.declared_parameters(member))
         )
 
-    def _further_roots(self, where: ProjectRef) -> tuple[str, ...]:
+    def _further_roots(self, project: ProjectRef) -> tuple[str, ...]:
         is_program = environment.deployed_apps() or not inpod.is_worker()
-        if where.folder is None or where.only is not None or not is_program:
+        if project.folder is None or project.only is not None or not is_program:
             return ()
-        found = entries_below(sys.path, where.folder)
-        return tuple(path for path in found if path != where.root)
+        entries = entries_below(sys.path, project.folder)
+        return tuple(path for path in entries if path != project.root)
 
     @property
     def is_script(self) -> bool:
@@ -639,9 +651,12 @@ class Source:
 
     def _main(self) -> Mapping[str, Any]:
         """The names of the program, which `runpy` may run beside the one that was started."""
-        found = self.callable_object
-        for one in (found, *(vars(found).values() if isinstance(found, type) else ())):
-            function = introspection.attribute(one, "__wrapped__", one)
+        callable_object = self.callable_object
+        for member in (
+            callable_object,
+            *(vars(callable_object).values() if isinstance(callable_object, type) else ()),
+        ):
+            function = introspection.attribute(member, "__wrapped__", member)
             names = introspection.attribute(function, "__globals__")
             if type(names) is dict and names.get("__name__") == "__main__":
                 return names
@@ -673,11 +688,11 @@ class Source:
         return working_directory() / f"{self.qualname.replace('.', '_')}_{ending}.py"
 
 
-def unwrapped(found: CallableT) -> CallableT:
+def unwrapped(definition: CallableT) -> CallableT:
     """The user's own function or class, where a name stands for a handle that a decorator made."""
-    while introspection.is_ours(found) and hasattr(found, "__wrapped__"):
-        found = found.__wrapped__
-    return found
+    while introspection.is_ours(definition) and hasattr(definition, "__wrapped__"):
+        definition = definition.__wrapped__
+    return definition
 
 
 def _checked(pointers: object) -> Pointers:

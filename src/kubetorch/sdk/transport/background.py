@@ -18,18 +18,18 @@ from kubetorch.lib.tasks import cancel_all
 _T = TypeVar("_T")
 #: Seconds that the thread has to begin, and connections to end.
 _TIMEOUT = 2.0
-#: Rounds of the loop in which connections inside TLS are gone.
+#: Rounds of the loop after which closed connections inside TLS are gone.
 _ROUNDS = 5
-#: Loops of parents.
+#: Loops of parent processes, which must not be collected in a forked child.
 _inherited: list[object] = []
 
 
 class Background:
-    """A loop that begins when it is needed, and runs `finish` before it ends. Threads share it."""
+    """A loop that starts when it is needed, and runs `finish` before it stops. Threads share it."""
 
     def __init__(self, finish: Callable[[], Awaitable[None]] | None = None) -> None:
         #: The connections behind the sockets of `dial`.
-        self.ends: set[Far] = set()
+        self.ends: set[FarEnd] = set()
         self._finish = finish
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -37,13 +37,13 @@ class Background:
         processes.at_fork(self.abandon)
         processes.at_exit(self.close)
 
-    def run(self, wanted: Coroutine[Any, Any, _T], timeout: float | None) -> _T:
-        future = asyncio.run_coroutine_threadsafe(wanted, self._running())
+    def run(self, coroutine: Coroutine[Any, Any, _T], timeout: float | None) -> _T:
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._running())
         try:
             return future.result(timeout)
         except concurrent.futures.TimeoutError as error:
             if future.done() and not future.cancelled():
-                raise  # its own
+                raise  # the coroutine's own error
             raise TimeoutError(f"nothing came of it within {timeout:g} s") from error
         finally:
             future.cancel()
@@ -52,13 +52,13 @@ class Background:
         self, connect: Callable[[socket.socket], Coroutine[Any, Any, None]], timeout: float | None
     ) -> socket.socket:
         """A blocking socket, whose other end a coroutine has connected."""
-        here, near = socket.socketpair()
+        caller_socket, near = socket.socketpair()
         try:
             self.run(connect(near), timeout)
         except BaseException:
-            here.close()  # the loop closes the other end
+            caller_socket.close()  # the loop closes the other end
             raise
-        return here
+        return caller_socket
 
     def close(self) -> None:
         """End the loop, and every connection with it."""
@@ -82,12 +82,12 @@ class Background:
             return loop
         with self._lock:
             if self._loop is None:
-                begun = asyncio.new_event_loop()
+                new_loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(
-                    target=self._run, args=(begun,), name="kubetorch-reach", daemon=True
+                    target=self._run, args=(new_loop,), name="kubetorch-reach", daemon=True
                 )
                 self._thread.start()
-                self._loop = begun
+                self._loop = new_loop
             return self._loop
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -97,7 +97,7 @@ class Background:
         loop.close()
 
     async def _end_all(self) -> None:
-        """Cancel what still runs, and let connections that are closed be gone."""
+        """Cancel the running tasks, and wait until closed connections are gone."""
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         await cancel_all(tasks)
         for end in list(self.ends):
@@ -109,16 +109,16 @@ class Background:
 
 
 #: Bytes that are read at once from the thread.
-PIECE = 128 * 1024
-#: Bytes that wait for the thread before the far side is not read any more, and so few that it is
-#: read again.
-HIGH, LOW = 1024 * 1024, 256 * 1024
+READ_BYTES = 128 * 1024
+#: Bytes that wait for the thread: above `HIGH_WATER` reading the far side pauses, until there are
+#: at most `LOW_WATER`.
+HIGH_WATER, LOW_WATER = 1024 * 1024, 256 * 1024
 
 
-class Far(ABC):
+class FarEnd(ABC):
     """The connection behind a pipe; it is one of `ends` until it is lost."""
 
-    def __init__(self, near: socket.socket, ends: set[Far]) -> None:
+    def __init__(self, near: socket.socket, ends: set[FarEnd]) -> None:
         self.pipe: Pipe | None = None
         self._near = near
         self._ends = ends
@@ -130,7 +130,7 @@ class Far(ABC):
 
     @abstractmethod
     def read_on(self, is_wanted: bool) -> None:
-        """Take more, or wait."""
+        """Go on reading, or pause."""
 
     @abstractmethod
     def close(self) -> None:
@@ -157,10 +157,10 @@ class Far(ABC):
 class Pipe:
     """The loop's end of a socket pair. Belongs to the loop that it is made in."""
 
-    def __init__(self, near: socket.socket, far: Far) -> None:
+    def __init__(self, near: socket.socket, far: FarEnd) -> None:
         near.setblocking(False)
         self._near: socket.socket | None = near
-        self._far = far
+        self._far_end = far
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[memoryview] = deque()
         self._size = 0
@@ -177,15 +177,15 @@ class Pipe:
     def _on_readable(self) -> None:
         assert self._near is not None
         try:
-            data = self._near.recv(PIECE)
+            data = self._near.recv(READ_BYTES)
         except BlockingIOError:
             return
         except OSError:
             data = b""
         if not data:
             self.close()
-            self._far.close()
-        elif not self._far.send(data):
+            self._far_end.close()
+        elif not self._far_end.send(data):
             self._stop_reading()
 
     def _stop_reading(self) -> None:
@@ -204,15 +204,15 @@ class Pipe:
                 pass
             except OSError:
                 self.close()
-                self._far.close()
+                self._far_end.close()
                 return
             if not data:
                 return
             self._loop.add_writer(self._near.fileno(), self._on_writable)
         self._waiting.append(memoryview(bytes(data)))
         self._size += len(data)
-        if self._size > HIGH:
-            self._far.read_on(False)
+        if self._size > HIGH_WATER:
+            self._far_end.read_on(False)
 
     def _on_writable(self) -> None:
         assert self._near is not None
@@ -229,15 +229,15 @@ class Pipe:
             return
         except OSError:
             self.close()
-            self._far.close()
+            self._far_end.close()
             return
         if not self._waiting:
             self._loop.remove_writer(self._near.fileno())
             if self._has_ended:
                 self.close()
                 return
-        if self._size <= LOW:
-            self._far.read_on(True)
+        if self._size <= LOW_WATER:
+            self._far_end.read_on(True)
 
     def end(self) -> None:
         """The far side has ended: so does the thread's, once it has taken what came before."""

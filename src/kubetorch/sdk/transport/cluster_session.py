@@ -1,6 +1,6 @@
 """Sessions with controllers of clusters: from outside, from a pod, and by a URL.
 
-Whether there is a cluster with Kubetorch: asked once, and only for a moment.
+`detect` asks once, and only for a moment, whether a cluster has Kubetorch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kubetorch.wire import routes
 if TYPE_CHECKING:
     from kubetorch.sdk.transport.port_forward import PortForwardTransport
 
-#: Seconds for which a question is asked again while a controller is away.
+#: Seconds for which a question is repeated while a controller is away.
 _PATIENCE = 15.0
 _HINT = "kt check"
 _TOKEN_HINT = (
@@ -63,10 +63,10 @@ def open_session(cluster: ClusterSettings) -> Session:
 def _open(cluster: ClusterSettings) -> Session:
     if cluster.api_url is not None:
         return _relayed(cluster, cluster.api_url)
-    found = inside(cluster)
-    if found is not None:
-        return _session(found.url, found.credential, DIRECT, "the cluster of this pod")
-    transport = _take(cluster)
+    in_cluster = inside(cluster)
+    if in_cluster is not None:
+        return _session(in_cluster.url, in_cluster.credential, DIRECT, "the cluster of this pod")
+    transport = _transport_of(cluster)
     return _session(
         transport.controller_url,
         transport.login,
@@ -77,7 +77,7 @@ def _open(cluster: ClusterSettings) -> Session:
 
 
 def inside(cluster: ClusterSettings) -> Inside | None:
-    """The controller of the cluster that this program runs in a pod of, if that is meant."""
+    """The controller of this pod's own cluster, if the settings name no other cluster."""
     if cluster.kubeconfig is not None or environment.kubernetes_service() is None:
         return None
     file = environment.pod_token_file()
@@ -87,15 +87,15 @@ def inside(cluster: ClusterSettings) -> Inside | None:
     return Inside(url, PodToken(file))
 
 
-#: Ways that were tried when a backend was chosen, for the sessions that follow.
-_tried: dict[ClusterSettings, PortForwardTransport] = {}
+#: Transports that `detect` opened, for the sessions that follow.
+_detected_transports: dict[ClusterSettings, PortForwardTransport] = {}
 
 
-def _take(cluster: ClusterSettings) -> PortForwardTransport:
-    return _tried.pop(cluster, None) or _make(cluster)
+def _transport_of(cluster: ClusterSettings) -> PortForwardTransport:
+    return _detected_transports.pop(cluster, None) or _new_transport(cluster)
 
 
-def _make(cluster: ClusterSettings) -> PortForwardTransport:
+def _new_transport(cluster: ClusterSettings) -> PortForwardTransport:
     from kubetorch.k8s import kubeconfig  # noqa: PLC0415  # a program in a pod does without
     from kubetorch.sdk.transport.port_forward import PortForwardTransport  # noqa: PLC0415  # as above
 
@@ -106,20 +106,20 @@ def _make(cluster: ClusterSettings) -> PortForwardTransport:
 
 
 def _relayed(cluster: ClusterSettings, url: str) -> Session:
-    found = inside(cluster)
-    _check(url, is_inside=found is not None)
-    from kubetorch.sdk.transport.ingress import IngressTransport  # noqa: PLC0415  # as in `_make`
+    in_cluster = inside(cluster)
+    _check(url, is_inside=in_cluster is not None)
+    from kubetorch.sdk.transport.ingress import IngressTransport  # noqa: PLC0415  # as in `_new_transport`
 
     transport = IngressTransport(url)
     try:
-        credential = _take(cluster).login if found is None else found.credential
+        credential = _transport_of(cluster).login if in_cluster is None else in_cluster.credential
     except KubernetesCredentialsError as error:
         raise KubernetesCredentialsError(error.message, hint=_TOKEN_HINT) from error
     return _session(url, credential, transport, f"the controller at {url}")
 
 
 def _check(url: str, *, is_inside: bool) -> None:
-    """A token goes nowhere unencrypted, but for this machine and the network of a cluster."""
+    """Refuse to send a token unencrypted, except on this machine and in a cluster's network."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     is_near = host in ("localhost", "::1") or host.startswith("127.") or is_inside
@@ -134,7 +134,7 @@ def _session(
     url: str,
     credential: Credential,
     transport: PodTransport,
-    place: str,
+    pod_location: str,
     *,
     forward: PortForwardTransport | None = None,
 ) -> Session:
@@ -142,16 +142,16 @@ def _session(
     is_relayed = forward is None and transport is not DIRECT
     contact = FirstContact(url if is_relayed else None)
 
-    is_again = False
+    has_connected = False
 
     def connect() -> Controller:
-        nonlocal is_again
+        nonlocal has_connected
         failure = None
         if forward is not None:
-            if is_again:  # the last one did not answer
+            if has_connected:  # the last one did not answer
                 forward.forget_controller()
             failure = forward.prepare()
-        is_again = True
+        has_connected = True
         if isinstance(failure, KubernetesUnavailableError) and not contact.is_over:
             raise contact.explain(failure)
         headers = transport.headers(url)
@@ -160,47 +160,54 @@ def _session(
 
     context = None if forward is None else forward.access.context
     return Session(
-        connect, transport, patience=_PATIENCE, is_local=False, place=place, context=context
+        connect,
+        transport,
+        patience=_PATIENCE,
+        is_local=False,
+        pod_location=pod_location,
+        context=context,
     )
 
 
 def detect(cluster: ClusterSettings, *, patience: float) -> Choice:
-    """Decide for or against a cluster that nobody has pointed to, with the reason."""
-    found = inside(cluster)
-    if found is not None:
-        if found.answers(patience):
-            return Choice(cluster, f"{found.url} answers")
-        return Choice(None, f"{found.url} does not answer", is_doubtful=True)
+    """Decide for or against a cluster that no setting names, with the reason."""
+    in_cluster = inside(cluster)
+    if in_cluster is not None:
+        if in_cluster.answers(patience):
+            return Choice(cluster, f"{in_cluster.url} answers")
+        return Choice(None, f"{in_cluster.url} does not answer", is_doubtful=True)
     try:
-        transport = _make(cluster)
+        transport = _new_transport(cluster)
     except KubetorchError as error:  # the kubeconfig leads nowhere
         return Choice(None, error.message)
-    choice = _judge(cluster, transport, patience)
+    choice = _judge_cluster(cluster, transport, patience)
     if choice.cluster is None:
         transport.close()
     else:
-        _tried[cluster] = transport
+        _detected_transports[cluster] = transport
     return choice
 
 
-def _judge(cluster: ClusterSettings, transport: PortForwardTransport, patience: float) -> Choice:
+def _judge_cluster(
+    cluster: ClusterSettings, transport: PortForwardTransport, patience: float
+) -> Choice:
     access = transport.access
     if access.context in _deployed_contexts():
         return Choice(cluster, f"deployed to before, says {environment.contexts_file()}")
     try:
         is_installed = transport.is_installed(timeout=patience)
     except KubernetesForbiddenError as error:
-        why = f"whether Kubetorch is installed is not known: {error.message}"
+        reason = f"whether Kubetorch is installed is not known: {error.message}"
     except KubernetesUnavailableError:
-        why = f"the API server does not answer: {access.origin}"
+        reason = f"the API server does not answer: {access.origin}"
     except KubetorchError as error:
-        why = error.message
+        reason = error.message
     else:
         if is_installed:
             return Choice(cluster, "Kubetorch is installed there")
-        where = transport.install_namespace
-        return Choice(None, f"Kubetorch is not installed in namespace {where}: {access.origin}")
-    return Choice(None, why, is_doubtful=True)
+        namespace = transport.install_namespace
+        return Choice(None, f"Kubetorch is not installed in namespace {namespace}: {access.origin}")
+    return Choice(None, reason, is_doubtful=True)
 
 
 def _deployed_contexts() -> list[str]:
@@ -212,7 +219,7 @@ def _deployed_contexts() -> list[str]:
 
 
 def note_deploy(context: str) -> None:
-    """Keep in mind that the user means this context: services were deployed there."""
+    """Remember that services were deployed to this context."""
     if context in _deployed_contexts():
         return
     file = environment.contexts_file()

@@ -1,4 +1,4 @@
-"""The way to pods through the controller's own URL: `URL/namespace/service/…`.
+"""Connections to pods through the controller's own URL: `URL/namespace/service/…`.
 
 See `kubetorch.sdk.transport.pod_transport` for how a pod of the service is named.
 """
@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from kubetorch.errors import ConfigError
 from kubetorch.lib import sockets
-from kubetorch.sdk.transport.background import Background, Far
+from kubetorch.sdk.transport.background import Background, FarEnd
 from kubetorch.sdk.transport.pod_transport import DIRECT, pod_headers, relay_url, service_url
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class IngressTransport:
             raise
 
 
-class _TlsEnd(Far, asyncio.Protocol):
+class _TlsEnd(FarEnd, asyncio.Protocol):
     """The far side of a pipe: a connection inside TLS."""
 
     _transport: asyncio.Transport | None = None

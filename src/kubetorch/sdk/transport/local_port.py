@@ -1,7 +1,7 @@
 """A port of this machine that leads to the pods of a service.
 
-The listener is on loopback and asks for a token, as the pods themselves do: it passes on what
-comes, and adds nothing of this program's rights.
+The listener is on loopback and passes requests on unchanged: clients need a token, as they do for
+the pods themselves, and get none of this program's rights.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from kubetorch.wire.messages import PodView, WorkloadView
 
 #: Port of a pod at which its agent answers, as on Kubernetes.
 SERVER_PORT = 32300
-#: Seconds that a listener has to be there, and to be gone.
+#: Seconds that a listener has to start, and to stop.
 _TIMEOUT = 5.0
 _SERVICE = re.compile(rb"/([a-z0-9-]+)/([a-z0-9-]+)(?::\d{1,5})?(?=/)")
 
@@ -96,10 +96,10 @@ class LocalPort:
                 self._url = await asyncio.to_thread(self._find)
             except KubetorchError as error:
                 raise NoTargetError(error.message) from error
-        found = _SERVICE.match(path)
+        service_match = _SERVICE.match(path)
         outside = ""
-        if found is not None and b"/".join(found.groups()).decode() == self._prefix:
-            outside = found[0].decode()
+        if service_match is not None and b"/".join(service_match.groups()).decode() == self._prefix:
+            outside = service_match[0].decode()
         url = self._url
         parts = urlsplit(url)
         if parts.hostname is None:
@@ -108,41 +108,49 @@ class LocalPort:
         port = parts.port or (443 if parts.scheme == "https" else 80)
         if self._transport is DIRECT:
             return Target(parts.hostname, port, mount)
-        needed = dict(self._transport.headers(url))
-        # Where any host will do, that of the client stays; an ingress goes by its own.
-        if needed.pop("Host", None) is None:
-            needed["Host"] = authority(parts)
-        extra = tuple((name.lower().encode(), value.encode()) for name, value in needed.items())
+        header_values = dict(self._transport.headers(url))
+        # Pods take any host, so that of the client stays; an ingress needs its own.
+        if header_values.pop("Host", None) is None:
+            header_values["Host"] = authority(parts)
+        header_pairs = tuple(
+            (name.lower().encode(), value.encode()) for name, value in header_values.items()
+        )
 
         async def dial() -> socket.socket:
             connection = await asyncio.to_thread(self._transport.connect, url, CONNECT_TIMEOUT)
             connection.setblocking(False)
             return connection
 
-        return Target(parts.hostname, port, mount, extra, dial)
+        return Target(parts.hostname, port, mount, header_pairs, dial)
 
 
 def choose(view: WorkloadView, pod: str | None = None) -> PodView:
-    """The pod that is meant: by its name, else the oldest that serves."""
-    known = [one for one in view.pods if one.url and pod in (None, one.name)]
-    if not known:
+    """The pod of this name; without a name the oldest that serves."""
+    reachable_pods = [
+        listed_pod for listed_pod in view.pods if listed_pod.url and pod in (None, listed_pod.name)
+    ]
+    if not reachable_pods:
         raise ServiceNotFoundError(
             f"{view.spec.name} has no {'pod that runs' if pod is None else f'pod {pod}'}",
             hint=f"kt status {view.spec.name}",
         )
-    return min(known, key=lambda one: (not one.is_ready, one.started, one.ordinal))
+    return min(
+        reachable_pods,
+        key=lambda listed_pod: (not listed_pod.is_ready, listed_pod.started, listed_pod.ordinal),
+    )
 
 
 def inside(view: WorkloadView, port: int) -> str:
     """The prefix of paths at a pod's agent that lead to this port of the pod."""
     app = view.spec.callable.app
-    own = view.spec.compute.server_port or SERVER_PORT
-    if port == own:
+    agent_port = view.spec.compute.server_port or SERVER_PORT
+    if port == agent_port:
         return ""
     if app is not None and port == app.port:
         return routes.APP
-    known = f"{own} is that of the pod itself"
-    more = f", {app.port} that of its app" if app is not None and app.port is not None else ""
+    agent_hint = f"{agent_port} is that of the pod itself"
+    app_hint = f", {app.port} that of its app" if app is not None and app.port is not None else ""
     raise ResourceNotAvailableError(
-        f"nothing answers at port {port} of the pods of {view.spec.name}", hint=f"{known}{more}"
+        f"nothing answers at port {port} of the pods of {view.spec.name}",
+        hint=f"{agent_hint}{app_hint}",
     )

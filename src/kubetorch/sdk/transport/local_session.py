@@ -9,7 +9,7 @@ from kubetorch.local import lifetime
 from kubetorch.sdk.controller import Controller
 from kubetorch.sdk.transport.session import Session
 
-#: Seconds in which a service that ends may still look as if it ran, although it answers no more.
+#: Seconds for which a service that ends may seem to run, although it does not answer any more.
 _ENDING = 5.0
 
 

@@ -7,7 +7,7 @@ ask for an account's tokens may act as the account.
 
 No token is ever part of a message, and none is sent but through a port-forward, TLS or loopback.
 
-The token by which a controller knows a program in a pod: that of the pod's service account.
+A controller knows a program in a pod by the token of the pod's service account.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
     from kubetorch.k8s.client import Client
     from kubetorch.sdk.transport.tunnel import Tunnel
 
-#: Whom tokens are for: nobody but the controller takes them.
+#: Audience of the tokens: only the controller accepts them.
 AUDIENCE = "kubetorch"
 #: Accounts of a namespace's users and of administrators.
 USER, ADMINISTRATOR = "kubetorch-user", "kubetorch-admin"
-#: Seconds that a token is asked for.
+#: Seconds that a requested token is valid.
 LIFETIME = 3600
-#: The part of a token's life after which there is to be another.
-_RENEWED = 0.8
-#: Seconds after which the kubeconfig's own token is looked at again.
-_LOOK = 30.0
+#: The part of a token's life after which another is requested.
+_RENEWAL_SHARE = 0.8
+#: Seconds after which the kubeconfig's own token is read again.
+_REREAD_SECONDS = 30.0
 _NAMESPACE = re.compile(
     r"/v1/(?:workloads|secrets|volumes)/([a-z0-9-]+)|[?&]namespace=([a-z0-9-]+)"
 )
@@ -61,38 +61,38 @@ class Login:
         self._namespace = namespace
         self._install_namespace = install_namespace
         self._lock = threading.Lock()
-        #: By namespace.
+        #: The tokens by namespace.
         self._tokens: dict[str, _Token] = {}
         processes.at_fork(self.abandon)
 
     def token(self, path: str) -> str:
-        found = _NAMESPACE.search(path)
-        namespace = self._namespace if found is None else found[1] or found[2]
+        match = _NAMESPACE.search(path)
+        namespace = self._namespace if match is None else match[1] or match[2]
         with self._lock:
-            known = self._tokens.get(namespace)
-            if known is None or known.until < time.monotonic():
-                known = self._tunnel.ask(lambda client: self._fetch(client, namespace))
-                self._tokens[namespace] = known
-            return known.text
+            namespace_token = self._tokens.get(namespace)
+            if namespace_token is None or namespace_token.until < time.monotonic():
+                namespace_token = self._tunnel.ask(lambda client: self._fetch(client, namespace))
+                self._tokens[namespace] = namespace_token
+            return namespace_token.text
 
     def reject(self, token: str) -> bool:
-        """The controller does not take this token: whether there may be another."""
+        """Forget a token that the controller refused; true, for there may be another."""
         with self._lock:
-            for namespace, known in list(self._tokens.items()):
-                if known.text == token:
+            for namespace, namespace_token in list(self._tokens.items()):
+                if namespace_token.text == token:
                     del self._tokens[namespace]
         self._tunnel.ask(lambda client: _reject(client, token))
         return True
 
     def abandon(self) -> None:
-        """In a forked child the lock may be held for ever."""
+        """Replace the lock in a forked child, where it may be held for ever."""
         self._lock = threading.Lock()
 
     async def _fetch(self, client: Client, namespace: str) -> _Token:
         now = time.monotonic()
-        own = await client.session.bearer_token()
-        if own is not None:
-            return _Token(own, now + _LOOK)
+        bearer_token = await client.session.bearer_token()
+        if bearer_token is not None:
+            return _Token(bearer_token, now + _REREAD_SECONDS)
         accounts = (
             Ref(SERVICE_ACCOUNTS, USER, namespace, "token"),
             Ref(SERVICE_ACCOUNTS, ADMINISTRATOR, self._install_namespace, "token"),
@@ -100,20 +100,23 @@ class Login:
         refusals: list[KubernetesRequestError] = []
         for account in accounts:
             try:
-                given = await client.post(account, _REQUEST)
+                answer = await client.post(account, _REQUEST)
             except (KubernetesForbiddenError, KubernetesNotFoundError) as error:
                 refusals.append(error)
             else:
-                return _Token(given["status"]["token"], now + _life(given["status"]) * _RENEWED)
-        raise self._nothing(namespace, refusals) from refusals[-1]
+                return _Token(
+                    answer["status"]["token"],
+                    now + _remaining_seconds(answer["status"]) * _RENEWAL_SHARE,
+                )
+        raise self._refused_error(namespace, refusals) from refusals[-1]
 
-    def _nothing(
+    def _refused_error(
         self, namespace: str, refusals: list[KubernetesRequestError]
     ) -> KubernetesCredentialsError:
-        why = "; ".join(error.message for error in refusals)
+        reasons = "; ".join(error.message for error in refusals)
         return KubernetesCredentialsError(
             f"{self._tunnel.access.origin} has no bearer token, and the API server gives none for "
-            f"Kubetorch: {why}",
+            f"Kubetorch: {reasons}",
             hint=f"an administrator of the cluster grants the right with: kubectl create role "
             f"kubetorch-login -n {self._install_namespace} --verb=create "
             f"--resource=serviceaccounts/token --resource-name={ADMINISTRATOR} && kubectl create "
@@ -133,7 +136,7 @@ async def _reject(client: Client, token: str) -> None:
     client.session.reject_token(token)
 
 
-def _life(status: dict[str, Any]) -> float:
+def _remaining_seconds(status: dict[str, Any]) -> float:
     try:
         end = resources.seconds(status["expirationTimestamp"])
     except (KeyError, ValueError):
@@ -142,22 +145,22 @@ def _life(status: dict[str, Any]) -> float:
 
 
 #: Seconds after which the file is read again; the kubelet replaces it long before it ends.
-_FILE_LOOK = 60.0
+_FILE_REREAD_SECONDS = 60.0
 
 
 class PodToken:
-    """A file that is read again and again (a `kubetorch.lib.http_client.Credential`)."""
+    """The token in a file, which is read again and again (a `lib.http_client.Credential`)."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._lock = threading.Lock()
         self._text = ""
-        self._read = -_FILE_LOOK
+        self._read = -_FILE_REREAD_SECONDS
 
     def token(self, path: str) -> str:
         del path
         with self._lock:
-            if time.monotonic() - self._read >= _FILE_LOOK:
+            if time.monotonic() - self._read >= _FILE_REREAD_SECONDS:
                 try:
                     self._text = self._file.read_text(encoding="utf-8").strip()
                 except OSError as error:
@@ -170,5 +173,5 @@ class PodToken:
 
     def reject(self, token: str) -> bool:
         """True if the file has another token by now."""
-        self._read = -_FILE_LOOK
+        self._read = -_FILE_REREAD_SECONDS
         return self.token("") != token

@@ -9,8 +9,7 @@ the transport that gave it can connect to it.
 
 URLs of pods behind a controller that relays requests: `URL/namespace/service/…`.
 
-Which pod of the service is meant stands behind `#` in the URL, which is not sent, and in a header,
-which is.
+The name of the pod stands behind `#` in the URL, which is not sent, and in a header, which is sent.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class PodTransport(Protocol):
         """URL of the scaler of an autoscaled service, whose URL in the cluster is given."""
 
     def connect(self, url: str, timeout: float | None) -> socket.socket:
-        """A blocking connection to what the URL stands for."""
+        """A blocking connection to the pod or controller of the URL."""
 
     def headers(self, url: str) -> Mapping[str, str]:
         """The headers that requests need on the way to the URL."""
@@ -52,7 +51,7 @@ class PodTransport(Protocol):
     def base_url(self, namespace: str, service: str) -> str | None:
         """The URL of a service for other programs of this machine.
 
-        Empty where the controller's own word counts, `None` where it takes a forwarded port.
+        Empty where the URL from the controller is right, `None` where a port has to be forwarded.
         """
 
     def close(self) -> None:
@@ -102,7 +101,7 @@ def client(
     timeout: float | None = 30.0,
     hint: str | None = None,
 ) -> HttpClient:
-    """Requests to what a URL of this way stands for."""
+    """A client for the pod or controller that a URL of this transport stands for."""
     from kubetorch.lib.http_client import HttpClient  # noqa: PLC0415  # calls do without it
 
     return HttpClient(

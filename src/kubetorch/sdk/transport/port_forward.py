@@ -1,8 +1,8 @@
-"""The way to a controller and to pods in a cluster, through its API server.
+"""Connections to a controller and to pods in a cluster, through its API server.
 
 URLs are of hosts that only this transport knows: `http://POD.NAMESPACE.tunnel:32300` is a port of
-a pod, `http://kubetorch-controller.NAMESPACE.tunnel:8080` that of whichever pod of the controller
-is ready. Where the user may not forward ports of pods, calls go through the controller:
+a pod, `http://kubetorch-controller.NAMESPACE.tunnel:8080` the port of a ready pod of the
+controller. Where the user may not forward ports of pods, calls go through the controller:
 `http://kubetorch-controller.NAMESPACE.tunnel:8080/team/service#pod`.
 """
 
@@ -47,10 +47,10 @@ if TYPE_CHECKING:
 LABELS = "app.kubernetes.io/name=kubetorch,app.kubernetes.io/component=controller"
 #: Seconds for which calls wait: an API server that restarts is away for a while.
 PATIENCE = 90.0
-#: What the hosts of our URLs end with; no such domain exists.
+#: The end of the hosts of our URLs; no such domain exists.
 _SUFFIX = ".tunnel"
-#: Seconds for which it is known whether ports of a namespace's pods may be forwarded.
-_KNOWN = 300.0
+#: Seconds for which the permission to forward ports of a namespace's pods is remembered.
+_PERMISSION_SECONDS = 300.0
 
 
 class PortForwardTransport:
@@ -65,23 +65,23 @@ class PortForwardTransport:
         self.login = Login(self.tunnel, namespace, install_namespace)
         self.controller_url = f"http://{CONTROLLER}.{install_namespace}{_SUFFIX}:{CONTROLLER_PORT}"
         self._controller_pod: str | None = None
-        #: The pod that did not answer as the controller: another one may lead.
+        #: The pod that did not answer as the controller: another pod may lead.
         self._avoided: str | None = None
-        #: Whether pods' ports may be forwarded, by namespace, and until when that is known.
+        #: Permissions to forward pods' ports, by namespace, and the end of their validity.
         self._may_forward: dict[str, tuple[bool, float]] = {}
-        #: A connection to the controller that nobody has used yet, and when it was made.
+        #: An unused connection to the controller, and the moment when it was made.
         self._spare: tuple[socket.socket, float] | None = None
 
     # -------------------------------------------------------------------------- the controller
 
     def is_installed(self, *, timeout: float | None) -> bool:
         try:
-            self._controller_pod = self.tunnel.ask(self._find, timeout=timeout)
+            self._controller_pod = self.tunnel.ask(self._find_controller_pod, timeout=timeout)
         except ControllerUnavailableError:
             return True
         return self._controller_pod is not None
 
-    async def _find(self, client: Client) -> str | None:
+    async def _find_controller_pod(self, client: Client) -> str | None:
         listing = await client.list(Selection(PODS, self.install_namespace, labels=LABELS))
         ready = sorted((pod for pod in listing.items if _is_ready(pod)), key=_rank)
         names = [str(pod["metadata"]["name"]) for pod in ready]
@@ -97,15 +97,15 @@ class PortForwardTransport:
         )
 
     def _dial_controller(self, timeout: float | None) -> socket.socket:
-        known = self._controller_pod
-        if known is not None:
+        known_pod = self._controller_pod
+        if known_pod is not None:
             try:
-                return self.tunnel.dial(self.install_namespace, known, CONTROLLER_PORT, timeout)
+                return self.tunnel.dial(self.install_namespace, known_pod, CONTROLLER_PORT, timeout)
             except KubernetesRequestError as error:
                 if isinstance(error, KubernetesForbiddenError):
                     raise
                 self._controller_pod = None
-        name = self._controller_pod = self.tunnel.ask(self._find, timeout=timeout)
+        name = self._controller_pod = self.tunnel.ask(self._find_controller_pod, timeout=timeout)
         if name is None:
             raise ConfigError(
                 f"Kubetorch is not installed in namespace {self.install_namespace} "
@@ -152,7 +152,7 @@ class PortForwardTransport:
         return None
 
     def forget_controller(self) -> None:
-        """The pod that was the controller did not answer: look again which is."""
+        """The pod of the controller did not answer: find its pod anew."""
         self._avoided, self._controller_pod = self._controller_pod, None
 
     # ------------------------------------------------------------------------------------ pods
@@ -162,12 +162,12 @@ class PortForwardTransport:
         port = urlsplit(pod.url).port if pod.url else None
         if port is None:
             return ""
-        if not self._forwards(namespace):
+        if not self._may_forward_ports(namespace):
             return relay_url(self.controller_url, namespace, service, pod.name)
         return f"http://{pod.name}.{namespace}{_SUFFIX}:{port}"
 
     def scaler(self, namespace: str, service: str, url: str) -> str:
-        """The controller's relay: a forwarded port would pass the scaler by."""
+        """The controller's relay: a forwarded port would bypass the scaler."""
         del url
         return service_url(self.controller_url, namespace, service)
 
@@ -186,7 +186,7 @@ class PortForwardTransport:
             raise ConnectionRefusedError(f"pod {pod} is gone") from error
         except KubernetesForbiddenError as error:
             # Asked again, the route gets an address at the controller.
-            self._may_forward[namespace] = (False, time.monotonic() + _KNOWN)
+            self._may_forward[namespace] = (False, time.monotonic() + _PERMISSION_SECONDS)
             raise ConnectionAbortedError(error.message) from error
         except KubernetesRequestError as error:
             if failures.is_passing(error):  # the pod's node does not answer
@@ -194,7 +194,7 @@ class PortForwardTransport:
             raise
 
     def headers(self, url: str) -> Mapping[str, str]:
-        """Hosts have the name that they have for each forwarded port; the relay gets the pod."""
+        """The host as behind any forwarded port, and for the relay the pod."""
         parts = urlsplit(url)
         if not (parts.hostname or "").endswith(_SUFFIX):
             return {}
@@ -209,12 +209,15 @@ class PortForwardTransport:
             self._spare[0].close()
         self.tunnel.close()
 
-    def _forwards(self, namespace: str) -> bool:
-        known = self._may_forward.get(namespace)
-        if known is None or known[1] < time.monotonic():
+    def _may_forward_ports(self, namespace: str) -> bool:
+        permission = self._may_forward.get(namespace)
+        if permission is None or permission[1] < time.monotonic():
             allowed = self.tunnel.ask(lambda client: _may_forward(client, namespace))
-            known = self._may_forward[namespace] = (allowed, time.monotonic() + _KNOWN)
-        return known[0]
+            permission = self._may_forward[namespace] = (
+                allowed,
+                time.monotonic() + _PERMISSION_SECONDS,
+            )
+        return permission[0]
 
 
 async def _is_unknown(client: Client, namespace: str) -> bool:
@@ -240,7 +243,7 @@ async def _may_forward(client: Client, namespace: str) -> bool:
         try:
             answer = await client.create(review)
         except KubernetesRequestError:
-            return True  # it is seen when it is tried
+            return True  # the first forward will show it
         if (answer.get("status") or {}).get("allowed"):
             return True
     return False
@@ -250,7 +253,10 @@ def _is_ready(pod: Object) -> bool:
     if (pod.get("metadata") or {}).get("deletionTimestamp"):
         return False
     conditions = (pod.get("status") or {}).get("conditions") or []
-    return any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions)
+    return any(
+        condition.get("type") == "Ready" and condition.get("status") == "True"
+        for condition in conditions
+    )
 
 
 def _rank(pod: Object) -> tuple[bool, str]:

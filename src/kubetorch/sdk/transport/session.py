@@ -1,4 +1,4 @@
-"""The connection of this process to a controller: reached once, and again when it has ended."""
+"""The connection of this process to a controller: made once, and again when it has ended."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from kubetorch.wire.messages import PodView, WorkloadView
 
 _T = TypeVar("_T")
-#: What a token allows that stands for the user's own.
-_OWN = ("exec",)
+#: The verbs of a token that stands for the owner's own.
+_OWNER_VERBS = ("exec",)
 _FIRST_DELAY, _LONGEST_DELAY = 0.05, 1.0
 
 
 class ClusterSettings(NamedTuple):
-    """A cluster, as a user means one."""
+    """A cluster, as a user names it."""
 
     kubeconfig: str | None
     install_namespace: str
@@ -35,7 +35,7 @@ class Choice(NamedTuple):
     Attributes:
         cluster: The cluster; `None` for this machine.
         why: The reason, for people.
-        is_doubtful: Whether it is this machine only because a cluster did not answer.
+        is_doubtful: True if this machine was chosen because a cluster did not answer.
     """
 
     cluster: ClusterSettings | None
@@ -44,15 +44,15 @@ class Choice(NamedTuple):
 
 
 class Session:
-    """A controller, and how to reach it again. Threads may share it.
+    """A controller, which is connected again when it ended. Threads may share it.
 
     Args:
-        connect: Reaches the controller.
-        transport: The way to pods.
-        patience: Seconds for which a question is asked again while the controller is away.
-        is_local: Whether it is this machine's own.
-        place: Where the pods run, for people.
-        context: The context of the kubeconfig that leads there, if one does.
+        connect: Connects with the controller.
+        transport: Connects with pods.
+        patience: Seconds for which a question is repeated while the controller is away.
+        is_local: True for the controller of this machine.
+        pod_location: The place where pods run, for people.
+        context: The context of the kubeconfig for this cluster, if there is one.
     """
 
     #: Why this controller was chosen.
@@ -65,18 +65,18 @@ class Session:
         *,
         patience: float = 0.0,
         is_local: bool = True,
-        place: str = "this machine",
+        pod_location: str = "this machine",
         context: str | None = None,
     ) -> None:
         self.transport = transport
         self.patience = patience
         self.is_local = is_local
-        self.place = place
+        self.pod_location = pod_location
         self.context = context
         self._connect = connect
         self._lock = threading.Lock()
         self._controller: Controller | None = None
-        #: Why `warm` did not reach it the last time.
+        #: The error of the last `warm`, if it failed.
         self._failure: Exception | None = None
 
     def controller(self) -> Controller:
@@ -89,9 +89,9 @@ class Session:
             return self._controller
 
     def warm(self) -> None:
-        """Reach the controller in a thread, while the caller does other things.
+        """Connect with the controller in a thread, while the caller does other things.
 
-        That it cannot be reached is said to whoever needs it.
+        An error is raised where the controller is needed.
         """
         if self._controller is not None or not self._lock.acquire(blocking=False):
             return
@@ -102,7 +102,7 @@ class Session:
             raise
 
     def _warm(self) -> None:
-        """Reach the controller, with the lock held."""
+        """Connect with the controller; the lock is held."""
         self._failure = None
         try:
             self._controller = self._connect()
@@ -112,7 +112,7 @@ class Session:
             self._lock.release()
 
     def reconnect(self, failed: Controller) -> Controller:
-        """The controller again, after it did not answer: it may have ended meanwhile."""
+        """Connect again with a controller that did not answer: it may have ended meanwhile."""
         with self._lock:
             if self._controller is failed:
                 self._controller = None
@@ -142,36 +142,38 @@ class Session:
         return processes.identity() if self.is_local else ""
 
     def address(self, view: WorkloadView, pod: PodView) -> str:
-        """URL of the agent of a pod, for this session's way; empty while there is none."""
+        """URL of the agent of a pod, for this session's transport; empty while there is none."""
         return self.transport.address(view.spec.namespace, view.spec.name, pod)
 
     def scaler(self, view: WorkloadView) -> str:
-        """URL of what makes pods for calls; empty where they go to pods, or nothing is between."""
+        """URL of the scaler, which makes pods for calls; empty where calls go to pods."""
         if not view.scaler or self.transport is DIRECT:
             return ""
         return self.transport.scaler(view.spec.namespace, view.spec.name, view.scaler)
 
     def call_token(self, view: WorkloadView) -> str:
-        """The token for calls of a workload; the error for who may not call names the right."""
+        """The token for calls of a workload; the error of a refusal names the missing right."""
         spec = view.spec
         return view.token or self.ask(
             lambda controller: controller.get_token(spec.namespace, spec.name).token
         )
 
     def own_token(self, view: WorkloadView) -> str:
-        """A token for what only the owner of a workload may do in its pods, such as a shell."""
+        """A token for acts of the workload's owner in its pods, such as a shell."""
 
         def get(controller: Controller) -> str:
             if controller.token is not None:
                 return controller.token
             spec = view.spec
-            return controller.get_token(spec.namespace, spec.name, verbs=_OWN).token
+            return controller.get_token(spec.namespace, spec.name, verbs=_OWNER_VERBS).token
 
         return self.ask(get)
 
     def get_workload(self, namespace: str, name: str) -> WorkloadView:
         program = self.program
-        return self.ask(lambda asked: asked.get_workload(namespace, name, program=program))
+        return self.ask(
+            lambda controller: controller.get_workload(namespace, name, program=program)
+        )
 
     def find(self, namespace: str, names: Iterable[str]) -> WorkloadView | None:
         """The first of these workloads that exists."""

@@ -3,7 +3,7 @@
     thread ── socket ═ Pipe ── WebSocket (port-forward) ── API server ── kubelet ── pod
 
 One thread of the process owns the loop, the client of the API server and all WebSockets. There is
-no listener: nobody else on the machine gets in.
+no listener: other programs of the machine cannot get in.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kubetorch.k8s.client import Client
 from kubetorch.k8s.resources import PODS, Ref
 from kubetorch.lib import websocket_protocol
 from kubetorch.lib.websocket import Connection, Endpoint
-from kubetorch.sdk.transport.background import Background, Far
+from kubetorch.sdk.transport.background import Background, FarEnd
 
 if TYPE_CHECKING:
     from kubetorch.k8s.kubeconfig import Access
@@ -29,10 +29,9 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 #: Seconds that an API server has to answer.
 ANSWER = 10.0
-#: Seconds for which a request that may be repeated is repeated by the client itself. Whoever asks
-#: here repeats for longer.
+#: Seconds for which the client repeats a request. The callers of this module repeat for longer.
 _PATIENCE = 0.5
-#: Bytes of what a kubelet says about a connection that are kept.
+#: Bytes of a kubelet's error about a connection that are logged.
 _COMPLAINT = 1000
 _logger = logging.getLogger(__name__)
 
@@ -43,7 +42,7 @@ class Tunnel:
     def __init__(self, access: Access) -> None:
         self.access = access
         self._background = Background(self._finish)
-        # Of the loop that runs; a forked child has another one.
+        #: The client of the running loop; a forked child has another loop.
         self._clients: dict[asyncio.AbstractEventLoop, Client] = {}
 
     def ask(
@@ -57,7 +56,7 @@ class Tunnel:
     def dial(self, namespace: str, pod: str, port: int, timeout: float | None) -> socket.socket:
         """A blocking connection to a port of a pod.
 
-        Whether anybody listens there is known only when something is read.
+        Only the first read shows whether a program listens there.
         """
         ref = Ref(PODS, pod, namespace)
         try:
@@ -74,11 +73,11 @@ class Tunnel:
     def _client(self) -> Client:
         """The client of this loop."""
         loop = asyncio.get_running_loop()
-        found = self._clients.get(loop)
-        if found is None:
-            found = Client(self.access, timeout=ANSWER, patience=_PATIENCE)
-            self._clients = {loop: found}
-        return found
+        client = self._clients.get(loop)
+        if client is None:
+            client = Client(self.access, timeout=ANSWER, patience=_PATIENCE)
+            self._clients = {loop: client}
+        return client
 
     async def _open(self, near: socket.socket, pod: Ref, port: int) -> None:
         client = self._client()
@@ -101,7 +100,7 @@ class Tunnel:
         )
 
 
-class _PodEnd(Far, Endpoint):
+class _PodEnd(FarEnd, Endpoint):
     """The far side of a pipe: a connection's endpoint."""
 
     _connection: Connection | None = None
@@ -142,8 +141,8 @@ class _PodEnd(Far, Endpoint):
         elif payload[0] == pod_streams.PORT_DATA:
             self.pipe.deliver(payload[1:])
         elif payload[0] == pod_streams.PORT_ERROR and len(payload) > 1:
-            said = bytes(payload[1:_COMPLAINT]).decode(errors="replace").strip()
-            _logger.debug("a connection to a pod broke: %s", said)
+            complaint = bytes(payload[1:_COMPLAINT]).decode(errors="replace").strip()
+            _logger.debug("a connection to a pod broke: %s", complaint)
             self.close()
             self.pipe.end()
 

@@ -20,7 +20,7 @@ from kubetorch.errors import (
     WorkerDiedError,
     WorkerMembershipChanged,
 )
-from kubetorch.sdk.calls.attempts import Again, Done, Invocation, Target, Yielded
+from kubetorch.sdk.calls.attempts import Done, Invocation, RetryAfter, Target, Yielded
 from kubetorch.sdk.calls.options import CallOptions
 from kubetorch.sdk.calls.route import Location, Route
 from kubetorch.sdk.calls.stream import Stream
@@ -107,7 +107,7 @@ def test_what_never_started_is_sent_again_if_that_can_help(
     error: KubetorchError, is_sent_again: bool
 ) -> None:
     step = invocation().step(stream(), failed(error, started=False))
-    assert isinstance(step, Again) == is_sent_again
+    assert isinstance(step, RetryAfter) == is_sent_again
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_what_started_is_made_again_only_as_often_as_was_asked(error: KubetorchE
     assert isinstance(invocation().step(stream(), failed(error)), Done)
     call = invocation(retries=2)
     steps = [call.step(stream(), failed(error)) for _ in range(3)]
-    assert [type(step) for step in steps] == [Again, Again, Done]
+    assert [type(step) for step in steps] == [RetryAfter, RetryAfter, Done]
     assert isinstance(steps[-1], Done)
     assert type(steps[-1].error) is type(error)
 
@@ -135,7 +135,7 @@ def test_a_generator_that_has_yielded_is_never_run_again() -> None:
 
 def test_a_call_lost_before_it_was_written_is_sent_again_and_any_other_is_not() -> None:
     lost = CallLostError("gone")
-    assert isinstance(invocation().step(stream(), event(LOST, lost)), Again)
+    assert isinstance(invocation().step(stream(), event(LOST, lost)), RetryAfter)
     done = invocation().step(stream(), event(LOST, lost, was_written=True))
     assert isinstance(done, Done)
     assert done.error is lost
@@ -168,7 +168,7 @@ def test_ranks_come_as_a_list_in_rank_order() -> None:
 def test_pauses_between_attempts_grow() -> None:
     call = invocation()
     again = [call.step(stream(), event(LOST, CallLostError("gone"))) for _ in range(10)]
-    delays = [step.delay for step in again if isinstance(step, Again)]
+    delays = [step.delay for step in again if isinstance(step, RetryAfter)]
     assert delays == sorted(delays)
     assert delays[0] < 0.1
     assert delays[-1] == 1.0
@@ -182,7 +182,7 @@ def test_a_deadline_ends_the_wait_for_an_attempt_to_begin() -> None:
 def test_each_attempt_has_the_whole_timeout() -> None:
     call = invocation(timeout=30, retries=1, backoff=5)
     first = call.expires
-    assert call.step(stream(), failed(WorkerDiedError("died"))) == Again(5)
+    assert call.step(stream(), failed(WorkerDiedError("died"))) == RetryAfter(5)
     assert first is not None
     assert call.expires is not None
     assert call.expires - first >= 5
@@ -203,7 +203,7 @@ def test_a_timeout_is_no_reason_to_run_again_unless_it_is_named(
     retry_on: object, is_again: bool
 ) -> None:
     call = invocation(timeout=30, retries=1, retry_on=retry_on)
-    assert isinstance(call.step(stream(), event(EXPIRED)), Again) == is_again
+    assert isinstance(call.step(stream(), event(EXPIRED)), RetryAfter) == is_again
     done = call.step(stream(), event(EXPIRED))
     assert isinstance(done, Done)
     assert isinstance(done.error, CallTimeoutError)
@@ -219,7 +219,13 @@ def test_what_the_worker_found_named_runs_again_after_pauses_that_double() -> No
     call = invocation(retries=5, retry_on=("prog.Custom",), backoff=2, max_backoff=10)
     failure = exceptions.Failure("Custom", "text", module="prog", qualname="Custom", repeats=True)
     steps = [call.step(stream(), event(Kind.ERROR, None, failure.to_json())) for _ in range(6)]
-    assert steps[:5] == [Again(2), Again(4), Again(8), Again(10), Again(10)]
+    assert steps[:5] == [
+        RetryAfter(2),
+        RetryAfter(4),
+        RetryAfter(8),
+        RetryAfter(10),
+        RetryAfter(10),
+    ]
     assert isinstance(steps[5], Done)
     assert vars(steps[5].error)["attempts"] == 6
 

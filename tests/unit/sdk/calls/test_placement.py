@@ -26,7 +26,7 @@ class Pods:
         self.place(item)
 
     def place(self, item: int) -> None:
-        pod = self.placement.place(item)
+        pod = self.placement.assign(item)
         assert pod is not None
         self.lines[pod].append(item)
 
@@ -123,9 +123,9 @@ def test_a_pod_that_comes_takes_part_and_one_that_goes_gets_nothing_more() -> No
     assert not pods.placement.has_room
     pods.placement.update([0, "new"])  # type: ignore[list-item]
     assert pods.placement.has_room
-    assert pods.placement.place(100) == "new"  # type: ignore[comparison-overlap]
+    assert pods.placement.assign(100) == "new"  # type: ignore[comparison-overlap]
     pods.placement.update([])
-    assert pods.placement.place(101) is None
+    assert pods.placement.assign(101) is None
 
 
 @settings(max_examples=300, deadline=None)

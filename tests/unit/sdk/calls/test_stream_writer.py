@@ -28,10 +28,10 @@ def feed(call: PendingCall, total: int) -> int:
     granted = done = 0
     while done < total:
         size = min(frames.CHUNK, total - done)
-        place = call.place(size)
+        place = call.next_memory(size)
         assert place is not None
         place[:] = bytes([done // frames.CHUNK % 251]) * size
-        is_whole, grant = call.placed(size)
+        is_whole, grant = call.note_received(size)
         granted += grant
         done += size
         assert is_whole == (done == total)
@@ -69,7 +69,7 @@ def test_room_for_a_yielded_value_is_granted_when_the_program_takes_it() -> None
     call, events = begun(Kind.YIELD, HALF)
     assert feed(call, HALF) == 0
     (event,) = events
-    assert call.take(event.weight) == HALF
+    assert call.note_taken(event.weight) == HALF
 
 
 def test_a_value_larger_than_the_window_arrives_all_the_same() -> None:
@@ -78,7 +78,7 @@ def test_a_value_larger_than_the_window_arrives_all_the_same() -> None:
     granted = feed(call, total)
     # What the agent may have sent without a grant never exceeds its window.
     assert total - granted <= frames.WINDOW
-    taken = call.take(events[0].weight)
+    taken = call.note_taken(events[0].weight)
     assert total - granted - taken < GRANT
 
 
@@ -93,9 +93,9 @@ def test_a_frame_with_part_of_a_payload_breaks_the_protocol(size: int, total: in
 def test_payload_beyond_the_value_or_without_one_breaks_the_protocol() -> None:
     call, _ = begun(Kind.RESULT, 100)
     with pytest.raises(ProtocolError):
-        call.place(101)
+        call.next_memory(101)
     with pytest.raises(ProtocolError):
-        PendingCall(1, lambda event: None).place(1)
+        PendingCall(1, lambda event: None).next_memory(1)
 
 
 def test_an_abandoned_call_is_told_nothing() -> None:
@@ -130,7 +130,7 @@ def test_chunks_are_full_and_together_the_payload() -> None:
     chunks = []
     while not item.is_done:
         assert item.can_send
-        chunks.append(b"".join(item.take()))
+        chunks.append(b"".join(item.take_chunk()))
         item.grant(len(chunks[-1]))
     assert b"".join(chunks) == payload
     assert {len(chunk) for chunk in chunks[:-1]} == {frames.CHUNK}
@@ -141,7 +141,7 @@ def test_nothing_is_sent_beyond_what_was_granted() -> None:
     item, _ = upload([bytes(3 * frames.WINDOW)])
     sent = 0
     while item.can_send:
-        sent += sum(map(len, item.take()))
+        sent += sum(map(len, item.take_chunk()))
     assert sent == frames.WINDOW
     item.grant(frames.CHUNK - 1)
     assert not item.can_send
@@ -152,27 +152,27 @@ def test_nothing_is_sent_beyond_what_was_granted() -> None:
 def test_the_last_chunk_needs_only_its_own_room() -> None:
     item, _ = upload([bytes(frames.WINDOW + 10)])
     while item.can_send:
-        item.take()
+        item.take_chunk()
     item.grant(9)
     assert not item.can_send
     item.grant(1)
-    assert sum(map(len, item.take())) == 10
+    assert sum(map(len, item.take_chunk())) == 10
     assert item.is_done
 
 
 def test_rewinding_begins_again_with_a_whole_window() -> None:
     item, payload = upload([b"a" * 300_000, b"b" * 300_000])
-    first = b"".join(item.take())
+    first = b"".join(item.take_chunk())
     item.rewind()
-    assert b"".join(item.take()) == first
+    assert b"".join(item.take_chunk()) == first
     rest = []
     while not item.is_done:
-        rest.append(b"".join(item.take()))
+        rest.append(b"".join(item.take_chunk()))
     assert first + b"".join(rest) == payload
 
 
 def test_a_chunk_of_many_small_pieces_is_put_together() -> None:
     item, payload = upload([b"x" * 65] * 5000)
-    parts = item.take()
+    parts = item.take_chunk()
     assert len(parts) == 1
     assert bytes(parts[0]) == payload[: frames.CHUNK]
