@@ -25,7 +25,7 @@ from kubetorch.errors import (
 )
 from kubetorch.lib import memory
 from kubetorch.pod.logs import Line
-from kubetorch.pod.membership import REPEAT, Membership
+from kubetorch.pod.membership import RESEND_INTERVAL, Membership
 from kubetorch.pod.peers import fan_out
 from kubetorch.pod.rank_calls import DOUBT, HANGING, NEWS, SETTLING, RankGroup, select
 from kubetorch.pod.worker_process.worker import CallSink, OwnedPayload, Payload
@@ -488,7 +488,7 @@ def test_a_newer_world_is_asked_for_as_long_as_the_controller_waits_for_it(setti
         pod = Pod(2, launch_timeout=2000, **settings)
         assert not pod.group.takes(opening(restart_procs=True), time.time())
         await pause(3000)
-        assert len(pod.sent) == pytest.approx(seconds / REPEAT, abs=2)
+        assert len(pod.sent) == pytest.approx(seconds / RESEND_INTERVAL, abs=2)
 
     run(scenario())
 
@@ -509,7 +509,7 @@ def test_restart_procs_waits_for_a_newer_world_and_asks_until_it_comes():
         request = opening(restart_procs=True, id="call-9")
         assert not pod.group.takes(request, time.time())
         assert pod.group.takes(opening(), time.time())
-        await pause(2.5 * REPEAT)
+        await pause(2.5 * RESEND_INTERVAL)
         assert set(pod.sent) == {Regroup(id="call-9", epoch=1, is_quorum_awaited=True)}
         assert len(pod.sent) == 3
         waiting_since = time.time()
@@ -518,7 +518,7 @@ def test_restart_procs_waits_for_a_newer_world_and_asks_until_it_comes():
         assert not pod.group.takes(opening(), time.time())
         newer = pod.start()
         assert newer.takes(request, time.time())
-        await pause(2.5 * REPEAT)
+        await pause(2.5 * RESEND_INTERVAL)
         assert len(pod.sent) == 3
         another = opening(restart_procs=True, id="call-10")
         assert newer.takes(another, waiting_since)
