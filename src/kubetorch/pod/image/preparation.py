@@ -297,8 +297,8 @@ class Preparation:
         if refused_manager is not None:
             text = (
                 f"skipped {image_steps.describe(step)!r}: {refused_manager} installs into the "
-                "machine; KT_PACKAGE_MANAGERS=true allows it in the pod's own view of the machine's "
-                "files"
+                "machine; KT_PACKAGE_MANAGERS=true allows it in the pod's own view of the "
+                "machine's files"
             )
         elif isinstance(step, UserStep):
             is_container = self.images.filesystem.is_container
