@@ -55,11 +55,11 @@ def main(arguments: Sequence[str] | None = None, run: Run = run) -> int:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     # So that what was started is stopped.
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
-    found: dict[str, list[Row]] = {}
+    rows_by_name: dict[str, list[Row]] = {}
     unavailable = False
     for name in _expanded(options.names):
         try:
-            found[name] = run(name, options.rounds)
+            rows_by_name[name] = run(name, options.rounds)
         except UnavailableError as error:
             unavailable = True
             print(f"{name} cannot be measured here: {error}", file=sys.stderr)
@@ -67,22 +67,30 @@ def main(arguments: Sequence[str] | None = None, run: Run = run) -> int:
         except GroupsFailedError as error:
             unavailable = True
             print(f"of {name} {error}", file=sys.stderr)
-            found[name] = error.rows
+            rows_by_name[name] = error.rows
         if not options.json:
-            print(f"{name}\n\n{figures.table(found[name])}\n", flush=True)
+            print(f"{name}\n\n{figures.table(rows_by_name[name])}\n", flush=True)
     if options.json:
-        print(json.dumps({name: figures.as_json(rows) for name, rows in found.items()}, indent=2))
-    return 1 if unavailable or (not _kept(found) and options.check) else 0
+        print(
+            json.dumps(
+                {name: figures.as_json(rows) for name, rows in rows_by_name.items()}, indent=2
+            )
+        )
+    return 1 if unavailable or (not _keeps_budgets(rows_by_name) and options.check) else 0
 
 
 def _expanded(names: Sequence[str]) -> list[str]:
     """Each benchmark once."""
-    return list(dict.fromkeys(one for name in names for one in (LOCAL if name == ALL else (name,))))
+    return list(
+        dict.fromkeys(
+            expanded_name for name in names for expanded_name in (LOCAL if name == ALL else (name,))
+        )
+    )
 
 
-def _kept(found: Mapping[str, Sequence[Row]]) -> bool:
+def _keeps_budgets(rows_by_name: Mapping[str, Sequence[Row]]) -> bool:
     """Whether every budget is kept; says which are not, and which nothing could be said of."""
-    rows = [row for benchmark in found.values() for row in benchmark]
+    rows = [row for benchmark in rows_by_name.values() for row in benchmark]
     missed = dict.fromkeys(row.figure for row in rows if row.kept is False)
     unchecked = dict.fromkeys(f"{row.figure} ({row.name})" for row in rows if row.is_unchecked)
     if missed:

@@ -85,22 +85,22 @@ def _ours(codec: str) -> Callable[[], AbstractContextManager[Measure]]:
 
 
 def _measured(client: processes.Program, codec: str) -> dict[str, float]:
-    def seconds(what: str, **parameters: object) -> float:
-        return client.ask(what, codec=codec, **parameters)["seconds"]
+    def seconds(question: str, **parameters: object) -> float:
+        return client.ask(question, codec=codec, **parameters)["seconds"]
 
-    found: dict[str, float] = {}
+    seconds_by_name: dict[str, float] = {}
     if codec == "json":
-        found |= _asking(client)()
+        seconds_by_name |= _asking(client)()
     if codec in ("json", "strict"):
-        found["plain"] = seconds("plain", times=PLAIN_TIMES)
+        seconds_by_name["plain"] = seconds("plain", times=PLAIN_TIMES)
     if codec != "strict":
         for name, (size, times) in ARRAYS.items():
-            found[name] = seconds("array", size=size, times=times)
+            seconds_by_name[name] = seconds("array", size=size, times=times)
         for kind in FRAMES:
-            found[kind] = seconds("frame", kind=kind, times=FRAME_TIMES)
+            seconds_by_name[kind] = seconds("frame", kind=kind, times=FRAME_TIMES)
     if HAS_TORCH and codec in ("json", "pickle"):
-        found["tensor"] = seconds("tensor", size=SIZE, times=TENSOR_TIMES)
-    return found
+        seconds_by_name["tensor"] = seconds("tensor", size=SIZE, times=TENSOR_TIMES)
+    return seconds_by_name
 
 
 @contextmanager

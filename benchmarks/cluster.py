@@ -132,11 +132,13 @@ def _outside(namespace: str, rounds: int) -> list[Row]:
 
 def _inside(namespace: str, rounds: int) -> list[Row]:
     """Both are measured by a function in the same pod, and end in pods on the same other node."""
-    here, there = kubectl.two_nodes()
+    caller_node, server_node = kubectl.two_nodes()
     source = (ours.PROJECTS / "echo.py").read_text()
     with (
-        kubectl.pod(namespace, "echo-inside", source, port=echo.HTTP_PORT, node=there) as address,
-        _program(namespace, "kubetorch_inside", here, there) as client,
+        kubectl.pod(
+            namespace, "echo-inside", source, port=echo.HTTP_PORT, node=server_node
+        ) as address,
+        _program(namespace, "kubetorch_inside", caller_node, server_node) as client,
     ):
 
         def calls() -> dict[str, float]:
@@ -163,14 +165,16 @@ def _edits(namespace: str, rounds: int) -> list[Row]:
             ours.project() as root,
             ours.project() as large,
             _started(namespace, "kubetorch_reload", str(root), "import os") as client,
-            _started(namespace, "kubetorch_reload", str(large), "import os", user="l") as other,
+            _started(
+                namespace, "kubetorch_reload", str(large), "import os", user="l"
+            ) as large_client,
         ):
             reload.fill(large)
 
             def measure() -> dict[str, float]:
-                found = {f"edit-{n}": client.ask("reload", replicas=n)["seconds"] for n in REPLICAS}
-                unchanged = other.ask("unchanged", replicas=1, times=5)["seconds"]
-                return {**found, "unchanged": unchanged}
+                times = {f"edit-{n}": client.ask("reload", replicas=n)["seconds"] for n in REPLICAS}
+                unchanged = large_client.ask("unchanged", replicas=1, times=5)["seconds"]
+                return {**times, "unchanged": unchanged}
 
             yield measure
 
@@ -213,7 +217,7 @@ def _apply(namespace: str) -> Iterator[Measure]:
     }
 
     def apply() -> None:
-        kubectl.run("apply", "--server-side", "-f", "-", given=deployment)
+        kubectl.run("apply", "--server-side", "-f", "-", stdin_object=deployment)
 
     apply()
     yield lambda: {"unchanged": driving.median(apply, 5)}

@@ -42,11 +42,11 @@ def check() -> None:
         raise UnavailableError(f"the cluster does not answer: {error}") from None
 
 
-def run(*arguments: str, given: object = None) -> str:
-    """What kubectl prints; `given` is an object that it reads as JSON."""
+def run(*arguments: str, stdin_object: object = None) -> str:
+    """The output of kubectl; it reads `stdin_object` as JSON."""
     done = subprocess.run(
         ["kubectl", *arguments],
-        input=None if given is None else json.dumps(given),
+        input=None if stdin_object is None else json.dumps(stdin_object),
         capture_output=True,
         text=True,
         timeout=DEADLINE,
@@ -118,8 +118,8 @@ def pod(
     """
     command = ["/kubetorch/bin/python", "-c", program]
     probe = {"readinessProbe": {"tcpSocket": {"port": port}, "periodSeconds": 1}} if port else {}
-    place = {"nodeSelector": {"kubernetes.io/hostname": node}} if node else {}
-    run(*_new_pod(namespace, name, default_image(), command, probe, place))
+    node_selector = {"nodeSelector": {"kubernetes.io/hostname": node}} if node else {}
+    run(*_new_pod(namespace, name, default_image(), command, probe, node_selector))
     try:
         wait(namespace, name)
         yield str(get("pod", name, "-n", namespace)["status"]["podIP"])

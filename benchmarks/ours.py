@@ -69,13 +69,13 @@ def stop(env: Mapping[str, str]) -> None:
 
 
 def of(env: Mapping[str, str]) -> list[psutil.Process]:
-    """All processes of a home: programs, its local service, and the pods of that."""
-    found = []
+    """All processes of a home: programs, its local service, and the pods of that service."""
+    home_processes = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):  # it has ended, or belongs to another user
             if process.environ().get("KT_LOCAL_DIR") == env["KT_LOCAL_DIR"]:
-                found.append(process)
-    return found
+                home_processes.append(process)
+    return home_processes
 
 
 def settle(env: Mapping[str, str]) -> None:

@@ -40,9 +40,9 @@ class PortStream:
             elif channel == PORT_ERROR:
                 self._complaint += data[:1000]
         if self._complaint:
-            said = self._complaint.decode(errors="replace").strip()
+            complaint = self._complaint.decode(errors="replace").strip()
             raise KubernetesError(
-                f"cannot forward to port {self._port} ({self._action}): {said}",
+                f"cannot forward to port {self._port} ({self._action}): {complaint}",
                 hint=f"does the pod run, and does something listen on its port {self._port}?",
             )
         return b""

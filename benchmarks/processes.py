@@ -194,15 +194,15 @@ def serving(
 @contextmanager
 def speaking(
     command: Sequence[str | Path],
-    wanted: str = "",
+    expected_text: str = "",
     *,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     deadline: float = RUN_DEADLINE,
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """A command that has printed a line with `wanted` in it, the first one by default.
+    """A command that has printed a line with `expected_text` in it, by default its first line.
 
-    It is expected to end by itself, or by who has the process; what does not is killed.
+    The command ends by itself, or the caller ends it; else it is killed.
 
     Yields:
         The line, and the process.
@@ -220,7 +220,7 @@ def speaking(
     with process:
         assert process.stdout is not None
         try:
-            yield _line(process.stdout, wanted, deadline), process
+            yield _line(process.stdout, expected_text, deadline), process
         except BaseException:
             process.kill()
             raise
@@ -254,9 +254,9 @@ def run(command: Sequence[str | Path], *, cwd: Path | None = None) -> None:
         raise ProgramError(f"{' '.join(map(str, command))} ended with {process.returncode}")
 
 
-def kill(found: Iterable[psutil.Process]) -> None:
+def kill(processes: Iterable[psutil.Process]) -> None:
     """Kill processes, and wait until they have ended."""
-    alive = list(found)
+    alive = list(processes)
     for process in alive:
         with suppress(psutil.NoSuchProcess):
             process.kill()
@@ -273,8 +273,8 @@ class _Lines:
     def next(self, deadline: float) -> str:
         """The next line; empty at the end. `TimeoutError` at this moment of `time.monotonic`."""
         while b"\n" not in self._rest:
-            left = max(0.0, deadline - time.monotonic())
-            if not select.select([self._descriptor], [], [], left)[0]:
+            remaining_seconds = max(0.0, deadline - time.monotonic())
+            if not select.select([self._descriptor], [], [], remaining_seconds)[0]:
                 raise TimeoutError
             received = os.read(self._descriptor, 65536)
             if not received:
@@ -288,25 +288,27 @@ class _Lines:
         os.close(self._descriptor)
 
 
-def _line(source: IO[bytes], wanted: str, deadline: float) -> str:
-    lines, heard = _Lines(source.fileno()), []
+def _line(source: IO[bytes], expected_text: str, deadline: float) -> str:
+    lines, lines_so_far = _Lines(source.fileno()), []
     end = time.monotonic() + deadline
     try:
         while line := lines.next(end):
-            heard.append(line)
-            if wanted in line:
+            lines_so_far.append(line)
+            if expected_text in line:
                 return line
     except TimeoutError:
-        raise ProgramError(f"no line within {deadline:.0f} s: {wanted!r} in {heard}") from None
-    raise ProgramError(f"ended without a line: {wanted!r} in {heard}")
+        raise ProgramError(
+            f"no line within {deadline:.0f} s: {expected_text!r} in {lines_so_far}"
+        ) from None
+    raise ProgramError(f"ended without a line: {expected_text!r} in {lines_so_far}")
 
 
 def complain(error: subprocess.CalledProcessError | subprocess.TimeoutExpired) -> None:
-    """Say why something was not put away, without hiding why the benchmark ended."""
+    """Print why a clean-up failed, without hiding why the benchmark ended."""
     print(error, file=sys.stderr)
     if error.stderr:
-        said = error.stderr if isinstance(error.stderr, str) else error.stderr.decode()
-        print(said, file=sys.stderr)
+        error_text = error.stderr if isinstance(error.stderr, str) else error.stderr.decode()
+        print(error_text, file=sys.stderr)
 
 
 def _descendants(pid: int) -> set[psutil.Process]:
@@ -317,9 +319,9 @@ def _descendants(pid: int) -> set[psutil.Process]:
 
 
 def _end(process: subprocess.Popen[Any], started: set[psutil.Process]) -> None:
-    """Wait until `process` has ended; then kill what is left of what it started.
+    """Wait until `process` has ended; then kill the processes that it started.
 
-    That is looked at again and again: an orderly end may start something, too.
+    They are listed again and again, since a process may start others while it ends.
     """
     end = time.monotonic() + STOP_DEADLINE
     while process.poll() is None:
@@ -334,13 +336,13 @@ def _end(process: subprocess.Popen[Any], started: set[psutil.Process]) -> None:
 
 
 def _session(leader: int) -> set[psutil.Process]:
-    """What is left of a session, also when its leader and their parents have ended."""
-    found = set()
+    """The processes of a session, also when its leader and their parents have ended."""
+    session_processes = set()
     for process in psutil.process_iter():
         with suppress(ProcessLookupError, PermissionError):
             if os.getsid(process.pid) == leader:
-                found.add(process)
-    return found
+                session_processes.add(process)
+    return session_processes
 
 
 def _tail(log: IO[str]) -> str:

@@ -64,9 +64,9 @@ def _torch(rounds: int) -> list[Row]:
 
 
 @contextmanager
-def _ours(what: str, python: Path = Path(sys.executable)) -> Iterator[Measure]:
-    with ours.program("kubetorch_ranks", what, python=python) as client:
-        yield lambda: client.ask(what)
+def _ours(measurement: str, python: Path = Path(sys.executable)) -> Iterator[Measure]:
+    with ours.program("kubetorch_ranks", measurement, python=python) as client:
+        yield lambda: client.ask(measurement)
 
 
 @contextmanager

@@ -105,11 +105,11 @@ def _reload(imports: str, python: Path) -> Iterator[Measure]:
     ):
 
         def measure() -> dict[str, float]:
-            found = {}
+            times = {}
             for replicas in REPLICAS:
-                found[str(replicas)] = client.ask("reload", replicas=replicas)["seconds"]
+                times[str(replicas)] = client.ask("reload", replicas=replicas)["seconds"]
                 ours.settle(env)
-            return found
+            return times
 
         yield measure
 

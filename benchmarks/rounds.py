@@ -64,7 +64,7 @@ def compare(figures: Sequence[Figure], sides: Sequence[Side], rounds: int) -> li
                     values[name][metric].append(value)
     _show("")
     medians = {
-        name: {metric: statistics.median(found) for metric, found in of_side.items()}
+        name: {metric: statistics.median(measured) for metric, measured in of_side.items()}
         for name, of_side in values.items()
     }
     kinds = {side.name: side.kind for side in sides}

@@ -144,9 +144,9 @@ def _waiting_memory() -> float:
     """Bytes of an interpreter that does nothing."""
     code = "print(flush=True); import time; time.sleep(600)"
     with processes.speaking([sys.executable, "-c", code]) as (_, process):
-        found = _proportional(psutil.Process(process.pid))
+        memory_bytes = _proportional(psutil.Process(process.pid))
         process.terminate()
-    return found
+    return memory_bytes
 
 
 def _proportional(process: psutil.Process) -> float:

@@ -35,6 +35,7 @@ html_title = f"Kubetorch {kubetorch.__version__}"
 html_static_path = ["site.css"]
 html_css_files = ["site.css"]
 html_copy_source = False
+html_search_scorer = str(Path(__file__).with_name("search_scorer.js"))
 html_show_copyright = False
 html_domain_indices = False
 

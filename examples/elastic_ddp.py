@@ -31,11 +31,11 @@ def train(steps: int, fails_at: int | None = None) -> tuple[int, float]:
     inputs = torch.randn(64, 8)
     targets = inputs @ torch.arange(8.0).unsqueeze(1)
     linear = torch.nn.Linear(8, 1)
-    kept = [(0, linear.state_dict())]
+    checkpoint = [(0, linear.state_dict())]
     if dist.get_rank() == 0 and CHECKPOINT.exists():
-        kept = [torch.load(CHECKPOINT)]
-    dist.broadcast_object_list(kept, src=0)
-    begin, weights = kept[0]
+        checkpoint = [torch.load(CHECKPOINT)]
+    dist.broadcast_object_list(checkpoint, src=0)
+    begin, weights = checkpoint[0]
     linear.load_state_dict(weights)
     model = DistributedDataParallel(linear)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)

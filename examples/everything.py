@@ -98,7 +98,13 @@ deployment = declare(
 )
 
 cpu_only = kt.Compute(
-    cpus="500m", gpu_anti_affinity=True, freeze=True, concurrency=4, max_queue=100, num_proc=2
+    cpus="500m",
+    gpu_anti_affinity=True,
+    freeze=True,
+    concurrency=4,
+    max_queue=100,
+    num_proc=2,
+    dispatch="any",
 )
 
 # Called are only the pods that the endpoint selects.
@@ -181,9 +187,9 @@ def training(kind: str, specs: str, primary: str, container: str, **fields: Any)
     """A training job whose workers are as its first pod."""
     group = {"replicas": 1, "restartPolicy": "Never", "template": pods(container)}
     further = {"Launcher": {**group, "template": _LAUNCHER}} if kind == "MPIJob" else {}
-    found = manifest("kubeflow.org/v1", kind, {specs: {primary: group, **further}, **fields})
+    training_job = manifest("kubeflow.org/v1", kind, {specs: {primary: group, **further}, **fields})
     template = grown(f"spec.{specs}.{primary}.template.spec")
-    return user(found, **EVERYTHING, replicas=4, service_template=template)
+    return user(training_job, **EVERYTHING, replicas=4, service_template=template)
 
 
 _LAUNCHER = {"spec": {"containers": [{"name": "mpi", "image": "x", "command": ["mpirun"]}]}}

@@ -12,13 +12,13 @@ def squares(numbers: list[int], host_mesh: Any = None) -> list[tuple[int, int]]:
     class Squares(Actor):
         @endpoint
         def of(self, numbers: list[int]) -> tuple[int, int]:
-            place = current_rank()
-            return place["hosts"], numbers[place.rank] ** 2
+            rank = current_rank()
+            return rank["hosts"], numbers[rank.rank] ** 2
 
     processes = host_mesh.spawn_procs(per_host={"processes": 2})
-    found = processes.spawn("squares", Squares).of.call(numbers).get()
+    results = processes.spawn("squares", Squares).of.call(numbers).get()
     processes.stop().get()
-    return list(found.values())
+    return list(results.values())
 
 
 if __name__ == "__main__":

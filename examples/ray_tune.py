@@ -17,10 +17,10 @@ def best(candidates: list[float]) -> tuple[float, int]:
     def loss(rate: float) -> tuple[float, float, str]:
         return (rate - 0.3) ** 2, rate, ray.get_runtime_context().get_node_id()
 
-    found = ray.get([loss.remote(rate) for rate in candidates])
+    losses = ray.get([loss.remote(rate) for rate in candidates])
     nodes = len([node for node in ray.nodes() if node["Alive"]])
     ray.shutdown()
-    return min(found)[1], nodes
+    return min(losses)[1], nodes
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ def part_of_pi(terms: int) -> float:
     return sum(4 * (-1) ** n / (2 * n + 1) for n in range(rank, terms, world))
 
 
-def where() -> tuple[int, int]:
+def node_and_local_rank() -> tuple[int, int]:
     return int(os.environ["NODE_RANK"]), int(os.environ["LOCAL_RANK"])
 
 
@@ -21,8 +21,8 @@ if __name__ == "__main__":
     shares = share(100_000)
     print(f"pi is {sum(shares):.4f}, from {len(shares)} ranks")
 
-    place = kt.fn(where).to(kt.Compute(cpus="0.1").distribute(workers=2, num_proc=2))
-    print("node and local rank:", place())
-    print("of the second pod:", place(workers=[1]))
+    ranks = kt.fn(node_and_local_rank).to(kt.Compute(cpus="0.1").distribute(workers=2, num_proc=2))
+    print("node and local rank:", ranks())
+    print("of the second pod:", ranks(workers=[1]))
     share.teardown()
-    place.teardown()
+    ranks.teardown()

@@ -9,6 +9,9 @@ them is what they print. A comment in front of a block says what is different ab
                                is imported
     <!-- file: main.py -->     it is a file that later blocks of the page use
 
+A `{literalinclude}` shows a program of `examples/`, which `tests/local/test_examples.py` runs; a
+block of `text` below it is what that prints.
+
 A file that readers need not see stands in the comment itself, below its first line.
 """
 
@@ -35,7 +38,8 @@ DOCUMENTS = sorted({*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"})
 ELSEWHERE = frozenset({"cluster", "gpu", "checkout", "credentials"})
 _BLOCK = re.compile(
     r"(?P<comments>(?:^ *<!-- (?:needs|file): [^\n]* -->\n)*)"
-    r"^(?P<indent> *)```(?P<language>[^\s`]*)\n(?P<code>.*?)^(?P=indent)```$"
+    r"^(?P<indent> *)```(?P<language>[^\s`]*)(?: (?P<included>[^\n`]*))?\n"
+    r"(?P<code>.*?)^(?P=indent)```$"
     r"(?:\n\n(?P=indent)```text\n(?P<expected>.*?)^(?P=indent)```$)?",
     re.MULTILINE | re.DOTALL,
 )
@@ -58,6 +62,7 @@ class Block:
         needs: What a machine must have to run it.
         file: Name of the file that it is; `None` if it runs.
         expected: What it prints, if the page says so.
+        included: Name of the program of `examples/` that is shown in its place.
     """
 
     page: Path
@@ -67,6 +72,7 @@ class Block:
     needs: tuple[str, ...] = ()
     file: str | None = None
     expected: str | None = None
+    included: str | None = None
 
     def __str__(self) -> str:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
@@ -126,7 +132,16 @@ def _block(page: Path, text: str, found: dict[str, str | None], start: int) -> B
         tuple(said["needs"].split(", ")) if "needs" in said else (),
         found.get("file") or said.get("file"),
         found.get("expected"),
+        Path(included).name if (included := found.get("included")) else None,
     )
+
+
+def printed(program: str) -> str:
+    """What a program of `examples/` prints, as the page that shows it says."""
+    shown = [block for page in PAGES for block in blocks(page) if block.included == program]
+    assert len(shown) == 1, f"{program} is on {len(shown)} pages"
+    assert shown[0].expected is not None, f"{shown[0]} does not say what {program} prints"
+    return shown[0].expected
 
 
 def _without_pod_names(output: str) -> str:

@@ -8,12 +8,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+import documents
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 #: The last line of `edit_loop.py`.
 EDITS = re.compile(r"20 edits, p50 from an edit to its result: \d\.\d{3} s\n")
 
+#: The identity of a call, as `long_run.py` prints it.
+STARTED = re.compile(r"started (\w+)\n")
+
 EXPECTED = {
+    **{
+        name: documents.printed(name)
+        for name in ("sweep.py", "serve_model.py", "files_in_and_out.py")
+    },
+    "from_modal_and_ray.py": "9\n[1, 4, 9]\n16\n2 5\n",
     "app_asgi.py": "200 hello\n",
     "app_script.py": "step 1 of 3\nstep 2 of 3\nstep 3 of 3\nexit code: 0\n",
     "everything.py": "",  # its manifests are in tests/contract/manifests

@@ -1,8 +1,8 @@
 """`python -m tools.crd`: the definition of `KubetorchWorkload`.
 
-Its schema is made of the classes that the object is made of, and its descriptions are theirs, so
-that a new field cannot be forgotten: the API server would drop it. What it prints is a template of
-the chart, `src/kubetorch/chart/templates/crd.yaml`; a contract test compares the two.
+Its schema comes from the classes of the object's fields, and its descriptions from their
+docstrings, so that no new field is forgotten: the API server would drop such a field. The output is
+a template of the chart, `src/kubetorch/chart/templates/crd.yaml`; a contract test compares the two.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ def definition() -> Object:
 
 
 def _column(name: str, kind: str, path: str, priority: int) -> Object:
-    found: Object = {"name": name, "type": kind, "jsonPath": path}
-    return {**found, "priority": priority} if priority else found
+    column: Object = {"name": name, "type": kind, "jsonPath": path}
+    return {**column, "priority": priority} if priority else column
 
 
 def _schema() -> Object:
@@ -175,7 +175,10 @@ def _status() -> Object:
         "type": "object",
         "description": "What became of it.",
         "properties": {
-            **{name: {**kind, "description": said} for name, (kind, said) in described.items()},
+            **{
+                name: {**kind, "description": description}
+                for name, (kind, description) in described.items()
+            },
             "failure": {
                 "type": "object",
                 "description": "Why the wanted generation was given up.",
@@ -194,7 +197,7 @@ def _status() -> Object:
 
 
 def _grants() -> Object:
-    """What is kept of who deployed."""
+    """The schema of the users who deployed, with the secrets and volumes that they named."""
     text: Object = {"type": "string"}
     texts: Object = {"type": "array", "items": text}
     named = {
@@ -264,22 +267,22 @@ def _of(kind: Any) -> Object:  # noqa: ANN401  # a type, which may be a union
 
 def _object(kind: type[Any]) -> Object:
     """The schema of a class."""
-    hints, said = get_type_hints(kind), _descriptions(kind)
+    hints, descriptions = get_type_hints(kind), _descriptions(kind)
     properties, required = {}, []
     for field in dataclasses.fields(kind):
         name = resource.key(field.name)
         properties[name] = _of(hints[field.name])
-        if field.name.lstrip("_") in said:
-            properties[name]["description"] = said[field.name.lstrip("_")]
+        if field.name.lstrip("_") in descriptions:
+            properties[name]["description"] = descriptions[field.name.lstrip("_")]
         is_given = resource.default_of(field) is not dataclasses.MISSING
         if not is_given and type(None) not in get_args(hints[field.name]):
             required.append(name)
-    found: Object = {"type": "object", "properties": properties}
-    return {**found, "required": required} if required else found
+    schema: Object = {"type": "object", "properties": properties}
+    return {**schema, "required": required} if required else schema
 
 
 def _steps() -> Object:
-    """Which of the steps it is, its fields say."""
+    """The schema of a step of any class: its fields identify the class."""
     properties: Object = {}
     for kind in STEPS.values():
         properties |= _object(kind)["properties"]
@@ -287,8 +290,8 @@ def _steps() -> Object:
 
 
 def _descriptions(kind: type[Any]) -> dict[str, str]:
-    """What the docstring of a class says of its fields."""
-    found: dict[str, str] = {}
+    """The descriptions of the fields of a class, from its docstring."""
+    descriptions: dict[str, str] = {}
     section = re.search(
         r"\n(?:Attributes|Args):\n(.*?)(?:\n\n|\Z)", inspect.getdoc(kind) or "", re.S
     )
@@ -297,26 +300,26 @@ def _descriptions(kind: type[Any]) -> dict[str, str]:
         start = re.match(r"    (\w[\w, ]*): (.*)", line)
         if start:
             names = start[1].split(", ")
-            found |= dict.fromkeys(names, start[2])
+            descriptions |= dict.fromkeys(names, start[2])
         else:
-            found |= {name: f"{found[name]} {line.strip()}" for name in names}
-    return {name: text.replace("`", "") for name, text in found.items()}
+            descriptions |= {name: f"{descriptions[name]} {line.strip()}" for name in names}
+    return {name: text.replace("`", "") for name, text in descriptions.items()}
 
 
 def _without_descriptions(schema: Any) -> Any:  # noqa: ANN401  # JSON
     if isinstance(schema, list):
-        return [_without_descriptions(one) for one in schema]
+        return [_without_descriptions(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     return {
-        name: _without_descriptions(one)
-        for name, one in schema.items()
-        if name != "description" or not isinstance(one, str)
+        name: _without_descriptions(value)
+        for name, value in schema.items()
+        if name != "description" or not isinstance(value, str)
     }
 
 
 class _Plain(yaml.SafeDumper):
-    """Writes what occurs twice twice."""
+    """Writes a repeated value again, without YAML aliases."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True

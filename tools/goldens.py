@@ -52,8 +52,8 @@ _SERVICES = "https://kubernetes.io/docs/concepts/services-networking/service/"
 _HEADLESS = f"{_SERVICES}#headless-services"
 _STATEFUL = "https://kubernetes.io/docs/concepts/workloads/controllers/statefulset/"
 _CRON = "https://kubernetes.io/docs/concepts/workloads/controllers/cron-jobs/"
-_OWN = "the user's manifest"
-_OURS = "Kubetorch"
+_USER_MANIFEST = "the user's manifest"
+_KUBETORCH = "Kubetorch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,29 +71,29 @@ CONSTANTS = (
     Constant(("kind",), "the kind", _OBJECTS),
     Constant(("metadata", "name"), "name of the service", _OBJECTS),
     Constant(("metadata", "namespace"), "namespace", _OBJECTS),
-    Constant(("labels", labels.VERSION), "version of the package", _OURS),
-    Constant(("labels", labels.TEMPLATE), "what the object was made from", _OURS),
-    Constant(("labels", labels.USERNAME), "who deployed it", _OURS),
-    Constant(("labels", labels.MODULE), "module of the callable", _OURS),
-    Constant(("labels", labels.SERVICE), "name of the service", _OURS),
-    Constant(("labels", labels.APP), "name of the service", _OURS),
-    Constant(("selector", "matchLabels", labels.SERVICE), "pods of the service", _OURS),
+    Constant(("labels", labels.VERSION), "version of the package", _KUBETORCH),
+    Constant(("labels", labels.TEMPLATE), "what the object was made from", _KUBETORCH),
+    Constant(("labels", labels.USERNAME), "who deployed it", _KUBETORCH),
+    Constant(("labels", labels.MODULE), "module of the callable", _KUBETORCH),
+    Constant(("labels", labels.SERVICE), "name of the service", _KUBETORCH),
+    Constant(("labels", labels.APP), "name of the service", _KUBETORCH),
+    Constant(("selector", "matchLabels", labels.SERVICE), "pods of the service", _KUBETORCH),
     Constant(("annotations", labels.ALLOWED_SERIALIZATION), "allowed_serialization"),
     Constant(("annotations", raycluster.OVERWRITE_COMMAND), "the agent starts Ray", _RAY),
     Constant(("annotations", "autoscaling.knative.dev/*"), "autoscaling"),
     Constant(("annotations", "serving.knative.dev/progress-deadline"), "autoscaling"),
-    Constant(("env", "<KT_APP_PORT>", "*"), "port of the app", _OURS),
-    Constant(("env", "<KT_APP_HEALTHCHECK>", "*"), "health check of the app", _OURS),
-    Constant(("strategy", "type"), "no call reaches pods of two templates", _OURS),
+    Constant(("env", "<KT_APP_PORT>", "*"), "port of the app", _KUBETORCH),
+    Constant(("env", "<KT_APP_HEALTHCHECK>", "*"), "health check of the app", _KUBETORCH),
+    Constant(("strategy", "type"), "no call reaches pods of two templates", _KUBETORCH),
     Constant(("concurrencyPolicy",), "pods that serve do not end", _CRON),
     Constant(("podManagementPolicy",), "one call goes to all pods", _STATEFUL),
     Constant(("serviceName",), "gives each pod a name", _STATEFUL),
     Constant(("spec", "replicas"), "replicas"),
     Constant(("suspend",), "queue_name"),
-    Constant(("containers", "<*>", "name"), "container of the agent", _OURS),
+    Constant(("containers", "<*>", "name"), "container of the agent", _KUBETORCH),
     Constant(("image",), "image"),
-    Constant(("command", "*"), "starts the agent", _OURS),
-    Constant(("args", "*"), "starts the agent", _OURS),
+    Constant(("command", "*"), "starts the agent", _KUBETORCH),
+    Constant(("args", "*"), "starts the agent", _KUBETORCH),
     Constant(("ports", "<http1>", "*"), "server_port"),
     Constant(("ports", "<http>", "*"), "where callers find the service", _SERVICES),
     Constant(("ports", "<*>", "*"), "port of Ray's head", _RAY),
@@ -123,41 +123,45 @@ CONSTANTS = (
 
 
 def explain(compute: ComputeSpec, render: Render) -> tuple[Manifest, dict[Path, str]]:
-    """A rendered manifest, and where each of its fields comes from."""
+    """A rendered manifest, and the origin of each of its fields."""
     manifest = render(compute)
-    found = leaves(manifest)
-    own = _own(compute)
-    changes = list(_by_parameter(compute, render, found))
+    rendered_leaves = leaves(manifest)
+    user_leaves = _user_leaves(compute)
+    changes = list(_by_parameter(compute, render, rendered_leaves))
     explained = {}
-    for path, value in found.items():
+    for path, value in rendered_leaves.items():
         names = [text for text, changed in changes if path in changed]
         if names:
             explained[path] = names[0]
-        elif own.get(path, _ABSENT) == value:
-            explained[path] = _OWN
+        elif user_leaves.get(path, _NO_VALUE) == value:
+            explained[path] = _USER_MANIFEST
         else:
             explained[path] = _constant(path)
     return manifest, explained
 
 
-_ABSENT = object()
+_NO_VALUE = object()
 
 
 def _by_parameter(
-    compute: ComputeSpec, render: Render, found: Leaves
+    compute: ComputeSpec, render: Render, rendered_leaves: Leaves
 ) -> Iterator[tuple[str, set[Path]]]:
-    """Each parameter that says something, and the fields that would not be without it."""
-    without = _unsaid(compute)
+    """Each parameter that is set, and the fields that would differ without it."""
+    without = _without_parameters(compute)
     for name in ("service_template", *_OF_SERVICES, *_SOURCES):
         if getattr(compute, name) == getattr(without, name):
             continue
-        other = leaves(render(replace(compute, **{name: getattr(without, name)})))
-        changed = {path for path, value in found.items() if other.get(path, _ABSENT) != value}
-        yield _text(name, _SOURCES.get(name) or _OF_SERVICES.get(name, _OURS)), changed
+        other_leaves = leaves(render(replace(compute, **{name: getattr(without, name)})))
+        changed = {
+            path
+            for path, value in rendered_leaves.items()
+            if other_leaves.get(path, _NO_VALUE) != value
+        }
+        yield _text(name, _SOURCES.get(name) or _OF_SERVICES.get(name, _KUBETORCH)), changed
 
 
-def _unsaid(compute: ComputeSpec) -> ComputeSpec:
-    """A compute of the same mode in which nothing else is said."""
+def _without_parameters(compute: ComputeSpec) -> ComputeSpec:
+    """A compute of the same mode without further parameters."""
     if compute.manifest is not None:
         return parameters.read_manifest(
             thaw(compute.manifest), pod_template_path=compute.pod_template_path
@@ -166,8 +170,8 @@ def _unsaid(compute: ComputeSpec) -> ComputeSpec:
     return ComputeSpec(autoscaling=scaling, distribution=compute.distribution)
 
 
-def _own(compute: ComputeSpec) -> Leaves:
-    """The fields of the user's manifest, as they are called in the rendered one."""
+def _user_leaves(compute: ComputeSpec) -> Leaves:
+    """The fields of the user's manifest, by their paths in the rendered manifest."""
     if compute.manifest is None:
         return {}
     manifest = thaw(compute.manifest)
@@ -189,7 +193,7 @@ def _constant(path: Path) -> str:
 
 #: Parameters that say which pods are called.
 _OF_SERVICES = dict.fromkeys(("selector", "endpoint"), _SERVICES)
-_SOURCES = {one.name: one.source for one in PARAMETERS}
+_SOURCES = {parameter.name: parameter.source for parameter in PARAMETERS}
 
 
 def _text(about: str, source: str) -> str:
@@ -200,21 +204,21 @@ def _text(about: str, source: str) -> str:
 
 
 def leaves(node: Any, path: Path = ()) -> Leaves:  # noqa: ANN401  # any node of a manifest
-    """All values of a manifest by path; entries of lists are called by what tells them apart."""
-    found: Leaves = {}
+    """All values of a manifest by path; entries of lists have their names in the path."""
+    leaves_by_path: Leaves = {}
     if isinstance(node, dict) and node:
         for key, value in node.items():
-            found |= leaves(value, (*path, key))
+            leaves_by_path |= leaves(value, (*path, key))
     elif isinstance(node, list) and node:
         for number, value in enumerate(node):
-            found |= leaves(value, (*path, entry_name(value, number)))
+            leaves_by_path |= leaves(value, (*path, entry_name(value, number)))
     else:
-        found[path] = node
-    return found
+        leaves_by_path[path] = node
+    return leaves_by_path
 
 
 def entry_name(value: object, number: int) -> str:
-    """What tells an entry of a list apart from the others, in angle brackets."""
+    """The name, path or key of an entry of a list, in angle brackets."""
     if not isinstance(value, dict):
         return f"<{value}>"
     names = (value.get(key) for key in ("mountPath", "name", "key", "groupName"))
@@ -222,14 +226,14 @@ def entry_name(value: object, number: int) -> str:
 
 
 _WIDTH = 2
-#: What tells a reader what a dictionary is; the other keys keep their order.
+#: Keys that come first in a dictionary, for readers; the other keys keep their order.
 _FIRST = ("apiVersion", "kind", "metadata", "name", "namespace", "image", "command", "args")
 #: Column at which comments begin, where lines are not longer.
 _COLUMN = 56
 
 
 def dump(manifest: Manifest, origins: Mapping[Path, str]) -> str:
-    """A manifest as YAML; what comes from one template is commented once, at its top."""
+    """A manifest as YAML; fields of one origin have one comment, at the top of their template."""
     return "".join(f"{line}\n" for line in _mapping(manifest, (), origins, 0, inherited=None))
 
 
@@ -286,9 +290,9 @@ def _entry(
 
 
 def _common(value: object, path: Path, origins: Mapping[Path, str]) -> str | None:
-    """Where all that is in a node comes from, if that is one template."""
-    found = {origins[leaf] for leaf in leaves(value, path)}
-    return found.pop() if len(found) == 1 else None
+    """The origin of all fields in a node, if they have one."""
+    leaf_origins = {origins[leaf] for leaf in leaves(value, path)}
+    return leaf_origins.pop() if len(leaf_origins) == 1 else None
 
 
 def _line(text: str, comment: str | None) -> str:
@@ -339,7 +343,7 @@ def documents(compute: ComputeSpec, *, name: str, namespace: str) -> Iterator[st
         return _objects(compute, name=name, namespace=namespace)
 
     for key in map(_key, render(compute)):
-        yield dump(*explain(compute, partial(_one, render, key)))
+        yield dump(*explain(compute, partial(_object_of_key, render, key)))
 
 
 def _objects(compute: ComputeSpec, *, name: str, namespace: str) -> list[Manifest]:
@@ -349,19 +353,19 @@ def _objects(compute: ComputeSpec, *, name: str, namespace: str) -> list[Manifes
         else rendering.render(compute, namespace=namespace, name=name)
     )
     claims = [storage.claim(volume, namespace=namespace) for volume in compute.volumes]
-    found = [
+    manifests = [
         pods,
         *KubernetesServices(compute, pods, namespace=namespace, name=name).render(),
         *claims,
     ]
-    return [one for one in found if one is not None]
+    return [manifest for manifest in manifests if manifest is not None]
 
 
-def _one(
+def _object_of_key(
     render: Callable[[ComputeSpec], list[Manifest]], key: tuple[str, str], compute: ComputeSpec
 ) -> Manifest:
-    """The object of that key, which without some parameter may be another, or none."""
-    return next((one for one in render(compute) if _key(one) == key), {})
+    """The object of that key; empty if the compute renders no such object."""
+    return next((manifest for manifest in render(compute) if _key(manifest) == key), {})
 
 
 def _key(manifest: Manifest) -> tuple[str, str]:

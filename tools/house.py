@@ -23,7 +23,7 @@ from pathlib import Path
 
 PACKAGE = "kubetorch"
 _TRACE = Path(__file__).with_name("house_trace")
-#: Not layout, but what Python asks for.
+#: Files that Python itself asks for, which are no choice of layout.
 _ENTRIES = ("__init__", "__main__")
 _NOT_CODE = (
     tokenize.COMMENT,
@@ -33,7 +33,7 @@ _NOT_CODE = (
     tokenize.DEDENT,
     tokenize.ENDMARKER,
 )
-#: What runs in the user's interpreter; not part of "SDK, controller and agent".
+#: Folders whose code runs in the user's interpreter; not part of "SDK, controller and agent".
 _USER_PROCESS = ("pod/worker/", "pod/user_process/")
 _DEPLOYING = ("sdk/", "controller/", "pod/")
 # Windows of house_trace/program.py.
@@ -85,8 +85,8 @@ class Module:
         defined = [node for node in self.tree.body if isinstance(node, kinds)]
         return len(defined) == 1 and not isinstance(defined[0], ast.ClassDef)
 
-    def imports(self, known: Mapping[str, object]) -> Iterator[Import]:
-        """Imports of modules in `known`, wherever they stand."""
+    def imports(self, known_modules: Mapping[str, object]) -> Iterator[Import]:
+        """All imports of known modules, at the top and inside functions."""
         for node, is_late in _walk(self.tree):
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
@@ -94,7 +94,7 @@ class Module:
                 names = [f"{node.module}.{alias.name}" for alias in node.names]
             else:
                 continue
-            for target in {_known_part(name, known) for name in names} - {"", self.name}:
+            for target in {_known_part(name, known_modules) for name in names} - {"", self.name}:
                 yield Import(target, node.lineno, is_late)
 
 
@@ -114,9 +114,9 @@ def _walk(node: ast.AST, is_late: bool = False) -> Iterator[tuple[ast.AST, bool]
         yield from _walk(child, is_late or is_function)
 
 
-def _known_part(name: str, known: Mapping[str, object]) -> str:
+def _known_part(name: str, known_modules: Mapping[str, object]) -> str:
     """The longest beginning of a dotted name that is a module."""
-    while name and name not in known:
+    while name and name not in known_modules:
         name = name.rpartition(".")[0]
     return name
 
@@ -142,8 +142,8 @@ class House:
         """The modules that import each module."""
         importers: dict[str, set[str]] = {name: set() for name in self.modules}
         for name, imports in self.imports.items():
-            for found in imports:
-                importers[found.target].add(name)
+            for imported in imports:
+                importers[imported.target].add(name)
         return importers
 
     def files_of_one_function(self) -> list[str]:
@@ -156,23 +156,23 @@ class House:
 
     def files_of_one_sibling(self) -> list[str]:
         """Modules that one other module imports, which lies in the same folder."""
-        found = []
+        files = []
         for name, importers in self.importers.items():
             module = self.modules[name]
             if len(importers) == 1 and not module.is_entry:
                 (importer,) = importers
                 if self.modules[importer].path.parent == module.path.parent:
-                    found.append(f"{name} (by {importer})")
-        return found
+                    files.append(f"{name} (by {importer})")
+        return files
 
     def late_imports(self) -> list[str]:
         """Imports of the package's own modules inside functions."""
         return sorted(
             {
-                f"{name}:{found.line}"
+                f"{name}:{imported.line}"
                 for name, imports in self.imports.items()
-                for found in imports
-                if found.is_late
+                for imported in imports
+                if imported.is_late
             }
         )
 
@@ -187,27 +187,27 @@ def circles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
     order: dict[str, int] = {}
     lowest: dict[str, int] = {}
     stack: list[str] = []
-    found: list[list[str]] = []
+    parts: list[list[str]] = []
 
     def visit(node: str) -> None:
         order[node] = lowest[node] = len(order)
         stack.append(node)
-        for other in graph[node]:
-            if other not in order:
-                visit(other)
-            if other in stack:
-                lowest[node] = min(lowest[node], lowest[other])
+        for neighbour in graph[node]:
+            if neighbour not in order:
+                visit(neighbour)
+            if neighbour in stack:
+                lowest[node] = min(lowest[node], lowest[neighbour])
         if lowest[node] == order[node]:
             start = stack.index(node)
             part = stack[start:]
             del stack[start:]
             if len(part) > 1:
-                found.append(sorted(part))
+                parts.append(sorted(part))
 
     for node in graph:
         if node not in order:
             visit(node)
-    return found
+    return parts
 
 
 # ---------------------------------------------------------------------------------------- traces
@@ -253,16 +253,16 @@ def trace(root: Path) -> dict[int, set[str]]:
 
 @dataclass(frozen=True)
 class Row:
-    """A measure, its aim, and what it counted."""
+    """A measure, its aim, and the names that it counted."""
 
     title: str
     value: int
-    wanted: int | None
+    aim: int | None
     counted: tuple[str, ...] = ()
 
 
 def static_rows(house: House) -> list[Row]:
-    """What the text of the modules says."""
+    """The measures of the text of the modules."""
     modules = house.modules.values()
     functions, siblings = house.files_of_one_function(), house.files_of_one_sibling()
     late = house.late_imports()
@@ -279,7 +279,7 @@ def static_rows(house: House) -> list[Row]:
 
 
 def traced_rows(root: Path) -> list[Row]:
-    """What real calls and deploys run."""
+    """The measures of real calls and deploys."""
     windows = trace(root)
     call = sorted(set.intersection(*(windows[number] for number in _CALLS)))
     edit = sorted(windows[_EDIT])
@@ -297,8 +297,8 @@ def table(rows: Iterable[Row]) -> str:
     """The rows as Markdown."""
     lines = [f"| {'':44} |    now | wanted |", f"|{'-' * 46}|-------:|-------:|"]
     for row in rows:
-        wanted = "" if row.wanted is None else f"{row.wanted:,}"
-        lines.append(f"| {row.title:44} | {row.value:6,} | {wanted:>6} |")
+        aim = "" if row.aim is None else f"{row.aim:,}"
+        lines.append(f"| {row.title:44} | {row.value:6,} | {aim:>6} |")
     return "\n".join(lines)
 
 
@@ -308,13 +308,13 @@ def main() -> None:
     parser.add_argument("root", nargs="?", type=Path, default=Path(__file__).parents[1])
     parser.add_argument("--static", action="store_true", help="only read the files")
     parser.add_argument("--list", action="store_true", help="list what each row counts")
-    given = parser.parse_args()
-    root = given.root.resolve()
+    options = parser.parse_args()
+    root = options.root.resolve()
     rows = static_rows(House(root))
-    if not given.static:
+    if not options.static:
         rows += traced_rows(root)
     sys.stdout.write(table(rows) + "\n")
-    for row in rows if given.list else ():
+    for row in rows if options.list else ():
         if row.counted:
             sys.stdout.write(f"\n{row.title}:\n")
             sys.stdout.writelines(f"  {item}\n" for item in row.counted)

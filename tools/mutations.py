@@ -1,13 +1,13 @@
-"""Breaks the source tree in one place at a time, and lists what no test notices.
+"""Breaks the source tree in one place at a time, and lists the mutations that no test notices.
 
 python tools/mutations.py --count 200 --results /tmp/mutations.jsonl
 python tools/mutations.py --results /tmp/mutations.jsonl --show   # the table, without running more
 
 A mutation negates a condition, turns a comparison round, swaps `and` with `or`, or leaves a
-statement out. It is made in a copy of the checkout, which has an environment of its own. The tests
-run in three stages, each only if the one before noticed nothing: unit and contract tests of the
-module itself, those of its neighbours, and local tests that run it. A run that was broken off goes
-on where it was.
+statement out. It is made in a copy of the checkout, which has its own environment. The tests run in
+three stages, each only if the stage before did not fail: unit and contract tests of the module
+itself, tests of its neighbours, and local tests that run it. An interrupted run goes on with the
+next mutation.
 """
 
 from __future__ import annotations
@@ -95,15 +95,15 @@ def mutations(file: str, source: str) -> list[Mutation]:
     offsets = [0]
     for line in source.encode().splitlines(keepends=True):
         offsets.append(offsets[-1] + len(line))
-    found = []
+    file_mutations = []
     for node in _nodes(ast.parse(source)):
         for part, kind, text in _replacements(node):
             assert part.end_lineno is not None
             assert part.end_col_offset is not None
             start = offsets[part.lineno - 1] + part.col_offset
             end = offsets[part.end_lineno - 1] + part.end_col_offset
-            found.append(Mutation(file, part.lineno, kind, start, end, text))
-    return sorted(found, key=lambda one: (one.start, one.kind))
+            file_mutations.append(Mutation(file, part.lineno, kind, start, end, text))
+    return sorted(file_mutations, key=lambda mutation: (mutation.start, mutation.kind))
 
 
 def mutated(source: str, mutation: Mutation) -> str:
@@ -113,7 +113,7 @@ def mutated(source: str, mutation: Mutation) -> str:
 
 
 def _nodes(node: ast.AST) -> Iterator[ast.expr | ast.stmt]:
-    """The nodes below `node` that run, and that do more than describe."""
+    """The nodes below `node` that run, without asserts and `__repr__`."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Assert) or _is_for_type_checkers(child):
             continue
@@ -129,7 +129,7 @@ def _is_for_type_checkers(node: ast.AST) -> bool:
 
 
 def _replacements(node: ast.expr | ast.stmt) -> Iterator[tuple[ast.expr | ast.stmt, str, str]]:
-    """What may be put in the place of which part of a node."""
+    """The parts of a node that may be replaced, with the kind of mutation and the new text."""
     match node:
         case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test):
             if isinstance(test, (ast.Name, ast.Attribute, ast.Call)):
@@ -140,8 +140,8 @@ def _replacements(node: ast.expr | ast.stmt) -> Iterator[tuple[ast.expr | ast.st
             turned = ast.Compare(node.left, [_OPPOSITE[type(operator)]()], node.comparators)
             yield node, "comparison", f"({ast.unparse(turned)})"
         case ast.BoolOp():
-            other = ast.Or() if isinstance(node.op, ast.And) else ast.And()
-            yield node, "and/or", f"({ast.unparse(ast.BoolOp(other, node.values))})"
+            opposite = ast.Or() if isinstance(node.op, ast.And) else ast.And()
+            yield node, "and/or", f"({ast.unparse(ast.BoolOp(opposite, node.values))})"
         case ast.Return(value=ast.Constant(value=bool(value))):
             yield node, "answer", f"return {not value}"
         case ast.Raise() | ast.Continue() | ast.Break() | ast.AugAssign() | ast.Delete():
@@ -158,19 +158,19 @@ def chosen(root: Path, count: int, seed: int) -> list[Mutation]:
     sources = root / "src" / PACKAGE
     per_package = []
     for package in PACKAGES:
-        found: list[Mutation] = []
+        package_mutations: list[Mutation] = []
         for path in sorted((sources / package).rglob("*.py")):
-            found += mutations(str(path.relative_to(root)), path.read_text())
+            package_mutations += mutations(str(path.relative_to(root)), path.read_text())
         share = -(-count // len(PACKAGES))
-        per_package.append(random.Random(f"{seed} {package}").sample(found, share))
-    return [one for group in zip(*per_package, strict=True) for one in group][:count]
+        per_package.append(random.Random(f"{seed} {package}").sample(package_mutations, share))
+    return [mutation for group in zip(*per_package, strict=True) for mutation in group][:count]
 
 
 # ------------------------------------------------------------------------------------ the tests
 
 
 class Suite:
-    """The tests of a checkout: which of them should notice a change of which module."""
+    """The tests of a checkout, by the modules whose changes they should notice."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -185,27 +185,29 @@ class Suite:
     def stages(self, file: str) -> list[list[str]]:
         """The test files of each stage for a change of `file`."""
         module = self._module_of[file]
-        near = [module, *self._importers[module]]
-        own = self._tests(("unit", "contract"), [module])
-        around = self._tests(("unit", "contract"), near)
+        near_modules = [module, *self._importers[module]]
+        own_tests = self._tests(("unit", "contract"), [module])
+        neighbour_tests = self._tests(("unit", "contract"), near_modules)
         package = Path(file).parts[2]
         folder = self.root / "tests/unit" / package
-        others = [str(path.relative_to(self.root)) for path in sorted(folder.rglob("test_*.py"))]
-        own |= {name for name in others if Path(file).stem in Path(name).stem}
+        package_tests = [
+            str(path.relative_to(self.root)) for path in sorted(folder.rglob("test_*.py"))
+        ]
+        own_tests |= {name for name in package_tests if Path(file).stem in Path(name).stem}
         return [
-            sorted(own),
-            sorted((around | set(others)) - own),
-            self._local(file, module, near)[:MAX_LOCAL],
+            sorted(own_tests),
+            sorted((neighbour_tests | set(package_tests)) - own_tests),
+            self._local(file, module, near_modules)[:MAX_LOCAL],
         ]
 
     def _tests(self, tiers: Iterable[str], modules: Iterable[str]) -> set[str]:
-        wanted = set(modules)
+        wanted_modules = set(modules)
         return {
             name
             for name, imported in self._imported.items()
             if Path(name).parts[1] in tiers
             and Path(name).name.startswith("test_")
-            and imported & wanted
+            and imported & wanted_modules
         }
 
     def _local(self, file: str, module: str, near: Iterable[str]) -> list[str]:
@@ -222,8 +224,8 @@ class Suite:
         return sorted(likely, key=lambda name: (-scores[name], name))
 
 
-def _imported(tree: ast.AST, known: Iterable[str]) -> Iterator[str]:
-    modules = set(known)
+def _imported(tree: ast.AST, known_modules: Iterable[str]) -> Iterator[str]:
+    modules = set(known_modules)
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -297,7 +299,7 @@ class Copy:
                 options = ["-n", "3", "--dist", "loadfile"] if is_local else ["-n", "0"]
                 failed = self.fails([*options, *tests], limit) if tests else None
                 path.write_text(source)
-                # A test may fail by itself, on a machine that does other things, too.
+                # A test may fail without the mutation on a busy machine.
                 if failed and not self._fails_anyway(failed, limit):
                     return failed[0]
         finally:
@@ -309,17 +311,18 @@ class Copy:
         return bool(tests) and self.fails(["-n", "0", *tests], limit) is not None
 
 
-def run(root: Path, wanted: Iterable[Mutation], results: Path) -> None:
+def run(root: Path, tried_mutations: Iterable[Mutation], results: Path) -> None:
     """Try each mutation whose result is not known."""
-    known = {one["key"] for one in read(results)}
+    known_keys = {result["key"] for result in read(results)}
     with tempfile.TemporaryDirectory(prefix="kt-mutations-", dir="/tmp") as folder:
         copy, suite = Copy(root, Path(folder)), Suite(root)
-        for mutation in wanted:
-            if mutation.key not in known:
-                by = copy.noticed(mutation, suite.stages(mutation.file))
+        for mutation in tried_mutations:
+            if mutation.key not in known_keys:
+                failed_test = copy.noticed(mutation, suite.stages(mutation.file))
                 with results.open("a") as file:
                     file.write(
-                        json.dumps({"key": mutation.key, "by": by, **asdict(mutation)}) + "\n"
+                        json.dumps({"key": mutation.key, "by": failed_test, **asdict(mutation)})
+                        + "\n"
                     )
 
 
@@ -333,16 +336,19 @@ def table(root: Path, results: list[dict[str, str]]) -> str:
     """The share that was noticed, per package, and the survivors."""
     lines = ["| package | mutations | noticed |", "|---|--:|--:|"]
     for package in (*PACKAGES, ""):
-        of = [one for one in results if one["file"].startswith(f"src/{PACKAGE}/{package}")]
-        if of:
-            share = sum(1 for one in of if one["by"]) / len(of)
-            lines.append(f"| {package or 'all'} | {len(of)} | {share:.1%} |")
+        package_results = [
+            result for result in results if result["file"].startswith(f"src/{PACKAGE}/{package}")
+        ]
+        if package_results:
+            share = sum(1 for result in package_results if result["by"]) / len(package_results)
+            lines.append(f"| {package or 'all'} | {len(package_results)} | {share:.1%} |")
     lines += ["", "Survivors:"]
-    for one in results:
-        if not one["by"]:
-            data = (root / one["file"]).read_bytes()[int(one["start"]) : int(one["end"])]
+    for result in results:
+        if not result["by"]:
+            data = (root / result["file"]).read_bytes()[int(result["start"]) : int(result["end"])]
             before = " ".join(data.decode(errors="replace").split())
-            lines.append(f"  {one['file']}:{one['line']}: {one['kind']}: {before} → {one['text']}")
+            position = f"{result['file']}:{result['line']}"
+            lines.append(f"  {position}: {result['kind']}: {before} → {result['text']}")
     return "\n".join(lines)
 
 
@@ -354,11 +360,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=13)
     parser.add_argument("--results", type=Path, required=True, help="file that keeps the results")
     parser.add_argument("--show", action="store_true", help="run nothing")
-    given = parser.parse_args()
-    root = given.root.resolve()
-    if not given.show:
-        run(root, chosen(root, given.count, given.seed), given.results)
-    sys.stdout.write(table(root, read(given.results)) + "\n")
+    options = parser.parse_args()
+    root = options.root.resolve()
+    if not options.show:
+        run(root, chosen(root, options.count, options.seed), options.results)
+    sys.stdout.write(table(root, read(options.results)) + "\n")
 
 
 if __name__ == "__main__":

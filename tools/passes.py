@@ -1,4 +1,4 @@
-"""Runs one test many times, two at once and beside load: whether a flaky test is mended.
+"""Runs one test many times, two at once and beside load, to see whether a flaky test is mended.
 
 python -m tools.passes tests/local/calls/test_retries.py::NAME
 
@@ -41,9 +41,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("name", help="of the test, as pytest prints it")
     parser.add_argument("--runs", type=int, default=RUNS)
-    given = parser.parse_args()
-    function = given.name.partition("[")[0]
-    options = ("-p", "tools.passes", f"--runs={given.runs}", f"--only={given.name}")
+    arguments = parser.parse_args()
+    function = arguments.name.partition("[")[0]
+    options = ("-p", "tools.passes", f"--runs={arguments.runs}", f"--only={arguments.name}")
     command = [sys.executable, "-m", "pytest", *options, "-n", "2", "--dist", "load", function]
     with _load(len(os.sched_getaffinity(0))):
         return subprocess.run(command).returncode
@@ -56,7 +56,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Make as many tests of one as it is run."""
+    """Make one test for each run."""
     metafunc.fixturenames.append("run_of_test")
     runs = range(metafunc.config.getoption("runs"))
     metafunc.parametrize("run_of_test", runs, ids=[f"run-{run}" for run in runs])

@@ -1,7 +1,7 @@
-"""The lists of `docs/security.md`: which routes there are, and who may ask each of them.
+"""The lists of `docs/security.md`: all routes, and the rights that each of them needs.
 
-python tools/routes.py           # says whether the page is what the code says
-python tools/routes.py --write   # makes it so
+python tools/routes.py           # fails if the page differs from the code
+python tools/routes.py --write   # writes the page
 """
 
 from __future__ import annotations
@@ -90,18 +90,18 @@ def filled(text: str) -> str:
 
 
 def _table(rows: Iterable[tuple[str, ...]]) -> str:
-    head, *others = rows
-    lines = [head, tuple("---" for _ in head), *others]
+    head, *body = rows
+    lines = [head, tuple("---" for _ in head), *body]
     return "\n".join("| " + " | ".join(cell or " " for cell in line) + " |" for line in lines)
 
 
 def main(arguments: list[str]) -> int:
     """Check the page, or write it; the exit status."""
     text = PAGE.read_text(encoding="utf-8")
-    wanted = filled(text)
+    filled_text = filled(text)
     if "--write" in arguments:
-        PAGE.write_text(wanted, encoding="utf-8")
-    elif wanted != text:
+        PAGE.write_text(filled_text, encoding="utf-8")
+    elif filled_text != text:
         sys.stderr.write(f"{PAGE} is not what the code says: python tools/routes.py --write\n")
         return 1
     return 0

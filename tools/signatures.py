@@ -24,10 +24,10 @@ def _described(name: str, value: object) -> Iterator[str]:
     if isinstance(value, ModuleType):
         yield f"{name}: module"
         for member in _public(vars(value)):
-            found = getattr(value, member)
-            is_own = getattr(found, "__module__", None) == value.__name__
+            attribute = getattr(value, member)
+            is_own = getattr(attribute, "__module__", None) == value.__name__
             if is_own and not (name == "errors" and member in kubetorch.__all__):
-                yield from _described(f"{name}.{member}", found)
+                yield from _described(f"{name}.{member}", attribute)
     elif isinstance(value, type):
         bases = ", ".join(base.__name__ for base in value.__mro__[1:-1] if _is_public(base))
         yield f"{name}: class({bases}) {_signature(value)}"

@@ -1,8 +1,9 @@
-"""What `tools.tier` has pytest write: a report of its run, which says which failures are final.
+"""The plugin by which pytest writes a report for `tools.tier`, with the failures that are final.
 
-A test that fails by an assertion, or by an exception that it did not expect, may have had bad luck.
-Final are a crash, an error before a test or of the collection, a timeout of pytest-timeout, and
-the failure of a test that is marked `security` or `faults`, or that `tests/flaky.txt` names.
+A test that fails by an assertion, or by an exception that it did not expect, may pass the next
+time. These failures are final: a crash, an error before a test or of the collection, a timeout of
+pytest-timeout, and the failure of a test that is marked `security` or `faults`, or that
+`tests/flaky.txt` names.
 """
 
 from __future__ import annotations
@@ -51,19 +52,19 @@ def _why_final(item: pytest.Item, call: pytest.CallInfo[Any]) -> str | None:
     return "an error before the test" if call.when == "setup" else None
 
 
-def _is_timeout(error: BaseException | None, seen: set[int]) -> bool:
+def _is_timeout(error: BaseException | None, visited_ids: set[int]) -> bool:
     """Whether pytest-timeout raised an error, or one that this error replaced or groups."""
-    if error is None or id(error) in seen:
+    if error is None or id(error) in visited_ids:
         return False
-    seen.add(id(error))
+    visited_ids.add(id(error))
     if isinstance(error, pytest.fail.Exception) and "from pytest-timeout" in str(error):
         return True
     parts = (error.__cause__, error.__context__, *getattr(error, "exceptions", ()))
-    return any(_is_timeout(part, seen) for part in parts)
+    return any(_is_timeout(part, visited_ids) for part in parts)
 
 
 class _Recorder:
-    """Records what the tests of all workers become."""
+    """Records the results of the tests of all workers."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config, self._report = config, Report()

@@ -49,9 +49,9 @@ class Listeners:
         self._done = asyncio.get_running_loop().create_future()
         began = time.perf_counter()
         self._control.ends[0].send(reload_message(), opcode=websocket_protocol.TEXT)
-        told = await asyncio.wait_for(arrived, DEADLINE)
+        received = await asyncio.wait_for(arrived, DEADLINE)
         done = await asyncio.wait_for(self._done, DEADLINE)
-        return {"told": told - began, "ready": done - began}
+        return {"told": received - began, "ready": done - began}
 
     def _on_done(self, payload: memoryview) -> bytes | None:
         if bytes(payload) == b"done" and self._done is not None:

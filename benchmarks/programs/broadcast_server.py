@@ -1,4 +1,4 @@
-"""A server that sends what one WebSocket says to all others, and tells it when all have answered.
+"""A server that sends what one WebSocket says to all pods, and tells it when all have answered.
 
 broadcast_server SOCKET: the number of a listening socket. The one is that at `/control`.
 """
@@ -20,15 +20,15 @@ from kubetorch.lib.websocket import Connection, Endpoint, upgrader
 
 
 class Hub:
-    """All connections."""
+    """The connections of all pods, and of the control program."""
 
     def __init__(self) -> None:
         self.control: Connection | None = None
-        self.others: list[Connection] = []
-        self.left = 0
+        self.pods: list[Connection] = []
+        self.missing_answers = 0
 
     def accept(self, path: str, headers: Mapping[str, str]) -> Endpoint:
-        """One more."""
+        """Accept a connection."""
         return _End(self, is_control=path == "/control")
 
 
@@ -41,18 +41,18 @@ class _End(Endpoint):
         if self._is_control:
             self._hub.control = connection
         else:
-            self._hub.others.append(connection)
+            self._hub.pods.append(connection)
 
     def on_message(self, opcode: int, payload: memoryview) -> None:
         hub = self._hub
         if self._is_control:
-            said = bytes(payload)
-            hub.left = len(hub.others)
-            for other in hub.others:
-                other.send(said, opcode=websocket_protocol.TEXT)
+            message = bytes(payload)
+            hub.missing_answers = len(hub.pods)
+            for connection in hub.pods:
+                connection.send(message, opcode=websocket_protocol.TEXT)
             return
-        hub.left -= 1
-        if hub.left == 0 and hub.control is not None:
+        hub.missing_answers -= 1
+        if hub.missing_answers == 0 and hub.control is not None:
             hub.control.send(b"done", opcode=websocket_protocol.TEXT)
 
     def on_large(self, head: memoryview, length: int) -> memoryview | None:
@@ -83,5 +83,5 @@ async def _no_http(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 if __name__ == "__main__":
-    with socket.socket(fileno=int(sys.argv[1])) as given:
-        uvloop.run(main(given))
+    with socket.socket(fileno=int(sys.argv[1])) as listener:
+        uvloop.run(main(listener))

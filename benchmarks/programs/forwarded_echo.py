@@ -28,11 +28,11 @@ def main() -> None:
 
             async def call() -> None:
                 await stream.write(payload)
-                left = len(payload)
-                while left:
+                remaining_bytes = len(payload)
+                while remaining_bytes:
                     received = len(await stream.read())
                     assert received, "the connection has ended"
-                    left -= received
+                    remaining_bytes -= received
 
             return await driving.latency_async(call, seconds)
 

@@ -34,7 +34,7 @@ def main() -> None:
         return call_async
 
     def calls(seconds: float, callers: int) -> dict[str, float]:
-        found = {
+        times = {
             **driving.latency(call, seconds),
             "threads": driving.threads(lambda: call, callers, seconds),
             "tasks": driving.tasks(connect_async, callers, seconds),
@@ -43,7 +43,7 @@ def main() -> None:
         }
         while handles:
             handles.pop().result()
-        return found
+        return times
 
     answer({"calls": calls, "latency": lambda seconds: driving.latency(call, seconds)})
     add.teardown()

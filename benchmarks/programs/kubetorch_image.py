@@ -22,13 +22,13 @@ def main() -> None:
     names = itertools.count()
 
     def image(*requirements: str) -> kt.Image:
-        found = kt.Image().set_env_vars({"UV_FIND_LINKS": wheels, "UV_OFFLINE": "1"})
-        return found.pip_install(list(requirements))
+        offline_image = kt.Image().set_env_vars({"UV_FIND_LINKS": wheels, "UV_OFFLINE": "1"})
+        return offline_image.pip_install(list(requirements))
 
-    def new(given: kt.Image | None) -> float:
+    def new(new_image: kt.Image | None) -> float:
         """The first deploy of another service."""
         handle = kt.fn(function, name=f"other{next(names)}")
-        took = driving.clock(lambda: handle.to(kt.Compute(cpus="0.1", image=given)))
+        took = driving.clock(lambda: handle.to(kt.Compute(cpus="0.1", image=new_image)))
         handle.teardown()
         return took
 

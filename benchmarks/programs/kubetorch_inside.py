@@ -18,12 +18,12 @@ from benchmarks.programs.answering import Answer, answer, arguments
 
 def main() -> None:
     """Deploy, then answer."""
-    project, here, there = arguments()
+    project, caller_node, server_node = arguments()
     sys.path.insert(0, project)
     caller = importlib.import_module("caller")
-    add = kt.fn(importlib.import_module("service").add).to(_on(there))
+    add = kt.fn(importlib.import_module("service").add).to(_on(server_node))
     functions = (caller.calls, caller.http, caller.tcp)
-    calls, http, tcp = (kt.fn(function).to(_on(here)) for function in functions)
+    calls, http, tcp = (kt.fn(function).to(_on(caller_node)) for function in functions)
     echoes = {"http": http, "tcp": tcp}
 
     def echoing(function: kt.Fn[..., list[float]]) -> Answer:

@@ -26,8 +26,8 @@ PODS = 5000
 HEARTBEAT = 0.5
 
 
-def said(payload: memoryview) -> bytes | None:
-    """What a pod answers; that others are lost is only counted."""
+def answer_to(payload: memoryview) -> bytes | None:
+    """The answer of a pod; news of lost pods is only counted."""
     return b"" if b'"reason":' in bytes(payload[-128:]) else answer_of(payload)
 
 
@@ -43,7 +43,7 @@ def membership(pods: int = PODS, quiet: float = 5.0) -> dict[str, float]:
         port, controller = stack.enter_context(server("simulated_controller", folder))
         distribution = DistributionSpec(workers=pods)
         swarm = Swarm(
-            port, LOSING[1], pods, answer=said, distribution=distribution, heartbeat=HEARTBEAT
+            port, LOSING[1], pods, answer=answer_to, distribution=distribution, heartbeat=HEARTBEAT
         )
         began = time.perf_counter()
         run(swarm.start())

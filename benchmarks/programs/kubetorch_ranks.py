@@ -28,11 +28,11 @@ EDITS = 3
 
 def main() -> None:
     """Deploy what is asked for, then answer."""
-    project, what = arguments()
+    project, measurement = arguments()
     sys.path.insert(0, project)
-    {"ranks": ranks, "single": single, "copies": copies, "faults": faults, "torch": torch}[what](
-        Path(project)
-    )
+    {"ranks": ranks, "single": single, "copies": copies, "faults": faults, "torch": torch}[
+        measurement
+    ](Path(project))
 
 
 def deployed(name: str, workers: int, processes: int) -> tuple[Any, kt.Compute]:
@@ -57,18 +57,20 @@ def p50(call: Callable[[], object], count: int = CALLS) -> float:
 
 def ranks(_project: Path) -> None:
     """Calls on all ranks."""
-    few, many, one = (deployed(*of)[0] for of in (("add", 2, 4), ("add", 8, 8), ("size", 1, 8)))
+    few, many, single_pod = (
+        deployed(*of)[0] for of in (("add", 2, 4), ("add", 8, 8), ("size", 1, 8))
+    )
     data = os.urandom(SIZE)
 
     def measure() -> dict[str, float]:
         return {
             "8": p50(lambda: few(1)),
             "64": p50(lambda: many(1), CALLS // 4),
-            "10MB": p50(lambda: one(data, serialization="pickle"), FIRST),
+            "10MB": p50(lambda: single_pod(data, serialization="pickle"), FIRST),
         }
 
     answer({"ranks": measure})
-    for service in (few, many, one):
+    for service in (few, many, single_pod):
         service.teardown()
 
 
@@ -78,8 +80,8 @@ def single(_project: Path) -> None:
     service.to(kt.Compute(cpus="0.1"))
 
     def measure() -> dict[str, float]:
-        found = p50(lambda: service(1))
-        return {"8": found, "64": found}
+        seconds = p50(lambda: service(1))
+        return {"8": seconds, "64": seconds}
 
     answer({"single": measure})
     service.teardown()

@@ -29,17 +29,17 @@ def main() -> None:
         ]
         swarm = Swarm(many[0], "large", PODS)
         run(swarm.start())
-        small = [Swarm(few[0], f"small-{number}", REPLICAS) for number in range(WORKLOADS)]
-        for one in small:
-            run(one.start())
+        small_swarms = [Swarm(few[0], f"small-{number}", REPLICAS) for number in range(WORKLOADS)]
+        for small_swarm in small_swarms:
+            run(small_swarm.start())
 
         def sessions() -> dict[str, float]:
-            found = run(swarm.reload())
-            return {**found, "many": resident(many[1]), "few": resident(few[1])}
+            times = run(swarm.reload())
+            return {**times, "many": resident(many[1]), "few": resident(few[1])}
 
         answer({"sessions": sessions})
-        for one in (swarm, *small):
-            run(one.close())
+        for open_swarm in (swarm, *small_swarms):
+            run(open_swarm.close())
 
 
 if __name__ == "__main__":

@@ -37,10 +37,10 @@ class Lines(io.TextIOBase):
     def wait_for(self, text: str) -> tuple[float, str]:
         """The first line that contains `text`: its moment (`time.monotonic`), and the line."""
         with self._changed:
-            found = self._changed.wait_for(lambda: self._find(text), DEADLINE)
-        if found is None:
+            moment_and_line = self._changed.wait_for(lambda: self._find(text), DEADLINE)
+        if moment_and_line is None:
             raise TimeoutError(f"no line with {text!r} within {DEADLINE:.0f} s")
-        return found
+        return moment_and_line
 
     def take(self) -> list[tuple[float, str]]:
         """All lines so far; they are forgotten."""

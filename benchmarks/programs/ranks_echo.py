@@ -44,38 +44,38 @@ def work(above: socket.socket) -> None:
 
 
 def pass_on(above: socket.socket, workers: int, nodes: int) -> None:
-    """Be a pod's agent: pass on to all what comes, and answer once all have."""
+    """Be a pod's agent: pass each call on to all children, and answer when all have answered."""
     below = [fork(work) for _ in range(workers)]
     below += [fork(pass_on, workers, 0) for _ in range(nodes)]
-    known = {one.fileno(): one for one in (above, *below)}
+    sockets = {connection.fileno(): connection for connection in (above, *below)}
     readable = select.poll()
-    for descriptor in known:
+    for descriptor in sockets:
         readable.register(descriptor, select.POLLIN)
-    left = 0
+    missing_answers = 0
     while True:
         for descriptor, _ in readable.poll():
-            data = known[descriptor].recv(_SIZE)
+            data = sockets[descriptor].recv(_SIZE)
             if descriptor == above.fileno():
                 if not data:
                     return
-                left = len(below)
-                for one in below:
-                    one.send(data)
+                missing_answers = len(below)
+                for child in below:
+                    child.send(data)
                 continue
-            left -= 1
-            if not left:
+            missing_answers -= 1
+            if not missing_answers:
                 above.send(data)
 
 
 def fork(run: Callable[..., None], *arguments: int) -> socket.socket:
     """Start a process, which ends with the last of its parent's socket."""
-    here, there = socket.socketpair()
+    parent_end, child_end = socket.socketpair()
     if os.fork() == 0:
-        here.close()
-        run(there, *arguments)
+        parent_end.close()
+        run(child_end, *arguments)
         os._exit(0)
-    there.close()
-    return here
+    child_end.close()
+    return parent_end
 
 
 def main() -> None:

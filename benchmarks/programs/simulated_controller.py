@@ -78,5 +78,5 @@ async def main(listener: socket.socket, folder: Path) -> None:
 if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING)
     assert service.__doc__  # it is what a cluster runs
-    with socket.socket(fileno=int(sys.argv[1])) as given:
-        uvloop.run(main(given, Path(sys.argv[2])))
+    with socket.socket(fileno=int(sys.argv[1])) as listener:
+        uvloop.run(main(listener, Path(sys.argv[2])))

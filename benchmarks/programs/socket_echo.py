@@ -20,11 +20,11 @@ def main() -> None:
 
         def call() -> None:
             connection.sendall(payload)
-            left = size
-            while left:
-                received = len(connection.recv(left))
+            remaining_bytes = size
+            while remaining_bytes:
+                received = len(connection.recv(remaining_bytes))
                 assert received, "the connection has ended"
-                left -= received
+                remaining_bytes -= received
 
         answer({"latency": lambda seconds: driving.latency(call, seconds)})
 

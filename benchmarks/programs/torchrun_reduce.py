@@ -32,7 +32,7 @@ def reduce() -> dict[str, float]:
             check=True,
         )
     return {
-        "reduce": max(float(one.split()[1]) for one in done.stdout.splitlines() if "sec" in one)
+        "reduce": max(float(line.split()[1]) for line in done.stdout.splitlines() if "sec" in line)
     }
 
 

@@ -27,11 +27,11 @@ def tcp(host: str, port: int, body: str, seconds: float) -> list[float]:
 
         def echo() -> None:
             connection.sendall(payload)
-            left = len(payload)
-            while left:
-                received = len(connection.recv(left))
+            remaining_bytes = len(payload)
+            while remaining_bytes:
+                received = len(connection.recv(remaining_bytes))
                 assert received, "the connection has ended"
-                left -= received
+                remaining_bytes -= received
 
         return _measure(echo, seconds)
 
@@ -50,10 +50,10 @@ def http(host: str, port: int, body: str, seconds: float) -> list[float]:
 
 def _measure(call: Callable[[], object], seconds: float) -> list[float]:
     call()
-    found: list[float] = []
+    times: list[float] = []
     end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(found) < FEWEST:
+    while time.perf_counter() < end or len(times) < FEWEST:
         began = time.perf_counter()
         call()
-        found.append(time.perf_counter() - began)
-    return found
+        times.append(time.perf_counter() - began)
+    return times

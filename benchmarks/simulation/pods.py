@@ -33,12 +33,12 @@ class Pods:
     def __init__(self, answer: Answer) -> None:
         self.ends: list[Connection] = []
         self._answer = answer
-        self._left = 0
+        self._missing_answers = 0
         self._arrived: asyncio.Future[float] | None = None
 
     def expect(self, count: int) -> asyncio.Future[float]:
-        """The moment at which so many have come, of `time.perf_counter`."""
-        self._left = count
+        """The moment at which so many answers were counted, of `time.perf_counter`."""
+        self._missing_answers = count
         self._arrived = asyncio.get_running_loop().create_future()
         return self._arrived
 
@@ -50,15 +50,15 @@ class Pods:
         end.send(first, opcode=websocket_protocol.TEXT)
         self.ends.append(end)
 
-    def take(self, connection: Connection, payload: memoryview) -> None:
-        """A message came."""
-        said = self._answer(payload)
-        if said is None:
+    def receive(self, connection: Connection, payload: memoryview) -> None:
+        """Answer a message, and count the answer."""
+        answer = self._answer(payload)
+        if answer is None:
             return
-        if said:
-            connection.send(said, opcode=websocket_protocol.TEXT)
-        self._left -= 1
-        if self._left == 0 and self._arrived is not None and not self._arrived.done():
+        if answer:
+            connection.send(answer, opcode=websocket_protocol.TEXT)
+        self._missing_answers -= 1
+        if self._missing_answers == 0 and self._arrived is not None and not self._arrived.done():
             self._arrived.set_result(time.perf_counter())
 
 
@@ -74,7 +74,7 @@ class _Pod(Endpoint):
 
     def on_message(self, opcode: int, payload: memoryview) -> None:
         if self._connection is not None:
-            self._pods.take(self._connection, payload)
+            self._pods.receive(self._connection, payload)
 
     def on_large(self, head: memoryview, length: int) -> memoryview | None:
         return None

@@ -17,8 +17,8 @@ def server(program: str, *more: str) -> Iterator[tuple[int, psutil.Process]]:
     """A program of `benchmarks.programs` that is given a listening socket; its port, and itself."""
     _allow_open_files()
     command = [sys.executable, "-m", f"benchmarks.programs.{program}", "{fd}", *more]
-    with processes.serving(command) as found:
-        yield found
+    with processes.serving(command) as port_and_process:
+        yield port_and_process
 
 
 def resident(process: psutil.Process) -> float:

@@ -70,8 +70,8 @@ class Swarm:
         arrived = self._pods.expect(self._count)
         began = time.perf_counter()
         async with self._deployed():
-            told = await asyncio.wait_for(arrived, DEADLINE)
-        return {"told": told - began, "ready": time.perf_counter() - began}
+            received = await asyncio.wait_for(arrived, DEADLINE)
+        return {"told": received - began, "ready": time.perf_counter() - began}
 
     async def heard_by(self, count: int, cause: Callable[[], object]) -> float:
         """Seconds from what causes a message until so many pods have it."""
@@ -114,11 +114,11 @@ class Swarm:
 
     async def _beat(self) -> None:
         """Give signs of life, as agents do, all through the measurement."""
-        said = messages.encode(Activity(calls=0, last=0.0))
+        heartbeat = messages.encode(Activity(calls=0, last=0.0))
         while True:
             for turn in range(_TURNS):
                 for end in self._pods.ends[turn::_TURNS]:
-                    end.send(said, opcode=websocket_protocol.TEXT)
+                    end.send(heartbeat, opcode=websocket_protocol.TEXT)
                 # Agents were not all started at once, so they do not all beat at once.
                 await asyncio.sleep(self._heartbeat / _TURNS)
 

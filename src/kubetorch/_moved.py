@@ -1,9 +1,10 @@
-"""Modules of earlier versions: of their names, those that there still are lie elsewhere.
+"""Modules of earlier versions, whose names are in other modules now.
 
-The import system asks `find_spec` for modules of `kubetorch` that no file has. A pickle names a
-class by the module and the name that it had when the pickle was made: `_MOVED` says where those
-classes are. Programs for 0.5 import from modules of 0.5: `_EARLIER` says where their names are,
-and importing such a module warns that it is deprecated. `tests/contract/test_earlier.py` loads all.
+The import system asks `find_spec` for modules of `kubetorch` that have no file. A pickle names a
+class by the module and the name that it had when the pickle was made: `_MOVED_CLASSES` has the
+present path of such classes. Programs for 0.5 import modules of 0.5: `_EARLIER_MODULES` has the
+present paths of their names, and importing such a module warns that it is deprecated.
+`tests/contract/test_earlier.py` loads all.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 #: The path in a pickle, and the path of the same class now.
-_MOVED = {
+_MOVED_CLASSES = {
     "kubetorch.sdk.apps.app.App": "kubetorch.sdk.app.App",
     "kubetorch.sdk.calls.handles_broadcast.BroadcastHandle": (
         "kubetorch.sdk.calls.handles.BroadcastHandle"
@@ -30,11 +31,11 @@ _MOVED = {
     "kubetorch.wire.rebuilding.StandIn": "kubetorch.wire.exceptions.StandIn",
     "kubetorch.wire.rebuilding.make_telling": "kubetorch.wire.exceptions.with_text",
 }
-PATHS = tuple(_MOVED)
+PATHS = tuple(_MOVED_CLASSES)
 
 
-def _all(names: str) -> dict[str, str]:
-    """Names that the package itself has."""
+def _package_names(names: str) -> dict[str, str]:
+    """The paths of names that `kubetorch` itself has."""
     return {name: f"kubetorch.{name}" for name in names.split()}
 
 
@@ -44,18 +45,19 @@ _ERRORS_OF_COMPUTE = (
     "ResourceNotAvailableError RsyncError SecretNotFound ServiceHealthError ServiceTimeoutError "
     "VersionMismatchError"
 )
-#: The modules of 0.5 that programs import, and where their names are; `*` is where all others are.
-_EARLIER = {
-    "kubetorch.data_store": _all("BroadcastWindow DataStoreError get ls put rm"),
-    "kubetorch.data_store.types": _all("BroadcastWindow"),
+#: The modules of 0.5 that programs import, with the present path of each name; `*` is the module of
+#: all names that are not listed.
+_EARLIER_MODULES = {
+    "kubetorch.data_store": _package_names("BroadcastWindow DataStoreError get ls put rm"),
+    "kubetorch.data_store.types": _package_names("BroadcastWindow"),
     "kubetorch.distributed": {"*": "kubetorch.sdk.distributed"},
     "kubetorch.globals": {
-        **_all("DebugConfig LoggingConfig MetricsConfig config"),
+        **_package_names("DebugConfig LoggingConfig MetricsConfig config"),
         "ControllerClient": "kubetorch.sdk.controller.Controller",
         "*": "kubetorch.sdk.backend",
     },
     "kubetorch.provisioning.autoscaling": {
-        **_all("AutoScalingError"),
+        **_package_names("AutoScalingError"),
         "AutoscalingConfig": "kubetorch.sdk.autoscaling.AutoscalingConfig",
     },
     "kubetorch.provisioning.constants": {
@@ -82,24 +84,24 @@ _EARLIER = {
         "KUEUE_QUEUE_NAME_LABEL": f"{_LABELS}.KUEUE",
         "SERVER_IMAGE_MINIMAL": "kubetorch.config.settings.DEFAULT_IMAGE",
     },
-    "kubetorch.provisioning.utils": _all("KubernetesCredentialsError"),
-    "kubetorch.resources.callables.cls.cls": _all("Cls cls"),
-    "kubetorch.resources.callables.fn.fn": _all("Fn fn"),
-    "kubetorch.resources.callables.module": _all("Module"),
-    "kubetorch.resources.callables.utils": _all("NotebookError"),
-    "kubetorch.resources.compute.app": _all("App app"),
-    "kubetorch.resources.compute.compute": _all("Compute"),
-    "kubetorch.resources.compute.decorators": _all("async_ autoscale compute distribute"),
-    "kubetorch.resources.compute.endpoint": _all("Endpoint"),
-    "kubetorch.resources.compute.utils": _all(_ERRORS_OF_COMPUTE),
+    "kubetorch.provisioning.utils": _package_names("KubernetesCredentialsError"),
+    "kubetorch.resources.callables.cls.cls": _package_names("Cls cls"),
+    "kubetorch.resources.callables.fn.fn": _package_names("Fn fn"),
+    "kubetorch.resources.callables.module": _package_names("Module"),
+    "kubetorch.resources.callables.utils": _package_names("NotebookError"),
+    "kubetorch.resources.compute.app": _package_names("App app"),
+    "kubetorch.resources.compute.compute": _package_names("Compute"),
+    "kubetorch.resources.compute.decorators": _package_names("async_ autoscale compute distribute"),
+    "kubetorch.resources.compute.endpoint": _package_names("Endpoint"),
+    "kubetorch.resources.compute.utils": _package_names(_ERRORS_OF_COMPUTE),
     "kubetorch.resources.images": {"*": "kubetorch.sdk.images"},
-    "kubetorch.resources.images.image": _all("Image"),
+    "kubetorch.resources.images.image": _package_names("Image"),
     "kubetorch.resources.images.images": {"*": "kubetorch.sdk.images"},
-    "kubetorch.resources.secrets": _all("Secret secret"),
-    "kubetorch.resources.secrets.secret": _all("Secret"),
-    "kubetorch.resources.secrets.secret_factory": _all("secret"),
-    "kubetorch.resources.volumes.volume": _all("Volume"),
-    "kubetorch.serving.utils": _all(
+    "kubetorch.resources.secrets": _package_names("Secret secret"),
+    "kubetorch.resources.secrets.secret": _package_names("Secret"),
+    "kubetorch.resources.secrets.secret_factory": _package_names("secret"),
+    "kubetorch.resources.volumes.volume": _package_names("Volume"),
+    "kubetorch.serving.utils": _package_names(
         "PodTerminatedError StartupError WorkerMembershipChanged deep_breakpoint"
     ),
     "kubetorch.utils": {"validate_username": "kubetorch.config.values.clean_username"},
@@ -107,40 +109,40 @@ _EARLIER = {
 
 
 class _Module(ModuleType):
-    """A module of 0.5: its names are those of elsewhere, also when they are set."""
+    """A module of 0.5, whose names are read and set in other modules."""
 
     def __getattr__(self, name: str) -> object:
-        there = _EARLIER[self.__name__]
-        if name in there:
-            return _find(there[name])
-        if name.startswith("__") or "*" not in there:
+        new_paths = _EARLIER_MODULES[self.__name__]
+        if name in new_paths:
+            return _find(new_paths[name])
+        if name.startswith("__") or "*" not in new_paths:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        found: object = getattr(import_module(there["*"]), name)
-        return found
+        attribute: object = getattr(import_module(new_paths["*"]), name)
+        return attribute
 
     def __setattr__(self, name: str, value: object) -> None:
-        place = sys.modules.get(_EARLIER[self.__name__].get("*", ""))
-        if not name.startswith("__") and hasattr(place, name):
-            setattr(place, name, value)
+        new_module = sys.modules.get(_EARLIER_MODULES[self.__name__].get("*", ""))
+        if not name.startswith("__") and hasattr(new_module, name):
+            setattr(new_module, name, value)
         else:
             super().__setattr__(name, value)
 
 
 def _find(path: str) -> object:
-    """Find the object at a path: in a module, or within something of a module."""
-    place, _, name = path.rpartition(".")
+    """The object at a path: an attribute of a module, or of an object in a module."""
+    parent_path, _, name = path.rpartition(".")
     try:
-        found: object = import_module(place)
+        parent: object = import_module(parent_path)
     except ModuleNotFoundError:
-        found = _find(place)
-    return getattr(found, name)
+        parent = _find(parent_path)
+    return getattr(parent, name)
 
 
 class _Loader(Loader):
-    """Makes a module with the names that were there."""
+    """Makes a module of an earlier version."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return _Module(spec.name) if spec.name in _EARLIER else None
+        return _Module(spec.name) if spec.name in _EARLIER_MODULES else None
 
     def exec_module(self, module: ModuleType) -> None:
         if isinstance(module, _Module):
@@ -153,18 +155,18 @@ class _Loader(Loader):
             return
 
         def get(name: str) -> object:
-            now = _MOVED.get(f"{module.__name__}.{name}")
-            if now is None:
+            new_path = _MOVED_CLASSES.get(f"{module.__name__}.{name}")
+            if new_path is None:
                 raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
-            return _find(now)
+            return _find(new_path)
 
         vars(module)["__getattr__"] = get
 
 
 def find_spec(name: str) -> ModuleSpec | None:
-    """The module or package of an earlier version, if names of it are elsewhere now."""
-    if name not in _EARLIER and not any(
-        path.startswith(f"{name}.") for path in (*PATHS, *_EARLIER)
+    """The spec of a module or package of an earlier version; `None` for any other name."""
+    if name not in _EARLIER_MODULES and not any(
+        path.startswith(f"{name}.") for path in (*PATHS, *_EARLIER_MODULES)
     ):
         return None
     return ModuleSpec(name, _Loader(), is_package=True)

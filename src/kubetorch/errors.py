@@ -100,9 +100,9 @@ class KubetorchError(Exception):
     remote_traceback: str | None = None
     pod_name: str | None = None
     rank: int | None = None
-    #: Of a call on several ranks or pods: the errors of the others.
+    #: Of a call on several ranks or pods: the errors of the other ranks or pods.
     other_errors: tuple[Exception, ...] = ()
-    #: When that came about which dooms a launch, in seconds since the epoch, as Kubernetes says.
+    #: When the condition that dooms a launch began, in seconds since the epoch, from Kubernetes.
     since: float | None = None
 
     def __init__(self, message: str = "", *, hint: str | None = None) -> None:
@@ -135,18 +135,20 @@ class KubetorchError(Exception):
         return error
 
 
-#: Characters of a word that may be meant for another one.
+#: Characters of the longest word that is compared with known words.
 _LONGEST_WORD = 1000
 
 
-def did_you_mean(given: str, known: Iterable[str], *, likeness: float = 0.8) -> str | None:
-    """The hint that names the known word that is most like `given`, if one is."""
+def did_you_mean(
+    unknown_word: str, known_words: Iterable[str], *, likeness: float = 0.8
+) -> str | None:
+    """The hint that names the known word that is most like the unknown word; `None` without one."""
     import difflib  # noqa: PLC0415  # 8 ms, for mistakes only
 
-    if len(given) > _LONGEST_WORD:  # it would take long
+    if len(unknown_word) > _LONGEST_WORD:  # it would take long
         return None
-    spellings = {word.lower(): word for word in known}
-    near = difflib.get_close_matches(given.lower(), spellings, n=1, cutoff=likeness)
+    spellings = {word.lower(): word for word in known_words}
+    near = difflib.get_close_matches(unknown_word.lower(), spellings, n=1, cutoff=likeness)
     return f"did you mean {spellings[near[0]]}?" if near else None
 
 
@@ -280,8 +282,8 @@ class ForbiddenError(ControllerError, PermissionError):
     """The sender of a request is known, and must not do this.
 
     Attributes:
-        user: Who asked.
-        verb, resource, namespace: What for, in the words of RBAC; `namespace` is empty for all.
+        user: The user who sent the request.
+        verb, resource, namespace: The request in words of RBAC; `namespace` is empty for all.
     """
 
     code = "forbidden"
@@ -328,14 +330,14 @@ class KubernetesRequestError(KubernetesError):
     """The API server refused a request.
 
     Attributes:
-        verb: What was asked, as RBAC calls it: `get`, `list`, `patch`, ….
-        resource: Of what, as RBAC calls it: `pods`, `pods/exec`, `deployments.apps`, ….
-        namespace: Where; `None` for what belongs to no namespace, and for all of them.
-        name: Which one; `None` when none was named.
+        verb: The verb of the request, as RBAC calls it: `get`, `list`, `patch`, ….
+        resource: Its resource, as RBAC calls it: `pods`, `pods/exec`, `deployments.apps`, ….
+        namespace: Its namespace; `None` for cluster-wide objects, and for all namespaces.
+        name: The name of the object; `None` for a request without a name.
         status_code: HTTP status of the answer.
-        reason: Kubernetes' word for it, such as `Invalid` or `AlreadyExists`; may be empty.
-        causes: Its details: dicts with `reason`, `message` and `field`, as far as it gave them.
-        retry_after: Seconds after which it asked to try again, if it did.
+        reason: Kubernetes' word for the fault, such as `Invalid` or `AlreadyExists`; may be empty.
+        causes: Details: dicts with `reason`, `message` and `field`, as far as the answer had them.
+        retry_after: Seconds after which the API server asked to try again, if it did.
     """
 
     code = "kubernetes_request"
@@ -389,7 +391,7 @@ class WorkloadError(KubetorchError):
 class ServiceNotFoundError(WorkloadError, LookupError, ValueError):
     """There is no workload of that name, or it was torn down.
 
-    It is a `ValueError` too, which programs expect of a name that leads nowhere.
+    It is a `ValueError` too, which programs expect for an unknown name.
     """
 
     code = "service_not_found"
@@ -401,8 +403,8 @@ class ServiceTakenError(WorkloadError):
 
     Attributes:
         name, namespace: The service.
-        creator: Who deployed it; empty if that is not known.
-        project, callable: What it runs.
+        creator: The user who deployed it; empty if unknown.
+        project, callable: The project and the callable that it runs.
     """
 
     code = "service_taken"
@@ -462,7 +464,7 @@ class MissingObjectError(StartupError, LookupError):
     """A pod refers to an object that does not exist.
 
     Attributes:
-        kind, name: Which: `Secret`, `PersistentVolumeClaim`, `PriorityClass`, ….
+        kind, name: The missing object; kinds are `Secret`, `PersistentVolumeClaim`, ….
     """
 
     code = "missing_object"
@@ -507,7 +509,7 @@ class ImageStepError(StartupError):
 
     Attributes:
         step: The step, as a Dockerfile has it.
-        exit_code: What its command ended with.
+        exit_code: The exit status of its command.
     """
 
     code = "image_step"
@@ -612,7 +614,7 @@ class WorkerDiedError(WorkloadError):
     """The process that ran the call ended.
 
     Attributes:
-        exit_code: What it ended with; negative numbers are signals, as in `subprocess`.
+        exit_code: Its exit status; negative numbers are signals, as in `subprocess`.
     """
 
     code = "worker_died"
@@ -629,8 +631,8 @@ class OutOfMemoryError(WorkerDiedError, MemoryError):
     """The process that ran the call was killed for its memory.
 
     Attributes:
-        limit_bytes: What its pod may use, where that is known.
-        used_bytes: What its pod used.
+        limit_bytes: The memory that its pod may use; `None` if unknown.
+        used_bytes: The memory that its pod used; `None` if unknown.
     """
 
     code = "out_of_memory"
@@ -649,9 +651,9 @@ class WorkerRecycledError(WorkerDiedError):
 
 
 class InstanceReplacedError(WorkloadError):
-    """The instance of a class was made anew without a deploy: what it had kept is gone.
+    """The instance of a class was made anew without a deploy, and its state is lost.
 
-    Nothing of this call ran. The next one runs on the new instance.
+    This call did not run. The next call runs on the new instance.
 
     Attributes:
         instance: Identity of the new instance.
@@ -669,7 +671,7 @@ class InstanceReplacedError(WorkloadError):
 
 
 class InstanceReplacedWarning(UserWarning):
-    """The instance of a class was made anew without a deploy: what it had kept is gone."""
+    """The instance of a class was made anew without a deploy, and its state is lost."""
 
 
 class WorkerMembershipChanged(WorkloadError):
@@ -704,10 +706,10 @@ class WorkerMembershipChanged(WorkloadError):
 
     def _describe(self) -> str:
         if self.removed_ips:
-            count, which = len(self.removed_ips), sorted(self.removed_ips)
-            text = f"Critical: {count} worker(s) removed during execution: {which}"
-            why = "; ".join(f"{pod}: {reason}" for pod, reason in self.reasons.items())
-            return f"{text} ({why})" if why else text
+            count, addresses = len(self.removed_ips), sorted(self.removed_ips)
+            text = f"Critical: {count} worker(s) removed during execution: {addresses}"
+            reasons = "; ".join(f"{pod}: {reason}" for pod, reason in self.reasons.items())
+            return f"{text} ({reasons})" if reasons else text
         return (
             f"Warning: {len(self.added_ips)} worker(s) added during execution: "
             f"{sorted(self.added_ips)}"
@@ -732,13 +734,13 @@ class WorkerMembershipChanged(WorkloadError):
 
     def to_state(self) -> dict[str, Any]:  # sets become sorted lists
         names = ("added_ips", "removed_ips", "previous_ips", "current_ips")
-        found = {name: sorted(getattr(self, name)) for name in names}
-        return super().to_state() | found | {"reasons": self.reasons}
+        addresses = {name: sorted(getattr(self, name)) for name in names}
+        return super().to_state() | addresses | {"reasons": self.reasons}
 
 
 def _addresses_in(message: str) -> tuple[set[str], set[str]]:
-    found = set(re.findall(r"'([^']+)'", message))
-    return (set(), found) if "removed" in message else (found, set())
+    addresses = set(re.findall(r"'([^']+)'", message))
+    return (set(), addresses) if "removed" in message else (addresses, set())
 
 
 # --------------------------------------------------------------------------------------- calls
@@ -772,14 +774,19 @@ class CallLostError(CallError, ConnectionError):
 
 
 class CallRefusedError(CallError):
-    """The call was refused before it started: nothing of it ran."""
+    """The call was refused before it started: nothing of it ran.
+
+    Attributes:
+        calls: How many calls the pod has, if it refused since other pods have fewer.
+    """
 
     code = "call_refused"
     status = 503
+    calls: int | None = None
 
 
 class QueueFullError(CallError):
-    """More calls wait for a process of the service than may: nothing of this one ran."""
+    """More calls wait for a process of the service than may: this call did not run."""
 
     code = "queue_full"
     status = 429
@@ -800,7 +807,7 @@ class ResultExpiredError(CallError, LookupError):
 
 
 class SerializationError(CallError, TypeError):
-    """A value cannot travel in the serialization of the call, or that one is not allowed."""
+    """A value cannot travel in the call's serialization, or the serialization is not allowed."""
 
     code = "serialization"
     status = 400
@@ -834,9 +841,9 @@ class RemoteTraceback(Exception):
         self.rank = rank
 
     def __str__(self) -> str:
-        where = f" in {self.pod_name}" if self.pod_name else ""
-        ranked = f", rank {self.rank}" if self.rank is not None else ""
-        return f"\n\nRemote traceback{where}{ranked}:\n{self.text}"
+        pod_text = f" in {self.pod_name}" if self.pod_name else ""
+        rank_text = f", rank {self.rank}" if self.rank is not None else ""
+        return f"\n\nRemote traceback{pod_text}{rank_text}:\n{self.text}"
 
 
 class ProtocolError(KubetorchError):
@@ -856,7 +863,7 @@ class DataStoreError(KubetorchError):
 
 
 class StorageFullError(DataStoreError, OSError):
-    """There is no room left where a blob was to be written; nothing half-written stays."""
+    """The disk, or the store's share of it, is full; no half-written blob stays."""
 
     code = "storage_full"
     status = 507
@@ -866,7 +873,7 @@ class RsyncError(DataStoreError):
     """A transfer of files failed.
 
     Attributes:
-        cmd, returncode, stdout, stderr: What was tried, and what it answered.
+        cmd, returncode, stdout, stderr: The command, its exit status and its output.
     """
 
     code = "transfer"
@@ -906,10 +913,10 @@ class VolumeNotFoundError(DataStoreError, LookupError, ValueError):
 
 
 class VolumeInUseError(DataStoreError):
-    """A volume cannot be deleted, or not be had, because services have it mounted.
+    """A volume cannot be deleted or used because services have it mounted.
 
     Attributes:
-        services: Their names.
+        services: The names of these services.
     """
 
     code = "volume_in_use"

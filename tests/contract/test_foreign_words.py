@@ -97,6 +97,7 @@ HIDING = {
     "logging_config",
     "name",
     "namespace",
+    "prefix_username",
     "reload_prefixes",
     "remote_import_path",
     "remote_root_path",
@@ -186,14 +187,17 @@ def test_no_word_of_others_is_one_of_ours():
     assert not WORDS["handle"].keys() & set(dir(kt.Cls))
     assert not WORDS["kt.Compute"].keys() & PARAMETERS.keys()
     assert not WORDS["kt.Image"].keys() & images
-    scaling = {*autoscaling._NAMES, *autoscaling.ALIASES}
+    scaling = {*autoscaling._FIELD_NAMES, *autoscaling.ALIASES}
     assert not WORDS["autoscale"].keys() & scaling
-    assert not WORDS["distribute"].keys() & {*distribution.ARGUMENTS, *distribution.KNOWN}
+    assert not WORDS["distribute"].keys() & {
+        *distribution.ARGUMENTS,
+        *distribution.SUPERVISOR_OPTIONS,
+    }
 
 
 def test_what_the_hints_name_exists():
-    scaling = {*autoscaling._NAMES, *autoscaling.ALIASES}
-    spread = {*distribution.ARGUMENTS, *distribution.KNOWN}
+    scaling = {*autoscaling._FIELD_NAMES, *autoscaling.ALIASES}
+    spread = {*distribution.ARGUMENTS, *distribution.SUPERVISOR_OPTIONS}
     known = {"kt.Compute": set(PARAMETERS), "autoscale": scaling, "distribute": spread}
     for subject, words in WORDS.items():
         for word, text in words.items():

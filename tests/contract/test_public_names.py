@@ -163,6 +163,7 @@ def test_every_documented_parameter_of_the_factories_is_there_in_order():
         "sync_dir",
         "remote_dir",
         "remote_import_path",
+        "prefix_username",
     ]
 
     assert list(inspect.signature(kt.fn).parameters) == ["function_obj", *expected, "options"]
@@ -181,4 +182,5 @@ def test_every_documented_parameter_of_the_factories_is_there_in_order():
         "name",
         "namespace",
         "reload_prefixes",
+        "prefix_username",
     ]

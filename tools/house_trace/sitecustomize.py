@@ -21,7 +21,7 @@ def _trace() -> None:
     # High, so as not to take a descriptor that a program expects for itself.
     log = os.dup2(opened, 900, inheritable=False)
     os.close(opened)
-    seen = set()
+    logged_entries = set()
 
     def entered(frame, event, _argument) -> None:
         number = window[0]
@@ -29,11 +29,11 @@ def _trace() -> None:
             code = frame.f_code
             path = code.co_filename
             if (
-                (number, path) not in seen
+                (number, path) not in logged_entries
                 and path.startswith(sources)
                 and code.co_name != "<module>"
             ):
-                seen.add((number, path))
+                logged_entries.add((number, path))
                 os.write(log, f"{number} {path}\n".encode())
 
     threading.setprofile(entered)

@@ -139,7 +139,7 @@ def _load(request: RunRequest) -> App:
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(path.parent))
     sys.modules[path.stem] = module
-    variables = request.write()
+    variables = request.to_environment()
     os.environ.update(variables)
     try:
         with contextlib.redirect_stdout(sys.stderr):

@@ -255,10 +255,13 @@ def _callable(ref: CallableRef) -> str | None:
 
 def _answers(service: WorkloadView) -> str | None:
     """The result of a call in words, if it is no plain value."""
-    together = called_together(service.spec, service.pool)
-    if together is None or service.spec.callable.kind == "app":
+    together, compute = called_together(service.spec, service.pool), service.spec.compute
+    if service.spec.callable.kind == "app":
         return None
-    return f"a list, one value of each of {len(together)} pods"
+    if together is not None:
+        return f"a list, one value of each of {len(together)} pods"
+    is_any = compute.dispatch == "any" and compute.pods > 1
+    return f"a value of the least busy of {compute.pods} pods" if is_any else None
 
 
 # ------------------------------------------------------------------ how a service is called

@@ -315,7 +315,10 @@ async def _ask(client: Client, removal: Removal, output: Output) -> None:
 
 
 def _report(done: Removed, where: str, output: Output) -> None:
-    for word, items in (("volumes", done.kept.volumes), ("secrets", done.kept.secrets)):
+    for word, items in (
+        ("volumes", done.user_objects.volumes),
+        ("secrets", done.user_objects.secrets),
+    ):
         if items:
             output.report(f"These {word} of users stay (--{word} deletes them):", "yellow")
             for item in items:
@@ -324,9 +327,9 @@ def _report(done: Removed, where: str, output: Output) -> None:
         output.report(f"The namespace {where} stays, for it has or may have:", "yellow")
         for one in done.leftovers:
             output.report(f"  • {one}")
-    if done.others:
+    if done.definition_users:
         output.report("The kind KubetorchWorkload stays, which these need:", "yellow")
-        for one in done.others:
+        for one in done.definition_users:
             output.report(f"  • {one}")
         output.report(
             "  hint: kt upgrade --set crd.create=true,rbac.userRoles=true, with the namespace of "
@@ -343,10 +346,10 @@ def _removal_facts(done: Removed) -> dict[str, object]:
     return {
         "deleted": list(map(_fact, done.items)),
         "kept": {
-            "volumes": list(map(_fact, done.kept.volumes)),
-            "secrets": list(map(_fact, done.kept.secrets)),
+            "volumes": list(map(_fact, done.user_objects.volumes)),
+            "secrets": list(map(_fact, done.user_objects.secrets)),
         },
-        "definition_needed_by": done.others,
+        "definition_needed_by": done.definition_users,
         "left_in_namespace": done.leftovers,
     }
 

@@ -132,6 +132,9 @@ def ssh(
         typer.Argument(metavar="[-- COMMAND...]", help="A command instead of a shell."),
     ] = None,
     pod: ThisPod = None,
+    exact_match: Annotated[
+        bool, typer.Option("--exact-match", help="Only the exact name, whoever deployed it.")
+    ] = False,
     namespace: Namespace = None,
 ) -> None:
     """Open a shell in a pod, or run a command there.
@@ -140,7 +143,7 @@ def ssh(
     without a terminal; its exit code is that of kt.
     """
     services = Services(namespace, Output(), is_changing=True)
-    service = services.find(name)
+    service = services.find_to_change(name, exact_match=exact_match)
     chosen = local_port.choose(service) if pod is None else choose_pod(service, pod)
     command = None
     if words:

@@ -75,12 +75,38 @@ class Services:
         """The service that the user means: as named, or with the user name in front."""
         found = self.session.find(self.namespace, self._candidates(name))
         if found is None:
-            raise ServiceNotFoundError(
-                f"Failed to load service {name.lower()} in namespace {self.namespace}",
-                hint=self.hint(name),
-            )
+            raise self._missing(name)
         self._output.note(f"Found {mode(found)} service {found.spec.name}", "green")
         return found
+
+    def find_to_change(self, name: str, *, exact_match: bool = False) -> WorkloadView:
+        """The service that the user means to change: the user's own before one of anybody else.
+
+        Raises:
+            SpecError: It is another user's, and `exact_match` does not say that it is meant.
+        """
+        candidates = [name.lower()] if exact_match else self._candidates(name)
+        views = [view for view in map(self.get, candidates) if view is not None]
+        chosen = next((view for view in views if not self.is_foreign(view)), None)
+        if chosen is None and exact_match:
+            chosen = next(iter(views), None)
+        if chosen is not None:
+            self._output.note(f"Found {mode(chosen)} service {chosen.spec.name}", "green")
+            return chosen
+        if views:
+            other, creator = views[0].spec.name, views[0].creator
+            raise SpecError(
+                f"the service {other} in namespace {self.namespace} is not yours: "
+                f"{str(creator or '') or 'somebody without a user name'} deployed it",
+                hint=f"{other} --exact-match means it all the same",
+            )
+        raise self._missing(name)
+
+    def _missing(self, name: str) -> ServiceNotFoundError:
+        return ServiceNotFoundError(
+            f"Failed to load service {name.lower()} in namespace {self.namespace}",
+            hint=self.hint(name),
+        )
 
     def hint(self, name: str) -> str:
         return sdk.near_services(self.session, self.namespace, name)
@@ -101,6 +127,10 @@ class Services:
         if creator is None:  # an earlier version deployed it
             return self.username is not None and service.spec.username == self.username
         return service.is_own and creator.username == self.username
+
+    def is_foreign(self, service: WorkloadView) -> bool:
+        """True if somebody else created it; what an earlier version deployed is anybody's."""
+        return service.creator is not None and not self.is_own(service)
 
     def delete(self, service: WorkloadView, *, force: bool) -> list[str]:
         """Delete a service; returns what it leaves, in words."""

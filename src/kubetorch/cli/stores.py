@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -11,6 +12,7 @@ import typer
 from kubetorch.cli.args import AllNamespaces, AsJson, Namespace
 from kubetorch.cli.output import Output
 from kubetorch.cli.services import open_session
+from kubetorch.config import environment
 from kubetorch.config.settings import config
 from kubetorch.errors import SecretNotFound, SpecError, VolumeInUseError
 from kubetorch.sdk.deploys.attachments import upload_secret
@@ -107,11 +109,28 @@ def _given(source: dict[str, Any]) -> dict[str, Any]:
 def _variables(given: list[str]) -> dict[str, Any]:
     """The arguments of a `Secret` with these variables: `NAME=VALUE`, or read here."""
     pairs = [one.partition("=") for one in given]
-    values = {check_variable(name): value for name, equals, value in pairs if equals}
-    names = [name for name, equals, _ in pairs if not equals]
+    values = {_variable(name): value for name, equals, value in pairs if equals}
+    names = [_variable(name) for name, equals, _ in pairs if not equals]
+    for name, count in Counter(name for name, _, _ in pairs).items():
+        if count > 1:
+            raise SpecError(f"the variable {name} is given {count} times", hint="name it once")
+    for name in names:
+        if environment.variable(name) is None:
+            raise SpecError(
+                f"the variable {name} is not set here",
+                hint=f"export {name}=... before, or -v {name}=VALUE",
+            )
     if not values:
         return {"env_vars": names or None}
     return {"values": {**(Secret("read", env_vars=names).values if names else {}), **values}}
+
+
+def _variable(name: str) -> str:
+    try:
+        return check_variable(name)
+    except SpecError as error:
+        error.hint = "-v NAME for each variable of here, or -v NAME=VALUE; --from-env A,B for both"
+        raise
 
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -171,11 +190,46 @@ def secrets(  # noqa: PLR0913  # the documented options
         raise typer.BadParameter(
             f"{action!r} is none of {', '.join(_SECRET_ACTIONS)}", param_hint="ACTION"
         )
-    variables = [*(env_vars or ()), *filter(None, (from_env or "").split(","))]
+    several = [one.strip() for one in (from_env or "").split(",")]
+    variables = [*(env_vars or ()), *filter(None, several)]
+    given = {
+        "--prefix": prefix,
+        "--all-namespaces": all_namespaces,
+        "--yes": yes,
+        "--path": path,
+        "--provider": provider,
+        "--env-vars": variables,
+        "--show": show,
+    }
+    _check_words(action, name, [option for option, value in given.items() if value])
     source = {"provider": provider, "path": path, **_variables(variables)}
     is_changing = action not in ("list", "describe")
     keeper = SecretKeeper(namespace, output, is_changing=is_changing, all_namespaces=all_namespaces)
     _SECRET_ACTIONS[action](_SecretRequest(keeper, output, name, prefix, yes, show, source))
+
+
+def _check_words(action: str, name: str | None, options: list[str]) -> None:
+    """Refuse what the action would leave out."""
+    for option in options:
+        if option not in _SECRET_OPTIONS[action]:
+            takers = [one for one, taken in _SECRET_OPTIONS.items() if option in taken]
+            raise SpecError(
+                f"kt secrets {action} takes no {option}", hint=f"it is for {', '.join(takers)}"
+            )
+    if action == "list" and name is not None:
+        raise SpecError(
+            f"kt secrets list takes no name, and got {name!r}",
+            hint=f"kt secrets describe {name} shows it, --prefix {name} lists those that begin so",
+        )
+    if action == "delete" and name is not None and "--prefix" in options:
+        raise SpecError("kt secrets delete takes a name or --prefix, not both")
+    if name is None and action in ("create", "update", "describe") and "--provider" not in options:
+        raise SpecError(
+            f"kt secrets {action} takes the name of a secret",
+            hint="for example kt secrets create hf-token --env-vars HF_TOKEN"
+            if action == "create"
+            else "kt secrets lists them",
+        )
 
 
 def _list_secrets(asked: _SecretRequest) -> None:
@@ -232,7 +286,10 @@ def _update_secret(asked: _SecretRequest) -> None:
 def _delete_secret(asked: _SecretRequest) -> None:
     output = asked.output
     if asked.name is None and asked.prefix is None:
-        raise SpecError("a name or --prefix is required for 'delete'")
+        raise SpecError(
+            "kt secrets delete takes the name of a secret, or --prefix",
+            hint="kt secrets lists them",
+        )
     if asked.name is None:
         found = asked.keeper.all(prefix=asked.prefix)
     else:
@@ -254,8 +311,7 @@ def _delete_secret(asked: _SecretRequest) -> None:
 
 
 def _describe_secret(asked: _SecretRequest) -> None:
-    if asked.name is None:
-        raise SpecError("a name is required for 'describe'")
+    assert asked.name is not None
     view, output = asked.keeper.find(asked.name), asked.output
     values = asked.keeper.values(view) if asked.show else None
     if output.as_json:
@@ -279,6 +335,17 @@ _SECRET_ACTIONS: dict[str, Callable[[_SecretRequest], None]] = {
     "update": _update_secret,
     "delete": _delete_secret,
     "describe": _describe_secret,
+}
+
+
+_SOURCES = ("--path", "--provider", "--env-vars")
+#: The options that each action takes, but for those that all take.
+_SECRET_OPTIONS: dict[str, tuple[str, ...]] = {
+    "list": ("--prefix", "--all-namespaces"),
+    "create": _SOURCES,
+    "update": _SOURCES,
+    "delete": ("--prefix", "--all-namespaces", "--yes"),
+    "describe": ("--show",),
 }
 
 

@@ -37,7 +37,7 @@ def teardown(  # noqa: PLR0913  # the documented options
         bool, typer.Option("-a", "--all", help="All services that you deployed in the namespace.")
     ] = False,
     prefix: Annotated[
-        str | None, typer.Option("-p", "--prefix", help="All services with this prefix.")
+        str | None, typer.Option("-p", "--prefix", help="All services of yours with this prefix.")
     ] = None,
     namespace_wide: Annotated[
         bool,
@@ -54,7 +54,7 @@ def teardown(  # noqa: PLR0913  # the documented options
     ] = False,
     exact_match: Annotated[
         bool,
-        typer.Option("-e", "--exact-match", help="Only the exact name, never with a user prefix."),
+        typer.Option("-e", "--exact-match", help="Only the exact name, whoever deployed it."),
     ] = False,
     namespace: Namespace = None,
     as_json: AsJson = False,
@@ -73,8 +73,8 @@ def teardown(  # noqa: PLR0913  # the documented options
     else:
         there = services.all()
         found = [one for one in there if namespace_wide or _is_meant(services, one, prefix)]
-        if all_ and len(found) < len(there):
-            _report_others(output, services, [one for one in there if one not in found])
+        if not namespace_wide:
+            _report_others(output, services, [one for one in there if one not in found], prefix)
     if not found:
         _report_nothing(output, target, services, yes=yes)
         return
@@ -103,9 +103,9 @@ def _check_target(target: str | None, *, all_: bool, prefix: str | None) -> None
         )
     if given > 1:
         raise SpecError("Give one of a service's name, --prefix and --all, not several")
-    if prefix is not None and prefix.rstrip("-") in names.RESERVED:
+    if prefix is not None and prefix.rstrip("-") in names.RESERVED_USERNAMES:
         raise SpecError(
-            f"the prefix {prefix!r} is reserved; reserved are {', '.join(names.RESERVED)}"
+            f"the prefix {prefix!r} is reserved; reserved are {', '.join(names.RESERVED_USERNAMES)}"
         )
     if prefix is not None and not prefix:
         raise SpecError("--prefix is empty", hint="--all deletes all services of yours")
@@ -126,16 +126,25 @@ def _describe(services: Services, *, target: str | None, prefix: str | None, is_
 
 def _is_meant(services: Services, service: WorkloadView, prefix: str | None) -> bool:
     if prefix is not None:
-        return service.spec.name.startswith(prefix.lower())
+        return _begins(service, prefix) and not services.is_foreign(service)
     return services.is_own(service)
 
 
-def _report_others(output: Output, services: Services, others: list[WorkloadView]) -> None:
+def _begins(service: WorkloadView, prefix: str | None) -> bool:
+    return service.spec.name.startswith((prefix or "").lower())
+
+
+def _report_others(
+    output: Output, services: Services, left: list[WorkloadView], prefix: str | None
+) -> None:
+    others = [one for one in left if _begins(one, prefix)]
+    if not others:
+        return
     named = ", ".join(f"{one.spec.name}{_whose(services, one)}" for one in others[:_NAMED])
     more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
     output.note(
         f"Not yours in {services.namespace} namespace: {named}{more}; "
-        f"kt teardown {others[0].spec.name} deletes that one, --namespace-wide all"
+        f"kt teardown {others[0].spec.name} --exact-match deletes that one, --namespace-wide all"
     )
 
 
@@ -161,14 +170,12 @@ def _check_count(
 
 def _targeted(services: Services, target: str, *, exact_match: bool) -> list[WorkloadView]:
     """The service of that name, or those that were deployed from that file or module."""
-    if exact_match:
-        found = services.get(target.lower())
-        return [found] if found else []
-    if not target.partition(":")[0].endswith(".py"):
+    if exact_match or not target.partition(":")[0].endswith(".py"):
         try:
-            return [services.find(target)]
+            return [services.find_to_change(target, exact_match=exact_match)]
         except ServiceNotFoundError:
-            pass
+            if exact_match:
+                return []
     # Others of the namespace may have a checkout of the same project.
     own = filter(services.is_own, services.all())
     return [service for service in own if _comes_from(service, target)]

@@ -1,4 +1,4 @@
-"""Variables of the environment that are no settings of `kt.config`: one function for each use."""
+"""Variables of the environment that are no settings of `kt.config`; one function reads each."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from typing import NamedTuple
 from kubetorch.config import values
 from kubetorch.errors import ConfigError
 
-#: Names the file in which the agent of a pod keeps the addresses of the pods of its service.
+#: The variable with the file in which a pod's agent keeps the addresses of its service's pods.
 MEMBERS_FILE = "KT_MEMBERS_FILE"
-#: Says in a pod whose code it runs, and for whom: what it deploys is theirs, too.
+#: The variables with the origin and the user of a pod's code: services that the pod deploys are
+#: of the same origin and user.
 ORIGIN, USERNAME = "KT_ORIGIN", "KT_USERNAME"
-#: Where a pod finds the token for its API server.
+PREFIX_USERNAME = "KT_PREFIX_USERNAME"
+#: The folder in which a pod finds the token for its API server.
 _SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
-#: Where CI systems say which branch they build, the most specific first.
+#: The variables in which CI systems name the branch that they build, the most specific first.
 _BRANCHES = ("GITHUB_HEAD_REF", "GITHUB_REF_NAME", "CI_COMMIT_REF_NAME", "CIRCLE_BRANCH")
-#: The variables that say something of the machine and the user, and how names of others begin.
+#: The variables that describe the machine and the user, and prefixes of further ones.
 _MACHINE = frozenset(
     {
         *("HOME", "LANG", "LANGUAGE", "LOGNAME", "PATH", "SHELL", "TMPDIR", "TZ", "USER"),
@@ -34,8 +36,10 @@ class RunRequest(NamedTuple):
     """The request of `kt run`.
 
     Attributes:
-        file: The Python file whose `kt.app` says what it runs on.
-        is_async: Whether it is left to itself once it serves.
+        command: The command that the pods run.
+        file: The Python file whose `kt.app` names the compute for the command.
+        name: The name of the app; `None` for that in the file.
+        is_async: Whether `kt run` returns as soon as the app serves.
     """
 
     command: str
@@ -43,13 +47,14 @@ class RunRequest(NamedTuple):
     name: str | None
     is_async: bool
 
-    def write(self) -> dict[str, str]:
-        found = {"KT_RUN": "1", "KT_RUN_CMD": self.command, "KT_RUN_FILE": self.file}
+    def to_environment(self) -> dict[str, str]:
+        """The variables in which `run_request` finds this request."""
+        variables = {"KT_RUN": "1", "KT_RUN_CMD": self.command, "KT_RUN_FILE": self.file}
         if self.name is not None:
-            found["KT_RUN_NAME"] = self.name
+            variables["KT_RUN_NAME"] = self.name
         if self.is_async:
-            found["KT_RUN_ASYNC"] = "1"
-        return found
+            variables["KT_RUN_ASYNC"] = "1"
+        return variables
 
 
 def run_request() -> RunRequest | None:
@@ -68,29 +73,29 @@ def launch_timeout() -> str | None:
 
 def allowed_serialization() -> list[str] | None:
     """The `allowed_serialization` of a `kt.Compute` that names none."""
-    given = os.environ.get("KT_ALLOWED_SERIALIZATION")
-    if not given:
+    text = os.environ.get("KT_ALLOWED_SERIALIZATION")
+    if not text:
         return None
-    return [name.strip() for name in given.split(",") if name.strip()]
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def gpu_anti_affinity() -> bool | None:
     """The `gpu_anti_affinity` of a `kt.Compute` that names none."""
-    given = os.environ.get("KT_GPU_ANTI_AFFINITY")
-    if not given:
+    text = os.environ.get("KT_GPU_ANTI_AFFINITY")
+    if not text:
         return None
     try:
-        return values.boolean(given)
+        return values.boolean(text)
     except ValueError as error:
-        raise ConfigError(f"KT_GPU_ANTI_AFFINITY is {given!r}: {error}") from error
+        raise ConfigError(f"KT_GPU_ANTI_AFFINITY is {text!r}: {error}") from error
 
 
 def pretends_gpus() -> bool:
     """True if pods of this machine that ask for GPUs run without GPUs."""
-    given = os.environ.get("KT_LOCAL_GPUS")
-    if given and given != "pretend":
-        raise ConfigError(f"KT_LOCAL_GPUS is {given!r}; it can be 'pretend' alone, or unset")
-    return bool(given)
+    text = os.environ.get("KT_LOCAL_GPUS")
+    if text and text != "pretend":
+        raise ConfigError(f"KT_LOCAL_GPUS is {text!r}; it can be 'pretend' alone, or unset")
+    return bool(text)
 
 
 def rsync_filters() -> str | None:
@@ -105,7 +110,7 @@ def kubeconfig() -> Path:
 
 
 def branch_of_build() -> str | None:
-    """The git branch that a CI system says it builds."""
+    """The git branch that a CI system builds."""
     return next((os.environ[name] for name in _BRANCHES if os.environ.get(name)), None)
 
 
@@ -115,7 +120,7 @@ def deployed_file() -> str | None:
 
 
 def deployed_apps() -> tuple[str, ...]:
-    """The app whose command this process belongs to, and the apps in whose pods it was deployed."""
+    """The names of the app whose command this process is of, and of the apps above that app."""
     return tuple(name for name in os.environ.get("KT_DEPLOYED_APPS", "").split(",") if name)
 
 
@@ -134,30 +139,30 @@ def origin() -> str | None:
 
 
 def session_name() -> str | None:
-    """The file of the notebook that this process is the kernel of, as Jupyter says it."""
+    """The notebook file that this process is the kernel of, from Jupyter's variable."""
     return os.environ.get("JPY_SESSION_NAME") or None
 
 
 def replaces() -> bool:
-    """True if a deploy may replace another user's service without a word in the program."""
-    given = os.environ.get("KT_REPLACE", "").lower()
-    if given not in ("", "0", "1", "false", "true"):
-        raise ConfigError(f"KT_REPLACE is {given!r}; it must be 1 or 0")
-    return given in ("1", "true")
+    """True if a deploy may replace another user's service, though its program does not say so."""
+    text = os.environ.get("KT_REPLACE", "").lower()
+    if text not in ("", "0", "1", "false", "true"):
+        raise ConfigError(f"KT_REPLACE is {text!r}; it must be 1 or 0")
+    return text in ("1", "true")
 
 
 def cache_dir() -> Path:
-    """Folder for what can be computed again: `KT_CACHE_DIR`, or `~/.kt/cache`."""
+    """The folder for caches: `KT_CACHE_DIR`, or `~/.kt/cache`."""
     return Path(os.environ.get("KT_CACHE_DIR") or "~/.kt/cache").expanduser()
 
 
 def local_dir() -> Path:
-    """Home of the local service: `KT_LOCAL_DIR`, or `~/.kt/local`."""
+    """The folder of the local service: `KT_LOCAL_DIR`, or `~/.kt/local`."""
     return Path(os.environ.get("KT_LOCAL_DIR") or "~/.kt/local").expanduser()
 
 
 def own_folders() -> tuple[str, ...]:
-    """Folders of Kubetorch on this machine: no project has them, wherever they lie."""
+    """Folders of Kubetorch on this machine, which never travel with a project."""
     return tuple(map(str, (Path("~/.kt").expanduser(), cache_dir(), local_dir())))
 
 
@@ -167,42 +172,46 @@ def kubeconfig_list() -> str | None:
 
 
 def kubernetes_service() -> tuple[str, int] | None:
-    """Host and port of the API server of the cluster that this process runs in a pod of."""
+    """Host and port of the API server of this pod's cluster; `None` outside of pods."""
     host, port = (os.environ.get(f"KUBERNETES_SERVICE_{part}") for part in ("HOST", "PORT"))
     return (host, int(port)) if host and port and port.isdigit() else None
 
 
 def pod_token_file() -> Path | None:
     """The token of this pod's service account: the one for Kubetorch, or the API server's."""
-    given = os.environ.get("KT_POD_TOKEN_FILE")
-    known = "/var/run/secrets/kubetorch.com/token", f"{_SERVICE_ACCOUNT}/token"
-    return next((Path(file) for file in (given, *known) if file and Path(file).exists()), None)
+    configured_file = os.environ.get("KT_POD_TOKEN_FILE")
+    standard_files = "/var/run/secrets/kubetorch.com/token", f"{_SERVICE_ACCOUNT}/token"
+    return next(
+        (Path(file) for file in (configured_file, *standard_files) if file and Path(file).exists()),
+        None,
+    )
 
 
 def controller_url() -> str | None:
+    """The URL of the controller for programs in a pod, and for programs that set it."""
     names = "KT_POD_CONTROLLER_URL", "KT_CONTROLLER_URL"
     return next((os.environ[name] for name in names if os.environ.get(name)), None)
 
 
 def members_file() -> Path | None:
     """The file in which the agent keeps the addresses of the pods of its service, for workers."""
-    given = os.environ.get(MEMBERS_FILE)
-    return Path(given) if given else None
+    path = os.environ.get(MEMBERS_FILE)
+    return Path(path) if path else None
 
 
 def local_ips() -> list[str]:
-    """The addresses that stand for those of pods where there are none."""
-    given = os.environ.get("LOCAL_IPS") or ""
-    return [address.strip() for address in given.split(",") if address.strip()]
+    """The addresses that a program outside of pods uses as those of pods."""
+    text = os.environ.get("LOCAL_IPS") or ""
+    return [address.strip() for address in text.split(",") if address.strip()]
 
 
 def for_programs() -> dict[str, str]:
-    """All of it, for programs that the user's configuration names, and for proxies."""
+    """The whole environment, for programs of the user's configuration, and for proxies."""
     return dict(os.environ)
 
 
 def of_machine(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that say something of the machine and the user, and not of a program."""
+    """The variables that describe the machine and the user, and not a program."""
     return {
         name: value
         for name, value in environ.items()
@@ -211,5 +220,5 @@ def of_machine(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def variable(name: str) -> str | None:
-    """A variable that the user named, as the source of a secret; none if it is empty."""
+    """A variable that the user named as the source of a secret; `None` if it is empty."""
     return os.environ.get(name) or None

@@ -19,8 +19,8 @@ from kubetorch.config.values import Backend, Plain
 from kubetorch.errors import ConfigError, did_you_mean
 from kubetorch.lib.files import FileLock, write_atomically
 
-#: Seconds that a program waits for another that writes.
-_PATIENCE = 10.0
+#: Seconds that a program waits for another program that writes the file.
+_LOCK_TIMEOUT = 10.0
 
 
 def read_yaml(path: Path) -> object:
@@ -35,14 +35,14 @@ def read_yaml(path: Path) -> object:
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        found: object = yaml.load(content, Loader=loader)
+        document: object = yaml.load(content, Loader=loader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is no valid YAML: {error}") from error
-    return found
+    return document
 
 
 class SettingsFile:
-    """The file; read again when it has changed."""
+    """The file of settings, which is read again when it has changed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -52,21 +52,21 @@ class SettingsFile:
     def values(self) -> Mapping[str, object]:
         """The values of the file; values that are `null` are left out."""
         try:
-            facts = self.path.stat()
-        except OSError:  # what is wrong, other than that there is no file, is said on reading
+            file_stat = self.path.stat()
+        except OSError:  # if the file exists, reading it reports the fault
             stamp = None
         else:
-            stamp = (facts.st_mtime_ns, facts.st_size, facts.st_ino)
+            stamp = (file_stat.st_mtime_ns, file_stat.st_size, file_stat.st_ino)
         if stamp is None or stamp != self._stamp:
             self._values = self._read()
             self._stamp = stamp
         return self._values
 
     def merge(self, values: Mapping[str, object], *, replaces: bool = False) -> None:
-        """Write these values into the file, or instead of what it has; `None` removes one."""
+        """Add these values to the file, or let them replace its content; `None` removes a value."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with self._alone():
+            with self._locked():
                 merged = {**({} if replaces else self._read()), **values}
                 self._write({key: value for key, value in merged.items() if value is not None})
         except OSError as error:
@@ -74,13 +74,13 @@ class SettingsFile:
         self._stamp = None
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Lock the file: what another program writes meanwhile would be lost."""
+    def _locked(self) -> Iterator[None]:
+        """Lock the file, so that no other program's change is lost."""
         lock = FileLock(self.path.parent)
         try:
-            if not lock.get(_PATIENCE):
+            if not lock.get(_LOCK_TIMEOUT):
                 raise ConfigError(
-                    f"{self.path} is being written by another program for {_PATIENCE:g} s"
+                    f"{self.path} is being written by another program for {_LOCK_TIMEOUT:g} s"
                 )
             yield
         finally:
@@ -93,17 +93,17 @@ class SettingsFile:
         write_atomically(self.path, content.encode(), mode=0o666)
 
     def _read(self) -> dict[str, object]:
-        found = read_yaml(self.path)
-        if found is None:
+        document = read_yaml(self.path)
+        if document is None:
             return {}
-        if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+        if not isinstance(document, dict) or not all(isinstance(key, str) for key in document):
             raise ConfigError(
                 f"{self.path} must be a map of settings", hint="one line for each: `name: value`"
             )
-        return {key: value for key, value in found.items() if value is not None}
+        return {key: value for key, value in document.items() if value is not None}
 
 
-#: Where a pod on Kubernetes finds its own namespace.
+#: The file in which a pod on Kubernetes finds its own namespace.
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -118,32 +118,38 @@ def of_pod(file: Path = SERVICE_ACCOUNT) -> str | None:
 def of_context(environ: Mapping[str, str]) -> str | None:
     """The namespace of the kubeconfig's current context.
 
-    A kubeconfig that cannot be read says nothing here: whoever needs the cluster says what is
-    wrong with it.
+    A kubeconfig that cannot be read is skipped: connecting to the cluster reports what is wrong.
     """
     configs = []
     for path in _paths(environ):
         try:
-            found = read_yaml(path)
+            document = read_yaml(path)
         except ConfigError:
             continue
-        if isinstance(found, dict):
-            configs.append(found)
-    current = next((c["current-context"] for c in configs if c.get("current-context")), None)
+        if isinstance(document, dict):
+            configs.append(document)
+    current_name = next(
+        (
+            config_file["current-context"]
+            for config_file in configs
+            if config_file.get("current-context")
+        ),
+        None,
+    )
     for config in configs:
         contexts = config.get("contexts")
-        for item in contexts if current and isinstance(contexts, list) else ():
-            if isinstance(item, dict) and item.get("name") == current:
-                context = item.get("context")
+        for named_context in contexts if current_name and isinstance(contexts, list) else ():
+            if isinstance(named_context, dict) and named_context.get("name") == current_name:
+                context = named_context.get("context")
                 namespace = context.get("namespace") if isinstance(context, dict) else None
                 return namespace if isinstance(namespace, str) and namespace else None
     return None
 
 
 def _paths(environ: Mapping[str, str]) -> list[Path]:
-    given = environ.get("KUBECONFIG")
-    if given:
-        return [Path(item).expanduser() for item in given.split(":") if item]
+    path_list = environ.get("KUBECONFIG")
+    if path_list:
+        return [Path(path).expanduser() for path in path_list.split(":") if path]
     return [Path("~/.kube/config").expanduser()]
 
 
@@ -177,12 +183,12 @@ class Setting(Generic[T]):
         return self if config is None else self._value(config)
 
     def _value(self, config: KubetorchConfig) -> T:
-        found = config._find(self.name, self.variable)
-        return copy(self.default) if found is None else self._parsed(*found)
+        value_and_source = config._value_and_source(self.name, self.variable)
+        return copy(self.default) if value_and_source is None else self._parsed(*value_and_source)
 
     def _origin(self, config: KubetorchConfig) -> str:
-        found = config._find(self.name, self.variable)
-        return "default" if found is None else found[1]
+        value_and_source = config._value_and_source(self.name, self.variable)
+        return "default" if value_and_source is None else value_and_source[1]
 
     def __set__(self, config: KubetorchConfig, value: object) -> None:
         config._keep(self.name, None if is_nothing(value) else self._parsed(value))
@@ -191,27 +197,27 @@ class Setting(Generic[T]):
         try:
             return self.parse(value)
         except ValueError as error:
-            where = f" ({source})" if source else ""
-            raise ConfigError(f"{self.name} is {value!r}{where}: {error}") from error
+            source_note = f" ({source})" if source else ""
+            raise ConfigError(f"{self.name} is {value!r}{source_note}: {error}") from error
 
 
 class _Namespace(Setting[str]):
-    """The namespace: an `install_namespace` of one's own goes before all others."""
+    """The namespace; an `install_namespace` that the user has set goes before all other sources."""
 
     def _value(self, config: KubetorchConfig) -> str:
         if config.install_namespace != INSTALL_NAMESPACE:
             return config.install_namespace
-        found = config._find(self.name, self.variable)
-        if found is not None:
-            return self._parsed(*found)
+        value_and_source = config._value_and_source(self.name, self.variable)
+        if value_and_source is not None:
+            return self._parsed(*value_and_source)
         return config._suggested_namespace() or self.default
 
     def _origin(self, config: KubetorchConfig) -> str:
         if config.install_namespace != INSTALL_NAMESPACE:
             return "install_namespace"
-        found = super()._origin(config)
-        is_suggested = found == "default" and config._suggested_namespace() is not None
-        return "the cluster's context" if is_suggested else found
+        origin = super()._origin(config)
+        is_suggested = origin == "default" and config._suggested_namespace() is not None
+        return "the cluster's context" if is_suggested else origin
 
 
 class KubetorchConfig:
@@ -223,6 +229,9 @@ class KubetorchConfig:
     """
 
     username = Setting[str | None](values.username, None, "Stands in front of service names.")
+    prefix_username = Setting(
+        values.boolean, True, "Whether the user name stands in front of service names."
+    )
     namespace = _Namespace(values.namespace, DEFAULT_NAMESPACE, "Kubernetes namespace of services.")
     install_namespace = Setting(
         values.namespace, INSTALL_NAMESPACE, "Namespace that Kubetorch is installed in."
@@ -251,7 +260,7 @@ class KubetorchConfig:
 
     def __init__(self, environ: Mapping[str, str], file: Path | None = None) -> None:
         self._environ = environ
-        self._given_file = file
+        self._explicit_file = file
         self._file: SettingsFile | None = None
         self._values: dict[str, object] = {}
         self._revision = 0
@@ -259,7 +268,7 @@ class KubetorchConfig:
     def __setattr__(self, name: str, value: object) -> None:
         # Any other attribute would be a misspelled setting that has no effect.
         if not (name.startswith("_") or hasattr(type(self), name)):
-            _known(name)
+            _existing_name(name)
         super().__setattr__(name, value)
 
     @property
@@ -271,7 +280,7 @@ class KubetorchConfig:
     def file(self) -> Path:
         """The file of settings."""
         named = self._environ.get("KT_CONFIG_FILE") or DEFAULT_FILE
-        return self._given_file or Path(named).expanduser()
+        return self._explicit_file or Path(named).expanduser()
 
     # ---------------------------------------------------------------------------- by name
 
@@ -281,7 +290,7 @@ class KubetorchConfig:
         Raises:
             ConfigError: There is no such setting, or its value cannot be used.
         """
-        return getattr(self, _known(key))
+        return getattr(self, _existing_name(key))
 
     def set(self, key: str, value: object) -> Any:  # noqa: ANN401  # each has a type of its own
         """Set a value for this process, and return it as it is kept; `None` unsets it.
@@ -289,7 +298,7 @@ class KubetorchConfig:
         Raises:
             ConfigError: There is no such setting, or the value cannot be used.
         """
-        setattr(self, _known(key), value)
+        setattr(self, _existing_name(key), value)
         return self._values.get(key)
 
     def unset(self, key: str) -> None:
@@ -298,7 +307,7 @@ class KubetorchConfig:
         Raises:
             ConfigError: There is no such setting.
         """
-        self._keep(_known(key), None)
+        self._keep(_existing_name(key), None)
 
     def origin(self, key: str) -> str:
         """The origin of a setting's value: `this program`, a variable, a file, `default`.
@@ -306,7 +315,7 @@ class KubetorchConfig:
         Raises:
             ConfigError: There is no such setting.
         """
-        return SETTINGS[_known(key)]._origin(self)
+        return SETTINGS[_existing_name(key)]._origin(self)
 
     def write(self, values: Mapping[str, object] | None = None) -> None:
         """Write settings into the file; others in it stay.
@@ -319,12 +328,12 @@ class KubetorchConfig:
             ConfigError: There is no such setting, its value cannot be used, or the file cannot be
                 written.
         """
-        given = self._values if values is None else values
+        new_values = self._values if values is None else values
         checked = {
             key: None
             if is_nothing(value)
-            else SETTINGS[_known(key)]._parsed(value, "to be written")
-            for key, value in given.items()
+            else SETTINGS[_existing_name(key)]._parsed(value, "to be written")
+            for key, value in new_values.items()
         }
         self._settings_file().merge(checked, replaces=values is not None and not values)
 
@@ -345,15 +354,15 @@ class KubetorchConfig:
 
     # ------------------------------------------------------------------------------- sources
 
-    def _find(self, name: str, variable: str) -> tuple[object, str] | None:
-        """The value of a setting that goes before others, and where it is from."""
+    def _value_and_source(self, name: str, variable: str) -> tuple[object, str] | None:
+        """The value of a setting and its source, of the first source that has the setting."""
         if name in self._values:
             return self._values[name], "this program"
         text = self._environ.get(variable)
         if text is not None and not is_nothing(text):
             return text, variable
-        found = self._from_file().get(name)
-        return None if is_nothing(found) else (found, str(self.file))
+        value = self._from_file().get(name)
+        return None if is_nothing(value) else (value, str(self.file))
 
     def _keep(self, name: str, value: object) -> None:
         self._revision += 1
@@ -368,11 +377,11 @@ class KubetorchConfig:
         return self._file
 
     def _from_file(self) -> Mapping[str, object]:
-        found = self._settings_file().values()
-        for key in found:
+        file_values = self._settings_file().values()
+        for key in file_values:
             if key not in SETTINGS:
                 raise ConfigError(f"{self.file} has an unknown setting {key!r}", hint=_hint(key))
-        return found
+        return file_values
 
     def _suggested_namespace(self) -> str | None:
         if self.backend == "local":
@@ -385,20 +394,20 @@ def is_nothing(value: object) -> bool:
     return value is None or (isinstance(value, str) and value.strip() in ("", "None", "null"))
 
 
-def _known(key: str) -> str:
+def _existing_name(key: str) -> str:
     if key not in SETTINGS:
         raise ConfigError(f"there is no setting {key!r}", hint=_hint(key))
     return key
 
 
 def _hint(key: str) -> str:
-    meant = did_you_mean(key, SETTINGS, likeness=0.6)
-    return meant or f"the settings are {', '.join(SETTINGS)}"
+    suggestion = did_you_mean(key, SETTINGS, likeness=0.6)
+    return suggestion or f"the settings are {', '.join(SETTINGS)}"
 
 
 #: All settings by name.
 SETTINGS: dict[str, Setting[Any]] = {
-    name: item for name, item in vars(KubetorchConfig).items() if isinstance(item, Setting)
+    name: setting for name, setting in vars(KubetorchConfig).items() if isinstance(setting, Setting)
 }
 
 #: The settings of this process.

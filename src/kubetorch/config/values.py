@@ -1,7 +1,7 @@
-"""Parsers of settings: the user's value, or text of a variable, in; the setting's value out.
+"""Parsers of settings: from the user's value, or a variable's text, to the setting's value.
 
-Every function raises `ValueError` with what would be right; who calls it knows the setting's name
-and where the value came from.
+Every function raises `ValueError` with a description of right values; its caller adds the name of
+the setting and the source of the value.
 """
 
 from __future__ import annotations
@@ -15,26 +15,28 @@ from urllib.parse import urlsplit
 from kubetorch.errors import SpecError
 
 USERNAME_LIMIT = 16
-RESERVED = ("kt", "kubetorch", "knative")
+RESERVED_USERNAMES = ("kt", "kubetorch", "knative")
 
-_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_USERNAME_PATTERN = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
 
-def clean_username(given: str) -> str:
+def clean_username(name: str) -> str:
     """A user name as it can stand in service names, at most 16 characters."""
-    cleaned = re.sub(r"[_/.]", "-", given.lower())
+    cleaned = re.sub(r"[_/.]", "-", name.lower())
     cleaned = re.sub(r"^[^a-z]+", "", cleaned)[:USERNAME_LIMIT].strip("-")
-    if cleaned in RESERVED:
-        raise SpecError(f"the username {given!r} is reserved; reserved are {', '.join(RESERVED)}")
-    if not _LABEL.fullmatch(cleaned):
-        raise SpecError(f"the username {given!r} must be a valid k8s name: letters, digits and '-'")
+    if cleaned in RESERVED_USERNAMES:
+        raise SpecError(
+            f"the username {name!r} is reserved; reserved are {', '.join(RESERVED_USERNAMES)}"
+        )
+    if not _USERNAME_PATTERN.fullmatch(cleaned):
+        raise SpecError(f"the username {name!r} must be a valid k8s name: letters, digits and '-'")
     return cleaned
 
 
 Backend = Literal["auto", "local", "kubernetes"]
 BACKENDS: tuple[Backend, ...] = ("auto", "local", "kubernetes")
 
-#: What JSON and YAML can say.
+#: Values that JSON and YAML can carry.
 Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
 
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -50,17 +52,17 @@ def username(value: object) -> str:
 
 
 def namespace(value: object) -> str:
-    found = text(value)
-    if not _NAMESPACE.fullmatch(found):
+    name = text(value)
+    if not _NAMESPACE.fullmatch(name):
         raise ValueError(
             "must be at most 63 lower-case letters, digits and '-', and begin and end with a "
             "letter or digit"
         )
-    return found
+    return name
 
 
 def text(value: object) -> str:
-    """Any text but an empty one."""
+    """Text that is not empty."""
     if not isinstance(value, str) or not value.strip():
         raise ValueError("must be text")
     return value.strip()
@@ -68,34 +70,34 @@ def text(value: object) -> str:
 
 def queue(value: object) -> str:
     """The name of a queue, which pods carry as a label."""
-    found = text(value)
-    if len(found) > _LABEL_LIMIT or not _CLAIM.fullmatch(found):
+    name = text(value)
+    if len(name) > _LABEL_LIMIT or not _CLAIM.fullmatch(name):
         raise ValueError(
             f"must be at most {_LABEL_LIMIT} lower-case letters, digits, '-' and '.', and begin "
             "and end with a letter or digit"
         )
-    return found
+    return name
 
 
 def url(value: object) -> str:
     """A URL of HTTP, without a slash at its end."""
-    found = text(value)
+    address = text(value)
     try:
-        parts = urlsplit(found)
+        parts = urlsplit(address)
         is_right = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         is_right = False
     if not is_right:
         raise ValueError("must be a URL that begins with http:// or https://")
-    return found.rstrip("/")
+    return address.rstrip("/")
 
 
 def reference(value: object) -> str:
     """The reference of a container image."""
-    found = text(value)
-    if any(character.isspace() for character in found):
+    image = text(value)
+    if any(character.isspace() for character in image):
         raise ValueError("must be the reference of a container image, such as python:3.12-slim")
-    return found
+    return image
 
 
 def boolean(value: object) -> bool:
@@ -118,14 +120,14 @@ def names(value: object) -> list[str]:
 
 def claims(value: object) -> list[str]:
     """Names of volumes, also as text with commas."""
-    found = names(value)
-    for name in found:
+    claim_names = names(value)
+    for name in claim_names:
         if not _CLAIM.fullmatch(name):
             raise ValueError(
                 f"has {name!r}; the name of a volume is at most 253 lower-case letters, digits, "
                 "'-' and '.', and begins and ends with a letter or digit"
             )
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(claim_names))
 
 
 def mapping(value: object) -> dict[str, Plain]:
@@ -144,7 +146,7 @@ def mapping(value: object) -> dict[str, Plain]:
 
 
 def backend(value: object) -> Backend:
-    for known in BACKENDS:
-        if value == known:
-            return known
+    for name in BACKENDS:
+        if value == name:
+            return name
     raise ValueError(f"must be one of {', '.join(BACKENDS)}")

@@ -96,7 +96,7 @@ class NamespaceBlobs:
         self._stores = stores
         # Trees of which the store has all files, as long as it has this mark.
         self._complete_trees: set[str] = set()
-        self._mark = blobs.mark
+        self._damage_mark = blobs.damage_mark
 
     def is_of(self, namespace: str) -> bool:
         return self.namespace in (None, namespace)
@@ -104,13 +104,15 @@ class NamespaceBlobs:
     async def missing(self, spec: WorkloadSpec) -> list[str]:
         """The blobs of a spec that have to be uploaded before its generation can exist."""
         async with self.lock:
-            if self._mark is self.blobs.mark and self._complete_trees.issuperset(spec.trees):
+            if self._damage_mark is self.blobs.damage_mark and self._complete_trees.issuperset(
+                spec.trees
+            ):
                 return self.find_missing(spec)  # no tree is to be read
             return await self._stores.in_thread(lambda: self.find_missing(spec))
 
     def find_missing(self, spec: WorkloadSpec) -> list[str]:
-        if self._mark is not self.blobs.mark:
-            self._mark = self.blobs.mark
+        if self._damage_mark is not self.blobs.damage_mark:
+            self._damage_mark = self.blobs.damage_mark
             self.forget()
         arguments = [] if spec.init_args is None else [spec.init_args]
         missing = self.blobs.missing([*spec.trees, *arguments])

@@ -82,7 +82,7 @@ class DeployProgress:
             return False
         self._logs = LOG_LIMIT
         text = "… there are more lines; kt logs has them"
-        self._events.append(DeployLog(text=text, pod=event.pod, source=frames.OWN))
+        self._events.append(DeployLog(text=text, pod=event.pod, source=frames.KUBETORCH))
         return True
 
 

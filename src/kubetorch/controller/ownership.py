@@ -78,6 +78,7 @@ def check_owner(
             before,
             owner,
             f"{ownership}runs {earlier_origin}; this deploy is by {_creator_in_words(creator)}",
+            is_foreign=is_foreign,
         )
     if new_origin.is_named and not is_other_project:
         return replacement
@@ -134,11 +135,14 @@ def _service_in_words(spec: WorkloadSpec) -> str:
     return f"the service {spec.name} in namespace {spec.namespace}"
 
 
-def _taken_error(before: WorkloadSpec, owner: Creator | None, reason: str) -> ServiceTakenError:
+def _taken_error(
+    before: WorkloadSpec, owner: Creator | None, reason: str, *, is_foreign: bool = False
+) -> ServiceTakenError:
+    exactly = " --exact-match" if is_foreign else ""
     hint = (
         "choose another name (name=...), or set a user name, which begins the names of your "
         "services (KT_USERNAME=...), or replace the service (replace=True, --replace, "
-        f"KT_REPLACE=1); kt teardown {before.name} deletes it"
+        f"KT_REPLACE=1); kt teardown {before.name}{exactly} deletes it"
     )
     return _with_details(
         ServiceTakenError(f"{_service_in_words(before)} {reason}", hint=hint), before, owner

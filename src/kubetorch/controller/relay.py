@@ -124,12 +124,17 @@ class Relay:
         )
         if service_of_host is not None:
             return Destination(
-                *service_of_host, Mount("", routes.APP, seen="/"), is_app=True, is_service_host=True
+                *service_of_host,
+                Mount("", routes.APP, browser_prefix="/"),
+                is_app=True,
+                is_service_host=True,
             )
         match = _PATH.match(path)
         if match is None or match[1] == RESERVED:
             return None
-        mount = Mount(match[0].decode(), "", seen=header_values.get(_PREFIX, b"").decode("latin-1"))
+        mount = Mount(
+            match[0].decode(), "", browser_prefix=header_values.get(_PREFIX, b"").decode("latin-1")
+        )
         is_app = Mount(routes.APP, "").has(path[match.end() :])
         return Destination(match[1].decode(), match[2].decode(), mount, is_app)
 
@@ -241,7 +246,7 @@ class Relay:
         is_scaled = bool(view.scaler) and pod_name is None
         server_url = urlsplit(view.scaler if is_scaled else _choose(name, view.pods, pod_name).url)
         assert server_url.hostname is not None
-        prefix = mount.seen or mount.outside + (routes.APP if destination.is_app else "")
+        prefix = mount.browser_prefix or mount.outside + (routes.APP if destination.is_app else "")
         extra_headers: tuple[Header, ...] = ((_PREFIX, prefix.encode("latin-1")),)
         if is_scaled:
             # By this name a scaler knows the service.

@@ -1,13 +1,13 @@
-"""A store of blobs on disk: files named by the BLAKE3 digest of what is in them.
+"""A store of blobs on disk: files named by the BLAKE3 digest of their content.
 
     <root>/ab/abcdef…   a blob, complete
-    <root>/tmp/…        one that is being written
+    <root>/tmp/…        a blob that is being written
 
-A blob gets its name by a rename after its digest and length were found right, so a name always
-stood for the whole content, also after `kill -9`. There is no fsync: a store can be filled again
-from where its blobs came from, and a sync of each of 5,000 files costs seconds. What a crash of the
-machine may have left half on disk is found by `read` and `stream`, which check the digest again;
-they remove such a file, so that it counts as missing and is sent again.
+A writer checks digest and length of a blob before it renames the file to the blob's name, so a name
+always stands for the whole content, also after `kill -9`. There is no fsync: clients can send blobs
+again, and a sync of each of 5,000 files costs seconds. A crash of the machine may leave a blob half
+on disk. `read` and `stream` check the digest again and remove such a file, so that the blob counts
+as missing and is sent again.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from blake3 import blake3
 from kubetorch.errors import DataStoreError, StorageFullError
 
 DIGEST_LENGTH = 64
-#: Bytes that a blob takes of a file system, however small.
+#: Bytes that the smallest blob takes of a file system.
 BLOCK = 4096
-#: Temporary files that are older were left by a process that died, in seconds.
+#: Seconds after which a temporary file counts as left by a process that died.
 ABANDONED_AFTER = 3600.0
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_PIECE = 1024 * 1024
+_FULL_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT)
+_PIECE_BYTES = 1024 * 1024
 #: From here on more than one thread pays off, in bytes.
 _PARALLEL_BYTES = 8 * 1024 * 1024
 
-#: Where the bytes of a blob come from: given its digest, its length and its pieces.
+#: A function from the digest of a blob to its length and its pieces.
 Source = Callable[[str], tuple[int, Iterable[bytes]]]
 
-_sequence = itertools.count()
+_temporary_numbers = itertools.count()
 
 
 def digest_of(data: bytes | bytearray | memoryview) -> str:
-    """The digest of some bytes: BLAKE3, 64 lower-case hex digits."""
+    """The BLAKE3 digest of some bytes, as 64 lower-case hex digits."""
     if len(data) >= _PARALLEL_BYTES:
         return blake3(data, max_threads=blake3.AUTO).hexdigest()
     return blake3(data).hexdigest()
@@ -65,34 +65,43 @@ def check_digest(digest: str) -> str:
     return digest
 
 
-def poisoned(digest: str, what: str) -> DataStoreError:
-    """The error for content that is not what its digest says."""
-    return DataStoreError(f"the blob {digest} is poisoned: {what}")
+def poisoned(digest: str, fault: str) -> DataStoreError:
+    """The error for content that does not have its digest."""
+    return DataStoreError(f"the blob {digest} is poisoned: {fault}")
 
 
 @dataclass(frozen=True)
 class Room:
-    """The bytes that a store may have, and the hint for a store without room."""
+    """The disk space of a store.
 
-    whose: str = ""
+    Attributes:
+        owner: The name of the store in error messages; empty for a store of a laptop or pod.
+        hint: The hint for the user when the space is used up.
+        limit_bytes: The bytes that blobs may take; `None` for all that the disk has.
+    """
+
+    owner: str = ""
     hint: str = "make room there, then deploy again"
     limit_bytes: int | None = None
 
 
-_HERE = Room()
+_UNLIMITED_ROOM = Room()
 
 
-def storage_error(error: OSError, folder: Path, room: Room = _HERE) -> DataStoreError | None:
-    if error.errno not in _FULL:
+def storage_error(
+    error: OSError, folder: Path, room: Room = _UNLIMITED_ROOM
+) -> DataStoreError | None:
+    """The error for a full disk or quota; `None` for any other fault."""
+    if error.errno not in _FULL_DISK_ERRORS:
         return None
     try:
-        facts = os.statvfs(folder)
-        free = f"{facts.f_bavail * facts.f_frsize / 1024**2:.1f} MiB free"
+        file_stat = os.statvfs(folder)
+        free = f"{file_stat.f_bavail * file_stat.f_frsize / 1024**2:.1f} MiB free"
     except OSError:
         free = "free space unknown"
-    what = "the disk quota is used up" if error.errno == errno.EDQUOT else "no space left"
-    whose = f"{room.whose} is full: " if room.whose else ""
-    return StorageFullError(f"{whose}{what} in {folder} ({free})", hint=room.hint)
+    cause = "the disk quota is used up" if error.errno == errno.EDQUOT else "no space left"
+    prefix = f"{room.owner} is full: " if room.owner else ""
+    return StorageFullError(f"{prefix}{cause} in {folder} ({free})", hint=room.hint)
 
 
 @dataclass(frozen=True)
@@ -107,18 +116,18 @@ class BlobInfo:
 class BlobStore:
     """Blobs in a folder, which several threads and processes may use at once."""
 
-    def __init__(self, root: Path, room: Room = _HERE) -> None:
+    def __init__(self, root: Path, room: Room = _UNLIMITED_ROOM) -> None:
         self.root = root
         self._room = room
         self._folder = os.fspath(root)
         self._lock = threading.Lock()
-        # Bytes of all blobs, those included that are being written; counted when first asked for.
-        self._used: int | None = None
-        #: Another object since a blob was found broken: what is remembered to be here may not be.
-        self.mark = object()
+        #: Bytes of all blobs, complete or being written; counted at the first `writer`.
+        self._used_bytes: int | None = None
+        #: Replaced when a damaged blob is removed: a memory of complete trees is then outdated.
+        self.damage_mark = object()
 
     def path(self, digest: str) -> Path:
-        """The path of a blob, which need not exist."""
+        """The path of a blob, whether it exists or not."""
         return Path(self._file(digest))
 
     def _file(self, digest: str) -> str:
@@ -149,7 +158,7 @@ class BlobStore:
         with self.open(digest) as file:
             data = file.read()
         if digest_of(data) != digest:
-            raise self._broken(digest)
+            raise self._damage_error(digest)
         return data
 
     def stream(self, digest: str) -> tuple[int, Iterator[bytes]]:
@@ -160,15 +169,15 @@ class BlobStore:
     def _pieces(self, digest: str, file: BinaryIO) -> Iterator[bytes]:
         hasher = blake3()
         with file:
-            while piece := file.read(_PIECE):
+            while piece := file.read(_PIECE_BYTES):
                 hasher.update(piece)
                 yield piece
         if hasher.hexdigest() != digest:
-            raise self._broken(digest)
+            raise self._damage_error(digest)
 
-    def _broken(self, digest: str) -> DataStoreError:
+    def _damage_error(self, digest: str) -> DataStoreError:
         self.delete(digest)
-        self.mark = object()
+        self.damage_mark = object()
         return poisoned(digest, f"the file in {self.root} was damaged; it is removed")
 
     # ------------------------------------------------------------------------------------ writing
@@ -178,17 +187,17 @@ class BlobStore:
             writer.write(data)
 
     def writer(self, digest: str, length: int) -> BlobWriter:
-        """Context manager that takes the bytes of a blob and stores it at its end."""
+        """A context that receives the bytes of a blob and stores the blob at its end."""
         check_digest(digest)
-        self._claim(length)
+        self._reserve(length)
         try:
             return BlobWriter(self, digest, length, self._room)
-        except BaseException:  # whatever it is, these bytes are not stored
+        except BaseException:  # these bytes are never stored
             self.release(length)
             raise
 
     def adopt(self, temporary: str, digest: str) -> bool:
-        """Give a complete file the name of its blob; whether the blob was not here before."""
+        """Give a complete file the name of its blob; returns whether the blob is new here."""
         target = self._file(digest)
         with self._lock:
             is_new = not self.has(digest)
@@ -200,7 +209,7 @@ class BlobStore:
         return is_new
 
     def delete(self, digest: str) -> bool:
-        """Remove a blob; whether it was here."""
+        """Remove a blob; returns whether it existed."""
         path = self._file(digest)
         try:
             with self._lock:
@@ -211,28 +220,28 @@ class BlobStore:
         self.release(size)
         return True
 
-    def _claim(self, length: int) -> None:
-        """Count the bytes of a blob that begins, if the store may have them."""
+    def _reserve(self, length: int) -> None:
+        """Reserve the bytes of a blob before it is written, or refuse them."""
         limit = self._room.limit_bytes
         if limit is None:
             return
         with self._lock:
-            if self._used is None:
-                self._used = sum(max(blob.size, BLOCK) for blob in self.iterate())
-            if self._used + max(length, BLOCK) > limit:
+            if self._used_bytes is None:
+                self._used_bytes = sum(max(blob.size, BLOCK) for blob in self.iterate())
+            if self._used_bytes + max(length, BLOCK) > limit:
                 raise StorageFullError(
-                    f"{self._room.whose or self.root} has no room left for namespace "
-                    f"{self.root.name}: it has {self._used:,} of its {limit:,} bytes, and a blob "
-                    f"of {length:,} came",
+                    f"{self._room.owner or self.root} has no room left for namespace "
+                    f"{self.root.name}: it has {self._used_bytes:,} of its {limit:,} bytes, and a "
+                    f"blob of {length:,} came",
                     hint=self._room.hint,
                 )
-            self._used += max(length, BLOCK)
+            self._used_bytes += max(length, BLOCK)
 
     def release(self, length: int) -> None:
-        """A blob is not here any more, or did not come."""
+        """Free the bytes of a blob that was removed, or was not stored."""
         with self._lock:
-            if self._used is not None:
-                self._used -= max(length, BLOCK)
+            if self._used_bytes is not None:
+                self._used_bytes -= max(length, BLOCK)
 
     # ----------------------------------------------------------------------------------- the whole
 
@@ -243,14 +252,14 @@ class BlobStore:
                 continue
             for entry in _scandir(folder.path):
                 try:
-                    facts = entry.stat(follow_symlinks=False)
+                    file_stat = entry.stat(follow_symlinks=False)
                 except FileNotFoundError:
                     continue
                 if _DIGEST.fullmatch(entry.name):
-                    yield BlobInfo(entry.name, facts.st_size, facts.st_mtime)
+                    yield BlobInfo(entry.name, file_stat.st_size, file_stat.st_mtime)
 
     def sweep(self) -> None:
-        """Remove what processes that died have left half-written."""
+        """Remove half-written files of processes that died."""
         for entry in _scandir(f"{self._folder}/tmp"):
             try:
                 if time.time() - entry.stat().st_mtime > ABANDONED_AFTER:
@@ -268,9 +277,9 @@ def _scandir(folder: str) -> list[os.DirEntry[str]]:
 
 
 class BlobWriter:
-    """Takes the bytes of one blob.
+    """Writes one blob to its store.
 
-    As a context it stores the blob when it is left, and drops it when an exception leaves it.
+    As a context it stores the blob at the end, and drops it when the context ends by an exception.
     """
 
     def __init__(self, store: BlobStore, digest: str, length: int, room: Room) -> None:
@@ -279,18 +288,18 @@ class BlobWriter:
         self._room = room
         self._digest = digest
         self._length = length
-        self._is_claimed = True
+        self._is_reserved = True
         self._written = 0
         threads = blake3.AUTO if length >= _PARALLEL_BYTES else 1
         self._hasher = blake3(max_threads=threads)
-        self._temporary = f"{root}/tmp/{os.getpid()}-{next(_sequence)}-{digest[:16]}"
+        self._temporary = f"{root}/tmp/{os.getpid()}-{next(_temporary_numbers)}-{digest[:16]}"
         try:
             self._file = self._open()
         except OSError as error:
             raise self._failure(error) from error
 
     def _open(self) -> FileIO:
-        # Unbuffered: pieces are large, and a full disk is met by the write that fills it.
+        # Unbuffered: pieces are large, and the write that fills the disk reports it.
         try:
             return FileIO(self._temporary, "x")
         except FileNotFoundError:
@@ -312,43 +321,43 @@ class BlobWriter:
             self.drop()
 
     def write(self, piece: bytes | bytearray | memoryview) -> None:
-        """The next bytes."""
+        """Append the next bytes."""
         self._written += len(piece)
         if self._written > self._length:
             raise poisoned(self._digest, f"more than its {self._length} bytes came")
         self._hasher.update(piece)
-        left = memoryview(piece)
+        unwritten = memoryview(piece)
         try:
-            while left:
-                left = left[self._file.write(left) :]
+            while unwritten:
+                unwritten = unwritten[self._file.write(unwritten) :]
         except OSError as error:
             raise self._failure(error) from error
 
     def finish(self) -> None:
-        """All bytes have come: store the blob."""
+        """Check and store the blob, whose bytes are all written."""
         try:
             self._check()
             self._file.close()
-            self._is_claimed = not self._store.adopt(self._temporary, self._digest)
+            self._is_reserved = not self._store.adopt(self._temporary, self._digest)
         except OSError as error:
             raise self._failure(error) from error
         finally:
             self.drop()
 
     def drop(self) -> None:
-        """Forget what was written, unless it was stored."""
+        """Remove the bytes that were written, unless the blob was stored."""
         self._file.close()
         Path(self._temporary).unlink(missing_ok=True)
-        if self._is_claimed:
-            self._is_claimed = False
+        if self._is_reserved:
+            self._is_reserved = False
             self._store.release(self._length)
 
     def _check(self) -> None:
         if self._written != self._length:
             raise poisoned(self._digest, f"{self._written} of its {self._length} bytes came")
-        found = self._hasher.hexdigest()
-        if found != self._digest:
-            raise poisoned(self._digest, f"what came has the digest {found}")
+        received_digest = self._hasher.hexdigest()
+        if received_digest != self._digest:
+            raise poisoned(self._digest, f"what came has the digest {received_digest}")
 
     def _failure(self, error: OSError) -> DataStoreError:
         return storage_error(error, self._root, self._room) or DataStoreError(

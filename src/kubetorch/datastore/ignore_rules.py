@@ -1,19 +1,19 @@
 """Which files of a project do not travel.
 
-For each name the first of these decides that says anything about it:
+For each name, the first of these sources with a pattern that matches the name decides:
 
 1. `.ktignore` files, from the name's own folder up to the project: syntax of `.gitignore`;
 2. `BUILT_IN`, and every folder that is a virtual environment (it has a `pyvenv.cfg`); only a
    pattern of a `.ktignore` that has the very name in it goes before these, as `!node_modules/`;
 3. `.gitignore` files, from the name's own folder up to the top of the git repository.
 
-So `!name` in a `.ktignore` makes travel what the others leave out. `!follow PATH` there names links
-out of the project whose targets are to travel. A folder that does not travel is
-not looked into. Filters of the `KT_RSYNC_FILTERS` variable replace all of this.
+So `!name` in a `.ktignore` makes a file travel that the other sources leave out. `!follow PATH` in
+a `.ktignore` names links out of the project whose targets travel. A scan does not enter a folder
+that does not travel. Filters of the `KT_RSYNC_FILTERS` variable replace all of this.
 
 Patterns are matched as git matches them (https://git-scm.com/docs/gitignore). A pattern is matched
-against one entry and never against what lies above it: whoever walks a project does not look into a
-folder that is ignored, which is what git does too.
+against one entry and never against the folders above it: a scan, like git, does not enter a folder
+that is ignored.
 """
 
 # Names are text: a Path for each of thousands of files costs more than everything else here.
@@ -46,12 +46,17 @@ _FOLLOW = "!follow "
 
 @dataclass(frozen=True)
 class Pattern:
+    """A line of an ignore file."""
+
     text: str
+    #: False for a pattern that begins with `!`.
     is_excluding: bool
+    #: True for a pattern that ends in `/`: it matches folders only.
     for_folders: bool
+    #: True for a pattern without `/`: it matches the name of an entry, in any folder.
     by_name: bool
     regex: re.Pattern[str]
-    #: Where it stands.
+    #: The ignore file and the line of the pattern.
     file: str = ""
     line: int = 0
 
@@ -67,10 +72,10 @@ class Patterns:
 
     def __init__(self, lines: Iterable[str], file: str = "") -> None:
         lines = list(lines)
-        found = ((parse(text), number) for number, text in enumerate(lines, 1))
+        numbered_patterns = ((parse(text), number) for number, text in enumerate(lines, 1))
         self._patterns = [
             replace(pattern, file=file, line=number)
-            for pattern, number in found
+            for pattern, number in numbered_patterns
             if pattern is not None
         ]
         self._patterns.reverse()
@@ -89,12 +94,12 @@ class Patterns:
         return None
 
     def follow(self, path: str) -> bool:
-        """True if a line names this link as one whose target travels."""
+        """True if a `!follow` line names this link, so that its target travels."""
         return any(pattern.matches(path) for pattern in self._links)
 
 
 def parse(line: str) -> Pattern | None:
-    """The pattern in a line; `None` when there is none, or one that matches nothing."""
+    """The pattern in a line; `None` for a line without one, or whose pattern matches nothing."""
     text = _without_trailing_spaces(line.rstrip("\r\n"))
     if text.startswith("#"):
         return None
@@ -118,78 +123,81 @@ def _without_trailing_spaces(line: str) -> str:
 
 def _translate(glob: str) -> str | None:
     """The regular expression for a glob; `None` when it can match nothing."""
-    out = []
-    at = 0
-    while at < len(glob):
-        char = glob[at]
+    expressions = []
+    position = 0
+    while position < len(glob):
+        char = glob[position]
         if char == "*":
-            end = at
+            end = position
             while end < len(glob) and glob[end] == "*":
                 end += 1
-            opens = at == 0 or glob[at - 1] == "/"
-            if end - at > 1 and opens and glob[end : end + 1] == "/":
-                out.append("(?:.*/)?")
+            opens = position == 0 or glob[position - 1] == "/"
+            if end - position > 1 and opens and glob[end : end + 1] == "/":
+                expressions.append("(?:.*/)?")
                 end += 1
-            elif end - at > 1 and opens and end == len(glob):
-                out.append(".+" if at else ".*")
+            elif end - position > 1 and opens and end == len(glob):
+                expressions.append(".+" if position else ".*")
             else:
-                out.append("[^/]*")
-            at = end
+                expressions.append("[^/]*")
+            position = end
         elif char == "?":
-            out.append("[^/]")
-            at += 1
+            expressions.append("[^/]")
+            position += 1
         elif char == "[":
-            found = _bracket(glob, at)
-            if found is None:
+            bracket = _bracket(glob, position)
+            if bracket is None:
                 return None
-            expression, at = found
-            out.append(expression)
+            expression, position = bracket
+            expressions.append(expression)
         else:
             if char == "\\":
-                at += 1
-                if at == len(glob):
+                position += 1
+                if position == len(glob):
                     return None
-            out.append(re.escape(glob[at]))
-            at += 1
-    return "".join(out)
+            expressions.append(re.escape(glob[position]))
+            position += 1
+    return "".join(expressions)
 
 
 def _bracket(glob: str, begin: int) -> tuple[str, int] | None:
-    """The expression for `[…]`, and where it ends; `None` when it does not end."""
-    at = begin + 1
+    """The expression for `[…]`, and the position behind it; `None` when it does not end."""
+    position = begin + 1
     negation = ""
-    if glob[at : at + 1] in ("!", "^"):
+    if glob[position : position + 1] in ("!", "^"):
         negation = "^"
-        at += 1
-    items: list[str] = []
-    first = at
+        position += 1
+    ranges: list[str] = []
+    first_position = position
     while True:
-        if at >= len(glob):
+        if position >= len(glob):
             return None
-        if glob[at] == "]" and at > first:
+        if glob[position] == "]" and position > first_position:
             break
-        if glob.startswith("[:", at):
-            name, colon, _ = glob[at + 2 :].partition(":]")
+        if glob.startswith("[:", position):
+            name, colon, _ = glob[position + 2 :].partition(":]")
             if colon and name in _CLASSES:
-                items.append(_CLASSES[name])
-                at += len(name) + 4
+                ranges.append(_CLASSES[name])
+                position += len(name) + 4
                 continue
-        low, at = _character(glob, at)
-        if glob[at : at + 1] == "-" and glob[at + 1 : at + 2] not in ("", "]"):
-            high, at = _character(glob, at + 1)
+        low, position = _character(glob, position)
+        if glob[position : position + 1] == "-" and glob[position + 1 : position + 2] not in (
+            "",
+            "]",
+        ):
+            high, position = _character(glob, position + 1)
             if low <= high:
-                items.append(f"{re.escape(low)}-{re.escape(high)}")
+                ranges.append(f"{re.escape(low)}-{re.escape(high)}")
         else:
-            items.append(re.escape(low))
-    if not items:  # only ranges that are the wrong way round
-        return ("[^/]" if negation else "(?!)"), at + 1
-    return f"(?!/)[{negation}{''.join(items)}]", at + 1
+            ranges.append(re.escape(low))
+    if not ranges:  # only ranges that are the wrong way round
+        return ("[^/]" if negation else "(?!)"), position + 1
+    return f"(?!/)[{negation}{''.join(ranges)}]", position + 1
 
 
-def _character(glob: str, at: int) -> tuple[str, int]:
-    if glob[at] == "\\" and at + 1 < len(glob):
-        at += 1
-    return glob[at], at + 1
+def _character(glob: str, position: int) -> tuple[str, int]:
+    if glob[position] == "\\" and position + 1 < len(glob):
+        position += 1
+    return glob[position], position + 1
 
 
 KT_IGNORE = ".ktignore"
@@ -220,60 +228,60 @@ _ENVIRONMENT_MARK = "pyvenv.cfg"
 
 
 class IgnoreRules:
-    """The rules of one project; files with rules are read when a name has to be decided."""
+    """The rules of one project; an ignore file is read when a name in its folder is decided."""
 
     def __init__(self, root: str, filters: tuple[str, ...] | None = None) -> None:
         self._root = root
         self._filters = filters
         self._filter_patterns = None if filters is None else Patterns(filters)
         self._files: dict[str, Patterns] = {}
-        self._above = _above(root) if filters is None else []
+        self._parent_folders = _repository_folders(root) if filters is None else []
 
     def signature(self) -> list[str]:
-        """Changes when the rules change that do not come from files in the project."""
+        """A list that changes when rules from outside of the project's folder change."""
         if self._filters is not None:
             return ["filters", *self._filters]
         signature = []
-        for folder in self._above:
+        for folder in self._parent_folders:
             path = f"{folder}/{GIT_IGNORE}"
             try:
-                facts = os.stat(path)
+                file_stat = os.stat(path)
             except OSError:
                 continue
-            stamp = f"{facts.st_size} {facts.st_mtime_ns} {facts.st_ctime_ns} {facts.st_ino}"
-            signature.append(f"{path} {stamp}")
+            times = f"{file_stat.st_mtime_ns} {file_stat.st_ctime_ns}"
+            signature.append(f"{path} {file_stat.st_size} {times} {file_stat.st_ino}")
         return signature
 
     def is_ignored(self, folder: str, name: str, *, is_folder: bool) -> bool:
-        found = self._find(folder, name, is_folder=is_folder)
-        return found is not None and (isinstance(found, str) or found.is_excluding)
+        rule = self._deciding_rule(folder, name, is_folder=is_folder)
+        return rule is not None and (isinstance(rule, str) or rule.is_excluding)
 
     def why_ignored(self, folder: str, name: str, *, is_folder: bool) -> str | None:
-        """What leaves a name out; `None` if nothing does."""
-        found = self._find(folder, name, is_folder=is_folder)
-        if isinstance(found, Pattern):
-            if not found.is_excluding:
+        """The rule that leaves a name out, in words; `None` if the name travels."""
+        rule = self._deciding_rule(folder, name, is_folder=is_folder)
+        if isinstance(rule, Pattern):
+            if not rule.is_excluding:
                 return None
-            return f"KT_RSYNC_FILTERS ({found.text})" if self._filters is not None else str(found)
-        return found
+            return f"KT_RSYNC_FILTERS ({rule.text})" if self._filters is not None else str(rule)
+        return rule
 
-    def _find(self, folder: str, name: str, *, is_folder: bool) -> Pattern | str | None:
-        """The pattern that decides on a name, or the words of a rule that is built in."""
+    def _deciding_rule(self, folder: str, name: str, *, is_folder: bool) -> Pattern | str | None:
+        """The pattern that decides on a name, or the description of a built-in rule."""
         path = f"{folder}/{name}" if folder else name
         if self._filter_patterns is not None:
             return self._filter_patterns.decide(path, is_folder=is_folder)
-        own = self._decide(KT_IGNORE, folder, path, is_folder=is_folder)
-        if own is not None and (own.is_excluding or name in own.text):
-            return own
+        pattern = self._decide(KT_IGNORE, folder, path, is_folder=is_folder)
+        if pattern is not None and (pattern.is_excluding or name in pattern.text):
+            return pattern
         if self._is_built_in(path, name, is_folder=is_folder):
             return "a rule that is built in"
-        if own is None:
-            own = self._decide(GIT_IGNORE, folder, path, is_folder=is_folder)
-            own = own or self._decide_above(path, is_folder=is_folder)
-        return own
+        if pattern is None:
+            pattern = self._decide(GIT_IGNORE, folder, path, is_folder=is_folder)
+            pattern = pattern or self._decide_above(path, is_folder=is_folder)
+        return pattern
 
     def is_followed(self, folder: str, name: str) -> bool:
-        """True if a link out of the project is named as one whose target travels."""
+        """True if a `.ktignore` has a `!follow` line for this link out of the project."""
         path = f"{folder}/{name}" if folder else name
         while True:
             base = f"{folder}/" if folder else ""
@@ -292,25 +300,25 @@ class IgnoreRules:
         while True:
             base = f"{folder}/" if folder else ""
             patterns = self._read(f"{self._root}/{base}{file}")
-            found = patterns.decide(path[len(base) :], is_folder=is_folder) if patterns else None
-            if found is not None or not folder:
-                return found
+            pattern = patterns.decide(path[len(base) :], is_folder=is_folder) if patterns else None
+            if pattern is not None or not folder:
+                return pattern
             folder = folder.rpartition("/")[0]
 
     def _decide_above(self, path: str, *, is_folder: bool) -> Pattern | None:
-        for folder in self._above:
+        for folder in self._parent_folders:
             patterns = self._read(f"{folder}/{GIT_IGNORE}")
             inner = self._root[len(folder) :].strip("/")
-            # Whoever deploys a project wants it, even if its repository ignores it as a whole.
+            # A user who deploys a project wants it, even if its repository ignores its folder.
             if not patterns or _ignores(patterns, inner):
                 continue
-            found = patterns.decide(f"{inner}/{path}", is_folder=is_folder)
-            if found is not None:
-                return found
+            pattern = patterns.decide(f"{inner}/{path}", is_folder=is_folder)
+            if pattern is not None:
+                return pattern
         return None
 
     def _read(self, path: str) -> Patterns:
-        """The patterns in a file; none if there is no such file."""
+        """The patterns in a file; an absent file has none."""
         if path not in self._files:
             self._files[path] = Patterns(_lines(path), path)
         return self._files[path]
@@ -319,8 +327,8 @@ class IgnoreRules:
 def _ignores(patterns: Patterns, folder: str) -> bool:
     """True if a folder, or one above it, is ignored."""
     while folder:
-        found = patterns.decide(folder, is_folder=True)
-        if found is not None and found.is_excluding:
+        pattern = patterns.decide(folder, is_folder=True)
+        if pattern is not None and pattern.is_excluding:
             return True
         folder = folder.rpartition("/")[0]
     return False
@@ -336,7 +344,7 @@ def _lines(path: str) -> list[str]:
         return []
 
 
-def _above(root: str) -> list[str]:
+def _repository_folders(root: str) -> list[str]:
     """The folders above the project in its git repository, the nearest first."""
     folders: list[str] = []
     folder = root

@@ -1,14 +1,14 @@
 """From a project's folder to its tree.
 
-    walk every folder, compare with the last scan ── limits ── read what changed ── tree
+    walk every folder, compare with the last scan ── limits ── read changed files ── tree
 
-Every scan lists all folders and asks all files for their size and times; that is 15 ms for 5,000
-files. Only what changed is read, hashed, and matched against ignore rules.
+Every scan lists all folders and reads size and times of all files; that is 15 ms for 5,000 files.
+Only new and changed files are read, hashed, and matched against ignore rules.
 
-Regular files travel, with their executable bit. A link that leads to somewhere in the project stays
-a link; one that leads out of it is followed if it is named: by a line `!follow PATH` of a
-`.ktignore`, or by `Options.named`. Other links out of it, links that lead nowhere or in a circle,
-sockets, pipes and devices do not travel; a warning names them. Empty folders travel.
+Regular files travel, with their executable bit. A link to a path in the project stays a link. A
+link out of the project is followed if a line `!follow PATH` of a `.ktignore` names the link, or
+`Options.link_targets` names its target. Other links out of the project, links that lead nowhere or
+in a circle, sockets, pipes and devices do not travel; a warning names them. Empty folders travel.
 
 Decisions of the last scan are used again for names that a folder had then, so that ignore rules are
 matched for new names only. They are made anew below a folder whose ignore rules have changed.
@@ -39,7 +39,7 @@ from kubetorch.datastore.trees import Entry, Tree
 from kubetorch.errors import DataStoreError, ProjectTooLargeError, SpecError
 
 _MIB = 1024 * 1024
-# Links that a warning names.
+#: The number of links that a warning names.
 _LINKS_SHOWN = 10
 _HINT = "list what the pods do not need in .ktignore"
 
@@ -59,33 +59,33 @@ class Options:
     """The options of a scan.
 
     Attributes:
-        only: The one file of the folder that travels.
-        cache: Where the listings of scans are kept.
+        only: The single file of the folder that travels; `None` for all files.
+        cache: The folder in which listings of scans are kept.
         filters: Patterns that replace all ignore rules.
         limits: How large the project may be.
-        named: Files and folders outside of the project to which links may lead.
-        own: Folders that never travel.
+        link_targets: Files and folders outside of the project to which links may lead.
+        excluded_folders: Folders that never travel.
     """
 
     only: str | None = None
     cache: Path | None = None
     filters: tuple[str, ...] | None = None
     limits: Limits = field(default_factory=Limits)
-    named: tuple[str, ...] = ()
-    own: tuple[str, ...] = ()
+    link_targets: tuple[str, ...] = ()
+    excluded_folders: tuple[str, ...] = ()
 
 
 def too_large(root: str, sizes: Sizes, limits: Limits) -> ProjectTooLargeError:
     total = sum(size for size, _ in sizes)
     return ProjectTooLargeError(
-        f"the project {root} has {_mib(total)} in {len(sizes)} files; "
-        f"{_mib(limits.total_bytes)} are allowed. Its largest files:\n{_largest(sizes, 10)}",
+        f"the project {root} has {_mebibytes(total)} in {len(sizes)} files; "
+        f"{_mebibytes(limits.total_bytes)} are allowed. Its largest files:\n{_largest(sizes, 10)}",
         hint=_HINT,
     )
 
 
 def too_many(root: str, sizes: Sizes, limits: Limits) -> ProjectTooLargeError:
-    """The error for too many files, of which these were found before the walk ended."""
+    """The error for too many files; `sizes` has the files of the walk until then."""
     counts: dict[str, int] = {}
     for _, path in sizes:
         top = path.partition("/")[0]
@@ -100,50 +100,65 @@ def too_many(root: str, sizes: Sizes, limits: Limits) -> ProjectTooLargeError:
 
 def warning(root: str, sizes: Sizes) -> str:
     total = sum(size for size, _ in sizes)
-    large = [item for item in sizes if item[0] * 100 >= total]
-    files = f". Its largest files:\n{_largest(large, 3)}" if large else ""
-    return f"the project {root} has {_mib(total)}{files}\nhint: {_HINT}"
+    large_files = [(size, path) for size, path in sizes if size * 100 >= total]
+    files = f". Its largest files:\n{_largest(large_files, 3)}" if large_files else ""
+    return f"the project {root} has {_mebibytes(total)}{files}\nhint: {_HINT}"
 
 
 def _largest(sizes: Sizes, count: int) -> str:
-    ordered = sorted(sizes, key=lambda item: (-item[0], item[1]))[:count]
-    return "\n".join(f"  {_mib(size):>12}  {path}" for size, path in ordered)
+    ordered = sorted(sizes, key=lambda size_and_path: (-size_and_path[0], size_and_path[1]))[:count]
+    return "\n".join(f"  {_mebibytes(size):>12}  {path}" for size, path in ordered)
 
 
-def _mib(size: int) -> str:
+def _mebibytes(size: int) -> str:
     return f"{size / _MIB:.1f} MiB"
 
 
 @dataclass(frozen=True)
 class Pending:
-    """A file that has to be read; its record goes into `into`, a list of the folder's record."""
+    """A file that has to be read."""
 
     name: str
     path: str
     folder: FolderRecord
     size: int
-    into: list[FileRecord]
+    #: The list of the folder's record that gets the file's record.
+    records: list[FileRecord]
 
 
 @dataclass
 class _Visit:
+    """A folder that the walk enters."""
+
+    #: The path in the tree.
     path: str
-    disk: str
+    #: The path on disk, which differs below a link that is followed.
+    disk_path: str
+    #: True if rules changed above: the last scan's decisions do not hold.
     is_fresh: bool = False
+    #: The targets of links that the walk followed to get here.
     followed: tuple[str, ...] = ()
 
 
 class Walk:
+    """Lists the folders of a project and compares them with the last scan.
+
+    Attributes:
+        folders: A record of each folder.
+        pending: Files that are new or changed, which `read_all` reads.
+        warnings: Messages about entries that do not travel, and about the project's size.
+    """
+
     def __init__(
         self, root: str, rules: IgnoreRules, last: Iterable[FolderRecord], options: Options
     ) -> None:
         self._root = root
         self._rules = rules
-        self._last = {folder.path: folder for folder in last}
+        self._last_folders = {folder.path: folder for folder in last}
         self._limits = options.limits
-        self._named = tuple(map(os.path.realpath, options.named))
-        self._own = frozenset(map(os.path.realpath, options.own))
-        self._left_out: list[str] = []
+        self._link_targets = tuple(map(os.path.realpath, options.link_targets))
+        self._excluded_folders = frozenset(map(os.path.realpath, options.excluded_folders))
+        self._outside_links: list[str] = []
         self._stack: list[_Visit] = []
         self._count = 0
         self._is_single = False
@@ -155,27 +170,27 @@ class Walk:
         self._stack.append(_Visit("", self._root))
         while self._stack:
             visit = self._stack.pop()
-            listing = self._list(visit)
+            listing = self._list_names(visit)
             if listing is not None:
                 self._visit(visit, listing)
                 if self._count > self._limits.files:
                     raise too_many(self._root, self._sizes(), self._limits)
-        if self._left_out:
-            self.warnings.append(_left_out(self._left_out))
+        if self._outside_links:
+            self.warnings.append(_outside_links_warning(self._outside_links))
         self._check_size()
 
     def run_single(self, name: str) -> None:
-        """Take one file of the folder only, whatever the rules say and wherever a link leads."""
+        """Add only one file of the folder, even if rules ignore it or it is a link elsewhere."""
         self._is_single = True
         self._visit(_Visit("", self._root, is_fresh=True), [name])
         self._check_size()
 
     # ------------------------------------------------------------------------------- one folder
 
-    def _list(self, visit: _Visit) -> list[str] | None:
+    def _list_names(self, visit: _Visit) -> list[str] | None:
         listing = []
         try:
-            with os.scandir(visit.disk) as entries:
+            with os.scandir(visit.disk_path) as entries:
                 for entry in entries:
                     name = entry.name
                     if not name.isascii() and not _is_text(name):
@@ -183,7 +198,7 @@ class Walk:
                             f"{visit.path or '.'}/{name!a} does not travel: its name is not UTF-8"
                         )
                     elif entry.is_dir(follow_symlinks=False):
-                        if f"{visit.disk}/{name}" in self._own:
+                        if f"{visit.disk_path}/{name}" in self._excluded_folders:
                             continue
                         listing.append(f"{name}/")
                     else:
@@ -191,135 +206,152 @@ class Walk:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            raise unreadable(visit.disk, error) from error
+            raise unreadable(visit.disk_path, error) from error
         return listing
 
     def _visit(self, visit: _Visit, listing: list[str]) -> None:
-        old = self._last.get(visit.path)
-        found = FolderRecord(visit.path, listing.copy())
-        if self._read_rules(visit, listing, old, found):
+        last_folder = self._last_folders.get(visit.path)
+        folder = FolderRecord(visit.path, listing.copy())
+        if self._read_rules(visit, listing, last_folder, folder):
             visit.is_fresh = True
-        if old is not None and not visit.is_fresh and old.listing == listing:
-            self._look_again(visit, old, found)
+        if last_folder is not None and not visit.is_fresh and last_folder.listing == listing:
+            self._visit_unchanged_listing(visit, last_folder, folder)
         else:
-            names = listing if self._is_single else self._travelling(visit, listing, old)
-            records = {file.name: file for file in old.files} if old else {}
+            names = (
+                listing if self._is_single else self._travelling_names(visit, listing, last_folder)
+            )
+            records = {file.name: file for file in last_folder.files} if last_folder else {}
             for name in names:
                 if name.endswith("/"):
-                    found.folders.append(name[:-1])
+                    folder.folders.append(name[:-1])
                 else:
-                    self._look(visit, name, records.get(name), old, found)
-        for name in found.folders:
+                    self._visit_name(visit, name, records.get(name), last_folder, folder)
+        for name in folder.folders:
             path = f"{visit.path}/{name}" if visit.path else name
-            disk = f"{visit.disk}/{name}"
-            self._stack.append(_Visit(path, disk, visit.is_fresh, visit.followed))
-        self._count += len(found.files) + len(found.links) + len(found.followed) + found.is_empty
-        self.folders.append(found)
+            disk_path = f"{visit.disk_path}/{name}"
+            self._stack.append(_Visit(path, disk_path, visit.is_fresh, visit.followed))
+        self._count += (
+            len(folder.files) + len(folder.links) + len(folder.followed) + folder.is_empty
+        )
+        self.folders.append(folder)
 
     def _read_rules(
-        self, visit: _Visit, listing: list[str], old: FolderRecord | None, found: FolderRecord
+        self,
+        visit: _Visit,
+        listing: list[str],
+        last_folder: FolderRecord | None,
+        folder: FolderRecord,
     ) -> bool:
-        """Read the rules in this folder; true if they differ from those of the last scan."""
+        """Record the ignore files of a folder; true if they differ from those of the last scan."""
         for name in IGNORE_FILES:
             if name in listing:
                 try:
-                    facts = os.stat(f"{visit.disk}/{name}")
+                    file_stat = os.stat(f"{visit.disk_path}/{name}")
                 except OSError:  # a link to nowhere: it has no rules
                     continue
-                found.rules.append(scan_cache.record(name, facts, "", read_ns=time.time_ns()))
-        known = old.rules if old else []
-        return found.rules != known or any(rule.ctime_ns < 0 for rule in known)
+                folder.rules.append(scan_cache.record(name, file_stat, "", read_ns=time.time_ns()))
+        last_rules = last_folder.rules if last_folder else []
+        return folder.rules != last_rules or any(rule.ctime_ns < 0 for rule in last_rules)
 
-    def _travelling(self, visit: _Visit, listing: list[str], old: FolderRecord | None) -> list[str]:
-        known: set[str] = set()
-        travelled: set[str] = set()
-        if old is not None and not visit.is_fresh:
-            known.update(old.listing)
-            travelled.update(file.name for file in old.files)
-            travelled.update(old.odd)
-            travelled.update(f"{name}/" for name in old.folders)
+    def _travelling_names(
+        self, visit: _Visit, listing: list[str], last_folder: FolderRecord | None
+    ) -> list[str]:
+        last_names: set[str] = set()
+        travelled_names: set[str] = set()
+        if last_folder is not None and not visit.is_fresh:
+            last_names.update(last_folder.listing)
+            travelled_names.update(file.name for file in last_folder.files)
+            travelled_names.update(last_folder.irregular)
+            travelled_names.update(f"{name}/" for name in last_folder.folders)
         return [
             name
             for name in listing
             if (
-                name in travelled
-                if name in known
+                name in travelled_names
+                if name in last_names
                 else not self._rules.is_ignored(
                     visit.path, name.rstrip("/"), is_folder=name.endswith("/")
                 )
             )
         ]
 
-    def _look_again(self, visit: _Visit, old: FolderRecord, found: FolderRecord) -> None:
-        """Look at a folder whose names are those of the last scan."""
-        found.folders.extend(old.folders)
-        for file in old.files:
-            self._look(visit, file.name, file, old, found)
-        for name in old.odd:
-            self._look(visit, name, None, old, found)
+    def _visit_unchanged_listing(
+        self, visit: _Visit, last_folder: FolderRecord, folder: FolderRecord
+    ) -> None:
+        """Visit a folder whose names are those of the last scan."""
+        folder.folders.extend(last_folder.folders)
+        for file in last_folder.files:
+            self._visit_name(visit, file.name, file, last_folder, folder)
+        for name in last_folder.irregular:
+            self._visit_name(visit, name, None, last_folder, folder)
 
-    def _look(
+    def _visit_name(
         self,
         visit: _Visit,
         name: str,
-        known: FileRecord | None,
-        old: FolderRecord | None,
-        found: FolderRecord,
+        last_record: FileRecord | None,
+        last_folder: FolderRecord | None,
+        folder: FolderRecord,
     ) -> None:
         try:
-            facts = os.lstat(f"{visit.disk}/{name}")
+            file_stat = os.lstat(f"{visit.disk_path}/{name}")
         except FileNotFoundError:
-            # Decisions are not to be used again for a name that was there only in between.
-            found.listing.clear()
+            # The name has vanished: the next scan must decide on it anew if it comes back.
+            folder.listing.clear()
             return
-        if known is not None and known.matches(facts):
-            found.files.append(known)
+        if last_record is not None and last_record.matches(file_stat):
+            folder.files.append(last_record)
         else:
-            self._take(visit, name, facts, old, found)
+            self._add_changed(visit, name, file_stat, last_folder, folder)
 
-    def _take(
+    def _add_changed(
         self,
         visit: _Visit,
         name: str,
-        facts: os.stat_result,
-        old: FolderRecord | None,
-        found: FolderRecord,
+        file_stat: os.stat_result,
+        last_folder: FolderRecord | None,
+        folder: FolderRecord,
     ) -> None:
-        """Take a file that is new or changed, or something that is no file."""
-        disk = f"{visit.disk}/{name}"
-        if stat.S_ISREG(facts.st_mode):
+        """Add a file that is new or changed, or an entry that is no regular file."""
+        disk_path = f"{visit.disk_path}/{name}"
+        if stat.S_ISREG(file_stat.st_mode):
             self._count += 1
-            self.pending.append(Pending(name, disk, found, facts.st_size, found.files))
+            self.pending.append(Pending(name, disk_path, folder, file_stat.st_size, folder.files))
             return
-        if stat.S_ISDIR(facts.st_mode):  # it took a file's name a moment ago
-            found.listing.clear()
+        if stat.S_ISDIR(file_stat.st_mode):  # a folder has replaced the file since the listing
+            folder.listing.clear()
             return
-        found.odd.append(name)
+        folder.irregular.append(name)
         path = f"{visit.path}/{name}" if visit.path else name
-        if stat.S_ISLNK(facts.st_mode):
-            self._take_link(visit, name, path, old, found)
+        if stat.S_ISLNK(file_stat.st_mode):
+            self._add_link(visit, name, path, last_folder, folder)
         else:
             self.warnings.append(f"{path} does not travel: it is no file, folder or link")
 
-    def _take_link(
-        self, visit: _Visit, name: str, path: str, old: FolderRecord | None, found: FolderRecord
+    def _add_link(
+        self,
+        visit: _Visit,
+        name: str,
+        path: str,
+        last_folder: FolderRecord | None,
+        folder: FolderRecord,
     ) -> None:
-        disk = f"{visit.disk}/{name}"
-        real = os.path.realpath(disk)
+        disk_path = f"{visit.disk_path}/{name}"
+        real = os.path.realpath(disk_path)
         try:
-            facts = os.stat(real)
+            file_stat = os.stat(real)
         except OSError:
             self.warnings.append(f"{path} does not travel: it is a link to nowhere")
             return
         if _is_within(real, self._root) and not self._is_single:
             inside = os.path.relpath(real, self._root)
             target = os.path.relpath(inside, visit.path or ".")
-            found.links.append(Entry(path, "symlink", target=target))
-        elif not self._is_named(visit, name, real):
-            self._left_out.append(f"{path} -> {real}")
-        elif stat.S_ISDIR(facts.st_mode):
+            folder.links.append(Entry(path, "symlink", target=target))
+        elif not self._is_allowed_target(visit, name, real):
+            self._outside_links.append(f"{path} -> {real}")
+        elif stat.S_ISDIR(file_stat.st_mode):
             if _is_within(self._root, real) or any(
-                _is_within(other, real) for other in visit.followed
+                _is_within(followed_folder, real) for followed_folder in visit.followed
             ):
                 self.warnings.append(f"{path} does not travel: following this link has no end")
                 return
@@ -327,21 +359,25 @@ class Walk:
                 self.warnings.append(f"{path} does not travel: it leads to a virtual environment")
                 return
             self._stack.append(_Visit(path, real, visit.is_fresh, (*visit.followed, real)))
-        elif stat.S_ISREG(facts.st_mode):
-            known = (
-                next((file for file in old.followed if file.name == name), None) if old else None
+        elif stat.S_ISREG(file_stat.st_mode):
+            last_record = (
+                next((file for file in last_folder.followed if file.name == name), None)
+                if last_folder
+                else None
             )
-            if known is not None and known.matches(facts):
-                found.followed.append(known)
+            if last_record is not None and last_record.matches(file_stat):
+                folder.followed.append(last_record)
             else:
                 self._count += 1
-                self.pending.append(Pending(name, real, found, facts.st_size, found.followed))
+                self.pending.append(Pending(name, real, folder, file_stat.st_size, folder.followed))
         else:
             self.warnings.append(f"{path} does not travel: it leads to no file or folder")
 
-    def _is_named(self, visit: _Visit, name: str, real: str) -> bool:
-        """True if the target of a link out of the project travels."""
-        if self._is_single or any(_is_within(real, one) for one in (*visit.followed, *self._named)):
+    def _is_allowed_target(self, visit: _Visit, name: str, real: str) -> bool:
+        """True if an option or an ignore file lets the target of a link out of the project in."""
+        if self._is_single or any(
+            _is_within(real, target) for target in (*visit.followed, *self._link_targets)
+        ):
             return True
         return self._rules.is_followed(visit.path, name)
 
@@ -353,21 +389,21 @@ class Walk:
             for folder in self.folders
             for file in (*folder.files, *folder.followed)
         ]
-        for item in self.pending:
-            sizes.append((item.size, f"{item.folder.path}/{item.name}".lstrip("/")))
+        for file in self.pending:
+            sizes.append((file.size, f"{file.folder.path}/{file.name}".lstrip("/")))
         return sizes
 
     def _check_size(self) -> None:
         total = sum(
             file.size for folder in self.folders for file in (*folder.files, *folder.followed)
-        ) + sum(item.size for item in self.pending)
+        ) + sum(file.size for file in self.pending)
         if total > self._limits.total_bytes:
             raise too_large(self._root, self._sizes(), self._limits)
         if total > self._limits.warn_bytes:
             self.warnings.append(warning(self._root, self._sizes()))
 
 
-def _left_out(links: list[str]) -> str:
+def _outside_links_warning(links: list[str]) -> str:
     which = ", ".join(sorted(links)[:_LINKS_SHOWN])
     more = len(links) - _LINKS_SHOWN
     return (
@@ -415,8 +451,9 @@ class Scan:
     folders: list[FolderRecord]
     digest: str
     warnings: tuple[str, ...]
+    #: Digests of the tree and its files that the last scan did not have.
     fresh: tuple[str, ...] = ()
-    #: Copies of files that may have changed since.
+    #: Copies of files that may have changed since the scan.
     spool: Spool = field(default_factory=Spool)
 
     @cached_property
@@ -436,7 +473,7 @@ class Scan:
         return digest == self.digest or digest in self._files
 
     def stream(self, digest: str) -> tuple[int, Iterator[bytes]]:
-        """Length and pieces of a file, or of the tree itself; the source of an upload."""
+        """Length and pieces of a file, or of the encoded tree; the source of an upload."""
         if digest == self.digest:
             return len(self.tree.encoded), iter((self.tree.encoded,))
         if digest not in self._files:
@@ -451,10 +488,12 @@ def scan(root: Path, options: Options | None = None) -> Scan:
     rules = IgnoreRules(base, options.filters)
     signature = rules.signature()
     cache = ListingCache(options.cache, f"{base}\0{options.only or ''}")
-    last = cache.load()
-    if last is not None and (last.root != base or last.signature != signature):
-        last = None
-    walk = Walk(base, rules, last.folders if last else (), options)
+    last_listings = cache.load()
+    if last_listings is not None and (
+        last_listings.root != base or last_listings.signature != signature
+    ):
+        last_listings = None
+    walk = Walk(base, rules, last_listings.folders if last_listings else (), options)
     if options.only is None:
         walk.run()
     else:
@@ -463,17 +502,18 @@ def scan(root: Path, options: Options | None = None) -> Scan:
     if options.only is not None and not _digests(walk.folders):
         raise SpecError(f"{base}/{options.only} is no file that can be read")
     warnings = tuple(walk.warnings)
-    if last is not None and walk.folders == last.folders:
-        return Scan(base, last.folders, last.tree, warnings, spool=spool)
+    if last_listings is not None and walk.folders == last_listings.folders:
+        return Scan(base, last_listings.folders, last_listings.tree, warnings, spool=spool)
     tree = _tree(walk.folders)
-    found = Scan(base, walk.folders, tree.digest, warnings, spool=spool)
-    found.__dict__["tree"] = tree
-    if last is not None and tree.digest != last.tree:
-        known = _digests(last.folders)
-        found.fresh = (tree.digest, *(item for item in tree.digests() if item not in known))
+    new_scan = Scan(base, walk.folders, tree.digest, warnings, spool=spool)
+    new_scan.__dict__["tree"] = tree
+    if last_listings is not None and tree.digest != last_listings.tree:
+        last_digests = _digests(last_listings.folders)
+        new_digests = [digest for digest in tree.digests() if digest not in last_digests]
+        new_scan.fresh = (tree.digest, *new_digests)
     version = scan_cache.VERSION
     cache.save(scan_cache.Listings(version, base, signature, tree.digest, walk.folders))
-    return found
+    return new_scan
 
 
 def _digests(folders: list[FolderRecord]) -> set[str]:
@@ -499,56 +539,58 @@ def _tree(folders: list[FolderRecord]) -> Tree:
 def read_all(walk: Walk) -> Spool:
     """Read the files that are new or changed; returns copies of those that may change again."""
     spool = Spool()
-    for item in walk.pending:
-        found = _read(item, spool)
-        if found is not None:
-            item.into.append(found)
-        else:  # vanished: the next scan must not take the decision on its name from this one
-            item.folder.listing.clear()
+    for pending_file in walk.pending:
+        record = _read(pending_file, spool)
+        if record is not None:
+            pending_file.records.append(record)
+        else:  # vanished: the next scan must decide on its name anew
+            pending_file.folder.listing.clear()
     return spool
 
 
-def _read(item: Pending, spool: Spool) -> FileRecord | None:
+def _read(pending_file: Pending, spool: Spool) -> FileRecord | None:
     """The record of a file; `None` if it has vanished.
 
-    Exactly as many bytes are read as the file had when it was opened, so one that something appends
-    to has a content at any time. One that changes while it is read is read twice: what was the same
-    both times is a state that it had. A file that changed a moment ago may change again before it
-    is sent, so its content is copied.
+    Exactly as many bytes are read as the file had when it was opened, so a log to which a program
+    appends can be read at any time. A file that changes while it is read is read twice: if both
+    contents are equal, the file had this content at some moment. A file that changed shortly before
+    the scan may change again before it is sent, so its content is copied.
     """
     for _ in range(_ATTEMPTS):
         now = time.time_ns()
         try:
-            with FileIO(item.path) as file:
-                facts = os.fstat(file.fileno())
-                found = scan_cache.record(item.name, facts, "", read_ns=now)
-                copy = spool if found.is_racy else None
-                content = _hash(file, facts.st_size, copy)
-                is_whole = content[1] == facts.st_size
-                if is_whole and os.fstat(file.fileno()).st_ctime_ns != facts.st_ctime_ns:
+            with FileIO(pending_file.path) as file:
+                file_stat = os.fstat(file.fileno())
+                record = scan_cache.record(pending_file.name, file_stat, "", read_ns=now)
+                copy = spool if record.is_racy else None
+                content = _hash(file, file_stat.st_size, copy)
+                is_whole = content[1] == file_stat.st_size
+                if is_whole and os.fstat(file.fileno()).st_ctime_ns != file_stat.st_ctime_ns:
                     copy = spool
                     file.seek(0)
-                    is_whole = content == _hash(file, facts.st_size, copy)
+                    is_whole = content == _hash(file, file_stat.st_size, copy)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
         except OSError as error:
-            raise unreadable(item.path, error) from error
+            raise unreadable(pending_file.path, error) from error
         if is_whole:
             if copy is not None:
                 copy.keep(content[0])
-            return msgspec.structs.replace(found, digest=content[0])
-    raise _changing(item.path, f"changed while it was read, {_ATTEMPTS} times in a row")
+            return msgspec.structs.replace(record, digest=content[0])
+    raise _changed_error(
+        pending_file.path, f"changed while it was read, {_ATTEMPTS} times in a row"
+    )
 
 
-def _changing(path: str, what: str) -> FileChangedError:
+def _changed_error(path: str, change: str) -> FileChangedError:
     return FileChangedError(
-        f"{path} {what}",
+        f"{path} {change}",
         hint="deploy when nothing writes to it, or list it in .ktignore",
     )
 
 
 def _hash(file: FileIO, size: int, copy: Spool | None) -> tuple[str, int]:
-    """Digest of the first `size` bytes of a file, which are copied, and how many there were."""
+    """Copy the first `size` bytes of a file; returns their digest and their number."""
     hasher = blake3(max_threads=blake3.AUTO if size >= _PARALLEL_BYTES else 1)
     length = 0
     if copy is not None:
@@ -562,9 +604,9 @@ def _hash(file: FileIO, size: int, copy: Spool | None) -> tuple[str, int]:
 
 
 def _pieces(file: FileIO, size: int) -> Iterator[bytes]:
-    left = size
-    while left and (piece := file.read(min(left, _READ_BYTES))):
-        left -= len(piece)
+    remaining_bytes = size
+    while remaining_bytes and (piece := file.read(min(remaining_bytes, _READ_BYTES))):
+        remaining_bytes -= len(piece)
         yield piece
 
 
@@ -580,6 +622,6 @@ def _checked(path: str, size: int, digest: str) -> Iterator[bytes]:
                     break
                 yield piece
     except OSError as error:
-        raise _changing(path, f"cannot be read any more: {error.strerror}") from error
+        raise _changed_error(path, f"cannot be read any more: {error.strerror}") from error
     if hasher.hexdigest() != digest:
-        raise _changing(path, "changed after the project was scanned")
+        raise _changed_error(path, "changed after the project was scanned")

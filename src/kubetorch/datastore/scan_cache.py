@@ -1,9 +1,9 @@
-"""Keeps the last scan of a project on disk: names, decisions, sizes, times, digests.
+"""The last scan of a project, kept on disk: names, decisions, sizes, times, digests.
 
 A file with the same size, times and inode has the same content, unless it was changed again within
 the granularity of the file system's clock. So a record whose file changed less than `RACY_SECONDS`
-before it was read is *racy*: it never matches, and the file is read again by the next scan. The
-change time is what counts: unlike the modification time, no program can set it.
+before it was read is *racy*: it never matches, and the next scan reads the file again. The change
+time decides, because no program can set it as it can set the modification time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kubetorch.lib.files import write_atomically
 
 #: The coarsest clock of a file system is FAT's, of 2 s; most have 1 to 10 ms.
 RACY_SECONDS = 2.0
-#: Listings that nobody has used for so long are removed, in seconds.
+#: Seconds without use after which a listing is removed.
 UNUSED_AFTER = 30 * 24 * 3600.0
 
 VERSION = 2
@@ -29,7 +29,7 @@ _RACY = -1
 
 
 class FileRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A file, and what `stat` said of it when its digest was taken; `ctime_ns` is -1 if racy."""
+    """A file with its `stat` result from before its digest was computed; `ctime_ns` -1 is racy."""
 
     name: str
     size: int
@@ -43,30 +43,44 @@ class FileRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     def is_racy(self) -> bool:
         return self.ctime_ns == _RACY
 
-    def matches(self, facts: os.stat_result) -> bool:
+    def matches(self, file_stat: os.stat_result) -> bool:
         return (
-            facts.st_ctime_ns == self.ctime_ns
-            and facts.st_mtime_ns == self.mtime_ns
-            and facts.st_size == self.size
-            and facts.st_ino == self.inode
+            file_stat.st_ctime_ns == self.ctime_ns
+            and file_stat.st_mtime_ns == self.mtime_ns
+            and file_stat.st_size == self.size
+            and file_stat.st_ino == self.inode
         )
 
 
 class FolderRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A folder of a scan, with the decisions on the names in it."""
+
     path: str
+    #: All names in the folder; names of folders end in `/`.
     listing: list[str]
+    #: Regular files that travel.
     files: list[FileRecord] = []
+    #: Names of folders that travel.
     folders: list[str] = []
-    odd: list[str] = []
+    #: Names of links and special files that the rules do not ignore.
+    irregular: list[str] = []
+    #: Links that travel as links.
     links: list[Entry] = []
+    #: Files outside of the project that travel in place of links.
     followed: list[FileRecord] = []
+    #: The ignore files in the folder.
     rules: list[FileRecord] = []
 
     @property
     def is_empty(self) -> bool:
-        """True if nothing is in it, not even what does not travel."""
+        """True if the folder has no entries, not even such that do not travel."""
         return not (
-            self.listing or self.files or self.folders or self.odd or self.links or self.followed
+            self.listing
+            or self.files
+            or self.folders
+            or self.irregular
+            or self.links
+            or self.followed
         )
 
 
@@ -82,16 +96,16 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Listings)
 
 
-def record(name: str, facts: os.stat_result, digest: str, *, read_ns: int) -> FileRecord:
+def record(name: str, file_stat: os.stat_result, digest: str, *, read_ns: int) -> FileRecord:
     """The record of a file that was read at `read_ns` (as of `time.time_ns`)."""
-    is_racy = facts.st_ctime_ns > read_ns - RACY_SECONDS * 1e9
+    is_racy = file_stat.st_ctime_ns > read_ns - RACY_SECONDS * 1e9
     return FileRecord(
         name=name,
-        size=facts.st_size,
-        mtime_ns=facts.st_mtime_ns,
-        ctime_ns=_RACY if is_racy else facts.st_ctime_ns,
-        inode=facts.st_ino,
-        is_executable=bool(facts.st_mode & 0o100),
+        size=file_stat.st_size,
+        mtime_ns=file_stat.st_mtime_ns,
+        ctime_ns=_RACY if is_racy else file_stat.st_ctime_ns,
+        inode=file_stat.st_ino,
+        is_executable=bool(file_stat.st_mode & 0o100),
         digest=digest,
     )
 
@@ -107,13 +121,13 @@ class ListingCache:
         if self._path is None:
             return None
         try:
-            found = _decoder.decode(self._path.read_bytes())
+            listings = _decoder.decode(self._path.read_bytes())
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
             return None
-        return found if found.version == VERSION else None
+        return listings if listings.version == VERSION else None
 
     def save(self, listings: Listings) -> None:
-        """Keep what a scan saw. A cache that cannot be written makes the next scan slower only."""
+        """Keep the listings of a scan; a cache that cannot be written only slows the next scan."""
         if self._path is None:
             return
         with suppress(OSError):

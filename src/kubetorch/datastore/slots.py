@@ -2,12 +2,12 @@
 
     <root>/<number>/<project>/…    a slot
     <root>/<number>.record         what was written there: the size, times and inode of each file
-    <root>/current                 a link to the one that is seen in the working directory
+    <root>/current                 a link to the slot that the working directory shows
 
-An update takes a slot that no live worker holds and touches only what differs between its folder
-and the wanted tree. The record is removed before the first change and written after the last, so a
-slot whose update was cut short, by whatever, has none and is made anew. What user code changed in
-a slot differs from its record and is written again; files that it added stay.
+An update chooses a slot that no live worker holds and writes only files that differ between its
+folder and the new tree. The update removes the record before its first change and writes it after
+its last, so a slot whose update was cut short has no record and is made anew. A file that user code
+changed differs from the record and is written again; files that user code added stay.
 """
 
 from __future__ import annotations
@@ -27,19 +27,22 @@ from kubetorch.datastore.trees import Tree, WrittenFile, compare, materialise
 from kubetorch.errors import DataStoreError
 from kubetorch.lib.files import write_atomically
 
-#: Slots that are kept: one that serves, and one for the next generation.
-KEPT = 2
+#: The number of slots that stay: the slot that serves, and a slot for the next generation.
+RETAINED_SLOTS = 2
 
-#: The link to the slot that is seen in the working directory.
+#: The link to the slot that the working directory shows.
 CURRENT = "current"
 
-_MERGED = ".merged"
+_MERGED_FOLDER = ".merged"
 _RECORD_VERSION = 1
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A project for one worker; one without a number is nobody's copy, but the project itself."""
+    """A folder with the project for one worker.
+
+    A slot without a number is no copy: it is the folder of the project itself.
+    """
 
     number: int | None
     path: Path
@@ -47,6 +50,8 @@ class Slot:
 
 
 class _Record(msgspec.Struct, frozen=True, array_like=True):
+    """The files that an update wrote to a slot."""
+
     version: int
     project: str
     tree: str
@@ -58,30 +63,31 @@ _decoder = msgspec.msgpack.Decoder(_Record)
 
 
 class CodeSlots:
-    """The slots of one pod; safe to use from several threads of its one agent."""
+    """The slots of one pod; several threads of its agent may use them at once."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._lock = threading.Lock()
-        self._held: set[int] = set()
-        # Updates come one after the other; `_lock` is only ever held for a moment.
-        self._updating = threading.Lock()
+        #: The numbers of slots that a worker runs in, or that an update writes.
+        self._held_numbers: set[int] = set()
+        #: Held during an update, so that updates follow each other; `_lock` is held briefly.
+        self._update_lock = threading.Lock()
 
     def update(self, tree: Tree, source: Source, project: str) -> Slot:
-        """A slot with this tree, held until it is released."""
+        """Write a tree to a free slot; returns the slot, which is held until it is released."""
         if project in ("", ".", "..") or "/" in project or "\0" in project:
             raise DataStoreError(f"{project!r} is no name of a folder")
-        with self._updating:
+        with self._update_lock:
             number = self._choose(tree.digest)
             try:
                 self._bring_up_to_date(number, tree, source, project)
                 self._prune()
             except BaseException as error:
-                # What is half-written would only take up room; the next update makes it anew.
+                # A half-written slot only takes up disk space; the next update makes it anew.
                 if not self._record_path(number).exists():
                     shutil.rmtree(self._root / str(number), ignore_errors=True)
                 with self._lock:
-                    self._held.remove(number)
+                    self._held_numbers.remove(number)
                 if isinstance(error, OSError) and not isinstance(error, DataStoreError):
                     why = f"the project cannot be written to {self._root}: {error}"
                     raise storage_error(error, self._root) or DataStoreError(why) from error
@@ -89,66 +95,74 @@ class CodeSlots:
             return Slot(number, self._root / str(number) / project, tree.digest)
 
     def in_place(self, project: Path) -> Slot:
-        """What stands for a slot where workers import a project from its own folder."""
+        """The slot of a project that workers import from its own folder."""
         self._root.mkdir(parents=True, exist_ok=True)
         return Slot(None, project, "")
 
     def show(self, slot: Slot, folder: Path) -> list[str]:
-        """Show a project in a working directory; returns the names that something else has there.
+        """Show a project in a working directory; returns the names that other files have there.
 
-        It is there by its name, and so is each entry at its top: paths that are relative to the
-        project are found. All of these are links to one, which is switched in one step:
+        The working directory gets a link with the project's name and a link for each entry at the
+        top of the project, so that code finds paths that are relative to the project. All of these
+        links lead through `current`, which is switched in one step:
 
             <folder>/<project>, <folder>/<entry>  →  <root>/current, <root>/current/<entry>
             <root>/current                        →  the slot
         """
         current = self._root / CURRENT
         try:
-            entries = [one.name for one in slot.path.iterdir() if one.name != "__pycache__"]
-            with self._updating:
-                _replace_link(current, str(self._merged(slot, entries)))
-                wanted = {name: f"{current}/{name}" for name in entries}
-                wanted[slot.path.name] = str(current)
-                return _link(folder, wanted, f"{self._root}{os.sep}")
+            entries = [path.name for path in slot.path.iterdir() if path.name != "__pycache__"]
+            with self._update_lock:
+                _replace_link(current, str(self._merged_folder(slot, entries)))
+                links = {name: f"{current}/{name}" for name in entries}
+                links[slot.path.name] = str(current)
+                return _link(folder, links, f"{self._root}{os.sep}")
         except OSError as error:
             raise DataStoreError(f"it cannot be linked in {folder}: {error.strerror}") from error
 
-    def _merged(self, slot: Slot, entries: Sequence[str]) -> Path:
-        """The folder of a slot; of a project with a folder of its own name at its top, both.
+    def _merged_folder(self, slot: Slot, entries: Sequence[str]) -> Path:
+        """The folder that `current` leads to.
 
-        `shop/` in the working directory of a project `shop` is the project, and it is the folder
-        `shop/` of the project: so it has the entries of the former, and of the latter the others.
+        It is the folder of the slot, unless the project has a folder of its own name at its top.
+        Then `shop/` in the working directory stands for the project `shop` and for its folder
+        `shop/shop/`: a merged folder has the entries of both; the entries of the project win.
         """
         inner = slot.path / slot.path.name
         if not inner.is_dir():
             return slot.path
-        wanted = {one.name: str(one) for one in inner.iterdir()}
-        wanted |= {name: f"{slot.path}/{name}" for name in entries}
-        # Never in the user's own folders.
-        own = self._root if slot.number is None else slot.path.parent
-        merged = own / _MERGED
+        links = {path.name: str(path) for path in inner.iterdir()}
+        links |= {name: f"{slot.path}/{name}" for name in entries}
+        # The merged folder never lies in a folder of the user.
+        slots_folder = self._root if slot.number is None else slot.path.parent
+        merged = slots_folder / _MERGED_FOLDER
         merged.mkdir(exist_ok=True)
-        _link(merged, wanted, f"{slot.path}{os.sep}")
+        _link(merged, links, f"{slot.path}{os.sep}")
         return merged
 
     def release(self, slot: Slot) -> None:
-        """The worker of this slot has ended, or there is to be none."""
+        """Free a slot whose worker has ended, or will not start."""
         if slot.number is not None:
             with self._lock:
-                self._held.remove(slot.number)
+                self._held_numbers.remove(slot.number)
 
     def _choose(self, digest: str) -> int:
-        """A slot that nobody holds, now held: one with this tree, any other, or a new one."""
+        """Hold a free slot: first a slot with this tree, then any other slot, then a new slot."""
         with self._lock:
-            free = [number for number in self._numbers() if number not in self._held]
-            records = {number: self._read_record(number) for number in free}
-            ranked = sorted(free, key=lambda number: (_rank(records[number], digest), number))
+            free_numbers = [
+                number for number in self._numbers() if number not in self._held_numbers
+            ]
+            records = {number: self._read_record(number) for number in free_numbers}
+            ranked = sorted(
+                free_numbers, key=lambda number: (_rank(records[number], digest), number)
+            )
             if ranked:
-                chosen = ranked[0]
+                chosen_number = ranked[0]
             else:
-                chosen = next(n for n in range(len(self._held) + 1) if n not in self._held)
-            self._held.add(chosen)
-            return chosen
+                chosen_number = next(
+                    n for n in range(len(self._held_numbers) + 1) if n not in self._held_numbers
+                )
+            self._held_numbers.add(chosen_number)
+            return chosen_number
 
     def _numbers(self) -> list[int]:
         try:
@@ -157,11 +171,13 @@ class CodeSlots:
             return []
 
     def _prune(self) -> None:
-        """Remove slots that are neither held nor needed for the next generation."""
+        """Remove slots that no worker holds and that the next generation does not need."""
         with self._lock:
             numbers = self._numbers()
-            free = [number for number in numbers if number not in self._held]
-            for number in free[max(0, KEPT - (len(numbers) - len(free))) :]:
+            free_numbers = [number for number in numbers if number not in self._held_numbers]
+            for number in free_numbers[
+                max(0, RETAINED_SLOTS - (len(numbers) - len(free_numbers))) :
+            ]:
                 self._record_path(number).unlink(missing_ok=True)
                 with contextlib.suppress(FileNotFoundError):
                     shutil.rmtree(self._root / str(number))
@@ -179,7 +195,7 @@ class CodeSlots:
     def _bring_up_to_date(self, number: int, tree: Tree, source: Source, project: str) -> None:
         folder = self._root / str(number)
         record = self._read_record(number)
-        # User code may have removed the folder, or put something else in its place.
+        # User code may have removed the folder, or put a file or a link in its place.
         is_there = (folder / project).is_dir() and not (folder / project).is_symlink()
         if record is None or record.project != project or not is_there:
             self._record_path(number).unlink(missing_ok=True)
@@ -188,41 +204,47 @@ class CodeSlots:
             (folder / project).mkdir(parents=True, mode=0o755)
             record = _Record(_RECORD_VERSION, project, "", [])
         base = f"{folder}/{project}"
-        kept, removed = compare(base, record.files, tree)
-        if len(kept) == len(tree.entries) and not removed and record.tree == tree.digest:
+        unchanged_files, removed = compare(base, record.files, tree)
+        if len(unchanged_files) == len(tree.entries) and not removed and record.tree == tree.digest:
             return
         self._record_path(number).unlink(missing_ok=True)
-        files = materialise(base, tree, source, kept, removed)
+        files = materialise(base, tree, source, unchanged_files, removed)
         record = _Record(_RECORD_VERSION, project, tree.digest, files)
         write_atomically(self._record_path(number), _encoder.encode(record))
 
 
 def uncover(folder: Path, root: Path, names: Iterable[str]) -> None:
-    """Remove links to the project from a working directory that is to have own files there."""
+    """Remove links to the project that have the names of files which the image puts there."""
     for name in names:
         path = folder / name
         if path.is_symlink() and str(path.readlink()).startswith(f"{root}{os.sep}"):
             path.unlink()
 
 
-def _link(folder: Path, wanted: Mapping[str, str], ours: str) -> list[str]:
-    """Link names into a folder in place of our earlier links; returns the names that are taken."""
-    taken = []
+def _link(folder: Path, links: Mapping[str, str], our_prefix: str) -> list[str]:
+    """Link names to targets in a folder; returns the names that other files have.
+
+    Earlier links of ours, whose targets begin with `our_prefix`, are replaced or removed.
+    """
+    taken_names = []
     with os.scandir(folder) as entries:
-        # Of a link where it leads, of everything else nothing.
-        there = {one.name: os.readlink(one) if one.is_symlink() else "" for one in entries}  # noqa: PTH115  # may be thousands
-    for name, target in sorted(wanted.items()):
-        found = there.pop(name, None)
-        if found is None:
+        # The target of each link by its name; files and folders have no target.
+        present_links = {
+            entry.name: os.readlink(entry) if entry.is_symlink() else ""  # noqa: PTH115  # may be thousands
+            for entry in entries
+        }
+    for name, target in sorted(links.items()):
+        present_target = present_links.pop(name, None)
+        if present_target is None:
             os.symlink(target, f"{folder}/{name}")  # noqa: PTH211  # as above
-        elif found != target and not found.startswith(ours):
-            taken.append(name)
-        elif found != target:
+        elif present_target != target and not present_target.startswith(our_prefix):
+            taken_names.append(name)
+        elif present_target != target:
             _replace_link(folder / name, target)
-    for name, found in there.items():
-        if found.startswith(ours):
+    for name, present_target in present_links.items():
+        if present_target.startswith(our_prefix):
             (folder / name).unlink()
-    return taken
+    return taken_names
 
 
 def _replace_link(path: Path, target: str) -> None:

@@ -1,4 +1,4 @@
-"""Copies of files that may change before they are sent: what was read is what is sent."""
+"""Copies of files that may change between the scan that reads them and the upload."""
 
 from __future__ import annotations
 
@@ -8,44 +8,48 @@ import weakref
 from collections.abc import Iterator
 
 _PIECE_BYTES = 1024 * 1024
-#: Bytes of all copies that stay in memory; more lie in a file without a name.
+#: Bytes of copies that stay in memory; larger spools move to an unnamed temporary file.
 MEMORY_BYTES = 16 * 1024 * 1024
 
 
 class Spool:
-    """Contents by digest."""
+    """Copies of file contents, by digest, one behind the other in one temporary file."""
 
     def __init__(self) -> None:
         self._file = tempfile.SpooledTemporaryFile(MEMORY_BYTES)  # noqa: SIM115  # as long as it
         weakref.finalize(self, self._file.close)
         self._lock = threading.Lock()
-        self._places: dict[str, tuple[int, int]] = {}
-        self._end = 0
-        self._written = 0
+        #: Offset and length of each copy in the file, by digest.
+        self._extents: dict[str, tuple[int, int]] = {}
+        #: Where the next copy begins.
+        self._end_offset = 0
+        #: Bytes of the copy that is being written.
+        self._written_bytes = 0
+        #: True once the disk was full: later files are not copied.
         self._is_full = False
 
     def begin(self) -> None:
-        """Begin a copy; one that was not kept is forgotten."""
-        self._written = 0
-        self._file.seek(self._end)
+        """Begin a copy; it overwrites the copy before it, unless that was kept."""
+        self._written_bytes = 0
+        self._file.seek(self._end_offset)
 
     def write(self, piece: bytes) -> None:
         try:
             self._file.write(piece)
-        except OSError:  # no space is left: then the file itself is sent, if it is the same
+        except OSError:  # no disk space: the upload sends the file itself, if it has not changed
             self._is_full = True
-        self._written += len(piece)
+        self._written_bytes += len(piece)
 
     def keep(self, digest: str) -> None:
-        """The copy is whole."""
-        if not self._is_full and digest not in self._places:
-            self._places[digest] = (self._end, self._written)
-            self._end += self._written
+        """Keep the copy, which is complete."""
+        if not self._is_full and digest not in self._extents:
+            self._extents[digest] = (self._end_offset, self._written_bytes)
+            self._end_offset += self._written_bytes
 
     def pieces(self, digest: str) -> Iterator[bytes] | None:
-        """A content that was kept."""
-        place = self._places.get(digest)
-        return None if place is None else self._pieces(*place)
+        """The pieces of a copy; `None` if there is no copy with this digest."""
+        extent = self._extents.get(digest)
+        return None if extent is None else self._pieces(*extent)
 
     def _pieces(self, begin: int, size: int) -> Iterator[bytes]:
         end = begin + size

@@ -1,7 +1,7 @@
-"""Blobs on their way: a zstd stream of the records of `kubetorch.wire.blobs`, in and out.
+"""Transfer of blobs: a zstd stream of the records of `kubetorch.wire.blobs`, in and out.
 
-Neither end holds more than a few pieces in memory, whatever the size of the blobs, and a receiver
-takes no more than its limit, however well it was compressed.
+Neither end holds more than a few pieces in memory, whatever the size of the blobs. A receiver
+counts decompressed bytes and refuses a stream with more than its limit.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from kubetorch.datastore.blobs import BlobStore, BlobWriter, Source
 from kubetorch.errors import DataStoreError, ProtocolError
 from kubetorch.wire import blobs as records
 
-#: Most bytes, and most blobs, that one stream may bring.
+#: The most bytes and blobs that one stream may have.
 STREAM_BYTES = 64 * 1024**3
 STREAM_BLOBS = 1_000_000
 
 # Source code compresses well at any level; this one never slows a local network down.
 _LEVEL = 1
 _PIECE = 256 * 1024
-# A stream that asks for more memory than this to be read is refused (level 1 needs 512 KiB).
+# A stream whose decompression needs more memory is refused (level 1 needs 512 KiB).
 _WINDOW_BYTES = 8 * 1024**2
 
 
 def compressed(digests: Iterable[str], source: Source) -> Iterator[bytes]:
     compressor = zstandard.ZstdCompressor(level=_LEVEL).compressobj()
-    ready: list[bytes] = []
+    compressed_pieces: list[bytes] = []
     size = 0
     for digest in digests:
         for piece in _record(digest, source):
-            out = compressor.compress(piece)
-            if out:
-                ready.append(out)
-                size += len(out)
+            compressed_piece = compressor.compress(piece)
+            if compressed_piece:
+                compressed_pieces.append(compressed_piece)
+                size += len(compressed_piece)
             if size >= _PIECE:
-                yield b"".join(ready)
-                ready, size = [], 0
-    ready.append(compressor.flush())
-    yield b"".join(ready)
+                yield b"".join(compressed_pieces)
+                compressed_pieces, size = [], 0
+    compressed_pieces.append(compressor.flush())
+    yield b"".join(compressed_pieces)
 
 
 def _record(digest: str, source: Source) -> Iterator[bytes]:
@@ -55,9 +55,9 @@ def _record(digest: str, source: Source) -> Iterator[bytes]:
 
 
 class Receiver:
-    """Takes a stream and stores the blobs in it; each is stored as soon as it is complete.
+    """Stores the blobs of a stream; each blob is stored as soon as it is complete.
 
-    Close it in any case: it drops what is half-written.
+    Close it in any case: `close` drops a blob that is half-written.
     """
 
     def __init__(
@@ -68,8 +68,8 @@ class Receiver:
         limit_blobs: int = STREAM_BLOBS,
     ) -> None:
         self._store = store
-        self._left_bytes = limit_bytes
-        self._left_blobs = limit_blobs
+        self._remaining_bytes = limit_bytes
+        self._remaining_blobs = limit_blobs
         self._limits = f"{limit_blobs} blobs and {limit_bytes} bytes are allowed"
         self._unpacker = records.Unpacker()
         self._decompressor = zstandard.ZstdDecompressor(
@@ -82,7 +82,7 @@ class Receiver:
             closefd=False,
         )
         self._writer: BlobWriter | None = None
-        self._expected = 0
+        self._expected_bytes = 0
         self.received: list[str] = []
 
     def feed(self, data: bytes) -> None:
@@ -92,7 +92,7 @@ class Receiver:
             raise ProtocolError(f"the stream of blobs cannot be decompressed: {error}") from error
 
     def finish(self) -> list[str]:
-        """The stream has ended: the digests of the blobs that it brought."""
+        """End the stream; returns the digests of its blobs."""
         self._unpacker.close()
         return self.received
 
@@ -101,33 +101,33 @@ class Receiver:
         if writer is not None:
             writer.drop()
 
-    def _take(self, data: bytes) -> None:
+    def _store_records(self, data: bytes) -> None:
         for digest, length, piece in self._unpacker.feed(data):
             if length is not None:
                 self._begin(digest, length)
             elif self._writer is not None:
                 self._writer.write(piece)
-                self._expected -= len(piece)
-            if self._expected == 0 and self._writer is not None:
+                self._expected_bytes -= len(piece)
+            if self._expected_bytes == 0 and self._writer is not None:
                 writer, self._writer = self._writer, None
                 writer.finish()
                 self.received.append(digest)
 
     def _begin(self, digest: str, length: int) -> None:
-        self._left_bytes -= length
-        self._left_blobs -= 1
-        if self._left_bytes < 0 or self._left_blobs < 0:
+        self._remaining_bytes -= length
+        self._remaining_blobs -= 1
+        if self._remaining_bytes < 0 or self._remaining_blobs < 0:
             raise ProtocolError(f"the stream of blobs brings too much: {self._limits}")
         self._writer = self._store.writer(digest, length)
-        self._expected = length
+        self._expected_bytes = length
 
 
 class _Sink:
-    """Takes the decompressor's output piece by piece, so that a bomb never lies in memory."""
+    """Receives the decompressor's output piece by piece: a bomb never lies in memory as a whole."""
 
     def __init__(self, receiver: Receiver) -> None:
         self._receiver = receiver
 
     def write(self, data: bytes) -> int:
-        self._receiver._take(bytes(data))
+        self._receiver._store_records(bytes(data))
         return len(data)

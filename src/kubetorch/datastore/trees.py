@@ -1,18 +1,18 @@
-"""Trees: what lies in a folder, as a canonical list of entries that is itself a blob.
+"""Trees: the content of a folder as a canonical list of entries, which is itself a blob.
 
-The digest of that blob is the *tree digest*: two folders with the same content have the same one.
-Folders are implied by the paths in them; an empty one leaves no trace.
+The digest of that blob is the *tree digest*: folders with the same content have the same tree
+digest. The paths of entries imply the folders above them; only an empty folder has an entry.
 
-A tree is data from outside: `decode` takes nothing that would write beside the folder that it is
-materialised in, or that two ways of materialising would disagree on.
+A tree is data from outside: `decode` refuses a tree that would write outside of its folder, or that
+two implementations of `materialise` could write differently.
 
-`compare` finds what of a folder can stay, and `materialise` writes the rest. Files are written
-beside and renamed, so whoever still has an old one open keeps it. With a source its byte code goes:
-Python compares whole seconds and sizes, and would take a same-size edit within one second for no
-edit.
+`compare` finds the files of a folder that can stay, and `materialise` writes the others. A file is
+written under a temporary name and renamed, so a process that has the old file open keeps it. When a
+source file changes, its byte code is removed: Python compares whole seconds and sizes, and would
+not notice an edit of the same size within one second.
 
-User code may have done anything to the folder since: what it changed differs from the record, and
-a link that it put in place of a folder is removed before anything is written below it.
+User code may have changed the folder since: a file that it changed differs from the record, and a
+link that it put in place of a folder is removed before a file is written below it.
 """
 
 # Names are text: a Path for each of thousands of files costs more than everything else here.
@@ -45,15 +45,17 @@ _PATH_BYTES = 4096
 _NAME_BYTES = 255
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-# Paths that are right for sure: most of them, so that a large tree is checked quickly.
+# Most paths match this pattern, which is cheap to check, and are then right.
 _PLAIN_PATH = re.compile(
     r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,200}(?:/[A-Za-z0-9_-][A-Za-z0-9_.-]{0,200}){0,15}"
 )
-# As many steps up as there are, then names: see `_check_target`.
+# Steps up, then names: see `_check_target`.
 _TARGET = re.compile(r"\.|(?P<up>(?:\.\./)*)(?:\.\.|(?P<down>[^/\0]+(?:/[^/\0]+)*))")
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
+    """A file, a link or an empty folder of a tree; `target` is where a link leads."""
+
     path: str
     mode: Mode
     size: int = 0
@@ -70,7 +72,7 @@ class Tree:
     encoded: bytes
 
     def digests(self) -> list[str]:
-        """The blobs of its files, each once."""
+        """The digests of its files, each once."""
         return list(dict.fromkeys(entry.digest for entry in self.entries if entry.digest))
 
 
@@ -86,7 +88,7 @@ def build(entries: Iterable[Entry]) -> Tree:
 
 
 def read(store: BlobStore, digest: str) -> Tree:
-    """A tree of a store; one that is too large is not read."""
+    """A tree of a store; a tree that is too large is refused before it is read."""
     size = store.size(digest)
     if size > ENCODED_LIMIT:
         raise _too_large(f"a list of files of {size:,} bytes; {ENCODED_LIMIT:,} are allowed")
@@ -120,9 +122,9 @@ def _check_count(entries: int) -> None:
         raise _too_large(f"{entries:,} files; {ENTRY_LIMIT:,} are allowed")
 
 
-def _too_large(what: str) -> ProjectTooLargeError:
+def _too_large(excess: str) -> ProjectTooLargeError:
     return ProjectTooLargeError(
-        f"the project has {what}", hint="list what the pods do not need in .ktignore"
+        f"the project has {excess}", hint="list what the pods do not need in .ktignore"
     )
 
 
@@ -136,14 +138,14 @@ def check(entries: Sequence[Entry]) -> None:
         if fault is not None:
             raise _refusal(path, fault)
         if previous is not None and path <= previous:
-            what = "is there twice" if path == previous else "is out of order"
-            raise _refusal(path, what)
+            order_fault = "is there twice" if path == previous else "is out of order"
+            raise _refusal(path, order_fault)
         previous = path
         _check_content(entry)
     total = sum(entry.size for entry in entries)
     if total > FILES_LIMIT:
         raise _too_large(f"files of {total:,} bytes; {FILES_LIMIT:,} are allowed")
-    # NUL sorts before all else, so what lies below an entry follows at once.
+    # NUL sorts before all other characters, so a path below an entry follows the entry at once.
     ordered = sorted(entry.path.replace("/", "\0") for entry in entries)
     for path, following in itertools.pairwise(ordered):
         if following.startswith(f"{path}\0"):
@@ -162,7 +164,7 @@ def _folders(paths: Iterable[str]) -> set[str]:
 
 
 def _fault(path: str) -> str | None:
-    """Why a path leaves its tree or cannot be written, in words; `None` if it does not."""
+    """Why a path leaves its tree or cannot be written, in words; `None` for a right path."""
     try:
         encoded = path.encode()
     except UnicodeEncodeError:
@@ -202,18 +204,18 @@ def _check_content(entry: Entry) -> None:
 def _check_target(entry: Entry) -> None:
     """Refuse a link whose target lies outside the tree.
 
-    Steps up come first: the folder of a link is no link, so they lead where they seem to. After a
-    name, which may be that of another link, a step up could lead anywhere.
+    A target begins with its steps up: the folder of a link is no link, so these steps stay in the
+    tree. Behind a name, which may be that of another link, a step up could lead anywhere.
     """
     target = entry.target
     match = _TARGET.fullmatch(target)
     if match is None or len(target) > _PATH_BYTES:
         raise _refusal(entry.path, f"is a link to {target!r}, which is no plain relative path")
-    ups = target.split("/").count("..")
-    if ups > entry.path.count("/"):
+    steps_up = target.split("/").count("..")
+    if steps_up > entry.path.count("/"):
         raise _refusal(entry.path, f"is a link to {target!r}, which leaves the tree")
-    down = match["down"]
-    fault = None if down is None else _fault(down)
+    path_below = match["down"]
+    fault = None if path_below is None else _fault(path_below)
     if fault is not None:
         raise _refusal(entry.path, f"is a link to {target!r}, which {fault}")
 
@@ -223,7 +225,7 @@ def _refusal(path: str, why: str) -> DataStoreError:
 
 
 class WrittenFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A file that was written, with its `lstat` result of then."""
+    """A file that was written, with its `lstat` result after the write."""
 
     entry: Entry
     size: int
@@ -233,51 +235,60 @@ class WrittenFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def materialise(
-    base: str, tree: Tree, source: Source, kept: dict[str, WrittenFile], removed: list[str]
+    base: str,
+    tree: Tree,
+    source: Source,
+    unchanged_files: dict[str, WrittenFile],
+    removed_paths: list[str],
 ) -> list[WrittenFile]:
-    written = [entry for entry in tree.entries if entry.path not in kept]
-    _forget_byte_code(base, [*removed, *(entry.path for entry in written)])
-    for path in removed:
+    """Write a tree to a folder, with the two results of `compare`; returns all its files."""
+    new_entries = [entry for entry in tree.entries if entry.path not in unchanged_files]
+    _remove_byte_code(base, [*removed_paths, *(entry.path for entry in new_entries)])
+    for path in removed_paths:
         if not path.endswith("/"):
             _unlink(f"{base}/{path}")
-    _remove_empty_folders(base, removed)
-    return [*kept.values(), *(_write(base, entry, source) for entry in written)]
+    _remove_empty_folders(base, removed_paths)
+    return [*unchanged_files.values(), *(_write(base, entry, source) for entry in new_entries)]
 
 
 def compare(
     base: str, files: Sequence[WrittenFile], tree: Tree
 ) -> tuple[dict[str, WrittenFile], list[str]]:
-    """The files of a folder that may stay, untouched and as wanted, and the paths that must go."""
-    wanted = {entry.path: entry for entry in tree.entries}
-    kept: dict[str, WrittenFile] = {}
-    removed: list[str] = []
-    _remove_links_to_folders(base, [*wanted, *(file.entry.path for file in files)])
+    """Compare a folder with its record and with a tree.
+
+    Returns:
+        The files that are as recorded and as in the tree, by path, and the paths to remove.
+    """
+    entries = {entry.path: entry for entry in tree.entries}
+    unchanged_files: dict[str, WrittenFile] = {}
+    removed_paths: list[str] = []
+    _remove_links_to_folders(base, [*entries, *(file.entry.path for file in files)])
     for file in files:
         path = file.entry.path
-        entry = wanted.get(path)
+        entry = entries.get(path)
         if entry is None:
-            # Of a folder that user code wrote to, its files stay.
-            removed.append(f"{path}/" if file.entry.mode == "folder" else path)
+            # A folder of the record was empty; files that user code wrote to it stay.
+            removed_paths.append(f"{path}/" if file.entry.mode == "folder" else path)
             continue
         if entry != file.entry:
             continue
         try:
-            facts = os.lstat(f"{base}/{path}")
+            file_stat = os.lstat(f"{base}/{path}")
         except (FileNotFoundError, NotADirectoryError):
             continue
         if (
-            facts.st_ctime_ns == file.ctime_ns
-            and facts.st_mtime_ns == file.mtime_ns
-            and facts.st_size == file.size
-            and facts.st_ino == file.inode
+            file_stat.st_ctime_ns == file.ctime_ns
+            and file_stat.st_mtime_ns == file.mtime_ns
+            and file_stat.st_size == file.size
+            and file_stat.st_ino == file.inode
         ):
-            kept[path] = file
-    return kept, removed
+            unchanged_files[path] = file
+    return unchanged_files, removed_paths
 
 
 def _remove_links_to_folders(base: str, paths: Iterable[str]) -> None:
     """Remove links that user code has put in place of folders of the tree."""
-    # Those above first: nothing is ever reached through a link.
+    # Upper folders first, so that no path is ever reached through a link.
     for folder in sorted(_folders(paths)):
         try:
             if not stat.S_ISDIR(os.lstat(f"{base}/{folder}").st_mode):
@@ -309,8 +320,10 @@ def _write(base: str, entry: Entry, source: Source) -> WrittenFile:
 
 
 def _written(entry: Entry, path: str) -> WrittenFile:
-    facts = os.lstat(path)
-    return WrittenFile(entry, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino)
+    file_stat = os.lstat(path)
+    return WrittenFile(
+        entry, file_stat.st_size, file_stat.st_mtime_ns, file_stat.st_ctime_ns, file_stat.st_ino
+    )
 
 
 def _create(temporary: str, entry: Entry, source: Source) -> None:
@@ -326,13 +339,13 @@ def _create(temporary: str, entry: Entry, source: Source) -> None:
                 f"the blob of {entry.path!r} has {length} bytes; the tree says {entry.size}"
             )
         for piece in pieces:
-            left = memoryview(piece)
-            while left:
-                left = left[file.write(left) :]
+            unwritten = memoryview(piece)
+            while unwritten:
+                unwritten = unwritten[file.write(unwritten) :]
 
 
 def _make_folder(base: str, folder: str) -> None:
-    """Make a folder and those above it; what user code has put in the way goes."""
+    """Make a folder and its parents; a file that user code has put in their place is removed."""
     path = base
     for name in folder.split("/") if folder else ():
         path = f"{path}/{name}"
@@ -354,7 +367,7 @@ def _unlink(path: str) -> None:
 
 
 def _remove_empty_folders(base: str, removed: Iterable[str]) -> None:
-    """Remove the folders that removed files have left empty: one would be a namespace package."""
+    """Remove folders that are empty without the removed files: Python could import them."""
     for folder in sorted({path.rpartition("/")[0] for path in removed}, reverse=True):
         while folder:
             for empty in (f"{base}/{folder}/__pycache__", f"{base}/{folder}"):
@@ -365,7 +378,7 @@ def _remove_empty_folders(base: str, removed: Iterable[str]) -> None:
             folder = folder.rpartition("/")[0]
 
 
-def _forget_byte_code(base: str, paths: Iterable[str]) -> None:
+def _remove_byte_code(base: str, paths: Iterable[str]) -> None:
     modules: dict[str, set[str]] = {}
     for path in paths:
         if path.endswith(".py"):
@@ -374,13 +387,13 @@ def _forget_byte_code(base: str, paths: Iterable[str]) -> None:
     for folder, names in modules.items():
         cache = f"{base}/{folder}/__pycache__" if folder else f"{base}/__pycache__"
         try:
-            found = [] if os.path.islink(cache) else os.listdir(cache)
+            byte_code_files = [] if os.path.islink(cache) else os.listdir(cache)
         except (FileNotFoundError, NotADirectoryError):
             continue
-        for file in found:
+        for byte_code_file in byte_code_files:
             # <module>.<interpreter>[.opt-N].pyc
-            if _module_of(file) in names:
-                _unlink(f"{cache}/{file}")
+            if _module_of(byte_code_file) in names:
+                _unlink(f"{cache}/{byte_code_file}")
 
 
 def _module_of(byte_code: str) -> str:

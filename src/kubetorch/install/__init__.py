@@ -2,6 +2,6 @@
 
     chart (values, templates) ──► objects ──► releases ──► apply, readiness, remove
 
-The chart is the one that helm installs. What helm does for it is done here without helm: its
-templates are rendered by a subset of Go's, and what was applied is recorded in the cluster.
+The chart is the one that helm installs. Here it is installed without helm: its templates are
+rendered by a subset of Go's, and the applied objects are recorded in the cluster.
 """

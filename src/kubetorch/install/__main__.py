@@ -23,13 +23,13 @@ TIMEOUT = 240.0
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Remove it; the exit status."""
+    """Remove the objects; return the exit status."""
     parser = argparse.ArgumentParser(prog="kubetorch.install", description=__doc__)
     parser.add_argument("--namespace", required=True, help="where Kubetorch is installed")
     parser.add_argument("--watched", action="append", default=[], help="one of watchNamespaces")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        asyncio.run(_remove(given.namespace, given.watched))
+        asyncio.run(_remove(options.namespace, options.watched))
     except KubetorchError as error:
         _say(str(error))
         return 1
@@ -41,10 +41,10 @@ async def _remove(namespace: str, watched: list[str]) -> None:
         scope = await remove.scope_of(client, watched, namespace)
         removal = Removal(namespace, scope, TIMEOUT, contents_only=True)
         done = await remove.remove(client, removal, (), _say)
-    for item in (*done.kept.volumes, *done.kept.secrets):
-        _say(f"left {item}, which a user made")
-    for one in done.others:
-        _say(f"left the kind KubetorchWorkload for {one}")
+    for user_object in (*done.user_objects.volumes, *done.user_objects.secrets):
+        _say(f"left {user_object}, which a user made")
+    for definition_user in done.definition_users:
+        _say(f"left the kind KubetorchWorkload for {definition_user}")
 
 
 def _say(text: str) -> None:

@@ -1,7 +1,7 @@
-"""Applying a chart to a cluster: in order, and what it no longer has is deleted.
+"""Applies a chart to a cluster: its objects in order; objects of the former chart are deleted.
 
-An upgrade keeps the values that were given before. An image is the exception: its tag or digest is
-that of the version before, which with the kind and the roles of another one is no version at all.
+An upgrade keeps the values of the former release, but for the image of another version: a
+controller needs the kind and the roles of its own version.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from kubetorch.k8s.informers import Informer
 from kubetorch.k8s.resources import Object, Ref, Selection, version
 from kubetorch.wire import versions
 
-#: Told what is going on, a line each.
+#: Called with a line of text for each change.
 Report = Callable[[str], object]
-#: What is `kept` was given up, for whoever wants it.
+#: A `kept` object stays in the cluster, and belongs to no installation any more.
 Change = Literal["created", "changed", "unchanged", "deleted", "kept"]
 
 #: Seconds that the API server may take to serve a definition.
-_ESTABLISHED = 30.0
+_ESTABLISH_TIMEOUT = 30.0
 
 
 @dataclass(frozen=True)
@@ -51,15 +51,17 @@ async def apply(
 ) -> Applied:
     objects = chart.render(values, namespace=namespace)
     former = await releases.load(client, namespace)
-    there = await asyncio.gather(*(get(client, Item.of(one)) for one in objects))
+    present_objects = await asyncio.gather(
+        *(get(client, Item.of(manifest)) for manifest in objects)
+    )
     verb = "upgrade" if former else "install"
-    for found in there:
-        if found is not None:
-            releases.check(found, namespace, verb=verb)
-            if found["metadata"].get("deletionTimestamp"):
-                # As during an uninstall: what is changed now would go all the same.
+    for present_object in present_objects:
+        if present_object is not None:
+            releases.check(present_object, namespace, verb=verb)
+            if present_object["metadata"].get("deletionTimestamp"):
+                # As during an uninstall: a changed object would be deleted all the same.
                 raise InstallError(
-                    f"{Item.of(found)} is being deleted", hint="try again when it is gone"
+                    f"{Item.of(present_object)} is being deleted", hint="try again when it is gone"
                 )
     await _check_namespaces(client, objects, namespace)
     await scope.check(client, namespace, Scope.of(chart.values(values)["watchNamespaces"]))
@@ -67,16 +69,16 @@ async def apply(
         namespace,
         str(chart.about["version"]),
         dict(values),
-        tuple(Item.of(one) for one in objects),
+        tuple(Item.of(manifest) for manifest in objects),
     )
     earlier = former.items if former else ()
     await ensure_namespace(client, namespace, report)
     await releases.save(client, release.with_former(earlier))
     changes: dict[Item, Change] = {}
-    for one, before in zip(objects, there, strict=True):
-        changes[Item.of(one)] = change = await _apply(client, one, before)
+    for manifest, before in zip(objects, present_objects, strict=True):
+        changes[Item.of(manifest)] = change = await _apply(client, manifest, before)
         if change != "unchanged":
-            report(f"{change} {Item.of(one)}")
+            report(f"{change} {Item.of(manifest)}")
     for item in reversed(release.without(earlier)):
         change_of_former = await _remove(client, item, namespace)
         if change_of_former != "unchanged":
@@ -87,20 +89,22 @@ async def apply(
 
 
 async def _check_namespaces(client: Client, objects: list[Object], namespace: str) -> None:
-    """Refuse values that name a namespace which is not there, before anything is applied."""
-    named = {one["metadata"].get("namespace") for one in objects} - {None, namespace}
-    for other in sorted(named):
-        if await get(client, Item("v1", "Namespace", "", other)) is None:
+    """Refuse values that name an absent namespace, before any object is applied."""
+    namespaces = {manifest["metadata"].get("namespace") for manifest in objects}
+    namespaces -= {None, namespace}
+    for other_namespace in sorted(namespaces):
+        if await get(client, Item("v1", "Namespace", "", other_namespace)) is None:
             raise InstallError(
-                f"there is no namespace {other!r}",
-                hint=f"kubectl create namespace {other}, or take it out of watchNamespaces",
+                f"there is no namespace {other_namespace!r}",
+                hint=f"kubectl create namespace {other_namespace}, or take it out of "
+                "watchNamespaces",
             )
 
 
 async def _apply(client: Client, manifest: Object, before: Object | None) -> Change:
     after = await client.apply(manifest, force=True)
     if manifest["kind"] == "CustomResourceDefinition":
-        await _established(client, manifest)
+        await _wait_until_established(client, manifest)
     if before is None:
         return "created"
     return "unchanged" if version(before) == version(after) else "changed"
@@ -115,7 +119,7 @@ def namespace_manifest(namespace: str) -> Object:
             "labels": {
                 releases.MANAGED_BY: releases.OURS,
                 releases.INSTALL_NAMESPACE: namespace,
-                # All that the chart runs keeps to it.
+                # All pods of the chart comply with it.
                 "pod-security.kubernetes.io/warn": "restricted",
             },
         },
@@ -123,54 +127,58 @@ def namespace_manifest(namespace: str) -> Object:
 
 
 async def ensure_namespace(client: Client, namespace: str, report: Report) -> None:
-    """Make a namespace if there is none; one that is there is left as it is."""
+    """Make a namespace if it is absent; a present namespace is left as it is."""
     manifest = namespace_manifest(namespace)
-    found = await get(client, Item.of(manifest))
-    if found is None:
+    present_namespace = await get(client, Item.of(manifest))
+    if present_namespace is None:
         await client.create(manifest)
         report(f"created Namespace {namespace}")
-    elif found["metadata"].get("deletionTimestamp"):
+    elif present_namespace["metadata"].get("deletionTimestamp"):
         raise InstallError(
             f"the namespace {namespace} is being deleted", hint="try again when it is gone"
         )
 
 
-async def _established(client: Client, manifest: Object) -> None:
+async def _wait_until_established(client: Client, manifest: Object) -> None:
     """Wait until the API server serves a definition."""
     ref = await find(client, Item.of(manifest))
     assert ref is not None
     selection = Selection(ref.resource, fields=f"metadata.name={ref.name}")
     try:
-        async with Informer(client, selection) as there:
-            await there.until(
-                lambda found: any(map(_is_established, found.values())), timeout=_ESTABLISHED
+        async with Informer(client, selection) as informer:
+            await informer.until(
+                lambda definitions: any(map(_is_established, definitions.values())),
+                timeout=_ESTABLISH_TIMEOUT,
             )
     except TimeoutError as error:
         raise InstallError(
-            f"{Item.of(manifest)} was not established within {_ESTABLISHED:g} s",
+            f"{Item.of(manifest)} was not established within {_ESTABLISH_TIMEOUT:g} s",
             hint="kubectl describe crd says why",
         ) from error
 
 
-def _is_established(found: Object) -> bool:
-    conditions = (found.get("status") or {}).get("conditions") or []
-    return any(one["type"] == "Established" and one["status"] == "True" for one in conditions)
+def _is_established(definition: Object) -> bool:
+    conditions = (definition.get("status") or {}).get("conditions") or []
+    return any(
+        condition["type"] == "Established" and condition["status"] == "True"
+        for condition in conditions
+    )
 
 
 async def _remove(client: Client, item: Item, namespace: str) -> Change:
-    """Delete an object that the installation had, if it is there and ours."""
+    """Delete an object that the former chart had, if it is present and ours."""
     ref = await find(client, item)
     if ref is None:
         return "unchanged"
     try:
-        found = await client.get(ref)
-        if not releases.is_of(found, namespace):
+        present_object = await client.get(ref)
+        if not releases.is_of(present_object, namespace):
             return "unchanged"
         if item.is_same_as(releases.DEFINITION):
-            # All services of the cluster would go with it.
-            await releases.give_up(client, found)
+            # All services of the cluster would be deleted with it.
+            await releases.give_up(client, present_object)
             return "kept"
-        await client.delete(ref, preconditions={"uid": found["metadata"]["uid"]})
+        await client.delete(ref, preconditions={"uid": present_object["metadata"]["uid"]})
     except KubernetesNotFoundError:
         return "unchanged"
     return "deleted"
@@ -186,7 +194,7 @@ async def find(client: Client, item: Item) -> Ref | None:
 
 
 async def get(client: Client, item: Item) -> Object | None:
-    """An object; `None` when it is not there."""
+    """An object; `None` when it is absent."""
     ref = await find(client, item)
     if ref is None:
         return None
@@ -208,49 +216,59 @@ def check_version(chart: Chart, former: Release) -> None:
         )
 
 
-def keep(chart: Chart, former: Release, given: Values) -> Values:
-    """Values over those that were given before."""
-    found = values.layered(former.values, given)
-    now = set(chart.faults(given))
-    if kept := [one for one in chart.faults(found) if one not in now]:
+def keep(chart: Chart, former: Release, new_values: Values) -> Values:
+    """The new values over those of the former release.
+
+    Raises:
+        ConfigError: The chart has no place for a former value.
+        InstallError: The image is of the former version.
+    """
+    layered_values = values.layered(former.values, new_values)
+    new_faults = set(chart.faults(new_values))
+    if old_faults := [fault for fault in chart.faults(layered_values) if fault not in new_faults]:
         raise ConfigError(
             f"values that were given to the installed {former.version} cannot be used by "
-            f"{chart.about['version']}:\n  " + "\n  ".join(kept),
+            f"{chart.about['version']}:\n  " + "\n  ".join(old_faults),
             hint=f"kt upgrade -n {former.namespace} --set KEY=null forgets one of them, "
             "--reset-values all values that were given before",
         )
-    _check_image(chart, former, given)
-    return found
+    _check_image(chart, former, new_values)
+    return layered_values
 
 
-def _check_image(chart: Chart, former: Release, given: Values) -> None:
-    """Refuse to leave an installation of one version with the image of another."""
+def _check_image(chart: Chart, former: Release, new_values: Values) -> None:
+    """Refuse to upgrade an installation whose values name the image of the former version."""
     if former.version == chart.about["version"]:
         return
     ours = str(chart.about["appVersion"])
-    found = values.merged(chart.defaults, values.layered(former.values, given))["image"]
-    decides = "digest" if found.get("digest") else "tag"
-    if decides in (given.get("image") or {}) or found.get(decides) in (None, "", ours):
+    image = values.merged(chart.defaults, values.layered(former.values, new_values))["image"]
+    decides = "digest" if image.get("digest") else "tag"
+    if decides in (new_values.get("image") or {}) or image.get(decides) in (None, "", ours):
         return
-    present = values.written(found, ours)
+    present = values.image_reference(image, ours)
     raise InstallError(
         f"the image {present} was given to the installed {former.version}; Kubetorch {ours} needs "
         "its own",
-        hint=f"kt upgrade -n {former.namespace} {_images(chart, former, given)} once that is "
-        f"there, or --reset-values for the chart's own; --image {present} keeps the present one",
+        hint=f"kt upgrade -n {former.namespace} {_image_options(chart, former, new_values)} once "
+        f"that is there, or --reset-values for the chart's own; --image {present} keeps the "
+        "present one",
     )
 
 
-def _images(chart: Chart, former: Release, given: Values) -> str:
-    """The options that name the images of the new version where the old ones were."""
+def _image_options(chart: Chart, former: Release, new_values: Values) -> str:
+    """The options of `kt upgrade` that name the images of the new version in the same registry."""
     ours = str(chart.about["appVersion"])
-    found: list[str] = []
+    options: list[str] = []
     for option, key in (("--image", "image"), ("--pod-image", "podImage")):
-        image = {**chart.defaults[key], **(former.values.get(key) or {}), **(given.get(key) or {})}
+        image = {
+            **chart.defaults[key],
+            **(former.values.get(key) or {}),
+            **(new_values.get(key) or {}),
+        }
         tag = str(image["tag"] or "")
         is_of_version = former.version in tag
         # An image for pods may be anything; one with Kubetorch's version in its tag is Kubetorch's.
-        if key == "image" or (is_of_version and key not in given):
+        if key == "image" or (is_of_version and key not in new_values):
             new = tag.replace(former.version, ours) if is_of_version else ours
-            found.append(f"{option} {image['repository']}:{new}")
-    return " ".join(found)
+            options.append(f"{option} {image['repository']}:{new}")
+    return " ".join(options)

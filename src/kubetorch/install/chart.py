@@ -1,4 +1,4 @@
-"""The chart of this package, rendered with values into objects. Reads files and nothing else."""
+"""The chart of this package, rendered with values into objects. It only reads files."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from kubetorch.install.values import Values
 
 Object = dict[str, Any]
 
-#: Where the chart lies.
+#: Folder of the chart.
 FOLDER = Path(__file__).parents[1] / "chart"
-#: What `kt install` calls its release, and what it is called on the objects.
+#: Values of helm's `.Release.Name` and `.Release.Service` in a chart that `kt install` applies.
 RELEASE = "kubetorch"
 SERVICE = "kubetorch"
 _HOOK = "helm.sh/hook"
@@ -65,50 +65,60 @@ class Chart:
             {f"templates/{path.name}": path.read_text(encoding="utf-8") for path in files}
         )
 
-    def values(self, given: Mapping[str, Any]) -> Values:
-        """All values, those given over the chart's own."""
-        if wrong := self.faults(given):
+    def values(self, user_values: Mapping[str, Any]) -> Values:
+        """All values: the user's over the chart's defaults."""
+        if faults := self.faults(user_values):
             raise ConfigError(
-                "values of the chart cannot be used:\n  " + "\n  ".join(wrong),
+                "values of the chart cannot be used:\n  " + "\n  ".join(faults),
                 hint=f"{self.folder / 'values.yaml'} has all values with what they mean",
             )
-        return values.merged(self.defaults, given)
+        return values.merged(self.defaults, user_values)
 
-    def faults(self, given: Mapping[str, Any]) -> list[str]:
-        """The given values that the schema refuses, each with its path."""
+    def faults(self, user_values: Mapping[str, Any]) -> list[str]:
+        """A line for each of the user's values that the schema refuses, with its path."""
         schema = json.loads((self.folder / "values.schema.json").read_text(encoding="utf-8"))
-        today = {key: value for key, value in given.items() if key not in earlier_values.SECTIONS}
-        return earlier_values.faults(given) + values.faults(
-            schema, values.merged(self.defaults, today)
+        current_values = {
+            key: value for key, value in user_values.items() if key not in earlier_values.SECTIONS
+        }
+        return earlier_values.faults(user_values) + values.faults(
+            schema, values.merged(self.defaults, current_values)
         )
 
-    def render(self, given: Mapping[str, Any], *, namespace: str) -> list[Object]:
+    def render(self, user_values: Mapping[str, Any], *, namespace: str) -> list[Object]:
         """The objects of an installation, in the order in which they are applied.
 
-        What the chart has for helm's hooks is not among them.
+        Objects for helm's hooks are not among them.
         """
-        data = self._data(given, namespace)
-        found: list[Object] = []
+        data = self._template_data(user_values, namespace)
+        manifests: list[Object] = []
         for path in sorted((self.folder / "templates").glob("*.yaml")):
             name = f"templates/{path.name}"
             text = self.templates.render(name, data)
             try:
-                found += [one for one in yaml.safe_load_all(text) if one]
+                manifests += [document for document in yaml.safe_load_all(text) if document]
             except yaml.YAMLError as error:
                 raise InstallError(f"{name} renders to what is no YAML: {error}") from error
-        applied = [one for one in found if _HOOK not in (one["metadata"].get("annotations") or {})]
+        applied = [
+            manifest
+            for manifest in manifests
+            if _HOOK not in (manifest["metadata"].get("annotations") or {})
+        ]
         return sorted(applied, key=_rank)
 
-    def image(self, given: Mapping[str, Any]) -> str:
-        return values.written(self.values(given)["image"], str(self.about["appVersion"]))
+    def image(self, user_values: Mapping[str, Any]) -> str:
+        return values.image_reference(
+            self.values(user_values)["image"], str(self.about["appVersion"])
+        )
 
-    def notes(self, given: Mapping[str, Any], *, namespace: str) -> str:
-        return self.templates.render("templates/NOTES.txt", self._data(given, namespace))
+    def notes(self, user_values: Mapping[str, Any], *, namespace: str) -> str:
+        return self.templates.render(
+            "templates/NOTES.txt", self._template_data(user_values, namespace)
+        )
 
-    def _data(self, given: Mapping[str, Any], namespace: str) -> dict[str, Any]:
+    def _template_data(self, user_values: Mapping[str, Any], namespace: str) -> dict[str, Any]:
         about = {key[:1].upper() + key[1:]: value for key, value in self.about.items()}
         release = {"Name": RELEASE, "Namespace": namespace, "Service": SERVICE}
-        return {"Values": self.values(given), "Chart": about, "Release": release}
+        return {"Values": self.values(user_values), "Chart": about, "Release": release}
 
 
 def _rank(manifest: Object) -> tuple[int, str]:
@@ -117,7 +127,7 @@ def _rank(manifest: Object) -> tuple[int, str]:
 
 
 def _yaml(path: Path) -> Mapping[str, Any]:
-    found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    if not isinstance(found, Mapping):
+    document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if not isinstance(document, Mapping):
         raise InstallError(f"{path} is no mapping")
-    return found
+    return document

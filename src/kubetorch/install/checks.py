@@ -5,8 +5,8 @@
 
 With `api_url` the controller answers there, whatever the API server says to this user.
 
-Each thing that is broken comes with the next step. What cannot be looked at without further rights
-is left out and said so.
+Each broken part comes with the next step. A check that needs further rights is skipped, and the
+finding says so.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kubetorch.manifests.kinds import KINDS
 
 #: `note` is no fault, but worth knowing; `skipped` was not looked at.
 State = Literal["ok", "note", "broken", "skipped"]
-#: What the user needs in the namespace of their services: verb, group, resource, for what.
+#: Rights that the user needs in the namespace of their services: verb, group, resource.
 NEEDED = (
     ("list", "kubetorch.com", "kubetorchworkloads"),
     ("create", "kubetorch.com", "kubetorchworkloads"),
@@ -36,7 +36,7 @@ NEEDED = (
     ("get", "kubetorch.com", "kubetorchworkloads/logs"),
     ("create", "", "pods/portforward"),
 )
-#: And in that of the installation, to reach the controller.
+#: Rights in the namespace of the installation, to reach the controller.
 NEEDED_TO_REACH = (("list", "", "pods"), ("create", "", "pods/portforward"))
 
 _NODES = Resource("", "v1", "nodes", "Node", is_namespaced=False)
@@ -49,16 +49,16 @@ _DEFINITIONS = Resource(
     is_namespaced=False,
 )
 _ADMINISTRATOR = "kubetorch-admin"
-#: Groups of kinds that Kubetorch knows, and what those of Kubernetes' own parts end with.
+#: Groups of kinds that Kubetorch knows, and suffixes of the groups of Kubernetes' own parts.
 _KNOWN_GROUPS = frozenset(kind.group for kind in KINDS.values()) | {"kubetorch.com"}
-_OF_OTHERS = ("k8s.io", "knative.dev")
-#: Kinds that are looked at, and those that are named.
-_LOOKED_AT, _SHOWN = 50, 5
+_KNOWN_GROUP_SUFFIXES = ("k8s.io", "knative.dev")
+#: Most kinds that are checked, and that a finding names.
+_MAX_CHECKED_KINDS, _MAX_SHOWN_KINDS = 50, 5
 _DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
 _POD_IMAGE = "KT_DEFAULT_IMAGE"
-_OLDEST = (1, 28)
+_OLDEST_VERSION = (1, 28)
 _PYTHON = "/kubetorch/bin/python"
-_RESOLVE = "import socket, sys; socket.getaddrinfo(sys.argv[1], 8080)"
+_RESOLVE_PROGRAM = "import socket, sys; socket.getaddrinfo(sys.argv[1], 8080)"
 #: Seconds for a program in the controller's pod.
 _EXEC_TIMEOUT = 15.0
 
@@ -74,48 +74,52 @@ class Finding:
 async def cluster(
     client: Client, namespace: str, install_namespace: str, *, api_url: str | None = None
 ) -> list[Finding]:
-    """Look at all that the API server knows."""
-    server = await _guarded("API server", lambda: _server(client))
+    """Run all checks that ask the API server."""
+    server = await _guarded("API server", lambda: _check_server(client))
     if server.state == "broken":
-        # Who comes through an ingress may well have no other way in.
+        # A user of an ingress may have no access to the API server.
         aside = "not needed with api_url; what only it knows is not looked at"
         return [server if api_url is None else replace(server, state="note", hint=aside)]
-    found = [server]
-    needed = NEEDED if api_url is None else [one for one in NEEDED if one not in NEEDED_TO_REACH]
-    found += await asyncio.gather(
-        _guarded("rights", lambda: _rights(client, namespace, needed)),
-        _guarded("way to the controller", lambda: _way(client, install_namespace, api_url)),
-        _guarded("kind KubetorchWorkload", lambda: _kind(client)),
-        _guarded("controller", lambda: _controller(client, install_namespace)),
-        _guarded("DNS", lambda: _dns(client, install_namespace)),
-        _guarded("storage class", lambda: _storage(client)),
-        _guarded("kinds of your own", lambda: _own_kinds(client, namespace, install_namespace)),
-        _guarded("images", lambda: _images(client, install_namespace)),
+    findings = [server]
+    needed = (
+        NEEDED if api_url is None else [right for right in NEEDED if right not in NEEDED_TO_REACH]
     )
-    return found
+    findings += await asyncio.gather(
+        _guarded("rights", lambda: _check_rights(client, namespace, needed)),
+        _guarded("way to the controller", lambda: _check_reach(client, install_namespace, api_url)),
+        _guarded("kind KubetorchWorkload", lambda: _check_kind(client)),
+        _guarded("controller", lambda: _check_controller(client, install_namespace)),
+        _guarded("DNS", lambda: _check_dns(client, install_namespace)),
+        _guarded("storage class", lambda: _check_storage(client)),
+        _guarded(
+            "kinds of your own", lambda: _check_unknown_kinds(client, namespace, install_namespace)
+        ),
+        _guarded("images", lambda: _check_images(client, install_namespace)),
+    )
+    return findings
 
 
-async def _guarded(check: str, look: Callable[[], Awaitable[Finding]]) -> Finding:
+async def _guarded(check: str, run_check: Callable[[], Awaitable[Finding]]) -> Finding:
     """A finding also when the API server refuses."""
     try:
-        return await look()
+        return await run_check()
     except KubernetesForbiddenError as error:
         return Finding(check, "skipped", f"you may not {error.verb} {error.resource}", error.hint)
     except KubetorchError as error:
         return Finding(check, "broken", error.message, error.hint)
 
 
-async def _server(client: Client) -> Finding:
+async def _check_server(client: Client) -> Finding:
     version = await client.server_version()
     server = client.access.cluster.server
     parts = version.removeprefix("v").split(".")
-    if tuple(int(part) for part in parts[:2] if part.isdigit()) < _OLDEST:
+    if tuple(int(part) for part in parts[:2] if part.isdigit()) < _OLDEST_VERSION:
         hint = "upgrade the cluster to Kubernetes 1.28 or later"
         return Finding("API server", "broken", f"{server} is of version {version}", hint)
     return Finding("API server", "ok", f"{server} answers, version {version}")
 
 
-async def _rights(
+async def _check_rights(
     client: Client,
     namespace: str,
     needed: Sequence[tuple[str, str, str]],
@@ -123,7 +127,7 @@ async def _rights(
     check: str = "rights",
     role: str = "--clusterrole kubetorch-edit",
 ) -> Finding:
-    allowed = await asyncio.gather(*(_may(client, namespace, *one) for one in needed))
+    allowed = await asyncio.gather(*(_may(client, namespace, *right) for right in needed))
     missing = [
         f"{verb} {resource}{'.' * bool(group)}{group}"
         for (verb, group, resource), is_allowed in zip(needed, allowed, strict=True)
@@ -139,12 +143,12 @@ async def _rights(
     return Finding(check, "broken", reason, hint)
 
 
-async def _way(client: Client, namespace: str, api_url: str | None) -> Finding:
+async def _check_reach(client: Client, namespace: str, api_url: str | None) -> Finding:
     check = "way to the controller"
     if api_url is not None:
         return Finding(check, "skipped", f"api_url is {api_url}")
     role = "--role kubetorch-reach"
-    return await _rights(client, namespace, NEEDED_TO_REACH, check=check, role=role)
+    return await _check_rights(client, namespace, NEEDED_TO_REACH, check=check, role=role)
 
 
 async def _may(client: Client, namespace: str, verb: str, group: str, resource: str) -> bool:
@@ -160,7 +164,7 @@ async def _may(client: Client, namespace: str, verb: str, group: str, resource: 
     return bool(((await client.create(review)).get("status") or {}).get("allowed"))
 
 
-async def _kind(client: Client) -> Finding:
+async def _check_kind(client: Client) -> Finding:
     check = "kind KubetorchWorkload"
     try:
         resource = await client.discovery.find("kubetorch.com/v1alpha1", "KubetorchWorkload")
@@ -170,7 +174,7 @@ async def _kind(client: Client) -> Finding:
     return Finding(check, "ok", f"{resource} of {resource.version} is served")
 
 
-async def _controller(client: Client, namespace: str) -> Finding:
+async def _check_controller(client: Client, namespace: str) -> Finding:
     try:
         deployment = await client.get(Ref(DEPLOYMENTS, NAME, namespace))
     except KubernetesNotFoundError:
@@ -178,7 +182,10 @@ async def _controller(client: Client, namespace: str) -> Finding:
         hint = f"kt install --namespace {namespace}; or set install_namespace to where it is"
         return Finding("controller", "broken", reason, hint)
     pods = (await client.list(Selection(PODS, namespace, LABELS))).items
-    states = ", ".join(f"{one['metadata']['name']}: {readiness.state_of(one)}" for one in pods)
+    states = ", ".join(
+        f"{controller_pod['metadata']['name']}: {readiness.state_of(controller_pod)}"
+        for controller_pod in pods
+    )
     if readiness.is_rolled_out(deployment):
         return Finding("controller", "ok", states)
     doom = readiness.refusal_of(deployment)
@@ -192,48 +199,59 @@ async def _controller(client: Client, namespace: str) -> Finding:
     return Finding("controller", "note" if ready else "broken", reason, hint)
 
 
-async def _dns(client: Client, namespace: str) -> Finding:
+async def _check_dns(client: Client, namespace: str) -> Finding:
     """Check that the controller's pod resolves the name by which pods find the controller."""
     name = f"{NAME}.{namespace}.svc.cluster.local"
     pods = (await client.list(Selection(PODS, namespace, LABELS))).items
-    running = [one for one in pods if readiness.state_of(one) == "ready"]
-    if not running:
+    ready_pods = [
+        controller_pod for controller_pod in pods if readiness.state_of(controller_pod) == "ready"
+    ]
+    if not ready_pods:
         return Finding("DNS", "skipped", "no pod of the controller is ready")
-    pod = Ref(PODS, running[0]["metadata"]["name"], namespace)
-    command = [_PYTHON, "-c", _RESOLVE, name]
+    pod = Ref(PODS, ready_pods[0]["metadata"]["name"], namespace)
+    command = [_PYTHON, "-c", _RESOLVE_PROGRAM, name]
     done = await pod_streams.run(client, pod, command, timeout=_EXEC_TIMEOUT)
     if done.exit_code == 0:
         return Finding("DNS", "ok", f"pods resolve {name}")
-    said = done.stderr.decode(errors="replace").strip().splitlines()
-    reason = f"the controller's pod cannot resolve {name}: {said[-1] if said else done.exit_code}"
+    error_lines = done.stderr.decode(errors="replace").strip().splitlines()
+    cause = error_lines[-1] if error_lines else done.exit_code
+    reason = f"the controller's pod cannot resolve {name}: {cause}"
     return Finding(
         "DNS", "broken", reason, "check the cluster's DNS: kubectl -n kube-system get pods"
     )
 
 
-async def _own_kinds(client: Client, namespace: str, install_namespace: str) -> Finding:
-    """Check that the controller may make what the cluster has of kinds unknown to Kubetorch.
+async def _check_unknown_kinds(client: Client, namespace: str, install_namespace: str) -> Finding:
+    """Check that the controller may make objects of the cluster's kinds unknown to Kubetorch.
 
-    Who comes with a certificate acts as the account of administrators, which needs the right too.
+    Users with a certificate act as the account of administrators, which needs the right too.
     """
     check = "kinds of your own"
-    found = [one["spec"] for one in (await client.list(Selection(_DEFINITIONS))).items]
-    own = [one for one in found if one["scope"] == "Namespaced" and not _is_known(one["group"])]
+    definitions = [
+        definition["spec"] for definition in (await client.list(Selection(_DEFINITIONS))).items
+    ]
+    unknown_kinds = [
+        definition
+        for definition in definitions
+        if definition["scope"] == "Namespaced" and not _is_known(definition["group"])
+    ]
     accounts = [f"{install_namespace}:{name}" for name in (NAME, _ADMINISTRATOR)]
     lacking: list[str] = []
-    for one in own[:_LOOKED_AT]:
-        plural, group = one["names"]["plural"], one["group"]
+    for definition in unknown_kinds[:_MAX_CHECKED_KINDS]:
+        plural, group = definition["names"]["plural"], definition["group"]
         attributes = {"namespace": namespace, "verb": "create", "group": group, "resource": plural}
         reviews = (_account_may(client, account, attributes) for account in accounts)
         if not all(await asyncio.gather(*reviews)):
             lacking.append(f"{plural}.{group}")
     if not lacking:
-        count = len(own)
+        count = len(unknown_kinds)
         return Finding(
             check, "ok", f"the controller may make {count}" if count else "there are none"
         )
     subjects = [f"--serviceaccount={account}" for account in accounts]
-    shown = ", ".join(lacking[:_SHOWN]) + (", …" if len(lacking) > _SHOWN else "")
+    shown = ", ".join(lacking[:_MAX_SHOWN_KINDS]) + (
+        ", …" if len(lacking) > _MAX_SHOWN_KINDS else ""
+    )
     reason = (
         f"for Compute.from_manifest the controller lacks the rule resources: [{shown}], "
         f"verbs: [{', '.join(failures.MAKER_VERBS)}] in namespace {namespace}"
@@ -243,7 +261,7 @@ async def _own_kinds(client: Client, namespace: str, install_namespace: str) -> 
 
 
 def _is_known(group: str) -> bool:
-    return group in _KNOWN_GROUPS or group.endswith(_OF_OTHERS)
+    return group in _KNOWN_GROUPS or group.endswith(_KNOWN_GROUP_SUFFIXES)
 
 
 async def _account_may(client: Client, account: str, attributes: dict[str, str]) -> bool:
@@ -264,30 +282,30 @@ async def _account_may(client: Client, account: str, attributes: dict[str, str])
     return bool(((await client.create(review)).get("status") or {}).get("allowed"))
 
 
-async def _storage(client: Client) -> Finding:
+async def _check_storage(client: Client) -> Finding:
     classes = (await client.list(Selection(_CLASSES))).items
     default = [
-        one["metadata"]["name"]
-        for one in classes
-        if (one["metadata"].get("annotations") or {}).get(_DEFAULT_CLASS) == "true"
+        storage_class["metadata"]["name"]
+        for storage_class in classes
+        if (storage_class["metadata"].get("annotations") or {}).get(_DEFAULT_CLASS) == "true"
     ]
     if default:
         return Finding("storage class", "ok", f"{default[0]} is the default")
-    names = ", ".join(one["metadata"]["name"] for one in classes)
+    names = ", ".join(storage_class["metadata"]["name"] for storage_class in classes)
     reason = f"none is the default; there are {names}" if names else "there is none"
     hint = "give kt.Volume a storage_class" if names else "volumes need one: install a provisioner"
     return Finding("storage class", "note", reason, hint)
 
 
-async def _images(client: Client, namespace: str) -> Finding:
+async def _check_images(client: Client, namespace: str) -> Finding:
     """Check that nodes have the images already; a node lists only some of its images."""
     deployment = await client.get(Ref(DEPLOYMENTS, NAME, namespace))
     container = deployment["spec"]["template"]["spec"]["containers"][0]
-    variables = {one["name"]: one.get("value") for one in container.get("env") or []}
-    wanted = [container["image"], variables.get(_POD_IMAGE)]
+    variables = {variable["name"]: variable.get("value") for variable in container.get("env") or []}
+    images = [container["image"], variables.get(_POD_IMAGE)]
     nodes = (await client.list(Selection(_NODES))).items
     lines = []
-    for image in filter(None, wanted):
+    for image in filter(None, images):
         having = sum(_has(node, image) for node in nodes)
         lines.append(f"{image} on {having} of {len(nodes)} nodes")
     return Finding("images", "ok", "; ".join(lines) + " (others pull it for their first pod)")
@@ -295,5 +313,5 @@ async def _images(client: Client, namespace: str) -> Finding:
 
 def _has(node: dict[str, Any], image: str) -> bool:
     images = (node.get("status") or {}).get("images") or []
-    names = [name for one in images for name in one.get("names") or []]
+    names = [name for node_image in images for name in node_image.get("names") or []]
     return any(name == image or name.endswith(f"/{image}") for name in names)

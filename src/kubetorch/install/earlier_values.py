@@ -1,6 +1,6 @@
-"""Values of the chart of 0.5, and what has taken their place. Pure.
+"""Values of the chart of 0.5, and their successors. Pure.
 
-A value that this table does not have lies below one of its sections, and takes the section's line.
+A value that this table does not have lies below one of its sections, and gets the section's line.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ WITHOUT_SUCCESSOR: Mapping[str, str] = {
 SECTIONS = frozenset(path.partition(".")[0] for path in (*SUCCESSORS, *WITHOUT_SUCCESSOR))
 
 
-def faults(given: Mapping[str, Any]) -> list[str]:
-    """A line for each value of the earlier chart, with the name of what took its place."""
-    earlier = _paths({key: given[key] for key in given if key in SECTIONS})
+def faults(user_values: Mapping[str, Any]) -> list[str]:
+    """A line for each value of the earlier chart, with its successor."""
+    earlier = _paths({key: user_values[key] for key in user_values if key in SECTIONS})
     return [f"{path} was a value of 0.5{_outcome(path)}" for path in earlier]
 
 

@@ -1,8 +1,8 @@
-"""Waiting until the controller runs as the chart says, or until it is certain that it will not.
+"""Waits until the controller runs as the chart says, or until it is certain that it will not.
 
-What failed before the wait began says nothing: the cause may have been put right since. So a pod
-that had failed by then is deleted, and a new one starts at once rather than after a back-off of
-minutes. A cluster that had refused pods by then is asked to make them again.
+A failure before the wait began says nothing: its cause may have been corrected since. So a pod that
+had failed by then is deleted, and a new pod starts at once rather than after a back-off of minutes.
+A cluster that had refused pods by then is made to retry.
 """
 
 from __future__ import annotations
@@ -28,27 +28,35 @@ from kubetorch.manifests import labels
 NAME = "kubetorch-controller"
 LABELS = "app.kubernetes.io/name=kubetorch,app.kubernetes.io/component=controller"
 #: Reasons of a waiting container with which it will never run.
-_HOPELESS = ("InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError")
-_PULLING = ("ErrImagePull", "ImagePullBackOff")
-#: Restarts after which a controller that ends counts as one that always ends.
-_RESTARTS = 2
+_HOPELESS_REASONS = ("InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError")
+_PULL_REASONS = ("ErrImagePull", "ImagePullBackOff")
+#: Restarts after which a controller that ended is certain to end again.
+_RESTART_LIMIT = 2
 _LAST_LINES = 15
 #: Seconds for the first lists.
-_LISTED = 30.0
-#: Seconds in which a cluster that is asked again makes the pods that it had refused.
-_AGAIN = 5.0
+_LIST_TIMEOUT = 30.0
+#: Seconds in which a cluster that retries makes the pods that it had refused.
+_RETRY_TIMEOUT = 5.0
 
 _REPLICA_SETS = Resource("apps", "v1", "replicasets", "ReplicaSet")
 _EVENTS = Resource("", "v1", "events", "Event")
-_REVISION = "deployment.kubernetes.io/revision"
-_HASH = "pod-template-hash"
-_WATCHED = "KT_WATCH_NAMESPACES"
+_REVISION_ANNOTATION = "deployment.kubernetes.io/revision"
+_HASH_LABEL = "pod-template-hash"
+_WATCHED_VARIABLE = "KT_WATCH_NAMESPACES"
 
 Report = Callable[[str], object]
 
 
 @dataclass(frozen=True)
 class Doom:
+    """The reason why the controller will certainly not get ready.
+
+    Attributes:
+        pod: The pod that fails; empty if the cluster makes no pod.
+        kind: The class of the error.
+        has_log: True if the end of the pod's log belongs to the message.
+    """
+
     pod: str
     message: str
     hint: str
@@ -59,22 +67,22 @@ class Doom:
 async def wait(client: Client, namespace: str, *, timeout: float, report: Report) -> None:
     """Wait until every replica of the controller is of the present generation and ready."""
     async with _watching(client, namespace) as watch:
-        said: set[str] = set()
-        stale, gone = watch.failed(), set[str]()
+        reported_states: set[str] = set()
+        stale, deleted_pods = watch.failed_pods(), set[str]()
         try:
             async with deadlines.timeout(timeout):
-                await _ask_again(client, namespace, watch, report)
+                await _retry_refused_pods(client, namespace, watch, report)
                 while not watch.is_ready:
-                    doom = watch.doom(gone)
+                    doom = watch.doom(deleted_pods)
                     if doom is not None:
                         if doom.pod not in stale or not await _delete(client, namespace, doom.pod):
-                            raise await _error(client, namespace, doom)
+                            raise await _error_of(client, namespace, doom)
                         report(f"deleted Pod {doom.pod}, which had failed before; a new one starts")
-                        gone.add(doom.pod)
+                        deleted_pods.add(doom.pod)
                         continue
                     # States that come and go are reported once.
-                    if (now := watch.progress()) not in said:
-                        said.add(now)
+                    if (now := watch.progress()) not in reported_states:
+                        reported_states.add(now)
                         report(now)
                     await watch.changes.wait()
         except TimeoutError as error:
@@ -85,27 +93,29 @@ async def wait(client: Client, namespace: str, *, timeout: float, report: Report
             ) from error
 
 
-async def _ask_again(client: Client, namespace: str, watch: _Watch, report: Report) -> None:
-    """Make a cluster that refused pods try again; by itself it would try minutes later."""
+async def _retry_refused_pods(
+    client: Client, namespace: str, watch: _Watch, report: Report
+) -> None:
+    """Make a cluster that refused pods retry at once; by itself it would retry minutes later."""
     if not watch.is_refused:
         return
     report("pods were refused before: the cluster is asked again")
-    for one in list(watch.replica_sets.objects.values()):
-        if refusal_of(one) is not None:
-            ref = Ref(_REPLICA_SETS, one["metadata"]["name"], namespace)
-            # Who may not ask waits as long; the error then names what is still refused.
+    for replica_set in list(watch.replica_sets.objects.values()):
+        if refusal_of(replica_set) is not None:
+            ref = Ref(_REPLICA_SETS, replica_set["metadata"]["name"], namespace)
+            # A user without this right waits as long; the error then names the refusal.
             with contextlib.suppress(KubetorchError):
                 await client.patch(
-                    ref, {"metadata": {"annotations": {labels.TRIED_AGAIN: version(one)}}}
+                    ref, {"metadata": {"annotations": {labels.TRIED_AGAIN: version(replica_set)}}}
                 )
     with contextlib.suppress(TimeoutError):
-        async with deadlines.timeout(_AGAIN):
+        async with deadlines.timeout(_RETRY_TIMEOUT):
             while watch.is_refused:
                 await watch.changes.wait()
 
 
 async def _delete(client: Client, namespace: str, pod: str) -> bool:
-    """Delete a pod; whether it is gone."""
+    """Delete a pod; return whether it is deleted."""
     try:
         await client.delete(Ref(PODS, pod, namespace))
     except KubernetesNotFoundError:
@@ -131,16 +141,16 @@ async def _watching(client: Client, namespace: str) -> AsyncIterator[_Watch]:
         changes,
     )
     async with contextlib.AsyncExitStack() as stack:
-        for one in (watch.deployments, watch.replica_sets, watch.pods, watch.events):
-            await stack.enter_async_context(one)
-        for one in (watch.deployments, watch.replica_sets, watch.pods):
-            await one.listed(timeout=_LISTED)
+        for object_informer in (watch.deployments, watch.replica_sets, watch.pods, watch.events):
+            await stack.enter_async_context(object_informer)
+        for object_informer in (watch.deployments, watch.replica_sets, watch.pods):
+            await object_informer.listed(timeout=_LIST_TIMEOUT)
         yield watch
 
 
 @dataclass(frozen=True)
 class _Watch:
-    """The controller's objects as they are."""
+    """The controller's objects, as watches have them."""
 
     deployments: Informer
     replica_sets: Informer
@@ -161,68 +171,70 @@ class _Watch:
 
     @property
     def is_refused(self) -> bool:
-        """True if the cluster is known to make no pods."""
+        """True if the cluster refuses to make the pods."""
         return self._deployment is not None and refusal_of(self._deployment) is not None
 
-    def failed(self) -> set[str]:
-        """The pods that have failed by now, though some of them may run again."""
+    def failed_pods(self) -> set[str]:
+        """Names of the pods that have failed so far, though some of them may run again."""
         return {
             str(pod["metadata"]["name"])
             for pod in self.pods.objects.values()
-            if doom_of(pod) is not None or _restarts(pod) >= _RESTARTS
+            if doom_of(pod) is not None or _restarts(pod) >= _RESTART_LIMIT
         }
 
-    def doom(self, gone: Collection[str] = ()) -> Doom | None:
-        """Why it will not get ready, if that is certain."""
+    def doom(self, deleted_pods: Collection[str] = ()) -> Doom | None:
+        """The reason why the controller will not get ready, if that is certain."""
         deployment = self._deployment
         if deployment is None or not _is_observed(deployment):
             return None
         newest = newest_hash(deployment, list(self.replica_sets.objects.values()))
         for pod in self._pods(newest):
-            if pod["metadata"]["name"] in gone:
+            if pod["metadata"]["name"] in deleted_pods:
                 continue
-            if (found := doom_of(pod, self._told(pod, "Failed"))) is not None:
-                return found
+            if (doom := doom_of(pod, self._event_messages(pod, "Failed"))) is not None:
+                return doom
         return refusal_of(deployment)
 
     def progress(self) -> str:
         deployment = self._deployment
         if deployment is None:
             return "waiting for the Deployment"
-        wanted = deployment["spec"].get("replicas", 1)
+        replicas = deployment["spec"].get("replicas", 1)
         ready = (deployment.get("status") or {}).get("readyReplicas", 0)
         newest = newest_hash(deployment, list(self.replica_sets.objects.values()))
         states = [f"{pod['metadata']['name']}: {self._state(pod)}" for pod in self._pods(newest)]
         leads = any(map(_leads, self.pods.objects.values()))
         states += [] if leads or not ready else ["none leads yet"]
-        return f"{ready} of {wanted} controllers ready" + "".join(f"; {one}" for one in states)
+        return f"{ready} of {replicas} controllers ready" + "".join(
+            f"; {state}" for state in states
+        )
 
     def _pods(self, template: str | None) -> list[Object]:
-        found = [
+        pods = [
             pod
             for pod in self.pods.objects.values()
-            if pod["metadata"].get("labels", {}).get(_HASH) == template
+            if pod["metadata"].get("labels", {}).get(_HASH_LABEL) == template
         ]
-        return sorted(found, key=lambda pod: str(pod["metadata"]["name"]))
+        return sorted(pods, key=lambda pod: str(pod["metadata"]["name"]))
 
     def _state(self, pod: Object) -> str:
         state = state_of(pod)
         if state in ("running", "ready"):
             return state
-        told = self._told(pod)
-        return f"{state} ({told[-1]})" if told else state
+        messages = self._event_messages(pod)
+        return f"{state} ({messages[-1]})" if messages else state
 
-    def _told(self, pod: Object, reason: str | None = None) -> list[str]:
+    def _event_messages(self, pod: Object, reason: str | None = None) -> list[str]:
         """The messages of events of a pod, the latest last."""
         uid = pod["metadata"]["uid"]
-        found = [
+        events = [
             event
             for event in self.events.objects.values()
             if (event.get("involvedObject") or {}).get("uid") == uid
             and reason in (None, event.get("reason"))
         ]
-        found.sort(key=lambda event: str(event.get("lastTimestamp") or ""))
-        return [str(event.get("message")) for event in found]
+        events.sort(key=lambda event: str(event.get("lastTimestamp") or ""))
+        return [str(event.get("message")) for event in events]
 
 
 def _leads(pod: Object) -> bool:
@@ -230,43 +242,43 @@ def _leads(pod: Object) -> bool:
 
 
 def _restarts(pod: Object) -> int:
-    found = (pod.get("status") or {}).get("containerStatuses") or []
-    return max((int(one.get("restartCount", 0)) for one in found), default=0)
+    statuses = (pod.get("status") or {}).get("containerStatuses") or []
+    return max((int(status.get("restartCount", 0)) for status in statuses), default=0)
 
 
 def is_rolled_out(deployment: Object) -> bool:
     """True if all replicas of a Deployment are of its present generation, and ready."""
     status = deployment.get("status") or {}
-    wanted = deployment["spec"].get("replicas", 1)
+    replicas = deployment["spec"].get("replicas", 1)
     counts = [status.get(name, 0) for name in ("replicas", "updatedReplicas", "availableReplicas")]
-    return _is_observed(deployment) and counts == [wanted] * 3
+    return _is_observed(deployment) and counts == [replicas] * 3
 
 
 def _is_observed(deployment: Object) -> bool:
-    seen = (deployment.get("status") or {}).get("observedGeneration", 0)
-    return bool(seen >= deployment["metadata"].get("generation", 0))
+    observed_generation = (deployment.get("status") or {}).get("observedGeneration", 0)
+    return bool(observed_generation >= deployment["metadata"].get("generation", 0))
 
 
 def watched(deployment: Object) -> list[str]:
-    """The namespaces to which a controller keeps; none if it works in all of them."""
+    """The namespaces that a controller watches; empty if it watches all of them."""
     container = deployment["spec"]["template"]["spec"]["containers"][0]
-    variables = {one["name"]: one.get("value") for one in container.get("env") or []}
-    return [name for name in (variables.get(_WATCHED) or "").split(",") if name]
+    variables = {variable["name"]: variable.get("value") for variable in container.get("env") or []}
+    return [name for name in (variables.get(_WATCHED_VARIABLE) or "").split(",") if name]
 
 
 def newest_hash(deployment: Object, replica_sets: list[Object]) -> str | None:
     """The hash that distinguishes pods of the present template from earlier pods."""
-    revision = _annotation(deployment)
-    for one in replica_sets:
-        if _annotation(one) == revision:
-            found: str | None = one["metadata"].get("labels", {}).get(_HASH)
-            return found
+    revision = _revision(deployment)
+    for replica_set in replica_sets:
+        if _revision(replica_set) == revision:
+            pod_hash: str | None = replica_set["metadata"].get("labels", {}).get(_HASH_LABEL)
+            return pod_hash
     return None
 
 
-def _annotation(manifest: Object) -> str | None:
-    found: Mapping[str, str] = manifest["metadata"].get("annotations") or {}
-    return found.get(_REVISION)
+def _revision(manifest: Object) -> str | None:
+    all_annotations: Mapping[str, str] = manifest["metadata"].get("annotations") or {}
+    return all_annotations.get(_REVISION_ANNOTATION)
 
 
 def state_of(pod: Object) -> str:
@@ -285,18 +297,22 @@ def state_of(pod: Object) -> str:
     return str(status.get("phase") or "Pending")
 
 
-def doom_of(pod: Object, told: Sequence[str] = ()) -> Doom | None:
-    """Why a pod of the controller will never run, as far as can be known.
+def doom_of(pod: Object, event_messages: Sequence[str] = ()) -> Doom | None:
+    """The reason why a pod of the controller will never run, if there is one.
 
-    A pull that failed counts at once, whatever the reason: whoever installs sits there and waits,
+    A failed pull counts at once, whatever its cause: the user who installs waits for the answer,
     and can install again.
     """
     name = pod["metadata"]["name"]
     for container in (pod.get("status") or {}).get("containerStatuses") or []:
         waiting = (container.get("state") or {}).get("waiting") or {}
         reason, message = waiting.get("reason"), str(waiting.get("message") or "")
-        if reason in _PULLING:
-            causes = [one for one in told if one.startswith("Failed to pull")]
+        if reason in _PULL_REASONS:
+            causes = [
+                event_message
+                for event_message in event_messages
+                if event_message.startswith("Failed to pull")
+            ]
             return Doom(
                 name,
                 f"the image {container['image']} cannot be pulled: {(causes or [message])[-1]}",
@@ -304,11 +320,11 @@ def doom_of(pod: Object, told: Sequence[str] = ()) -> Doom | None:
                 "needs imagePullSecrets, in a file with -f",
                 ImagePullError,
             )
-        if reason in _HOPELESS:
+        if reason in _HOPELESS_REASONS:
             return Doom(name, f"{name}: {reason}: {message}", "correct the values, then kt upgrade")
-        if container.get("restartCount", 0) >= _RESTARTS and not container.get("ready"):
-            ended = (container.get("lastState") or {}).get("terminated") or {}
-            words = f"{ended.get('reason')}, exit code {ended.get('exitCode')}"
+        if container.get("restartCount", 0) >= _RESTART_LIMIT and not container.get("ready"):
+            last_end = (container.get("lastState") or {}).get("terminated") or {}
+            words = f"{last_end.get('reason')}, exit code {last_end.get('exitCode')}"
             return Doom(
                 name,
                 f"the controller {name} ends again and again ({words})",
@@ -319,7 +335,7 @@ def doom_of(pod: Object, told: Sequence[str] = ()) -> Doom | None:
 
 
 def refusal_of(deployment: Object) -> Doom | None:
-    """Why the cluster makes no pod of a Deployment or ReplicaSet, such as a quota or a webhook."""
+    """The reason why the cluster makes no pod of a Deployment or ReplicaSet, such as a quota."""
     for condition in (deployment.get("status") or {}).get("conditions") or []:
         if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
             hint = "change what refuses it, or the values; then kt upgrade"
@@ -327,7 +343,7 @@ def refusal_of(deployment: Object) -> Doom | None:
     return None
 
 
-async def _error(client: Client, namespace: str, doom: Doom) -> KubetorchError:
+async def _error_of(client: Client, namespace: str, doom: Doom) -> KubetorchError:
     message = doom.message
     if doom.has_log:
         with contextlib.suppress(KubetorchError):

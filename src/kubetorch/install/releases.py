@@ -1,9 +1,9 @@
 """The installation, as the cluster remembers it: values, version, and every object.
 
-It is a ConfigMap of the install namespace. It is written before anything is applied, with what
-there was and what there will be, so the next command knows all of an installation that broke off.
+It is a ConfigMap of the install namespace. It is written before any object is applied, with the
+former and the new objects, so the next command knows all of an installation that broke off.
 
-The labels of an object say whose it is: this installation's, another one's, or helm's.
+The labels of an object name its owner: this installation, another installation, or helm.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NAME = "kubetorch-release"
 #: On every object of the chart: the namespace of the installation that it belongs to.
 INSTALL_NAMESPACE = "kubetorch.com/install-namespace"
 MANAGED_BY = "app.kubernetes.io/managed-by"
-#: What `MANAGED_BY` says on what we made.
+#: Value of `MANAGED_BY` on objects of `kt install`.
 OURS = "kubetorch"
 
 _CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap")
@@ -31,6 +31,8 @@ _CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap")
 
 @dataclass(frozen=True, order=True)
 class Item:
+    """One object of an installation, by kind and name."""
+
     api_version: str
     kind: str
     namespace: str
@@ -46,16 +48,16 @@ class Item:
         where = f" in namespace {self.namespace}" if self.namespace else ""
         return f"{self.kind} {self.name}{where}"
 
-    def is_same_as(self, other: Item) -> bool:
+    def is_same_as(self, other_item: Item) -> bool:
         """True if both are one object, perhaps in two versions of its kind."""
-        return self._key == other._key
+        return self._key == other_item._key
 
     @property
     def _key(self) -> tuple[str, ...]:
         return self.api_version.rpartition("/")[0], self.kind, self.namespace, self.name
 
 
-#: What defines the kind of workloads.
+#: The definition of the kind of workloads.
 DEFINITION = Item(
     "apiextensions.k8s.io/v1", "CustomResourceDefinition", "", "kubetorchworkloads.kubetorch.com"
 )
@@ -70,27 +72,27 @@ class Release:
 
     @property
     def watched(self) -> list[str]:
-        """The namespaces that its controller keeps to; none if it works in all of them.
+        """The namespaces that its controller watches; empty if it watches all of them.
 
-        They are taken as they were given: a chart of another version may refuse other values.
+        They are read from the user's values alone: a chart of another version may refuse others.
         """
         return list(self.values.get("watchNamespaces") or ())
 
     def with_former(self, items: Iterable[Item]) -> Release:
-        """This release, with objects of the one before that are still there."""
+        """This release, with the objects of the former release that are not yet deleted."""
         return replace(self, items=(*self.items, *self.without(items)))
 
     def without(self, items: Iterable[Item]) -> list[Item]:
-        return [one for one in items if not any(one.is_same_as(mine) for mine in self.items)]
+        return [item for item in items if not any(item.is_same_as(mine) for mine in self.items)]
 
 
 async def load(client: Client, namespace: str) -> Release | None:
     """Find the installation in a namespace; `None` without an installation."""
     try:
-        found = await client.get(Ref(_CONFIG_MAPS, NAME, namespace))
+        config_map = await client.get(Ref(_CONFIG_MAPS, NAME, namespace))
     except KubernetesNotFoundError:
         return None
-    data = found.get("data") or {}
+    data = config_map.get("data") or {}
     try:
         items = tuple(Item(*entry) for entry in json.loads(data["objects"]))
         return Release(namespace, data["version"], yaml.safe_load(data["values"]) or {}, items)
@@ -102,7 +104,7 @@ async def load(client: Client, namespace: str) -> Release | None:
 
 
 async def save(client: Client, release: Release) -> None:
-    entries = [[one.api_version, one.kind, one.namespace, one.name] for one in release.items]
+    entries = [[item.api_version, item.kind, item.namespace, item.name] for item in release.items]
     manifest = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -132,45 +134,45 @@ _RELEASE_NAME = "meta.helm.sh/release-name"
 _RELEASE_NAMESPACE = "meta.helm.sh/release-namespace"
 
 
-def labels(found: Object) -> Mapping[str, str]:
-    return found["metadata"].get("labels") or {}
+def labels(manifest: Object) -> Mapping[str, str]:
+    return manifest["metadata"].get("labels") or {}
 
 
-def owner(found: Object) -> str | None:
-    return labels(found).get(INSTALL_NAMESPACE)
+def owner(manifest: Object) -> str | None:
+    return labels(manifest).get(INSTALL_NAMESPACE)
 
 
-def is_of(found: Object, namespace: str, manager: str = OURS) -> bool:
+def is_of(manifest: Object, namespace: str, manager: str = OURS) -> bool:
     """True if `kt install`, or helm, made an object for the installation in that namespace."""
-    return labels(found).get(MANAGED_BY) == manager and owner(found) == namespace
+    return labels(manifest).get(MANAGED_BY) == manager and owner(manifest) == namespace
 
 
-async def give_up(client: Client, found: Object) -> None:
-    """Release an object, so that the next installation that wants it may take it."""
-    ref = Ref(await client.discovery.resource_of(found), found["metadata"]["name"])
+async def give_up(client: Client, manifest: Object) -> None:
+    """Remove the owner from an object, so that another installation may take it."""
+    ref = Ref(await client.discovery.resource_of(manifest), manifest["metadata"]["name"])
     marks = {MANAGED_BY: None, INSTALL_NAMESPACE: None}
     notes = {_RELEASE_NAME: None, _RELEASE_NAMESPACE: None}
     await client.patch(ref, {"metadata": {"labels": marks, "annotations": notes}})
 
 
-def check(found: Object, namespace: str, *, verb: str) -> None:
-    """Refuse an object that is somebody else's."""
-    item = Item.of(found)
-    if labels(found).get(MANAGED_BY) == HELM:
-        notes = found["metadata"].get("annotations") or {}
+def check(manifest: Object, namespace: str, *, verb: str) -> None:
+    """Refuse an object of another owner."""
+    item = Item.of(manifest)
+    if labels(manifest).get(MANAGED_BY) == HELM:
+        notes = manifest["metadata"].get("annotations") or {}
         release = notes.get(_RELEASE_NAME, "RELEASE")
         where = notes.get(_RELEASE_NAMESPACE, namespace)
         command = f"{verb} {release}"
-        if verb != "uninstall":  # it is there already
+        if verb != "uninstall":  # the helm release exists, so it is upgraded
             command = f"upgrade {release} CHART --reset-then-reuse-values"
         raise InstallError(
             f"{item} belongs to the helm release {release} in namespace {where}",
             hint=f"use helm {command} --namespace {where}",
         )
-    other = owner(found)
-    if other is not None and other != namespace:
+    other_owner = owner(manifest)
+    if other_owner is not None and other_owner != namespace:
         raise InstallError(
-            f"{item} belongs to the Kubetorch in namespace {other}",
-            hint=f"kt {verb} --namespace {other} works on that one; one more beside it needs "
+            f"{item} belongs to the Kubetorch in namespace {other_owner}",
+            hint=f"kt {verb} --namespace {other_owner} works on that one; one more beside it needs "
             "--set crd.create=false,rbac.userRoles=false and watchNamespaces of its own",
         )

@@ -3,8 +3,8 @@
     the controller ──► workloads, and what they own ──► what the controller made
       ──► what the chart made ──► the kind KubetorchWorkload ──► the namespace, if it is ours
 
-The kind stays, as nobody's, where others have services: those would go with it. The controller goes
-first: one that is at work would write down again what is deleted under it, and one that is dead is
+The kind stays, without an owner, where other installations have services, which would be deleted
+with it. The controller goes first: a live one would make deleted objects again, and a dead one is
 then no special case.
 
 Volumes and secrets of users stay unless the user says otherwise. An object that a user had before a
@@ -34,31 +34,31 @@ _SECRETS = Resource("", "v1", "secrets", "Secret")
 
 
 @dataclass(frozen=True)
-class Kept:
-    """The users' own."""
+class UserObjects:
+    """Volumes and secrets that users made."""
 
     volumes: tuple[Item, ...] = ()
     secrets: tuple[Item, ...] = ()
 
 
-async def find(client: Client, scope: Scope) -> Kept:
+async def find(client: Client, scope: Scope) -> UserObjects:
     volumes, secrets = await asyncio.gather(
         scope.list(client, _CLAIMS, labels.VOLUME), scope.list(client, _SECRETS, labels.SECRET_NAME)
     )
-    return Kept(_items(volumes), _items(secrets))
+    return UserObjects(_items_of(volumes), _items_of(secrets))
 
 
-def _items(found: list[Object]) -> tuple[Item, ...]:
-    return tuple(sorted(map(Item.of, found)))
+def _items_of(manifests: list[Object]) -> tuple[Item, ...]:
+    return tuple(sorted(map(Item.of, manifests)))
 
 
-#: Made by the controller in its own namespace.
-_OF_CONTROLLER = (
+#: Objects that the controller makes in its own namespace.
+_CONTROLLER_OBJECTS = (
     Item("v1", "Secret", "", "kubetorch-installation"),
     Item("coordination.k8s.io/v1", "Lease", "", NAME),
 )
 #: Requests that are under way at one time.
-_AT_ONCE = 8
+_MAX_CONCURRENT_REQUESTS = 8
 
 
 @dataclass(frozen=True)
@@ -75,29 +75,41 @@ class Removal:
 
 @dataclass
 class Removed:
+    """The result of a removal.
+
+    Attributes:
+        items: The deleted objects.
+        user_objects: Objects of users that stay.
+        definition_users: Workloads and installations that need the definition, which then stays.
+        leftovers: Objects in the namespace, which then stays.
+    """
+
     items: list[Item] = field(default_factory=list)
-    kept: Kept = field(default_factory=Kept)
-    others: list[str] = field(default_factory=list)
+    user_objects: UserObjects = field(default_factory=UserObjects)
+    definition_users: list[str] = field(default_factory=list)
     leftovers: list[str] = field(default_factory=list)
 
 
 async def scope_of(client: Client, watched: list[str], namespace: str) -> Scope:
-    """The namespaces whose workloads are an installation's.
+    """The namespaces whose workloads belong to an installation.
 
-    What another one names is that one's. Where the definition is another installation's, or
-    another one works in all namespaces too, only its own namespace is surely this one's, whatever
-    it was told.
+    A namespace that another installation names belongs to that one. Where the definition belongs to
+    another installation, or another installation watches all namespaces too, only the own namespace
+    surely belongs to it.
     """
-    others = [one.scope for one in await scope.others(client, namespace)]
-    taken = {name for one in others for name in one.namespaces or ()}
-    own = {namespace} - taken
+    other_scopes = [
+        installation.scope
+        for installation in await scope.find_other_installations(client, namespace)
+    ]
+    taken = {name for other_scope in other_scopes for name in other_scope.namespaces or ()}
+    own_namespace = {namespace} - taken
     if watched:
-        return Scope(tuple(sorted({*watched, *own})))
+        return Scope(tuple(sorted({*watched, *own_namespace})))
     definition = await apply.get(client, releases.DEFINITION)
     is_foreign = definition is not None and releases.owner(definition) not in (None, namespace)
-    if is_foreign or any(one.namespaces is None for one in others):
-        return Scope(tuple(own))
-    return Scope(without=frozenset(taken))
+    if is_foreign or any(other_scope.namespaces is None for other_scope in other_scopes):
+        return Scope(tuple(own_namespace))
+    return Scope(excluded=frozenset(taken))
 
 
 async def remove(
@@ -106,7 +118,7 @@ async def remove(
     run = _Run(client, removal, report)
     try:
         async with deadlines.timeout(removal.timeout):
-            return await run.all(list(items))
+            return await run.remove_all(list(items))
     except TimeoutError as error:
         raise InstallError(
             f"{run.waits_for or 'what was deleted'} is not gone within {removal.timeout:g} s",
@@ -119,100 +131,112 @@ class _Run:
         self._client = client
         self._removal = removal
         self._report = report
-        self._done = Removed()
-        self._limit = asyncio.Semaphore(_AT_ONCE)
+        self._removed = Removed()
+        self._limit = asyncio.Semaphore(_MAX_CONCURRENT_REQUESTS)
         self.waits_for = ""
 
-    async def all(self, items: list[Item]) -> Removed:
+    async def remove_all(self, items: list[Item]) -> Removed:
         removal, where = self._removal, self._removal.namespace
         await self._delete([Item("apps/v1", "Deployment", where, NAME)])
-        await self._workloads()
-        await self._managed()
+        await self._delete_workloads()
+        await self._delete_managed()
         if not removal.contents_only:
-            first = [one for one in reversed(items) if not one.is_same_as(releases.DEFINITION)]
-            await self._delete([one for one in first if await self._is_ours(one)])
-        # The definition goes last: while it is there, nothing refers to a kind that is not.
-        await self._definition()
+            chart_items = [
+                item for item in reversed(items) if not item.is_same_as(releases.DEFINITION)
+            ]
+            await self._delete([item for item in chart_items if await self._is_ours(item)])
+        # The definition goes last: while it exists, no object is of an undefined kind.
+        await self._delete_definition()
         await self._delete(
-            [Item(one.api_version, one.kind, where, one.name) for one in _OF_CONTROLLER]
+            [Item(item.api_version, item.kind, where, item.name) for item in _CONTROLLER_OBJECTS]
         )
-        await self._users()
+        await self._delete_user_objects()
         if not removal.contents_only:
             await releases.forget(self._client, where)
-            await self._namespace()
-        return self._done
+            await self._delete_namespace()
+        return self._removed
 
     # ------------------------------------------------------------------------------ workloads
 
-    async def _workloads(self) -> None:
-        """Delete workloads and wait until all that they own is gone."""
-        found = await self._removal.scope.workloads(self._client)
+    async def _delete_workloads(self) -> None:
+        """Delete workloads, and wait until all objects that they own are deleted."""
+        workloads = await self._removal.scope.workloads(self._client)
         await self._put_back(await self._find(labels.SERVICE, _is_taken_over))
         owned = await self._find(labels.SERVICE, _is_of_workload)
-        for one in found:
-            if one["metadata"].get("finalizers"):
-                ref = Ref(WORKLOADS, one["metadata"]["name"], one["metadata"]["namespace"])
+        for workload in workloads:
+            if workload["metadata"].get("finalizers"):
+                ref = Ref(
+                    WORKLOADS, workload["metadata"]["name"], workload["metadata"]["namespace"]
+                )
                 await self._client.patch(ref, {"metadata": {"finalizers": None}})
-        await self._delete([Item.of(one) for one in found])
-        await self._delete([Item.of(one) for one in owned])
+        await self._delete([Item.of(workload) for workload in workloads])
+        await self._delete([Item.of(owned_object) for owned_object in owned])
 
     async def _put_back(self, taken: list[Object]) -> None:
-        """Have objects that users had before their deploys be what they were."""
+        """Restore objects that users had before their deploys."""
         # Few installations have any.
         from kubetorch.controller.backends.kubernetes.apply import Applier  # noqa: PLC0415
 
         applier = Applier(self._client)
-        for one in taken:
-            left = await applier.delete_applied(await applier.ref(one))
-            if left is not None:
-                self._report(f"left {left}")
+        for taken_object in taken:
+            remaining = await applier.delete_applied(await applier.ref(taken_object))
+            if remaining is not None:
+                self._report(f"left {remaining}")
 
-    async def _managed(self) -> None:
-        """Delete what the controller made in the namespaces of workloads."""
+    async def _delete_managed(self) -> None:
+        """Delete the controller's objects in the namespaces of workloads."""
         selector = ",".join(f"{name}={value}" for name, value in labels.MANAGED.items())
-        found = await self._find(selector, _is_of_controller)
-        await self._delete([Item.of(one) for one in found])
+        manifests = await self._find(selector, _is_of_controller)
+        await self._delete([Item.of(manifest) for manifest in manifests])
 
-    async def _definition(self) -> None:
-        """Delete the definition, which takes every workload of the cluster along."""
-        found = await apply.get(self._client, releases.DEFINITION)
-        if found is None or not self._owns(found):
+    async def _delete_definition(self) -> None:
+        """Delete the definition, unless other installations or workloads need it."""
+        definition = await apply.get(self._client, releases.DEFINITION)
+        if definition is None or not self._owns(definition):
             return
-        if not found["metadata"].get("deletionTimestamp") and (others := await self._others()):
-            await releases.give_up(self._client, found)
-            self._done.others = others
+        if not definition["metadata"].get("deletionTimestamp") and (
+            definition_users := await self._find_definition_users()
+        ):
+            await releases.give_up(self._client, definition)
+            self._removed.definition_users = definition_users
             self._report(f"kept {releases.DEFINITION}")
         else:
             await self._delete([releases.DEFINITION])
 
-    async def _others(self) -> list[str]:
-        """The other installations that need the definition; those of this one are gone by now."""
-        beside = await scope.others(self._client, self._removal.namespace)
-        found = [f"the Kubetorch in namespace {one.namespace}" for one in beside]
+    async def _find_definition_users(self) -> list[str]:
+        """Other installations, and workloads of the cluster, this one's being deleted by now."""
+        other_installations = await scope.find_other_installations(
+            self._client, self._removal.namespace
+        )
+        users = [
+            f"the Kubetorch in namespace {installation.namespace}"
+            for installation in other_installations
+        ]
         try:
-            left = await Scope().list(self._client, WORKLOADS)
+            workloads = await Scope().list(self._client, WORKLOADS)
         except KubernetesNotFoundError:
-            return [*found, f"{WORKLOADS} that are not of version {WORKLOADS.version}"]
-        return [*found, *scope.names(left)]
+            return [*users, f"{WORKLOADS} that are not of version {WORKLOADS.version}"]
+        return [*users, *scope.workload_names(workloads)]
 
-    async def _users(self) -> None:
+    async def _delete_user_objects(self) -> None:
         removal = self._removal
-        found = await find(self._client, removal.scope)
-        gone = [*(found.volumes if removal.volumes else ())]
-        gone += found.secrets if removal.secrets else ()
-        await self._delete(gone)
-        self._done.kept = Kept(
-            () if removal.volumes else found.volumes, () if removal.secrets else found.secrets
+        user_objects = await find(self._client, removal.scope)
+        deleted_items = [*(user_objects.volumes if removal.volumes else ())]
+        deleted_items += user_objects.secrets if removal.secrets else ()
+        await self._delete(deleted_items)
+        self._removed.user_objects = UserObjects(
+            () if removal.volumes else user_objects.volumes,
+            () if removal.secrets else user_objects.secrets,
         )
 
-    async def _find(self, selector: str, wanted: Callable[[Object], bool]) -> list[Object]:
-        """Objects of ours; the controller could not have made what cannot be seen either."""
-        found, _ = await self._search(selector, self._removal.scope)
-        return list(filter(wanted, found))
+    async def _find(self, selector: str, is_wanted: Callable[[Object], bool]) -> list[Object]:
+        """Objects of ours in the scope; the controller cannot make kinds that cannot be listed."""
+        manifests, _ = await self._search(selector, self._removal.scope)
+        return list(filter(is_wanted, manifests))
 
     async def _search(self, selector: str, where: Scope) -> tuple[list[Object], list[str]]:
-        """Objects of every kind of the cluster that lies in namespaces, and what was not seen."""
-        served = await self._client.discovery.everything("list", "delete")
+        """Objects of every namespaced kind of the cluster, and the kinds that cannot be listed."""
+        served = await self._client.discovery.all_kinds("list", "delete")
         unseen = [f"kinds of {version}" for version in served.unanswered]
 
         async def search(resource: Resource) -> list[Object]:
@@ -220,55 +244,63 @@ class _Run:
                 try:
                     return await where.list(self._client, resource, selector)
                 except KubernetesRequestError as error:
-                    # The server of a kind is away, or this user may not see it.
-                    if error.status_code not in _NOT_TO_BE_SEEN:
+                    # The server of a kind is away, or this user may not list the kind.
+                    if error.status_code not in _UNLISTABLE_STATUSES:
                         raise
                     unseen.append(str(resource))
                     return []
 
-        found = await asyncio.gather(*(search(one) for one in served.kinds if one.is_namespaced))
-        return [item for items in found for item in items], unseen
+        listings = await asyncio.gather(
+            *(search(resource) for resource in served.kinds if resource.is_namespaced)
+        )
+        return [item for items in listings for item in items], unseen
 
     # -------------------------------------------------------------------------- the namespace
 
-    async def _namespace(self) -> None:
-        """Delete the namespace, if `kt install` made it and nothing is left in it."""
+    async def _delete_namespace(self) -> None:
+        """Delete the namespace, if `kt install` made it and no object is left in it."""
         item = Item("v1", "Namespace", "", self._removal.namespace)
         if not await self._is_ours(item):
             return
-        left = await self._left_in(item.name)
-        if left:
-            self._done.leftovers = left
+        leftovers = await self._find_leftovers(item.name)
+        if leftovers:
+            self._removed.leftovers = leftovers
         else:
             await self._delete([item])
 
-    async def _left_in(self, namespace: str) -> list[str]:
+    async def _find_leftovers(self, namespace: str) -> list[str]:
         """The objects of other owners in the namespace, or the reason why they are unknown."""
-        found, unseen = await self._search("", Scope((namespace,)))
+        manifests, unseen = await self._search("", Scope((namespace,)))
         # Some kinds are served by two groups.
-        left = {f"{one['kind']} {one['metadata']['name']}" for one in found if _is_left(one)}
+        leftovers = {
+            f"{manifest['kind']} {manifest['metadata']['name']}"
+            for manifest in manifests
+            if _is_leftover(manifest)
+        }
         # A kind whose definition has just gone may still be announced for a moment.
         is_defined = await apply.get(self._client, releases.DEFINITION) is not None
         ours = () if is_defined else (str(WORKLOADS), f"kinds of {WORKLOADS.api_version}")
-        return sorted(left) + [f"cannot see {one}" for one in sorted({*unseen} - {*ours})]
+        return sorted(leftovers) + [
+            f"cannot see {unseen_kind}" for unseen_kind in sorted({*unseen} - {*ours})
+        ]
 
     # ------------------------------------------------------------------------------- deleting
 
     async def _is_ours(self, item: Item) -> bool:
-        found = await apply.get(self._client, item)
-        return found is not None and self._owns(found)
+        manifest = await apply.get(self._client, item)
+        return manifest is not None and self._owns(manifest)
 
-    def _owns(self, found: Object) -> bool:
+    def _owns(self, manifest: Object) -> bool:
         manager = releases.HELM if self._removal.contents_only else releases.OURS
-        return releases.is_of(found, self._removal.namespace, manager)
+        return releases.is_of(manifest, self._removal.namespace, manager)
 
     async def _delete(self, items: list[Item]) -> None:
-        """Delete objects with all that they own, and wait until they are gone."""
-        await asyncio.gather(*map(self._begin, items))
+        """Delete objects with all that they own, and wait until they are deleted."""
+        await asyncio.gather(*map(self._start_deletion, items))
         for item in items:
-            await self._gone(item)
+            await self._wait_until_gone(item)
 
-    async def _begin(self, item: Item) -> None:
+    async def _start_deletion(self, item: Item) -> None:
         ref = await apply.find(self._client, item)
         if ref is None:
             return
@@ -277,25 +309,25 @@ class _Run:
                 await self._client.delete(ref, propagation="Foreground")
             except KubernetesNotFoundError:
                 return
-        self._done.items.append(item)
+        self._removed.items.append(item)
         self._report(f"deleted {item}")
 
-    async def _gone(self, item: Item) -> None:
+    async def _wait_until_gone(self, item: Item) -> None:
         ref = await apply.find(self._client, item)
         if ref is None or await apply.get(self._client, item) is None:
             return
         self.waits_for = str(item)
         selection = Selection(ref.resource, ref.namespace, fields=f"metadata.name={ref.name}")
-        async with Informer(self._client, selection) as there:
-            await there.until(lambda found: not found, timeout=self._removal.timeout)
+        async with Informer(self._client, selection) as informer:
+            await informer.until(lambda objects: not objects, timeout=self._removal.timeout)
 
 
-#: What is in every namespace.
-_DEFAULTS = (("ConfigMap", "kube-root-ca.crt"), ("ServiceAccount", "default"))
-#: Statuses of a list that cannot be had.
-_NOT_TO_BE_SEEN = (403, 404, 405, 503)
-#: Kinds that come and go with others, or say what happened.
-_OF_NO_CONSEQUENCE = (
+#: Objects of every namespace.
+_NAMESPACE_DEFAULTS = (("ConfigMap", "kube-root-ca.crt"), ("ServiceAccount", "default"))
+#: Statuses of the list of a kind that is not served or not allowed.
+_UNLISTABLE_STATUSES = (403, 404, 405, 503)
+#: Kinds that come and go with other objects, or are records of events.
+_TRANSIENT_KINDS = (
     "Event",
     "EndpointSlice",
     "Endpoints",
@@ -305,33 +337,33 @@ _OF_NO_CONSEQUENCE = (
 )
 
 
-def _is_left(found: Object) -> bool:
+def _is_leftover(manifest: Object) -> bool:
     """True if an object is neither in every namespace nor deleted with another object."""
-    metadata, kind = found["metadata"], found["kind"]
-    is_default = (kind, metadata["name"]) in _DEFAULTS or kind in _OF_NO_CONSEQUENCE
+    metadata, kind = manifest["metadata"], manifest["kind"]
+    is_default = (kind, metadata["name"]) in _NAMESPACE_DEFAULTS or kind in _TRANSIENT_KINDS
     is_going = "deletionTimestamp" in metadata or bool(metadata.get("ownerReferences"))
     return not is_default and not is_going
 
 
-def _is_of_controller(found: Object) -> bool:
+def _is_of_controller(manifest: Object) -> bool:
     """True if the controller made an object for itself: claims and secrets belong to users."""
-    metadata = found["metadata"]
+    metadata = manifest["metadata"]
     is_of_user = (
-        found["kind"] == "PersistentVolumeClaim" or labels.SECRET_NAME in metadata["labels"]
+        manifest["kind"] == "PersistentVolumeClaim" or labels.SECRET_NAME in metadata["labels"]
     )
     return not is_of_user and not metadata.get("ownerReferences")
 
 
-def _is_taken_over(found: Object) -> bool:
-    """True if an object was a user's before a deploy; what it makes has its annotations, too."""
-    metadata = found["metadata"]
+def _is_taken_over(manifest: Object) -> bool:
+    """True if an object was a user's before a deploy; objects that it owns copy its annotations."""
+    metadata = manifest["metadata"]
     is_recorded = labels.BEFORE in (metadata.get("annotations") or {})
     return is_recorded and not metadata.get("ownerReferences")
 
 
-def _is_of_workload(found: Object) -> bool:
+def _is_of_workload(manifest: Object) -> bool:
     """True if an object is deleted with a workload."""
-    owners = found["metadata"].get("ownerReferences") or []
+    owners = manifest["metadata"].get("ownerReferences") or []
     return any(
         owner["kind"] == WORKLOADS.kind and owner["apiVersion"].startswith(WORKLOADS.group)
         for owner in owners

@@ -1,7 +1,8 @@
 """The namespaces that an installation works in, and the other installations of the cluster.
 
-Two controllers that see the same services take each other's for lost; a service that no controller
-sees is neither followed nor ever torn down. Both are refused before anything is applied.
+Two controllers that watch the same services take each other's pods for lost; a service that no
+controller watches is neither followed nor ever torn down. Both are refused before any object is
+applied.
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ from kubetorch.k8s.resources import DEPLOYMENTS, Object, Resource, Selection
 WORKLOADS = Resource(
     "kubetorch.com", "v1alpha1", "kubetorchworkloads", "KubetorchWorkload", is_namespaced=True
 )
-#: Names in one message.
-_NAMED = 10
+#: Most names in one message.
+_MAX_NAMES = 10
 
 
 @dataclass(frozen=True)
 class Scope:
+    """A set of namespaces: those named, or with `None` all but the excluded."""
+
     namespaces: tuple[str, ...] | None = None
-    without: frozenset[str] = frozenset()
+    excluded: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, watched: Iterable[str]) -> Scope:
@@ -35,19 +38,19 @@ class Scope:
 
     def has(self, namespace: str) -> bool:
         if self.namespaces is None:
-            return namespace not in self.without
+            return namespace not in self.excluded
         return namespace in self.namespaces
 
-    def meets(self, other: Scope) -> bool:
+    def meets(self, other_scope: Scope) -> bool:
         if self.namespaces is None:
-            return other.namespaces is None or any(map(self.has, other.namespaces))
-        return any(map(other.has, self.namespaces))
+            return other_scope.namespaces is None or any(map(self.has, other_scope.namespaces))
+        return any(map(other_scope.has, self.namespaces))
 
-    def is_less_than(self, other: Scope) -> bool:
+    def is_less_than(self, other_scope: Scope) -> bool:
         """True if the other scope contains this one and more."""
-        if self.namespaces is None or self == other:
+        if self.namespaces is None or self == other_scope:
             return False
-        return all(map(other.has, self.namespaces))
+        return all(map(other_scope.has, self.namespaces))
 
     async def workloads(self, client: Client) -> list[Object]:
         """The workloads; none where their kind is not served."""
@@ -58,19 +61,25 @@ class Scope:
 
     async def list(self, client: Client, resource: Resource, labels: str = "") -> list[Object]:
         where = self.namespaces if resource.is_namespaced else None
-        places: Iterable[str | None] = (None,) if where is None else where
-        selections = [Selection(resource, namespace, labels) for namespace in places]
+        namespaces: Iterable[str | None] = (None,) if where is None else where
+        selections = [Selection(resource, namespace, labels) for namespace in namespaces]
         listings = await asyncio.gather(*map(client.list, selections))
-        found = [item for listing in listings for item in listing.items]
-        return [one for one in found if one["metadata"].get("namespace") not in self.without]
+        manifests = [item for listing in listings for item in listing.items]
+        return [
+            manifest
+            for manifest in manifests
+            if manifest["metadata"].get("namespace") not in self.excluded
+        ]
 
 
-def names(workloads: Iterable[Object]) -> list[str]:
+def workload_names(workloads: Iterable[Object]) -> list[str]:
     """The names of workloads, `namespace/name`: the first of them if there are many."""
-    both = ((one["metadata"]["namespace"], one["metadata"]["name"]) for one in workloads)
-    found = [f"{namespace}/{name}" for namespace, name in sorted(both)]
-    more = len(found) - _NAMED
-    return found if more <= 0 else [*found[:_NAMED], f"{more} more"]
+    both = (
+        (workload["metadata"]["namespace"], workload["metadata"]["name"]) for workload in workloads
+    )
+    all_names = [f"{namespace}/{name}" for namespace, name in sorted(both)]
+    more = len(all_names) - _MAX_NAMES
+    return all_names if more <= 0 else [*all_names[:_MAX_NAMES], f"{more} more"]
 
 
 @dataclass(frozen=True)
@@ -79,60 +88,73 @@ class Installation:
     scope: Scope
 
 
-async def everywhere(client: Client) -> list[Installation]:
+async def find_installations(client: Client) -> list[Installation]:
     """The installations of the cluster, but for those that are being removed."""
     listing = await client.list(Selection(DEPLOYMENTS, labels=readiness.LABELS))
     return [
-        Installation(one["metadata"]["namespace"], Scope.of(readiness.watched(one)))
-        for one in listing.items
-        if one["metadata"]["name"] == readiness.NAME
-        and not one["metadata"].get("deletionTimestamp")
+        Installation(deployment["metadata"]["namespace"], Scope.of(readiness.watched(deployment)))
+        for deployment in listing.items
+        if deployment["metadata"]["name"] == readiness.NAME
+        and not deployment["metadata"].get("deletionTimestamp")
     ]
 
 
-async def others(client: Client, namespace: str) -> list[Installation]:
+async def find_other_installations(client: Client, namespace: str) -> list[Installation]:
     """The installations of the cluster other than that in a namespace."""
-    return [one for one in await everywhere(client) if one.namespace != namespace]
+    return [
+        installation
+        for installation in await find_installations(client)
+        if installation.namespace != namespace
+    ]
 
 
-async def check(client: Client, namespace: str, wanted: Scope) -> None:
-    """Refuse what would give services two controllers, or none."""
-    found = await everywhere(client)
-    beside = [one for one in found if one.namespace != namespace]
-    former = next((one.scope for one in found if one.namespace == namespace), None)
-    # Where two overlap already, either of them may withdraw.
-    if former is None or not wanted.is_less_than(former):
-        _check_overlap(wanted, beside)
+async def check(client: Client, namespace: str, new_scope: Scope) -> None:
+    """Refuse a scope that would give services two controllers, or none."""
+    installations = await find_installations(client)
+    other_installations = [
+        installation for installation in installations if installation.namespace != namespace
+    ]
+    former = next(
+        (
+            installation.scope
+            for installation in installations
+            if installation.namespace == namespace
+        ),
+        None,
+    )
+    # Where two installations overlap already, either of them may take back namespaces.
+    if former is None or not new_scope.is_less_than(former):
+        _check_overlap(new_scope, other_installations)
     if former is not None:
-        await _check_left_behind(client, wanted, former, beside)
+        await _check_left_behind(client, new_scope, former, other_installations)
 
 
-def _check_overlap(wanted: Scope, beside: Iterable[Installation]) -> None:
-    for one in beside:
-        if wanted.meets(one.scope):
-            watched = one.scope.namespaces
+def _check_overlap(new_scope: Scope, other_installations: Iterable[Installation]) -> None:
+    for installation in other_installations:
+        if new_scope.meets(installation.scope):
+            watched = installation.scope.namespaces
             where = f"namespaces {', '.join(watched)}" if watched else "all namespaces"
             raise InstallError(
-                f"the Kubetorch in namespace {one.namespace} works in {where}, and a namespace has "
-                "one controller",
+                f"the Kubetorch in namespace {installation.namespace} works in {where}, and a "
+                "namespace has one controller",
                 hint="give each installation namespaces of its own with --set "
                 "watchNamespaces={a,b}, first the one that is there",
             )
 
 
 async def _check_left_behind(
-    client: Client, wanted: Scope, former: Scope, beside: Iterable[Installation]
+    client: Client, new_scope: Scope, former: Scope, other_installations: Iterable[Installation]
 ) -> None:
-    left = [
-        one
-        for one in await Scope().workloads(client)
-        if former.has(where := one["metadata"]["namespace"])
-        and not wanted.has(where)
-        and not any(other.scope.has(where) for other in beside)
+    abandoned = [
+        workload
+        for workload in await Scope().workloads(client)
+        if former.has(where := workload["metadata"]["namespace"])
+        and not new_scope.has(where)
+        and not any(installation.scope.has(where) for installation in other_installations)
     ]
-    if left:
+    if abandoned:
         raise InstallError(
             f"watchNamespaces leaves out services, which no controller would look after: "
-            f"{', '.join(names(left))}",
+            f"{', '.join(workload_names(abandoned))}",
             hint="kt teardown them first, or name their namespaces in watchNamespaces too",
         )

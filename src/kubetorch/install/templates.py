@@ -4,8 +4,8 @@
     {{- with .Values.labels }} {{ toYaml . | nindent 4 }} {{- end }}    {{- range .Values.names }} …
     {{- define "name" }} … {{- end }}    {{ include "name" . }}    {{/* a comment */}}
 
-Whatever else Go or helm has is refused, with file and line. `tests/cluster` compares the output
-with that of helm.
+Every other feature of Go or helm is refused, with file and line. `tests/cluster` compares the
+output with that of helm.
 """
 
 from __future__ import annotations
@@ -20,47 +20,47 @@ import yaml
 
 from kubetorch.errors import ConfigError, InstallError
 
-#: What a pipeline has: text, numbers, truth, nothing, lists, mappings.
+#: A value of a pipeline: text, a number, a truth value, `None`, a list, a mapping.
 Value = Any
 
-#: Templates that include each other, one inside the other.
-_DEPTH = 50
-_TEXT = r'"(?:\\.|[^"\\\n])*"|`[^`]*`'
-#: Comment, or what stands between two braces; a dash trims the space on its side.
+#: Deepest nesting of templates that include each other.
+_MAX_DEPTH = 50
+_TEXT_PATTERN = r'"(?:\\.|[^"\\\n])*"|`[^`]*`'
+#: A comment or an action in double braces; a dash trims the space on its side.
 _ACTION = re.compile(
-    rf"\{{\{{(?P<left>-(?=\s))?\s*(?:/\*.*?\*/|(?P<code>(?:{_TEXT}|(?!\}}\}}|/\*)[^\"`])*?))"
+    rf"\{{\{{(?P<left>-(?=\s))?\s*(?:/\*.*?\*/|(?P<code>(?:{_TEXT_PATTERN}|(?!\}}\}}|/\*)[^\"`])*?))"
     r"\s*(?P<right>(?<=\s)-)?\}\}",
     re.DOTALL,
 )
 _TOKEN = re.compile(
-    rf"\s*(?:(?P<text>{_TEXT})|(?P<number>-?\d+)(?![\w.])|(?P<path>\$?(?:\.[A-Za-z_]\w*)+|\$|\.)"
+    rf"\s*(?:(?P<text>{_TEXT_PATTERN})|(?P<number>-?\d+)(?![\w.])|(?P<path>\$?(?:\.[A-Za-z_]\w*)+|\$|\.)"
     r"|(?P<word>[A-Za-z_]\w*)|(?P<mark>[()|]))"
 )
 _CONSTANTS = {"true": True, "false": False, "nil": None}
 
 
-class _Unfit(Exception):  # becomes an InstallError that says where
-    """A function cannot do with its arguments."""
+class _ArgumentError(Exception):  # becomes an InstallError that says where
+    """A function cannot use its arguments."""
 
 
 # ------------------------------------------------------------------------------------ functions
 
 
-def _shown(value: Value) -> str:
+def _describe(value: Value) -> str:
     kind = type(value).__name__
     return "nothing (a value that is not set)" if value is None else f"the {kind} {value!r}"
 
 
-def _written(value: Value) -> str:
+def _text_of(value: Value) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if value is None or isinstance(value, (str, int)):
         return "" if value is None else str(value)
-    raise _Unfit(f"{_shown(value)} cannot be written as it is: use toYaml")
+    raise _ArgumentError(f"{_describe(value)} cannot be written as it is: use toYaml")
 
 
 def _quote(value: Value) -> str:
-    return "" if value is None else json.dumps(_written(value), ensure_ascii=False)
+    return "" if value is None else json.dumps(_text_of(value), ensure_ascii=False)
 
 
 def _nindent(spaces: int, text: str) -> str:
@@ -82,7 +82,7 @@ def _to_json(value: Value) -> str:
 
 def _is_equal(first: Value, second: Value) -> bool:
     if type(first) is not type(second) and None not in (first, second):
-        raise _Unfit(f"{_shown(first)} is compared with {_shown(second)}")
+        raise _ArgumentError(f"{_describe(first)} is compared with {_describe(second)}")
     return bool(first == second)
 
 
@@ -91,8 +91,8 @@ def _fail(message: str) -> Value:
 
 
 _FUNCTIONS: dict[str, Callable[..., Value]] = {
-    "and": lambda *values: next((one for one in values if not one), values[-1]),
-    "or": lambda *values: next((one for one in values if one), values[-1]),
+    "and": lambda *values: next((value for value in values if not value), values[-1]),
+    "or": lambda *values: next((value for value in values if value), values[-1]),
     "not": lambda value: not value,
     "eq": _is_equal,
     "ne": lambda first, second: not _is_equal(first, second),
@@ -101,7 +101,7 @@ _FUNCTIONS: dict[str, Callable[..., Value]] = {
     "default": lambda replacement, value: value or replacement,
     "quote": _quote,
     "nindent": _nindent,
-    "join": lambda separator, values: separator.join(map(_written, values)),
+    "join": lambda separator, values: separator.join(map(_text_of, values)),
     "toJson": _to_json,
     "toYaml": _to_yaml,
     "fail": _fail,
@@ -111,7 +111,7 @@ _FUNCTIONS: dict[str, Callable[..., Value]] = {
 
 
 @dataclass(frozen=True)
-class _Place:
+class _SourceLine:
     file: str
     line: int
 
@@ -133,63 +133,67 @@ _Expression = Callable[[_Frame], Value]
 
 @dataclass(frozen=True)
 class _Block:
-    """An output, or with a word a block that writes one of its bodies."""
+    """An output, or with a keyword a block that writes one of its bodies."""
 
-    place: _Place
+    source_line: _SourceLine
     value: _Expression
-    word: str = ""
+    keyword: str = ""
     body: Sequence[str | _Block] = ()
     otherwise: Sequence[str | _Block] = ()
 
 
 @dataclass
 class _Tokens:
-    place: _Place
-    left: list[tuple[str, str]] = field(default_factory=list)
+    source_line: _SourceLine
+    tokens: list[tuple[str, str]] = field(default_factory=list)
 
     def read(self, code: str) -> _Expression:
         position = 0
         while code[position:].strip():
             match = _TOKEN.match(code, position)
             if match is None:
-                raise self.place.error(f"this is no token: {code[position:].strip()!r}")
-            self.left.append((str(match.lastgroup), match[str(match.lastgroup)]))
+                raise self.source_line.error(f"this is no token: {code[position:].strip()!r}")
+            self.tokens.append((str(match.lastgroup), match[str(match.lastgroup)]))
             position = match.end()
         value = self.pipeline()
-        if self.left:
-            raise self.place.error(f"{self.left[0][1]!r} stands where a pipe or an end is expected")
+        if self.tokens:
+            raise self.source_line.error(
+                f"{self.tokens[0][1]!r} stands where a pipe or an end is expected"
+            )
         return value
 
     def pipeline(self) -> _Expression:
         value = self.command(())
-        while self.left and self.left[0] == ("mark", "|"):
-            self.left.pop(0)
+        while self.tokens and self.tokens[0] == ("mark", "|"):
+            self.tokens.pop(0)
             value = self.command((value,))
         return value
 
     def command(self, piped: tuple[_Expression, ...]) -> _Expression:
-        kind, name = self.left[0] if self.left else ("", "")
+        kind, name = self.tokens[0] if self.tokens else ("", "")
         if kind != "word" or name in _CONSTANTS:
             if piped:
-                raise self.place.error("behind a pipe there must be a function")
+                raise self.source_line.error("behind a pipe there must be a function")
             return self.operand()
         if name not in _FUNCTIONS and name != "include":
-            known = ", ".join(sorted([*_FUNCTIONS, "include"]))
-            raise self.place.error(f"the function {name} is not known; the functions are {known}")
-        self.left.pop(0)
+            function_names = ", ".join(sorted([*_FUNCTIONS, "include"]))
+            raise self.source_line.error(
+                f"the function {name} is not known; the functions are {function_names}"
+            )
+        self.tokens.pop(0)
         arguments = []
-        while self.left and self.left[0] not in (("mark", "|"), ("mark", ")")):
+        while self.tokens and self.tokens[0] not in (("mark", "|"), ("mark", ")")):
             arguments.append(self.operand())
         return _call(name, (*arguments, *piped))
 
     def operand(self) -> _Expression:
-        kind, text = self.left.pop(0) if self.left else ("", "the end")
+        kind, text = self.tokens.pop(0) if self.tokens else ("", "the end")
         if kind == "path":
             return _look_up(text)
         if kind == "mark" and text == "(":
             value = self.pipeline()
-            if not self.left or self.left.pop(0) != ("mark", ")"):
-                raise self.place.error("a bracket is not closed")
+            if not self.tokens or self.tokens.pop(0) != ("mark", ")"):
+                raise self.source_line.error("a bracket is not closed")
             return value
         constant: Value
         if kind == "text":
@@ -199,20 +203,22 @@ class _Tokens:
         elif text in _CONSTANTS:
             constant = _CONSTANTS[text]
         else:
-            raise self.place.error(f"{text!r} stands where a value is expected")
+            raise self.source_line.error(f"{text!r} stands where a value is expected")
         return lambda frame: constant
 
 
 def _call(name: str, arguments: Sequence[_Expression]) -> _Expression:
     def value(frame: _Frame) -> Value:
-        values = [one(frame) for one in arguments]
+        values = [argument(frame) for argument in arguments]
         function = frame.include if name == "include" else _FUNCTIONS[name]
         try:
             return function(*values)
         except ConfigError:
             raise
         except (TypeError, AttributeError, ValueError) as error:
-            raise _Unfit(f"{name} cannot do with {', '.join(map(_shown, values))}") from error
+            raise _ArgumentError(
+                f"{name} cannot do with {', '.join(map(_describe, values))}"
+            ) from error
 
     return value
 
@@ -221,12 +227,12 @@ def _look_up(path: str) -> _Expression:
     start, *names = path.split(".")
 
     def value(frame: _Frame) -> Value:
-        found = frame.root if start == "$" else frame.dot
+        node = frame.root if start == "$" else frame.dot
         for name in filter(None, names):
-            if not isinstance(found, Mapping):
-                raise _Unfit(f"there is no field {name!r} in {_shown(found)}")
-            found = found.get(name)
-        return found
+            if not isinstance(node, Mapping):
+                raise _ArgumentError(f"there is no field {name!r} in {_describe(node)}")
+            node = node.get(name)
+        return node
 
     return value
 
@@ -235,63 +241,65 @@ class _File:
     def __init__(self, name: str, source: str) -> None:
         self.defined: dict[str, Sequence[str | _Block]] = {}
         self._pieces = self._split(name, source)
-        self._end = _Place(name, source.count("\n") + 1)
+        self._end = _SourceLine(name, source.count("\n") + 1)
         self.body, _ = self._read(self._end, "")
 
     @staticmethod
-    def _split(name: str, source: str) -> Iterator[tuple[_Place, str, bool]]:
-        """Texts and codes, each with its place."""
+    def _split(name: str, source: str) -> Iterator[tuple[_SourceLine, str, bool]]:
+        """The texts and the codes of a file: line, text, and true for a code."""
         position, trims = 0, False
         for match in _ACTION.finditer(source):
             text = source[position : match.start()]
             text = text.lstrip() if trims else text
-            place = _Place(name, source.count("\n", 0, match.start()) + 1)
+            source_line = _SourceLine(name, source.count("\n", 0, match.start()) + 1)
             if "{{" in text:
-                raise place.error("an action has no end")
-            yield place, text.rstrip() if match["left"] else text, False
+                raise source_line.error("an action has no end")
+            yield source_line, text.rstrip() if match["left"] else text, False
             if match["code"] is not None:
-                yield place, match["code"].strip(), True
+                yield source_line, match["code"].strip(), True
             position, trims = match.end(), bool(match["right"])
-        place = _Place(name, source.count("\n", 0, position) + 1)
+        source_line = _SourceLine(name, source.count("\n", 0, position) + 1)
         if "{{" in source[position:]:
-            raise place.error("an action has no end")
-        yield place, source[position:].lstrip() if trims else source[position:], False
+            raise source_line.error("an action has no end")
+        yield source_line, source[position:].lstrip() if trims else source[position:], False
 
-    def _read(self, begun: _Place, word: str) -> tuple[list[str | _Block], str]:
-        """The nodes up to `end` or `else`, and which of the two."""
-        found: list[str | _Block] = []
-        for place, text, is_code in self._pieces:
+    def _read(self, start: _SourceLine, keyword: str) -> tuple[list[str | _Block], str]:
+        """The nodes up to `end` or `else`, and that word; it is empty at the end of the file."""
+        nodes: list[str | _Block] = []
+        for source_line, text, is_code in self._pieces:
             first, _, rest = text.partition(" ")
             if not is_code:
-                found.append(text)
+                nodes.append(text)
             elif text in ("end", "else"):
-                if not word or (text == "else" and word in ("else", "define")):
-                    raise place.error(f"there is nothing that {text} would end")
-                return found, text
+                if not keyword or (text == "else" and keyword in ("else", "define")):
+                    raise source_line.error(f"there is nothing that {text} would end")
+                return nodes, text
             elif first == "define":
-                name = _Tokens(place).read(rest)
-                self.defined[name(_Frame(None, None, _no_include))] = self._read(place, first)[0]
+                name = _Tokens(source_line).read(rest)
+                self.defined[name(_Frame(None, None, _no_include))] = self._read(
+                    source_line, first
+                )[0]
             elif first in ("if", "with", "range"):
-                value = _Tokens(place).read(rest)
-                body, end = self._read(place, first)
-                otherwise = self._read(place, "else")[0] if end == "else" else []
-                found.append(_Block(place, value, first, body, otherwise))
+                value = _Tokens(source_line).read(rest)
+                body, end = self._read(source_line, first)
+                otherwise = self._read(source_line, "else")[0] if end == "else" else []
+                nodes.append(_Block(source_line, value, first, body, otherwise))
             else:
-                found.append(_Block(place, _Tokens(place).read(text)))
-        if word:
-            raise begun.error(f"{word} has no end")
-        return found, ""
+                nodes.append(_Block(source_line, _Tokens(source_line).read(text)))
+        if keyword:
+            raise start.error(f"{keyword} has no end")
+        return nodes, ""
 
 
 def _no_include(name: str, data: Value) -> str:
-    raise _Unfit("a name is a text between quotes")
+    raise _ArgumentError("a name is a text between quotes")
 
 
 # ------------------------------------------------------------------------------------- rendering
 
 
 class Templates:
-    """The files of one chart, which may include what others define."""
+    """The files of one chart, which may include the templates that other files define."""
 
     def __init__(self, sources: Mapping[str, str]) -> None:
         files = {name: _File(name, source) for name, source in sources.items()}
@@ -306,33 +314,33 @@ class Templates:
     def _render(self, body: Sequence[str | _Block], data: Value, depth: int) -> str:
         def include(name: str, value: Value) -> str:
             if name not in self._defined:
-                raise _Unfit(f"no template {name!r} is defined")
-            if depth >= _DEPTH:
-                raise _Unfit(f"{name!r} includes itself without end")
+                raise _ArgumentError(f"no template {name!r} is defined")
+            if depth >= _MAX_DEPTH:
+                raise _ArgumentError(f"{name!r} includes itself without end")
             return self._render(self._defined[name], value, depth + 1)
 
-        return "".join(_write(body, _Frame(data, data, include)))
+        return "".join(_write_nodes(body, _Frame(data, data, include)))
 
 
-def _write(nodes: Sequence[str | _Block], frame: _Frame) -> Iterator[str]:
+def _write_nodes(nodes: Sequence[str | _Block], frame: _Frame) -> Iterator[str]:
     for node in nodes:
         if isinstance(node, str):
             yield node
             continue
         try:
             value = node.value(frame)
-            text = "" if node.word else _written(value)
-        except _Unfit as error:
-            raise node.place.error(str(error)) from error
-        if not node.word:
+            text = "" if node.keyword else _text_of(value)
+        except _ArgumentError as error:
+            raise node.source_line.error(str(error)) from error
+        if not node.keyword:
             yield text
         elif not value:
-            yield from _write(node.otherwise, frame)
-        elif node.word == "range":
+            yield from _write_nodes(node.otherwise, frame)
+        elif node.keyword == "range":
             if not isinstance(value, list):
-                raise node.place.error("range needs a list")
+                raise node.source_line.error("range needs a list")
             for item in value:
-                yield from _write(node.body, _Frame(item, frame.root, frame.include))
+                yield from _write_nodes(node.body, _Frame(item, frame.root, frame.include))
         else:
-            dot = value if node.word == "with" else frame.dot
-            yield from _write(node.body, _Frame(dot, frame.root, frame.include))
+            dot = value if node.keyword == "with" else frame.dot
+            yield from _write_nodes(node.body, _Frame(dot, frame.root, frame.include))

@@ -1,6 +1,6 @@
 """Values of the chart: merged as helm merges them, checked, and read from `--set`. Pure.
 
-The check reads `values.schema.json`, which helm reads too. A word of JSON Schema that is not known
+The check reads `values.schema.json`, which helm reads too. A keyword of JSON Schema that is unknown
 here is an error rather than a check that is left out.
 """
 
@@ -16,35 +16,35 @@ from kubetorch.errors import ConfigError, InstallError, did_you_mean
 Values = dict[str, Any]
 
 _NUMBER = re.compile(r"0|-?[1-9]\d*")
-_WORDS: Mapping[str, bool | None] = {"true": True, "false": False, "null": None}
+_LITERALS: Mapping[str, bool | None] = {"true": True, "false": False, "null": None}
 #: A comma, dot, brace or equals sign that is not escaped.
-_SPLIT = {mark: re.compile(rf"(?<!\\){re.escape(mark)}") for mark in ",.="}
+_UNESCAPED_MARKS = {mark: re.compile(rf"(?<!\\){re.escape(mark)}") for mark in ",.="}
 #: A key with the indexes of items: `tolerations[0]`.
 _SEGMENT = re.compile(r"(?P<key>(?:\\.|[^\\\[\]])+)(?P<indexes>(?:\[\d{1,9}\])*)")
 #: As in helm: an index makes all items before it.
-_INDEXES_MOST = 65536
+_INDEX_LIMIT = 65536
 
 
 def merged(
     lower: Mapping[str, Any], upper: Mapping[str, Any], *, keeps_none: bool = False
 ) -> Values:
     """Values over values: mappings are merged, `None` removes, all else replaces."""
-    found = {key: copy.deepcopy(value) for key, value in lower.items()}
+    merged_values = {key: copy.deepcopy(value) for key, value in lower.items()}
     for key, value in upper.items():
-        below = found.get(key)
+        below = merged_values.get(key)
         if value is None and not keeps_none:
-            found.pop(key, None)
+            merged_values.pop(key, None)
         elif isinstance(value, Mapping):
-            # What is null in a mapping of its own removes nothing and is left out too.
+            # A null in a mapping that replaces another value removes nothing and is left out too.
             below = below if isinstance(below, Mapping) else {}
-            found[key] = merged(below, value, keeps_none=keeps_none)
+            merged_values[key] = merged(below, value, keeps_none=keeps_none)
         else:
-            found[key] = copy.deepcopy(value)
-    return found
+            merged_values[key] = copy.deepcopy(value)
+    return merged_values
 
 
 def layered(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> Values:
-    """Given values over given values: as `merged`, but a `None` stays, for the chart's own."""
+    """The user's values over earlier ones: as `merged`, but a `None` stays, to remove a default."""
     return merged(lower, upper, keeps_none=True)
 
 
@@ -54,8 +54,8 @@ def parse_set(text: str, below: Mapping[str, Any] | None = None) -> Values:
     As with helm, an index changes one item of a list below; items left out before it are null.
     """
     assigned_values = copy.deepcopy(dict(below or {}))
-    for part in _parts(text):
-        path, *assigned = _SPLIT["="].split(part, maxsplit=1)
+    for part in _assignments(text):
+        path, *assigned = _UNESCAPED_MARKS["="].split(part, maxsplit=1)
         if not assigned or not path:
             raise ConfigError(
                 f"--set {text!r} cannot be read: {part!r} is no key=value",
@@ -66,9 +66,9 @@ def parse_set(text: str, below: Mapping[str, Any] | None = None) -> Values:
             raise ConfigError(
                 f"--set {text!r} cannot be read: {path!r} is no path of keys",
                 hint="for example tolerations[0].operator=Exists; an index is below "
-                f"{_INDEXES_MOST}",
+                f"{_INDEX_LIMIT}",
             )
-        changed = _with(assigned_values, steps, _value(assigned[0]))
+        changed = _assigned_at(assigned_values, steps, _value(assigned[0]))
         assert isinstance(changed, dict)  # the first step is a key
         assigned_values = changed
     return assigned_values
@@ -77,34 +77,34 @@ def parse_set(text: str, below: Mapping[str, Any] | None = None) -> Values:
 def _steps(path: str) -> list[str | int] | None:
     """The keys and indexes of a path; `None` if it cannot be read."""
     steps: list[str | int] = []
-    for segment in _SPLIT["."].split(path):
+    for segment in _UNESCAPED_MARKS["."].split(path):
         match = _SEGMENT.fullmatch(segment)
         indexes = [int(index) for index in re.findall(r"\d+", match["indexes"])] if match else []
-        if match is None or any(index >= _INDEXES_MOST for index in indexes):
+        if match is None or any(index >= _INDEX_LIMIT for index in indexes):
             return None
         steps += [_unescaped(match["key"]), *indexes]
     return steps
 
 
-def _with(value: object, steps: list[str | int], assigned: object) -> object:
-    """A value in which what the steps lead to is replaced; what is missing on the way is made."""
+def _assigned_at(value: object, steps: list[str | int], assigned: object) -> object:
+    """A value with another value assigned at the end of the steps; missing parts are made."""
     if not steps:
         return assigned
     step, *further = steps
     if isinstance(step, int):
         items = list(value) if isinstance(value, list) else []
         items += [None] * (step + 1 - len(items))
-        items[step] = _with(items[step], further, assigned)
+        items[step] = _assigned_at(items[step], further, assigned)
         return items
     mapping = dict(value) if isinstance(value, Mapping) else {}
-    mapping[step] = _with(mapping.get(step), further, assigned)
+    mapping[step] = _assigned_at(mapping.get(step), further, assigned)
     return mapping
 
 
-def _parts(text: str) -> list[str]:
-    """The assignments, which commas part, but for those in braces."""
+def _assignments(text: str) -> list[str]:
+    """The assignments: split at commas, but for commas in braces."""
     parts: list[str] = []
-    for piece in _SPLIT[","].split(text):
+    for piece in _UNESCAPED_MARKS[","].split(text):
         if parts and "={" in parts[-1] and not parts[-1].endswith("}"):
             parts[-1] += f",{piece}"
         else:
@@ -115,9 +115,9 @@ def _parts(text: str) -> list[str]:
 def _value(text: str) -> object:
     if text.startswith("{") and text.endswith("}"):
         inside = text[1:-1]
-        return [_value(item) for item in _SPLIT[","].split(inside)] if inside else []
-    if text in _WORDS:
-        return _WORDS[text]
+        return [_value(item) for item in _UNESCAPED_MARKS[","].split(inside)] if inside else []
+    if text in _LITERALS:
+        return _LITERALS[text]
     return int(text) if _NUMBER.fullmatch(text) else _unescaped(text)
 
 
@@ -134,30 +134,38 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "integer": (int,),
     "boolean": (bool,),
 }
-_KNOWN = {"$schema", "type", "enum", "required", "properties", "additionalProperties", "items"}
-_KNOWN |= {"pattern", "minLength", "minimum", "maximum"}
+_KNOWN_WORDS = {
+    "$schema",
+    "type",
+    "enum",
+    "required",
+    "properties",
+    "additionalProperties",
+    "items",
+}
+_KNOWN_WORDS |= {"pattern", "minLength", "minimum", "maximum"}
 
 
 def faults(schema: Schema, value: object, path: str = "") -> list[str]:
     """The faults of a value, each with its path; empty if there are none."""
-    if unknown := set(schema) - _KNOWN:
+    if unknown := set(schema) - _KNOWN_WORDS:
         raise InstallError(f"values.schema.json has {unknown}, which is not known here")
-    wanted = schema.get("type")
-    is_wanted = wanted is None or isinstance(value, _TYPES[wanted])
-    if not is_wanted or (isinstance(value, bool) and wanted not in (None, "boolean")):
-        return [f"{path or 'values'} is {value!r}; it must be of type {wanted}"]
-    found = []
+    type_name = schema.get("type")
+    is_of_type = type_name is None or isinstance(value, _TYPES[type_name])
+    if not is_of_type or (isinstance(value, bool) and type_name not in (None, "boolean")):
+        return [f"{path or 'values'} is {value!r}; it must be of type {type_name}"]
+    problems = []
     if "enum" in schema and value not in schema["enum"]:
-        found.append(f"it must be one of {', '.join(map(str, schema['enum']))}")
+        problems.append(f"it must be one of {', '.join(map(str, schema['enum']))}")
     if isinstance(value, str) and len(value) < schema.get("minLength", 0):
-        found.append("it must be longer")
+        problems.append("it must be longer")
     if isinstance(value, str) and not re.search(schema.get("pattern", ""), value):
-        found.append(f"it must match {schema['pattern']}")
+        problems.append(f"it must match {schema['pattern']}")
     if isinstance(value, int) and value < schema.get("minimum", value):
-        found.append(f"it must be at least {schema['minimum']}")
+        problems.append(f"it must be at least {schema['minimum']}")
     if isinstance(value, int) and value > schema.get("maximum", value):
-        found.append(f"it must be at most {schema['maximum']}")
-    wrong = [f"{path} is {value!r}; {one}" for one in found]
+        problems.append(f"it must be at most {schema['maximum']}")
+    wrong = [f"{path} is {value!r}; {problem}" for problem in problems]
     if isinstance(value, dict):
         return wrong + _faults_of_mapping(schema, value, path)
     if isinstance(value, list):
@@ -169,19 +177,19 @@ def faults(schema: Schema, value: object, path: str = "") -> list[str]:
 def _faults_of_mapping(schema: Schema, value: Values, path: str) -> list[str]:
     prefix = f"{path}." if path else ""
     properties: Schema = schema.get("properties", {})
-    others = schema.get("additionalProperties", True)
+    additional = schema.get("additionalProperties", True)
     required = schema.get("required", ())
-    found = [f"{prefix}{name} is missing" for name in required if name not in value]
+    mapping_faults = [f"{prefix}{name} is missing" for name in required if name not in value]
     for name, item in value.items():
         if name in properties:
-            found += faults(properties[name], item, f"{prefix}{name}")
-        elif others is False:
+            mapping_faults += faults(properties[name], item, f"{prefix}{name}")
+        elif additional is False:
             meant = did_you_mean(str(name), properties, likeness=0.6)
             meant = meant or f"the values are {', '.join(properties)}"
-            found.append(f"{prefix}{name} is not a value of the chart; {meant}")
-        elif isinstance(others, Mapping):
-            found += faults(others, item, f"{prefix}{name}")
-    return found
+            mapping_faults.append(f"{prefix}{name} is not a value of the chart; {meant}")
+        elif isinstance(additional, Mapping):
+            mapping_faults += faults(additional, item, f"{prefix}{name}")
+    return mapping_faults
 
 
 # https://github.com/distribution/reference: a registry may have a port, a path has no capitals.
@@ -200,14 +208,14 @@ def parse(reference: str) -> dict[str, str]:
             f"{reference!r} is no reference of a container image",
             hint="for example ghcr.io/kubetorch/kubetorch:0.6.0, or @sha256:… in place of the tag",
         )
-    found = {key: value or "" for key, value in match.groupdict().items()}
-    if not found["tag"] and not found["digest"]:
-        found["tag"] = "latest"
-    return found
+    parts = {key: value or "" for key, value in match.groupdict().items()}
+    if not parts["tag"] and not parts["digest"]:
+        parts["tag"] = "latest"
+    return parts
 
 
-def written(image: Mapping[str, Any], version: str) -> str:
-    """The reference that the chart makes of its values of an image."""
+def image_reference(image: Mapping[str, Any], version: str) -> str:
+    """The reference of an image, as the chart makes it of the image's values."""
     if digest := image.get("digest"):
         return f"{image['repository']}@{digest}"
     return f"{image['repository']}:{image.get('tag') or version}"

@@ -1,7 +1,7 @@
 """The Kubernetes API, spoken by ourselves: credentials, verbs, watches, streams into pods.
 
-Nothing here knows a workload, a generation or any other concept of Kubetorch, and nothing outside
-talks to an API server. Objects are plain dicts.
+No module here knows a workload, a generation or any other concept of Kubetorch, and no module
+outside talks to an API server. Objects are plain dicts.
 
     kubeconfig (which API server, as whom) ──► credentials
                                                     │

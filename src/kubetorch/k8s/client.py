@@ -30,6 +30,8 @@ Fetch = Callable[[str], Awaitable[Object]]
 
 
 class Served(NamedTuple):
+    """The kinds of a cluster, and the API versions whose server did not answer."""
+
     kinds: list[Resource]
     unanswered: list[str]
 
@@ -37,43 +39,43 @@ class Served(NamedTuple):
 class Discovery:
     """The kinds of one cluster.
 
-    What is known stays known; a kind that is not known is looked for again each time, so that one
-    whose definition was just created is found.
+    Known kinds are remembered; an unknown kind is looked up each time, so a kind whose definition
+    was just created is found.
     """
 
     def __init__(self, fetch: Fetch) -> None:
         self._fetch = fetch
-        self._known: dict[str, dict[str, Resource]] = {}
+        self._kinds_by_version: dict[str, dict[str, Resource]] = {}
 
     async def find(self, api_version: str, kind: str) -> Resource:
-        known = self._known.get(api_version, {})
-        if kind not in known:
+        kinds = self._kinds_by_version.get(api_version, {})
+        if kind not in kinds:
             try:
-                known = parse(api_version, await self._fetch(group_path(api_version)))
+                kinds = parse(api_version, await self._fetch(group_path(api_version)))
             except KubernetesNotFoundError as error:
-                raise _unknown(api_version, kind) from error
-            self._known[api_version] = known
-        if kind not in known:
-            raise _unknown(api_version, kind)
-        return known[kind]
+                raise _unknown_kind(api_version, kind) from error
+            self._kinds_by_version[api_version] = kinds
+        if kind not in kinds:
+            raise _unknown_kind(api_version, kind)
+        return kinds[kind]
 
     async def resource_of(self, manifest: Mapping[str, Any]) -> Resource:
         return await self.find(str(manifest["apiVersion"]), str(manifest["kind"]))
 
-    async def everything(self, *verbs: str) -> Served:
+    async def all_kinds(self, *verbs: str) -> Served:
         """All kinds that the cluster serves, each in the version that its group prefers."""
         groups = (await self._fetch("/apis")).get("groups") or []
         versions = ["v1", *(name for group in groups for name in _versions(group))]
         documents = await asyncio.gather(*map(self._resources, versions))
-        found: dict[str, Resource] = {}
+        resources: dict[str, Resource] = {}
         unanswered = []
         for name, document in zip(versions, documents, strict=True):
             if document is None:
                 unanswered.append(name)
                 continue
             for resource in parse(name, document, verbs).values():
-                found.setdefault(str(resource), resource)
-        return Served(list(found.values()), unanswered)
+                resources.setdefault(str(resource), resource)
+        return Served(list(resources.values()), unanswered)
 
     async def _resources(self, api_version: str) -> Object | None:
         try:
@@ -82,30 +84,35 @@ class Discovery:
             return None
 
     def forget(self, api_version: str) -> None:
-        """A path of this version is not served any more."""
-        self._known.pop(api_version, None)
+        """Look up the kinds of a version again: a path of one is not served any more."""
+        self._kinds_by_version.pop(api_version, None)
 
 
 def _versions(group: Mapping[str, Any]) -> list[str]:
     """The versions of an API group, the preferred one first."""
     preferred = str(group["preferredVersion"]["groupVersion"])
-    every = [str(one["groupVersion"]) for one in group.get("versions") or []]
-    return [preferred, *(one for one in every if one != preferred)]
+    version_names = [
+        str(group_version["groupVersion"]) for group_version in group.get("versions") or []
+    ]
+    return [
+        preferred,
+        *(version_name for version_name in version_names if version_name != preferred),
+    ]
 
 
 def parse(api_version: str, document: Object, verbs: Iterable[str] = ()) -> dict[str, Resource]:
-    """The kinds in an `APIResourceList`, those with which all of the verbs are possible."""
+    """The kinds in an `APIResourceList` that take all of the verbs, by name."""
     group, _, version = api_version.rpartition("/")
-    found = {}
+    resources = {}
     for entry in document.get("resources") or []:
         is_able = set(verbs) <= set(entry.get("verbs") or [])
         if "/" not in entry["name"] and is_able:  # a subresource may have another kind
             resource = Resource(group, version, entry["name"], entry["kind"], entry["namespaced"])
-            found[resource.kind] = resource
-    return found
+            resources[resource.kind] = resource
+    return resources
 
 
-def _unknown(api_version: str, kind: str) -> KubernetesNotFoundError:
+def _unknown_kind(api_version: str, kind: str) -> KubernetesNotFoundError:
     error = KubernetesNotFoundError(
         f"the cluster has no kind {kind} in {api_version}",
         hint="install the operator that brings it, or correct apiVersion and kind",
@@ -118,12 +125,12 @@ def _unknown(api_version: str, kind: str) -> KubernetesNotFoundError:
 
 #: Objects of one page of a list.
 PAGE = 500
-#: Who owns the fields of what is made here.
+#: Field manager of objects that this client makes.
 _MANAGER = "kubetorch"
 #: Media types of patches.
-_APPLY = "application/apply-patch+yaml"
-_MERGE = "application/merge-patch+json"
-_JSON_PATCH = "application/json-patch+json"
+_APPLY_TYPE = "application/apply-patch+yaml"
+_MERGE_TYPE = "application/merge-patch+json"
+_JSON_PATCH_TYPE = "application/json-patch+json"
 
 Pairs = dict[str, str]
 #: A merge patch (RFC 7386), or the operations of a JSON patch (RFC 6902).
@@ -139,9 +146,9 @@ class Listing:
 class Client:
     """One user of one cluster; belongs to one event loop.
 
-    Every verb raises `KubernetesRequestError` (or a class below it) when the server refuses,
-    `KubernetesUnavailableError` when it does not answer, `KubernetesCredentialsError` when there is
-    nothing to ask it with.
+    Every verb raises `KubernetesRequestError` (or a subclass) when the server refuses the request,
+    `KubernetesUnavailableError` when it does not answer, `KubernetesCredentialsError` without
+    usable credentials.
     """
 
     def __init__(
@@ -171,10 +178,10 @@ class Client:
         return str((await self._document("/version")).get("gitVersion") or "")
 
     async def schemas(self, api_version: str) -> Object:
-        """What the server says of the fields of this version's kinds (OpenAPI 3), by name."""
+        """The schemas (OpenAPI 3) of this version's kinds, by name."""
         document = await self._document(f"/openapi/v3{group_path(api_version)}")
-        found: Object = (document.get("components") or {}).get("schemas") or {}
-        return found
+        schemas: Object = (document.get("components") or {}).get("schemas") or {}
+        return schemas
 
     # ------------------------------------------------------------------------------------ reading
 
@@ -188,7 +195,7 @@ class Client:
         except KubernetesRequestError as error:
             if error.status_code != 410:
                 raise
-        # The server has forgotten the moment that the pages are of: all at once, then.
+        # 410: the server has forgotten the version of the first pages, so all objects at once.
         return await self._list(selection, 0)
 
     async def _list(self, selection: Selection, page: int) -> Listing:
@@ -198,15 +205,15 @@ class Client:
         kind = {"apiVersion": selection.resource.api_version, "kind": selection.resource.kind}
         items: list[Object] = []
         while True:
-            found = await self._send("GET", action, path, query)
-            page_of = found.get("items") or []
-            if not isinstance(page_of, list) or not all(map(_is_object, page_of)):
-                raise failures.garbled(action, self.session.server, f"{page_of!r:.80}")
-            # Lists leave out what kind their items are of.
-            items += [{**kind, **item} for item in page_of]
-            proceed = (found.get("metadata") or {}).get("continue")
+            document = await self._send("GET", action, path, query)
+            objects = document.get("items") or []
+            if not isinstance(objects, list) or not all(map(_is_object, objects)):
+                raise failures.garbled(action, self.session.server, f"{objects!r:.80}")
+            # The objects of a list come without their kind.
+            items += [{**kind, **item} for item in objects]
+            proceed = (document.get("metadata") or {}).get("continue")
             if not proceed:
-                return Listing(items, version(found))
+                return Listing(items, version(document))
             query["continue"] = proceed
 
     async def watch(
@@ -217,9 +224,9 @@ class Client:
         seconds: float,
         on_open: Callable[[], object] = dict,
     ) -> AsyncGenerator[Object, None]:
-        """Events since a moment: dicts with `type` and `object`, the last ones `BOOKMARK`.
+        """Events since a version: dicts with `type` and `object`, the last one a `BOOKMARK`.
 
-        Nothing is tried again here: `kubetorch.k8s.informers` goes on after whatever happens.
+        A failed watch is not tried again here: `kubetorch.k8s.informers` does that.
         """
         query = {
             **selection.query,
@@ -231,7 +238,7 @@ class Client:
         action = self.action_on("watch", selection)
         path = selection.resource.path(namespace=selection.namespace)
         call = Call(action, "GET", path, tuple(query.items()))
-        # Should the server forget to end it, the connection is given up.
+        # A server that does not end the watch in time has the connection closed.
         deadline = seconds + self._timeout
         async with (
             await self.session.send(call, patience=0.0) as answer,
@@ -272,19 +279,19 @@ class Client:
         force: bool = False,
         dry_run: bool = False,
     ) -> Object:
-        """Server-side apply: the object has what the manifest says, made if it is not there."""
+        """Server-side apply: create the object, or set the fields of the manifest in it."""
         ref = await self._ref(manifest)
         query = _options(dry_run, fieldManager=field_manager, force="true" if force else "")
         action = self.action("patch", ref)
-        return await self._send("PATCH", action, self.path(ref), query, manifest, _APPLY)
+        return await self._send("PATCH", action, self.path(ref), query, manifest, _APPLY_TYPE)
 
     async def replace(self, manifest: Object) -> Object:
-        """Put an object in place of what is there."""
+        """Replace the whole present object."""
         ref = await self._ref(manifest)
         return await self._send("PUT", self.action("update", ref), self.path(ref), {}, manifest)
 
     async def patch(self, ref: Ref, patch: Patch, *, field_manager: str = _MANAGER) -> Object:
-        kind = _JSON_PATCH if isinstance(patch, list) else _MERGE
+        kind = _JSON_PATCH_TYPE if isinstance(patch, list) else _MERGE_TYPE
         query = {"fieldManager": field_manager}
         return await self._send(
             "PATCH", self.action("patch", ref), self.path(ref), query, patch, kind
@@ -313,7 +320,7 @@ class Client:
     # ------------------------------------------------------------------------------------- common
 
     def namespace_of(self, resource: Resource, namespace: str | None) -> str | None:
-        """The namespace that is meant: the given one, else the client's own."""
+        """The given namespace, else the client's own; `None` for kinds without namespaces."""
         return (namespace or self.access.namespace) if resource.is_namespaced else None
 
     def path(self, ref: Ref) -> str:
@@ -321,9 +328,9 @@ class Client:
         return ref.resource.path(namespace=namespace, name=ref.name, subresource=ref.subresource)
 
     def action(self, verb: str, ref: Ref) -> Action:
-        what = f"{ref.resource}/{ref.subresource}" if ref.subresource else str(ref.resource)
+        resource = f"{ref.resource}/{ref.subresource}" if ref.subresource else str(ref.resource)
         namespace = self.namespace_of(ref.resource, ref.namespace)
-        return Action(verb, what, namespace, ref.name, self.access.origin)
+        return Action(verb, resource, namespace, ref.name, self.access.origin)
 
     def action_on(self, verb: str, selection: Selection) -> Action:
         return Action(verb, str(selection.resource), selection.namespace, None, self.access.origin)
@@ -356,18 +363,18 @@ class Client:
 
     def _decode(self, action: Action, data: bytes) -> Object:
         with contextlib.suppress(msgspec.DecodeError, RecursionError):
-            found: Any = msgspec.json.decode(data)
-            if isinstance(found, dict):
-                return found
+            document: Any = msgspec.json.decode(data)
+            if isinstance(document, dict):
+                return document
         raise failures.garbled(action, self.session.server, repr(data[:80]))
 
 
-#: Lists of a status that readers walk through.
-_LISTS = ("conditions", "containerStatuses")
+#: Lists in the status of an object whose parts all readers take for dictionaries.
+_STATUS_LISTS = ("conditions", "containerStatuses")
 
 
 def _is_object(item: object) -> bool:
-    """True if this is an object of Kubernetes, as far as readers take that for granted."""
+    """True if the fields that all readers use have the types that Kubernetes defines."""
     if not isinstance(item, dict):
         return False
     metadata, status = item.get("metadata"), item.get("status") or {}
@@ -375,20 +382,24 @@ def _is_object(item: object) -> bool:
         return False
     is_named = isinstance(metadata.get("name"), str)
     is_labelled = isinstance(metadata.get("labels") or {}, dict)
-    return is_named and is_labelled and all(_is_list_of_dicts(status.get(name)) for name in _LISTS)
+    return (
+        is_named
+        and is_labelled
+        and all(_is_list_of_dicts(status.get(name)) for name in _STATUS_LISTS)
+    )
 
 
 def _is_list_of_dicts(value: object) -> bool:
-    """True for nothing, too."""
-    return not value or (isinstance(value, list) and all(isinstance(one, dict) for one in value))
+    """True also for an absent or empty list."""
+    return not value or (isinstance(value, list) and all(isinstance(part, dict) for part in value))
 
 
 def _options(dry_run: bool, **options: str) -> Pairs:
-    given = {name: value for name, value in options.items() if value}
-    return {**given, "dryRun": "All"} if dry_run else given
+    query = {name: value for name, value in options.items() if value}
+    return {**query, "dryRun": "All"} if dry_run else query
 
 
 def _version_in(path: str) -> str:
-    """The `apiVersion` that a path is of."""
+    """The `apiVersion` in a path."""
     parts = path.split("/")
     return parts[2] if parts[1] == "api" else "/".join(parts[2:4])

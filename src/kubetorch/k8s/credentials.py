@@ -33,8 +33,8 @@ from kubetorch.lib.transports import Route
 
 #: Seconds that a plugin may take at least when it may talk to the user.
 INTERACTIVE_TIMEOUT = 300.0
-#: Bytes that it may print.
-_LIMIT = 1024 * 1024
+#: Bytes of a plugin's output that are read.
+_OUTPUT_LIMIT = 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def request(plugin: Plugin, cluster: Cluster, *, interactive: bool) -> dict[str,
         authority = cluster.authority
         data = authority.data
         if data is None and authority.path is not None:
-            with contextlib.suppress(OSError):  # it is named, but not there: not ours to judge here
+            with contextlib.suppress(OSError):  # a missing file fails when the TLS context is made
                 data = authority.path.read_bytes()
         described = {
             "server": cluster.server,
@@ -112,8 +112,8 @@ async def _output_of(
     plugin: Plugin, variables: Mapping[str, str], *, interactive: bool, timeout: float
 ) -> bytes:
     try:
-        # One that uses the terminal stays in its session; any other has a group of its own, which
-        # ends with it.
+        # A plugin that uses the terminal stays in its session; any other has a process group of its
+        # own, which is killed as a whole.
         process = await asyncio.create_subprocess_exec(
             plugin.command,
             *plugin.arguments,
@@ -133,7 +133,7 @@ async def _output_of(
             output, complaint = await asyncio.gather(_read(process.stdout), _read(process.stderr))
             status = await process.wait()
     except BaseException as error:
-        await _end(process, whole_group=not interactive)
+        await _kill(process, whole_group=not interactive)
         if isinstance(error, TimeoutError):
             raise KubernetesCredentialsError(
                 f"the credential plugin {plugin.command} did not end within {timeout:g} s",
@@ -141,23 +141,23 @@ async def _output_of(
             ) from error
         raise
     if status != 0:
-        said = complaint.decode(errors="replace").strip()[-500:]
+        complaint_text = complaint.decode(errors="replace").strip()[-500:]
         raise KubernetesCredentialsError(
             f"the credential plugin {plugin.command} failed with status {status}"
-            + (f": {said}" if said else ""),
+            + (f": {complaint_text}" if complaint_text else ""),
             hint="log in again, or run it by hand to see why",
         )
     return output
 
 
 async def _read(stream: asyncio.StreamReader | None) -> bytes:
-    kept = bytearray()
+    output = bytearray()
     while stream is not None and (piece := await stream.read(64 * 1024)):
-        kept += piece[: _LIMIT - len(kept)]
-    return bytes(kept)
+        output += piece[: _OUTPUT_LIMIT - len(output)]
+    return bytes(output)
 
 
-async def _end(process: Process, *, whole_group: bool) -> None:
+async def _kill(process: Process, *, whole_group: bool) -> None:
     # macOS forbids to signal a group whose members have all ended.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         if whole_group:
@@ -172,76 +172,76 @@ async def _end(process: Process, *, whole_group: bool) -> None:
 
 
 def pem_signature(*materials: Pem) -> tuple[object, ...]:
-    """Changes when the content of one of these does."""
-    return tuple(_state(pem) for pem in materials)
+    """A value that changes when the content of a certificate or key does."""
+    return tuple(_content_signature(pem) for pem in materials)
 
 
-def _state(pem: Pem) -> object:
+def _content_signature(pem: Pem) -> object:
     if pem.data is not None or pem.path is None:
         return pem.data
     try:
-        found = pem.path.stat()
+        file_status = pem.path.stat()
     except OSError:
         return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    return file_status.st_ino, file_status.st_mtime_ns, file_status.st_size
 
 
 def tls_context(cluster: Cluster, certificate: Pem, key: Pem) -> ssl.SSLContext:
-    """The trusted authorities, and the certificate of the client."""
-    made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    made.minimum_version = ssl.TLSVersion.TLSv1_2
-    made.set_alpn_protocols(["http/1.1"])
+    """A TLS context with the trusted authorities and the certificate of the client."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
     if cluster.is_insecure:
-        made.check_hostname = False
-        made.verify_mode = ssl.CERT_NONE
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
     elif cluster.authority.is_given:
-        _trust(made, cluster.authority)
+        _load_authority(context, cluster.authority)
     else:
-        made.load_default_certs()
+        context.load_default_certs()
     if certificate.is_given:
-        _show(made, certificate, key)
-    return made
+        _load_client_certificate(context, certificate, key)
+    return context
 
 
-def _trust(made: ssl.SSLContext, authority: Pem) -> None:
+def _load_authority(context: ssl.SSLContext, authority: Pem) -> None:
     text = _read_pem(authority, "certificate authority").decode("ascii", errors="replace")
     try:
-        made.load_verify_locations(cadata=text)
+        context.load_verify_locations(cadata=text)
     except (ssl.SSLError, ValueError) as error:
-        raise _wrong("certificate authority", authority, error) from error
+        raise _unusable("certificate authority", authority, error) from error
 
 
-def _show(made: ssl.SSLContext, certificate: Pem, key: Pem) -> None:
+def _load_client_certificate(context: ssl.SSLContext, certificate: Pem, key: Pem) -> None:
     chain = _read_pem(certificate, "client certificate") + b"\n" + _read_pem(key, "client key")
-    # The library reads files only; this one is the user's alone, and gone at once.
+    # OpenSSL reads files only; only the user can read this file, and it is deleted at once.
     descriptor, name = tempfile.mkstemp(prefix="kt-", suffix=".pem")
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(chain)
         # An encrypted key is refused; without the password OpenSSL would ask on the terminal.
-        made.load_cert_chain(name, password="")
+        context.load_cert_chain(name, password="")
     except (ssl.SSLError, ValueError) as error:
-        raise _wrong("client certificate or key", certificate, error) from error
+        raise _unusable("client certificate or key", certificate, error) from error
     finally:
         Path(name).unlink()
 
 
-def _read_pem(pem: Pem, what: str) -> bytes:
+def _read_pem(pem: Pem, pem_name: str) -> bytes:
     if pem.data is not None or pem.path is None:
         return pem.data or b""
     try:
         return pem.path.read_bytes()
     except OSError as error:
         raise KubernetesCredentialsError(
-            f"the {what} {pem.path} cannot be read: {error.strerror}",
+            f"the {pem_name} {pem.path} cannot be read: {error.strerror}",
             hint="correct the path in the kubeconfig",
         ) from error
 
 
-def _wrong(what: str, pem: Pem, error: Exception) -> KubernetesCredentialsError:
+def _unusable(pem_name: str, pem: Pem, error: Exception) -> KubernetesCredentialsError:
     where = f" {pem.path}" if pem.data is None else ""
     return KubernetesCredentialsError(
-        f"the {what}{where} cannot be used: {error}",
+        f"the {pem_name}{where} cannot be used: {error}",
         hint="it should be unencrypted PEM, with the certificate and the key belonging together",
     )
 
@@ -310,7 +310,7 @@ def _split_port(exception: str) -> tuple[str, int | None]:
 
 #: A token file is read again after so many seconds; kubelets rotate tokens long before they end.
 TOKEN_FILE_SECONDS = 60.0
-#: A plugin is asked again so many seconds before what it gave is void.
+#: A plugin runs again so many seconds before its credential expires.
 EXPIRY_MARGIN = 10.0
 
 Pair = tuple[str, str]
@@ -325,8 +325,8 @@ class Credentials:
         self._token: str | None = None
         self._token_time: float | None = None
         self._credential: Credential | None = None
-        self._given: tuple[Pair, ...] = ()
-        self._asking = asyncio.Lock()
+        self._last_headers: tuple[Pair, ...] = ()
+        self._plugin_lock = asyncio.Lock()
         self._context: ssl.SSLContext | None = None
         self._context_signature: tuple[object, ...] = ()
         server = urlsplit(access.cluster.server)
@@ -337,23 +337,23 @@ class Credentials:
 
     @property
     def can_change(self) -> bool:
-        """True if other credentials could be had after the server refused these."""
+        """True if a token file or a plugin may have other credentials after a refusal."""
         return self._access.user.token_file is not None or self._access.user.plugin is not None
 
     def reject(self, headers: tuple[Pair, ...]) -> None:
-        """The server does not know these headers: have others for the next request."""
-        if headers == self._given:  # else another request was refused before
+        """Get other credentials for the next request: the server refused these headers."""
+        if headers == self._last_headers:  # else another request has rejected them already
             self._token_time = None
             self._credential = None
 
     def reject_token(self, token: str) -> None:
-        known = self._token if self._credential is None else self._credential.token
-        if token == known:
+        current_token = self._token if self._credential is None else self._credential.token
+        if token == current_token:
             self._token_time = None
             self._credential = None
 
     async def bearer_token(self) -> str | None:
-        """The token of a user who is known by one and acts as nobody else."""
+        """The user's token; `None` for a user without a token, or with impersonation."""
         return None if self._access.user.impersonation.user else await self._token_of_user()
 
     async def headers(self) -> tuple[Pair, ...]:
@@ -365,7 +365,7 @@ class Credentials:
         elif user.username is not None:
             pair = f"{user.username}:{user.password or ''}".encode()
             acting = (("Authorization", f"Basic {base64.b64encode(pair).decode()}"), *acting)
-        self._given = acting
+        self._last_headers = acting
         return acting
 
     async def _token_of_user(self) -> str | None:
@@ -399,17 +399,17 @@ class Credentials:
         plugin = self._access.user.plugin
         if plugin is None:
             return None
-        async with self._asking:  # one answer serves all who ask meanwhile
-            known = self._credential
-            expires = known.expires if known is not None else None
+        async with self._plugin_lock:  # requests that wait meanwhile use the same credential
+            credential = self._credential
+            expires = credential.expires if credential is not None else None
             is_void = expires is not None and time.time() > expires - EXPIRY_MARGIN
-            if known is None or is_void:
+            if credential is None or is_void:
                 cluster = self._access.cluster
-                known = self._credential = await run(plugin, cluster, self._environment)
-            return known
+                credential = self._credential = await run(plugin, cluster, self._environment)
+            return credential
 
     async def route(self) -> Route:
-        """The way to the server, with the certificates as they are now."""
+        """The address of the server, with the certificates as they are now."""
         cluster = self._access.cluster
         context = await self._tls() if self._is_tls else None
         return Route(self._host, self._port, context, cluster.tls_name, self._proxy)

@@ -14,7 +14,7 @@ from kubetorch import errors
 _TEXT_LIMIT = 300
 #: Parts of pods that are connections.
 _STREAMS = ("pods/exec", "pods/portforward")
-#: What it takes to make objects of a kind, to follow them and to delete them.
+#: The verbs needed to make objects of a kind, to follow them and to delete them.
 MAKER_VERBS = ("get", "list", "watch", "create", "update", "patch", "delete")
 _CLASSES: dict[int, type[errors.KubernetesRequestError]] = {
     401: errors.KubernetesForbiddenError,
@@ -57,7 +57,7 @@ def untrusted(action: Action, server: str, error: BaseException) -> errors.Kubet
 
 
 def garbled(action: Action, server: str, why: object) -> errors.KubetorchError:
-    """The error for an answer that no API server gives."""
+    """The error for an answer that cannot come from an API server."""
     return errors.KubernetesError(
         f"cannot {action}: {server} answered with something that is no answer of Kubernetes: {why}",
         hint=f"is that the URL of an API server, and no portal or proxy in between? "
@@ -70,8 +70,8 @@ def refused(
 ) -> errors.KubernetesRequestError:
     """The error for an action that the server refused."""
     status = parse_status(body)
-    said = "" if status else body[:_TEXT_LIMIT].decode(errors="replace").strip()
-    return refused_by(action, status, status_code, said=said, headers=headers)
+    server_message = "" if status else body[:_TEXT_LIMIT].decode(errors="replace").strip()
+    return refused_by(action, status, status_code, server_message=server_message, headers=headers)
 
 
 def refused_by(
@@ -79,20 +79,22 @@ def refused_by(
     status: Mapping[str, Any],
     status_code: int | None = None,
     *,
-    said: str = "",
+    server_message: str = "",
     headers: Mapping[str, str] | None = None,
 ) -> errors.KubernetesRequestError:
-    """The error that a `Status` describes; its own code counts where no other is given."""
+    """The error that a `Status` describes, with its own code if there is no `status_code`."""
     if status_code is None:
         code = status.get("code")
         status_code = code if isinstance(code, int) else 500
     details = status.get("details") or {}
     reason = str(status.get("reason") or "")
-    said = said or str(status.get("message") or "")
+    server_message = server_message or str(status.get("message") or "")
     words = " ".join(filter(None, [str(status_code), reason]))
-    message = f"cannot {action}: the API server answered {words}" + (f": {said}" if said else "")
-    made = _CLASSES.get(status_code, errors.KubernetesRequestError)
-    error = made(message, hint=_hint(action, status_code, reason, said))
+    message = f"cannot {action}: the API server answered {words}" + (
+        f": {server_message}" if server_message else ""
+    )
+    error_class = _CLASSES.get(status_code, errors.KubernetesRequestError)
+    error = error_class(message, hint=_hint(action, status_code, reason, server_message))
     error.verb, error.resource = action.verb, action.resource
     error.namespace, error.name = action.namespace, action.name
     error.status_code, error.reason = status_code, reason
@@ -136,38 +138,38 @@ def _retry_after(details: Mapping[str, Any], headers: Mapping[str, str]) -> floa
     return None
 
 
-def _hint(action: Action, status_code: int, reason: str, said: str) -> str | None:
+def _hint(action: Action, status_code: int, reason: str, server_message: str) -> str | None:
     if status_code == 401:
         return f"the credentials are unknown or have expired; log in again ({action.origin})"
     if status_code == 403:
-        return _forbidden_hint(action, said)
+        return _forbidden_hint(action, server_message)
     if status_code == 404:
-        if is_unserved(said):
+        if is_unserved(server_message):
             return "the cluster does not serve this kind: is its operator installed?"
         return "check name and namespace; it may have been deleted"
     if status_code == 409:
         if reason == "AlreadyExists":
             return "choose another name, or apply it instead of creating it"
-        if "Apply failed with" in said:
+        if "Apply failed with" in server_message:
             return "leave those fields to the manager that owns them, or apply with force"
         return "somebody changed it in between: read it again and repeat"
     if status_code == 429:
         return "the API server is busy; try again later"
     if status_code in (400, 422):
-        if is_admission(said):
+        if is_admission(server_message):
             return "change the object as the admission webhook asks"
         return "correct the fields that the message names"
     return None
 
 
 def is_passing(error: errors.KubernetesRequestError) -> bool:
-    """True if the server, or a node that it asks, is only away for now."""
+    """True if the server, or a node behind it, may answer the same request later."""
     is_away = error.status_code == 429 or error.status_code >= 500
     return is_away and not is_malformed(error.message)
 
 
-#: How a server begins when an object that is applied to it is of another form than its kind; it
-#: answers 500, as it does when its storage is away.
+#: The message of a server about an applied object that does not fit the schema of its kind; its
+#: status is 500, as when the server's storage is away.
 _MALFORMED = re.compile(
     r"failed to (?:create typed patch object|convert new object) \([^)]*\)"
     r"(?: to proper version: unable to convert [^:]*)?: (?P<faults>.*)",
@@ -184,7 +186,7 @@ class FieldFault:
     """A field of an object that its kind does not have, or has with another type.
 
     Attributes:
-        path: Such as `spec.template.spec.tolerationz`; empty where the server does not say.
+        path: Such as `spec.template.spec.tolerationz`; empty where the message names no field.
     """
 
     path: str
@@ -195,14 +197,14 @@ class FieldFault:
         return self.problem == _UNDECLARED
 
 
-def is_malformed(said: str) -> bool:
-    """True if a message says that an object is of another form than its kind."""
-    return _MALFORMED.search(said) is not None
+def is_malformed(message: str) -> bool:
+    """True if a message says that an object does not fit the schema of its kind."""
+    return _MALFORMED.search(message) is not None
 
 
-def field_faults(said: str) -> list[FieldFault]:
-    """What a message says of the form of an object; nothing in messages about anything else."""
-    match = _MALFORMED.search(said)
+def field_faults(message: str) -> list[FieldFault]:
+    """The faults in a message about an object's schema; none for any other message."""
+    match = _MALFORMED.search(message)
     if match is None:
         return []
     lines = [line for line in match["faults"].splitlines() if line.strip() not in ("", "errors:")]
@@ -215,25 +217,25 @@ def _fault(line: str) -> FieldFault:
     return FieldFault(path, _MAPPING.sub("a mapping", _VALUE.sub(r"\1", problem)))
 
 
-def is_unserved(said: str) -> bool:
+def is_unserved(message: str) -> bool:
     """True if a message says that a path is not served, rather than that an object is missing."""
-    return "could not find the requested resource" in said or "404 page not found" in said
+    return "could not find the requested resource" in message or "404 page not found" in message
 
 
-def is_admission(said: str) -> bool:
+def is_admission(message: str) -> bool:
     """True if a message comes from an admission webhook or policy."""
-    return "admission webhook" in said or "ValidatingAdmissionPolicy" in said
+    return "admission webhook" in message or "ValidatingAdmissionPolicy" in message
 
 
-def is_quota(said: str) -> bool:
+def is_quota(message: str) -> bool:
     """True if a message says that a ResourceQuota is full."""
-    return "exceeded quota" in said
+    return "exceeded quota" in message
 
 
-def _forbidden_hint(action: Action, said: str) -> str:
-    if is_quota(said):
+def _forbidden_hint(action: Action, server_message: str) -> str:
+    if is_quota(server_message):
         return "free some of the quota (kubectl describe resourcequota), or ask for less"
-    if is_admission(said):
+    if is_admission(server_message):
         return "change the object as the admission webhook asks"
     plural, _, group = action.resource.partition(".")
     _, slash, subresource = group.partition("/")
@@ -241,7 +243,7 @@ def _forbidden_hint(action: Action, said: str) -> str:
         plural, group = f"{plural}/{subresource}", group.partition("/")[0]
     verbs = [action.verb]
     if plural in _STREAMS:
-        verbs = ["create", "get"]  # which of them is asked for depends on the server's version
+        verbs = ["create", "get"]  # which of them the server demands depends on its version
     kind = "Role" if action.namespace else "ClusterRole"
     where = f" in namespace {action.namespace!r}" if action.namespace else ""
     return (

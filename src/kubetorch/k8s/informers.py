@@ -1,8 +1,7 @@
 """A selection of objects, always as the server has it, and callbacks when it changes.
 
-Nothing is queued here: callbacks run before the next event is read, and what the server says
-meanwhile waits in the socket. A server that has to wait for too long ends the watch, which goes on
-where it was.
+No event is queued here: callbacks run before the next event is read, and later events wait in the
+socket. A server that has to wait for too long ends the watch, which is then resumed.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from kubetorch.k8s.watching import Change, Key, WatchState
 from kubetorch.lib import deadlines
 from kubetorch.lib.changes import Changes
 
-#: A watch is ended by the server after a while of these seconds, each one after another.
+#: Bounds of the random seconds after which the server ends a watch.
 WATCH_SECONDS = (240.0, 300.0)
-#: Statuses with which no list will ever succeed, unless somebody changes the cluster.
-_HOPELESS = (400, 401, 403, 404, 405, 422)
+#: Statuses of a list that will fail until a user changes the cluster or the request.
+_HOPELESS_STATUSES = (400, 401, 403, 404, 405, 422)
 
 _logger = logging.getLogger(__name__)
 
@@ -44,6 +43,7 @@ class Informer:
         *,
         watch_seconds: tuple[float, float] = WATCH_SECONDS,
     ) -> None:
+        #: The error of the last request; `None` after a success.
         self.error: KubetorchError | None = None
         self._client = client
         self._selection = selection
@@ -75,7 +75,7 @@ class Informer:
 
     @property
     def is_listed(self) -> bool:
-        """True if all objects were known once; until then, an empty set means nothing."""
+        """True once all objects were listed; until then, an empty set says nothing."""
         return self._state.is_listed
 
     def get(self, name: str, namespace: str = "") -> Object | None:
@@ -86,7 +86,10 @@ class Informer:
             async with deadlines.timeout(timeout):
                 while not self._state.is_listed:
                     error = self.error
-                    if isinstance(error, KubernetesRequestError) and error.status_code in _HOPELESS:
+                    if (
+                        isinstance(error, KubernetesRequestError)
+                        and error.status_code in _HOPELESS_STATUSES
+                    ):
                         raise error
                     await self._changes.wait()
         except TimeoutError as error:
@@ -109,38 +112,38 @@ class Informer:
             try:
                 if state.version:
                     await self._watch(state.version)
-                    state.ended(loop.time() - begun)
+                    state.on_end(loop.time() - begun)
                 else:
                     listing = await self._client.list(self._selection)
-                    self._tell(state.listed(listing.items, listing.resource_version))
-                    self._heard()
+                    self._notify(state.on_list(listing.items, listing.resource_version))
+                    self._note_success()
             except KubetorchError as error:
-                self._failed(error, loop.time() - begun)
+                self._note_failure(error, loop.time() - begun)
             except Exception as error:  # a defect must not end the watch for good
                 _logger.exception("cannot %s", self._action)
                 wrapped = KubernetesError(f"cannot {self._action}: {error!r}")
-                self._failed(wrapped, loop.time() - begun)
+                self._note_failure(wrapped, loop.time() - begun)
 
     async def _watch(self, resource_version: str) -> None:
         seconds = random.uniform(*self._watch_seconds)
         events = self._client.watch(
-            self._selection, resource_version, seconds=seconds, on_open=self._heard
+            self._selection, resource_version, seconds=seconds, on_open=self._note_success
         )
         async with contextlib.aclosing(events):
             async for event in events:
-                self._tell(self._state.told(event))
-                self._heard()
+                self._notify(self._state.on_event(event))
+                self._note_success()
 
-    def _failed(self, error: KubetorchError, seconds: float) -> None:
-        self._state.failed(error, seconds)
+    def _note_failure(self, error: KubetorchError, seconds: float) -> None:
+        self._state.on_failure(error, seconds)
         self.error = error
         self._changes.notify()
 
-    def _heard(self) -> None:
+    def _note_success(self) -> None:
         self.error = None
         self._changes.notify()
 
-    def _tell(self, changes: list[Change]) -> None:
+    def _notify(self, changes: list[Change]) -> None:
         for change in changes:
             if self._on_change is not None:
                 try:

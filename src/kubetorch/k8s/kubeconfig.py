@@ -1,9 +1,9 @@
-"""Which API server, as whom: found in kubeconfig files, or in the service account of this pod.
+"""The API server and its user: from kubeconfig files, or from the service account of this pod.
 
-Several files are merged as Kubernetes documents it: the first that sets a value wins, and of two
-clusters, users or contexts of one name the first file's counts in full. Files that `KUBECONFIG`
-lists and that do not exist are left out; one that is named outright has to exist. Paths in a file
-are relative to its folder.
+Several files are merged as Kubernetes documents it: the first file that sets a value wins, and of
+two clusters, users or contexts of one name the first file's counts in full. Files that `KUBECONFIG`
+lists and that do not exist are left out; the file of `kubeconfig_path` has to exist. Paths in a
+file are relative to its folder.
 """
 
 from __future__ import annotations
@@ -89,7 +89,11 @@ class User:
 
 @dataclass(frozen=True)
 class Access:
-    """Everything that a client needs to know."""
+    """The cluster, the user and the namespace of a client.
+
+    Attributes:
+        origin: The source of these settings, for error messages.
+    """
 
     cluster: Cluster
     user: User = User()
@@ -120,34 +124,34 @@ class Kubeconfig:
         name = context or self.current_context
         if not name:
             raise KubernetesCredentialsError(
-                f"the kubeconfig ({self._where}) has no current context",
+                f"the kubeconfig ({self._file_names}) has no current context",
                 hint="kubectl config use-context chooses one of "
                 f"{', '.join(self.contexts) or 'those that you add'}",
             )
-        settings = self._pick("context", name)
+        settings = self._fields_of("context", name)
         cluster_name, user_name = settings.text("cluster"), settings.text("user")
         if cluster_name is None:
             raise settings.wrong("cluster", "names no cluster")
         return Access(
-            cluster=_cluster(self._pick("cluster", cluster_name)),
-            user=User() if user_name is None else _user(self._pick("user", user_name)),
+            cluster=_cluster(self._fields_of("cluster", cluster_name)),
+            user=User() if user_name is None else _user(self._fields_of("user", user_name)),
             namespace=settings.text("namespace") or "default",
             context=name,
             origin=settings.where,
         )
 
     @property
-    def _where(self) -> str:
+    def _file_names(self) -> str:
         return ", ".join(map(str, self.files)) or "no file"
 
-    def _pick(self, kind: str, name: str) -> _Fields:
-        found = self.entries[kind]
-        if name not in found:
+    def _fields_of(self, kind: str, name: str) -> _Fields:
+        entries = self.entries[kind]
+        if name not in entries:
             raise KubernetesCredentialsError(
-                f"the kubeconfig ({self._where}) has no {kind} {name!r}",
-                hint=f"it has {sorted(found)}",
+                f"the kubeconfig ({self._file_names}) has no {kind} {name!r}",
+                hint=f"it has {sorted(entries)}",
             )
-        return found[name]
+        return entries[name]
 
 
 def paths(variable: str | None, home: Path) -> list[Path]:
@@ -190,7 +194,7 @@ def merge(documents: Sequence[tuple[Path, str]]) -> Kubeconfig:
         document = _parse(file, text)
         current = current or str(document.get("current-context") or "")
         for kind, entries in merged.items():
-            for name, value in _named(document, kind, file).items():
+            for name, value in _entries_by_name(document, kind, file).items():
                 where = f"{kind} {name!r} of {file}"
                 entries.setdefault(name, _Fields(value, file.parent, where))
     return Kubeconfig(tuple(file for file, _ in documents), current, merged)
@@ -209,9 +213,9 @@ def _parse(file: Path, text: str) -> dict[str, Any]:
     return document
 
 
-def _named(document: dict[str, Any], kind: str, file: Path) -> dict[str, dict[str, Any]]:
-    """The clusters, users or contexts of a file by name, of two with one name the first."""
-    found: dict[str, dict[str, Any]] = {}
+def _entries_by_name(document: dict[str, Any], kind: str, file: Path) -> dict[str, dict[str, Any]]:
+    """The clusters, users or contexts of a file by name; of two with one name, the first."""
+    entries_by_name: dict[str, dict[str, Any]] = {}
     listed = document.get(f"{kind}s") or []
     if not isinstance(listed, list):
         raise _unusable(file, f"{kind}s should be a list")
@@ -219,8 +223,8 @@ def _named(document: dict[str, Any], kind: str, file: Path) -> dict[str, dict[st
         value = item.get(kind) or {} if isinstance(item, dict) else None
         if not isinstance(value, dict) or not isinstance(item.get("name"), str):
             raise _unusable(file, f"an item of {kind}s should have name and {kind}: {item!r:.80}")
-        found.setdefault(item["name"], value)
-    return found
+        entries_by_name.setdefault(item["name"], value)
+    return entries_by_name
 
 
 def _unusable(file: Path, why: str) -> KubernetesCredentialsError:
@@ -288,8 +292,8 @@ class _Fields:
         except binascii.Error as error:
             raise self.wrong(f"{name}-data", f"is no base64: {error}") from error
 
-    def beside(self, command: str) -> str:
-        """A program: one with a slash is relative to the file's folder, others are on `PATH`."""
+    def program_path(self, command: str) -> str:
+        """The path of a program: with a slash, relative to the file's folder; else on `PATH`."""
         return str(self._folder / command) if os.sep in command else command
 
     def nested(self, name: str) -> _Fields | None:
@@ -389,7 +393,7 @@ def _plugin(fields: _Fields) -> Plugin:
             raise fields.wrong("env", f"should be a list of name and value, not {item!r}")
         environment[str(item["name"])] = str(item["value"])
     return Plugin(
-        command=fields.beside(command),
+        command=fields.program_path(command),
         arguments=fields.texts("args"),
         environment=environment,
         api_version=version,
@@ -399,12 +403,12 @@ def _plugin(fields: _Fields) -> Plugin:
     )
 
 
-#: Where a pod finds its service account.
+#: Folder of a pod's service account.
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 def find(kubeconfig_path: str | None = None, *, context: str | None = None) -> Access:
-    """The cluster that is meant.
+    """The cluster and user of this process.
 
     The first of: the file `kubeconfig_path`; the files that `KUBECONFIG` lists; in a pod, its
     cluster as its service account; `~/.kube/config`.
@@ -428,7 +432,7 @@ def find(kubeconfig_path: str | None = None, *, context: str | None = None) -> A
 
 
 def in_cluster(folder: Path = SERVICE_ACCOUNT) -> Access | None:
-    """The cluster that this process runs in a pod of, as the pod's service account."""
+    """The cluster of the pod that this process runs in, as the pod's service account."""
     service = environment.kubernetes_service()
     token, authority = folder / "token", folder / "ca.crt"
     if service is None or not token.exists():

@@ -1,7 +1,8 @@
-"""Which fields of an object each manager owns, as server-side apply keeps it. Pure.
+"""The fields of an object that each manager owns, as server-side apply notes them. Pure.
 
-A set of fields (`fieldsV1`) is a dictionary: `f:NAME` is a field, `k:{...}` an entry of a list by
-its keys, `v:VALUE` one by its value, `.` the thing itself; what has nothing below it is owned as a
+A set of fields (`fieldsV1`) is a dictionary. Its keys are steps: `f:NAME` leads to a field,
+`k:{...}` to the list entry with these keys, `v:VALUE` to the list entry with this value, `i:INDEX`
+to the list entry at an index; `.` is the node itself. A step with an empty dictionary is owned as a
 whole.
 """
 
@@ -13,35 +14,35 @@ from typing import Any
 
 Fields = dict[str, Any]
 Entry = dict[str, Any]
-#: Whose fields an entry lists: its manager, what that did, and the subresource.
+#: Keys of an entry that say whose fields it lists.
 _IDENTITY = ("manager", "operation", "apiVersion", "subresource")
 _ITSELF = "."
 
 
-def entries_of(one: Mapping[str, Any]) -> list[Entry]:
-    """Who owns what of an object, but for its status."""
-    found = one["metadata"].get("managedFields") or ()
-    return [entry for entry in found if not entry.get("subresource")]
+def entries_of(manifest: Mapping[str, Any]) -> list[Entry]:
+    """The entries of an object's managers, without those for its status."""
+    entries = manifest["metadata"].get("managedFields") or ()
+    return [entry for entry in entries if not entry.get("subresource")]
 
 
 def owned(entries: Iterable[Entry], is_meant: Callable[[Entry], bool]) -> Fields:
-    """The fields of all managers that are meant."""
-    found: Fields = {}
+    """The fields of all entries that are meant."""
+    fields: Fields = {}
     for entry in entries:
         if is_meant(entry):
-            found = union(found, entry.get("fieldsV1") or {})
-    return found
+            fields = union(fields, entry.get("fieldsV1") or {})
+    return fields
 
 
 def union(first: Fields, second: Fields) -> Fields:
-    found = dict(first)
+    united = dict(first)
     for key, below in second.items():
-        found[key] = union(found[key], below) if key in found else below
-    return found
+        united[key] = union(united[key], below) if key in united else below
+    return united
 
 
 def intersection(first: Fields, second: Fields) -> Fields:
-    """What both have; where one has a whole, what the other has of it."""
+    """The fields in both; where one set has a node as a whole, the other's fields below it."""
     if not first or not second:
         return first or second
     both = (key for key in first if key in second)
@@ -49,21 +50,21 @@ def intersection(first: Fields, second: Fields) -> Fields:
 
 
 def cut(fields: Fields, path: Sequence[str]) -> tuple[Fields, Fields | None]:
-    """The fields without those at a path, and what those are; `None` if there are none."""
+    """The fields without those at a path, and the fields at that path; `None` without any."""
     step, *rest = path
     if step not in fields:
         return fields, None
-    left = {key: below for key, below in fields.items() if key != step}
+    remaining = {key: below for key, below in fields.items() if key != step}
     if not rest:
-        return left, fields[step]
+        return remaining, fields[step]
     below, taken = cut(fields[step], rest)
     if below or taken is None:
-        left[step] = below
-    return left, taken
+        remaining[step] = below
+    return remaining, taken
 
 
-def at(path: Sequence[str], fields: Fields) -> Fields:
-    """The fields, below a path."""
+def nested(path: Sequence[str], fields: Fields) -> Fields:
+    """The fields put below a path."""
     for step in reversed(path):
         fields = {step: fields}
     return fields
@@ -74,12 +75,12 @@ def names(path: Iterable[str]) -> list[str]:
 
 
 def key_of(**keys: str) -> str:
-    """The step to the entry of a list that has these keys."""
+    """The step to the list entry that has these keys."""
     return f"k:{json.dumps(keys, separators=(',', ':'), sort_keys=True)}"
 
 
 def values(node: Any, fields: Fields) -> Any:  # noqa: ANN401  # any node of an object
-    """What an object has at these fields, as it would be applied."""
+    """A node of an object, cut down to these fields, as it would be applied."""
     steps = [step for step in fields if step != _ITSELF]
     if not steps:
         return node
@@ -87,31 +88,38 @@ def values(node: Any, fields: Fields) -> Any:  # noqa: ANN401  # any node of an 
         chosen = ((step.partition(":")[2], fields[step]) for step in steps)
         return {name: values(node[name], below) for name, below in chosen if name in node}
     if isinstance(node, list):
-        found = [_entry(node, step, fields[step]) for step in steps]
-        # In their own order: that of containers has a meaning.
-        return [one for _, one in sorted(filter(None, found), key=lambda entry: entry[0])]
+        positioned_entries = [_entry_at(node, step, fields[step]) for step in steps]
+        # In the order of the object: that of containers has a meaning.
+        return [
+            entry_values
+            for _, entry_values in sorted(
+                filter(None, positioned_entries), key=lambda entry: entry[0]
+            )
+        ]
     return node
 
 
-def _entry(node: list[Any], step: str, fields: Fields) -> tuple[int, Any] | None:
-    """The place of a list's entry, and what it has at these fields."""
+def _entry_at(node: list[Any], step: str, fields: Fields) -> tuple[int, Any] | None:
+    """The index of the list entry that a step leads to, and the entry cut down to these fields."""
     kind, _, text = step.partition(":")
-    wanted = json.loads(text)
-    for place, one in enumerate(node):
-        if (kind == "v" and one == wanted) or (kind == "i" and place == wanted):
-            return place, one
-        if kind == "k" and all(one.get(key) == value for key, value in wanted.items()):
-            return place, {**wanted, **values(one, fields)}
+    identity = json.loads(text)
+    for index, entry in enumerate(node):
+        if (kind == "v" and entry == identity) or (kind == "i" and index == identity):
+            return index, entry
+        if kind == "k" and all(entry.get(key) == value for key, value in identity.items()):
+            return index, {**identity, **values(entry, fields)}
     return None
 
 
-def given_to(entries: Iterable[Entry], fields: Fields, identity: Mapping[str, Any]) -> list[Entry]:
-    """The entries, with these fields for the one of this identity, which is made if need be."""
-    found, is_there = [], False
+def with_fields(
+    entries: Iterable[Entry], fields: Fields, identity: Mapping[str, Any]
+) -> list[Entry]:
+    """The entries, with these fields added to the entry of an identity, which is made if absent."""
+    new_entries, is_there = [], False
     for entry in entries:
         if all(entry.get(key) == identity.get(key) for key in _IDENTITY):
             entry, is_there = {**entry, "fieldsV1": union(entry["fieldsV1"], fields)}, True
-        found.append(entry)
+        new_entries.append(entry)
     if not is_there:
-        found.append({**identity, "fieldsType": "FieldsV1", "fieldsV1": fields})
-    return found
+        new_entries.append({**identity, "fieldsType": "FieldsV1", "fieldsV1": fields})
+    return new_entries

@@ -1,11 +1,11 @@
 """Streams into pods: programs in containers (exec), and connections to ports.
 
-Several channels share one WebSocket, as Kubernetes does it: the first byte of a message says which.
-What the peer sends is kept until it is read, up to a bound; then the connection is not read any
-more, so that whoever writes in the pod has to wait.
+Several channels share one WebSocket, as Kubernetes defines it: the first byte of a message is the
+channel. Received messages are kept until they are read, up to a bound; then the connection is not
+read any more, so that the writing program in the pod has to wait.
 
-Programs speak `v5.channel.k8s.io`, with which standard input can end, or `v4`, where a server
-(before 1.30) knows no better.
+Programs speak `v5.channel.k8s.io`, with which standard input can end, or `v4` with a server before
+1.30.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from kubetorch.lib import deadlines, websocket
 from kubetorch.lib.changes import Changes
 from kubetorch.lib.websocket import Endpoint
 
-#: Bytes that wait here before reading stops, and so few that it starts again.
+#: Bytes of unread messages at which the connection is not read any more, and at which it is again.
 HIGH, LOW = 1024 * 1024, 256 * 1024
-#: Bytes of one message that is sent.
+#: Bytes of one sent message.
 PIECE = 32 * 1024
 
 
@@ -63,7 +63,7 @@ class Channels(Endpoint):
         await self._writable()
 
     def send_now(self, channel: int, data: bytes) -> None:
-        """Send a short message, even an empty one, without waiting; dropped if all is over."""
+        """Send a short message, even an empty one, without waiting; a closed one drops it."""
         if self._connection is not None:
             self._connection.send(bytes([channel]), data)
 
@@ -71,7 +71,7 @@ class Channels(Endpoint):
         if self._connection is not None:
             self._connection.read_on(True)
             self._connection.close()
-        while self.reason is None:  # the connection sees to it that this does not last
+        while self.reason is None:  # the connection bounds the time until it is closed
             await self._changes.wait()
 
     async def _writable(self) -> websocket.Connection:
@@ -118,10 +118,10 @@ class Completed:
 
 
 class Process(Channels):
-    """A program in a container, seen from here; an asynchronous context manager.
+    """The client's side of a program in a container; an asynchronous context manager.
 
-    Leaving the context closes the streams. The program is not ended by that: Kubernetes cannot end
-    one, but most end when their streams do.
+    Leaving the context closes the streams, which does not end the program: Kubernetes cannot end
+    it, but most programs end when their streams do.
     """
 
     def __init__(self, action: Action) -> None:
@@ -188,12 +188,12 @@ def exit_code(action: Action, data: bytes) -> int:
     for cause in details.get("causes") or []:
         if cause.get("reason") == "ExitCode" and str(cause.get("message")).isdigit():
             return int(cause["message"])
-    said = "" if status else data[:300].decode(errors="replace")
-    raise failures.refused_by(action, status, said=said)
+    server_message = "" if status else data[:300].decode(errors="replace")
+    raise failures.refused_by(action, status, server_message=server_message)
 
 
 def _loose_status(data: bytes) -> dict[str, Any]:
-    """A `Status` of a kubelet, which leaves out what kind of object it is."""
+    """A `Status` of a kubelet, which leaves out the field `kind`."""
     try:
         status = json.loads(data)
     except ValueError:
@@ -210,7 +210,7 @@ async def start(
     stdin: bool = False,
     tty: bool = False,
 ) -> Process:
-    wanted = {
+    options = {
         "container": container or "",
         "stdin": "1" if stdin else "",
         "stdout": "1",
@@ -218,7 +218,7 @@ async def start(
         "tty": "1" if tty else "",
     }
     query = [("command", part) for part in command]
-    query += [(name, value) for name, value in wanted.items() if value]
+    query += [(name, value) for name, value in options.items() if value]
     ref = replace(pod, subresource="exec")
     action = client.action("get", ref)
     process = Process(action)
@@ -236,29 +236,29 @@ async def run(
     timeout: float,
     limit: int = 16 * 1024**2,
 ) -> Completed:
-    kept = {STDOUT: bytearray(), STDERR: bytearray()}
+    outputs = {STDOUT: bytearray(), STDERR: bytearray()}
     async with (
         deadlines.timeout(timeout),
         await start(client, pod, command, container=container) as process,
     ):
         async for stream, data in process.output():
-            kept[stream] += data[: limit - len(kept[stream])]
+            outputs[stream] += data[: limit - len(outputs[stream])]
         code = await process.wait()
-    return Completed(code, bytes(kept[STDOUT]), bytes(kept[STDERR]))
+    return Completed(code, bytes(outputs[STDOUT]), bytes(outputs[STDERR]))
 
 
 # ------------------------------------------------------------------------------------------ ports
 
-#: What the first byte of a message of a port says.
+#: Channels of a port.
 PORT_DATA, PORT_ERROR = 0, 1
 
 
 async def connect_port(client: Client, pod: Ref, port: int, endpoint: Endpoint) -> Action:
     """Open a connection to a port of a pod whose messages go to an endpoint.
 
-    Each connection is a WebSocket of its own, so one that is read slowly holds up no other. The
-    first byte of a message is `PORT_DATA` or `PORT_ERROR`; the first message of each only repeats
-    the port. Whether anybody listens there is known only when something is received.
+    Each connection is a WebSocket of its own, so a slowly read connection holds up no other. The
+    first byte of a message is `PORT_DATA` or `PORT_ERROR`; the first message of each channel only
+    repeats the port. Whether a program listens there is known only when a message is received.
     """
     ref = replace(pod, subresource="portforward")
     action = client.action("get", ref)

@@ -9,8 +9,8 @@ from kubetorch.k8s.client import Client
 from kubetorch.k8s.resources import Ref
 from kubetorch.k8s.session import Call
 
-# What a kubelet answers, with status 200, of a container that it has removed.
-_NOT_THERE = b"unable to retrieve container logs for "
+# A kubelet's answer, with status 200, for a container that it has removed.
+_REMOVED_CONTAINER = b"unable to retrieve container logs for "
 
 
 @dataclass(frozen=True)
@@ -23,41 +23,41 @@ class LogOptions:
     timestamps: bool = False
 
     def query(self) -> tuple[tuple[str, str], ...]:
-        wanted = {
+        parameters = {
             "container": self.container,
             "previous": "true" if self.previous else None,
             "tailLines": self.tail,
             "timestamps": "true" if self.timestamps else None,
         }
-        return tuple((name, str(value)) for name, value in wanted.items() if value is not None)
+        return tuple((name, str(value)) for name, value in parameters.items() if value is not None)
 
 
 async def read(
     client: Client, pod: Ref, options: LogOptions | None = None, *, limit: int = 16 * 1024**2
 ) -> bytes:
     """Read the log as it is now."""
-    ref, wanted = replace(pod, subresource="log"), (options or LogOptions()).query()
-    query = (*wanted, ("limitBytes", str(limit)))
+    ref, parameters = replace(pod, subresource="log"), (options or LogOptions()).query()
+    query = (*parameters, ("limitBytes", str(limit)))
     call = Call(client.action("get", ref), "GET", client.path(ref), query)
-    found = await client.session.fetch(call)
-    if found.startswith(_NOT_THERE):
+    log = await client.session.fetch(call)
+    if log.startswith(_REMOVED_CONTAINER):
         raise KubernetesNotFoundError(
-            f"{call.action}: {found.decode('utf-8', 'replace').strip()}",
+            f"{call.action}: {log.decode('utf-8', 'replace').strip()}",
             hint="the container is not there any more; its next run may have a log",
         )
-    return found
+    return log
 
 
-#: How a kubelet answers, with 200, about a log that it has just removed for the next run's.
-_REMOVED = b"failed to try resolving symlinks in path "
+#: A kubelet's answer, with status 200, for a log that it has just removed for the next run's.
+_REMOVED_LOG = b"failed to try resolving symlinks in path "
 
 
 async def read_ended(client: Client, pod: Ref, options: LogOptions) -> bytes:
-    """The log of a container's run before this one, or of this one where that is forgotten."""
+    """The log of a container's former run, or of its present run if the former log is removed."""
     try:
         log = await read(client, pod, replace(options, previous=True))
     except KubernetesRequestError:  # 400: there was none; 404: it was removed
         log = b""
-    if log and not log.startswith(_REMOVED):
+    if log and not log.startswith(_REMOVED_LOG):
         return log
     return await read(client, pod, replace(options, previous=False))

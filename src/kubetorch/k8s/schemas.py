@@ -1,4 +1,4 @@
-"""Which fields the kinds of an API server have, as its OpenAPI document says. Pure."""
+"""The fields of the kinds of an API server, by its OpenAPI document. Pure."""
 
 from __future__ import annotations
 
@@ -16,29 +16,31 @@ def fields(schemas: Mapping[str, Any], api_version: str, kind: str, path: str) -
     """The fields beside the last one of a path, such as `spec.containers[name="main"].imag`."""
     group, _, version = api_version.rpartition("/")
     meant = {"group": group, "version": version, "kind": kind}
-    matching = (one for one in schemas.values() if meant in (one.get(_KINDS) or ()))
+    matching = (schema for schema in schemas.values() if meant in (schema.get(_KINDS) or ()))
     node: Mapping[str, Any] = next(matching, {})
     for step in _steps(path)[:-1]:
-        node = _below(schemas, _resolved(schemas, node), step)
-    return sorted(_resolved(schemas, node).get("properties") or ())
+        node = _schema_below(schemas, _resolve(schemas, node), step)
+    return sorted(_resolve(schemas, node).get("properties") or ())
 
 
 def _steps(path: str) -> list[str]:
     return _STEP.findall(path)
 
 
-def _below(schemas: Mapping[str, Any], node: Mapping[str, Any], step: str) -> Mapping[str, Any]:
+def _schema_below(
+    schemas: Mapping[str, Any], node: Mapping[str, Any], step: str
+) -> Mapping[str, Any]:
     if step.startswith("["):
         return node.get("items") or {}
-    found = (node.get("properties") or {}).get(step) or node.get("additionalProperties")
-    return found if isinstance(found, Mapping) else {}
+    schema = (node.get("properties") or {}).get(step) or node.get("additionalProperties")
+    return schema if isinstance(schema, Mapping) else {}
 
 
-def _resolved(schemas: Mapping[str, Any], node: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a node refers to, by itself or, where it has a description of its own, by `allOf`."""
+def _resolve(schemas: Mapping[str, Any], node: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema that a node refers to: by `$ref`, or by `allOf` where it has a description."""
     parts: Iterable[Mapping[str, Any]] = (node, *(node.get("allOf") or ()))
     for part in parts:
         if reference := part.get("$ref"):
-            found: Mapping[str, Any] = schemas.get(str(reference).removeprefix(_REFERENCE)) or {}
-            return found
+            schema: Mapping[str, Any] = schemas.get(str(reference).removeprefix(_REFERENCE)) or {}
+            return schema
     return node

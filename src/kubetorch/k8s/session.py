@@ -1,12 +1,12 @@
-"""Requests to one API server: credentials, safe repetition, and errors that say what was asked.
+"""Requests to one API server: credentials, safe repetition, and errors that name the action.
 
-What is sent again, until `patience` is over:
+Requests are sent again until `patience` is over:
 
-| What happened | Sent again |
+| Outcome of an attempt | Requests that are sent again |
 |---|---|
 | no connection, so nothing was sent | every request |
 | 429 | every request, after `Retry-After` |
-| connection broken, silence, 5xx | what only reads |
+| connection broken, silence, 5xx | those that only read |
 | 401 | every request, once, with fresh credentials if there may be any |
 
 A certificate that does not verify is never tried again.
@@ -33,12 +33,12 @@ from kubetorch.lib.http1 import BrokenError
 ANSWER_LIMIT, LINE_LIMIT, REFUSAL_LIMIT = 256 * 1024**2, 16 * 1024**2, 1024**2
 #: Bytes of a message on a WebSocket; kubelets send at most 32 KiB at once.
 MESSAGE_LIMIT = 1024**2
-#: Seconds without a sign of life after which a WebSocket is given up. API servers do not answer
-#: pings while a container does not read what it is sent.
+#: Seconds without a received byte after which a WebSocket is given up. API servers do not answer
+#: pings while a container does not read its input.
 SILENCE = 60.0
 
-#: Requests with a short answer that are under way at the same time; others wait for their turn.
-#: One that waits until it may be sent again is not under way.
+#: Requests with a short answer that are under way at the same time; further requests wait. A
+#: request that pauses before its next attempt is not under way.
 CONCURRENCY = 32
 
 _READING = "GET"
@@ -84,12 +84,12 @@ class Session:
     async def bearer_token(self) -> str | None:
         """The bearer token that requests carry now.
 
-        None where the user is known by a certificate or a password, or acts as somebody else.
+        None for a user with a certificate or a password, and with impersonation.
         """
         return await self._credentials.bearer_token()
 
     def reject_token(self, token: str) -> bool:
-        """The token is not taken any more: whether the next one may be another."""
+        """Get another token for the next request; whether another is possible."""
         if self._credentials.can_change:
             self._credentials.reject_token(token)
         return self._credentials.can_change
@@ -98,21 +98,21 @@ class Session:
         """The whole answer to a request."""
         attempts = _Attempts(self._patience)
         while True:
-            # Those that wait for their next attempt keep nobody else from theirs.
+            # A request that pauses before its next attempt does not hold up others.
             async with self._turns:
-                found = await self._fetched(call, attempts)
-            if isinstance(found, bytes):
-                return found
-            await asyncio.sleep(found)
+                answer_or_delay = await self._fetch_once(call, attempts)
+            if isinstance(answer_or_delay, bytes):
+                return answer_or_delay
+            await asyncio.sleep(answer_or_delay)
 
     async def send(self, call: Call, *, patience: float | None = None) -> async_http.Answer:
-        """Send a request that may be answered for long; the answer has begun then."""
+        """Send a request whose answer may last; returns once the answer has begun."""
         attempts = _Attempts(self._patience if patience is None else patience)
         while True:
-            found = await self._sent(call, attempts)
-            if isinstance(found, async_http.Answer):
-                return found
-            await asyncio.sleep(found)
+            answer_or_delay = await self._send_once(call, attempts)
+            if isinstance(answer_or_delay, async_http.Answer):
+                return answer_or_delay
+            await asyncio.sleep(answer_or_delay)
 
     async def open_channel(
         self, call: Call, endpoint: websocket.Endpoint, subprotocols: tuple[str, ...]
@@ -149,13 +149,13 @@ class Session:
                 connection.silence = SILENCE
                 return connection
 
-    async def _fetched(self, call: Call, attempts: _Attempts) -> bytes | float:
+    async def _fetch_once(self, call: Call, attempts: _Attempts) -> bytes | float:
         """The whole answer of one attempt, or the seconds until the next one."""
-        found = await self._sent(call, attempts)
-        if not isinstance(found, async_http.Answer):
-            return found
+        answer_or_delay = await self._send_once(call, attempts)
+        if not isinstance(answer_or_delay, async_http.Answer):
+            return answer_or_delay
         try:
-            async with found as answer:
+            async with answer_or_delay as answer:
                 return await answer.read(ANSWER_LIMIT, timeout=self._timeout)
         except (BrokenError, async_http.SilentError) as error:
             failure = failures.unavailable(call.action, self.server, error)
@@ -163,7 +163,7 @@ class Session:
         except async_http.TooLargeError as error:
             raise failures.garbled(call.action, self.server, error) from error
 
-    async def _sent(self, call: Call, attempts: _Attempts) -> async_http.Answer | float:
+    async def _send_once(self, call: Call, attempts: _Attempts) -> async_http.Answer | float:
         """The begun answer of one attempt, or the seconds until the next one."""
         headers = await self._credentials.headers()
         try:
@@ -185,7 +185,7 @@ class Session:
     def _renews(
         self, status: int, headers: tuple[tuple[str, str], ...], attempts: _Attempts
     ) -> bool:
-        """True if other credentials may replace the refused ones, which is tried once."""
+        """True if other credentials may replace the refused ones: once per request."""
         if status != 401 or not self._credentials.can_change or attempts.renewed:
             return False
         attempts.renewed = True
@@ -223,9 +223,9 @@ class _Attempts:
     def pause(
         self, failure: KubetorchError, cause: Exception | None = None, *, may_repeat: bool = True
     ) -> float:
-        """Seconds until the next attempt; raises the failure if there is to be none."""
-        wanted = failure.retry_after if isinstance(failure, KubernetesRequestError) else None
-        delay = max(next(self._delays), wanted or 0.0)
+        """Seconds until the next attempt; raises the failure if no attempt is left."""
+        retry_after = failure.retry_after if isinstance(failure, KubernetesRequestError) else None
+        delay = max(next(self._delays), retry_after or 0.0)
         if not may_repeat or asyncio.get_running_loop().time() + delay > self._end:
             raise failure from cause
         return delay

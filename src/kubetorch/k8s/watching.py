@@ -1,12 +1,12 @@
 """The known objects of a selection, and the next request: a state machine without I/O.
 
-       list ──(listed)──► watch ──(told: ADDED, MODIFIED, DELETED, BOOKMARK)──► …
-       ▲                     │  ▲
-       │                     │  └──(ended, failed: resume at the last version, after a pause)
-       └──(410: forgotten)───┘
+       list ──(on_list)──► watch ──(on_event: ADDED, MODIFIED, DELETED, BOOKMARK)──► …
+       ▲                      │  ▲
+       │                      │  └──(on_end, on_failure: resume at the last version, after a pause)
+       └──(410: forgotten)────┘
 
-A list after a gap is compared with what is known, so nobody misses that an object went away while
-nobody watched.
+A list after a gap is compared with the known objects, so an object that was deleted during the gap
+is reported as deleted.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from kubetorch.lib import backoff
 
 #: Pauses after failures, in seconds.
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 3.0
-#: A watch that lasted so many seconds was a healthy one: whatever ends it starts pauses anew.
+#: A watch that lasted so many seconds was healthy: the pause after it is the shortest again.
 HEALTHY_SECONDS = 5.0
-#: Servers send a bookmark each minute. One that said nothing for so long waits for a version that
-#: it never had (etcd was restored), and would for ever.
+#: Servers send a bookmark each minute. A server that sent nothing for so many seconds waits for a
+#: version that it never had (etcd was restored), and would wait for ever.
 SILENT_SECONDS = 150.0
 
 ADDED, MODIFIED, DELETED = "added", "modified", "deleted"
@@ -42,29 +42,34 @@ class Change:
 
 class WatchState:
     def __init__(self, action: failures.Action) -> None:
+        #: The known objects.
         self.objects: dict[Key, Object] = {}
+        #: True once all objects were listed.
         self.is_listed = False
+        #: Seconds to wait before the next request.
         self.pause = 0.0
         self._action = action
-        #: Where to watch from; empty when everything has to be listed.
+        #: The version to watch from; empty when all objects have to be listed.
         self.version = ""
+        #: True while the present watch has sent no event.
         self._is_silent = True
+        #: The pauses after further failures; `None` after a success.
         self._pauses: Iterator[float] | None = None
 
-    def listed(self, items: list[Object], resource_version: str) -> list[Change]:
-        """All objects were listed, as of this moment."""
+    def on_list(self, items: list[Object], resource_version: str) -> list[Change]:
+        """Take the list of all objects, as of a version; return the changes."""
         changes = [change for item in items for change in self._put(item)]
         present = {key(item) for item in items}
-        gone = [known for known in self.objects if known not in present]
-        changes += [Change(DELETED, old, old) for old in map(self.objects.pop, gone)]
+        deleted_keys = [known_key for known_key in self.objects if known_key not in present]
+        changes += [Change(DELETED, old, old) for old in map(self.objects.pop, deleted_keys)]
         self.version = resource_version
         self._is_silent = True
         self.is_listed = True
-        self._rest()
+        self._reset_pause()
         return changes
 
-    def told(self, event: Mapping[str, Any]) -> list[Change]:
-        """The watch said something."""
+    def on_event(self, event: Mapping[str, Any]) -> list[Change]:
+        """Take an event of the watch; return the changes."""
         kind, item = event.get("type"), event.get("object")
         if kind == "ERROR" and isinstance(item, dict):
             raise failures.refused_by(self._action, item)
@@ -79,24 +84,24 @@ class WatchState:
             return [] if previous is None else [Change(DELETED, item, previous)]
         return self._put(item)
 
-    def ended(self, seconds: float) -> None:
-        """The watch ended after so many seconds, as each does sooner or later."""
+    def on_end(self, seconds: float) -> None:
+        """The server ended the watch after so many seconds, as it does with each watch."""
         if self._is_silent and seconds >= SILENT_SECONDS:
             self.version = ""
         self._is_silent = True
         if seconds >= HEALTHY_SECONDS:
-            self._rest()
+            self._reset_pause()
         else:
-            self._wait(None)
+            self._lengthen_pause(None)
 
-    def failed(self, error: KubetorchError, seconds: float = 0.0) -> None:
+    def on_failure(self, error: KubetorchError, seconds: float = 0.0) -> None:
         self._is_silent = True
         if seconds >= HEALTHY_SECONDS:
-            self._rest()
+            self._reset_pause()
         refused = error if isinstance(error, KubernetesRequestError) else None
         if refused is not None and _is_forgotten(refused):
             self.version = ""
-        self._wait(refused.retry_after if refused is not None else None)
+        self._lengthen_pause(refused.retry_after if refused is not None else None)
 
     def _put(self, item: Object) -> list[Change]:
         previous = self.objects.get(key(item))
@@ -106,15 +111,15 @@ class WatchState:
         self.objects[key(item)] = item
         return [Change(ADDED if previous is None else MODIFIED, item, previous)]
 
-    def _rest(self) -> None:
+    def _reset_pause(self) -> None:
         self.pause = 0.0
         self._pauses = None
 
-    def _wait(self, wanted: float | None) -> None:
+    def _lengthen_pause(self, retry_after: float | None) -> None:
         if self._pauses is None:
             delays = backoff.exponential(first=FIRST_PAUSE, limit=LONGEST_PAUSE)
             self._pauses = backoff.jittered(delays)
-        self.pause = max(next(self._pauses), wanted or 0.0)
+        self.pause = max(next(self._pauses), retry_after or 0.0)
 
 
 def _is_forgotten(error: KubernetesRequestError) -> bool:

@@ -3,10 +3,9 @@
 No framework: these routes need a dozen lines of one, and importing the smallest costs each pod
 25 ms of its start and 4 MB.
 
-Who led a browser here: `Host` and `Origin` headers of servers that only this machine may use.
-
-A page of another site can make a browser send requests to loopback addresses, under a name of its
-own that resolves to one (DNS rebinding). Neither header can be set by the page.
+Checks of `Host` and `Origin` headers, for servers that only this machine may use: a page of another
+site can make a browser send requests to loopback addresses, under a name of its own that resolves
+to one (DNS rebinding). The page can set neither header.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ Send = Callable[[Message], Awaitable[None]]
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
 
-#: Bytes into which one of gzip may be decompressed, and those that any body may have: text that
-#: people send has a tenth of this ratio, and what has more is made to cost the server time.
+#: Bytes into which one byte of gzip may be decompressed, and bytes that any body may have. Ordinary
+#: text has a tenth of this ratio; a body of a higher ratio is made to cost the server time.
 RATIO_LIMIT, FREE_BYTES = 100, 1024 * 1024
-#: Bytes that are decompressed in one turn of the event loop.
-_INFLATED = 64 * 1024
+#: Bytes that are inflated in one turn of the event loop.
+_INFLATE_BYTES = 64 * 1024
 
 _Error = TypeVar("_Error", bound=KubetorchError)
 
@@ -51,10 +50,10 @@ def with_status(error: _Error, status: int) -> _Error:
     return error
 
 
-def request_id(given: str, *, size: int = 5) -> str:
-    """The client's own name of a request if it can be repeated everywhere, else a new one."""
-    given = given.strip()
-    return given if given.isprintable() and 0 < len(given) <= 200 else os.urandom(size).hex()
+def request_id(name: str, *, size: int = 5) -> str:
+    """The client's own name of a request if it is short and printable, else a new one."""
+    name = name.strip()
+    return name if name.isprintable() and 0 < len(name) <= 200 else os.urandom(size).hex()
 
 
 class ClientGoneError(Exception):
@@ -68,20 +67,22 @@ class Request:
         self.headers = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
         }
-        #: To be called when the request has proved who sends it.
+        #: To be called once the request has proved its sender.
         self.admit: Callable[[], None] = scope.get("admit", lambda: None)
         self.source: str = (scope.get("client") or ("",))[0]
+        self.scope = scope
         self._query: bytes = scope["query_string"]
         self._receive = receive
         self._is_complete = False
+        self._body: bytes | None = None
 
     def query(self, name: str, default: str = "") -> str:
-        """A parameter of the URL; the last one if it is there more than once."""
+        """A parameter of the URL; of several with that name, the last."""
         value = self.parameter(name)
         return default if value is None else value
 
     def parameter(self, name: str) -> str | None:
-        """As `query`; `None` if it is not there."""
+        """As `query`; `None` if the URL has no such parameter."""
         pairs = parse_qsl(self._query.decode("latin-1"), keep_blank_values=True)
         return dict(pairs).get(name)
 
@@ -95,50 +96,71 @@ class Request:
                 yield message["body"]
 
     async def body(self, limit: int) -> bytes:
-        """The body, decompressed."""
+        """The body, decompressed; the same each time."""
+        if self._body is not None:
+            return self._body
         length = self.headers.get("content-length", "0")
         if not length.isascii() or not length.isdigit() or int(length) > limit:
             raise refusal(413, f"a body of {length} bytes; {limit} are allowed")
         is_gzip = _is_gzip(self.headers.get("content-encoding", "identity").strip().lower())
         pieces = []
-        left = limit
+        remaining_bytes = limit
         async for piece in self._inflated() if is_gzip else self.chunks():
-            left -= len(piece)
-            if left < 0:
+            remaining_bytes -= len(piece)
+            if remaining_bytes < 0:
                 raise refusal(413, f"a body of more than the {limit} bytes that are allowed")
             pieces.append(piece)
-        return b"".join(pieces)
+        self._body = b"".join(pieces)
+        return self._body
+
+    def again(self) -> tuple[list[tuple[bytes, bytes]], Receive]:
+        """Its headers and what comes of it, for another server, also once its body was read."""
+        body, headers = self._body, dict(self.headers)
+        if body is None:
+            return _encoded(headers), self._receive
+        headers.pop("content-encoding", None)
+        headers["content-length"] = str(len(body))
+        messages = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+        async def receive() -> Message:
+            return next(messages, None) or await self._receive()
+
+        return _encoded(headers), receive
 
     async def _inflated(self) -> AsyncIterator[bytes]:
         """The body in pieces so small that other requests have their turn between them."""
         gzip = zlib.decompressobj(wbits=31)
-        came = made = 0
+        received_bytes = inflated_bytes = 0
         async for chunk in self.chunks():
-            came += len(chunk)
+            received_bytes += len(chunk)
             data, is_full = chunk, True
-            while data or is_full:  # zlib may have taken all, and hold more that it makes of it
+            while data or is_full:  # zlib may have read all input, and hold more output
                 try:
-                    piece = gzip.decompress(data, _INFLATED)
+                    piece = gzip.decompress(data, _INFLATE_BYTES)
                 except zlib.error as error:
                     raise refusal(400, f"the body is not gzip: {error}") from error
-                made += len(piece)
-                if made > max(FREE_BYTES, RATIO_LIMIT * came):
+                inflated_bytes += len(piece)
+                if inflated_bytes > max(FREE_BYTES, RATIO_LIMIT * received_bytes):
                     raise refusal(
                         413,
-                        f"a body of {made} bytes and more in {came} of gzip; at most {RATIO_LIMIT} "
-                        "times as many are allowed",
+                        f"a body of {inflated_bytes} bytes and more in {received_bytes} of gzip; "
+                        f"at most {RATIO_LIMIT} times as many are allowed",
                         hint="send it without Content-Encoding",
                     )
                 yield piece
-                data, is_full = gzip.unconsumed_tail, len(piece) == _INFLATED
+                data, is_full = gzip.unconsumed_tail, len(piece) == _INFLATE_BYTES
                 await asyncio.sleep(0)
         if not gzip.eof:
             raise refusal(400, "the body is cut: its gzip stream has no end")
 
     async def disconnected(self) -> None:
-        """Wait until the client is gone; after the body was read."""
+        """Wait until the client disconnects; call it after the body was read."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
+
+
+def _encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
 
 
 def _is_gzip(encoding: str) -> bool:
@@ -190,21 +212,21 @@ class Responder:
         await self.answer(status, json.dumps(value, ensure_ascii=False).encode())
 
     async def refuse(self, status: int, failure: bytes) -> None:
-        """Send the one envelope that all errors have."""
+        """Send an error in the envelope that all errors have."""
         headers = {}
         if status == 401:
             headers["www_authenticate"] = 'Bearer realm="kubetorch"'
         if status == 429:
             headers["retry_after"] = "1"
         if status == 413:
-            # What still comes of the body is not read.
+            # The rest of the body is not read.
             headers["connection"] = "close"
         await self.answer(status, failure, **headers)
 
     async def stream(
-        self, chunks: AsyncIterator[bytes], content_type: str, gone: Awaitable[None]
+        self, chunks: AsyncIterator[bytes], content_type: str, disconnection: Awaitable[None]
     ) -> None:
-        """Send an answer in chunks as they come; they are closed when the client has `gone`."""
+        """Send an answer in chunks as they come, until their end or the client's disconnection."""
         await self.begin(200, content_type)
 
         async def send_all() -> None:
@@ -213,7 +235,7 @@ class Responder:
             await self.write(b"", more=False)
 
         sending = asyncio.ensure_future(send_all())
-        watching = asyncio.ensure_future(gone)
+        watching = asyncio.ensure_future(disconnection)
         try:
             await asyncio.wait({sending, watching}, return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
@@ -229,7 +251,7 @@ _IPV4 = re.compile(r"127(?:\.\d{1,3}){3}")
 def check_local(host: str | None, origin: str | None) -> None:
     """Refuse a request whose `Host` is no name of the loopback interface, or of a page elsewhere.
 
-    Without an `Origin` it is no page's.
+    A request without an `Origin` comes from no page.
     """
     if not is_loopback(host_of(host)):
         raise ForeignOriginError(f"the Host header {host!r} is not one of this machine")
@@ -238,7 +260,7 @@ def check_local(host: str | None, origin: str | None) -> None:
 
 
 def check_link(headers: Mapping[str, str], method: str, *, may_be_beside: bool = True) -> None:
-    """Refuse what a page of another site made the browser send, other than by a link to it.
+    """Refuse a request that a page of another site made a browser send, other than by a link.
 
     Hosts below one domain are one site: `may_be_beside` says whether their pages may ask, too.
     """
@@ -247,7 +269,7 @@ def check_link(headers: Mapping[str, str], method: str, *, may_be_beside: bool =
     if site == "cross-site":
         is_refused = not is_link
     else:
-        # A frame there would show its own page with the user's cookie.
+        # A frame in a page of that site would load this page with the user's cookie.
         is_refused = site == "same-site" and not may_be_beside
         is_refused = is_refused and not (is_link and frame == "document")
     if is_refused:

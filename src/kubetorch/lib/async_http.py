@@ -5,7 +5,7 @@ The caller decides about sending again: `transports.UnreachableError` says that 
 its server has closed is not used, so a request breaks on one only if the server closes the
 connection in the very moment in which the request is on its way.
 
-A reader that stops reading stops the server: no more than a few pieces of an answer wait here.
+A reader that stops reading stops the server: no more than a few pieces of an answer are buffered.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from kubetorch.lib import deadlines, transports
 from kubetorch.lib.http1 import AnswerReader, BrokenError, encoded, request_head
 
-#: A connection that nobody used for so many seconds is closed; Go's servers keep theirs for longer.
+#: A connection that is idle for so many seconds is closed; Go's servers keep theirs for longer.
 IDLE_SECONDS = 55.0
 #: Idle connections that are kept.
 IDLE_LIMIT = 32
@@ -28,11 +28,11 @@ _PIECE = 64 * 1024
 
 
 class SilentError(TimeoutError):
-    """The server said nothing for too long; it may have processed the request."""
+    """The server sent nothing for too long; it may have processed the request."""
 
 
 class TooLargeError(Exception):
-    """An answer, or a line of one, has more bytes than are taken."""
+    """An answer, or a line of one, has more bytes than the limit."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class HttpPool:
         return None
 
     def _give_back(self, connection: _Connection) -> None:
-        connection.rest()
+        connection.stop_expecting()
         idle = self._idle.setdefault(connection.route, [])
         is_full = sum(map(len, self._idle.values())) >= IDLE_LIMIT
         if self._is_closed or is_full or not connection.is_reusable:
@@ -125,13 +125,13 @@ class HttpPool:
 
 
 class _Reader(asyncio.StreamReader):
-    """Notices what comes while nothing was asked."""
+    """Notices data that the server sends while no request is under way."""
 
     is_expecting = False
-    was_told_unasked = False
+    has_unexpected_data = False
 
     def feed_data(self, data: Iterable[SupportsIndex]) -> None:
-        self.was_told_unasked |= not self.is_expecting
+        self.has_unexpected_data |= not self.is_expecting
         super().feed_data(data)
 
 
@@ -155,7 +155,7 @@ class _Connection:
         """
         reader = self._reader
         is_over = self._writer.is_closing() or reader.at_eof() or reader.exception()
-        return self._answer.lets_follow and not (is_over or reader.was_told_unasked)
+        return self._answer.allows_reuse and not (is_over or reader.has_unexpected_data)
 
     def write(self, request: Request) -> None:
         self._answer = AnswerReader()
@@ -172,7 +172,7 @@ class _Connection:
         return self._answer
 
     async def read_piece(self) -> bytes:
-        """The next bytes of the body; none when it has ended."""
+        """The next bytes of the body; empty once it has ended."""
         while not (piece := self._answer.take()) and not self._answer.is_complete:
             await self._feed()
         return piece
@@ -184,7 +184,7 @@ class _Connection:
             raise BrokenError(error.strerror or str(error) or type(error).__name__) from error
         self._answer.feed(data)
 
-    def rest(self) -> None:
+    def stop_expecting(self) -> None:
         """Expect nothing from the server until the next request."""
         self._reader.is_expecting = False
 
@@ -212,7 +212,7 @@ class Answer:
         self.close()
 
     def close(self) -> None:
-        """Drop the rest of the answer, with the connection if something was not read."""
+        """Drop the rest of the answer, with the connection unless the answer was read whole."""
         connection, self._connection = self._connection, None
         if connection is not None:
             self._pool._drop(connection)
@@ -231,7 +231,7 @@ class Answer:
         return b"".join(pieces)
 
     async def pieces(self, *, timeout: float | None) -> AsyncGenerator[bytes, None]:
-        """Pieces of the body, each as soon as it is there."""
+        """Pieces of the body, each as soon as it arrives."""
         while piece := await self._piece(timeout):
             yield piece
 
@@ -279,7 +279,7 @@ async def fetch(
     connect_timeout: float,
     timeout: float | None,
 ) -> AsyncGenerator[Answer, None]:
-    """The answer, from when its head has come."""
+    """The answer to a request on a connection of its own, once its head has arrived."""
     parts = urlsplit(url)
     target = f"{parts.path}?{parts.query}" if parts.query else parts.path
     request = Request(method, target, tuple(headers.items()), body or None)

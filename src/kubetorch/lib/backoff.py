@@ -25,8 +25,8 @@ def jittered(delays: Iterator[float]) -> Iterator[float]:
 class Patience:
     """The time for which a failing operation is tried again. Progress renews it.
 
-    It begins to run out with the first failure after progress: what went well for hours and then
-    breaks has all of it.
+    The time begins with the first failure after progress, so an operation that went well for hours
+    and then breaks has all of it.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Waking everybody who waits for something to be different."""
+"""Wakes all coroutines that wait for a change of some state."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 
 class Changes:
-    """Says that something changed, to any number of waiters, and keeps nothing."""
+    """Notifies any number of waiters of a change; a change without waiters is not remembered."""
 
     def __init__(self) -> None:
         self._next = asyncio.Event()
@@ -16,5 +16,5 @@ class Changes:
         self._next = asyncio.Event()
 
     async def wait(self) -> None:
-        """Wait for the next change; look at the state before this, with no `await` in between."""
+        """Wait for the next change; check the state before, with no `await` in between."""
         await self._next.wait()

@@ -1,4 +1,4 @@
-"""Time as a parameter: what decides by time takes a clock, so that its tests need not wait."""
+"""Time as a parameter: code that decides by time takes a clock, so that its tests need not wait."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Timer(Protocol):
     """A callback that has not run yet."""
 
     def cancel(self) -> None:
-        """Do not run it; nothing happens if it ran."""
+        """Do not run the callback; no effect if it has run."""
 
 
 class Clock(Protocol):

@@ -1,9 +1,9 @@
-"""Decoders of JSON that threads may ask for at the same time.
+"""Decoders of JSON that several threads may request at the same time.
 
-What msgspec finds out about a type it keeps on the class before it is complete, so that types may
-refer to themselves. A thread that decodes a type for the first time while another one does uses the
-unfinished part, and the process crashes. So decoders are made one at a time; those that are made
-are safe to share.
+msgspec caches its analysis of a type on the class before the analysis is complete, so that types
+may refer to themselves. A thread that decodes a type for the first time while another thread does
+so too uses the unfinished analysis, and the process crashes. So decoders are made one at a time; a
+finished decoder is safe to share.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import msgspec
 
 _T = TypeVar("_T")
 
-_making = threading.Lock()
-_made: dict[object, msgspec.json.Decoder[Any]] = {}
+_lock = threading.Lock()
+_decoders: dict[object, msgspec.json.Decoder[Any]] = {}
 
 
 def json_decoder(
     kind: type[_T], hook: Callable[[type[Any], Any], Any] | None = None
 ) -> msgspec.json.Decoder[_T]:
-    """The decoder of a type, always the same one."""
-    found = _made.get(kind)
-    if found is None:
-        with _making:
-            found = _made.get(kind)
-            if found is None:
-                found = _made[kind] = msgspec.json.Decoder(kind, dec_hook=hook)
-    return found
+    """The decoder of a type; later calls return the same decoder."""
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        with _lock:
+            decoder = _decoders.get(kind)
+            if decoder is None:
+                decoder = _decoders[kind] = msgspec.json.Decoder(kind, dec_hook=hook)
+    return decoder

@@ -1,8 +1,8 @@
 """Notices that a process cannot open files any more.
 
-Whoever has the same user may take away from a process what it may open (`prlimit`). It accepts no
-connection then, and says nothing: so it looks for itself. A process that is started anew has the
-limit of whoever starts it.
+Another process of the same user may lower the limit of open files of this process (`prlimit`). The
+process then accepts no connection, and nothing reports that, so it checks itself. A restarted
+process has the limit of its parent.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collections.abc import Callable
 
 from kubetorch.lib import sockets
 
-#: Seconds between two looks: nothing tells of a limit that somebody else has set.
+#: Seconds between two checks: the system does not report a limit that another process has set.
 INTERVAL = 1.0
-#: Looks in a row that may fail where the limit is what it was: clients may come all at once.
-_PATIENCE = 10
+#: Checks in a row that may fail with an unchanged limit: many clients may come at the same time.
+_FAILURE_LIMIT = 10
 
 
 class DescriptorWatch:
@@ -27,25 +27,25 @@ class DescriptorWatch:
         self._on_exhausted = on_exhausted
         self._loop = asyncio.get_running_loop()
         self._limit = sockets.limit()
-        self._failed = 0
+        self._failures = 0
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        self._timer = self._loop.call_later(INTERVAL, self._look)
+        self._timer = self._loop.call_later(INTERVAL, self._check)
 
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         if not _can_open():
-            sockets.raise_limit()  # nobody may raise a hard limit that was lowered
+            sockets.raise_limit()  # fails if the hard limit was lowered
         if _can_open():
-            self._failed = 0
+            self._failures = 0
         else:
-            self._failed += 1
+            self._failures += 1
             limit = sockets.limit()
-            if limit < self._limit or self._failed == _PATIENCE:
+            if limit < self._limit or self._failures == _FAILURE_LIMIT:
                 self._on_exhausted(f"it may open {limit} files and connections, and has them open")
                 return
         self.start()

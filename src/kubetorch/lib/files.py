@@ -1,4 +1,4 @@
-"""Files that are whole or not there, whenever the process is killed.
+"""Files that are whole or absent, whenever the process is killed.
 
 Locks between processes (`flock`), waited for with a deadline.
 """
@@ -38,18 +38,19 @@ def tail(path: Path, lines: int, *, limit_bytes: int = 64 * 1024) -> list[str]:
 
 
 class FileLock:
-    """The lock of a file or folder, that is held or waited for.
+    """The lock of a file or folder.
 
-    `flock` has no time-out: where somebody holds the lock, a thread waits for it. A thread that is
-    given up waits on, and lets the lock go again when it gets it. The lock ends with the process.
+    `flock` has no time-out: where another process holds the lock, a thread waits for it. After a
+    time-out the thread goes on waiting, and releases the lock when it gets it. The lock ends with
+    the process.
     """
 
     def __init__(self, path: Path) -> None:
         flags = os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT
         self._descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
         self._mutex = threading.Lock()
-        self._got = threading.Event()
-        self._is_waited_for = False
+        self._is_acquired = threading.Event()
+        self._has_waiter = False
         self._is_closed = False
 
     def get_at_once(self) -> bool:
@@ -64,22 +65,22 @@ class FileLock:
         """Wait for the lock; false if it stays taken for so many seconds."""
         if self.get_at_once():
             return True
-        self._is_waited_for = True
+        self._has_waiter = True
         threading.Thread(target=self._wait, name="kubetorch-lock", daemon=True).start()
-        return self._got.wait(timeout)
+        return self._is_acquired.wait(timeout)
 
     def close(self) -> None:
         """Release the lock, or stop waiting for it."""
         with self._mutex:
             self._is_closed = True
-            if not self._is_waited_for:
+            if not self._has_waiter:
                 os.close(self._descriptor)
 
     def _wait(self) -> None:
         with contextlib.suppress(OSError):
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)
         with self._mutex:
-            self._is_waited_for = False
+            self._has_waiter = False
             if self._is_closed:
                 os.close(self._descriptor)
-        self._got.set()
+        self._is_acquired.set()

@@ -1,6 +1,6 @@
-"""HTTP/1.1 on a connection: heads that are written, answers that are read, and their limits.
+"""HTTP/1.1 on a connection: writing heads, reading answers, and their limits.
 
-All readers of this package count the bytes that are no body while they arrive: a `MessageMeter`
+All readers of this package count the bytes outside of the body while they arrive: a `MessageMeter`
 gives them to the parser in pieces, so that an endless head, or endless trailers, end early.
 """
 
@@ -16,7 +16,7 @@ Header = tuple[bytes, bytes]
 #: Bytes that the head of a message may have: browsers send up to 16 KiB of cookies, Node.js takes
 #: 16 KiB in all, nginx 32 KiB, `http.client` 64 KiB a line.
 HEAD_LIMIT = 64 * 1024
-#: Bytes that trailers, and what else is no body, may have after a head: nobody reads trailers here.
+#: Bytes of trailers, and of all else outside of the body, after a head; trailers are dropped.
 TRAILERS_LIMIT = 64 * 1024
 #: Bytes that the framing of chunks may add to each byte of a body: `1\r\nx\r\n` has five.
 FRAMING_FACTOR = 8
@@ -29,13 +29,13 @@ _STATUS_LINES = {
 LAST_CHUNK = b"0\r\n\r\n"
 
 
-#: Headers that say where a message ends, and whom it is for: `Connection` may not name them, since
-#: who passes a message on leaves out what that names.
+#: Headers that define the end of a message, and its host: `Connection` may not name them, since a
+#: proxy leaves out the headers that it names.
 _FRAMING = frozenset({b"content-length", b"transfer-encoding", b"host"})
 
 
 class BrokenError(ConnectionError):
-    """The server broke off, or sent what is no HTTP; it may have processed the request."""
+    """The server broke off, or sent no valid HTTP; it may have processed the request."""
 
 
 class UnansweredError(BrokenError):
@@ -47,7 +47,7 @@ class IncompleteError(BrokenError):
 
 
 class TooLongError(Exception):
-    """A message has a head, or trailers, beyond the limit. `status` answers a request that does."""
+    """A head, or trailers, beyond the limit. `status` is that of the answer to such a request."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -58,7 +58,7 @@ class TooLongError(Exception):
 
 
 def request_head(method: str, target: str | bytes, headers: Iterable[Header]) -> bytes:
-    """The head of a request. Raises `ValueError` for what would be read as something else."""
+    """The head of a request. Raises `ValueError` for a target or header that would break it up."""
     line = target.encode() if isinstance(target, str) else target
     if not line.isascii() or any(code <= 32 or code == 127 for code in line):
         raise ValueError(f"{target!r} is no target of a request: it has to be quoted")
@@ -104,14 +104,14 @@ def _head(first: bytes, headers: Iterable[Header]) -> bytes:
 def connection_names(headers: Iterable[Header]) -> set[bytes]:
     """The names in the header `Connection`. Raises `ValueError` for headers of the framing."""
     values = [value for name, value in headers if name == b"connection"]
-    named = {one.strip().lower() for value in values for one in value.split(b",")}
-    if framing := named & _FRAMING:
+    names = {name.strip().lower() for value in values for name in value.split(b",")}
+    if framing := names & _FRAMING:
         raise ValueError(f"Connection names {framing.pop().decode()}")
-    return named
+    return names
 
 
 class MessageMeter:
-    """Counts what of a message is no body. Its owner reports what the parser reports."""
+    """Counts the bytes of a message outside of its body. Its owner forwards the parser's events."""
 
     def __init__(self) -> None:
         self.begin()
@@ -143,7 +143,7 @@ class MessageMeter:
                 return data[start + upgrade.args[0] :]
             self._arrived += len(piece)
             if self._is_in_head:
-                # The piece in which the message began may have been that of another one, too.
+                # The first piece may also hold the end of the message before.
                 if self._arrived > HEAD_LIMIT + _PIECE:
                     raise TooLongError("the head is too long", 431)
             elif self._arrived > TRAILERS_LIMIT + _PIECE + (1 + FRAMING_FACTOR) * self._body:
@@ -170,7 +170,7 @@ class AnswerReader:
         self.is_upgraded = False
         #: Whether a head has begun to arrive, of an interim answer also, and is not complete.
         self.is_in_head = False
-        #: What came after the answer that changed the protocol.
+        #: Bytes after the answer that changed the protocol.
         self.rest = b""
         self._may_upgrade = may_upgrade
         self._version = ""
@@ -182,7 +182,7 @@ class AnswerReader:
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
 
     def feed(self, data: bytes) -> None:
-        """Take what was read; nothing is the end of the connection."""
+        """Parse bytes of the connection; no bytes are its end."""
         if not data:
             self._end()
             return
@@ -222,8 +222,8 @@ class AnswerReader:
         return not (has_no_body or says_length)
 
     @property
-    def lets_follow(self) -> bool:
-        """True if another request may follow: the answer is complete, and nothing came after it."""
+    def allows_reuse(self) -> bool:
+        """True if another request may follow: the answer is complete, and no byte came after it."""
         closes = "close" in self.headers.get("connection", "").lower()
         is_whole = self.is_complete and not self._has_excess and not self.ends_with_connection
         return is_whole and not closes and self._version == "1.1"

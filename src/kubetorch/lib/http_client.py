@@ -1,12 +1,12 @@
 """A blocking HTTP/1.1 client for one server: a pool of connections around `http.client`.
 
-Connections are kept and used again by whichever thread asks next. When is a request sent twice? A
-kept connection may have been closed by the server while nobody looked. So a connection that was
-idle for longer than `IDLE_SECONDS` is not used again (servers keep theirs longer), and one that can
-be read before anything was asked is already closed. What remains is a server that closes in the
-very moment in which the request is on its way. If a kept connection breaks before the head of an
-answer, a GET is sent once more on a new connection, since it changes nothing. Any other request may
-have been processed: its caller gets the error and decides. What was sent on a new connection is
+Idle connections are kept and used again by the next request of any thread. When is a request sent
+twice? The server may have closed an idle connection meanwhile. So a connection that was idle for
+longer than `IDLE_SECONDS` is not used again (servers keep theirs longer), and an idle connection
+with bytes to read is already closed. What remains is a server that closes in the very moment in
+which the request is on its way. If an idle connection breaks before the head of an answer, a GET is
+sent once more on a new connection, since it changes nothing. Any other request may have been
+processed: its caller gets the error and decides. A request that was sent on a new connection is
 never sent again.
 
 Errors of sockets, TLS and `http.client` become `ControllerUnavailableError`, which has them as
@@ -36,7 +36,7 @@ from kubetorch.lib import sockets
 _PIECE = 256 * 1024
 #: Interim answers that may come before an answer, and bytes of trailers after it.
 _INTERIM_LIMIT, _TRAILERS_LIMIT = 100, 64 * 1024
-# What would end a request line, or a header, too early.
+# Characters that would end a request line, or a header, too early.
 _IMPOSSIBLE_TARGET = re.compile(r"[\x00-\x20\x7f]|[^\x00-\x7f]")
 _IMPOSSIBLE_HEADER = re.compile(r"[\r\n\x00]")
 
@@ -66,8 +66,8 @@ class _HttpResponse(http.client.HTTPResponse):
         if self.length is None and not self.chunked and self.version == 11 and not says_close:
             raise ConnectionError("the head of the answer does not say how long it is")
 
-    # `http.client` bounds the length of a line, but neither trailers nor how often it is told to
-    # continue.
+    # `http.client` bounds the length of a line, but neither trailers nor the number of interim
+    # answers.
 
     def _read_status(self) -> tuple[str, int, str]:
         self._heads += 1
@@ -76,10 +76,10 @@ class _HttpResponse(http.client.HTTPResponse):
         return super()._read_status()  # type: ignore[misc,no-any-return]  # not in its stubs
 
     def _read_and_discard_trailer(self) -> None:
-        left = _TRAILERS_LIMIT
-        while (line := self.fp.readline(left + 1)) not in (b"\r\n", b"\n", b""):
-            left -= len(line)
-            if left < 0:
+        remaining_bytes = _TRAILERS_LIMIT
+        while (line := self.fp.readline(remaining_bytes + 1)) not in (b"\r\n", b"\n", b""):
+            remaining_bytes -= len(line)
+            if remaining_bytes < 0:
                 raise ConnectionError("the trailers of the answer are too long")
 
 
@@ -155,7 +155,7 @@ class Response:
         return b"".join(self.iter_bytes())
 
     def iter_bytes(self) -> Iterator[bytes]:
-        """Pieces of the body, each as soon as it is there."""
+        """Pieces of the body, each as soon as it arrives."""
         while self._connection is not None:
             try:
                 piece = self._read_piece()
@@ -194,20 +194,20 @@ class Response:
             yield bytes(pending)
 
     def close(self) -> None:
-        """Drop the rest of the answer, with the connection if something was not read."""
+        """Drop the rest of the answer, with the connection unless the answer was read whole."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
 
     def abort(self) -> None:
-        """Break off, from another thread; whoever reads gets `ControllerUnavailableError`."""
+        """Break off, from another thread; the reader gets `ControllerUnavailableError`."""
         connection = self._connection
         if connection is not None:
             with contextlib.suppress(OSError):  # it has ended by itself
                 connection.socket.shutdown(socket.SHUT_RDWR)
 
     def _finish(self) -> None:
-        """Give the connection back: nothing of the body is left on it."""
+        """Give the connection back once the body was read whole."""
         connection, self._connection = self._connection, None
         if connection is None:
             return
@@ -244,12 +244,12 @@ def is_unanswered(error: BaseException | None) -> bool:
     return isinstance(error, (ConnectionResetError, BrokenPipeError))
 
 
-#: How long an idle connection is taken for alive; uvicorn closes after 5 s.
+#: Seconds for which an idle connection is taken for alive; uvicorn closes after 5 s.
 IDLE_SECONDS = 4.0
 #: Idle connections that are kept, so that one client never holds more of a server's.
 IDLE_LIMIT = 8
 
-#: Errors of a dialler that mean no more than that nobody was reached.
+#: Errors of a dialler that mean only that the server was not reached.
 _AWAY = (ControllerUnavailableError, KubernetesUnavailableError)
 _AUTHORIZATION = "Authorization"
 
@@ -264,7 +264,7 @@ class Credential(Protocol):
         """The token for a request to this path, good for a while."""
 
     def reject(self, token: str) -> bool:
-        """The server does not take this token: whether another may be had."""
+        """Note that the server refuses this token; return whether another token is possible."""
 
 
 class HttpClient:
@@ -305,7 +305,7 @@ class HttpClient:
 
     @property
     def token(self) -> str | None:
-        """The token that never changes, if it is such a one."""
+        """The token if it never changes, else `None`."""
         return self._token if isinstance(self._token, str) else None
 
     def __enter__(self) -> HttpClient:
@@ -335,25 +335,29 @@ class HttpClient:
         sent = {**self._headers, **(headers or {})}
         limit = self._timeout if timeout is ... else timeout
         content = body if body is None or isinstance(body, bytes) else _Pieces(body)
-        changing = self._token
-        asked = _Request(method, path, sent, content, limit)
-        if changing is None or _AUTHORIZATION in sent:
-            return self._send(asked)
-        token = changing if isinstance(changing, str) else changing.token(path)
-        answer = self._send(asked._replace(headers=_with_token(token, sent)))
-        if answer.status != 401 or isinstance(changing, str) or isinstance(content, _Pieces):
+        credential = self._token
+        request = _Request(method, path, sent, content, limit)
+        if credential is None or _AUTHORIZATION in sent:
+            return self._send(request)
+        token = credential if isinstance(credential, str) else credential.token(path)
+        answer = self._send(request._replace(headers=_with_token(token, sent)))
+        if answer.status != 401 or isinstance(credential, str) or isinstance(content, _Pieces):
             return answer
-        if not changing.reject(token):
+        if not credential.reject(token):
             return answer
         answer.close()
-        return self._send(asked._replace(headers=_with_token(changing.token(path), sent)))
+        return self._send(request._replace(headers=_with_token(credential.token(path), sent)))
 
     def _send(self, request: _Request) -> Response:
-        kept = self._take_idle()
+        idle_connection = self._take_idle()
         try:
-            return self._exchange(kept, request)
+            return self._exchange(idle_connection, request)
         except ControllerUnavailableError as error:
-            if kept is None or request.method != "GET" or not is_unanswered(error.__cause__):
+            if (
+                idle_connection is None
+                or request.method != "GET"
+                or not is_unanswered(error.__cause__)
+            ):
                 raise
         return self._exchange(None, request)
 
@@ -391,12 +395,12 @@ class HttpClient:
 
     # ---------------------------------------------------------------------------------- exchange
 
-    def _exchange(self, kept: _Connection | None, request: _Request) -> Response:
-        connection = kept
+    def _exchange(self, idle_connection: _Connection | None, request: _Request) -> Response:
+        connection = idle_connection
         method, path, headers, body, timeout = request
         name = f"{method} {self.base_url}{path}"
         try:
-            connection = kept or self._connect(timeout)
+            connection = idle_connection or self._connect(timeout)
             connection.socket.settimeout(timeout)
             try:
                 connection.send_request(method, self._prefix + path, headers, body)
@@ -445,7 +449,7 @@ def _encrypted(sock: socket.socket, host: str) -> socket.socket:
 
 
 class _Pieces:
-    """The pieces of a body; remembers an error of whoever makes them, which is not the server's."""
+    """The pieces of a body; remembers an error of the code that makes them."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
         self._pieces = pieces

@@ -12,7 +12,7 @@ be read, the time without a request, how many are connected. Pipelined requests 
 the application, until the one before is answered.
 
 Strangers have no right to a connection: an application calls `scope["admit"]` when a request has
-proved who sends it, and where there are too many connections, those without such a request end.
+proved its sender, and where there are too many connections, those without such a request end.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ Application = Callable[
 BODY_WAITING = 256 * 1024
 #: Bytes of a body that are read and dropped after the answer, so that the client can read that.
 DROPPED_LIMIT = 4 * 1024 * 1024
-#: Bytes that each piece of them counts for: a body of tiny chunks takes more time than its bytes.
+#: Bytes that each dropped piece counts for beside its own: many tiny chunks take time, too.
 PIECE_COST = 64
-#: Seconds that a client has to read why its request was refused. Closing the connection at once
-#: would reset it under the answer, by what the client still sends.
+#: Seconds that a client has to read the refusal of its request. If the connection were closed at
+#: once, bytes that the client still sends would reset it before the answer is read.
 REFUSAL_TIMEOUT = 2.0
 #: Pipelined requests that may wait on one connection before nothing more is parsed, and those that
 #: one piece of it may bring.
@@ -78,7 +78,7 @@ class Cycle:
         self._dropped = 0
         self._has_more = True
         self._is_read = False
-        self._is_gone = False
+        self._is_disconnected = False
         self._arrived = asyncio.Event()
         self._expects_continue = (b"expect", b"100-continue") in scope["headers"]
         self.has_begun = False
@@ -96,13 +96,13 @@ class Cycle:
                 await self.send({"type": "http.response.start", "status": 500, "headers": headers})
                 await self.send({"type": "http.response.body"})
         finally:
-            # An answer without its end is told from a complete one by the end of the connection.
+            # A client notices an incomplete answer by the end of the connection.
             self._connection.cycle_ended(keep_alive=self._keep_alive and self._is_complete)
 
     # ----------------------------------------------------------------------- from the connection
 
     def feed(self, body: bytes) -> None:
-        """More of the body; nobody wants it once the request is answered."""
+        """Take more of the body; it is dropped once the request is answered."""
         if self._is_complete:
             self._dropped += len(body) + PIECE_COST
             if self._dropped > DROPPED_LIMIT:
@@ -115,7 +115,7 @@ class Cycle:
 
     @property
     def is_full(self) -> bool:
-        """True if no more of the body is wanted for now."""
+        """True if so much of the body waits that no more is read for now."""
         return len(self._body) > BODY_WAITING
 
     def end(self) -> None:
@@ -124,23 +124,23 @@ class Cycle:
         self._arrived.set()
 
     def disconnect(self) -> None:
-        self._is_gone = True
+        self._is_disconnected = True
         self._arrived.set()
 
     # ------------------------------------------------------------------------ for the application
 
     async def receive(self) -> Message:
-        """More of the body, or the news that the client is gone or has its answer."""
+        """Wait for more of the body, or for the end of the answer or the connection."""
         if self._expects_continue and not self.has_begun:
             self._expects_continue = False
             self._connection.write(_CONTINUE)
-        # Until there is something new of the body: more of it, or its end.
-        while not (self._is_gone or self._is_complete or self._body) and (
+        # Wait until more of the body arrives, or its end.
+        while not (self._is_disconnected or self._is_complete or self._body) and (
             self._has_more or self._is_read
         ):
             self._arrived.clear()
             await self._arrived.wait()
-        if self._is_gone or self._is_complete:
+        if self._is_disconnected or self._is_complete:
             return {"type": "http.disconnect"}
         body, self._body = bytes(self._body), bytearray()
         self._is_read = not self._has_more
@@ -149,7 +149,7 @@ class Cycle:
 
     async def send(self, message: Message) -> None:
         """Send a piece of the answer; dropped when the client is gone."""
-        if self._is_gone:
+        if self._is_disconnected:
             return
         if message["type"] == "http.response.start":
             self.has_begun = True
@@ -184,7 +184,7 @@ class Cycle:
 
 
 class Refusal(Exception):
-    """Raised by what decides about an upgrade: answer it with this response instead."""
+    """Raised by an upgrader: answer the request with this response instead."""
 
     def __init__(self, status: int, body: bytes) -> None:
         super().__init__(f"refused with status {status}")
@@ -209,7 +209,7 @@ class Upgrade:
         self.is_admitted = False
 
     def admit(self) -> None:
-        """The request has proved who sends it."""
+        """The request has proved its sender."""
         self.is_admitted = True
 
 
@@ -230,12 +230,12 @@ Upgrader = Callable[[Upgrade], Successor | None]
 
 
 class Connections(set[Any]):
-    """The open connections, at most so many; says when there is none."""
+    """The open connections, at most so many; `empty` is set when the last one closes."""
 
     def __init__(self, most: int) -> None:
         super().__init__()
         self._most = most
-        #: Those on which nobody has proved who they are, the one that was used last at the end.
+        #: Connections without a request that has proved its sender, the last used at the end.
         self._strangers: dict[Any, None] = {}
         self.empty = asyncio.Event()
 
@@ -245,11 +245,11 @@ class Connections(set[Any]):
         self._strangers[connection] = None
 
     def admit(self, connection: object) -> None:
-        """Keep one for as long as it is open."""
+        """Keep a connection for as long as it is open: it is no stranger's any more."""
         self._strangers.pop(connection, None)
 
     def use(self, connection: object) -> None:
-        """A request came on one, or was answered."""
+        """Note that a request came on a connection, or was answered."""
         if self._strangers.pop(connection, self) is None:
             self._strangers[connection] = None
 
@@ -281,7 +281,7 @@ class Server:
         self.app = app
         self.upgrade = upgrade
         self.keep_alive = keep_alive
-        #: What is connected: connections of this server, and what took over from them.
+        #: The connections of this server, and the successors that took over some of them.
         self.connections = Connections(sockets.limit() * 3 // 4 if most is None else most)
         self.tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -323,15 +323,15 @@ class _Connection(asyncio.Protocol):
         self._waiting: deque[Cycle] = deque()
         self._writable = asyncio.Event()
         self._writable.set()
-        self._idle: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._is_closing = False
         self._peer: Any = None
-        # Of the request that is being parsed.
+        # Parts of the request that is being parsed.
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self._meter = MessageMeter()
-        #: What was read and not parsed, and what of it was parsed in this turn.
-        self._held = b""
+        #: Bytes that were read and not parsed, and the parts that were parsed in this turn.
+        self._unparsed = b""
         self._parts = 0
         self._is_in_head = False
         self._parsed: Cycle | None = None
@@ -348,12 +348,12 @@ class _Connection(asyncio.Protocol):
             self.abort()
             return
         self._server.connections.add(self)
-        self._watch_idle()
+        self._start_idle_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self._server.connections.discard(self)
-        self._stop_idle()
+        self._cancel_timer()
         self._writable.set()
         for cycle in filter(None, (self._cycle, self._parsed, *self._waiting)):
             cycle.disconnect()
@@ -364,12 +364,12 @@ class _Connection(asyncio.Protocol):
             if self._droppable < 0:
                 self.abort()
             return
-        self._held += data
+        self._unparsed += data
         self._parse()
 
     def _parse(self) -> None:
-        """Parse what was read, until it is the turn of other connections."""
-        data, start, self._parts = self._held, 0, 0
+        """Parse the bytes that were read, until it is the turn of other connections."""
+        data, start, self._parts = self._unparsed, 0, 0
         while start < len(data) and len(self._waiting) < PIPELINE_LIMIT and self._parts < TURN:
             piece = data[start : start + _PIECE]
             start += len(piece)
@@ -380,25 +380,25 @@ class _Connection(asyncio.Protocol):
                 return
             except httptools.HttpParserError as error:
                 cause = error.__context__
-                # What a client sends is no news: only a fault of ours is.
+                # Faults of clients are not logged, only our own.
                 if not isinstance(cause, (type(None), ValueError, httptools.HttpParserError)):
                     _log.warning("request not understood", exc_info=error)
                 self._refuse(400, b"this is no valid HTTP request")
                 return
             if rest is not None:
-                self._held = b""
+                self._unparsed = b""
                 self._change_protocol(rest + data[start:])
                 return
-        self._held = data[start:]
-        if self._held:
+        self._unparsed = data[start:]
+        if self._unparsed:
             self.pause_reading()
-            asyncio.get_running_loop().call_soon(self._go_on)
+            asyncio.get_running_loop().call_soon(self._parse_on)
 
-    def _go_on(self) -> None:
-        """Parse what is left of a read, then read on."""
+    def _parse_on(self) -> None:
+        """Parse the rest of a read, then read on."""
         if self._transport is None or self._transport.is_closing():
             return
-        if self._held and len(self._waiting) < PIPELINE_LIMIT:
+        if self._unparsed and len(self._waiting) < PIPELINE_LIMIT:
             self._parse()
         self.resume_reading()
 
@@ -417,7 +417,7 @@ class _Connection(asyncio.Protocol):
         self._server.connections.admit(self)
 
     def shutdown(self) -> None:
-        """Close, once what is being answered is answered."""
+        """Close the connection, once the present request is answered."""
         self._is_closing = True
         if self._cycle is None and self._transport is not None:
             self._transport.close()
@@ -435,7 +435,7 @@ class _Connection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._parts += 1
-        if self._is_in_head:  # what comes after the body has been checked by nobody
+        if self._is_in_head:  # trailers are not checked, so they are no headers
             self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
@@ -452,7 +452,7 @@ class _Connection(asyncio.Protocol):
             self._successor = self._server.upgrade(Upgrade(self._url, self._headers))
             if self._successor is not None:
                 return
-        self._stop_idle()
+        self._cancel_timer()
         self._server.connections.use(self)
         cycle = Cycle(self, self._scope(), keep_alive=self._parser.should_keep_alive())
         self._parsed = cycle
@@ -493,16 +493,16 @@ class _Connection(asyncio.Protocol):
         }
 
     def _is_websocket(self) -> bool:
-        wanted = [value.lower() for name, value in self._headers if name == b"upgrade"]
-        return b"websocket" in wanted and self._server.upgrade is not None
+        protocols = [value.lower() for name, value in self._headers if name == b"upgrade"]
+        return b"websocket" in protocols and self._server.upgrade is not None
 
     def _change_protocol(self, rest: bytes) -> None:
         if self._successor is None or self._transport is None:
-            # An upgrade that nobody knows is an ordinary request, and the last one: what follows
-            # it is not parsed.
+            # A request for an unknown protocol is an ordinary request, and the last one: bytes
+            # after it are not parsed.
             self._is_closing = True
             return
-        self._stop_idle()
+        self._cancel_timer()
         self._server.connections.discard(self)
         self._successor.take_over(self._transport, rest, self._server.connections)
 
@@ -526,8 +526,8 @@ class _Connection(asyncio.Protocol):
         if self._waiting:
             self._begin(self._waiting.popleft())
         else:
-            self._watch_idle()
-        self._go_on()
+            self._start_idle_timer()
+        self._parse_on()
 
     def write(self, data: bytes) -> None:
         """Send bytes; dropped when the client is gone."""
@@ -543,7 +543,7 @@ class _Connection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        if self._held or len(self._waiting) >= PIPELINE_LIMIT:
+        if self._unparsed or len(self._waiting) >= PIPELINE_LIMIT:
             return
         if self._parsed is not None and self._parsed.is_full:
             return
@@ -551,7 +551,7 @@ class _Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _refuse(self, status: int, reason: bytes) -> None:
-        """Answer what is no request, and close once the client has read that."""
+        """Answer an invalid request, and close once the client has read the answer."""
         self._droppable = DROPPED_LIMIT
         parsed = self._parsed
         if self._cycle is None or (self._cycle is parsed and not parsed.has_begun):
@@ -559,21 +559,21 @@ class _Connection(asyncio.Protocol):
         for cycle in filter(None, (self._cycle, parsed, *self._waiting)):
             cycle.disconnect()
         self._waiting.clear()
-        self._held = b""
-        self._stop_idle()
+        self._unparsed = b""
+        self._cancel_timer()
         if self._transport is not None:
             if self._transport.can_write_eof():
                 self._transport.write_eof()
             self.resume_reading()
             loop = asyncio.get_running_loop()
-            self._idle = loop.call_later(REFUSAL_TIMEOUT, self.abort)
+            self._timer = loop.call_later(REFUSAL_TIMEOUT, self.abort)
 
-    def _watch_idle(self) -> None:
-        self._stop_idle()
+    def _start_idle_timer(self) -> None:
+        self._cancel_timer()
         loop = asyncio.get_running_loop()
-        self._idle = loop.call_later(self._server.keep_alive, self.shutdown)
+        self._timer = loop.call_later(self._server.keep_alive, self.shutdown)
 
-    def _stop_idle(self) -> None:
-        if self._idle is not None:
-            self._idle.cancel()
-            self._idle = None
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

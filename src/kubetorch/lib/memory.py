@@ -1,8 +1,8 @@
 """Memory in files without a name, which two processes map and pass back and forth.
 
 A fresh page costs ten times what writing to it costs, so files are used again. A file is free once
-nobody looks at it, in either process. That is found out by reference counting, not by promises: a
-loan ends when the last object that was made from its view is gone, whoever kept it.
+no object in either process uses it. That is decided by reference counting: a loan ends when the
+last object that was made from its view is deleted.
 
     allocate ── Memory ── Lending ──(number, descriptor)── Mappings ── view
                    ▲                                           │ the view is gone
@@ -29,7 +29,7 @@ from pathlib import Path
 IDLE_LIMIT = 512 * 1024 * 1024
 #: Seconds that a file is kept unused.
 IDLE_SECONDS = 1.0
-#: Files that another process may keep looking at; beyond, the oldest is given up.
+#: Files that another process may use at a time; beyond, the oldest is given up.
 LENT_LIMIT = 64
 
 Buffer = bytes | bytearray | memoryview
@@ -49,19 +49,20 @@ class _File:
         self.capacity = capacity
         self.map = _map(descriptor, capacity, flags)
         self.descriptor: int | None = descriptor if is_own else None
-        self.lookers = 0
-        #: Since when nobody has looked at it.
+        #: The loans of the file that have not ended.
+        self.use_count = 0
+        #: Time at which the last loan ended.
         self.idle_since = 0.0
 
     def lend(self, size: int, on_return: Callable[[], object]) -> memoryview:
         """Lend the first `size` bytes. Some thread calls `on_return` once no part is in use."""
-        # Python's own memory views do not say when they are gone; this array does.
+        # Python's own memory views take no finalizer; this array does.
         keeper = (ctypes.c_char * size).from_buffer(self.map)
         weakref.finalize(keeper, on_return).atexit = False
         return memoryview(keeper).cast("B")
 
     def close(self) -> None:
-        """Forget it. Its memory stays while somebody looks at it."""
+        """Close the file; its memory stays while an object uses it."""
         if self.descriptor is not None:
             os.close(self.descriptor)
             self.descriptor = None
@@ -77,7 +78,7 @@ class Memory:
         self._is_fresh = is_fresh
         self.file = file
         self.view = view
-        #: Whether several processes look at it, each of which may only change what it sees itself.
+        #: True if several processes map it, each with private changes.
         self.is_shared = False
 
     def write(self, offset: int, data: Buffer) -> None:
@@ -85,7 +86,7 @@ class Memory:
         data = memoryview(data).cast("B")
         done = 0
         while done < len(data):
-            piece = data[done : done + _COPY]
+            piece = data[done : done + _COPY_BYTES]
             if self._is_fresh:  # pages that do not exist yet are made faster by writing to a file
                 assert self.file.descriptor is not None
                 done += os.pwrite(self.file.descriptor, piece, offset + done)
@@ -94,9 +95,9 @@ class Memory:
                 done += len(piece)
 
     def share(self) -> Memory:
-        """A further loan of the same bytes, for one of several processes that look at them."""
+        """A further loan of the same bytes, for one of several processes that use them."""
         file, returned = self.file, self._pool.returned
-        file.lookers += 1
+        file.use_count += 1
         shared = Memory(
             self._pool,
             file,
@@ -108,19 +109,19 @@ class Memory:
 
     def release(self) -> None:
         """Release the memory. May be called twice."""
-        self.view = _NOTHING
+        self.view = _EMPTY_VIEW
 
     def give_up(self) -> None:
-        """Use the file no more: another process keeps looking at it."""
+        """Use the file no more: another process goes on using it."""
         self._pool.drop(self.file)
 
     def take_back(self) -> None:
-        """The other process does not look at the file any more."""
+        """Note that the other process does not use the file any more."""
         self._pool.returned.append(self.file)
 
 
-_COPY = 4 * 1024 * 1024
-_NOTHING = memoryview(b"")
+_COPY_BYTES = 4 * 1024 * 1024
+_EMPTY_VIEW = memoryview(b"")
 
 
 class _Pool:
@@ -130,15 +131,15 @@ class _Pool:
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._free: list[_File] = []
-        #: One entry for each looker that is gone. Appended to by destructors, in any thread at
-        #: any moment, so no lock is taken for it.
+        #: One entry for each loan that ended. Appended to by destructors, in any thread at any
+        #: moment, so no lock is taken for it.
         self.returned: deque[_File] = deque()
 
     def allocate(self, size: int) -> Memory:
-        """Memory of at least one byte; what is in it has no meaning."""
+        """Memory of at least one byte, with arbitrary content."""
         with self._lock:
-            self._settle()
-            file = self._take(size)
+            self._collect_returned()
+            file = self._take_fitting(size)
         is_fresh = file is None
         if file is None:
             capacity = _round(size)
@@ -148,7 +149,7 @@ class _Pool:
             except BaseException:
                 os.close(descriptor)
                 raise
-        file.lookers = 1
+        file.use_count = 1
         returned, lent = self.returned, file
         view = file.lend(size, lambda: returned.append(lent))
         return Memory(self, file, view, is_fresh=is_fresh)
@@ -159,9 +160,9 @@ class _Pool:
             file.close()
 
     def trim(self, idle: float = 0.0) -> bool:
-        """Give the memory of files back that were not used for so long; whether none is left."""
+        """Close free files that were idle for so many seconds; return whether none is left."""
         with self._lock:
-            self._settle()
+            self._collect_returned()
             until = time.monotonic() - idle
             unused = [file for file in self._free if file.idle_since <= until]
             for file in unused:
@@ -169,35 +170,35 @@ class _Pool:
                 self._free.remove(file)
             return not self._free
 
-    def _settle(self) -> None:
-        """Files that nobody looks at become free; the oldest of too many are closed."""
+    def _collect_returned(self) -> None:
+        """Free the files whose last loan ended; close the oldest of too many free files."""
         while self.returned:
             file = self.returned.popleft()
-            file.lookers -= 1
-            if file.lookers == 0 and file.descriptor is not None:
+            file.use_count -= 1
+            if file.use_count == 0 and file.descriptor is not None:
                 file.idle_since = time.monotonic()
                 self._free.append(file)
         while sum(file.capacity for file in self._free) > IDLE_LIMIT:
             self._free.pop(0).close()
 
-    def _take(self, size: int) -> _File | None:
-        most = max(4 * size, _LEAST)
+    def _take_fitting(self, size: int) -> _File | None:
+        most = max(4 * size, _MIN_CAPACITY_LIMIT)
         fitting = [file for file in self._free if size <= file.capacity <= most]
         if not fitting:
             return None
-        file = min(fitting, key=lambda each: each.capacity)
+        file = min(fitting, key=lambda fitting_file: fitting_file.capacity)
         self._free.remove(file)
         return file
 
 
-_LEAST = 1024 * 1024
+_MIN_CAPACITY_LIMIT = 1024 * 1024
 _pool = _Pool()
 
 
 def give_back_soon() -> None:
     """Return freed blocks of 1 MiB and more to the system at once; glibc keeps up to 64 MiB.
 
-    Without this it takes longer ones for blocks that are used again and again.
+    Without this call, glibc raises its limit with each large block that is freed.
     """
     with contextlib.suppress(AttributeError):  # another C library
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1024 * 1024)
@@ -210,32 +211,32 @@ trim = _pool.trim
 
 
 class Lending:
-    """The memory of this process that another process looks at, and the files that it knows."""
+    """The memory of this process that another process uses, and the files that it has mapped."""
 
     def __init__(self) -> None:
-        self._known: dict[int, _File] = {}
+        self._known_files: dict[int, _File] = {}
         self._lent: dict[int, Memory] = {}
 
     def lend(self, memory: Memory) -> tuple[int, int | None]:
-        """The number of the file to send, and its descriptor where the other has not got it."""
+        """The number of the file, and its descriptor unless the other process has mapped it."""
         file = memory.file
-        file.lookers += 1
+        file.use_count += 1
         self._lent[file.number] = memory
         if len(self._lent) > LENT_LIMIT:
             self.take_back(next(iter(self._lent)), is_spent=True)
-        if memory.is_shared:  # it is mapped anew each time, as pages that were changed are lost
+        if memory.is_shared:  # it is mapped anew each time, since changed pages are lost
             return file.number, file.descriptor
-        is_known = file.number in self._known
-        self._known[file.number] = file
+        is_known = file.number in self._known_files
+        self._known_files[file.number] = file
         return file.number, None if is_known else file.descriptor
 
     @property
     def is_empty(self) -> bool:
-        """True if the other process looks at nothing."""
+        """True if the other process uses no file."""
         return not self._lent
 
     def take_back(self, number: int, *, is_spent: bool) -> None:
-        """The other process does not look at the file any more, or for good (`is_spent`)."""
+        """Note that the other process does not use the file any more, or for ever (`is_spent`)."""
         memory = self._lent.pop(number, None)
         if memory is not None:
             if is_spent:
@@ -244,12 +245,12 @@ class Lending:
 
     def forgotten(self) -> list[int]:
         """Files that the other process should forget."""
-        if not self._known:
+        if not self._known_files:
             return []
-        gone = [number for number, file in self._known.items() if file.descriptor is None]
-        for number in gone:
-            del self._known[number]
-        return gone
+        numbers = [number for number, file in self._known_files.items() if file.descriptor is None]
+        for number in numbers:
+            del self._known_files[number]
+        return numbers
 
     def close(self) -> None:
         """The other process is gone."""
@@ -258,7 +259,7 @@ class Lending:
 
 
 class Mappings:
-    """The memory of another process that this process looks at."""
+    """The memory of another process that this process uses."""
 
     def __init__(self) -> None:
         self._files: dict[int, _File] = {}
@@ -270,7 +271,7 @@ class Mappings:
     ) -> memoryview:
         """The memory of a file of the other process.
 
-        Of private memory only this process sees what it changes.
+        Changes of private memory are seen by this process alone.
         """
         forks, returned = self._forks, self._returned
 
@@ -287,10 +288,10 @@ class Mappings:
             if is_private:
                 return file.lend(size, on_return)
             self._files[number] = file
-        found = self._files.get(number)
-        if found is None:
+        mapped_file = self._files.get(number)
+        if mapped_file is None:
             raise OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)}; a large value needs one")
-        return found.lend(size, on_return)
+        return mapped_file.lend(size, on_return)
 
     def forget(self, number: int) -> None:
         """The other process will not use the file again."""
@@ -309,17 +310,17 @@ class Mappings:
             self.forget(number)
 
     def returned(self) -> list[tuple[int, bool]]:
-        """Files that nobody in this process has looked at since the last time.
+        """Files whose last use in this process ended since the last call.
 
-        The second value says whether another process, forked meanwhile, may still do so.
+        The second value says whether another process, forked meanwhile, may still use the file.
         """
-        found = []
+        returned_files = []
         while self._returned:
-            found.append(self._returned.popleft())
-        return found
+            returned_files.append(self._returned.popleft())
+        return returned_files
 
     def on_fork(self) -> None:
-        """After a fork: the child sees what is lent at this moment."""
+        """Note a fork: the child has the present mappings, too."""
         self._forks += 1
 
 

@@ -1,8 +1,8 @@
 """Modules of other libraries: their files, as far as those can be understood.
 
-`sys.modules`, specs, loaders and finders hold what any library put there: a `Path` where text is
-usual, a class instead of a module, `None`, a `__getattr__` that raises or imports a gigabyte. What
-cannot be understood counts as missing here, and no module is asked for an attribute.
+`sys.modules`, specs, loaders and finders hold whatever a library put there: a `Path` where text is
+usual, a class instead of a module, `None`, a `__getattr__` that raises or imports a gigabyte. An
+object of an unexpected kind counts as missing here, and no attribute of a module is read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 
 def path_of(value: object) -> str | None:
-    """The path that a value is; `None` if it is none."""
+    """A value as a path; `None` if it is no path."""
     try:
         return os.fsdecode(value)  # type: ignore[arg-type]  # whatever is no path raises
     except Exception:  # noqa: BLE001  # a class of any library
@@ -25,14 +25,14 @@ def path_of(value: object) -> str | None:
 
 
 def names_of(module: object) -> Mapping[str, Any]:
-    """The names of a module, past its `__getattr__`; none of what is no module."""
+    """The names of a module, past its `__getattr__`; empty for another object."""
     if not issubclass(type(module), ModuleType):
         return {}
     return vars(ModuleType)["__dict__"].__get__(module)  # type: ignore[no-any-return]
 
 
 def loaded(name: str) -> Mapping[str, Any]:
-    """The names of a module that is imported; none where none is."""
+    """The names of an imported module; empty if it is not imported."""
     return names_of(sys.modules.get(name))
 
 
@@ -60,21 +60,29 @@ def find_spec(top: str) -> ModuleSpec | None:
 
 def origin_of(spec: ModuleSpec) -> str | None:
     """The file that a spec loads; `None` for modules without one."""
-    return path_of(_asked(spec, "origin")) if _asked(spec, "has_location") is True else None
+    return (
+        path_of(_attribute_of(spec, "origin"))
+        if _attribute_of(spec, "has_location") is True
+        else None
+    )
 
 
 def folders_of(spec: ModuleSpec) -> list[str]:
-    """The folders of a package; none of what is no package."""
-    places = _asked(spec, "submodule_search_locations")
+    """The folders of a package; empty for a module that is no package."""
+    search_locations = _attribute_of(spec, "submodule_search_locations")
     try:
-        found = [] if places is None or isinstance(places, str) else list(places)
+        locations = (
+            []
+            if search_locations is None or isinstance(search_locations, str)
+            else list(search_locations)
+        )
     except Exception:  # noqa: BLE001  # a class of any library
         return []
-    paths = (path_of(place) for place in found)
+    paths = (path_of(location) for location in locations)
     return [path for path in paths if path is not None]
 
 
-def _asked(spec: ModuleSpec, name: str) -> Any:  # noqa: ANN401  # of any library
+def _attribute_of(spec: ModuleSpec, name: str) -> Any:  # noqa: ANN401  # of any library
     try:
         return getattr(spec, name, None)
     except Exception:  # noqa: BLE001  # a class of any library

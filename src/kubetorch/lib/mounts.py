@@ -1,21 +1,22 @@
-"""A view of the file system that is a process's own, and that of all that it starts.
+"""A view of the file system for one process and all that it starts.
 
-`separate` gives the calling process a mount namespace. What a `View` then changes is seen by all
-processes in that namespace, also by those that run already, and by nobody else:
+`separate` gives the calling process a mount namespace. The changes of a `View` are then seen by all
+processes in that namespace, also by those that run already, and by no other process:
 
-    add       a folder, or files that lie in memory only, at an absolute path
-    cover     a folder of the machine, with what is written to it from now on
-    shield    whatever is written from now on, at any path, stays in this view
+    add       shows a folder, or files that lie in memory only, at an absolute path
+    cover     keeps writes to a folder of the machine in this view from now on
+    shield    keeps all writes in this view from now on, at any path
 
-A path that does not exist is made in a mirror of the nearest folder that does: a folder of the
-view's own with all that is in that folder bound into it. So nothing is ever made on the machine.
+A path that does not exist is made in a mirror of the nearest folder that exists: a folder of the
+view's own with all entries of that folder bound into it. So no file is ever made on the machine.
 
     /            ──► mirror with bin, etc, home, … of the machine, and data
     /data        ──► the folder to be seen there
 
-Linux only. Where the user is not root, or is root without the right, it takes a user namespace too,
-in which they are themselves.
-Run as a program, it tells whether this machine allows that: exit status 0, or the reason.
+Linux only. For a user who is not root, or root without the right to mount, the process also gets a
+user namespace, in which the user stays the same.
+Run as a program, this module reports whether this machine allows that: exit status 0, or the
+reason.
 """
 
 from __future__ import annotations
@@ -44,31 +45,35 @@ PRIVATE = 1 << 18
 SLAVE = 1 << 19
 _MNT_DETACH = 2
 # Flags of a mount that a user namespace must not take away; statvfs has the same numbers.
-_KEPT = os.ST_NOSUID | getattr(os, "ST_NODEV", 4) | getattr(os, "ST_NOEXEC", 8)
+_LOCKED_FLAGS = os.ST_NOSUID | getattr(os, "ST_NODEV", 4) | getattr(os, "ST_NOEXEC", 8)
 _TIMES = ((1024, 1024), (2048, 2048), (4096, 1 << 21))
 
 
 def mount_filesystem(
     source: str | None, target: str, flags: int, *, kind: str | None = None, data: str | None = None
 ) -> None:
-    given = [None if text is None else os.fsencode(text) for text in (source, target, kind, data)]
-    what = f"mounting {source} at {target}" if source else f"changing the mount at {target}"
-    result = _libc().mount(given[0], given[1], given[2], ctypes.c_ulong(flags), given[3])
-    _check(result, what)
+    arguments = [
+        None if text is None else os.fsencode(text) for text in (source, target, kind, data)
+    ]
+    action = f"mounting {source} at {target}" if source else f"changing the mount at {target}"
+    result = _libc().mount(
+        arguments[0], arguments[1], arguments[2], ctypes.c_ulong(flags), arguments[3]
+    )
+    _check(result, action)
 
 
-def _set_read_only(place: Path) -> None:
-    mount_filesystem(None, str(place), _MS_REMOUNT | BIND | _MS_RDONLY | _flags(place))
+def _set_read_only(path: Path) -> None:
+    mount_filesystem(None, str(path), _MS_REMOUNT | BIND | _MS_RDONLY | _flags(path))
 
 
-def mounted_places() -> dict[Path, str]:
-    """The places where file systems are mounted in this namespace, with their kinds."""
-    found = {}
+def mounted_paths() -> dict[Path, str]:
+    """The paths at which file systems are mounted in this namespace, with their kinds."""
+    kinds = {}
     # A path may have any bytes, and any line break but the usual one.
     for line in os.fsdecode(Path("/proc/self/mountinfo").read_bytes()).rstrip("\n").split("\n"):
         about, _, kind = line.partition(" - ")
-        found[Path(_unescaped(about.split(" ")[4]))] = kind.split(" ")[0]
-    return found
+        kinds[Path(_unescaped(about.split(" ")[4]))] = kind.split(" ")[0]
+    return kinds
 
 
 def _unescaped(text: str) -> str:
@@ -77,13 +82,13 @@ def _unescaped(text: str) -> str:
     return text
 
 
-def _unmount(place: Path) -> None:
-    """Take away what is mounted at a place, with all that is mounted in it."""
-    _check(_libc().umount2(os.fsencode(place), _MNT_DETACH), f"unmounting {place}")
+def _unmount(path: Path) -> None:
+    """Unmount a path, with all mounts below it."""
+    _check(_libc().umount2(os.fsencode(path), _MNT_DETACH), f"unmounting {path}")
 
 
 def _change_root(folder: Path) -> None:
-    """Make a folder `/`; a working directory that is gone becomes `/` too."""
+    """Make a folder `/`; a deleted working directory is replaced by `/` too."""
     try:
         working_dir = Path.cwd()
     except FileNotFoundError:
@@ -98,7 +103,7 @@ def _change_root(folder: Path) -> None:
 
 
 def _unshare_user() -> None:
-    """Give this process a mount and a user namespace of its own, in which it is who it was."""
+    """Give this process a mount and a user namespace of its own, with the same user and group."""
     uid, gid = os.geteuid(), os.getegid()
     _check(_libc().unshare(_CLONE_NEWUSER | _CLONE_NEWNS), "unshare")
     Path("/proc/self/setgroups").write_text("deny")
@@ -119,33 +124,33 @@ def _may_mount() -> bool:
     return os.waitpid(pid, 0)[1] == 0
 
 
-def _flags(place: Path) -> int:
-    """Flags that a mount has and has to keep, for `mount`."""
-    found = os.statvfs(place).f_flag
-    return found & _KEPT | sum(flag for bit, flag in _TIMES if found & bit)
+def _flags(path: Path) -> int:
+    """The flags of a mount that a remount has to repeat."""
+    flags = os.statvfs(path).f_flag
+    return flags & _LOCKED_FLAGS | sum(flag for bit, flag in _TIMES if flags & bit)
 
 
 def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def _check(result: int, what: str) -> None:
+def _check(result: int, action: str) -> None:
     if result != 0:
         number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")
+        raise OSError(number, f"{action}: {os.strerror(number)}")
 
 
-def _mount_overlay(folder: Path, layer: Path, place: Path) -> None:
-    """Show a folder at a place, with what is written there in a layer."""
+def _mount_overlay(folder: Path, layer: Path, path: Path) -> None:
+    """Show a folder at a path, and keep writes to it in a layer."""
     upper, work = layer / "upper", layer / "work"
     upper.mkdir(mode=0o700)
     _make_alike(upper, folder)
     work.mkdir(mode=0o700)
     layers = f"lowerdir={_escaped(folder)},upperdir={_escaped(upper)},workdir={_escaped(work)}"
-    # What an overlay notes about files has to be an attribute of users where they are the root.
+    # In a user namespace, an overlay may note facts about files in user attributes alone.
     whole = Path("/proc/self/uid_map").read_text().split() == ["0", "0", str(2**32 - 1)]
     options = layers if whole else f"{layers},userxattr"
-    mount_filesystem("overlay", str(place), 0, kind="overlay", data=options)
+    mount_filesystem("overlay", str(path), 0, kind="overlay", data=options)
 
 
 def _fill(folder: Path, files: Mapping[str, bytes]) -> None:
@@ -164,54 +169,54 @@ def _fill(folder: Path, files: Mapping[str, bytes]) -> None:
     _set_read_only(folder)
 
 
-def _mirror_entry(entry: os.DirEntry[str], place: Path) -> None:
-    """Show one entry of a folder at a place, if it is still there."""
+def _mirror_entry(entry: os.DirEntry[str], path: Path) -> None:
+    """Show one entry of a folder at a path, if the entry still exists."""
     if entry.is_symlink():
         try:
             target = Path(entry.path).readlink()
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.EINVAL):
                 raise
-            return  # gone by now, or no link any more
-        place.symlink_to(target)
+            return  # deleted by now, or no link any more
+        path.symlink_to(target)
         return
     is_dir = entry.is_dir()
     if is_dir:
-        place.mkdir()
+        path.mkdir()
     else:
-        place.touch()
+        path.touch()
     try:
-        mount_filesystem(entry.path, str(place), BIND | RECURSIVE)
+        mount_filesystem(entry.path, str(path), BIND | RECURSIVE)
     except PermissionError:
-        return  # what this user cannot reach is an empty place
+        return  # an entry that this user cannot reach is shown empty
     except (FileNotFoundError, NotADirectoryError):
-        # Gone by now, or replaced by something of another kind. What comes later is not seen.
+        # Deleted by now, or replaced by an entry of another kind. Later entries are not shown.
         if is_dir:
-            place.rmdir()
+            path.rmdir()
         else:
-            place.unlink()
+            path.unlink()
 
 
-def _make_alike(place: Path, folder: Path) -> None:
+def _make_alike(new_folder: Path, folder: Path) -> None:
     """Give a new folder owner and mode of another one."""
-    found = folder.stat()
-    with contextlib.suppress(OSError):  # only root can give something away
-        os.chown(place, found.st_uid, found.st_gid)
-    place.chmod(found.st_mode)
+    status = folder.stat()
+    with contextlib.suppress(OSError):  # only root can change an owner
+        os.chown(new_folder, status.st_uid, status.st_gid)
+    new_folder.chmod(status.st_mode)
 
 
-def _set_read_only_if_mounted(place: Path) -> None:
+def _set_read_only_if_mounted(path: Path) -> None:
     """Make a mount read-only, if there is one that this user can reach."""
     try:
-        _set_read_only(place)
+        _set_read_only(path)
     except OSError as error:
-        # Nothing is mounted there, or something hides it.
+        # No file system is mounted there, or another mount hides it.
         if error.errno not in (errno.EINVAL, errno.ENOENT, errno.ENOTDIR, errno.EACCES):
             raise
 
 
 def _skip_unreachable() -> contextlib.AbstractContextManager[None]:
-    """Leave out what is not there or not for this user."""
+    """Leave out paths that do not exist or that this user cannot reach."""
     return contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError)
 
 
@@ -244,7 +249,7 @@ class Mount(NamedTuple):
 def separate() -> str | None:
     """Give this process, which must have one thread, a mount namespace of its own.
 
-    What is mounted on the machine later is seen in it too.
+    Later mounts of the machine are seen in it too.
     """
     if sys.platform != "linux":
         return "only Linux has mount namespaces"
@@ -265,93 +270,100 @@ class View:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._count = 0
-        # Folders in which something can be made that the machine does not see.
+        #: Folders that are replaced by a mirror: files made in them stay in this view.
         self._mirrors: set[Path] = set()
-        self._own: list[Path] = []
-        # Folders with an overlay; what is mounted in them may still lie open.
+        #: Folders whose content belongs to this view.
+        self._own_folders: list[Path] = []
+        #: Folders with an overlay; mounts in them may still be writable.
         self._covered: set[Path] = set()
+        #: Folders that are read-only in this view.
         self._frozen: set[Path] = set()
-        # Mounts that are no disks, and may have some in them.
+        #: Mounts that are no disks, and may have disks below them.
         self._memory: set[Path] = set()
-        # Who gives up waiting for a shield leaves a thread that goes on.
+        #: A caller that gives up waiting for `shield` leaves a thread that goes on.
         self._shielding = threading.Lock()
         self._is_shielded = False
 
     def add(self, mount: Mount) -> None:
-        place = self._place(mount.target)
-        mount_filesystem(mount.source, str(place), BIND | RECURSIVE)
+        folder = self._folder_at(mount.target)
+        mount_filesystem(mount.source, str(folder), BIND | RECURSIVE)
         if mount.read_only:
-            _set_read_only(place)
-            self._frozen.add(place)
+            _set_read_only(folder)
+            self._frozen.add(folder)
         else:
-            self._own.append(place)
+            self._own_folders.append(folder)
 
     def cover(self, target: str, keep: Iterable[str] = ()) -> None:
-        """Keep what is written to a folder of the machine in this view, but not to what is kept."""
-        self._cover(Path(os.path.realpath(target)), _real(keep), set(mounted_places()))
+        """Keep writes to a folder of the machine in this view, but for those below `keep`."""
+        self._cover(Path(os.path.realpath(target)), _real(keep), set(mounted_paths()))
 
     def add_files(self, target: str, files: Mapping[str, bytes]) -> None:
-        """Show files at a path, which lie in memory only and nobody can change.
+        """Show read-only files, which lie in memory only, in a folder.
 
-        They hide what else lies in that folder, unless it has folders too: then it is more than a
-        place for such files, such as a project with the interpreter that this runs in.
+        They hide the other files of that folder, unless it has folders, too: such a folder is used
+        otherwise, as a project with the interpreter that runs this process is.
         """
-        place = self._place(target)
-        if not any(entry.is_dir() for entry in place.iterdir()):
-            _fill(place, files)
+        folder = self._folder_at(target)
+        if not any(entry.is_dir() for entry in folder.iterdir()):
+            _fill(folder, files)
             return
-        held = self._new_folder("files")
-        _fill(held, files)
+        files_folder = self._new_folder("files")
+        _fill(files_folder, files)
         for name in files:
-            spot = place / name
-            if not spot.exists():
-                self._make_room(spot)
-                spot.parent.mkdir(parents=True, exist_ok=True)
-                spot.touch()
-            mount_filesystem(str(held / name), str(spot), BIND)
-            _set_read_only(spot)
+            file_path = folder / name
+            if not file_path.exists():
+                self._make_room(file_path)
+                file_path.parent.mkdir(parents=True, exist_ok=True)
+                file_path.touch()
+            mount_filesystem(str(files_folder / name), str(file_path), BIND)
+            _set_read_only(file_path)
 
     def shield(self, keep: Iterable[str] = (), frozen: Iterable[str] = ()) -> None:
-        """Keep all that is written from now on in this view, except in what machines share.
+        """Keep all writes in this view from now on, except those to shared folders.
 
-        What processes have open already stays as it was for them. Files that the machine changes
-        later may be seen as they were. After a failure some is kept and some is not; to ask again
-        goes on with the rest. Of several threads that ask one does it and the others wait.
+        Files that processes have open stay as they were for them. Later changes of the machine's
+        files may not be seen. After a failure some folders are covered and some are not; another
+        call goes on with the rest. Of several threads that call this, one works and the others
+        wait.
         """
         with self._shielding:
             if self._is_shielded:
                 return
             self._frozen |= {path for path in _real(frozen) if path.exists()}
-            mounted = mounted_places()
-            virtual = {place for place, kind in mounted.items() if kind in _VIRTUAL}
+            mount_points = mounted_paths()
+            virtual = {
+                mount_point for mount_point, kind in mount_points.items() if kind in _VIRTUAL
+            }
             self._memory = virtual - _real(TEMPORARY)
-            shared = _real((*SHARED, *keep)) | set(self._own) - self._covered | self._frozen
+            shared = _real((*SHARED, *keep)) | set(self._own_folders) - self._covered | self._frozen
             if not self._is_own(Path("/")):
                 self._mirror(Path("/"))
-            self._cover_all(Path("/").iterdir(), shared, set(mounted))
+            self._cover_all(Path("/").iterdir(), shared, set(mount_points))
             self._is_shielded = True
 
     # ------------------------------------------------------------------------------------- places
 
-    def _place(self, target: str) -> Path:
-        """The folder at a path, which is made if it is not there."""
-        place = Path(os.path.realpath(target))
-        if not place.exists():
-            self._own.append(self._make_room(place))
-            place.mkdir(parents=True)
-        if not place.is_dir():
+    def _folder_at(self, target: str) -> Path:
+        """The folder at a path, which is made if it does not exist."""
+        folder = Path(os.path.realpath(target))
+        if not folder.exists():
+            self._own_folders.append(self._make_room(folder))
+            folder.mkdir(parents=True)
+        if not folder.is_dir():
             raise NotADirectoryError(f"{target} is there and is no folder")
-        return place
+        return folder
 
-    def _make_room(self, place: Path) -> Path:
-        """Make room at a path that the machine does not see; returns its first part."""
-        above = next(parent for parent in place.parents if parent.is_dir())
+    def _make_room(self, path: Path) -> Path:
+        """Make the nearest parent of an absent path the view's own; return the first new part."""
+        above = next(parent for parent in path.parents if parent.is_dir())
         if not self._is_own(above):
             self._mirror(above)
-        return above / place.relative_to(above).parts[0]
+        return above / path.relative_to(above).parts[0]
 
     def _is_own(self, folder: Path) -> bool:
-        return folder in self._mirrors or any(folder.is_relative_to(one) for one in self._own)
+        return folder in self._mirrors or any(
+            folder.is_relative_to(own_folder) for own_folder in self._own_folders
+        )
 
     def _new_folder(self, kind: str) -> Path:
         self._count += 1
@@ -362,16 +374,16 @@ class View:
     # ------------------------------------------------------------------------------------ mirrors
 
     def _mirror(self, folder: Path) -> None:
-        """Put a folder of this view alone, with the same content, in the place of a folder."""
+        """Replace a folder by one of this view's own, with the same entries."""
         mirror = self._new_folder("mirror")
         _make_alike(mirror, folder)
         mount_filesystem(str(mirror), str(mirror), BIND)
         with contextlib.ExitStack() as undoing:
             undoing.callback(_unmount, mirror)
-            # So that no folder that is bound into it, and has it somewhere below, has it again.
+            # Unbindable, so that a bound entry with the mirror below it does not contain it again.
             mount_filesystem(None, str(mirror), UNBINDABLE)
             with os.scandir(folder) as entries:
-                for entry in sorted(entries, key=lambda one: one.name):
+                for entry in sorted(entries, key=lambda dir_entry: dir_entry.name):
                     _mirror_entry(entry, mirror / entry.name)
             mount_filesystem(None, str(mirror), PRIVATE)
             if str(folder) == "/":
@@ -384,7 +396,7 @@ class View:
     # -------------------------------------------------------------------------------------- shield
 
     def _cover(self, folder: Path, shared: AbstractSet[Path], mounted: AbstractSet[Path]) -> None:
-        """Redirect writes to a folder, except those to what is shared in it."""
+        """Redirect writes to a folder, except those to shared paths in it."""
         inside = _inside(folder, shared | mounted)
         if folder not in self._covered and folder not in self._mirrors:
             try:
@@ -392,18 +404,17 @@ class View:
             except OSError as error:
                 if error.errno != errno.EINVAL or mounted.isdisjoint(inside):
                     raise
-                # In a user namespace a folder in which others have mounted something cannot be
-                # a layer.
+                # In a user namespace a folder with mounts of another namespace cannot be a layer.
                 self._mirror(folder)
         if folder in self._mirrors:
             inside = set(folder.iterdir())
         self._cover_all(_outermost(inside), shared, mounted)
 
     def _cover_all(
-        self, places: Iterable[Path], shared: AbstractSet[Path], mounted: AbstractSet[Path]
+        self, paths: Iterable[Path], shared: AbstractSet[Path], mounted: AbstractSet[Path]
     ) -> None:
-        """The same for places at which something is mounted, such as all in a mirror."""
-        for entry in sorted(places):
+        """Redirect writes to several paths, such as mounts or the entries of a mirror."""
+        for entry in sorted(paths):
             if entry in self._frozen:
                 self._freeze(entry, shared, mounted)
             elif entry in self._memory and entry not in shared:
@@ -417,23 +428,23 @@ class View:
                     if error.errno == errno.ENOENT:
                         _set_read_only(entry)  # the machine has removed it
                     elif error.errno == errno.EINVAL:
-                        self._freeze(entry, shared, mounted)  # not every one can be a layer
+                        self._freeze(entry, shared, mounted)  # not every folder can be a layer
                     else:
                         raise
             elif entry.is_file():
                 _set_read_only_if_mounted(entry)
 
     def _freeze(self, folder: Path, shared: AbstractSet[Path], mounted: AbstractSet[Path]) -> None:
-        """Make a folder and the disks in it read-only, except what is shared."""
+        """Make a folder and the disks in it read-only, except shared paths."""
         mount_filesystem(str(folder), str(folder), BIND | RECURSIVE)
-        kept = set(_outermost(_inside(folder, shared - self._frozen)))
-        for place in kept:
+        shared_paths = set(_outermost(_inside(folder, shared - self._frozen)))
+        for path in shared_paths:
             with _skip_unreachable():
-                mount_filesystem(str(place), str(place), BIND | RECURSIVE)
+                mount_filesystem(str(path), str(path), BIND | RECURSIVE)
         _set_read_only(folder)
-        for place in _inside(folder, mounted) - kept:
-            if kept.isdisjoint(place.parents):
-                _set_read_only_if_mounted(place)
+        for path in _inside(folder, mounted) - shared_paths:
+            if shared_paths.isdisjoint(path.parents):
+                _set_read_only_if_mounted(path)
 
     def _overlay(self, folder: Path, inside: Iterable[Path]) -> None:
         overlay = self._new_folder("overlay")
@@ -442,7 +453,7 @@ class View:
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-            # A layer cannot lie on every file system; on this one it always can.
+            # A layer cannot lie on every file system; on tmpfs it always can.
             layer = self._new_folder("layer")
             mount_filesystem("tmpfs", str(layer), 0, kind="tmpfs", data="mode=700")
             try:
@@ -452,39 +463,39 @@ class View:
         with contextlib.ExitStack() as undoing:
             undoing.callback(_unmount, overlay)
             mount_filesystem(None, str(overlay), UNBINDABLE)  # see `_mirror`
-            for place in inside:
+            for path in inside:
                 with _skip_unreachable():
-                    inner = overlay / place.relative_to(folder)
-                    mount_filesystem(str(place), str(inner), BIND | RECURSIVE)
+                    inner = overlay / path.relative_to(folder)
+                    mount_filesystem(str(path), str(inner), BIND | RECURSIVE)
             mount_filesystem(None, str(overlay), PRIVATE)
             mount_filesystem(str(overlay), str(folder), MOVE)
             undoing.pop_all()
         self._covered.add(folder)
-        self._own.append(folder)
+        self._own_folders.append(folder)
 
 
 def _real(paths: Iterable[str]) -> set[Path]:
     return {Path(os.path.realpath(path)) for path in paths}
 
 
-def _inside(folder: Path, places: Iterable[Path]) -> set[Path]:
-    return {place for place in places if folder in place.parents}
+def _inside(folder: Path, paths: Iterable[Path]) -> set[Path]:
+    return {path for path in paths if folder in path.parents}
 
 
-def _outermost(places: Iterable[Path]) -> Iterator[Path]:
-    """The places that lie in no other place."""
-    found: set[Path] = set()
-    for place in sorted(places):
-        if found.isdisjoint(place.parents):
-            found.add(place)
-            yield place
+def _outermost(paths: Iterable[Path]) -> Iterator[Path]:
+    """The paths that lie below no other path."""
+    outermost: set[Path] = set()
+    for path in sorted(paths):
+        if outermost.isdisjoint(path.parents):
+            outermost.add(path)
+            yield path
 
 
 # ---------------------------------------------------------------------------------- as a program
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Try it in the folder that is the only argument; the exit status."""
+    """Try a view in the folder that is the only argument; return the exit status."""
     refusal = separate()
     if refusal is None:
         try:

@@ -19,9 +19,10 @@ from types import FrameType
 
 from kubetorch.lib import processes
 
-#: Seconds from the end of a child until orphans are looked for: one look for many of them.
+#: Seconds from the end of a child until orphans are looked for: one search for many of them.
 ORPHAN_DELAY = 1.0
-#: Seconds after which nobody waits for the leader of a session any more; killing takes up to 10.
+#: Seconds after which the owner of an ended session leader does not wait for it any more; killing
+#: takes up to 10 s.
 LEADER_DELAY = 30.0
 #: Number of the system call, the same on every architecture.
 _PIDFD_OPEN = 434
@@ -74,7 +75,7 @@ class ExitWatch:
 
 
 def _pidfd_open(pid: int) -> int:
-    """For a Python that was built with headers of an older kernel than the one that it runs on."""
+    """`os.pidfd_open` for a Python that was built with the headers of an older kernel."""
     import ctypes  # noqa: PLC0415  # rarely needed
 
     descriptor: int = ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_OPEN, pid, 0)
@@ -84,7 +85,7 @@ def _pidfd_open(pid: int) -> int:
 
 
 async def wait_for_ends(pids: Iterable[int]) -> None:
-    """Wait until processes have ended, whoever their parents are; take the status of children."""
+    """Wait until processes have ended, children or not; take the exit status of children."""
     loop = asyncio.get_running_loop()
     ends: list[asyncio.Future[None]] = []
     watches = []
@@ -131,7 +132,7 @@ class Output:
         self._loop.add_reader(descriptor, self._read)
 
     def drain(self) -> None:
-        """Read what has been written by now."""
+        """Read all bytes that have been written so far."""
         while self._descriptor >= 0 and self._read():
             pass
 
@@ -141,10 +142,10 @@ class Output:
             os.close(self._descriptor)
             self._descriptor = -1
             if self._rest:
-                self._tell(self._rest)
+                self._report_line(self._rest)
 
     def _read(self) -> bool:
-        """Read once; whether there may be more."""
+        """Read once; return whether more bytes may be there."""
         try:
             data = os.read(self._descriptor, _READ)
         except BlockingIOError:
@@ -154,14 +155,14 @@ class Output:
             return False
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            self._tell(line)
+            self._report_line(line)
         while len(self._rest) > LINE_LIMIT:
-            self._tell(self._rest[:LINE_LIMIT])
+            self._report_line(self._rest[:LINE_LIMIT])
             self._rest = self._rest[LINE_LIMIT:]
         return True
 
-    def _tell(self, line: bytes) -> None:
-        # A progress bar writes its states over each other; the last one is what is seen.
+    def _report_line(self, line: bytes) -> None:
+        # A progress bar writes its states over each other; only the last one is visible.
         text = line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
         self._on_line(text)
 
@@ -176,8 +177,8 @@ async def run(
 ) -> int:
     """Run a program to its end; its exit status, as `subprocess` counts.
 
-    What it leaves behind in the background lives on, and its lines are still reported. If this is
-    cancelled, its session is killed.
+    Programs that it leaves in the background live on, and their lines are still reported. If this
+    is cancelled, its session is killed.
     """
     pipes = [os.pipe()] if on_error_line is None else [os.pipe(), os.pipe()]
     readers = [Output(pipes[0][0], on_line)]
@@ -217,14 +218,14 @@ async def run(
 class OrphanReaper:
     """Reaps orphans, as long as it is started.
 
-    Workers and zygotes have somebody who waits for them. They lead a session each, as a few orphans
-    do too: a leader is taken only when it has been left alone for long.
+    Workers and zygotes have an owner that waits for them. They lead a session each, as a few
+    orphans do too: a leader is reaped only when it has been a zombie for long.
     """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        # Leaders of sessions that have ended, and when that was seen first.
+        #: Ended leaders of sessions, with the time at which the end was first seen.
         self._leaders: dict[int, float] = {}
 
     def start(self) -> None:
@@ -239,13 +240,13 @@ class OrphanReaper:
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._look_in, ORPHAN_DELAY)
+            self._loop.call_soon_threadsafe(self._schedule_check, ORPHAN_DELAY)
 
-    def _look_in(self, delay: float) -> None:
+    def _schedule_check(self, delay: float) -> None:
         if self._timer is None:
-            self._timer = self._loop.call_later(delay, self._look)
+            self._timer = self._loop.call_later(delay, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._timer = None
         now = self._loop.time()
         leaders: dict[int, float] = {}
@@ -261,7 +262,7 @@ class OrphanReaper:
                 leaders[pid] = since
         self._leaders = leaders
         if leaders:
-            self._look_in(LEADER_DELAY)
+            self._schedule_check(LEADER_DELAY)
 
 
 def _leads_session(pid: int) -> bool | None:

@@ -1,7 +1,7 @@
-"""Processes: starting them, telling them apart, and the memory and processors that they use.
+"""Processes: starting them, identifying them, and the memory and processors that they use.
 
-A process id is used again; the id and the start time together are not. What a process inherited
-in its environment tells where it belongs, even if its parents are gone.
+A process id is used again; the id and the start time together are not. An inherited variable in the
+environment of a process says whose it is, even if its parents have ended.
 
 Needs the standard library alone, and loads neither `subprocess` nor `asyncio`.
 """
@@ -24,7 +24,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def start_time(pid: int) -> str | None:
-    """The start of a process, as text to compare with; `None` if it is gone or a zombie."""
+    """The start of a process, as text to compare with; `None` if it has ended or is a zombie."""
     if sys.platform != "linux":
         return _start_time_by_ps(pid)
     try:
@@ -80,37 +80,37 @@ def stat(folder: Path) -> list[bytes]:
 def processes_with(variable: str) -> dict[int, str]:
     """The value of an environment variable in each process of this user that started with it."""
     prefix = f"{variable}=".encode()
-    found = {}
+    values = {}
     for pid, environment in _environments():
         for item in environment:
             if item.startswith(prefix):
-                found[pid] = item[len(prefix) :].decode(errors="replace")
+                values[pid] = item[len(prefix) :].decode(errors="replace")
                 break
-    return found
+    return values
 
 
 def _environments() -> list[tuple[int, list[bytes]]]:
     if sys.platform != "linux":
         return _environments_by_ps()
-    found = []
+    environments = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
                 environment = (folder / "environ").read_bytes().split(b"\0")
-                found.append((int(folder.name), environment))
+                environments.append((int(folder.name), environment))
             except OSError:  # another user's, or gone
                 continue
-    return found
+    return environments
 
 
 def _environments_by_ps() -> list[tuple[int, list[bytes]]]:
-    # Arguments and environment on one line: what is looked for has no spaces in it.
-    found = []
+    # Arguments and environment on one line: the value of the variable has no spaces in it.
+    environments = []
     for line in _output("ps", "-E", "-x", "-ww", "-o", "pid=,command=").splitlines():
         pid, _, rest = line.strip().partition(" ")
         if pid.isdigit():
-            found.append((int(pid), rest.encode().split(b" ")))
-    return found
+            environments.append((int(pid), rest.encode().split(b" ")))
+    return environments
 
 
 def _start_time_by_ps(pid: int) -> str | None:
@@ -136,13 +136,13 @@ def spawn(
     """Start a program as the leader of a new session; its process id."""
     null = os.open(os.devnull, os.O_RDWR)
     try:
-        given = [null if fd is None else fd for fd in (stdin, output, errors)]
-        # Above 2, so that none of them is overwritten before its turn comes.
-        raised = [_above_standard(fd) for fd in given]
+        descriptors = [null if fd is None else fd for fd in (stdin, output, errors)]
+        # Above 2, so that no descriptor is overwritten before it is duplicated.
+        high_descriptors = [_above_standard(fd) for fd in descriptors]
         try:
-            return _spawn(command, environment, raised)
+            return _spawn(command, environment, high_descriptors)
         finally:
-            for fd in raised:
+            for fd in high_descriptors:
                 os.close(fd)
     finally:
         os.close(null)
@@ -161,7 +161,7 @@ def _above_standard(descriptor: int) -> int:
 
 def _spawn(command: tuple[str, ...], environment: Mapping[str, str], standard: list[int]) -> int:
     moves = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(standard)]
-    # What this process ignores, as Python does SIGPIPE, the program would ignore, too.
+    # The program would inherit ignored signals, such as SIGPIPE in Python.
     defaults = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
     try:
         return os.posix_spawn(
@@ -189,13 +189,13 @@ def _spawn(command: tuple[str, ...], environment: Mapping[str, str], standard: l
 
 
 def at_fork(method: Callable[[], object]) -> None:
-    """Call a method in forked children, as long as somebody has its object."""
+    """Call a method in forked children, as long as its object lives."""
     reference = weakref.WeakMethod(method)
     os.register_at_fork(after_in_child=lambda: _call(reference))
 
 
 def at_exit(method: Callable[[], object]) -> None:
-    """Call a method when the program ends, if somebody still has its object."""
+    """Call a method when the program ends, if its object still lives."""
     atexit.register(_call, weakref.WeakMethod(method))
 
 
@@ -206,7 +206,7 @@ def _call(reference: weakref.WeakMethod[Callable[[], object]]) -> None:
 
 
 def become_subreaper() -> bool:
-    """Become the parent of descendants whose own parent ends. False where that does not exist."""
+    """Become the parent of descendants whose own parent ends; false if the system lacks that."""
     if sys.platform != "linux":
         return False
     import ctypes  # noqa: PLC0415  # of those who import this module, few need it
@@ -217,10 +217,10 @@ def become_subreaper() -> bool:
 def exit_status(pid: int) -> int | None:
     """The status of an ended child, as `subprocess` counts; `None` if it lives or is no child."""
     try:
-        found, status = os.waitpid(pid, os.WNOHANG)
+        ended_pid, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
         return None
-    return os.waitstatus_to_exitcode(status) if found else None
+    return os.waitstatus_to_exitcode(status) if ended_pid else None
 
 
 def signal_name(number: int) -> str:
@@ -232,10 +232,10 @@ def signal_name(number: int) -> str:
 
 
 def members(leader: int, *, marker: str) -> list[int]:
-    """The processes of a session, and those that left it; none where the system does not say."""
+    """The processes of a session, and those that left it; empty where the system cannot tell."""
     if sys.platform != "linux":
         return []
-    found = []
+    pids = []
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
             continue
@@ -244,50 +244,50 @@ def members(leader: int, *, marker: str) -> list[int]:
             if is_member or (
                 marker and marker.encode() in (folder / "environ").read_bytes().split(b"\0")
             ):
-                found.append(int(folder.name))
-    return found
+                pids.append(int(folder.name))
+    return pids
 
 
 def kill_session(leader: int, *, marker: str) -> list[int]:
-    """Kill the processes of a session, and those that left it; the ids of those found."""
-    found = members(leader, marker=marker)
-    for pid in found:
+    """Kill the processes of a session, and those that left it; return their ids."""
+    pids = members(leader, marker=marker)
+    for pid in pids:
         if pid != os.getpid():  # the last to go
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
     with contextlib.suppress(OSError):
         os.killpg(leader, signal.SIGKILL)
-    return found
+    return pids
 
 
 _PR_SET_CHILD_SUBREAPER = 36
-_PAGE = os.sysconf("SC_PAGE_SIZE")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def children(pid: int) -> list[int]:
-    """The processes that a process started; none where the system does not say."""
-    found: list[int] = []
+    """The processes that a process started; empty where the system cannot tell."""
+    pids: list[int] = []
     with contextlib.suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
-            found += map(int, (thread / "children").read_text().split())
-    return found
+            pids += map(int, (thread / "children").read_text().split())
+    return pids
 
 
 def descendants(pid: int) -> list[int]:
-    """A process and all that it started, directly or not, as far as they live."""
-    found = [pid]
-    for one in found:
-        found += children(one)
-    return found
+    """A process and all living processes that it started, directly or not."""
+    pids = [pid]
+    for ancestor in pids:
+        pids += children(ancestor)
+    return pids
 
 
 def resident(pids: Iterable[int]) -> int:
-    """Bytes of memory that processes have, those that several share counted for each of them."""
+    """Bytes of memory of processes; shared memory counts for each of them."""
     return sum(map(_resident, pids))
 
 
 def proportional(pids: Iterable[int]) -> int:
-    """Bytes of memory that processes have, those that several share counted once in all."""
+    """Bytes of memory of processes; shared memory counts once in all."""
     return sum(map(_proportional, pids))
 
 
@@ -296,14 +296,14 @@ def _resident(pid: int) -> int:
         fields = Path(f"/proc/{pid}/statm").read_text().split()
     except OSError:
         return 0
-    return int(fields[1]) * _PAGE if len(fields) > 1 else 0
+    return int(fields[1]) * _PAGE_BYTES if len(fields) > 1 else 0
 
 
 def _proportional(pid: int) -> int:
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
-        # It has ended, or belongs to somebody else, of whom only the sum is known.
+        # It has ended, or belongs to another user, and only its resident memory is known.
         return _resident(pid)
     for line in lines:
         name, _, amount = line.partition(":")
@@ -325,13 +325,13 @@ def written(size: int) -> str:
     return str(size)
 
 
-#: Where a container sees the limits of its cgroup: version 2, and version 1.
-_V2 = [Path("/sys/fs/cgroup/cpu.max")]
-_V1 = [Path(f"/sys/fs/cgroup/cpu/cpu.cfs_{name}_us") for name in ("quota", "period")]
+#: Files with the CPU limit of a container's cgroup: version 2, and version 1.
+_QUOTA_FILES_V2 = [Path("/sys/fs/cgroup/cpu.max")]
+_QUOTA_FILES_V1 = [Path(f"/sys/fs/cgroup/cpu/cpu.cfs_{name}_us") for name in ("quota", "period")]
 
 
 def usable() -> set[int]:
-    """Numbers of the processors that the system lets this process run on."""
+    """Numbers of the processors that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return os.sched_getaffinity(0)
     return set(range(os.cpu_count() or 1))
@@ -339,7 +339,7 @@ def usable() -> set[int]:
 
 def quota() -> float:
     """The processors that the CPU limit of this container allows; infinite without a limit."""
-    for paths in (_V2, _V1):
+    for paths in (_QUOTA_FILES_V2, _QUOTA_FILES_V1):
         try:
             return parse_quota(" ".join(path.read_text() for path in paths))
         except (OSError, ValueError, ZeroDivisionError):  # not there, or not of this format

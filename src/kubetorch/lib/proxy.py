@@ -3,10 +3,11 @@
     client ── http_server ── relay (a request) ───────────────── other server
                         └─── Tunnel (a WebSocket, by bytes) ═════════┘
 
-No body is kept: a sender that is faster than its receiver is not read until that has caught up.
-Whatever ends one side ends the other. Headers that belong to one connection stay on it. `Forwarder`
-is a listener on loopback that passes on what comes, and adds nothing: who may ask is for the other
-server to say. Only pages of other sites are refused here, where it is known which these are.
+No body is buffered: a sender that is faster than its receiver is not read until the receiver has
+caught up. The end of one side ends the other. Headers that belong to one connection stay on it.
+`Forwarder` is a listener on loopback that passes on all requests as they are: the other server
+decides who may ask. Only requests of other sites' pages are refused here, where they can be
+recognized.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ CONNECT_TIMEOUT = 10.0
 #: Seconds in which the head of an answer is complete, from its first byte on: until then the other
 #: server may compute for as long as it likes.
 HEAD_TIMEOUT = 30.0
-_LATE = f"the head of the answer is not complete {HEAD_TIMEOUT:.0f} s after its first byte"
+_LATE_HEAD = f"the head of the answer is not complete {HEAD_TIMEOUT:.0f} s after its first byte"
 _PIECE = 64 * 1024
 #: Headers of one connection (RFC 9110, section 7.6.1), beside those that `Connection` names.
-_OF_CONNECTION = frozenset(
+_CONNECTION_HEADERS = frozenset(
     b"connection expect keep-alive proxy-authenticate proxy-authorization proxy-connection te "
     b"trailer transfer-encoding upgrade".split()
 )
@@ -59,14 +60,14 @@ class Mount(NamedTuple):
     """The place where the paths of a server appear.
 
     Attributes:
-        outside: What they begin with for the client.
-        inside: What they begin with at the server.
-        seen: What they begin with for a browser, if whoever is before the client said so.
+        outside: Prefix of the paths for the client.
+        inside: Prefix of the paths at the server.
+        browser_prefix: Prefix of the paths for a browser, if a proxy before the client named one.
     """
 
     outside: str
     inside: str
-    seen: str = ""
+    browser_prefix: str = ""
 
     def has(self, path: bytes) -> bool:
         """True if a path, as the client has quoted it, belongs to the server."""
@@ -76,45 +77,49 @@ class Mount(NamedTuple):
 
     def enter(self, path: bytes) -> bytes:
         """The path at the server, as the client has quoted it."""
-        # By its parts: what it begins with may be quoted, and so be longer than `outside`.
+        # By its parts: the prefix may be quoted, and so be longer than `outside`.
         parts = path.split(b"/", self.outside.count("/") + 1)
         rest = parts[self.outside.count("/") + 1 :]
         return b"".join((self.inside.encode(), *(b"/" + part for part in rest))) or b"/"
 
-    def leave(self, location: bytes, host: bytes, own: bytes = b"") -> bytes:
+    def leave(self, location: bytes, host: bytes, server_host: bytes = b"") -> bytes:
         """A `Location` for the client, if it leads to the server itself."""
         parts = urlsplit(location)
-        if own and parts.netloc == own:
+        if server_host and parts.netloc == server_host:
             parts = parts._replace(scheme=b"", netloc=b"")
         if parts.netloc not in (b"", host) or not parts.path.startswith(b"/"):
             return location
         path = parts.path.decode("latin-1")
-        if _is_below(path, self.outside) or _is_below(path, self.seen.rstrip("/")):
-            return location  # the server knows where it appears
+        if _is_below(path, self.outside) or _is_below(path, self.browser_prefix.rstrip("/")):
+            return location  # the server knows its outside path
         if not path.startswith(f"{self.inside}/"):
             return location
         moved = self.outside + path[len(self.inside) :]
         return parts._replace(path=moved.encode("latin-1")).geturl()
 
     def scope(self, cookie: bytes) -> bytes:
-        """A `Set-Cookie` for the client, which brings the cookie back to this server alone."""
-        kept: list[bytes] = []
+        """A `Set-Cookie` for the client, whose path brings the cookie to this server alone."""
+        parts: list[bytes] = []
         for part in cookie.split(b";"):
             name, _, value = part.partition(b"=")
-            is_attribute, word = bool(kept), name.strip().lower()
+            is_attribute, word = bool(parts), name.strip().lower()
             if is_attribute and word == b"domain":
                 continue
             if is_attribute and word == b"path" and value.strip().startswith(b"/"):
                 path = self._scope_path(value.strip().decode("latin-1"))
                 part = b" Path=" + path.encode("latin-1")
-            kept.append(part)
-        return b";".join(kept)
+            parts.append(part)
+        return b";".join(parts)
 
     def _scope_path(self, path: str) -> str:
-        seen = (self.seen or self.outside).rstrip("/")
-        if not seen:
+        browser_prefix = (self.browser_prefix or self.outside).rstrip("/")
+        if not browser_prefix:
             return (path.removeprefix(self.inside) or "/") if _is_below(path, self.inside) else path
-        return path if _is_below(path, seen) else seen + ("" if path == "/" else path)
+        return (
+            path
+            if _is_below(path, browser_prefix)
+            else browser_prefix + ("" if path == "/" else path)
+        )
 
 
 def _is_below(path: str, prefix: str) -> bool:
@@ -128,29 +133,41 @@ class Target(NamedTuple):
     headers: tuple[Header, ...] = ()
     dial: Callable[[], Awaitable[socket.socket]] | None = None
 
-    async def place(self) -> dict[str, Any]:
+    async def connect_arguments(self) -> dict[str, Any]:
         """The arguments with which `asyncio` connects."""
         if self.dial is None:
             return {"host": self.host, "port": self.port}
         return {"sock": await self.dial()}
 
     def passed(self, headers: Iterable[Header]) -> list[Header]:
-        """The headers of a client that go on, and those that are needed.
+        """The headers for the server: the client's that are passed on, and the target's own.
 
-        A server that is called by another name than the client knows it by gets that name.
+        A server whose `Host` the target replaces gets the client's in `X-Forwarded-Host`.
         """
-        found, own = end_to_end(headers), {name for name, _ in self.headers}
-        known, more = dict(found), []
-        if b"host" in own and b"host" in known and _FORWARDED_HOST not in known:
-            more = [(_FORWARDED_HOST, known[b"host"])]
-        return [*(one for one in found if one[0] not in own), *more, *self.headers]
+        client_headers, target_names = end_to_end(headers), {name for name, _ in self.headers}
+        client_values, more = dict(client_headers), []
+        if (
+            b"host" in target_names
+            and b"host" in client_values
+            and _FORWARDED_HOST not in client_values
+        ):
+            more = [(_FORWARDED_HOST, client_values[b"host"])]
+        return [
+            *(header for header in client_headers if header[0] not in target_names),
+            *more,
+            *self.headers,
+        ]
 
 
 def end_to_end(headers: Iterable[Header]) -> list[Header]:
-    """The headers that are passed on."""
-    found = list(headers)
-    named = connection_names(found)
-    return [item for item in found if item[0] not in _OF_CONNECTION and item[0] not in named]
+    """The headers that a proxy passes on: those of the connection are left out."""
+    all_headers = list(headers)
+    connection_headers = connection_names(all_headers)
+    return [
+        header
+        for header in all_headers
+        if header[0] not in _CONNECTION_HEADERS and header[0] not in connection_headers
+    ]
 
 
 def _target(path: bytes, query: bytes) -> bytes:
@@ -162,7 +179,7 @@ async def relay(
 ) -> None:
     """Pass a request on, and its answer back."""
     async with deadlines.timeout(CONNECT_TIMEOUT):
-        reader, writer = await asyncio.open_connection(**await target.place())
+        reader, writer = await asyncio.open_connection(**await target.connect_arguments())
     passed = target.passed(headers)
     has_length = any(name == b"content-length" for name, _ in passed)
     is_chunked = not has_length and any(
@@ -196,7 +213,7 @@ async def _upload(
             writer.write(body)
             await writer.drain()
     except ConnectionError:
-        return  # it wants no more of the body; its answer may be there nevertheless
+        return  # the server reads no more of the body; it may have answered nevertheless
 
 
 async def _download(
@@ -207,7 +224,7 @@ async def _download(
         answer.feed(await reader.read(_PIECE))
         if answer.is_in_head:
             await _finish_head(reader, answer)
-    headers = _answered(answer, scope["headers"], target)
+    headers = _answer_headers(answer, scope["headers"], target)
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     is_bodiless = scope["method"] == "HEAD"
     while not is_bodiless:
@@ -228,14 +245,16 @@ async def _finish_head(reader: asyncio.StreamReader, answer: AnswerReader) -> No
             while answer.is_in_head:
                 answer.feed(await reader.read(_PIECE))
     except (TimeoutError, asyncio.TimeoutError) as error:
-        raise BrokenError(_LATE) from error
+        raise BrokenError(_LATE_HEAD) from error
 
 
-def _answered(answer: AnswerReader, asked: Iterable[Header], target: Target) -> list[Header]:
-    """The headers of an answer for the client that asked with these."""
-    host, own = _host(asked) or b"", _host(target.headers) or b""
+def _answer_headers(
+    answer: AnswerReader, request_headers: Iterable[Header], target: Target
+) -> list[Header]:
+    """The headers of an answer, for the client that sent the request headers."""
+    host, target_host = _host(request_headers) or b"", _host(target.headers) or b""
     return [
-        (name, target.mount.leave(value, host, own))
+        (name, target.mount.leave(value, host, target_host))
         if name == b"location"
         else (name, target.mount.scope(value) if name == b"set-cookie" else value)
         for name, value in end_to_end(answer.fields)
@@ -246,31 +265,31 @@ def _host(headers: Iterable[Header]) -> bytes | None:
     return next((value for name, value in headers if name == b"host"), None)
 
 
-#: Seconds that an end has to take what the other one sent last.
+#: Seconds that a side has to take the last bytes of the other side.
 CLOSE_TIMEOUT = 5.0
-#: Bytes that wait for an end before the other one is not read any more.
+#: Bytes that wait for a side before the other side is not read any more.
 WRITE_BUFFER = 256 * 1024
-#: Bytes that a client may send before its upgrade is made; then it is not read.
+#: Bytes that a client may send before its upgrade is made; then it is not read any more.
 HELD_LIMIT = 64 * 1024
 #: Seconds for a refusal of the upgrade to arrive.
 REFUSAL_TIMEOUT = 30.0
 
 
-#: Given a client's request, waits until it may pass: where it goes, the headers that go with it,
-#: and what to call when it is over. Raises `Refusal`.
+#: Waits until a client's request may pass; returns its target, the headers that go with it, and a
+#: callback for the end of the connection. Raises `Refusal`.
 Opener = Callable[[Upgrade], Awaitable[tuple[Target, list[Header], Callable[[], None]]]]
 
 
-def tunnels(takes: Callable[[Upgrade], bool], opener: Opener, others: Upgrader) -> Upgrader:
-    """Passes on the WebSockets that are taken, and leaves the others to another upgrader."""
-    return lambda request: Tunnel(request, opener) if takes(request) else others(request)
+def tunnels(takes: Callable[[Upgrade], bool], opener: Opener, fallback: Upgrader) -> Upgrader:
+    """Passes on the WebSockets that `takes` accepts, and leaves the others to another upgrader."""
+    return lambda request: Tunnel(request, opener) if takes(request) else fallback(request)
 
 
 class _Side(asyncio.Protocol):
-    """One side of a tunnel. Bytes from its peer go to the `other` side."""
+    """One side of a tunnel. Bytes from its peer go to the `other_side`."""
 
     def __init__(self) -> None:
-        self.other: _Side | None = None
+        self.other_side: _Side | None = None
         self._transport: asyncio.Transport | None = None
 
     def write(self, data: bytes) -> None:
@@ -278,7 +297,7 @@ class _Side(asyncio.Protocol):
             self._transport.write(data)
 
     def close(self) -> None:
-        """Close once the peer has taken everything, or time is over."""
+        """Close once the peer has taken all bytes, or after `CLOSE_TIMEOUT`."""
         transport = self._transport
         if transport is not None and not transport.is_closing():
             transport.close()
@@ -291,21 +310,21 @@ class _Side(asyncio.Protocol):
         (transport.pause_reading if is_paused else transport.resume_reading)()
 
     def data_received(self, data: bytes) -> None:  # asyncio's
-        if self.other is not None:
-            self.other.write(data)
+        if self.other_side is not None:
+            self.other_side.write(data)
 
     def pause_writing(self) -> None:  # asyncio's
-        if self.other is not None:
-            self.other.pause(is_paused=True)
+        if self.other_side is not None:
+            self.other_side.pause(is_paused=True)
 
     def resume_writing(self) -> None:  # asyncio's
-        if self.other is not None:
-            self.other.pause(is_paused=False)
+        if self.other_side is not None:
+            self.other_side.pause(is_paused=False)
 
     def connection_lost(self, exc: Exception | None) -> None:  # asyncio's
         self._transport = None
-        if self.other is not None:
-            self.other.close()
+        if self.other_side is not None:
+            self.other_side.close()
 
 
 class Tunnel(_Side):
@@ -318,8 +337,8 @@ class Tunnel(_Side):
         self._connections: Connections
         self._opening: asyncio.Task[None] | None = None
         self._finish: Callable[[], None] | None = None
-        #: What the client sent before the upgrade was made; `None` from then on.
-        self._held: bytes | None = b""
+        #: Bytes that the client sent before the upgrade was made; `None` from then on.
+        self._early_data: bytes | None = b""
 
     def take_over(
         self, transport: asyncio.Transport, rest: bytes, connections: Connections
@@ -331,7 +350,7 @@ class Tunnel(_Side):
         transport.set_write_buffer_limits(high=WRITE_BUFFER)
         transport.set_protocol(self)
         transport.pause_reading()
-        self._held = rest
+        self._early_data = rest
         self._opening = asyncio.get_running_loop().create_task(self._open())
 
     async def _open(self) -> None:
@@ -342,22 +361,26 @@ class Tunnel(_Side):
                 self._connections.admit(self)
             async with deadlines.timeout(CONNECT_TIMEOUT):
                 loop = asyncio.get_running_loop()
-                _, other = await loop.create_connection(
-                    lambda: _ServerSide(self, target), **await target.place()
+                _, server_side = await loop.create_connection(
+                    lambda: _ServerSide(self, target), **await target.connect_arguments()
                 )
         except Refusal as refusal:
             self.refuse(refusal)
         except (OSError, TimeoutError, asyncio.TimeoutError) as error:
-            # Where the server is, is not the client's business.
+            # The server's address is not the client's business.
             self.refuse(Refusal(502, _body(error, type(error).__name__)))
         except Exception as error:  # noqa: BLE001  # one request must not end the server
             _log.warning("upgrade failed", exc_info=error)
             self.refuse(Refusal(500, b'{"error_type":"KubetorchError"}'))
         else:
-            self.other = other
+            self.other_side = server_side
             path = _target(target.mount.enter(request.raw_path), request.query)
-            kept = [(n, v) for n, v in request.headers if n in (b"upgrade", b"connection")]
-            other.write(request_head("GET", path, [*target.passed(headers), *kept]))
+            upgrade_headers = [
+                (n, v) for n, v in request.headers if n in (b"upgrade", b"connection")
+            ]
+            server_side.write(
+                request_head("GET", path, [*target.passed(headers), *upgrade_headers])
+            )
             self.pause(is_paused=False)
 
     def refuse(self, refusal: Refusal) -> None:
@@ -366,26 +389,26 @@ class Tunnel(_Side):
         self.close()
 
     def answer(self, answer: AnswerReader, target: Target) -> None:
-        """Pass on the head of an answer, and begin if it makes the upgrade."""
-        headers = _answered(answer, self._request.headers, target)
+        """Pass on the head of an answer, and begin the tunnel if it makes the upgrade."""
+        headers = _answer_headers(answer, self._request.headers, target)
         if not answer.is_upgraded:
             self.write(answer_head(answer.status, [*headers, (b"connection", b"close")]))
             self.pause(is_paused=True)
             return
-        made = [(b"connection", b"Upgrade"), (b"upgrade", b"websocket")]
-        self.write(answer_head(answer.status, [*headers, *made]) + answer.rest)
-        held, self._held = self._held, None
-        if self.other is not None and held:
-            self.other.write(held)
+        upgrade_headers = [(b"connection", b"Upgrade"), (b"upgrade", b"websocket")]
+        self.write(answer_head(answer.status, [*headers, *upgrade_headers]) + answer.rest)
+        early_data, self._early_data = self._early_data, None
+        if self.other_side is not None and early_data:
+            self.other_side.write(early_data)
         self.pause(is_paused=False)
 
     def data_received(self, data: bytes) -> None:  # asyncio's
-        if self._held is None:
+        if self._early_data is None:
             super().data_received(data)
             return
-        # Sent to a server that makes no upgrade, this would be another request.
-        self._held += data
-        self.pause(is_paused=len(self._held) > HELD_LIMIT)
+        # A server that makes no upgrade would take these bytes for another request.
+        self._early_data += data
+        self.pause(is_paused=len(self._early_data) > HELD_LIMIT)
 
     def shutdown(self) -> None:
         self.close()
@@ -405,11 +428,11 @@ class Tunnel(_Side):
 
 
 class _ServerSide(_Side):
-    other: Tunnel
+    other_side: Tunnel
 
     def __init__(self, tunnel: Tunnel, target: Target) -> None:
         super().__init__()
-        self.other = tunnel
+        self.other_side = tunnel
         self._target = target
         self._answer: AnswerReader | None = AnswerReader(may_upgrade=True)
         self._timer: asyncio.TimerHandle | None = None
@@ -421,7 +444,7 @@ class _ServerSide(_Side):
     def data_received(self, data: bytes) -> None:
         answer = self._answer
         if answer is None:
-            self.other.write(data)
+            self.other_side.write(data)
             return
         had_head = answer.has_head
         try:
@@ -430,40 +453,40 @@ class _ServerSide(_Side):
             self._break(error)
             return
         if answer.has_head and not had_head:
-            self.other.answer(answer, self._target)
+            self.other_side.answer(answer, self._target)
         if answer.is_upgraded:
             self._answer = None
-            self._wait(None)
+            self._set_deadline(None)
         elif answer.has_head:
-            # The answer that refuses the upgrade is the last that passes.
-            self.other.write(answer.take())
+            # An answer that refuses the upgrade is the last one that passes.
+            self.other_side.write(answer.take())
             if answer.is_complete:
-                self.other.close()
+                self.other_side.close()
             elif not had_head:
-                self._wait(REFUSAL_TIMEOUT)
+                self._set_deadline(REFUSAL_TIMEOUT)
         elif not answer.is_in_head:
-            self._wait(None)
+            self._set_deadline(None)
         elif self._timer is None:
-            self._wait(HEAD_TIMEOUT)
+            self._set_deadline(HEAD_TIMEOUT)
 
     def connection_lost(self, exc: Exception | None) -> None:  # asyncio's
-        self._wait(None)
+        self._set_deadline(None)
         super().connection_lost(exc)
 
-    def _wait(self, seconds: float | None) -> None:
-        """Give the answer up after so many seconds."""
+    def _set_deadline(self, seconds: float | None) -> None:
+        """Give the answer up after so many seconds; `None` lifts the deadline."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if seconds is not None:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(seconds, self._break, BrokenError(_LATE))
+            self._timer = loop.call_later(seconds, self._break, BrokenError(_LATE_HEAD))
 
     def _break(self, error: BrokenError) -> None:
         if self._answer is not None and not self._answer.has_head:
-            self.other.refuse(Refusal(502, _body(error)))
+            self.other_side.refuse(Refusal(502, _body(error)))
         else:
-            self.other.close()
+            self.other_side.close()
 
 
 # ------------------------------------------------------------------------------------- listener
@@ -471,7 +494,7 @@ class _ServerSide(_Side):
 #: Seconds that open requests have once the listener is closed.
 GOODBYE = 0.5
 
-#: The server that a path leads to; asked anew (`True`) when the one before could not be reached.
+#: The server that a path leads to; called with `True` when the former target was not reached.
 Finder = Callable[[bytes, bool], Awaitable[Target]]
 
 
@@ -499,10 +522,10 @@ class Forwarder:
             _check_page(headers, scope["method"])
             try:
                 target = await self._find(scope["raw_path"], False)
-                await relay(scope, _of_program(headers, target), receive, send_on, target)
+                await relay(scope, _program_headers(headers, target), receive, send_on, target)
             except ConnectionRefusedError:  # nothing of the request was sent
                 target = await self._find(scope["raw_path"], True)
-                await relay(scope, _of_program(headers, target), receive, send_on, target)
+                await relay(scope, _program_headers(headers, target), receive, send_on, target)
         except ForeignOriginError as error:
             await _refuse(send, error, 403)
         except NoTargetError as error:
@@ -521,20 +544,24 @@ class Forwarder:
             raise Refusal(403, _body(error)) from error
         except NoTargetError as error:
             raise Refusal(503, _body(error)) from error
-        return target, _of_program(headers, target), lambda: None
+        return target, _program_headers(headers, target), lambda: None
 
 
 def _check_page(headers: Iterable[Header], method: str) -> None:
-    known = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
-    asgi.check_link(known, method)
-    asgi.check_local(known.get("host"), known.get("origin"))
+    values = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
+    asgi.check_link(values, method)
+    asgi.check_local(values.get("host"), values.get("origin"))
 
 
-def _of_program(headers: list[Header], target: Target) -> list[Header]:
-    """The headers as a program sends them, where the page's own host is not the server's."""
+def _program_headers(headers: list[Header], target: Target) -> list[Header]:
+    """The headers without a browser's own, where the page's host is not the server's."""
     if not any(name == b"host" for name, _ in target.headers):
         return headers
-    return [one for one in headers if one[0] != b"origin" and not one[0].startswith(b"sec-fetch-")]
+    return [
+        header
+        for header in headers
+        if header[0] != b"origin" and not header[0].startswith(b"sec-fetch-")
+    ]
 
 
 async def _refuse(send: Send, error: Exception, status: int) -> None:

@@ -1,7 +1,7 @@
-"""The runtime that an agent comes in on a cluster: a folder with all that it needs.
+"""The runtime of an agent on a cluster: a folder with all that the agent needs.
 
-    <folder>/bin         what starts it
-    <folder>/lib         its interpreter's, with our dependencies
+    <folder>/bin         the programs that start it
+    <folder>/lib         its interpreter's library, with our dependencies
     <folder>/site        this package alone, so that the user's interpreter can import it too
     <folder>/packages    our dependencies for other interpreters, by version and C library
 

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 
 class SecretBytes(Mapping[str, bytes]):
-    """Named bytes whose names can be seen and whose values have to be asked for."""
+    """Named bytes: their representation shows the names, and only indexing gives a value."""
 
     __slots__ = ("_values",)
 

@@ -1,4 +1,4 @@
-"""Free ports of the loopback interface, TCP connections, and how many a process may have open."""
+"""Free ports of the loopback interface, TCP connections, and a process's limit of open files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import cast
 
 LOOPBACK = "127.0.0.1"
 # Below the ports that Linux (32768-60999) and macOS (49152-65535) give to outgoing connections, so
-# that nobody is given one of these between the moment that it is chosen and the one it is bound in.
+# that a chosen port is not given to a connection before a server binds it.
 PORTS = range(25000, 32000)
 _ATTEMPTS = 200
 
@@ -19,7 +19,7 @@ _ATTEMPTS = 200
 def is_free(port: int, host: str = LOOPBACK) -> bool:
     """True if a server could listen on this port now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # As servers do: connections of an earlier server that are not quite gone are no obstacle.
+        # As servers do: closing connections of an earlier server are no obstacle.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
@@ -29,7 +29,7 @@ def is_free(port: int, host: str = LOOPBACK) -> bool:
 
 
 def choose(taken: Container[int], host: str = LOOPBACK, ports: range = PORTS) -> int:
-    """A port of these that is free and not one of `taken`."""
+    """A free port of `ports` that is not in `taken`."""
     for _ in range(_ATTEMPTS):
         port = ports[int.from_bytes(os.urandom(4), "big") % len(ports)]
         if port not in taken and is_free(port, host):
@@ -38,31 +38,31 @@ def choose(taken: Container[int], host: str = LOOPBACK, ports: range = PORTS) ->
 
 
 def claim(port: int) -> socket.socket | None:
-    """Keep a TCP port, for a server that will listen on it later, from others who claim theirs.
+    """Claim a TCP port for a server that will listen on it later, against other claims.
 
-    The claim is the UDP port of this number, as long as the socket is open; `None` if somebody has
-    it.
+    The claim is the UDP port of this number, as long as the socket is open; `None` if another
+    process has it.
     """
-    held = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    claim_socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     try:
-        held.bind((LOOPBACK, port))
+        claim_socket.bind((LOOPBACK, port))
     except OSError:
-        held.close()
+        claim_socket.close()
         return None
-    return held
+    return claim_socket
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; connections wait in its queue until somebody accepts them."""
-    for wanted in (port, 0):
+    """A listening socket, on another port if this one is taken; connections wait in its queue."""
+    for candidate_port in (port, 0):
         server = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            server.bind((host, wanted))
+            server.bind((host, candidate_port))
             server.listen(1024)
         except OSError:
             server.close()
-            if wanted == 0:
+            if candidate_port == 0:
                 raise
         else:
             server.setblocking(False)
@@ -97,7 +97,7 @@ def keep_alive(connection: socket.socket) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
-#: What a server with many clients asks for.
+#: Files and connections that a server with many clients needs.
 MANY = 65536
 
 
@@ -108,10 +108,10 @@ def limit() -> int:
 
 
 def raise_limit() -> None:
-    """Allow the process `MANY`, or as many as it may allow itself."""
+    """Raise the limit to `MANY`, or to the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MANY if hard == resource.RLIM_INFINITY else min(MANY, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
+    new_limit = MANY if hard == resource.RLIM_INFINITY else min(MANY, hard)
+    if soft != resource.RLIM_INFINITY and soft < new_limit:
         # macOS has a lower limit that it does not report.
         with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (new_limit, hard))

@@ -1,7 +1,7 @@
-"""Text of others on a terminal: what could steer the terminal, or hide what is there, is shown.
+"""Text of other programs on a terminal: characters that steer the terminal are escaped.
 
-A terminal obeys what it is sent: it sets its title, answers as if somebody typed, moves lines that
-are there. So of control sequences only colours and those within lines that progress bars use pass.
+A terminal obeys control sequences: it sets its title, answers as if the user typed, overwrites
+lines. So only colours pass, and the sequences within lines that progress bars use.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import re
 import sys
 from typing import TextIO
 
-#: Colours, erasing in a line, and lines up; else control characters, C1 and marks of direction.
+#: Group 1: colours, erasing in a line, and lines up. Else control characters, C1 and marks of
+#: direction.
 _STEERING = re.compile(
     "(\x1b\\[[0-9;:]*m|\x1b\\[[0-9]{0,3}[AK])"
     "|[\x00-\x07\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
@@ -20,16 +21,18 @@ _STEERING = re.compile(
 
 
 def visible(text: str) -> str:
-    """`text` with all that steers a terminal written as in Python."""
-    return _STEERING.sub(lambda found: found[1] or _written(found[0]), text)
+    """`text` with all characters that steer a terminal escaped as in Python."""
+    return _STEERING.sub(lambda match: match[1] or _escaped(match[0]), text)
 
 
 def printable(text: str) -> str:
-    """`text` without colours and line breaks, too: a name that somebody else gave."""
-    return "".join(one if one.isprintable() else _written(one) for one in text)
+    """As `visible`, with colours and line breaks escaped too: for names of other users."""
+    return "".join(
+        character if character.isprintable() else _escaped(character) for character in text
+    )
 
 
-def _written(character: str) -> str:
+def _escaped(character: str) -> str:
     number = ord(character)
     return f"\\x{number:02x}" if number < 0x80 else f"\\u{number:04x}"
 
@@ -40,7 +43,7 @@ def shown(text: str, stream: TextIO) -> str:
 
 
 def say(text: str) -> None:
-    """Write a line of our own on standard error, if there is one; names in it may be of others."""
+    """Write a line of our own on standard error, if there is one, with its names escaped."""
     with contextlib.suppress(OSError, ValueError):  # a broken pipe, a closed file
         if sys.stderr is not None:
             sys.stderr.write(f"kubetorch: {printable(text)}\n")

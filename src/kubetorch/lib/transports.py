@@ -2,8 +2,8 @@
 
     Route ── dial ──► TCP to the server, or to the proxy (CONNECT or SOCKS 5) ──► TLS ──► protocol
 
-The TLS is that of the standard library. A peer that is cut off is noticed by TCP itself (keep-alive
-probes, and a limit for unacknowledged data), so that a stream which rightly says nothing for hours
+The TLS is that of the standard library. TCP itself notices a peer that is cut off (keep-alive
+probes, and a limit for unacknowledged data), so that a stream which is rightly silent for hours
 needs no traffic of its own.
 """
 
@@ -40,7 +40,7 @@ ProtocolT = TypeVar("ProtocolT", bound=asyncio.BaseProtocol)
 
 
 class UnreachableError(ConnectionError):
-    """No connection could be made, so nothing was sent."""
+    """No connection could be made, so no byte was sent."""
 
 
 class UntrustedError(UnreachableError):
@@ -129,7 +129,7 @@ async def _open_proxy(proxy: SplitResult, host: str) -> tuple[asyncio.Transport,
 async def _negotiate(
     proxy: SplitResult, transport: asyncio.Transport, greeting: _Greeting, route: Route
 ) -> None:
-    """Have a proxy connect to the server: what follows on this transport is the server's."""
+    """Have a proxy connect this transport to the server."""
     credentials = (unquote(proxy.username or ""), unquote(proxy.password or ""))
     if proxy.scheme.startswith("socks5"):
         await _negotiate_socks(transport, greeting, route, credentials)
@@ -161,7 +161,7 @@ async def _secure(
 
 
 class _Greeting(asyncio.StreamReaderProtocol):
-    """The protocol until the server's own begins: what a proxy says is read from it."""
+    """The protocol until the server's own begins: the answers of a proxy are read from it."""
 
     def __init__(self) -> None:
         self.reader = asyncio.StreamReader()

@@ -1,6 +1,6 @@
 """WebSocket connections on an asyncio loop: one class for both ends.
 
-    socket ── transport ── Connection ── Endpoint (the owner: is given messages, sends)
+    socket ── transport ── Connection ── Endpoint (the owner: receives messages, and sends)
 
 The client's end comes from `connect`, `upgrade` and `adopt`. The server's end comes from an HTTP
 server (`kubetorch.lib.http_server`), which parses the request and hands it to an `upgrader`; plain
@@ -24,7 +24,7 @@ from kubetorch.lib.websocket_protocol import ClientHandshake, UpgradeRefusedErro
 PING_INTERVAL = 10.0
 PING_TIMEOUT = 20.0
 
-#: A goodbye that the peer does not read is given up after so many seconds.
+#: A close frame that the peer does not read is given up after so many seconds.
 CLOSE_TIMEOUT = 5.0
 #: Seconds that an acceptor has to decide about an upgrade.
 DECISION_TIMEOUT = 20.0
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class Endpoint:
-    """Owner of a connection, who overrides what matters to it.
+    """Owner of a connection, which overrides the methods that matter to it.
 
     Views are valid only during the call, but for placed memory.
     """
@@ -61,7 +61,7 @@ class Endpoint:
         """The peer reads again, after `Connection.is_congested` was true."""
 
     def on_close(self, reason: str) -> None:
-        """The connection is gone, for whatever reason. Called once, after `on_open`."""
+        """The connection has ended, for any reason. Called once, after `on_open`."""
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -83,15 +83,15 @@ class Connection(asyncio.BufferedProtocol):
         self._reason = "the connection was closed"
         self._is_open = False
         self._timer: asyncio.TimerHandle | None = None
-        self._heard = 0.0
+        self._last_received = 0.0
         self._is_paused = False
-        #: The code of the first goodbye, whoever said it; `None` when there was none.
+        #: The code of the first close frame, of either end; `None` when there was none.
         self.close_code: int | None = None
-        #: What both ends agreed to speak, if the client offered anything.
+        #: The subprotocol that the server chose of those that the client offered.
         self.subprotocol: str | None = None
-        #: Seconds after which a peer that says nothing and answers no ping is given up.
+        #: Seconds after which a peer that sends nothing, not even a pong, is given up.
         self.silence = PING_TIMEOUT
-        #: Whether what is sent now would wait in memory, because the peer reads slowly.
+        #: True if a message sent now would wait in memory, because the peer reads slowly.
         self.is_congested = False
 
     # ------------------------------------------------------------------------------- the owner
@@ -138,7 +138,7 @@ class Connection(asyncio.BufferedProtocol):
         transport = self._transport
         if transport and not transport.is_closing() and self._is_paused == is_wanted:
             self._is_paused = not is_wanted
-            self._heard = asyncio.get_running_loop().time()
+            self._last_received = asyncio.get_running_loop().time()
             (transport.resume_reading if is_wanted else transport.pause_reading)()
 
     def abort(self, reason: str) -> None:
@@ -159,7 +159,7 @@ class Connection(asyncio.BufferedProtocol):
             self._connections.add(self)
             self._connections.admit(self)
         loop = asyncio.get_running_loop()
-        self._heard = loop.time()
+        self._last_received = loop.time()
         self._timer = loop.call_later(PING_INTERVAL, self._check_peer)
         self._endpoint.on_open(self)
 
@@ -185,7 +185,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _check_peer(self) -> None:
         loop = asyncio.get_running_loop()
-        if not self._is_paused and loop.time() - self._heard > self.silence:
+        if not self._is_paused and loop.time() - self._last_received > self.silence:
             self.abort(f"the peer has been silent for {self.silence:.0f} s")
             return
         self.send(b"", opcode=websocket_protocol.PING)
@@ -197,7 +197,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._parser.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:  # asyncio's
-        self._heard = asyncio.get_running_loop().time()
+        self._last_received = asyncio.get_running_loop().time()
         try:
             self._parser.advance(nbytes)
         except websocket_protocol.WebSocketError as error:
@@ -252,8 +252,8 @@ class Connection(asyncio.BufferedProtocol):
 # --------------------------------------------------------------------------------------- server
 
 
-#: Given the path and headers (names in lower case), the endpoint to serve, or raises `Refusal`.
-#: Until an awaitable one is decided, nothing is read of the connection.
+#: Returns the endpoint for a path and headers (names in lower case), or raises `Refusal`. While an
+#: awaitable endpoint is undecided, the connection is not read.
 Acceptor = Callable[[str, Mapping[str, str]], Endpoint | Awaitable[Endpoint]]
 
 
@@ -263,7 +263,7 @@ def upgrader(acceptor: Acceptor, *, max_message: int) -> Upgrader:
 
 
 class _ServerHandshake(asyncio.Protocol):
-    """The connection of a client while its request is decided about."""
+    """The connection of a client until its request is accepted or refused."""
 
     def __init__(self, request: Upgrade, acceptor: Acceptor, max_message: int) -> None:
         self._request = request

@@ -1,9 +1,9 @@
 """WebSocket (RFC 6455) without I/O: the handshake of a client, frame headers, and a parser.
 
 Why not the `websockets` package here: one message through its parser costs as much as our whole
-relay, and it copies a payload four times. This parser hands the transport the very memory where a
-large message belongs, so it arrives without a copy in user space. What is supported is what
-a stream of binary messages needs: no extensions, no compression; fragments are put together.
+relay, and it copies a payload four times. This parser gives the transport the very memory where a
+large message belongs, so it arrives without a copy in user space. It supports what a stream of
+binary messages needs: no extensions, no compression; fragments are put together.
 
 A client's frames are masked, as the protocol demands, with the key 0: masking defends proxies
 against scripts in browsers that choose what is sent, and the sender here is no browser. A server
@@ -35,12 +35,12 @@ _ZERO_KEY = b"\0\0\0\0"
 HEAD_BYTES = 16
 #: A message longer than this is placed by the handler.
 LARGE = 64 * 1024
-#: What is read at once, at first and at most: a controller has thousands of connections that say
-#: little, and those that say much soon have the most.
+#: Bytes that are read at once, at first and at most: a controller has thousands of connections with
+#: little traffic, and a connection with much traffic soon gets the most.
 _SCRATCH_BYTES = (8 * 1024, 256 * 1024)
 #: Bytes of the body of a refused upgrade that are read.
 REFUSAL_LIMIT = 1024 * 1024
-# Less than this much room is no good to read into.
+# With less free bytes than this, the scratch memory is moved before the next read.
 _ROOM = 4096
 #: Read after a large message: room for the header and the first bytes of the next one, which is
 #: likely to be large too. More would be read here only to be copied to where it belongs.
@@ -91,7 +91,7 @@ class ClientHandshake:
         self._refusal = bytearray()
 
     def feed(self, data: bytes) -> bool:
-        """Take what was read, nothing at the end of the connection; whether it is a WebSocket now.
+        """Take bytes of the answer, none at the end of the connection; true once it is a WebSocket.
 
         Raises `UpgradeRefusedError`, `WebSocketError` for an answer that is none, and `OSError` for
         a connection that ended before the answer.
@@ -120,12 +120,12 @@ class ClientHandshake:
 
     @property
     def is_refused(self) -> bool:
-        """The head of another answer than the upgrade has come."""
+        """True if an ordinary answer came instead of the upgrade."""
         return self._answer.has_head and not self._answer.is_upgraded
 
     @property
     def subprotocol(self) -> str | None:
-        """The one that the server chose."""
+        """The subprotocol that the server chose."""
         return self._answer.headers.get("sec-websocket-protocol")
 
     @property
@@ -138,7 +138,7 @@ class ClientHandshake:
 
 
 def frame_header(opcode: int, length: int, *, masked: bool) -> bytes:
-    """The header of an unfragmented frame; masked ones have the key 0, so data follows as it is."""
+    """The header of an unfragmented frame; a mask has the key 0, so the data follows unchanged."""
     mask = 0x80 if masked else 0
     if length < 126:
         header = struct.pack("!BB", 0x80 | opcode, mask | length)
@@ -150,7 +150,7 @@ def frame_header(opcode: int, length: int, *, masked: bool) -> bytes:
 
 
 def close_payload(code: int, reason: str = "") -> bytes:
-    """The payload of a CLOSE frame; the reason is cut to what one may have."""
+    """The payload of a CLOSE frame; the reason is cut to the longest that a frame may have."""
     return struct.pack("!H", code) + reason.encode()[:123]
 
 
@@ -161,13 +161,13 @@ def parse_close(payload: bytes) -> tuple[int, str]:
 
 
 class Handler(Protocol):
-    """Receives what a parser finds. Views are valid only during the call; placed memory stays."""
+    """Receives messages of a parser. Views are valid only during the call; placed memory stays."""
 
     def on_message(self, opcode: int, payload: memoryview) -> None:
         """A whole text or binary message."""
 
     def on_large(self, head: memoryview, length: int) -> memoryview | None:
-        """A message of `length` bytes begins with `head`; where shall what follows it go?
+        """A message of `length` bytes begins with `head`; the memory for the rest of it.
 
         Returns writable memory of `length - len(head)` bytes, or `None` to have it allocated.
         """
@@ -210,7 +210,7 @@ class Parser:
         self._max_message = max_message
 
     def close(self) -> None:
-        """Release what has arrived: nothing more comes."""
+        """Release all memory: no more bytes come."""
         self._rest = None
         self._fragments = self._scratch = bytearray()
         self._view = memoryview(b"")
@@ -230,7 +230,7 @@ class Parser:
         return self._view[self._end :]
 
     def _move(self, pending: bytes) -> None:
-        """Begin the scratch memory anew, with more of it if that is of use."""
+        """Move the pending bytes to the start of the scratch memory, which grows if it was full."""
         size, most = len(self._scratch), _SCRATCH_BYTES[1]
         if size < most and (self._was_full or len(pending) > size - _ROOM):
             self._scratch = bytearray(min(4 * size, most))
@@ -263,7 +263,7 @@ class Parser:
             view = view[count:]
 
     def _parse(self) -> bool:
-        """Take one frame from the scratch memory; whether there may be another."""
+        """Take one frame from the scratch memory; return whether there may be another."""
         available = self._end - self._start
         if available < 2:
             return False

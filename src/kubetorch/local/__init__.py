@@ -1,1 +1,1 @@
-"""The controller with the process backend as one background service of the user."""
+"""The local service: a controller with the process backend, one background process per user."""

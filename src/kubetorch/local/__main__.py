@@ -1,6 +1,6 @@
 """`python -m kubetorch.local`: the local service.
 
-With `--detach` the process that was started ends at once and leaves the service to itself.
+With `--detach` the process that was started ends at once, and its child becomes the service.
 """
 
 import gc
@@ -16,10 +16,10 @@ def main(agent: tuple[str, ...], spare: tuple[str, ...] | None) -> int:
     if "--detach" in sys.argv and os.fork():
         os._exit(0)
     # The agent imports its modules while this process imports the service.
-    waiting = None if spare is None else process.first_spare(os.environ, spare)
+    first_spare = None if spare is None else process.first_spare(os.environ, spare)
     from kubetorch.local import service  # noqa: PLC0415  # 0.2 s, in which the agent starts
 
-    return service.main(os.environ, service.Agents(agent, spare, waiting))
+    return service.main(os.environ, service.Agents(agent, spare, first_spare))
 
 
 if __name__ == "__main__":

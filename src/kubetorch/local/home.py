@@ -1,6 +1,6 @@
-"""The folder of a local service: where everything lies, and that it is the user's alone.
+"""The folder of a local service: its files, and the check that only their user can read them.
 
-Cheap to import: clients look here before each command.
+Cheap to import: clients read this folder before each command.
 """
 
 from __future__ import annotations
@@ -33,19 +33,21 @@ class Running(NamedTuple):
 
 
 class Home:
+    """The folder of a local service; an attribute for the path of each file in it."""
+
     def __init__(self, path: Path) -> None:
         self.path = path
         #: Held by the running service.
         self.lock = path / "lock"
-        #: Held by whoever starts or stops one.
+        #: Held by a program that starts or stops the service.
         self.start_lock = path / "start.lock"
         #: The user's token.
         self.token = path / "token"
-        #: What tokens for calls are derived from.
+        #: The secret that tokens for calls are derived from.
         self.secret = path / "secret"
         #: `Running` as JSON.
         self.service = path / "service.json"
-        #: Base URL, read by agents at each connect.
+        #: The controller's base URL, which agents read at each connect.
         self.controller_url = path / "controller-url"
         self.state = path / "state.sqlite"
         self.blobs = path / "blobs"
@@ -73,6 +75,7 @@ class Home:
                 continue
 
     def running(self) -> Running | None:
+        """The record of the service; `None` if no service runs."""
         try:
             running = Running(**json.loads(self.service.read_bytes()))
         except (OSError, ValueError, TypeError):
@@ -106,16 +109,16 @@ class Home:
 
 
 def check_private(path: Path) -> None:
-    """Refuse a file or folder that is not the user's alone."""
-    found = path.stat()
-    if found.st_uid != os.geteuid():
+    """Refuse a file or folder that another user owns, or could read or write."""
+    file_stat = path.stat()
+    if file_stat.st_uid != os.geteuid():
         raise ConfigError(
-            f"{path} belongs to user {found.st_uid}, not to you (user {os.geteuid()})",
+            f"{path} belongs to user {file_stat.st_uid}, not to you (user {os.geteuid()})",
             hint="KT_LOCAL_DIR names another folder",
         )
-    mode = stat.S_IMODE(found.st_mode)
+    mode = stat.S_IMODE(file_stat.st_mode)
     if mode & 0o077:
-        wanted = "700" if stat.S_ISDIR(found.st_mode) else "600"
+        private_mode = "700" if stat.S_ISDIR(file_stat.st_mode) else "600"
         raise ConfigError(
-            f"{path} can be used by others (mode {mode:03o})", hint=f"chmod {wanted} {path}"
+            f"{path} can be used by others (mode {mode:03o})", hint=f"chmod {private_mode} {path}"
         )

@@ -1,4 +1,4 @@
-"""Finding, starting and stopping the local service: blocking, and cheap to import.
+"""Finds, starts and stops the local service: blocking, and cheap to import.
 
 ensure ── service.json names a living process ──────────────────────────────► Endpoint
    └───── start.lock ── spawn, detached ── one line on its stdout: it listens ──┘
@@ -27,105 +27,112 @@ from kubetorch.wire.podenv import MARK
 
 #: Seconds that a start may take.
 START_TIMEOUT = 30.0
-#: Seconds that a stop may take: its pods have a few to let their calls end.
+#: Seconds that a stop may take: pods let their calls end for some of them.
 STOP_TIMEOUT = 30.0
-_SHOWN_LINES = 20
-#: Variables that a service has beside those of the machine.
-_CHOSEN = ("PYTHONPATH", process.IDLE)
+_LOG_LINES_SHOWN = 20
+#: Variables of the program that a service gets beside those of the machine.
+_CHOSEN_VARIABLES = ("PYTHONPATH", process.IDLE_VARIABLE)
 
 
 class Endpoint(NamedTuple):
+    """The address of a service; `started` is true if this program has started it."""
+
     url: str
     token: str
     started: bool = False
 
 
 class Status(NamedTuple):
+    """The files of a service, and its record if it runs."""
+
     home: Path
     log: Path
     running: Running | None
 
 
 def home() -> Path:
-    """Folder of the user's service: `KT_LOCAL_DIR`, or `~/.kt/local`."""
+    """The folder of the user's service: `KT_LOCAL_DIR`, or `~/.kt/local`."""
     return variables.local_dir().absolute()
 
 
 def find(folder: Path | None = None) -> Endpoint | None:
-    place = Home(folder or home())
-    running = place.running()
-    return None if running is None else Endpoint(running.url, place.read_token())
+    """The address of the running service; `None` if no service runs."""
+    service_home = Home(folder or home())
+    running = service_home.running()
+    return None if running is None else Endpoint(running.url, service_home.read_token())
 
 
 def ensure(folder: Path | None = None) -> Endpoint:
-    """The running service, which is started if there is none."""
-    place = Home(folder or home())
-    found = find(place.path)
-    if found is not None:
-        return found
-    place.create()
-    with _locked(place.start_lock, START_TIMEOUT, "another program starts the local service"):
+    """The address of the running service; starts a service if none runs."""
+    service_home = Home(folder or home())
+    endpoint = find(service_home.path)
+    if endpoint is not None:
+        return endpoint
+    service_home.create()
+    with _locked(
+        service_home.start_lock, START_TIMEOUT, "another program starts the local service"
+    ):
         # Another program may have started it meanwhile.
-        return find(place.path) or _start(place)
+        return find(service_home.path) or _start(service_home)
 
 
 def stop(folder: Path | None = None, *, pods: bool = True, timeout: float = STOP_TIMEOUT) -> bool:
-    """Stop the service, if it runs; whether it did."""
-    place = Home(folder or home())
-    if not place.path.is_dir():
+    """Stop the service if it runs, and its pods unless `pods` is false; returns whether it ran."""
+    service_home = Home(folder or home())
+    if not service_home.path.is_dir():
         return False
-    with _locked(place.start_lock, timeout, "another program starts the local service"):
-        running = place.running()
+    with _locked(service_home.start_lock, timeout, "another program starts the local service"):
+        running = service_home.running()
         if running is not None:
-            _ask_to_stop(place, running, pods=pods, timeout=timeout)
-            with _locked(place.lock, timeout, f"process {running.pid} does not stop"):
+            _ask_to_stop(service_home, running, pods=pods, timeout=timeout)
+            with _locked(service_home.lock, timeout, f"process {running.pid} does not stop"):
                 pass
         if pods:
-            _end_orphans(place)
+            _end_orphans(service_home)
     return running is not None
 
 
 def status(folder: Path | None = None) -> Status:
-    place = Home(folder or home())
-    return Status(place.path, place.log, place.running())
+    service_home = Home(folder or home())
+    return Status(service_home.path, service_home.log, service_home.running())
 
 
-def for_service(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """The environment of a service that a program with this one starts."""
+def service_environment(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """The environment of a service, from that of the program that starts it."""
     process.idle_seconds(environ)
-    chosen = {name: environ[name] for name in _CHOSEN if name in environ}
-    return {**variables.of_machine(environ), **chosen, process.HOME: str(folder)}
+    chosen_variables = {name: environ[name] for name in _CHOSEN_VARIABLES if name in environ}
+    return {**variables.of_machine(environ), **chosen_variables, process.HOME_VARIABLE: str(folder)}
 
 
-def _start(place: Home) -> Endpoint:
+def _start(service_home: Home) -> Endpoint:
     """Start a service, and wait until it listens."""
-    started = for_service(os.environ, place.path)
-    place.rotate_log()
-    log = os.open(place.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    reading, writing = os.pipe()
+    environment = service_environment(os.environ, service_home.path)
+    service_home.rotate_log()
+    log = os.open(service_home.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    read_end, write_end = os.pipe()
     try:
-        pid = processes.spawn(process.SERVICE, started, output=writing, errors=log)
+        pid = processes.spawn(process.SERVICE, environment, output=write_end, errors=log)
     except OSError as error:
-        os.close(reading)
+        os.close(read_end)
         raise ControllerUnavailableError(f"the local service cannot be started: {error}") from error
     finally:
-        os.close(writing)
+        os.close(write_end)
         os.close(log)
-    with os.fdopen(reading, "rb", buffering=0) as pipe:
+    with os.fdopen(read_end, "rb", buffering=0) as pipe:
         line = _first_line(pipe.fileno(), time.monotonic() + START_TIMEOUT)
-    # What was spawned has only forked the service.
+    # The spawned process ended when it had forked the service.
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, 0)
     answer = json.loads(line) if line else {}
     if "failure" in answer:
         raise exceptions.rebuild(exceptions.parse(answer["failure"]))
     if "url" not in answer:
-        raise _not_started(place, has_ended=line is not None)
-    return Endpoint(answer["url"], place.read_token(), started=True)
+        raise _start_error(service_home, has_ended=line is not None)
+    return Endpoint(answer["url"], service_home.read_token(), started=True)
 
 
 def _first_line(descriptor: int, deadline: float) -> bytes | None:
-    """The first line from a pipe: cut when its writers are gone, `None` when time is over."""
+    """The first line from a pipe; incomplete if the writers ended, `None` after the deadline."""
     line = b""
     while not line.endswith(b"\n"):
         poll = select.poll()
@@ -139,21 +146,21 @@ def _first_line(descriptor: int, deadline: float) -> bytes | None:
     return line
 
 
-def _not_started(place: Home, *, has_ended: bool) -> ControllerUnavailableError:
-    what = "ended" if has_ended else f"did not answer within {START_TIMEOUT:.0f} s"
-    lines = files.tail(place.log, _SHOWN_LINES)
-    shown = "".join(f"\n  {line}" for line in lines)
+def _start_error(service_home: Home, *, has_ended: bool) -> ControllerUnavailableError:
+    outcome = "ended" if has_ended else f"did not answer within {START_TIMEOUT:.0f} s"
+    log_lines = files.tail(service_home.log, _LOG_LINES_SHOWN)
+    log_text = "".join(f"\n  {line}" for line in log_lines)
     return ControllerUnavailableError(
-        f"the local service {what} while it was started; the last lines of its log:{shown}",
-        hint=f"all of it is in {place.log}",
+        f"the local service {outcome} while it was started; the last lines of its log:{log_text}",
+        hint=f"all of it is in {service_home.log}",
     )
 
 
-def _ask_to_stop(place: Home, running: Running, *, pods: bool, timeout: float) -> None:
+def _ask_to_stop(service_home: Home, running: Running, *, pods: bool, timeout: float) -> None:
     from kubetorch.lib.http_client import HttpClient  # noqa: PLC0415  # loads httptools; only to stop
 
     body = json.dumps({"pods": pods}).encode()
-    with HttpClient(running.url, place.read_token(), timeout=timeout) as client:
+    with HttpClient(running.url, service_home.read_token(), timeout=timeout) as client:
         try:
             with client.request("POST", routes.STOP, body=body) as response:
                 response.read()
@@ -162,23 +169,23 @@ def _ask_to_stop(place: Home, running: Running, *, pods: bool, timeout: float) -
                 raise
 
 
-def _end_orphans(place: Home) -> None:
-    """End pods that a service left behind which was killed."""
-    marks = process.marks(str(place.path))
+def _end_orphans(service_home: Home) -> None:
+    """End the pods of a service that was killed before it could end them."""
+    mark_prefix = process.mark_prefix(str(service_home.path))
     for pid, mark in processes.processes_with(MARK).items():
-        if mark.startswith(marks):
+        if mark.startswith(mark_prefix):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager
-def _locked(path: Path, timeout: float, what: str) -> Iterator[None]:
-    waiting = FileLock(path)
+def _locked(path: Path, timeout: float, reason: str) -> Iterator[None]:
+    lock = FileLock(path)
     try:
-        if not waiting.get(timeout):
+        if not lock.get(timeout):
             raise ControllerUnavailableError(
-                f"{what} (waited {timeout:.0f} s for {path})", hint="kt local status"
+                f"{reason} (waited {timeout:.0f} s for {path})", hint="kt local status"
             )
         yield
     finally:
-        waiting.close()
+        lock.close()

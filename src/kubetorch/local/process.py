@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from kubetorch.controller.backends.process import spares
 from kubetorch.errors import ConfigError
 
-#: Home of the service.
-HOME = "KT_LOCAL_DIR"
-#: `kubetorch.wire.podenv.MARK`, which costs more to import than a spare agent may wait for.
-_MARK = "KT_PROCESS_MARK"
+#: The variable with the folder of the service.
+HOME_VARIABLE = "KT_LOCAL_DIR"
+#: A copy of `kubetorch.wire.podenv.MARK`, whose import would delay the first spare agent.
+_MARK_VARIABLE = "KT_PROCESS_MARK"
 _STDERR = 2
 
 
@@ -27,32 +27,32 @@ AGENT = python("-m", "kubetorch.pod")
 SPARE = python("-m", "kubetorch.pod.spare")
 
 
-def marks(home: str) -> str:
-    """The prefix of the marks of a home's processes: no other folder has its inode."""
-    found = os.stat(home)  # noqa: PTH116  # pathlib costs 3 ms
-    return f"{found.st_dev:x}.{found.st_ino:x}-"
+def mark_prefix(home: str) -> str:
+    """The prefix of the marks of a service's processes: no other folder has this inode."""
+    home_stat = os.stat(home)  # noqa: PTH116  # pathlib costs 3 ms
+    return f"{home_stat.st_dev:x}.{home_stat.st_ino:x}-"
 
 
 def first_spare(environ: Mapping[str, str], command: tuple[str, ...]) -> spares.SpareAgent | None:
-    """A spare agent, started for a service that is being started; `None` where that fails."""
+    """Start a spare agent for a service that is starting; `None` if that fails."""
     try:
-        mark = marks(environ[HOME]) + os.urandom(8).hex()
-        return spares.start(command, {**environ, _MARK: mark}, mark=mark, log=_STDERR)
+        mark = mark_prefix(environ[HOME_VARIABLE]) + os.urandom(8).hex()
+        return spares.start(command, {**environ, _MARK_VARIABLE: mark}, mark=mark, log=_STDERR)
     except (OSError, KeyError):
-        return None  # the service finds out what is wrong, and says it
+        return None  # the service meets the same fault and reports it
 
 
-#: Seconds without a request after which a service with nothing deployed stops.
-IDLE = "KT_LOCAL_IDLE"
-IDLE_DEFAULT = 60.0
+#: The variable with the seconds without a request after which a service without workloads stops.
+IDLE_VARIABLE = "KT_LOCAL_IDLE"
+DEFAULT_IDLE_SECONDS = 60.0
 
 
 def idle_seconds(environ: Mapping[str, str]) -> float:
-    text = environ.get(IDLE, "")
+    text = environ.get(IDLE_VARIABLE, "")
     try:
-        seconds = float(text) if text else IDLE_DEFAULT
+        seconds = float(text) if text else DEFAULT_IDLE_SECONDS
     except ValueError:
         seconds = -1.0
     if not 0 < seconds < 1e9:
-        raise ConfigError(f"{IDLE} is {text!r}; it must be a number of seconds above 0")
+        raise ConfigError(f"{IDLE_VARIABLE} is {text!r}; it must be a number of seconds above 0")
     return seconds

@@ -1,9 +1,9 @@
 """The local service: the controller with the process backend, in a process of its own.
 
-`main` checks the machine, listens, and reports the address, or a typed error, on the standard
-output to the program that started the service. `run` then builds the controller, serves, and stops.
-An agent that waits to become a pod was started before this module is imported, so that both import
-at the same time.
+`main` checks the machine, listens, and writes the address, or a typed error, to the standard output
+for the program that started the service. `run` then builds the controller, serves, and stops. The
+first spare agent, which waits to become a pod, starts before this module is imported, so that both
+import at the same time.
 """
 
 from __future__ import annotations
@@ -46,12 +46,20 @@ from kubetorch.wire import exceptions, tokens
 
 _log = logging.getLogger(__name__)
 
-#: Seconds that a service may take to end which says no more that it runs: it lets requests end.
+#: Seconds to wait for the lock of an earlier service, which lets its requests end before it exits.
 LOCK_TIMEOUT = 10.0
 _STDOUT, _STDERR = 1, 2
 
 
 class Agents(NamedTuple):
+    """How the service starts agents.
+
+    Attributes:
+        command: The command of an agent.
+        spare: The command of a spare agent; `None` for a service without spare agents.
+        first: A spare agent that has been started already.
+    """
+
     command: tuple[str, ...]
     spare: tuple[str, ...] | None = None
     first: SpareAgent | None = None
@@ -60,32 +68,32 @@ class Agents(NamedTuple):
 def main(environ: Mapping[str, str], agents: Agents) -> int:
     os.umask(0o077)
     try:
-        service = _begin(environ, agents)
+        service = _open_service(environ, agents)
     except (KubetorchError, OSError) as error:
         sys.stderr.write(f"the local service cannot start: {error}\n")
-        _tell({"failure": _describe(error)})
+        _write_answer({"failure": _describe(error)})
         return 1
-    _tell({"url": service.url})
+    _write_answer({"url": service.url})
     os.dup2(_STDERR, _STDOUT)
     return run(service)
 
 
-def _begin(environ: Mapping[str, str], agents: Agents) -> Service:
-    """A service that listens and does not answer yet."""
-    named = environ.get(process.HOME)
-    place = Home((Path(named) if named else variables.local_dir()).absolute())
-    place.create()
-    os.chdir(place.path)
-    if not FileLock(place.lock).get(LOCK_TIMEOUT):  # held until this process ends
+def _open_service(environ: Mapping[str, str], agents: Agents) -> Service:
+    """Open a service: it listens, and does not answer yet."""
+    home_path = environ.get(process.HOME_VARIABLE)
+    home = Home((Path(home_path) if home_path else variables.local_dir()).absolute())
+    home.create()
+    os.chdir(home.path)
+    if not FileLock(home.lock).get(LOCK_TIMEOUT):  # held until this process ends
         raise ControllerUnavailableError(
-            f"another local service runs in {place.path} (waited {LOCK_TIMEOUT:.0f} s for it)",
+            f"another local service runs in {home.path} (waited {LOCK_TIMEOUT:.0f} s for it)",
             hint="kt local status",
         )
-    place.check()
-    token = place.secret_bytes(place.token).decode()
-    secret = bytes.fromhex(place.secret_bytes(place.secret).decode())
-    state = SqliteState(place.state, database.open_database(place.state))
-    listener = sockets.listen(sockets.LOOPBACK, _last_port(place))
+    home.check()
+    token = home.secret_bytes(home.token).decode()
+    secret = bytes.fromhex(home.secret_bytes(home.secret).decode())
+    state = SqliteState(home.state, database.open_database(home.state))
+    listener = sockets.listen(sockets.LOOPBACK, _last_port(home))
     running = Running(
         pid=os.getpid(),
         start_time=processes.start_time(os.getpid()) or "",
@@ -93,20 +101,20 @@ def _begin(environ: Mapping[str, str], agents: Agents) -> Service:
         url=f"http://{sockets.LOOPBACK}:{listener.getsockname()[1]}",
         version=__version__,
     )
-    place.write_running(running)
-    return Service(place, listener, state, running.url, token, secret, environ, agents)
+    home.write_running(running)
+    return Service(home, listener, state, running.url, token, secret, environ, agents)
 
 
-def _last_port(place: Home) -> int:
-    """The port that the service had before, so that addresses stay right; 0 if there was none."""
+def _last_port(home: Home) -> int:
+    """The port of the service before this one, so that its URLs stay valid; 0 without one."""
     try:
-        return int(place.controller_url.read_text().rpartition(":")[2])
+        return int(home.controller_url.read_text().rpartition(":")[2])
     except (OSError, ValueError):
         return 0
 
 
-def _tell(answer: Mapping[str, object]) -> None:
-    """Answer the caller, who may be gone."""
+def _write_answer(answer: Mapping[str, object]) -> None:
+    """Answer the program that started the service, if it still reads."""
     try:
         os.write(_STDOUT, json.dumps(answer).encode() + b"\n")
     except OSError:
@@ -118,10 +126,10 @@ def _describe(error: Exception) -> dict[str, object]:
 
 
 def run(service: Service) -> int:
-    """Serve until somebody says stop, or nobody needs it; the exit status."""
+    """Serve until a request or a signal stops the service, or it is idle; returns the status."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     sockets.raise_limit()
-    # What is here now stays: the collector need not look at it again.
+    # Objects of imported modules stay for good: the collector need not visit them again.
     gc.freeze()
     gc.enable()
     loop = uvloop.new_event_loop()
@@ -131,7 +139,7 @@ def run(service: Service) -> int:
         _log.exception("service failed")
         return 1
     finally:
-        service.place.service.unlink(missing_ok=True)
+        service.home.service.unlink(missing_ok=True)
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.run_until_complete(loop.shutdown_default_executor())
         loop.close()
@@ -142,7 +150,7 @@ def run(service: Service) -> int:
 class Service:
     """The service, from its start to its end."""
 
-    place: Home
+    home: Home
     listener: socket.socket
     state: SqliteState
     url: str
@@ -164,8 +172,8 @@ class Service:
         descriptors.start()
         pods = await self._stopped
         descriptors.stop()
-        # First: whoever looks for a service from now on starts a new one.
-        self.place.service.unlink(missing_ok=True)
+        # Before pods end: a program that needs a service from now on starts a new one.
+        self.home.service.unlink(missing_ok=True)
         _log.info("service stops pods=%s", pods)
         await controller.close(pods=pods)
         self.state.close()
@@ -174,15 +182,15 @@ class Service:
         clock, state = SystemClock(), self.state
         user = tokens.fingerprint(self.token)
         pod_home = PodHome(
-            home=self.place.path,
+            home=self.home.path,
             secret=self.secret,
             user=user,
-            environment={**self.environ, process.HOME: str(self.place.path)},
+            environment={**self.environ, process.HOME_VARIABLE: str(self.home.path)},
             command=self.agents.command,
-            marks=process.marks(str(self.place.path)),
+            marks=process.mark_prefix(str(self.home.path)),
         )
-        secrets = SecretFiles(self.place.secrets, clock.time)
-        volumes = VolumeFolders(self.place.volumes, clock.time)
+        secrets = SecretFiles(self.home.secrets, clock.time)
+        volumes = VolumeFolders(self.home.volumes, clock.time)
         backend = ProcessBackend(
             pod_home,
             state,
@@ -195,7 +203,7 @@ class Service:
             backend=backend,
             state=state,
             call_state=state,
-            blob_stores=BlobStores(self.place.blobs, is_shared=True),
+            blob_stores=BlobStores(self.home.blobs, is_shared=True),
             clock=clock,
             secret=self.secret,
             new_access=lambda workloads: LocalAccess(
@@ -214,16 +222,16 @@ class Service:
             self._stopped.set_result(pods)
 
     def _give_up(self, reason: str) -> None:
-        """End; the next program that needs a service starts one, which finds the pods."""
+        """Stop without the pods; the next program that needs a service starts one for them."""
         _log.error("service ends error=%s", reason)
         self._stop(False)
-        # It may be that what is to be closed needs a file.
+        # Without file descriptors, closing may hang: then the process ends anyway.
         asyncio.get_running_loop().call_later(LOCK_TIMEOUT / 2, os._exit, 1)
 
     def _watch_idle(self, controller: Controller) -> None:
-        left = self._idle_limit - controller.idle_seconds()
-        if left <= 0:
+        remaining_seconds = self._idle_limit - controller.idle_seconds()
+        if remaining_seconds <= 0:
             self._stop(True)
         else:
             loop = asyncio.get_running_loop()
-            loop.call_later(left, self._watch_idle, controller)
+            loop.call_later(remaining_seconds, self._watch_idle, controller)

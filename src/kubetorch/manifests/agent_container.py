@@ -11,7 +11,7 @@ from kubetorch.config.settings import DEFAULT_IMAGE
 from kubetorch.errors import SpecError
 from kubetorch.manifests import labels
 from kubetorch.manifests.container_variables import expand_references
-from kubetorch.manifests.kinds import Manifest, Path, assign, entry, items, named
+from kubetorch.manifests.kinds import Manifest, Path, assign, dictionary_at, list_at, named
 from kubetorch.manifests.workload_manifest import ManifestParameter, PodTemplate, WorkloadManifest
 from kubetorch.specs.callable import AppSpec
 from kubetorch.specs.compute import AGENT_PORT, ComputeSpec, Pairs
@@ -29,65 +29,77 @@ _CONTAINER = "https://kubernetes.io/docs/reference/kubernetes-api/workload-resou
 
 
 def start_agent(template: PodTemplate, *, default_image: str) -> None:
-    """Have the container run the agent, whatever it ran before.
+    """Have the container run the agent of its image, whatever the container ran before.
 
-    It is the agent of the container's image. One that is brought along would be put in here: an
-    init container that copies it to an `emptyDir`, a mount of that, and its path in `START`.
+    `agent.equip` replaces that by an agent that an init container copies into the pod.
     """
     container = template.container
     if not template.kind.is_custom:
         # Operators of training jobs look for their container by its name.
-        _rename(template, template.kind.container)
+        _rename_container(template, template.kind.container)
         if template.kind.has_template:  # else its runtime has an image
             container.setdefault("image", default_image)
     container["command"] = list(COMMAND)
     container["args"] = [START]
 
 
-#: Keys under which a manifest names a container, wherever: a downward API volume, a variable, the
-#: failure policy of a Job.
-_REFERENCES = ("containerName", "mainContainer")
-#: Annotations of pods whose value names a container, and beginnings of those that end in its name.
-_NAMING = (
+#: Keys whose value names a container, anywhere in a manifest: in a downward API volume, a variable,
+#: the failure policy of a Job.
+_CONTAINER_KEYS = ("containerName", "mainContainer")
+#: Annotations of pods whose value names a container, and prefixes of annotations whose key ends in
+#: the name of one.
+_CONTAINER_ANNOTATIONS = (
     "kubectl.kubernetes.io/default-container",
     "kubectl.kubernetes.io/default-logs-container",
 )
-_ENDING = (
+_CONTAINER_ANNOTATION_PREFIXES = (
     "container.apparmor.security.beta.kubernetes.io/",
     "container.seccomp.security.alpha.kubernetes.io/",
 )
 
 
-def _rename(template: PodTemplate, name: str) -> None:
-    """Give the agent's container its name, and have what refers to it by the old one follow."""
-    before, template.container["name"] = template.container.get("name"), name
-    if before in (None, name):
+def _rename_container(template: PodTemplate, name: str) -> None:
+    """Give the agent's container a name, and change the references to its old name."""
+    old_name, template.container["name"] = template.container.get("name"), name
+    if old_name in (None, name):
         return
-    bodies = [one.body for one in template.workload.templates if one.body is not template.body]
-    _refer(template.workload.object, before, name, without=bodies)
+    other_bodies = [
+        other_template.body
+        for other_template in template.workload.templates
+        if other_template.body is not template.body
+    ]
+    _rename_references(template.workload.object, old_name, name, excluded_bodies=other_bodies)
     annotations = template.read_pods("annotations")
-    for key in (key for key in _NAMING if annotations.get(key) == before):
+    for key in (key for key in _CONTAINER_ANNOTATIONS if annotations.get(key) == old_name):
         annotations[key] = name
-    for beginning in (one for one in _ENDING if one + before in annotations):
-        annotations[beginning + name] = annotations.pop(beginning + before)
+    for key_prefix in (
+        prefix for prefix in _CONTAINER_ANNOTATION_PREFIXES if prefix + old_name in annotations
+    ):
+        annotations[key_prefix + name] = annotations.pop(key_prefix + old_name)
 
 
-def _refer(node: Any, before: str, name: str, *, without: list[Manifest]) -> None:  # noqa: ANN401
-    """Change references to a container, but for those of other pods, which have their own."""
+def _rename_references(
+    node: Any,  # noqa: ANN401  # any node of a manifest
+    old_name: str,
+    name: str,
+    *,
+    excluded_bodies: list[Manifest],
+) -> None:
+    """Change references to a container, but for those in other pod templates."""
     if isinstance(node, list):
-        for one in node:
-            _refer(one, before, name, without=without)
-    elif isinstance(node, dict) and not any(node is one for one in without):
+        for child in node:
+            _rename_references(child, old_name, name, excluded_bodies=excluded_bodies)
+    elif isinstance(node, dict) and not any(node is body for body in excluded_bodies):
         for key, value in node.items():
-            if key in _REFERENCES and value == before:
+            if key in _CONTAINER_KEYS and value == old_name:
                 node[key] = name
             else:
-                _refer(value, before, name, without=without)
+                _rename_references(value, old_name, name, excluded_bodies=excluded_bodies)
 
 
 def fill_rights(template: PodTemplate) -> None:
-    """Say what nobody has said of rights."""
-    entry(template.container, "resources")
+    """Add `resources` and the default service account where the manifest has none."""
+    dictionary_at(template.container, "resources")
     template.spec.setdefault("serviceAccountName", SERVICE_ACCOUNT)
 
 
@@ -106,13 +118,13 @@ def _write_image(template: PodTemplate, compute: ComputeSpec) -> None:
 
 
 def _read_image(template: PodTemplate) -> ImageSpec | None:
-    found = template.container.get("image")
-    return None if found in (None, DEFAULT_IMAGE) else ImageSpec(image_id=found)
+    image = template.container.get("image")
+    return None if image in (None, DEFAULT_IMAGE) else ImageSpec(image_id=image)
 
 
 def _read_account(template: PodTemplate) -> str | None:
-    found: str | None = template.spec.get("serviceAccountName")
-    return None if found == SERVICE_ACCOUNT else found
+    account: str | None = template.spec.get("serviceAccountName")
+    return None if account == SERVICE_ACCOUNT else account
 
 
 def _container_parameter(name: str, key: str, source: str) -> ManifestParameter:
@@ -130,11 +142,11 @@ AGENT_PORT_NAME = "http1"
 #: Seconds between two startup probes; `launch_timeout` is counted in them.
 STARTUP_PERIOD = 5
 
-#: Seconds for which a pod that starts is not asked again whether it serves.
+#: `timeoutSeconds` of the readiness probe: the agent of a pod that starts answers as late as that.
 START_PATIENCE = 600
 
 _HEALTH = "/health"
-# What Kubernetes assumes where a probe does not say.
+# Kubernetes' defaults of the fields of a probe.
 _DEFAULT_PERIOD = 10
 _DEFAULT_FAILURES = 3
 _PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
@@ -145,19 +157,26 @@ _PROBING = "https://kubernetes.io/docs/concepts/configuration/liveness-readiness
 
 def agent_port(container: Manifest) -> int:
     """Port that the agent listens on: the one named `http1`, else 32300."""
-    found = named(container.get("ports") or [], AGENT_PORT_NAME)
-    return AGENT_PORT if found is None else int(found["containerPort"])
+    port = named(container.get("ports") or [], AGENT_PORT_NAME)
+    return AGENT_PORT if port is None else int(port["containerPort"])
 
 
 def check_port(template: PodTemplate) -> None:
-    """Refuse pods another port of which is the agent's: two cannot listen on one."""
+    """Refuse pods of which another container port has the agent's number."""
     port = agent_port(template.container)
-    agents = named(template.container.get("ports") or [], AGENT_PORT_NAME)
-    beside = (one for one in template.spec.get("initContainers") or () if one.get("restartPolicy"))
-    for container in (*template.spec["containers"], *beside):
-        for number, one in enumerate(container.get("ports") or ()):
-            is_same = one.get("containerPort") == port and one.get("protocol", "TCP") == "TCP"
-            if is_same and one is not agents:
+    agent_container_port = named(template.container.get("ports") or [], AGENT_PORT_NAME)
+    sidecars = (
+        init_container
+        for init_container in template.spec.get("initContainers") or ()
+        if init_container.get("restartPolicy")
+    )
+    for container in (*template.spec["containers"], *sidecars):
+        for number, container_port in enumerate(container.get("ports") or ()):
+            is_same = (
+                container_port.get("containerPort") == port
+                and container_port.get("protocol", "TCP") == "TCP"
+            )
+            if is_same and container_port is not agent_container_port:
                 where = f"containers[name={container.get('name')!r}].ports[{number}]"
                 raise SpecError(
                     f"{where} of the pods is {port}, on which the agent listens",
@@ -195,25 +214,25 @@ def _probes(template: PodTemplate, launch_timeout: int) -> dict[str, Manifest]:
 
 
 def _read_port(template: PodTemplate) -> int | None:
-    found = agent_port(template.container)
-    return None if found == AGENT_PORT else found
+    port = agent_port(template.container)
+    return None if port == AGENT_PORT else port
 
 
 def _write_port(template: PodTemplate, compute: ComputeSpec) -> None:
-    before, wanted = agent_port(template.container), compute.server_port or AGENT_PORT
-    found = items(template.container, "ports")
+    old_number, port_number = agent_port(template.container), compute.server_port or AGENT_PORT
+    ports = list_at(template.container, "ports")
     if template.kind.is_autoscaled:
         # Knative allows one port, and sends calls to it.
-        found.clear()
-    there = named(found, AGENT_PORT_NAME)
-    if there is None:
-        found.append({"name": AGENT_PORT_NAME, "containerPort": wanted})
+        ports.clear()
+    agent_container_port = named(ports, AGENT_PORT_NAME)
+    if agent_container_port is None:
+        ports.append({"name": AGENT_PORT_NAME, "containerPort": port_number})
     else:
-        there["containerPort"] = wanted
+        agent_container_port["containerPort"] = port_number
     for name in _PROBES:
-        asked = (template.container.get(name) or {}).get("httpGet")
-        if asked == {"path": _HEALTH, "port": before}:
-            asked["port"] = wanted
+        http_get = (template.container.get(name) or {}).get("httpGet")
+        if http_get == {"path": _HEALTH, "port": old_number}:
+            http_get["port"] = port_number
 
 
 def _read_timeout(template: PodTemplate) -> int | None:
@@ -241,70 +260,79 @@ _ENV = "https://kubernetes.io/docs/tasks/inject-data-application/define-environm
 _MENTIONED = re.compile(r"\$(?:(\w+)|\{([^}]*)\})")
 
 
-def _variables(template: PodTemplate) -> Iterable[dict[str, Any]]:
-    """Those with a value of their own, not one from elsewhere."""
-    found = template.container.get("env") or ()
-    return (one for one in found if "valueFrom" not in one)
+def _plain_variables(template: PodTemplate) -> Iterable[dict[str, Any]]:
+    """The variables with a `value`, not a `valueFrom`."""
+    container_variables = template.container.get("env") or ()
+    return (variable for variable in container_variables if "valueFrom" not in variable)
 
 
 def _read_variables(template: PodTemplate) -> Pairs | None:
-    found = ((one["name"], str(one.get("value") or "")) for one in _variables(template))
-    return tuple(one for one in found if one[0] != LOG_LEVEL) or None
+    pairs = (
+        (variable["name"], str(variable.get("value") or ""))
+        for variable in _plain_variables(template)
+    )
+    return tuple(pair for pair in pairs if pair[0] != LOG_LEVEL) or None
 
 
-def _set(template: PodTemplate, *variables: tuple[str, str]) -> None:
-    """Set variables; one that is there keeps its template in the order."""
-    found = items(template.container, "env")
-    known = {one.get("name"): one for one in reversed(found)}
+def _set_variables(template: PodTemplate, *variables: tuple[str, str]) -> None:
+    """Set variables; a variable that the container has keeps its position in the list."""
+    container_variables = list_at(template.container, "env")
+    variables_by_name = {
+        variable.get("name"): variable for variable in reversed(container_variables)
+    }
     for name, value in variables:
-        there = known.get(name)
-        if there is None:
-            known[name] = {"name": name, "value": value}
-            found.append(known[name])
-        elif (there.get("value") or "") != value:
-            there.pop("valueFrom", None)
-            there["value"] = value
+        variable = variables_by_name.get(name)
+        if variable is None:
+            variables_by_name[name] = {"name": name, "value": value}
+            container_variables.append(variables_by_name[name])
+        elif (variable.get("value") or "") != value:
+            variable.pop("valueFrom", None)
+            variable["value"] = value
 
 
 def _write_variables(template: PodTemplate, compute: ComputeSpec) -> None:
-    # By name: the order in which a program says them is no reason to replace pods.
-    _set(template, *(one for one in sorted(compute.env_vars) if not mentions_itself(*one)))
+    # By name: the order in which a program sets them is no reason to replace pods.
+    _set_variables(
+        template, *(pair for pair in sorted(compute.env_vars) if not mentions_itself(*pair))
+    )
 
 
 def mentions_itself(name: str, value: str) -> bool:
     """True if a value refers to its own variable, as `$PATH:/opt/bin` does.
 
-    Only who starts a worker can expand that: set for the container, it would hide what the image
-    says, and the agent's own start would break on such a `PATH`.
+    Only the agent, which starts a worker, can expand that. Set for the container, it would hide the
+    variable of the image, and the agent's own start would break on such a `PATH`.
     """
-    return any(name in (found[1], found[2]) for found in _MENTIONED.finditer(value))
+    return any(name in (mention[1], mention[2]) for mention in _MENTIONED.finditer(value))
 
 
 def _read_level(template: PodTemplate) -> LoggingConfig | None:
-    there = named(list(_variables(template)), LOG_LEVEL)
-    level = str(there.get("value") or "").lower() if there is not None else None
-    return next((LoggingConfig(level=known) for known in LEVELS if known == level), None)
+    variable = named(list(_plain_variables(template)), LOG_LEVEL)
+    level = str(variable.get("value") or "").lower() if variable is not None else None
+    return next(
+        (LoggingConfig(level=known_level) for known_level in LEVELS if known_level == level), None
+    )
 
 
 def _write_level(template: PodTemplate, compute: ComputeSpec) -> None:
     if LOG_LEVEL not in dict(compute.env_vars):
-        _set(template, (LOG_LEVEL, compute.logging.level.upper()))
+        _set_variables(template, (LOG_LEVEL, compute.logging.level.upper()))
 
 
 def write_app(template: PodTemplate, app: AppSpec) -> None:
     if app.port is not None:
-        _set(template, (APP_PORT, str(app.port)))
+        _set_variables(template, (APP_PORT, str(app.port)))
     if app.health_check is not None:
-        _set(template, (APP_HEALTH_CHECK, app.health_check))
+        _set_variables(template, (APP_HEALTH_CHECK, app.health_check))
 
 
 def fill_log_level(template: PodTemplate, compute: ComputeSpec) -> None:
-    """Say the level of logs where nobody has."""
+    """Set the level of logs where the container has none."""
     if named(template.container.get("env") or [], LOG_LEVEL) is None:
         _write_level(template, compute)
 
 
-#: What a pod runs when nobody says what.
+#: Command of a pod for which the user gives none.
 IDLE = "sleep infinity"
 
 
@@ -312,23 +340,25 @@ def command_of(manifest: Mapping[str, Any], pod_template_path: Path | None = Non
     """`command` and `args` of the container, if it has any.
 
     References to the container's variables, `$(NAME)`, are replaced as Kubernetes does; `$$(NAME)`
-    stands for the text itself, and what is not known stays.
+    stands for the text itself, and references to unknown variables stay.
     """
     container = WorkloadManifest.parse(dict(manifest), pod_template_path).primary.container
     words = [*(container.get("command") or ()), *(container.get("args") or ())]
     if not words:
         return None
-    known = variables(container)
-    return shlex.join(expand_references(str(word), known) for word in words)
+    values = variables(container)
+    return shlex.join(expand_references(str(word), values) for word in words)
 
 
 def variables(container: Mapping[str, Any]) -> dict[str, str]:
     """The variables of a container that have a value in its manifest, their references replaced."""
-    found: dict[str, str] = {}
-    for one in container.get("env") or ():
-        if "valueFrom" not in one:
-            found[str(one["name"])] = expand_references(str(one.get("value") or ""), found)
-    return found
+    values: dict[str, str] = {}
+    for variable in container.get("env") or ():
+        if "valueFrom" not in variable:
+            values[str(variable["name"])] = expand_references(
+                str(variable.get("value") or ""), values
+            )
+    return values
 
 
 def command_line(command: Command) -> str | None:

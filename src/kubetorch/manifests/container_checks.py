@@ -1,4 +1,4 @@
-"""What a cluster refuses of a container: values that are no text, impossible amounts."""
+"""Checks of containers that a cluster would make: text values of variables, possible amounts."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def check_containers(workload: WorkloadManifest) -> None:
 
 
 def _check_variables(container: Mapping[str, Any], where: str) -> None:
-    for one in container.get("env") or ():
-        name, value = one.get("name"), one.get("value")
+    for variable in container.get("env") or ():
+        name, value = variable.get("name"), variable.get("value")
         if not isinstance(name, str) or not name:
             raise SpecError(f"{where} has a variable with the name {name!r}; it must be text")
         if value is not None and not isinstance(value, str):
@@ -32,7 +32,7 @@ def _check_variables(container: Mapping[str, Any], where: str) -> None:
                 f"{where} has the variable {name!r} with the value {value!r}, which is no text",
                 hint=f'write value: "{text}"; a cluster takes text alone',
             )
-        if value and one.get("valueFrom"):
+        if value and variable.get("valueFrom"):
             raise SpecError(
                 f"{where} has the variable {name!r} with both value and valueFrom",
                 hint="leave one of them out",

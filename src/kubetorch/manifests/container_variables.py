@@ -1,7 +1,7 @@
-"""The variables of a container: what its manifest says, and their values on a machine.
+"""The variables of a container: their sources in its manifest, and their values on a machine.
 
-Kubernetes takes `envFrom` first, then `env` in its order. `$(NAME)` in a value is replaced by a
-variable that came before, `$$` stands for `$`, and what is not known stays:
+Kubernetes takes `envFrom` first, then `env` in its order. `$(NAME)` in a value is replaced by an
+earlier variable, `$$` stands for `$`, and references to unknown variables stay:
 https://kubernetes.io/docs/tasks/inject-data-application/define-interdependent-environment-variables/
 """
 
@@ -41,7 +41,7 @@ class FieldVariable:
 class ResourceVariable:
     """An amount of a container's resources, in units of the divisor, rounded up.
 
-    `amount` is `None` where the manifest has none: a limit is then what the node has.
+    `amount` is `None` where the manifest has none: the limit is then the node's amount.
     """
 
     name: str
@@ -61,7 +61,7 @@ class SecretVariables:
 
 @dataclass(frozen=True)
 class ConfigVariables:
-    """Variables from a config map, which there are on a cluster alone."""
+    """Variables from a config map; only a cluster has config maps."""
 
     config_map: str
     variable: str | None = None
@@ -92,16 +92,16 @@ def read_variables(pod: Mapping[str, Any], container: Mapping[str, Any]) -> Iter
             yield SecretVariables(secret["name"], prefix=prefix, optional=optional)
         elif config_map is not None:
             yield ConfigVariables(config_map["name"], optional=bool(config_map.get("optional")))
-    for one in container.get("env") or ():
-        yield _read_variable(one, pod, container)
+    for variable in container.get("env") or ():
+        yield _read_variable(variable, pod, container)
 
 
 def _read_variable(
-    one: Mapping[str, Any], pod: Mapping[str, Any], container: Mapping[str, Any]
+    variable: Mapping[str, Any], pod: Mapping[str, Any], container: Mapping[str, Any]
 ) -> Variable:
-    name, source = str(one["name"]), one.get("valueFrom") or {}
+    name, source = str(variable["name"]), variable.get("valueFrom") or {}
     if not source:
-        value = one.get("value")
+        value = variable.get("value")
         return TextVariable(name, "" if value is None else str(value))
     if "fieldRef" in source:
         return FieldVariable(name, str(source["fieldRef"]["fieldPath"]))
@@ -123,7 +123,7 @@ def _read_variable(
 def _read_resource(
     name: str, ref: Mapping[str, Any], pod: Mapping[str, Any], container: Mapping[str, Any]
 ) -> ResourceVariable:
-    resource, other = str(ref["resource"]), ref.get("containerName")
+    resource, container_name = str(ref["resource"]), ref.get("containerName")
     match = _RESOURCE.fullmatch(resource)
     divisor = quantity.parse(ref.get("divisor") or "1")
     if match is None or divisor is None:
@@ -131,16 +131,27 @@ def _read_resource(
             f"env[{name!r}].valueFrom.resourceFieldRef is {dict(ref)!r}, which a cluster refuses",
             hint='for example {"resource": "limits.memory", "divisor": "1Mi"}',
         )
-    if other is not None and other != container.get("name"):
+    if container_name is not None and container_name != container.get("name"):
         containers = [*(pod.get("containers") or ()), *(pod.get("initContainers") or ())]
-        found = next((each for each in containers if each.get("name") == other), None)
-        if found is None:
-            raise SpecError(f"env[{name!r}] names the container {other!r}, which there is not")
-        container = found
+        named_container = next(
+            (candidate for candidate in containers if candidate.get("name") == container_name), None
+        )
+        if named_container is None:
+            raise SpecError(
+                f"env[{name!r}] names the container {container_name!r}, which there is not"
+            )
+        container = named_container
     resources = container.get("resources") or {}
     amounts = [(resources.get(section) or {}).get(match[2]) for section in (match[1], "limits")]
     # Without a request, Kubernetes requests the limit.
-    amount = next((quantity.parse(each) for each in amounts if each is not None), None)
+    amount = next(
+        (
+            quantity.parse(written_amount)
+            for written_amount in amounts
+            if written_amount is not None
+        ),
+        None,
+    )
     if amount is None and match[1] == "requests":
         amount = Fraction(0)
     return ResourceVariable(name, match[2], divisor or Fraction(1), amount)
@@ -164,8 +175,8 @@ class PodFacts:
     def field(self, variable: FieldVariable) -> str:
         match = _KEYED.fullmatch(variable.path)
         if match is not None:
-            named = self.labels if match[1] == "labels" else self.annotations
-            return named.get(match[2], "")
+            pairs = self.labels if match[1] == "labels" else self.annotations
+            return pairs.get(match[2], "")
         if variable.path not in self.fields:
             raise SpecError(
                 f"env[{variable.name!r}].valueFrom.fieldRef names {variable.path!r}, which no "

@@ -46,35 +46,44 @@ class ClaimMount:
 
 @dataclass(frozen=True)
 class Attached:
+    """The secrets and volumes of a pod's container.
+
+    Attributes:
+        other_mounts: Path and kind of the volume of mounts that are neither secret nor claim.
+    """
+
     variables: tuple[SecretVariables, ...] = ()
     files: tuple[SecretFiles, ...] = ()
     claims: tuple[ClaimMount, ...] = ()
-    others: tuple[tuple[str, str], ...] = ()
+    other_mounts: tuple[tuple[str, str], ...] = ()
 
     @property
     def all_secrets(self) -> tuple[str, ...]:
-        named = [one.secret for one in self.variables] + [one.secret for one in self.files]
-        return tuple(dict.fromkeys(named))
+        secret_names = [ref.secret for ref in self.variables] + [ref.secret for ref in self.files]
+        return tuple(dict.fromkeys(secret_names))
 
     @property
     def secrets(self) -> tuple[str, ...]:
         """The secrets without which the pod cannot start."""
-        needed = [one.secret for one in self.variables if not one.optional]
-        needed += [one.secret for one in self.files if not one.optional]
-        return tuple(dict.fromkeys(needed))
+        secret_names = [ref.secret for ref in self.variables if not ref.optional]
+        secret_names += [ref.secret for ref in self.files if not ref.optional]
+        return tuple(dict.fromkeys(secret_names))
 
     @property
     def paths(self) -> tuple[str, ...]:
         """The paths of files and claims, for which a pod needs paths of its own."""
-        return (*(one.path for one in self.files), *(one.path for one in self.claims))
+        return (
+            *(files.path for files in self.files),
+            *(claim.path for claim in self.claims),
+        )
 
 
 class Mounted(msgspec.Struct, frozen=True):
-    """The names of the secrets and claims that a pod's agent and workers see, in whatever way.
+    """The names of the secrets and claims that a pod's agent and workers see.
 
     Attributes:
-        secrets, claims: All of them.
-        optional: The secrets without which it starts, too.
+        secrets, claims: All of them, whether variables, files or devices.
+        optional: The secrets without which the pod starts, too.
     """
 
     secrets: tuple[str, ...] = ()
@@ -86,62 +95,73 @@ class Mounted(msgspec.Struct, frozen=True):
 
 
 def read_mounted(pod: Mapping[str, Any], container: Mapping[str, Any]) -> Mounted:
-    volumes = {one["name"]: one for one in pod.get("volumes") or ()}
-    places = [*(container.get("volumeMounts") or ()), *(container.get("volumeDevices") or ())]
-    seen = [volumes.get(place["name"]) or {} for place in places]
-    secrets = [(one.secret, one.optional) for one in _variables(pod, container)]
-    for volume in seen:
+    volumes = {pod_volume["name"]: pod_volume for pod_volume in pod.get("volumes") or ()}
+    mounts = [*(container.get("volumeMounts") or ()), *(container.get("volumeDevices") or ())]
+    mounted_volumes = [volumes.get(mount["name"]) or {} for mount in mounts]
+    secrets = [
+        (variables.secret, variables.optional) for variables in _secret_variables(pod, container)
+    ]
+    for volume in mounted_volumes:
         sources = (volume.get("projected") or {}).get("sources") or ()
         for ref in (volume.get("secret"), *(source.get("secret") for source in sources)):
             if ref is not None:
                 name = ref.get("secretName") or ref.get("name")
                 secrets.append((str(name), bool(ref.get("optional"))))
-    claims = [volume.get("persistentVolumeClaim") for volume in seen]
+    claims = [volume.get("persistentVolumeClaim") for volume in mounted_volumes]
     needed = {name for name, is_optional in secrets if not is_optional}
     names = tuple(dict.fromkeys(name for name, _ in secrets))
     return Mounted(
         names,
-        tuple(dict.fromkeys(str(one["claimName"]) for one in claims if one is not None)),
+        tuple(dict.fromkeys(str(claim["claimName"]) for claim in claims if claim is not None)),
         tuple(name for name in names if name not in needed),
     )
 
 
 def read_attached(pod: Mapping[str, Any], container: Mapping[str, Any]) -> Attached:
-    volumes = {one["name"]: one for one in pod.get("volumes") or ()}
-    files, claims, others = [], [], []
+    volumes = {pod_volume["name"]: pod_volume for pod_volume in pod.get("volumes") or ()}
+    files, claims, other_mounts = [], [], []
     for mount in container.get("volumeMounts") or ():
         volume = volumes.get(mount["name"]) or {}
         if "secret" in volume and not mount.get("subPath"):
-            files.append(_files(volume["secret"], mount))
+            files.append(_secret_files(volume["secret"], mount))
         elif "persistentVolumeClaim" in volume:
-            claims.append(_claim(volume["persistentVolumeClaim"], mount))
+            claims.append(_claim_mount(volume["persistentVolumeClaim"], mount))
         else:
             kind = next((key for key in volume if key != "name"), "unknown")
-            others.append((mount["mountPath"], kind))
-    return Attached(tuple(_variables(pod, container)), tuple(files), tuple(claims), tuple(others))
+            other_mounts.append((mount["mountPath"], kind))
+    return Attached(
+        tuple(_secret_variables(pod, container)), tuple(files), tuple(claims), tuple(other_mounts)
+    )
 
 
-def _variables(pod: Mapping[str, Any], container: Mapping[str, Any]) -> Iterator[SecretVariables]:
-    """The secrets that variables are of, whose names can be those of objects."""
-    for one in container_variables.read_variables(pod, container):
-        if isinstance(one, SecretVariables):
-            _named(one.secret)
-            yield one
+def _secret_variables(
+    pod: Mapping[str, Any], container: Mapping[str, Any]
+) -> Iterator[SecretVariables]:
+    """The variables from secrets, whose names are checked to be names of objects."""
+    for variable in container_variables.read_variables(pod, container):
+        if isinstance(variable, SecretVariables):
+            _check_name(variable.secret)
+            yield variable
 
 
-def _files(secret: Mapping[str, Any], mount: Mapping[str, Any]) -> SecretFiles:
-    items = ((one["key"], _inside(one["path"], "path")) for one in secret.get("items") or ())
+def _secret_files(secret: Mapping[str, Any], mount: Mapping[str, Any]) -> SecretFiles:
+    items = (
+        (key_to_path["key"], _check_inside(key_to_path["path"], "path"))
+        for key_to_path in secret.get("items") or ()
+    )
     optional = bool(secret.get("optional"))
-    return SecretFiles(_named(secret["secretName"]), mount["mountPath"], tuple(items), optional)
+    return SecretFiles(
+        _check_name(secret["secretName"]), mount["mountPath"], tuple(items), optional
+    )
 
 
-def _claim(claim: Mapping[str, Any], mount: Mapping[str, Any]) -> ClaimMount:
+def _claim_mount(claim: Mapping[str, Any], mount: Mapping[str, Any]) -> ClaimMount:
     read_only = bool(mount.get("readOnly") or claim.get("readOnly"))
-    folder = _inside(mount.get("subPath") or "", "subPath")
-    return ClaimMount(_named(claim["claimName"]), mount["mountPath"], read_only, folder)
+    folder = _check_inside(mount.get("subPath") or "", "subPath")
+    return ClaimMount(_check_name(claim["claimName"]), mount["mountPath"], read_only, folder)
 
 
-def _named(name: str) -> str:
+def _check_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise SpecError(
             f"{name!r} is no name of a secret or a claim",
@@ -150,7 +170,7 @@ def _named(name: str) -> str:
     return name
 
 
-def _inside(path: str, field: str) -> str:
+def _check_inside(path: str, field: str) -> str:
     if path.startswith("/") or ".." in path.split("/") or "\0" in path:
         raise SpecError(
             f"{field} {path!r} of a volume leads out of it",
@@ -160,13 +180,13 @@ def _inside(path: str, field: str) -> str:
 
 
 def path_of_machine(path: str, home: str) -> str:
-    """A path of a manifest as a path of this machine, whose user has another home than root."""
+    """A manifest's path on this machine, whose user has another home folder than root."""
     is_home = path == HOME or path.startswith(f"{HOME}/")
     return home + path.removeprefix(HOME) if is_home else path
 
 
-# Kinds whose pods have names of their own, which no two of them can have at a time.
-_NAMED = ("Pod", "StatefulSet")
+# Kinds that name their pods, so the old pod has to end before a new one can have its name.
+_KINDS_THAT_NAME_PODS = ("Pod", "StatefulSet")
 
 
 class DesiredPods(msgspec.Struct, frozen=True):
@@ -199,13 +219,13 @@ def read(manifest: Manifest, *, pod_template_path: tuple[str, ...] | None = None
     return DesiredPods(
         namespace=manifest["metadata"]["namespace"],
         name=manifest["metadata"]["name"],
-        replicas=knative.least(primary) if kind.is_autoscaled else replicas.read(workload),
+        replicas=knative.min_pods(primary) if kind.is_autoscaled else replicas.read(workload),
         template=rendering.fingerprint(primary.body),
         variables=tuple(container_variables.read_variables(primary.spec, container)),
         working_dir=container.get("workingDir"),
         kind=kind.kind,
         is_recreated=has_app
-        or kind.kind in _NAMED
+        or kind.kind in _KINDS_THAT_NAME_PODS
         or (spec.get("strategy") or {}).get("type") == "Recreate",
         requests=_amounts(resources, "requests"),
         limits=_amounts(resources, "limits"),
@@ -218,5 +238,5 @@ def read(manifest: Manifest, *, pod_template_path: tuple[str, ...] | None = None
 
 
 def _amounts(resources: Mapping[str, Any], section: str) -> tuple[tuple[str, str], ...]:
-    found = resources.get(section) or {}
-    return tuple((name, str(amount)) for name, amount in found.items())
+    amounts = resources.get(section) or {}
+    return tuple((name, str(amount)) for name, amount in amounts.items())

@@ -1,4 +1,4 @@
-"""The kinds of Kubernetes objects that run pods: where each keeps what a service needs.
+"""The kinds of Kubernetes objects that run pods: the paths of the fields that a service needs.
 
 One row per kind: where its pod templates lie, which of them is called, and how many pods it asks
 for. Sources: the kinds' own API references, named at each row.
@@ -28,6 +28,21 @@ class Group:
 
 @dataclass(frozen=True)
 class Kind:
+    """One row: a kind, and the paths of its fields.
+
+    Attributes:
+        primary: The pods that are called.
+        workers: Further groups of pods.
+        factor: Path of the number of equal groups, each of as many pods as `primary` says.
+        container: Name of the agent's container.
+        routing: Labels of the called pods, beside those of all pods of the object.
+        pool: Label of all its pods whose value is the object's name.
+        suspend: Path of the field that suspends the object.
+        queued: Path of the object that Kueue queues, where it is not the object itself.
+        is_queued_by_pods: True if Kueue queues its pods, each alone or as a group.
+        has_service: True if its controller makes a Service of the object's name.
+    """
+
     kind: str
     group: str
     versions: tuple[str, ...]
@@ -214,8 +229,8 @@ def custom(manifest: Mapping[str, Any], template: Path) -> Kind:
     """A row for a kind with the user's path of its pod template."""
     group, kind = _group(manifest), str(manifest["kind"])
     version = str(manifest["apiVersion"]).rpartition("/")[2]
-    known = KINDS.get((kind, group))
-    plural = f"{kind.lower()}s" if known is None else known.plural
+    known_kind = KINDS.get((kind, group))
+    plural = f"{kind.lower()}s" if known_kind is None else known_kind.plural
     return Kind(kind, group, (version,), plural, Group(template), is_custom=True)
 
 
@@ -226,35 +241,35 @@ def _group(manifest: Mapping[str, Any]) -> str:
 # --------------------------------------------------------------------------------------- paths
 
 
-def path(given: str | Sequence[str | int]) -> Path:
+def path(written_path: str | Sequence[str | int]) -> Path:
     """A path as users write it: dotted text, or a list of keys; digits index lists."""
-    parts = given.split(".") if isinstance(given, str) else given
-    found = tuple(map(str, parts)) if isinstance(parts, (list, tuple)) else ()
-    if not found or not all(found):
+    parts = written_path.split(".") if isinstance(written_path, str) else written_path
+    keys = tuple(map(str, parts)) if isinstance(parts, (list, tuple)) else ()
+    if not keys or not all(keys):
         raise SpecError(
-            f"pod_template_path is {given!r}; it must be a dotted path or a list of keys",
+            f"pod_template_path is {written_path!r}; it must be a dotted path or a list of keys",
             hint='for example "spec.tasks.0.template"',
         )
-    return found
+    return keys
 
 
 def get(manifest: Any, path: Path, default: Any = None) -> Any:  # noqa: ANN401  # any node of it
     """The value at `path`; digits index lists."""
-    found = manifest
+    node = manifest
     for key in path:
-        if isinstance(found, list):
-            if not key.isdecimal() or int(key) >= len(found):
+        if isinstance(node, list):
+            if not key.isdecimal() or int(key) >= len(node):
                 return default
-            found = found[int(key)]
-        elif isinstance(found, Mapping) and key in found:
-            found = found[key]
+            node = node[int(key)]
+        elif isinstance(node, Mapping) and key in node:
+            node = node[key]
         else:
             return default
-    return found
+    return node
 
 
 def put(manifest: Manifest, path: Path, value: object) -> None:
-    """Set what stands at `path`, making what leads there."""
+    """Set the value at `path`, and make the dictionaries and lists that lead to it."""
     node: Any = manifest
     for key, following in itertools.pairwise(path):
         empty: Any = [] if following.isdecimal() else {}
@@ -275,32 +290,32 @@ def put(manifest: Manifest, path: Path, value: object) -> None:
 
 
 def expand(manifest: Manifest, path: Path) -> list[Path]:
-    """The paths that one with `*` stands for in a manifest."""
+    """The paths of a manifest that a path with `*` stands for: one per group in the list there."""
     if "*" not in path:
         return [path]
     before, after = path[: path.index("*")], path[path.index("*") + 1 :]
-    there = get(manifest, before, [])
-    return [(*before, str(number), *after) for number in range(len(there))]
+    groups = get(manifest, before, [])
+    return [(*before, str(number), *after) for number in range(len(groups))]
 
 
-def entry(node: Manifest, key: str) -> dict[str, Any]:
+def dictionary_at(node: Manifest, key: str) -> dict[str, Any]:
     """The dictionary at `key`, made if there is none."""
     if node.get(key) is None:
         node[key] = {}
-    found: dict[str, Any] = node[key]
-    return found
+    dictionary: dict[str, Any] = node[key]
+    return dictionary
 
 
-def items(node: Manifest, key: str) -> list[Any]:
+def list_at(node: Manifest, key: str) -> list[Any]:
     """The list at `key`, made if there is none."""
     if node.get(key) is None:
         node[key] = []
-    found: list[Any] = node[key]
-    return found
+    dictionaries: list[Any] = node[key]
+    return dictionaries
 
 
 def assign(node: Manifest, key: str, value: object) -> None:
-    """Set what stands at `key`; `None` and what is empty remove it."""
+    """Set the value at `key`; `None` and an empty dictionary or list remove the key."""
     if value is None or value == {} or value == []:
         node.pop(key, None)
     else:
@@ -309,4 +324,4 @@ def assign(node: Manifest, key: str, value: object) -> None:
 
 def named(entries: list[Any], name: str, *, by: str = "name") -> Manifest | None:
     """The entry of a list of dictionaries that has this name."""
-    return next((one for one in entries if one.get(by) == name), None)
+    return next((dictionary for dictionary in entries if dictionary.get(by) == name), None)

@@ -33,31 +33,35 @@ ANNOTATIONS = {
     "progress_deadline": _PROGRESS_DEADLINE,
 }
 _NUMBERS = ("target", "min_scale", "max_scale", "initial_scale", "target_utilization")
-#: Pods that are kept when nobody says: scaling to zero is asked for.
-_LEAST = 1
+#: Pods that run without load where the user sets no `min_scale`.
+_DEFAULT_MIN_SCALE = 1
 
 
 def render(scaling: AutoscalingSpec) -> dict[str, str]:
     """The complete set of annotations."""
-    least = _LEAST if scaling.min_scale is None else scaling.min_scale
-    values = {name: getattr(scaling, name) for name in ANNOTATIONS} | {"min_scale": least}
-    found = {ANNOTATIONS[name]: str(value) for name, value in values.items() if value is not None}
-    return found | {f"{_DOMAIN}{name}": text for name, text in scaling.extra_annotations}
+    min_scale = _DEFAULT_MIN_SCALE if scaling.min_scale is None else scaling.min_scale
+    values = {name: getattr(scaling, name) for name in ANNOTATIONS} | {"min_scale": min_scale}
+    scaling_annotations = {
+        ANNOTATIONS[name]: str(value) for name, value in values.items() if value is not None
+    }
+    return scaling_annotations | {
+        f"{_DOMAIN}{name}": text for name, text in scaling.extra_annotations
+    }
 
 
-def least(template: PodTemplate) -> int:
-    """The fewest pods of an autoscaled service, but one."""
+def min_pods(template: PodTemplate) -> int:
+    """The fewest pods of an autoscaled service: `min_scale`, but at least 1."""
     return max(1, int(template.read_pods("annotations").get(ANNOTATIONS["min_scale"]) or 1))
 
 
-def unscaled(manifest: Manifest) -> str:
+def unscaled_note(manifest: Manifest) -> str:
     """The sentence about a Knative Service that runs without Knative."""
-    return f"there is no Knative here, so it does not scale: it runs on {fewest(manifest)}"
+    return f"there is no Knative here, so it does not scale: it runs on {min_pods_text(manifest)}"
 
 
-def fewest(manifest: Manifest) -> str:
+def min_pods_text(manifest: Manifest) -> str:
     """The number of pods of a Knative Service where nothing scales it, in words."""
-    count = least(WorkloadManifest(manifest, KIND).primary)
+    count = min_pods(WorkloadManifest(manifest, KIND).primary)
     pods = "1 pod" if count == 1 else f"{count} pods"
     return f"{pods} (min_scale)"
 
@@ -66,15 +70,15 @@ def _write(template: PodTemplate, compute: ComputeSpec) -> None:
     scaling = compute.autoscaling
     if scaling is None or not template.kind.is_autoscaled:
         return
-    *_, of_pods = template.annotations()
-    for name in [name for name in of_pods if _is_scaling(name)]:
-        del of_pods[name]
-    of_pods |= render(scaling)
+    *_, pod_annotations = template.annotations()
+    for name in [name for name in pod_annotations if _is_scaling(name)]:
+        del pod_annotations[name]
+    pod_annotations |= render(scaling)
     assign(template.spec, "containerConcurrency", _pod_concurrency(compute))
 
 
 def _pod_concurrency(compute: ComputeSpec) -> int | None:
-    """Calls that a pod runs at once; its agent alone bounds them where only it has the number."""
+    """Calls that Knative gives a pod at once; `None` where only the agent knows the bound."""
     if compute.concurrency is None:
         return None if compute.autoscaling is None else compute.autoscaling.concurrency
     return None if compute.processes is None else compute.concurrency * compute.processes
@@ -87,14 +91,18 @@ def _is_scaling(name: str) -> bool:
 def _read(template: PodTemplate) -> AutoscalingSpec | None:
     if not template.kind.is_autoscaled:
         return None
-    found = {name: str(text) for name, text in template.read_pods("annotations").items()}
+    pod_annotations = {name: str(text) for name, text in template.read_pods("annotations").items()}
     values: dict[str, object] = {
-        field: _number(found[name]) if field in _NUMBERS else found[name]
+        field: _number(pod_annotations[name]) if field in _NUMBERS else pod_annotations[name]
         for field, name in ANNOTATIONS.items()
-        if name in found
+        if name in pod_annotations
     }
-    known = ANNOTATIONS.values()
-    extra = {name: text for name, text in found.items() if _is_scaling(name) and name not in known}
+    known_annotations = ANNOTATIONS.values()
+    extra = {
+        name: text
+        for name, text in pod_annotations.items()
+        if _is_scaling(name) and name not in known_annotations
+    }
     concurrency = template.spec.get("containerConcurrency")
     if not values and not extra and concurrency is None:
         return None

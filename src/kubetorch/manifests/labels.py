@@ -20,18 +20,18 @@ MOUNT_TYPE = f"{PREFIX}mount-type"
 PROVIDER = f"{PREFIX}provider"
 USER_IDENTIFIER = f"{PREFIX}user-identifier"
 APP = "app"
-#: Of what Kubetorch makes and nobody else has a use for; `kt uninstall` removes what has them all.
+#: On objects that Kubetorch makes for itself; `kt uninstall` removes objects that have them all.
 MANAGED = {
     "app.kubernetes.io/name": "kubetorch",
     "app.kubernetes.io/managed-by": "kubetorch",
     f"{PREFIX}made-by": "controller",
 }
-#: Of other projects.
+#: Keys of other projects.
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 KUEUE = "kueue.x-k8s.io/queue-name"
-#: Pods with the same name of a group, label, are admitted together once so many are there,
-#: annotation. https://kueue.sigs.k8s.io/docs/tasks/run/plain_pods/
+#: Kueue admits the pods of a group, named by this label, together once the count of the annotation
+#: is reached. https://kueue.sigs.k8s.io/docs/tasks/run/plain_pods/
 KUEUE_GROUP = "kueue.x-k8s.io/pod-group-name"
 KUEUE_GROUP_COUNT = "kueue.x-k8s.io/pod-group-total-count"
 KAI = "kai.scheduler/queue"
@@ -41,12 +41,13 @@ INACTIVITY_TTL = f"{PREFIX}inactivity-ttl"
 KUBECONFIG_PATH = f"{PREFIX}kubeconfig-path"
 FREEZE = f"{PREFIX}freeze"
 MOUNT_PATH = f"{PREFIX}mount-path"
-#: What pods were made from, and what an object was applied from: digests.
+#: Digests of the template that a pod was made from, and of the manifest that an object was applied
+#: from.
 TEMPLATE_DIGEST = f"{PREFIX}template-digest"
 APPLIED = f"{PREFIX}applied"
-#: What an object of a user was before a deploy took it over.
+#: The fields that an object of a user had before a deploy took it over.
 BEFORE = f"{PREFIX}before"
-#: A change of it, whatever it is, has a controller try at once what it had given up.
+#: Any change of this annotation has a controller of Kubernetes retry at once.
 TRIED_AGAIN = f"{PREFIX}tried-again"
 #: Of a pod: its number in the workload.
 ORDINAL = f"{PREFIX}ordinal"
@@ -56,12 +57,12 @@ OVERRIDE = f"{PREFIX}override"
 SECRET_PATH = f"{PREFIX}secret-path"
 SECRET_FILENAMES = f"{PREFIX}secret-filenames"
 SECRET_VARIABLES = f"{PREFIX}secret-variables"
-#: Of KAI and Run:ai: the memory of a GPU that pods share, and of how many they have so much.
+#: Of KAI and Run:ai: the memory that a pod has of each GPU it shares, and the number of these GPUs.
 GPU_MEMORY = "gpu-memory"
 GPU_DEVICES = "gpu-fraction-num-devices"
 #: Of a TrainJob: kind and name of the runtime that it referred to at first.
 BASE_RUNTIME = f"{PREFIX}base-runtime"
-#: Of a pod template: what changes with the values of its secrets.
+#: Of a pod template: a text that changes with the values of its secrets.
 SECRETS_VERSION = f"{PREFIX}secrets-version"
 #: Of a storage class: which access modes it can give, with commas.
 ACCESS_MODES = f"{PREFIX}access-modes"
@@ -88,22 +89,22 @@ def value(text: str) -> str:
 
 
 def of_pods(*, name: str | None, username: str | None) -> dict[str, str]:
-    """The labels of a workload's pods; those of what is not known yet are left out.
+    """The labels of a workload's pods; a label whose value is not known yet is left out.
 
     The module is not among them: it changes with the code, and pods outlive their code.
     """
-    found = {VERSION: __version__}
+    pod_labels = {VERSION: __version__}
     if username:
-        found[USERNAME] = username
+        pod_labels[USERNAME] = username
     if name:
-        found |= {SERVICE: name, APP: name}
-    return found
+        pod_labels |= {SERVICE: name, APP: name}
+    return pod_labels
 
 
 def of_object(
     *, name: str | None, callable: CallableRef | None, username: str | None, template: str
 ) -> dict[str, str]:
-    found = of_pods(name=name, username=username)
+    object_labels = of_pods(name=name, username=username)
     if callable is not None:
-        found[MODULE] = value(callable.module)
-    return found | {TEMPLATE: template}
+        object_labels[MODULE] = value(callable.module)
+    return object_labels | {TEMPLATE: template}

@@ -1,4 +1,4 @@
-"""Labels and annotations: the user's, and those that carry settings."""
+"""Labels and annotations: the user's, and annotations that hold settings."""
 
 from __future__ import annotations
 
@@ -41,41 +41,47 @@ def is_own_annotation(name: str) -> bool:
 
 def _shared(template: PodTemplate, key: str, is_own: Callable[[str], bool]) -> Pairs | None:
     """The pairs that the object and its pods share, as a parameter would have written them."""
-    of_pods = template.read_pods(key)
-    found = template.read_object(key).items()
-    return tuple(one for one in found if is_own(one[0]) and one in of_pods.items()) or None
+    pod_pairs = template.read_pods(key)
+    object_pairs = template.read_object(key).items()
+    return (
+        tuple(pair for pair in object_pairs if is_own(pair[0]) and pair in pod_pairs.items())
+        or None
+    )
 
 
 def _read_pod_labels(template: PodTemplate) -> Pairs | None:
-    of_object = template.read_object("labels")
-    found = template.read_pods("labels").items()
-    return tuple(one for one in found if is_own_label(one[0]) and one[0] not in of_object) or None
+    object_labels = template.read_object("labels")
+    pod_labels = template.read_pods("labels").items()
+    return (
+        tuple(pair for pair in pod_labels if is_own_label(pair[0]) and pair[0] not in object_labels)
+        or None
+    )
 
 
 def _write_labels(template: PodTemplate, compute: ComputeSpec) -> None:
-    given = _allowed(compute.labels)
-    for found in template.labels():
-        found |= given
+    user_labels = _allowed(compute.labels)
+    for target_labels in template.labels():
+        target_labels |= user_labels
 
 
 def _write_pod_labels(template: PodTemplate, compute: ComputeSpec) -> None:
-    of_pods = template.labels()[-1]
-    of_pods |= _allowed(compute.pod_labels)
+    target_labels = template.labels()[-1]
+    target_labels |= _allowed(compute.pod_labels)
 
 
-def _allowed(given: Pairs) -> Mapping[str, str]:
-    return {name: text for name, text in given if name not in labels.RESERVED}
+def _allowed(user_labels: Pairs) -> Mapping[str, str]:
+    return {name: text for name, text in user_labels if name not in labels.RESERVED}
 
 
 def _write_annotations(template: PodTemplate, compute: ComputeSpec) -> None:
-    for found in template.annotations():
-        found |= dict(compute.annotations)
+    for target_annotations in template.annotations():
+        target_annotations |= dict(compute.annotations)
 
 
 def _annotation(
     name: str, key: str, text: Callable[[ComputeSpec], str | None]
 ) -> ManifestParameter:
-    """A setting that stands in an annotation of the object."""
+    """A parameter that is an annotation of the object."""
 
     def write(template: PodTemplate, compute: ComputeSpec) -> None:
         if template.is_primary:
@@ -88,18 +94,18 @@ def _annotation(
 
 
 def _read_codecs(template: PodTemplate) -> tuple[str, ...] | None:
-    found = template.read_object("annotations").get(labels.ALLOWED_SERIALIZATION)
-    return None if found is None else tuple(found.split(","))
+    codecs = template.read_object("annotations").get(labels.ALLOWED_SERIALIZATION)
+    return None if codecs is None else tuple(codecs.split(","))
 
 
 def _write_codecs(template: PodTemplate, compute: ComputeSpec) -> None:
     if template.is_primary:
-        found = ",".join(compute.allowed_serialization)
-        template.annotations_of_object()[labels.ALLOWED_SERIALIZATION] = found
+        codecs = ",".join(compute.allowed_serialization)
+        template.annotations_of_object()[labels.ALLOWED_SERIALIZATION] = codecs
 
 
 def fill_serialization(template: PodTemplate, compute: ComputeSpec) -> None:
-    """Say what callers may send where nobody has."""
+    """Set the allowed serializations where the object has none."""
     if template.is_primary and labels.ALLOWED_SERIALIZATION not in template.read_object(
         "annotations"
     ):

@@ -1,4 +1,4 @@
-"""All parameters of a compute in a manifest: the table, and what a manifest says of each.
+"""All parameters of a compute in a manifest: the table, and the reading of a manifest by it.
 
 Reading and rendering agree: rendering what was read changes nothing, and reading what was rendered
 gives the same values (`tests/unit/manifests/test_parameters.py`).
@@ -39,8 +39,8 @@ PARAMETERS: tuple[ManifestParameter, ...] = (
     *knative.PARAMETERS,
 )
 
-# What a server adds to an object, and what kubectl keeps in it.
-_OF_SERVER = (
+# Fields that an API server adds to an object, and annotations of controllers and kubectl.
+_SERVER_METADATA = (
     "creationTimestamp",
     "generation",
     "managedFields",
@@ -54,9 +54,9 @@ _SERVER_ANNOTATIONS = ("deployment.kubernetes.io/revision", labels.LAST_APPLIED)
 def read_manifest(
     manifest: Mapping[str, Any], *, pod_template_path: str | Sequence[str | int] | None = None
 ) -> ComputeSpec:
-    """The compute of a user's manifest, which stays what a deploy applies.
+    """The compute of a user's manifest, which a deploy applies as it is.
 
-    What a server has added to the manifest is left out.
+    Fields that an API server has added to the manifest are left out.
     """
     path = None if pod_template_path is None else kinds.path(pod_template_path)
     plain = thaw(freeze(manifest, parameter="manifest"))
@@ -74,7 +74,7 @@ def read_compute(manifest: Manifest, *, pod_template_path: Path | None = None) -
 def read_workload(workload: WorkloadManifest) -> ComputeSpec:
     """As `read_compute`, of a manifest whose kind is known."""
     kind = workload.kind
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for parameter in PARAMETERS:
         try:
             value = parameter.read(workload.primary)
@@ -84,18 +84,18 @@ def read_workload(workload: WorkloadManifest) -> ComputeSpec:
                 f"what Kubernetes takes there ({type(error).__name__}: {error})"
             ) from error
         if value is not None:
-            found[parameter.name] = value
-    spec = ComputeSpec(**found)
+            values[parameter.name] = value
+    spec = ComputeSpec(**values)
     return replace(spec, distribution=distribution_of(kind, spec.replicas))
 
 
 def _path_of(workload: WorkloadManifest, target: str) -> str:
-    """Where a parameter is in an object, as its users write it."""
+    """The place of a parameter in an object, as users write it."""
     pods = ".".join((*workload.kind.primary.template, "spec"))
     container = f"{pods}.containers[name={workload.primary.container.get('name')!r}]"
-    places = {"P": pods, "C": container, "M": "metadata"}
+    prefixes = {"P": pods, "C": container, "M": "metadata"}
     beginning, _, rest = target.partition(".")
-    return f"{places.get(beginning, beginning)}.{rest}"
+    return f"{prefixes.get(beginning, beginning)}.{rest}"
 
 
 def distribution_of(kind: Kind, replicas: int) -> DistributionSpec | None:
@@ -106,13 +106,13 @@ def distribution_of(kind: Kind, replicas: int) -> DistributionSpec | None:
 
 
 def name_of(manifest: Mapping[str, Any]) -> str | None:
-    found = (manifest.get("metadata") or {}).get("name")
-    return str(found) if found else None
+    name = (manifest.get("metadata") or {}).get("name")
+    return str(name) if name else None
 
 
 def namespace_of(manifest: Mapping[str, Any]) -> str | None:
-    found = (manifest.get("metadata") or {}).get("namespace")
-    return str(found) if found else None
+    namespace = (manifest.get("metadata") or {}).get("namespace")
+    return str(namespace) if namespace else None
 
 
 def _without_server(manifest: Manifest) -> Manifest:
@@ -122,8 +122,8 @@ def _without_server(manifest: Manifest) -> Manifest:
         for key, text in (metadata.pop("annotations", None) or {}).items()
         if key not in _SERVER_ANNOTATIONS
     }
-    kept = {key: value for key, value in metadata.items() if key not in _OF_SERVER}
+    user_metadata = {key: value for key, value in metadata.items() if key not in _SERVER_METADATA}
     if annotations:
-        kept["annotations"] = annotations
+        user_metadata["annotations"] = annotations
     rest = {key: value for key, value in manifest.items() if key != "status"}
-    return {**rest, "metadata": kept}
+    return {**rest, "metadata": user_metadata}

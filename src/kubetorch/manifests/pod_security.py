@@ -14,9 +14,9 @@ from kubetorch.manifests.kinds import Manifest, named
 from kubetorch.manifests.workload_manifest import PodTemplate
 from kubetorch.wire.podenv import HOME
 
-#: Who containers run as whose image says root: a user without a name, as images without one have.
+#: The user of containers whose image says root: the number that images without a root user have.
 USER = 65532
-#: What the level wants of every container.
+#: The rights that the level demands of every container.
 RIGHTS: Manifest = {
     "allowPrivilegeEscalation": False,
     "runAsNonRoot": True,
@@ -27,34 +27,34 @@ HOME_VOLUME = "kubetorch-home"
 _SHARED_FILE_MODE = 0o644
 
 
-def complying(found: Manifest | None) -> Manifest:
-    """A container's security context, with what the level wants and it does not say."""
-    context = {**RIGHTS, **(found or {})}
+def complying(container_context: Manifest | None) -> Manifest:
+    """A container's security context, completed by the fields that the level demands."""
+    context = {**RIGHTS, **(container_context or {})}
     context["capabilities"] = {"drop": ["ALL"], **(context.get("capabilities") or {})}
     return context
 
 
 def is_complying(template: PodTemplate) -> bool:
     """True if the agent's container in a pod template fulfils the level."""
-    found = template.container.get("securityContext")
-    return found is not None and complying(found) == found
+    context = template.container.get("securityContext")
+    return context is not None and complying(context) == context
 
 
 def restrict(
     spec: Manifest, container: Manifest, root_images: Collection[str], *, is_scaled: bool = False
 ) -> None:
-    """Have the containers of a pod comply; this one runs as its image's user, unless that is root.
+    """Have the containers of a pod comply; `container` runs as its image's user, unless root.
 
-    What is mounted belongs to a group of the pod, so that any user can use it; Knative, which takes
-    no rights of a pod as a whole, has files that everybody in the pod can read.
+    Mounted files belong to a group of the pod, so that any user can use them; Knative, which takes
+    no rights of a pod as a whole, has secrets that every user in the pod can read.
     """
-    for one in (*(spec.get("initContainers") or ()), *spec["containers"]):
-        one["securityContext"] = complying(one.get("securityContext"))
-    of_pod: Manifest = spec.get("securityContext") or {}
-    if container.get("image") in root_images and "runAsUser" not in of_pod:
+    for pod_container in (*(spec.get("initContainers") or ()), *spec["containers"]):
+        pod_container["securityContext"] = complying(pod_container.get("securityContext"))
+    pod_context: Manifest = spec.get("securityContext") or {}
+    if container.get("image") in root_images and "runAsUser" not in pod_context:
         container["securityContext"].setdefault("runAsUser", USER)
     if not is_scaled:
-        spec["securityContext"] = _GROUP | of_pod
+        spec["securityContext"] = _GROUP | pod_context
         return
     for volume in spec.get("volumes") or ():
         if "secret" in volume:
@@ -69,9 +69,9 @@ def give_home(template: PodTemplate) -> None:
 
 
 def root_images(templates: Collection[PodTemplate]) -> set[str]:
-    """The images of which pod templates say that they run as root."""
+    """The images that run as root: pod templates give their containers another user."""
     return {
-        str(one.container.get("image"))
-        for one in templates
-        if (one.container.get("securityContext") or {}).get("runAsUser") == USER
+        str(template.container.get("image"))
+        for template in templates
+        if (template.container.get("securityContext") or {}).get("runAsUser") == USER
     }

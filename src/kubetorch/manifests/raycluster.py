@@ -1,4 +1,4 @@
-"""RayCluster of KubeRay: one head, and workers that are as it is.
+"""RayCluster of KubeRay: one head, and workers with the head's pod template.
 
 https://docs.ray.io/en/latest/cluster/kubernetes/user-guides/config.html
 """
@@ -10,17 +10,17 @@ from kubetorch.manifests.workload_manifest import PodTemplate
 
 KIND = KINDS["RayCluster", "ray.io"]
 TEMPLATE_LABEL = "raycluster"
-#: Version that the operator takes the cluster's protocol to be, where the image says no other.
+#: Version of Ray that the operator assumes for the cluster's protocol.
 RAY_VERSION = "2.8.0"
 
-#: The operator joins a container's command with its own unless this says "true"; what it would
-#: have run is in a variable of the container then.
+#: The operator joins a container's command with its own unless this annotation is "true"; the
+#: operator's command is then in a variable of the container.
 OVERWRITE_COMMAND = "ray.io/overwrite-container-cmd"
-_START = "KUBERAY_GEN_RAY_START_CMD"
+_START_VARIABLE = "KUBERAY_GEN_RAY_START_CMD"
 GCS_PORT = 6379
 #: Ports of Ray's head.
 PORTS = {"gcs": GCS_PORT, "dashboard": 8265, "client": 10001}
-#: What `ray start --head` is given.
+#: Options of `ray start --head`.
 HEAD = {
     "dashboard-host": "0.0.0.0",
     "port": str(GCS_PORT),
@@ -32,7 +32,7 @@ HEAD = {
 
 
 def skeleton() -> Manifest:
-    """A RayCluster of a head alone, with nothing in its pods."""
+    """A RayCluster of a head alone, with an empty container."""
     return {
         "apiVersion": KIND.api_version,
         "kind": KIND.kind,
@@ -52,20 +52,20 @@ def skeleton() -> Manifest:
     }
 
 
-def beside(agent: str) -> list[str]:
+def command_with_agent(agent: str) -> list[str]:
     """The command of a container that starts Ray, as the operator would have, and an agent.
 
-    Ray is a child of the agent, which stays the first process. The operator takes it for granted
-    that its images have bash.
+    Ray is a child of the agent, which stays the first process. The operator needs bash in its
+    images, too.
     """
-    return ["/bin/bash", "-c", f'ulimit -n 65536; bash -c "${_START}" & exec {agent}']
+    return ["/bin/bash", "-c", f'ulimit -n 65536; bash -c "${_START_VARIABLE}" & exec {agent}']
 
 
 def fill(template: PodTemplate) -> None:
-    """Keep the operator from changing the agent's command, and the head's Service as it would be.
+    """Keep the operator from changing the agent's command, and give the head Ray's own ports.
 
-    The operator makes that Service of the head's ports, and of Ray's own where there are none; the
-    agent's port is one.
+    The operator makes the head's Service of the head's ports, and of Ray's own where the head has
+    none; the agent's port, which is added, would leave the Service without Ray's.
     """
     if template.is_primary and template.kind == KIND:
         template.annotations_of_object().setdefault(OVERWRITE_COMMAND, "true")

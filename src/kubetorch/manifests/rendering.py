@@ -34,7 +34,7 @@ from kubetorch.manifests import (
     storage,
     trainjob,
 )
-from kubetorch.manifests.kinds import KINDS, Kind, Manifest, entry, named
+from kubetorch.manifests.kinds import KINDS, Kind, Manifest, dictionary_at, named
 from kubetorch.manifests.parameters import PARAMETERS
 from kubetorch.manifests.workload_manifest import ManifestParameter, PodTemplate, WorkloadManifest
 from kubetorch.specs.callable import CallableRef
@@ -58,26 +58,28 @@ def merge_manifests(under: Mapping[str, Any], over: Mapping[str, Any]) -> Manife
 
 
 def keep_agent(template: PodTemplate, container: Manifest, volumes: list[Any]) -> None:
-    """Keep what the agent needs, where a list that was laid over the pod's has replaced it.
+    """Keep the agent's container and volumes, where an overlay has replaced the pod's lists.
 
-    A list of containers replaces the pod's. The one in it that is the agent's, by its name or for
-    want of any, is laid over the agent's container; where there is none, the agent's stays first.
+    A list of containers replaces the pod's. The container in it with the agent's name, or without
+    a name, is laid over the agent's container; without such a container, the agent's stays first.
     Volumes that are still mounted stay.
     """
-    found: list[Manifest] = template.spec["containers"]
-    if container not in found:
+    containers: list[Manifest] = template.spec["containers"]
+    if container not in containers:
         name = container["name"]
-        ours = named(found, name) or next((one for one in found if not one.get("name")), {})
-        template.container = merge_manifests(container, ours)
+        agent_overlay = named(containers, name) or next(
+            (candidate for candidate in containers if not candidate.get("name")), {}
+        )
+        template.container = merge_manifests(container, agent_overlay)
         template.spec["containers"] = [
             template.container,
-            *(one for one in found if one is not ours),
+            *(sibling for sibling in containers if sibling is not agent_overlay),
         ]
     storage.restore(template, volumes)
 
 
 def fill_pod(template: PodTemplate, compute: ComputeSpec) -> None:
-    """Say what the agent needs and the pods do not say yet; what they say stays."""
+    """Add the fields that the agent needs; fields that the pods have stay."""
     metadata.fill_serialization(template, compute)
     agent_container.fill_rights(template)
     raycluster.fill(template)
@@ -88,7 +90,7 @@ def fill_pod(template: PodTemplate, compute: ComputeSpec) -> None:
 
 
 def fingerprint(template: Manifest) -> str:
-    """A digest of all that makes it necessary to replace pods."""
+    """A digest of all fields whose change makes it necessary to replace pods."""
     text = json.dumps(template, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -96,7 +98,7 @@ def fingerprint(template: Manifest) -> str:
 _DEPLOYMENT = KINDS["Deployment", "apps"]
 _STATEFUL_SET = KINDS["StatefulSet", "apps"]
 _CRON_JOB = KINDS["CronJob", "batch"]
-# The level is said, since the default is that of the environment.
+# With a level: the default would be that of this process's environment.
 _DEFAULTS = ComputeSpec(logging=LoggingConfig(level="info"))
 
 
@@ -132,42 +134,46 @@ def render(
     default_image: str = DEFAULT_IMAGE,
     has_operator: bool = True,
 ) -> Manifest:
-    """The object for a compute; what is known only at a deploy may be left out.
+    """The object for a compute; arguments that are known only at a deploy may be left out.
 
-    It is a Deployment where `operated_kind` has no operator.
+    The object is a Deployment where `operated_kind` has no operator.
 
-    A compute that only names pods that are there (`is_selector_only`) has no object; what is
-    rendered for it are the pods that it would have.
+    A compute that only selects existing pods (`is_selector_only`) has no object; the result for it
+    has the pods that it would have.
     """
     is_autoscaled = compute.autoscaling is not None
     if not has_operator:
         # Ranks of Ray start it themselves: the first pod is the head.
         plain = None if compute.distribution is None else DistributionSpec()
         compute = replace(compute, replicas=compute.pods, autoscaling=None, distribution=plain)
-    workload, known = _base(compute)
+    workload, manifest_compute = _base(compute)
     manifest, kind = workload.object, workload.kind
     replicas.PARAMETERS[0].write(workload.primary, compute)
-    changed = [one for one in PARAMETERS if _value(compute, one) != _value(known, one)]
+    changed = [
+        manifest_parameter
+        for manifest_parameter in PARAMETERS
+        if _value(compute, manifest_parameter) != _value(manifest_compute, manifest_parameter)
+    ]
     _check_sayable(kind, changed)
     for template in workload.templates:
         agent_container.start_agent(template, default_image=default_image)
         for parameter in changed:
             parameter.write(template, compute)
-        if not kind.is_custom:  # who says where the pod template lies keeps the rest of it
+        if not kind.is_custom:  # a user who gives the path of the pod template keeps its fields
             fill_pod(template, compute)
             agent_container.check_port(template)
         if callable is not None and callable.app is not None:
             agent_container.write_app(template, callable.app)
     _identify(manifest, kind, namespace, name)
-    own = labels.of_object(
+    workload_labels = labels.of_object(
         name=name, callable=callable, username=username, template=_template_label(compute, kind)
     )
     _carry_selector(workload, compute)
-    _label(workload.templates, own, selected=_selected(manifest))
+    _label(workload.templates, workload_labels, selected=_selected(manifest))
     scheduling.queue_as_group(workload, compute)
     if kind == _DEPLOYMENT:
-        # Pods of two templates would answer one call together. What is the default is said too: it
-        # may have been the other one.
+        # Pods of two templates would answer one call together. The default is written too: an
+        # earlier deploy may have set the other strategy.
         several = replicas.read(workload) > 1
         strategy = "Recreate" if several else "RollingUpdate"
         manifest["spec"].setdefault("strategy", {"type": strategy})
@@ -177,13 +183,13 @@ def render(
         # Pods that serve do not end, so each run would add to those of all before it.
         manifest["spec"].setdefault("concurrencyPolicy", "Forbid")
     workload.write_templates()
-    found = _overlaid(workload, compute)
+    rendered = _overlaid(workload, compute)
     if is_autoscaled and not has_operator:
-        # A call goes to one of its pods, as it would with the scaler.
-        found["spec"]["strategy"] = {"type": "RollingUpdate"}
-        # Tells it from the Deployment that the same service may have been before.
-        found["metadata"]["labels"][labels.TEMPLATE] = knative.TEMPLATE_LABEL
-    return found
+        # A call goes to one of the pods, as it would with the scaler, so two templates may mix.
+        rendered["spec"]["strategy"] = {"type": "RollingUpdate"}
+        # Distinguishes it from the Deployment that the same service may have been before.
+        rendered["metadata"]["labels"][labels.TEMPLATE] = knative.TEMPLATE_LABEL
+    return rendered
 
 
 def _value(compute: ComputeSpec, parameter: ManifestParameter) -> Any:  # noqa: ANN401  # fields differ
@@ -194,7 +200,7 @@ def _value(compute: ComputeSpec, parameter: ManifestParameter) -> Any:  # noqa: 
 
 
 def _base(compute: ComputeSpec) -> tuple[WorkloadManifest, ComputeSpec]:
-    """The object that is rendered into, and what it says already."""
+    """The object to render into, and the compute that the object has already."""
     if compute.autoscaling is not None and compute.distribution is not None:
         raise SpecError(
             "autoscale() and distribute() exclude each other",
@@ -225,8 +231,8 @@ def _check_mode(compute: ComputeSpec, kind: Kind) -> None:
             f"autoscale() needs a Knative Service; the manifest is a {kind.kind}",
             hint="leave the manifest out, or use one of kind Service, serving.knative.dev/v1",
         )
-    wanted = operated_kind(replace(compute, manifest=None))
-    if wanted == raycluster.KIND and kind != wanted:
+    needed_kind = operated_kind(replace(compute, manifest=None))
+    if needed_kind == raycluster.KIND and kind != needed_kind:
         raise SpecError(
             f'distribute("ray") needs a RayCluster; the manifest is a {kind.kind}',
             hint="leave the manifest out, or use one of kind RayCluster, ray.io/v1",
@@ -248,7 +254,7 @@ def _check_sayable(kind: Kind, changed: Iterable[ManifestParameter]) -> None:
 
 
 def _identify(manifest: Manifest, kind: Kind, namespace: str, name: str | None) -> None:
-    metadata = entry(manifest, "metadata")
+    metadata = dictionary_at(manifest, "metadata")
     manifest["metadata"] = {"name": metadata.get("name") or name, "namespace": namespace} | {
         key: value for key, value in metadata.items() if key not in ("name", "namespace")
     }
@@ -260,8 +266,8 @@ def _identify(manifest: Manifest, kind: Kind, namespace: str, name: str | None) 
 def _name_pods(manifest: Manifest) -> None:
     """Have the pods of a StatefulSet start together, with the names of our headless Service.
 
-    One call goes to all of them, and one that waits for the others would wait for ever if they
-    started one after another.
+    One call goes to all pods. A pod that waits for the others would wait for ever if pods started
+    one after another.
     """
     spec, name = manifest["spec"], manifest["metadata"]["name"]
     spec.setdefault("podManagementPolicy", "Parallel")
@@ -276,50 +282,62 @@ def _template_label(compute: ComputeSpec, kind: Kind) -> str:
 
 
 def _selected(manifest: Manifest) -> frozenset[str]:
-    """Labels by which the object finds its pods: another value would orphan them."""
+    """Keys of the labels by which the object finds its pods: other values would orphan them."""
     selector = manifest.get("spec", {}).get("selector")
     if not isinstance(selector, dict):
         return frozenset()
     expressions = selector.get("matchExpressions") or ()
-    return frozenset([*(selector.get("matchLabels") or ()), *(one["key"] for one in expressions)])
+    return frozenset(
+        [*(selector.get("matchLabels") or ()), *(expression["key"] for expression in expressions)]
+    )
 
 
 #: Groups of labels that controllers of Kubernetes and of operators give to pods.
-_OF_CONTROLLERS = ("kubernetes.io", "k8s.io", "kubeflow.org", "ray.io", "knative.dev")
+_CONTROLLER_DOMAINS = ("kubernetes.io", "k8s.io", "kubeflow.org", "ray.io", "knative.dev")
 
 
 def _carry_selector(workload: WorkloadManifest, compute: ComputeSpec) -> None:
-    """Have pods carry the labels that the user selects them by: else their Service finds none."""
-    wanted = [
+    """Add the labels of the user's selector to the pods, or their Service would find none."""
+    selector_labels = [
         (name, text)
         for name, text in compute.selector or ()
-        if name not in labels.RESERVED and not name.partition("/")[0].endswith(_OF_CONTROLLERS)
+        if name not in labels.RESERVED and not name.partition("/")[0].endswith(_CONTROLLER_DOMAINS)
     ]
-    if any(template.read_pods("labels").items() >= set(wanted) for template in workload.templates):
+    if any(
+        template.read_pods("labels").items() >= set(selector_labels)
+        for template in workload.templates
+    ):
         return
     for template in workload.templates:
-        for name, text in wanted:
-            found = template.labels()[-1].setdefault(name, text)
-            if found != text:
+        for name, text in selector_labels:
+            pod_label = template.labels()[-1].setdefault(name, text)
+            if pod_label != text:
                 raise SpecError(
                     f"selector asks for pods with {name}={text}, and those of the "
-                    f"{workload.kind.kind} have {name}={found}",
+                    f"{workload.kind.kind} have {name}={pod_label}",
                     hint="correct the selector, or the labels of the pods",
                 )
 
 
-def _label(templates: list[PodTemplate], own: dict[str, str], *, selected: frozenset[str]) -> None:
-    of_object = (labels.MODULE, labels.TEMPLATE)
-    of_pods = {key: text for key, text in own.items() if key not in of_object}
+def _label(
+    templates: list[PodTemplate], workload_labels: dict[str, str], *, selected: frozenset[str]
+) -> None:
+    object_only = (labels.MODULE, labels.TEMPLATE)
+    pod_labels = {key: text for key, text in workload_labels.items() if key not in object_only}
     for template in templates:
-        found = template.labels()
+        label_dicts = template.labels()
         # A Pod is its own template.
-        both = [own if found[0] is not found[-1] else of_pods, of_pods]
-        for target, wanted in zip(found, both[-len(found) :], strict=True):
-            for key, text in wanted.items():
-                # `app` is a name that others use too.
-                if key not in target or (key not in selected and key != labels.APP):
-                    target[key] = text
+        object_and_pod_labels = [
+            workload_labels if label_dicts[0] is not label_dicts[-1] else pod_labels,
+            pod_labels,
+        ]
+        for label_dict, new_labels in zip(
+            label_dicts, object_and_pod_labels[-len(label_dicts) :], strict=True
+        ):
+            for key, text in new_labels.items():
+                # `app` is a label that other projects use too.
+                if key not in label_dict or (key not in selected and key != labels.APP):
+                    label_dict[key] = text
 
 
 # ------------------------------------------------------------------------------------ the overlay

@@ -7,57 +7,65 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from kubetorch.manifests import kinds, labels
-from kubetorch.manifests.kinds import Manifest, assign, entry
+from kubetorch.manifests.kinds import Manifest, assign, dictionary_at
 from kubetorch.manifests.workload_manifest import ManifestParameter, PodTemplate, WorkloadManifest
 from kubetorch.specs import quantity
 from kubetorch.specs.compute import ComputeSpec, Pairs, Toleration
 
-#: What nodes with GPUs usually demand.
+#: Tolerations that nodes with GPUs usually demand.
 GPU_TOLERATIONS = (
     Toleration("nvidia.com/gpu", "Exists", effect="NoSchedule"),
     Toleration("dedicated", "Equal", "gpu", "NoSchedule"),
 )
 
 
-def parse_toleration(found: Mapping[str, Any]) -> Toleration:
-    """One entry of `tolerations`; text that is empty is the same as none."""
+def parse_toleration(manifest: Mapping[str, Any]) -> Toleration:
+    """One entry of `tolerations`; empty text is the same as no text."""
     return Toleration(
-        key=found.get("key") or None,
-        operator=found.get("operator") or None,
-        value=found.get("value") or None,
-        effect=found.get("effect") or None,
-        seconds=found.get("tolerationSeconds"),
+        key=manifest.get("key") or None,
+        operator=manifest.get("operator") or None,
+        value=manifest.get("value") or None,
+        effect=manifest.get("effect") or None,
+        seconds=manifest.get("tolerationSeconds"),
     )
 
 
-def render_toleration(wanted: Toleration) -> Manifest:
-    found = {
-        "key": wanted.key,
-        "operator": wanted.operator,
-        "value": wanted.value,
-        "effect": wanted.effect,
-        "tolerationSeconds": wanted.seconds,
+def render_toleration(toleration: Toleration) -> Manifest:
+    fields = {
+        "key": toleration.key,
+        "operator": toleration.operator,
+        "value": toleration.value,
+        "effect": toleration.effect,
+        "tolerationSeconds": toleration.seconds,
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def read_tolerations(template: PodTemplate) -> list[Toleration]:
-    return [parse_toleration(one) for one in template.spec.get("tolerations") or ()]
+    return [parse_toleration(toleration) for toleration in template.spec.get("tolerations") or ()]
 
 
-def add_tolerations(template: PodTemplate, wanted: Collection[Toleration]) -> None:
-    there = read_tolerations(template)
-    found = [render_toleration(one) for one in wanted if one not in there]
-    if found:
-        assign(template.spec, "tolerations", [*(template.spec.get("tolerations") or ()), *found])
+def add_tolerations(template: PodTemplate, tolerations: Collection[Toleration]) -> None:
+    present_tolerations = read_tolerations(template)
+    missing_tolerations = [
+        render_toleration(toleration)
+        for toleration in tolerations
+        if toleration not in present_tolerations
+    ]
+    if missing_tolerations:
+        assign(
+            template.spec,
+            "tolerations",
+            [*(template.spec.get("tolerations") or ()), *missing_tolerations],
+        )
 
 
 def remove_tolerations(template: PodTemplate, unwanted: Collection[Toleration]) -> None:
-    found = template.spec.get("tolerations") or []
+    manifests = template.spec.get("tolerations") or []
     assign(
         template.spec,
         "tolerations",
-        [one for one in found if parse_toleration(one) not in unwanted],
+        [manifest for manifest in manifests if parse_toleration(manifest) not in unwanted],
     )
 
 
@@ -67,8 +75,8 @@ _RESOURCES = "https://kubernetes.io/docs/concepts/configuration/manage-resources
 def requested_resource(
     template: PodTemplate, resource: str, *, section: str = "requests"
 ) -> str | None:
-    found = ((template.container.get("resources") or {}).get(section) or {}).get(resource)
-    return None if found is None else str(found)
+    amount = ((template.container.get("resources") or {}).get(section) or {}).get(resource)
+    return None if amount is None else str(amount)
 
 
 def request_resource(
@@ -79,11 +87,11 @@ def request_resource(
     sections: tuple[str, ...] = ("requests",),
 ) -> None:
     """Ask for an amount of a resource; `None` asks for nothing."""
-    found = entry(template.container, "resources")
+    resources = dictionary_at(template.container, "resources")
     for section in sections:
-        amounts = entry(found, section)
+        amounts = dictionary_at(resources, section)
         assign(amounts, resource, amount)
-        assign(found, section, amounts)
+        assign(resources, section, amounts)
 
 
 def _resource_parameter(name: str, resource: str) -> ManifestParameter:
@@ -106,7 +114,7 @@ GPU_NODE_LABELS = (
     "cloud.google.com/gke-accelerator",
 )
 
-_BOTH = ("requests", "limits")
+_SECTIONS = ("requests", "limits")
 _GPUS = "https://kubernetes.io/docs/tasks/manage-gpus/scheduling-gpus/"
 _DISCOVERY = "https://github.com/NVIDIA/gpu-feature-discovery"
 _SHARING = "https://github.com/NVIDIA/KAI-Scheduler/tree/main/docs/gpu-sharing"
@@ -118,21 +126,24 @@ def gpu_count(compute: ComputeSpec) -> str | None:
 
 
 def read_gpu_count(template: PodTemplate) -> str | None:
-    """Number of GPUs that the container has, or has a part of."""
-    found = [requested_resource(template, GPU_RESOURCE, section=section) for section in _BOTH]
+    """Number of GPUs that the container has, whole or shared."""
+    amounts = [requested_resource(template, GPU_RESOURCE, section=section) for section in _SECTIONS]
     annotations = template.read_pods("annotations")
     if template.spec.get("schedulerName") == KAI_SCHEDULER and labels.GPU_MEMORY in annotations:
-        found.append(annotations.get(labels.GPU_DEVICES, "1"))
-    return next((amount for amount in found if amount not in (None, "0")), None)
+        amounts.append(annotations.get(labels.GPU_DEVICES, "1"))
+    return next((amount for amount in amounts if amount not in (None, "0")), None)
 
 
 def _write_gpu_count(template: PodTemplate, compute: ComputeSpec) -> None:
-    wanted = gpu_count(compute)
-    amount = None if _is_shared(compute) else wanted
-    request_resource(template, GPU_RESOURCE, amount, sections=_BOTH)
-    if wanted is None:
-        kept = compute.tolerations
-        remove_tolerations(template, [one for one in GPU_TOLERATIONS if one not in kept])
+    gpus = gpu_count(compute)
+    amount = None if _is_shared(compute) else gpus
+    request_resource(template, GPU_RESOURCE, amount, sections=_SECTIONS)
+    if gpus is None:
+        user_tolerations = compute.tolerations
+        remove_tolerations(
+            template,
+            [toleration for toleration in GPU_TOLERATIONS if toleration not in user_tolerations],
+        )
 
 
 def tolerate_gpus(template: PodTemplate) -> None:
@@ -151,23 +162,28 @@ def _is_shared(compute: ComputeSpec) -> bool:
 
 def _write_memory(template: PodTemplate, compute: ComputeSpec) -> None:
     _write_gpu_count(template, compute)
-    of_object, of_pods = template.annotations_of_object(), template.annotations()[-1]
+    object_annotations, pod_annotations = (
+        template.annotations_of_object(),
+        template.annotations()[-1],
+    )
     if template.is_primary:
-        assign(of_object, labels.GPU_MEMORY, compute.gpu_memory)
+        assign(object_annotations, labels.GPU_MEMORY, compute.gpu_memory)
     shared = compute.gpu_memory if _is_shared(compute) else None
     if shared is not None:
         # KAI counts in MiB.
-        assign(of_pods, labels.GPU_MEMORY, str(math.ceil(quantity.size_bytes(shared) / 2**20)))
-    elif of_pods is not of_object:
+        assign(
+            pod_annotations, labels.GPU_MEMORY, str(math.ceil(quantity.size_bytes(shared) / 2**20))
+        )
+    elif pod_annotations is not object_annotations:
         is_said = template.is_primary and template.kind.is_autoscaled
-        assign(of_pods, labels.GPU_MEMORY, compute.gpu_memory if is_said else None)
+        assign(pod_annotations, labels.GPU_MEMORY, compute.gpu_memory if is_said else None)
     several = shared is not None and compute.gpus not in (None, "1")
-    assign(of_pods, labels.GPU_DEVICES, compute.gpus if several else None)
+    assign(pod_annotations, labels.GPU_DEVICES, compute.gpus if several else None)
 
 
 # ------------------------------------------------------------------------------------------- type
 
-#: A type of GPU, and what it is called by GPU feature discovery, by GKE and by CoreWeave.
+#: By type of GPU: its names for GPU feature discovery, for GKE and for CoreWeave.
 _GPU_TYPES = {
     "A10": ("NVIDIA-A10", "", ""),
     "A10G": ("NVIDIA-A10G", "", ""),
@@ -208,9 +224,9 @@ _GPU_TYPES = {
     ),
 }
 _MAKERS = ("NVIDIA", "NVIDIA-GeForce", "NVIDIA-RTX", "Tesla")
-_GKE = "cloud.google.com/gke-accelerator"
-_AWS = ("karpenter.k8s.aws/instance-gpu-name", "eks.amazonaws.com/instance-gpu-name")
-_COREWEAVE = ("gpu.nvidia.com/class", "gpu.nvidia.com/model")
+_GKE_LABEL = "cloud.google.com/gke-accelerator"
+_AWS_LABELS = ("karpenter.k8s.aws/instance-gpu-name", "eks.amazonaws.com/instance-gpu-name")
+_COREWEAVE_LABELS = ("gpu.nvidia.com/class", "gpu.nvidia.com/model")
 
 
 def gpu_node_label(gpu_type: str) -> tuple[str, str] | None:
@@ -221,121 +237,146 @@ def gpu_node_label(gpu_type: str) -> tuple[str, str] | None:
 
 def gpu_products(gpu_type: str) -> list[str]:
     """The values of `GPU_PRODUCT_LABEL` that stand for a type, itself first."""
-    known, _, _ = _GPU_TYPES.get(gpu_type.upper(), ("", "", ""))
-    guessed = [] if known or _says_maker(gpu_type) else [f"{one}-{gpu_type}" for one in _MAKERS]
-    named = dict.fromkeys([gpu_type, *known.split(), *guessed])
-    # So the nodes are labelled whose GPUs the device plugin shares.
-    return [*named, *(f"{name}-SHARED" for name in named)]
+    discovered_products, _, _ = _GPU_TYPES.get(gpu_type.upper(), ("", "", ""))
+    guessed_products = (
+        []
+        if discovered_products or _says_maker(gpu_type)
+        else [f"{maker}-{gpu_type}" for maker in _MAKERS]
+    )
+    products = dict.fromkeys([gpu_type, *discovered_products.split(), *guessed_products])
+    # The label of nodes whose GPUs the device plugin shares ends so.
+    return [*products, *(f"{name}-SHARED" for name in products)]
 
 
 def _says_maker(gpu_type: str) -> bool:
-    """True for a type that begins with its maker, which is the value of one label."""
+    """True for a type that begins with its maker, as the whole value of a label does."""
     return gpu_type.lower().startswith(("nvidia-", "tesla-"))
 
 
 def _type_expressions(gpu_type: str) -> list[Manifest]:
-    """The requirements of which a node of this type fulfils one: labels of drivers and clouds."""
+    """The alternative requirements for a node of this type: labels of drivers and of clouds."""
     small = gpu_type.lower()
     _, gke, coreweave = _GPU_TYPES.get(gpu_type.upper(), ("", f"nvidia-{small}", gpu_type))
     values = {GPU_PRODUCT_LABEL: gpu_products(gpu_type)}
     if _says_maker(gpu_type):
-        values[_GKE] = [gpu_type]
+        values[_GKE_LABEL] = [gpu_type]
     else:
-        values[_GKE] = gke.split()
-        values |= {label: [small] for label in _AWS}
-        values |= {label: coreweave.split() for label in _COREWEAVE}
+        values[_GKE_LABEL] = gke.split()
+        values |= {label: [small] for label in _AWS_LABELS}
+        values |= {label: coreweave.split() for label in _COREWEAVE_LABELS}
     return [
-        {"key": label, "operator": "In", "values": found}
-        for label, found in values.items()
-        if found
+        {"key": label, "operator": "In", "values": products}
+        for label, products in values.items()
+        if products
     ]
 
 
 def _read_type(template: PodTemplate) -> str | None:
-    found: str | None = (template.spec.get("nodeSelector") or {}).get(GPU_PRODUCT_LABEL)
-    return found or _type_of_terms(template)
+    product: str | None = (template.spec.get("nodeSelector") or {}).get(GPU_PRODUCT_LABEL)
+    return product or _type_of_terms(template)
 
 
 def _type_of_terms(template: PodTemplate) -> str | None:
-    there = [one for term in _terms(template) for one in term.get("matchExpressions") or ()]
-    for one in there:
-        if one.get("key") == GPU_PRODUCT_LABEL and one.get("values"):
-            gpu_type = str(one["values"][0])
-            if all(ours in there for ours in _type_expressions(gpu_type)):
+    expressions = [
+        expression
+        for term in _node_terms(template)
+        for expression in term.get("matchExpressions") or ()
+    ]
+    for expression in expressions:
+        if expression.get("key") == GPU_PRODUCT_LABEL and expression.get("values"):
+            gpu_type = str(expression["values"][0])
+            if all(
+                type_expression in expressions for type_expression in _type_expressions(gpu_type)
+            ):
                 return gpu_type
     return None
 
 
 def _write_type(template: PodTemplate, compute: ComputeSpec) -> None:
     _write_gpu_count(template, compute)
-    wanted, before = compute.gpu_type, _type_of_terms(template)
-    label = None if wanted is None else gpu_node_label(wanted)
-    if wanted is not None and not template.kind.has_template:
-        # A TrainJob has no word for affinity.
-        label = label or (GPU_PRODUCT_LABEL, wanted)
-    found = entry(template.spec, "nodeSelector")
-    found.pop(GPU_PRODUCT_LABEL, None)
+    gpu_type, old_type = compute.gpu_type, _type_of_terms(template)
+    label = None if gpu_type is None else gpu_node_label(gpu_type)
+    if gpu_type is not None and not template.kind.has_template:
+        # A TrainJob has no field for affinity.
+        label = label or (GPU_PRODUCT_LABEL, gpu_type)
+    node_selector = dictionary_at(template.spec, "nodeSelector")
+    node_selector.pop(GPU_PRODUCT_LABEL, None)
     if label is not None:
-        found |= [label]
-    assign(template.spec, "nodeSelector", found)
-    if before is not None:
-        _put_terms(template, _without(_terms(template), _type_expressions(before)))
-    if wanted is not None and label is None:
-        terms = _terms(template) or [{}]
-        types = _type_expressions(wanted)
-        _put_terms(template, [_with(term, one) for term in terms for one in types])
+        node_selector |= [label]
+    assign(template.spec, "nodeSelector", node_selector)
+    if old_type is not None:
+        _put_node_terms(
+            template, _without_expressions(_node_terms(template), _type_expressions(old_type))
+        )
+    if gpu_type is not None and label is None:
+        terms = _node_terms(template) or [{}]
+        types = _type_expressions(gpu_type)
+        _put_node_terms(
+            template,
+            [_with_expressions(term, expression) for term in terms for expression in types],
+        )
 
 
 # ---------------------------------------------------------------------------------------- affinity
 
 
-def _put_terms(template: PodTemplate, terms: list[Manifest]) -> None:
-    """Set the alternatives of which a node has to fulfil one; without any, it may be any node."""
-    affinity = entry(template.spec, "affinity")
-    of_nodes = entry(affinity, "nodeAffinity")
+def _put_node_terms(template: PodTemplate, terms: list[Manifest]) -> None:
+    """Set the alternatives of which a node has to fulfil one; without any, every node will do."""
+    affinity = dictionary_at(template.spec, "affinity")
+    node_affinity = dictionary_at(affinity, "nodeAffinity")
     required = {"nodeSelectorTerms": terms} if any(terms) else None
-    assign(of_nodes, "requiredDuringSchedulingIgnoredDuringExecution", required)
-    assign(affinity, "nodeAffinity", of_nodes)
+    assign(node_affinity, "requiredDuringSchedulingIgnoredDuringExecution", required)
+    assign(affinity, "nodeAffinity", node_affinity)
     assign(template.spec, "affinity", affinity)
 
 
-def _with(term: Manifest, *expressions: Manifest) -> Manifest:
+def _with_expressions(term: Manifest, *expressions: Manifest) -> Manifest:
     return {**term, "matchExpressions": [*(term.get("matchExpressions") or ()), *expressions]}
 
 
-def _without(terms: Iterable[Manifest], unwanted: Collection[Manifest]) -> list[Manifest]:
-    """Alternatives without these expressions; those that are the same then are one."""
-    found: list[Manifest] = []
+def _without_expressions(
+    terms: Iterable[Manifest], removed_expressions: Collection[Manifest]
+) -> list[Manifest]:
+    """The alternatives without these expressions, and without the duplicates that result."""
+    remaining_terms: list[Manifest] = []
     for term in terms:
         rest = dict(term)
-        kept = [one for one in rest.get("matchExpressions") or () if one not in unwanted]
-        assign(rest, "matchExpressions", kept)
-        if rest not in found:
-            found.append(rest)
-    return found
+        expressions = [
+            expression
+            for expression in rest.get("matchExpressions") or ()
+            if expression not in removed_expressions
+        ]
+        assign(rest, "matchExpressions", expressions)
+        if rest not in remaining_terms:
+            remaining_terms.append(rest)
+    return remaining_terms
 
 
-def _terms(template: PodTemplate) -> list[Manifest]:
+def _node_terms(template: PodTemplate) -> list[Manifest]:
     """The alternatives of which a node has to fulfil one."""
     path = ("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
-    found: list[Manifest] = kinds.get(template.spec, (*path, "nodeSelectorTerms"), [])
-    return found
+    terms: list[Manifest] = kinds.get(template.spec, (*path, "nodeSelectorTerms"), [])
+    return terms
 
 
-_ABSENT = tuple({"key": label, "operator": "DoesNotExist"} for label in GPU_NODE_LABELS)
+_NO_GPU_EXPRESSIONS = tuple({"key": label, "operator": "DoesNotExist"} for label in GPU_NODE_LABELS)
 
 
 def _read_anti_affinity(template: PodTemplate) -> bool | None:
-    terms = [term.get("matchExpressions") or () for term in _terms(template)]
-    return True if terms and all(one in term for term in terms for one in _ABSENT) else None
+    terms = [term.get("matchExpressions") or () for term in _node_terms(template)]
+    return (
+        True
+        if terms and all(expression in term for term in terms for expression in _NO_GPU_EXPRESSIONS)
+        else None
+    )
 
 
 def _write_anti_affinity(template: PodTemplate, compute: ComputeSpec) -> None:
-    terms = _without(_terms(template), _ABSENT)
+    terms = _without_expressions(_node_terms(template), _NO_GPU_EXPRESSIONS)
     if compute.gpu_anti_affinity and gpu_count(compute) is None:
-        # The terms are alternatives, so each of them has to say it.
-        terms = [_with(term, *map(dict, _ABSENT)) for term in terms or [{}]]
-    _put_terms(template, terms)
+        # The terms are alternatives, so each of them needs the expressions.
+        terms = [_with_expressions(term, *map(dict, _NO_GPU_EXPRESSIONS)) for term in terms or [{}]]
+    _put_node_terms(template, terms)
 
 
 KAI_SCHEDULER = "kai-scheduler"
@@ -348,44 +389,53 @@ _KAI = "https://github.com/NVIDIA/KAI-Scheduler/tree/main/docs/queues"
 
 
 def _read_node_selector(template: PodTemplate) -> Pairs | None:
-    found = template.spec.get("nodeSelector") or {}
-    return tuple(one for one in found.items() if one[0] != GPU_PRODUCT_LABEL) or None
+    node_selector = template.spec.get("nodeSelector") or {}
+    return tuple(pair for pair in node_selector.items() if pair[0] != GPU_PRODUCT_LABEL) or None
 
 
 def _write_node_selector(template: PodTemplate, compute: ComputeSpec) -> None:
     label = None if compute.gpu_type is None else gpu_node_label(compute.gpu_type)
-    kept = {GPU_PRODUCT_LABEL, *(label or ())[:1]}
-    found = entry(template.spec, "nodeSelector")
-    wanted = {name: text for name, text in found.items() if name in kept}
-    assign(template.spec, "nodeSelector", wanted | dict(compute.node_selector))
+    gpu_keys = {GPU_PRODUCT_LABEL, *(label or ())[:1]}
+    node_selector = dictionary_at(template.spec, "nodeSelector")
+    gpu_labels = {name: text for name, text in node_selector.items() if name in gpu_keys}
+    assign(template.spec, "nodeSelector", gpu_labels | dict(compute.node_selector))
 
 
 def all_tolerations(compute: ComputeSpec) -> tuple[Toleration, ...]:
-    """All that pods tolerate: what the user says, and what GPUs need."""
-    of_gpus = GPU_TOLERATIONS if gpu_count(compute) else ()
-    return (*compute.tolerations, *(one for one in of_gpus if one not in compute.tolerations))
+    """All tolerations of the pods: the user's, and those that nodes with GPUs demand."""
+    gpu_tolerations = GPU_TOLERATIONS if gpu_count(compute) else ()
+    return (
+        *compute.tolerations,
+        *(toleration for toleration in gpu_tolerations if toleration not in compute.tolerations),
+    )
 
 
 def _read_tolerations(template: PodTemplate) -> tuple[Toleration, ...] | None:
     implied = GPU_TOLERATIONS if read_gpu_count(template) else ()
-    return tuple(one for one in read_tolerations(template) if one not in implied) or None
+    return (
+        tuple(toleration for toleration in read_tolerations(template) if toleration not in implied)
+        or None
+    )
 
 
 def _write_tolerations(template: PodTemplate, compute: ComputeSpec) -> None:
-    wanted = all_tolerations(compute)
-    remove_tolerations(template, [one for one in read_tolerations(template) if one not in wanted])
-    add_tolerations(template, wanted)
+    tolerations = all_tolerations(compute)
+    remove_tolerations(
+        template,
+        [toleration for toleration in read_tolerations(template) if toleration not in tolerations],
+    )
+    add_tolerations(template, tolerations)
 
 
 def _write_queue_name(template: PodTemplate, compute: ComputeSpec) -> None:
-    for found in template.labels():
-        assign(found, labels.KUEUE, compute.queue_name)
+    for target_labels in template.labels():
+        assign(target_labels, labels.KUEUE, compute.queue_name)
     if not template.is_primary:
         return
     kind, manifest = template.kind, template.workload.object
     if kind.queued is not None:
-        metadata = entry(kinds.get(manifest, kind.queued), "metadata")
-        assign(entry(metadata, "labels"), labels.KUEUE, compute.queue_name)
+        metadata = dictionary_at(kinds.get(manifest, kind.queued), "metadata")
+        assign(dictionary_at(metadata, "labels"), labels.KUEUE, compute.queue_name)
     if kind.suspend is not None:
         kinds.put(manifest, kind.suspend, compute.queue_name is not None)
 
@@ -393,15 +443,15 @@ def _write_queue_name(template: PodTemplate, compute: ComputeSpec) -> None:
 def queue_as_group(workload: WorkloadManifest, compute: ComputeSpec) -> None:
     """Have Kueue admit all pods of a distributed workload or none, where it would admit each alone.
 
-    The queue stands on the pods alone then, since Kueue makes no groups of what says it above them.
-    `agent.equip` names the group.
+    The label of the queue is moved to the pods, since Kueue makes no groups where the object has
+    it. `agent.equip` names the group.
     """
     if compute.distribution is None or not workload.kind.is_queued_by_pods:
         return
-    of_object, of_pods = workload.primary.labels()
-    queue = of_object.pop(labels.KUEUE, None) or of_pods.get(labels.KUEUE)
+    object_labels, pod_labels = workload.primary.labels()
+    queue = object_labels.pop(labels.KUEUE, None) or pod_labels.get(labels.KUEUE)
     if queue is not None:
-        of_pods[labels.KUEUE] = queue
+        pod_labels[labels.KUEUE] = queue
         workload.primary.annotations()[-1][labels.KUEUE_GROUP_COUNT] = str(compute.pods)
 
 
@@ -409,22 +459,22 @@ def queue_labels(manifest: Manifest) -> dict[str, str]:
     """The labels of an object, with those of pods that are queued as a group."""
     pods = kinds.get(manifest, ("spec", "template", "metadata")) or {}
     is_group = labels.KUEUE_GROUP_COUNT in (pods.get("annotations") or {})
-    of_pods = (pods.get("labels") or {}) if is_group else {}
-    return {**of_pods, **(manifest["metadata"].get("labels") or {})}
+    pod_labels = (pods.get("labels") or {}) if is_group else {}
+    return {**pod_labels, **(manifest["metadata"].get("labels") or {})}
 
 
 def name_group(template: PodTemplate, name: str, digest: str) -> None:
-    """Name the group of pods that Kueue admits together: another one for another template.
+    """Name the group of pods that Kueue admits together: another group for another template.
 
-    A group keeps its number of pods and what they ask for as long as one of them is there.
+    A group keeps its number of pods and their requests as long as one of its pods exists.
     """
     if labels.KUEUE_GROUP_COUNT in template.read_pods("annotations"):
         template.labels()[-1][labels.KUEUE_GROUP] = f"{name[: 62 - len(digest)]}-{digest}"
 
 
 def _read_queue_name(template: PodTemplate) -> str | None:
-    of_pods = template.read_pods("labels") if template.kind.is_queued_by_pods else {}
-    return template.read_object("labels").get(labels.KUEUE) or of_pods.get(labels.KUEUE)
+    pod_labels = template.read_pods("labels") if template.kind.is_queued_by_pods else {}
+    return template.read_object("labels").get(labels.KUEUE) or pod_labels.get(labels.KUEUE)
 
 
 def _read_queue(template: PodTemplate) -> str | None:
@@ -433,8 +483,8 @@ def _read_queue(template: PodTemplate) -> str | None:
 
 
 def _write_queue(template: PodTemplate, compute: ComputeSpec) -> None:
-    for found in template.labels():
-        assign(found, labels.KAI, compute.queue)
+    for target_labels in template.labels():
+        assign(target_labels, labels.KAI, compute.queue)
     assign(template.spec, "schedulerName", KAI_SCHEDULER if compute.queue else None)
     if compute.gpu_memory is not None:
         _write_memory(template, compute)

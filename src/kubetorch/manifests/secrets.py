@@ -1,7 +1,6 @@
 """Secrets that a pod sees, as variables or files, and the objects that hold them.
 
-No function here is given a value of a secret: objects are shells, and whoever uploads one adds its
-`data`.
+No function here gets a value of a secret: the objects have no `data`, which the upload adds.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Collection, Iterator
 
 from kubetorch.errors import SpecError
 from kubetorch.manifests import labels, storage
-from kubetorch.manifests.kinds import Manifest, items
+from kubetorch.manifests.kinds import Manifest, list_at
 from kubetorch.manifests.workload_manifest import ManifestParameter, PodTemplate
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.secret import SecretRef
@@ -26,48 +25,49 @@ _SECRETS = "https://kubernetes.io/docs/concepts/configuration/secret/"
 
 
 def path_in_pod(path: str) -> str:
-    """The path with `~` replaced."""
+    """The path in the pod, with `~` replaced by the pod's home folder."""
     return HOME + path[1:] if path == "~" or path.startswith("~/") else path
 
 
 def _write(template: PodTemplate, compute: ComputeSpec) -> None:
-    for one in compute.secrets:
-        if one.mount_type == "volume":
-            _write_files(template, one)
-        elif one.all_keys:
-            _write_all_variables(template, one)
+    for secret in compute.secrets:
+        if secret.mount_type == "volume":
+            _write_files(template, secret)
+        elif secret.all_keys:
+            _write_all_variables(template, secret)
         else:
-            _write_variables(template, one, taken=dict(compute.env_vars))
+            _write_variables(template, secret, taken=dict(compute.env_vars))
 
 
-def _write_files(template: PodTemplate, one: SecretRef) -> None:
+def _write_files(template: PodTemplate, secret: SecretRef) -> None:
     volume = {
-        "name": storage.volume_name(f"{_VOLUME_PREFIX}{one.name}"),
-        "secret": {"secretName": one.object_name, "defaultMode": _FILE_MODE},
+        "name": storage.volume_name(f"{_VOLUME_PREFIX}{secret.name}"),
+        "secret": {"secretName": secret.object_name, "defaultMode": _FILE_MODE},
     }
-    storage.mount(template, volume, path_in_pod(one.path or "~"), read_only=True)
+    storage.mount(template, volume, path_in_pod(secret.path or "~"), read_only=True)
 
 
-def _write_all_variables(template: PodTemplate, one: SecretRef) -> None:
-    found = items(template.container, "envFrom")
-    wanted = {"secretRef": {"name": one.object_name}}
-    if wanted not in found:
-        found.append(wanted)
+def _write_all_variables(template: PodTemplate, secret: SecretRef) -> None:
+    sources = list_at(template.container, "envFrom")
+    secret_source = {"secretRef": {"name": secret.object_name}}
+    if secret_source not in sources:
+        sources.append(secret_source)
 
 
-def _write_variables(template: PodTemplate, one: SecretRef, *, taken: Collection[str]) -> None:
-    found = items(template.container, "env")
-    known = {there.get("name"): there for there in reversed(found)}
-    for variable, key in one.variables:
-        source = {"secretKeyRef": {"name": one.object_name, "key": key}}
-        there = known.get(variable)
-        if there is None:
-            known[variable] = {"name": variable, "valueFrom": source}
-            found.append(known[variable])
-        elif there.get("valueFrom") != source:
-            other = "env_vars" if variable in taken else "what the manifest has"
+def _write_variables(template: PodTemplate, secret: SecretRef, *, taken: Collection[str]) -> None:
+    container_variables = list_at(template.container, "env")
+    variables_by_name = {present.get("name"): present for present in reversed(container_variables)}
+    for variable, key in secret.variables:
+        source = {"secretKeyRef": {"name": secret.object_name, "key": key}}
+        present_variable = variables_by_name.get(variable)
+        if present_variable is None:
+            variables_by_name[variable] = {"name": variable, "valueFrom": source}
+            container_variables.append(variables_by_name[variable])
+        elif present_variable.get("valueFrom") != source:
+            other_source = "env_vars" if variable in taken else "what the manifest has"
             raise SpecError(
-                f"the variable {variable} comes from the secret {one.name!r} and from {other}",
+                f"the variable {variable} comes from the secret {secret.name!r} and from "
+                f"{other_source}",
                 hint="leave one of them out",
             )
 
@@ -82,10 +82,10 @@ def _variables(template: PodTemplate) -> Iterator[SecretRef]:
         source = (variable.get("valueFrom") or {}).get("secretKeyRef")
         if source is not None:
             variables.setdefault(source["name"], {})[source["key"]] = variable["name"]
-    for object_name, found in variables.items():
-        renamed = tuple((key, name) for key, name in found.items() if key != name)
+    for object_name, names_by_key in variables.items():
+        renamed = tuple((key, name) for key, name in names_by_key.items() if key != name)
         name = _name(object_name)
-        yield SecretRef(name, object_name, "env", keys=tuple(found), renamed=renamed)
+        yield SecretRef(name, object_name, "env", keys=tuple(names_by_key), renamed=renamed)
 
 
 def _all_variables(template: PodTemplate) -> Iterator[SecretRef]:
@@ -106,7 +106,7 @@ def _files(template: PodTemplate) -> Iterator[SecretRef]:
 
 
 def _name(object_name: str) -> str:
-    """Name that the user knows a secret by."""
+    """The user's name of a secret, from the name of its object."""
     is_ours = object_name.startswith(_OBJECT_PREFIX)
     return object_name.removeprefix(_OBJECT_PREFIX).partition(".")[2] if is_ours else object_name
 
@@ -122,8 +122,8 @@ PARAMETERS = (
 )
 
 
-def shell(
-    one: SecretRef,
+def secret_manifest(
+    secret: SecretRef,
     *,
     namespace: str,
     username: str | None = None,
@@ -131,28 +131,28 @@ def shell(
     override: bool = False,
 ) -> Manifest:
     """The Secret without its values."""
-    known = {
-        labels.MOUNT_TYPE: one.mount_type,
-        labels.SECRET_NAME: labels.value(one.name),
+    object_labels = {
+        labels.MOUNT_TYPE: secret.mount_type,
+        labels.SECRET_NAME: labels.value(secret.name),
         labels.USERNAME: username,
         labels.PROVIDER: provider,
     }
     annotations = {labels.OVERRIDE: str(override)}
-    if one.mount_type == "volume":
+    if secret.mount_type == "volume":
         annotations |= {
-            labels.SECRET_PATH: one.path or "~",
-            labels.SECRET_FILENAMES: json.dumps(list(one.keys)),
+            labels.SECRET_PATH: secret.path or "~",
+            labels.SECRET_FILENAMES: json.dumps(list(secret.keys)),
         }
-    if one.renamed:
-        annotations[labels.SECRET_VARIABLES] = json.dumps(dict(one.renamed))
+    if secret.renamed:
+        annotations[labels.SECRET_VARIABLES] = json.dumps(dict(secret.renamed))
     return {
         "apiVersion": "v1",
         "kind": "Secret",
         "type": "Opaque",
         "metadata": {
-            "name": one.object_name,
+            "name": secret.object_name,
             "namespace": namespace,
-            "labels": {name: text for name, text in known.items() if text},
+            "labels": {name: text for name, text in object_labels.items() if text},
             "annotations": annotations,
         },
     }

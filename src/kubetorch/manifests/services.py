@@ -1,4 +1,4 @@
-"""The Kubernetes Services of a workload: where calls go, and the names of its pods."""
+"""The Kubernetes Services of a workload: the address of calls, and the names of its pods."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from kubetorch.manifests.workload_manifest import WorkloadManifest
 from kubetorch.specs.compute import AGENT_PORT, ComputeSpec
 from kubetorch.specs.workload import WorkloadSpec
 
-#: Port of the Service, whatever the agent's is.
+#: Port of the Service; it forwards to the agent's port.
 PORT = 80
 _NAME_LIMIT = 63
-_HEADLESS = "-headless"
-_CALLED = "-http"
+_HEADLESS_SUFFIX = "-headless"
+_CALLED_SUFFIX = "-http"
 
 
 #: Label of training jobs' pods. A selector that leaves its value open means the workload's job.
@@ -26,7 +26,7 @@ _JOB_NAME = "training.kubeflow.org/job-name"
 class KubernetesServices:
     """The Services of one workload, and the labels of the pods behind them.
 
-    There is no manifest where the user only names pods that are there.
+    There is no manifest where the user only selects existing pods.
     """
 
     def __init__(
@@ -47,8 +47,7 @@ class KubernetesServices:
     def pool(self) -> dict[str, str]:
         """Labels of all pods of the workload.
 
-        What the user says goes first, then what the object itself finds its pods by, then our
-        label.
+        The user's selector comes first, then the object's own selector, then our label.
         """
         selector = self._compute.selector
         if selector is not None:
@@ -75,8 +74,8 @@ class KubernetesServices:
         endpoint = self._compute.endpoint
         if endpoint is not None and endpoint.base_url is not None:
             return endpoint.base_url
-        found = self.render()
-        called_name = found[0]["metadata"]["name"] if found else self._name
+        services = self.render()
+        called_name = services[0]["metadata"]["name"] if services else self._name
         return f"http://{called_name}.{self._namespace}.svc.cluster.local"
 
     @property
@@ -85,24 +84,24 @@ class KubernetesServices:
         return endpoint is not None and endpoint.url is not None
 
     def render(self) -> list[Manifest]:
-        """The Services, the one that is called first.
+        """The Services: first the one for calls.
 
         There is none where the user has a URL, and none for a Knative Service, which makes its own.
-        Several pods that answer one call, and a RayCluster, have a headless one too: it gives each
-        pod a name, also before it is ready.
+        Several pods that answer one call, and a RayCluster, have a headless Service too: it gives
+        each pod a name, also before it is ready.
         """
-        found = []
+        services = []
         kind = self._kind
         if not self._has_url and (kind is None or not kind.is_autoscaled):
-            # Of one name there is one: that of the kind's controller has the names of pods.
+            # The kind's controller makes a Service of the workload's name, for the names of pods.
             has_namesake = kind is not None and kind.has_service
-            own = _with(self._name, _CALLED) if has_namesake else self._name
-            found.append(self._service(own, self.called))
+            called_name = _with_suffix(self._name, _CALLED_SUFFIX) if has_namesake else self._name
+            services.append(self._service(called_name, self.called))
         if self._is_headless:
             service = self._service(headless_name(self._name), self.pool)
             service["spec"] |= {"clusterIP": "None", "publishNotReadyAddresses": True}
-            found.append(service)
-        return found
+            services.append(service)
+        return services
 
     @property
     def _is_headless(self) -> bool:
@@ -143,11 +142,11 @@ def pods_of(manifest: Mapping[str, Any], kind: Kind, *, name: str) -> dict[str, 
 
 
 def headless_name(name: str) -> str:
-    """Name of the headless Service: `<name>-headless`, or the most of it that names allow."""
-    return _with(name, _HEADLESS)
+    """Name of the headless Service: `<name>-headless`, shortened by a digest if it is too long."""
+    return _with_suffix(name, _HEADLESS_SUFFIX)
 
 
-def _with(name: str, suffix: str) -> str:
+def _with_suffix(name: str, suffix: str) -> str:
     if len(name) + len(suffix) <= _NAME_LIMIT:
         return f"{name}{suffix}"
     digest = hashlib.sha256(name.encode()).hexdigest()[:6]

@@ -8,7 +8,7 @@ from typing import Any
 
 from kubetorch.errors import SpecError
 from kubetorch.manifests import labels
-from kubetorch.manifests.kinds import Manifest, assign, items, named
+from kubetorch.manifests.kinds import Manifest, assign, list_at, named
 from kubetorch.manifests.workload_manifest import ManifestParameter, PodTemplate
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.volume import UNSHARED, VolumeSpec, default_mount_path
@@ -23,30 +23,30 @@ _LABEL_LIMIT = 63
 
 
 def volume_name(name: str) -> str:
-    """`name` as a pod may call a volume, which has to be a DNS label."""
+    """`name` as a name of a pod's volume, which has to be a DNS label."""
     if len(name) <= _LABEL_LIMIT and re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", name):
         return name
     digest = hashlib.sha256(name.encode()).hexdigest()[:8]
-    kept = re.sub(r"[^a-z0-9-]+", "-", name.lower())[: _LABEL_LIMIT - len(digest) - 1]
-    return f"{kept}-{digest}".lstrip("-")
+    cleaned_name = re.sub(r"[^a-z0-9-]+", "-", name.lower())[: _LABEL_LIMIT - len(digest) - 1]
+    return f"{cleaned_name}-{digest}".lstrip("-")
 
 
 def mount(template: PodTemplate, volume: Manifest, path: str, *, read_only: bool = False) -> None:
     name = volume["name"]
-    volumes = items(template.spec, "volumes")
-    there = named(volumes, name)
-    if there is None:
+    volumes = list_at(template.spec, "volumes")
+    present_volume = named(volumes, name)
+    if present_volume is None:
         volumes.append(volume)
-    elif _source(there) != _source(volume):
+    elif _source(present_volume) != _source(volume):
         raise SpecError(
-            f"two volumes have the name {name!r}: {_source(there)} and {_source(volume)}",
+            f"two volumes have the name {name!r}: {_source(present_volume)} and {_source(volume)}",
             hint="give one of them another name",
         )
-    mounts = items(template.container, "volumeMounts")
+    mounts = list_at(template.container, "volumeMounts")
     mounted = named(mounts, path, by="mountPath")
     if mounted is None:
-        found: Manifest = {"name": name, "mountPath": path}
-        mounts.append(found | {"readOnly": True} if read_only else found)
+        volume_mount: Manifest = {"name": name, "mountPath": path}
+        mounts.append(volume_mount | {"readOnly": True} if read_only else volume_mount)
     elif mounted["name"] != name:
         raise SpecError(
             f"two volumes are mounted at {path}: {mounted['name']!r} and {name!r}",
@@ -64,36 +64,42 @@ def _source(volume: Manifest) -> str:
 
 def mount_paths(template: PodTemplate) -> dict[str, str]:
     mounts = template.container.get("volumeMounts") or []
-    whole = [one for one in mounts if "subPath" not in one]
-    return {one["name"]: str(one["mountPath"]) for one in reversed(whole)}
+    whole = [volume_mount for volume_mount in mounts if "subPath" not in volume_mount]
+    return {
+        volume_mount["name"]: str(volume_mount["mountPath"]) for volume_mount in reversed(whole)
+    }
 
 
-def restore(template: PodTemplate, before: list[Any]) -> None:
-    """Bring back the volumes that are gone from the pod's list and that a mount still names."""
-    volumes = items(template.spec, "volumes")
+def restore(template: PodTemplate, old_volumes: list[Any]) -> None:
+    """Add the old volumes that the pod's list lacks and that a mount still names."""
+    volumes = list_at(template.spec, "volumes")
     containers = [*(template.spec.get("initContainers") or ()), *template.spec["containers"]]
-    mounted = {one["name"] for container in containers for one in container.get("volumeMounts", ())}
-    there = {one["name"] for one in volumes}
-    volumes += [one for one in before if one["name"] in mounted - there]
+    mounted_names = {
+        volume_mount["name"]
+        for container in containers
+        for volume_mount in container.get("volumeMounts", ())
+    }
+    present_names = {volume["name"] for volume in volumes}
+    volumes += [volume for volume in old_volumes if volume["name"] in mounted_names - present_names]
     assign(template.spec, "volumes", volumes)
 
 
 def _read_volumes(template: PodTemplate) -> tuple[VolumeSpec, ...] | None:
-    found, paths = [], mount_paths(template)
+    volumes, paths = [], mount_paths(template)
     for volume in template.spec.get("volumes") or ():
         path = paths.get(volume["name"])
         claim = volume.get("persistentVolumeClaim", {}).get("claimName")
         if claim is not None and path is not None:
-            found.append(VolumeSpec(claim, path, claim=claim))
-    return tuple(found) or None
+            volumes.append(VolumeSpec(claim, path, claim=claim))
+    return tuple(volumes) or None
 
 
 def _write_volumes(template: PodTemplate, compute: ComputeSpec) -> None:
-    for one in compute.volumes:
-        claim = {"claimName": one.claim_name}
-        name = _volume_of(template, one.claim_name) or volume_name(one.name)
+    for volume_spec in compute.volumes:
+        claim = {"claimName": volume_spec.claim_name}
+        name = _volume_of(template, volume_spec.claim_name) or volume_name(volume_spec.name)
         volume = {"name": name, "persistentVolumeClaim": claim}
-        mount(template, volume, one.mount_path, read_only=one.is_read_only)
+        mount(template, volume, volume_spec.mount_path, read_only=volume_spec.is_read_only)
 
 
 def _volume_of(template: PodTemplate, claim: str) -> str | None:
@@ -114,15 +120,15 @@ def _shared_memory(template: PodTemplate) -> Manifest | None:
 
 
 def _read_limit(template: PodTemplate) -> str | None:
-    found = _shared_memory(template)
-    limit = ((found or {}).get("emptyDir") or {}).get("sizeLimit")
+    volume = _shared_memory(template)
+    limit = ((volume or {}).get("emptyDir") or {}).get("sizeLimit")
     return None if limit is None else str(limit)
 
 
 def _write_limit(template: PodTemplate, compute: ComputeSpec) -> None:
-    found = _shared_memory(template)
-    if found is not None and "emptyDir" in found:
-        assign(found["emptyDir"], "sizeLimit", compute.shared_memory_limit)
+    volume = _shared_memory(template)
+    if volume is not None and "emptyDir" in volume:
+        assign(volume["emptyDir"], "sizeLimit", compute.shared_memory_limit)
 
 
 def fill_shared_memory(template: PodTemplate, compute: ComputeSpec) -> None:
@@ -154,7 +160,7 @@ PARAMETERS = (
 
 
 def claim(volume: VolumeSpec, *, namespace: str) -> Manifest | None:
-    """The PersistentVolumeClaim of a volume; `None` for a claim that is there already."""
+    """The PersistentVolumeClaim of a volume; `None` for a claim that the user made."""
     if volume.claim is not None or volume.size is None:
         return None
     spec: Manifest = {
@@ -162,7 +168,7 @@ def claim(volume: VolumeSpec, *, namespace: str) -> Manifest | None:
         "resources": {"requests": {"storage": volume.size}},
     }
     if volume.volume_name is not None:
-        # No class: one would make a new volume instead of binding to that one.
+        # No class: a class would make a new volume instead of binding to the named one.
         spec |= {"volumeName": volume.volume_name, "storageClassName": ""}
     elif volume.storage_class is not None:
         spec["storageClassName"] = volume.storage_class
@@ -186,7 +192,7 @@ def _claim(volume: VolumeSpec, namespace: str, name: str, spec: Manifest) -> Man
 def claim_of(
     volume: VolumeSpec, *, namespace: str, claim: str, storage_class: str, phase: str
 ) -> Manifest:
-    """The PersistentVolumeClaim of a volume that exists, as far as is known of it."""
+    """The PersistentVolumeClaim of an existing volume, with the fields that are known."""
     spec: Manifest = {"accessModes": [volume.access_mode], "storageClassName": storage_class}
     if volume.size is not None:
         spec["resources"] = {"requests": {"storage": volume.size}}
@@ -195,8 +201,8 @@ def claim_of(
     return _claim(volume, namespace, claim, spec) | {"status": {"phase": phase}}
 
 
-def volume_of_claim(found: Manifest) -> VolumeSpec:
-    metadata, spec = found["metadata"], found["spec"]
+def volume_of_claim(claim_manifest: Manifest) -> VolumeSpec:
+    metadata, spec = claim_manifest["metadata"], claim_manifest["spec"]
     name = metadata["name"]
     annotated = (metadata.get("annotations") or {}).get(labels.MOUNT_PATH)
     return VolumeSpec(

@@ -1,7 +1,7 @@
-"""TrainJob of Kubeflow Trainer: it has no pod template, but says how to change its runtime's.
+"""TrainJob of Kubeflow Trainer: it has no pod template, but changes that of its TrainingRuntime.
 
-What it can say of pods is read into a pod template, so that parameters are the same as everywhere,
-and written back. https://www.kubeflow.org/docs/components/trainer/reference/
+Its fields for pods are read into a pod template, so that parameters are the same as for other
+kinds, and written back. https://www.kubeflow.org/docs/components/trainer/reference/
 
 Trainer 2.0 takes `podSpecOverrides`; later versions take `podTemplateOverrides`, with a `spec` in
 each. A manifest that has neither gets the former.
@@ -14,11 +14,11 @@ from typing import Any
 
 from kubetorch.errors import SpecError
 from kubetorch.manifests import labels
-from kubetorch.manifests.kinds import Manifest, assign, entry, items, named
+from kubetorch.manifests.kinds import Manifest, assign, dictionary_at, list_at, named
 
-#: Name of the job, and of its container, that Trainer's runtimes train in.
+#: Name of the job in Trainer's runtimes that trains, and of its container.
 NODE = "node"
-#: Fields of `ComputeSpec` that a TrainJob has no word for.
+#: Fields of `ComputeSpec` that a TrainJob has no field for.
 UNSAYABLE = (
     "gpu_anti_affinity",
     "image_pull_policy",
@@ -32,9 +32,9 @@ GROUP = "trainer.kubeflow.org"
 #: Kind of the runtimes of one namespace.
 RUNTIME_KIND = "TrainingRuntime"
 
-_OLD, _NEW = "podSpecOverrides", "podTemplateOverrides"
-_OF_TRAINER = ("image", "command", "args", "env")
-_OF_POD = ("serviceAccountName", "nodeSelector", "tolerations", "volumes", "initContainers")
+_SPEC_OVERRIDES, _TEMPLATE_OVERRIDES = "podSpecOverrides", "podTemplateOverrides"
+_TRAINER_FIELDS = ("image", "command", "args", "env")
+_POD_FIELDS = ("serviceAccountName", "nodeSelector", "tolerations", "volumes", "initContainers")
 
 
 def template(manifest: Manifest) -> Manifest:
@@ -47,21 +47,21 @@ def template(manifest: Manifest) -> Manifest:
     trainer = spec.get("trainer") or {}
     override = _override(spec)
     container: Manifest = {"name": NODE}
-    container |= {key: trainer[key] for key in _OF_TRAINER if key in trainer}
+    container |= {key: trainer[key] for key in _TRAINER_FIELDS if key in trainer}
     assign(container, "resources", trainer.get("resourcesPerNode"))
     changed = named(override.get("containers") or [], NODE) or {}
     assign(container, "volumeMounts", changed.get("volumeMounts"))
-    pod: Manifest = {key: override[key] for key in _OF_POD if key in override}
+    pod: Manifest = {key: override[key] for key in _POD_FIELDS if key in override}
     metadata = {key: spec[key] for key in ("labels", "annotations") if key in spec}
     return {"metadata": metadata, "spec": pod | {"containers": [container]}}
 
 
 def write(manifest: Manifest, template: Manifest) -> None:
-    """Say in a TrainJob what the pod template says, as far as it can be said."""
+    """Write a pod template's fields into a TrainJob, as far as it has fields for them."""
     spec, pod = manifest["spec"], template["spec"]
     container = pod["containers"][0]
-    trainer = entry(spec, "trainer")
-    for key in _OF_TRAINER:
+    trainer = dictionary_at(spec, "trainer")
+    for key in _TRAINER_FIELDS:
         assign(trainer, key, container.get(key))
     assign(trainer, "resourcesPerNode", container.get("resources"))
     if container.get("envFrom"):
@@ -72,14 +72,17 @@ def write(manifest: Manifest, template: Manifest) -> None:
     for key in ("labels", "annotations"):
         assign(spec, key, template.get("metadata", {}).get(key))
     override = _override(spec, is_made=True)
-    for key in _OF_POD:
+    for key in _POD_FIELDS:
         value = pod.get(key)
         if key == "initContainers":
-            # It changes those of its runtime, and has no images of its own: see `runtime`.
-            value = [one for one in value or () if "image" not in one]
+            # A TrainJob can only change its runtime's init containers: those with an image are
+            # added to the runtime, see `runtime`.
+            value = [
+                init_container for init_container in value or () if "image" not in init_container
+            ]
         assign(override, key, value)
     if container.get("volumeMounts"):
-        containers = items(override, "containers")
+        containers = list_at(override, "containers")
         changed = named(containers, NODE)
         if changed is None:
             containers.append({"name": NODE, "volumeMounts": container["volumeMounts"]})
@@ -88,7 +91,7 @@ def write(manifest: Manifest, template: Manifest) -> None:
 
 
 def base_of(manifest: Manifest) -> tuple[str, str]:
-    """Kind and name of the runtime that a TrainJob refers to, or did before it had its own."""
+    """Kind and name of the runtime that the user's TrainJob refers to."""
     noted = (manifest["metadata"].get("annotations") or {}).get(labels.BASE_RUNTIME)
     if noted is not None:
         kind, _, name = noted.partition("/")
@@ -98,9 +101,9 @@ def base_of(manifest: Manifest) -> tuple[str, str]:
 
 
 def runtime(manifest: Manifest, base: Manifest, initial: list[Manifest]) -> Manifest:
-    """A runtime like the one that a TrainJob refers to, with what a TrainJob cannot say.
+    """A copy of a TrainJob's runtime with fields that a TrainJob lacks.
 
-    That is further init containers, and labels and annotations of its pods.
+    These are further init containers, and labels and annotations of its pods.
     """
     metadata = manifest["metadata"]
     spec = copy.deepcopy(base["spec"])
@@ -109,13 +112,13 @@ def runtime(manifest: Manifest, base: Manifest, initial: list[Manifest]) -> Mani
         raise SpecError(
             f"the runtime {base['metadata']['name']!r} has no job {NODE!r}, so the TrainJob "
             f"{metadata['name']!r} would have no pods",
-            hint=f"its jobs are {', '.join(one['name'] for one in jobs) or 'none'}",
+            hint=f"its jobs are {', '.join(job['name'] for job in jobs) or 'none'}",
         )
     pods = pod_template(spec)
     pods["spec"]["initContainers"] = [*initial, *(pods["spec"].get("initContainers") or ())]
     for key in ("labels", "annotations"):
-        # Those of the job itself end at its JobSet, and do not reach its pods.
-        entry(entry(pods, "metadata"), key).update(manifest["spec"].get(key) or {})
+        # The job's own labels and annotations end at its JobSet, and do not reach its pods.
+        dictionary_at(dictionary_at(pods, "metadata"), key).update(manifest["spec"].get(key) or {})
     return {
         "apiVersion": base["apiVersion"],
         "kind": RUNTIME_KIND,
@@ -129,15 +132,17 @@ def runtime(manifest: Manifest, base: Manifest, initial: list[Manifest]) -> Mani
 
 
 def refer_to_own(manifest: Manifest) -> None:
-    """Have a TrainJob refer to the `runtime` that is made for it."""
+    """Have a TrainJob refer to its own `runtime`, and note the one that it referred to."""
     kind, name = base_of(manifest)
-    entry(entry(manifest, "metadata"), "annotations")[labels.BASE_RUNTIME] = f"{kind}/{name}"
-    own = {"apiGroup": GROUP, "kind": RUNTIME_KIND, "name": _own_name(manifest)}
-    manifest["spec"]["runtimeRef"] = own
+    dictionary_at(dictionary_at(manifest, "metadata"), "annotations")[labels.BASE_RUNTIME] = (
+        f"{kind}/{name}"
+    )
+    runtime_ref = {"apiGroup": GROUP, "kind": RUNTIME_KIND, "name": _own_name(manifest)}
+    manifest["spec"]["runtimeRef"] = runtime_ref
 
 
 def refer_to_base(manifest: Manifest) -> None:
-    """Have it refer to the runtime again that it referred to before."""
+    """Undo `refer_to_own`."""
     kind, name = base_of(manifest)
     noted = (manifest["metadata"].get("annotations") or {}).pop(labels.BASE_RUNTIME, None)
     if noted is not None:
@@ -150,8 +155,8 @@ def _own_name(manifest: Manifest) -> str:
 
 def pod_template(spec: Manifest) -> Manifest:
     node = named(_jobs(spec), NODE) or {}
-    found: Manifest = node["template"]["spec"]["template"]
-    return found
+    node_template: Manifest = node["template"]["spec"]["template"]
+    return node_template
 
 
 def _jobs(spec: Manifest) -> list[Any]:
@@ -159,14 +164,16 @@ def _jobs(spec: Manifest) -> list[Any]:
 
 
 def _override(spec: Manifest, *, is_made: bool = False) -> Manifest:
-    key = _NEW if _NEW in spec else _OLD
+    key = _TEMPLATE_OVERRIDES if _TEMPLATE_OVERRIDES in spec else _SPEC_OVERRIDES
     target = {"name": NODE}
-    for one in spec.get(key) or ():
-        if one.get("targetJobs") == [target]:
-            found: Manifest = entry(one, "spec") if key == _NEW else one
-            return found
+    for override in spec.get(key) or ():
+        if override.get("targetJobs") == [target]:
+            override_spec: Manifest = (
+                dictionary_at(override, "spec") if key == _TEMPLATE_OVERRIDES else override
+            )
+            return override_spec
     if not is_made:
         return {}
-    made: dict[str, Any] = {"targetJobs": [target]}
-    items(spec, key).append(made)
-    return entry(made, "spec") if key == _NEW else made
+    new_override: dict[str, Any] = {"targetJobs": [target]}
+    list_at(spec, key).append(new_override)
+    return dictionary_at(new_override, "spec") if key == _TEMPLATE_OVERRIDES else new_override

@@ -8,7 +8,7 @@ from typing import Any
 
 from kubetorch.errors import SpecError
 from kubetorch.manifests import kinds, labels, trainjob
-from kubetorch.manifests.kinds import Kind, Manifest, Path, entry, named
+from kubetorch.manifests.kinds import Kind, Manifest, Path, dictionary_at, named
 from kubetorch.specs.compute import ComputeSpec
 
 
@@ -34,32 +34,33 @@ class PodTemplate:
         return spec
 
     def labels(self) -> list[dict[str, str]]:
-        """The labels to be written: the object's own if this is the primary one, then the pods'."""
+        """The labels to write into: the object's, for the primary template; last the pods'."""
         return self._metadata("labels")
 
     def annotations(self) -> list[dict[str, str]]:
+        """The dictionaries of annotations to write into, as `labels`."""
         return self._metadata("annotations")
 
     def _metadata(self, key: str) -> list[dict[str, str]]:
         owners = [self.workload.object, self.body] if self.is_primary else [self.body]
-        return [entry(entry(owner, "metadata"), key) for owner in owners]
+        return [dictionary_at(dictionary_at(owner, "metadata"), key) for owner in owners]
 
     def annotations_of_object(self) -> dict[str, str]:
-        return entry(entry(self.workload.object, "metadata"), "annotations")
+        return dictionary_at(dictionary_at(self.workload.object, "metadata"), "annotations")
 
     def read_object(self, key: str) -> dict[str, str]:
         """The object's `labels` or `annotations`."""
-        found: dict[str, str] = (self.workload.object.get("metadata") or {}).get(key) or {}
-        return found
+        pairs: dict[str, str] = (self.workload.object.get("metadata") or {}).get(key) or {}
+        return pairs
 
     def read_pods(self, key: str) -> dict[str, str]:
         """The `labels` or `annotations` of the pods."""
-        found: dict[str, str] = (self.body.get("metadata") or {}).get(key) or {}
-        return found
+        pairs: dict[str, str] = (self.body.get("metadata") or {}).get(key) or {}
+        return pairs
 
 
 class WorkloadManifest:
-    """An object whose kind is known, and the pod templates in it, the one that is called first.
+    """An object of a known kind, and its pod templates: first that of the pods that are called.
 
     Groups of workers that the object does not have are left out.
     """
@@ -84,7 +85,7 @@ class WorkloadManifest:
         return self.templates[0]
 
     def locate_templates(self) -> None:
-        """Find the templates again, after groups of workers were added."""
+        """Find the templates in the object; again after a group of workers was added."""
         kind = self.kind
         if not kind.has_template:
             self.templates = [self._template(trainjob.template(self.object))]
@@ -92,9 +93,9 @@ class WorkloadManifest:
         self.templates = [self._template(kinds.get(self.object, kind.primary.template))]
         for group in kind.workers:
             for path in kinds.expand(self.object, group.template):
-                found = kinds.get(self.object, path)
-                if isinstance(found, Mapping) and kinds.get(found, ("spec", "containers")):
-                    self.templates.append(self._template(found, is_primary=False))
+                body = kinds.get(self.object, path)
+                if isinstance(body, Mapping) and kinds.get(body, ("spec", "containers")):
+                    self.templates.append(self._template(body, is_primary=False))
 
     def _template(self, body: Any, *, is_primary: bool = True) -> PodTemplate:  # noqa: ANN401  # a node
         containers = body["spec"]["containers"]
@@ -102,14 +103,20 @@ class WorkloadManifest:
         return PodTemplate(self, body, container, is_primary)
 
     def write_templates(self) -> None:
-        """Say in the object what its templates say, where it has none of its own: a TrainJob."""
+        """Write the templates back into a TrainJob, which has no pod template in it."""
         if not self.kind.has_template:
             trainjob.write(self.object, self.primary.body)
 
 
 @dataclass(frozen=True)
 class ManifestParameter:
-    """One field of `ComputeSpec` in a manifest."""
+    """One field of `ComputeSpec` in a manifest.
+
+    Attributes:
+        target: The place of the field: M is the object, PT its pod template, P the pod's spec, C
+            the agent's container.
+        source: The documentation that defines the target.
+    """
 
     name: str
     target: str
@@ -118,7 +125,7 @@ class ManifestParameter:
     source: str
 
 
-_WHERE = "pod_template_path"
+_PATH_PARAMETER = "pod_template_path"
 
 
 def _kind(manifest: Mapping[str, Any], path: Path | None) -> Kind:
@@ -135,10 +142,10 @@ def _kind(manifest: Mapping[str, Any], path: Path | None) -> Kind:
     if path is not None:
         row = kinds.custom(manifest, path)
     else:
-        known = kinds.find(manifest)
-        if known is None:
+        known_kind = kinds.find(manifest)
+        if known_kind is None:
             raise _unknown(manifest)
-        row = known
+        row = known_kind
         _check_unique(manifest, row)
     if row.has_template:
         _check_template(manifest, row)
@@ -151,47 +158,50 @@ def _unknown(manifest: Mapping[str, Any]) -> SpecError:
         for row in kinds.KINDS.values()
         if row.kind == manifest["kind"]
     ]
-    found = [".".join(path) for path in _candidates(manifest)]
+    candidate_paths = [".".join(path) for path in _candidates(manifest)]
     hint = "nothing in it looks like a pod template (a `spec` with `containers`)"
-    if found:
-        which = "it seems to be" if len(found) == 1 else "it may be one of"
-        hint = f"{which} " + ", ".join(f'{_WHERE}="{path}"' for path in found)
+    if candidate_paths:
+        which = "it seems to be" if len(candidate_paths) == 1 else "it may be one of"
+        hint = f"{which} " + ", ".join(f'{_PATH_PARAMETER}="{path}"' for path in candidate_paths)
     if namesakes:
         hint = f"did you mean apiVersion {' or '.join(namesakes)}? Else, {hint}"
     return SpecError(
-        f"the kind {manifest['kind']!r} of {manifest['apiVersion']!r} is not known, so {_WHERE} "
-        "has to say where its pod template lies",
+        f"the kind {manifest['kind']!r} of {manifest['apiVersion']!r} is not known, so "
+        f"{_PATH_PARAMETER} has to say where its pod template lies",
         hint=hint,
     )
 
 
 def _check_unique(manifest: Mapping[str, Any], row: Kind) -> None:
-    """The list of equals in which the pod template lies has one entry."""
+    """Refuse a list of several pod templates where the row's path takes its first."""
     if "0" not in row.primary.template:
         return
     before = row.primary.template[: row.primary.template.index("0")]
     several = kinds.get(manifest, before, [])
     if len(several) > 1:
         rest = row.primary.template[len(before) + 1 :]
-        found = [".".join((*before, str(number), *rest)) for number in range(len(several))]
+        paths = [".".join((*before, str(number), *rest)) for number in range(len(several))]
         raise SpecError(
-            f"the {row.kind} has {len(several)} pod templates at {'.'.join(before)}, so {_WHERE} "
-            "has to say which one is called",
-            hint=" or ".join(f'{_WHERE}="{path}"' for path in found),
+            f"the {row.kind} has {len(several)} pod templates at {'.'.join(before)}, so "
+            f"{_PATH_PARAMETER} has to say which one is called",
+            hint=" or ".join(f'{_PATH_PARAMETER}="{path}"' for path in paths),
         )
 
 
 def _check_template(manifest: Mapping[str, Any], row: Kind) -> None:
-    where = row.primary.template
-    template = kinds.get(manifest, where)
-    shown = ".".join(where) or "its top"
+    template_path = row.primary.template
+    template = kinds.get(manifest, template_path)
+    shown = ".".join(template_path) or "its top"
     if not isinstance(template, Mapping) or not isinstance(template.get("spec"), Mapping):
-        found = [".".join(path) for path in _candidates(manifest) if path != where]
+        candidate_paths = [
+            ".".join(path) for path in _candidates(manifest) if path != template_path
+        ]
         raise SpecError(
             f"the {row.kind} has no pod template at {shown}",
-            hint=f'there is one at {found[0]}: {_WHERE}="{found[0]}"'
-            if found
-            else f"a pod template has a `spec` with `containers`; {_WHERE} says where it lies",
+            hint=f'there is one at {candidate_paths[0]}: {_PATH_PARAMETER}="{candidate_paths[0]}"'
+            if candidate_paths
+            else "a pod template has a `spec` with `containers`; "
+            f"{_PATH_PARAMETER} says where it lies",
         )
     containers = template["spec"].get("containers")
     if not isinstance(containers, list) or not containers:
@@ -199,12 +209,12 @@ def _check_template(manifest: Mapping[str, Any], row: Kind) -> None:
             f"the pod template of the {row.kind} at {shown} has no containers",
             hint=f"one, with an image, is enough: it may be named {row.container!r}",
         )
-    if not all(isinstance(one, Mapping) for one in containers):
+    if not all(isinstance(container, Mapping) for container in containers):
         raise SpecError(f"{shown}.spec.containers of the {row.kind} is no list of dictionaries")
 
 
 def _candidates(manifest: Mapping[str, Any]) -> Iterator[Path]:
-    """Paths of what looks like a pod template."""
+    """Paths of nodes that look like a pod template."""
     pending: list[tuple[Path, Any]] = [((), manifest)]
     while pending:
         path, node = pending.pop(0)

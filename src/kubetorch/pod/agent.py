@@ -32,8 +32,9 @@ from kubetorch.pod.environment import Interpreters, container_environ, user_envi
 from kubetorch.pod.filesystem import PodFilesystem
 from kubetorch.pod.http.app import App
 from kubetorch.pod.http.auth import Credentials, Guard
+from kubetorch.pod.http.handing_on import HandingOn
 from kubetorch.pod.image.preparation import Images
-from kubetorch.pod.knative_keepalive import KnativeKeepAlive
+from kubetorch.pod.knative_keepalive import REVISION, KnativeKeepAlive
 from kubetorch.pod.logs import AgentLines, Line, LogLine, PodLog
 from kubetorch.pod.membership import Membership
 from kubetorch.pod.memory_limit import MemoryLimit
@@ -272,7 +273,21 @@ class Agent:
         )
         self._keepalive = KnativeKeepAlive(self._streams.has_unseen_call, guard.own_token, environ)
         self._app_names = AppNames(pod.namespace, pod.workload)
-        gate = AppProxy(pod_name=pod.pod, guard=guard, host=self._apps, names=self._app_names)
+        self._handing_on = HandingOn(
+            pod_name=pod.pod,
+            members=self._members,
+            token=guard.own_token,
+            load=lambda: self._calls.running + self._apps.busy,
+            takes_turns=pod.backend == "local",
+            is_on=REVISION not in environ,
+        )
+        gate = AppProxy(
+            pod_name=pod.pod,
+            guard=guard,
+            host=self._apps,
+            names=self._app_names,
+            handing_on=self._handing_on,
+        )
         app = App(
             pod_name=pod.pod,
             guard=guard,
@@ -284,6 +299,7 @@ class Agent:
             apps=self._apps,
             gate=gate,
             log=self._log,
+            handing_on=self._handing_on,
         )
         self._shells = Shells(
             pod_name=pod.pod,
@@ -359,6 +375,7 @@ class Agent:
         await preempting
         self._peers.close()
         self._keepalive.close()
+        await self._handing_on.close()
         await self._shells.close()
         await self._server.close(GOODBYE_TIMEOUT)
         await asyncio.gather(

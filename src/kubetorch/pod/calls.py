@@ -40,6 +40,7 @@ from kubetorch.errors import (
     QueueFullError,
     SerializationError,
     SpecError,
+    WorkerDiedError,
 )
 from kubetorch.pod.item_use import ItemUse
 from kubetorch.pod.logs import Line
@@ -54,7 +55,7 @@ from kubetorch.specs.compute import MOST_WAITING
 from kubetorch.specs.workload import Origin, WorkloadSpec
 from kubetorch.wire import codecs, exceptions, retries, routes
 from kubetorch.wire.calls import CALL_ID, Outcome, Raised, Returned, check_arguments
-from kubetorch.wire.frames import OWN, Chain, Open, Progress, Retry
+from kubetorch.wire.frames import KUBETORCH, Chain, Open, Progress, Retry
 from kubetorch.wire.messages import CallProgress, CallReport, Ending, QueueView, SlotHolder
 
 #: Calls that the pod knows at one time, whatever their state.
@@ -262,8 +263,11 @@ class Call:
             self._payload = None
         if self.queued is not None or self.request.collective or self.request.is_item:
             self.on_begun()
+        request = self.request
+        if isinstance(worker, RankGroup):
+            request = worker.place(request, self.process)
         try:
-            self.number = worker.call(self, self.request, payload, chain)
+            self.number = worker.call(self, request, payload, chain)
         except KubetorchError as error:
             self.fail(error, started=False)
             return
@@ -414,6 +418,9 @@ class Call:
         self._calls.on_lost(self)
         failure = self._calls.describe(error, started=True)
         if self._repeats_after(failure):
+            if isinstance(error, WorkerDiedError):
+                # As its caller says of a call that it makes again itself.
+                self.request = replace(self.request, is_again=True)
             self._pause()
             return
         self._end(is_failure=True)
@@ -611,6 +618,10 @@ class Calls:
         return self._worker.generation if self._worker is not None else 0
 
     @property
+    def is_distributed(self) -> bool:
+        return self.spec is not None and self.spec.compute.distribution is not None
+
+    @property
     def is_serving(self) -> bool:
         """True if a call would run at once."""
         return self._worker is not None and not self.is_draining
@@ -692,12 +703,12 @@ class Calls:
         self.check_target(request.callable, request.body.codec)
         given = {"workers": request.workers is not None, "restart_procs": request.restart_procs}
         asked = [name for name, is_given in given.items() if is_given]
-        is_plain = self.spec is not None and self.spec.compute.distribution is None
-        if (asked or request.part) and is_plain:
+        if (asked or request.part) and self.spec is not None and not self.is_distributed:
             raise SpecError(
                 f"{request.callable} is not distributed: it has no workers to choose or restart "
                 f"({', '.join(asked) or 'part'})",
-                hint="kt.Compute(...).distribute(...) makes it so",
+                hint="kt.Compute(...).distribute(...) makes it so; of any service "
+                'workers="any" is the least busy pod',
             )
         names = (request.id, request.request_id, request.method or "")
         if max(map(len, names)) > NAME_CHARACTERS:
@@ -745,6 +756,13 @@ class Calls:
         self.check(request)
         if request.id in self._by_id:
             raise CallRefusedError(f"there is a call {request.id} already")
+        if request.most_calls is not None and self.running > request.most_calls:
+            busy = CallRefusedError(
+                f"pod {self.pod_name} has {self.running} calls, and another pod fewer",
+                hint="call again: another pod takes it",
+            )
+            busy.calls = self.running
+            raise busy
         call = Call(self, request, caller, f"{self._tag}-{next(self._numbers):x}")
         call.spec = self.spec
         self._open.add(call)
@@ -832,7 +850,8 @@ class Calls:
             return
         try:
             if isinstance(self._worker, RankGroup):
-                nodes = frozenset(self._worker.nodes_of(request))
+                selected = self._worker.nodes_of(request)
+                nodes = None if selected is None else frozenset(selected)
             chain = Chain.parse(request.chain) if request.chain else ()
             caller = call.callers[0].identity if call.callers else ""
             ticket = Ticket(call.tag, caller, chain, request.body.total, nodes, beside)
@@ -1107,7 +1126,7 @@ class Calls:
                 f"waiting for pods to start the ranks again: {waits_for}; with "
                 'workers="ready" those that are there begin'
             )
-            call.on_log(Line(text, OWN, "WARNING", time.time(), None))
+            call.on_log(Line(text, KUBETORCH, "WARNING", time.time(), None))
         seconds = 2 * waited
         asyncio.get_running_loop().call_later(seconds, self._tell_waiting, call, seconds)
 

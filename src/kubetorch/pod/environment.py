@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from kubetorch.config.environment import MEMBERS_FILE, ORIGIN, USERNAME
+from kubetorch.config.environment import MEMBERS_FILE, ORIGIN, PREFIX_USERNAME, USERNAME
 from kubetorch.errors import PodContainerError, SpecError
 from kubetorch.lib import deadlines, process_watch, processes, runtime
 from kubetorch.pod import rank_environment
@@ -32,6 +32,7 @@ from kubetorch.pod.apps.process import AppRun
 from kubetorch.pod.user_process import protocol
 from kubetorch.pod.worker_process.worker import WorkerSpec
 from kubetorch.specs import quantity
+from kubetorch.specs.callable import APP_PORT
 from kubetorch.specs.compute import MOST_WAITING, ComputeSpec, thaw
 from kubetorch.specs.dockerfile import VARIABLE, variable_value
 from kubetorch.specs.image import EnvStep
@@ -158,6 +159,7 @@ def worker_environ(
     env = {name: value for name, value in environ.items() if not name.startswith(INTERNAL)}
     if spec.username is not None:
         env.setdefault(USERNAME, spec.username)
+        env.setdefault(PREFIX_USERNAME, str(spec.prefix_username).lower())
     secrets = {name for one in compute.secrets for name, _ in one.variables}
     secret = {name: env[name] for name in secrets if name in env}
     said: dict[str, str] = {}
@@ -274,21 +276,34 @@ def shell_environ(
 
 
 def app_run(
-    generation: int, spec: WorkloadSpec, *, pod: PodEnv, prepared: Prepared, code: Path | None
+    generation: int,
+    spec: WorkloadSpec,
+    *,
+    pod: PodEnv,
+    prepared: Prepared,
+    code: Path | None,
+    own_port: int | None = None,
 ) -> AppRun:
     """The run of an app of this generation.
 
     Its shell finds the interpreter and its programs first; Python, in whatever it starts, finds the
     project, writes lines as they come, and does not deploy the app once more, nor those that
-    deployed it.
+    deployed it. Without an `own_port` the app listens on the declared one.
     """
     ref, app = spec.callable, spec.callable.app
     if app is None:
         raise SpecError(f"{spec.name} is no app")
     env = shell_environ(prepared, spec, pod, code)
     env.setdefault(*protocol.BREAKPOINT)
-    if app.port is not None:
-        env["KT_APP_PORT"] = str(app.port)
+    port, command = app.port, app.command
+    if port is not None:
+        if own_port is None:
+            env.setdefault("PORT", str(port))
+        else:
+            port = own_port
+            env["PORT"] = str(port)
+        env["KT_APP_PORT"] = str(port)
+        command = APP_PORT.sub(str(port), command)
     if app.health_check is not None:
         env["KT_APP_HEALTHCHECK"] = app.health_check
     if code is not None and ref.source_file is not None:
@@ -299,11 +314,13 @@ def app_run(
         folder = (folder if code is None else code) / app.folder
     return AppRun(
         generation=generation,
-        app=app,
+        app=replace(app, command=command),
+        port=port,
         folder=str(folder),
         env=env,
         concurrency=spec.compute.concurrency_of(1),
         max_queue=spec.compute.max_queue or MOST_WAITING,
+        is_balanced=spec.compute.is_balanced,
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from kubetorch.lib import processes
 from kubetorch.pod.logs import Line
-from kubetorch.wire.frames import OWN
+from kubetorch.wire.frames import KUBETORCH
 
 #: Seconds for which the use of the processor is measured, from the begin of a map on.
 MEASURED_SECONDS = 5.0
@@ -54,7 +54,7 @@ class ItemUse:
                 f"the items of this map use {max(share, 0.0):.0%} of a core each, and run one at a "
                 "time in a process: kt.Compute(concurrency=N) runs N of them at once"
             )
-            self.tell(map_id, Line(text, OWN, "INFO", time.time(), None))
+            self.tell(map_id, Line(text, KUBETORCH, "INFO", time.time(), None))
 
 
 def seconds_used(pids: Collection[int]) -> float | None:

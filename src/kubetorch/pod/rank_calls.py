@@ -20,6 +20,7 @@ import logging
 import re
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -51,7 +52,7 @@ from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.distribution import SINGLE_CONTROLLER
 from kubetorch.wire import codecs, exceptions, rank_values
 from kubetorch.wire.calls import new_call_id
-from kubetorch.wire.frames import OWN, Open, Part, Progress
+from kubetorch.wire.frames import KUBETORCH, Open, Part, Progress
 from kubetorch.wire.messages import Member, World
 from kubetorch.wire.rank_values import Entry
 
@@ -204,15 +205,27 @@ class RankGroup:
         return number
 
     @property
+    def first(self) -> int | None:
+        """The first node that is not lost."""
+        nodes = range(len(self.world.members))
+        lost = self.lost(nodes)
+        return next((node for node in nodes if node not in lost), None)
+
+    @property
     def keeper(self) -> int | None:
         """The node whose agent hands out the slots of all ranks, where calls are bounded.
 
         So all ranks run the same calls in the same order, and a call has all its slots or none.
         """
-        if self._compute.concurrency is None:
-            return None
-        lost = self.lost(range(len(self.world.members)))
-        return next((node for node in range(len(self.world.members)) if node not in lost), None)
+        return None if self._compute.concurrency is None else self.first
+
+    def place(self, request: Open, node: int | None) -> Open:
+        """A call for any node, once it has a slot in this one."""
+        if node is None or not is_for_any(request):
+            return request
+        if request.part is None:
+            return structs.replace(request, workers=(node,))
+        return structs.replace(request, part=Part(request.part.epoch, (node,)))
 
     def hands_out_slots(self, request: Open) -> bool:
         """True if a call has to wait in this pod for the slots that it needs."""
@@ -220,9 +233,10 @@ class RankGroup:
             return request.part.needs_slots
         return self.node is not None and self.node == self.keeper
 
-    def nodes_of(self, request: Open) -> tuple[int, ...]:
-        """The nodes that a call runs on; raises what `call` would."""
-        return self._select(request)
+    def nodes_of(self, request: Open) -> tuple[int, ...] | None:
+        """The nodes that a call runs on, `None` for any one; raises what `call` would."""
+        nodes = self._select(request)
+        return None if is_for_any(request) else nodes
 
     def cancel(self, number: int, reason: str, *, timed_out: bool) -> None:
         run = self._runs.get(number)
@@ -349,20 +363,34 @@ class RankGroup:
     def _select(self, request: Open) -> tuple[int, ...]:
         part = request.part
         if part is not None:
-            return self._check_part(part)
+            nodes = self._check_part(part)
+            return self._least_busy() if part.is_any else nodes
         if self.is_single:
             if request.workers is not None:
                 raise SpecError(
                     f"a call on {self._framework} runs on one pod, whose program uses the others",
                     hint="call it without workers=",
                 )
-            nodes: tuple[int, ...] = (0,)
+            nodes = (0,)
+        elif is_for_any(request):
+            return self._least_busy()
         else:
             lost = self.lost(range(len(self.world.members)))
-            nodes = select(request.workers, self.world.members, lost, self.node)
+            nodes = select(request.workers, self.world.members, lost)
         if self.is_monitored and not is_tolerant(request) and self.lost(self.needed(nodes)):
             raise self.membership_error()
         return nodes
+
+    def _least_busy(self) -> tuple[int, ...]:
+        """The node with the fewest calls, of those that are equal the first; none if all are lost.
+
+        The agent of the first node gets all calls for any node, so it knows.
+        """
+        calls = Counter(node for run in self._runs.values() for node in run.nodes)
+        everyone = range(len(self.world.members))
+        lost = self.lost(everyone)
+        ready = [node for node in everyone if node not in lost]
+        return (min(ready, key=calls.__getitem__),) if ready else ()
 
     def _check_part(self, part: Part) -> tuple[int, ...]:
         if part.epoch < self.world.epoch:
@@ -393,7 +421,8 @@ class Run:
         #: Whether the call came from a client, not from another agent.
         self.is_root = request.part is None
         self.sink = sink
-        self._nodes = tuple(nodes)
+        #: The nodes that it runs on.
+        self.nodes = tuple(nodes)
         self._parts: list[RankPart] = []
         self._entries: list[Entry] = []
         self._payloads: list[Payload] = []
@@ -413,13 +442,16 @@ class Run:
         """Start it everywhere. The payload stays the caller's."""
         group = self.group
         world = group.world
-        keeper = group.keeper if self.is_root else None
+        keeper = group.first if is_for_any(self.request) else group.keeper
+        keeper = keeper if self.is_root else None
         if keeper is not None and keeper != group.node:
-            whole = PeerPart(self, self._nodes, keeper=keeper)
+            if is_for_any(self.request):
+                self.nodes = (keeper,)  # which chooses one
+            whole = PeerPart(self, self.nodes, keeper=keeper)
             self._add(whole)
             whole.begin(payload)
             return
-        if group.node in self._nodes:
+        if group.node in self.nodes:
             first = rank_of(world, group.node, 0)
             workers = group.workers[:1] if group.is_single else group.workers
             for own, worker, rank in zip(
@@ -429,7 +461,7 @@ class Run:
                 local.number = worker.call(local, self.request, own, self.request.chain)
                 self._add(local)
         # Last: what a worker refuses is not to run anywhere.
-        for nodes in group.children(self._nodes):
+        for nodes in group.children(self.nodes):
             part = PeerPart(self, nodes)
             self._add(part)
             part.begin(payload)
@@ -479,11 +511,11 @@ class Run:
         group = self.group
         if not group.is_monitored or is_tolerant(self.request) or self._answer is not None:
             return
-        if group.lost(group.needed(self._nodes)):
+        if group.lost(group.needed(self.nodes)):
             self.fail([self.describe(group.membership_error(), None, None)])
 
     def say(self, text: str, level: str) -> None:
-        self.sink.on_log(Line(text, OWN, level, time.time(), None))
+        self.sink.on_log(Line(text, KUBETORCH, level, time.time(), None))
 
     # --------------------------------------------------------------------------- from its parts
 
@@ -756,7 +788,8 @@ class PeerPart(RankPart):
     def __init__(self, run: Run, nodes: tuple[int, ...], *, keeper: int | None = None) -> None:
         super().__init__(run)
         self.nodes = nodes
-        self._needs_slots = keeper is not None
+        self._needs_slots = keeper is not None and run.group.keeper is not None
+        self._is_any = keeper is not None and is_for_any(run.request)
         self._member = run.group.world.members[nodes[0] if keeper is None else keeper]
         self._call: PeerCall | None = None
 
@@ -779,7 +812,7 @@ class PeerPart(RankPart):
         request = structs.replace(
             run.request,
             id=new_call_id(),
-            part=Part(run.group.world.epoch, self.nodes, self._needs_slots),
+            part=Part(run.group.world.epoch, self.nodes, self._needs_slots, self._is_any),
             workers=None,
             restart_procs=False,
             detached=False,
@@ -839,24 +872,25 @@ class PeerPart(RankPart):
 
 def is_tolerant(request: Open) -> bool:
     """True if a call runs on the nodes that are there."""
-    return request.workers in ("any", "ready")
+    return request.workers == "ready"
+
+
+def is_for_any(request: Open) -> bool:
+    """True if a call runs on whichever node is least busy."""
+    return request.workers == "any" if request.part is None else request.part.is_any
 
 
 def select(
     workers: str | Sequence[int | str] | None,
     members: Sequence[Member],
     lost: Collection[int],
-    node: int | None,
 ) -> tuple[int, ...]:
-    """The nodes that `workers=` means."""
+    """The nodes that `workers=` means, unless it is any."""
     everyone = range(len(members))
     if workers is None:
         return tuple(everyone)
-    ready = tuple(one for one in everyone if one not in lost)
     if workers == "ready":
-        return ready
-    if workers == "any":
-        return ready[:1] if node is None else (node,)
+        return tuple(one for one in everyone if one not in lost)
     if isinstance(workers, str):
         found = tuple(
             one for one in everyone if workers in members[one].host or workers in members[one].pod

@@ -135,7 +135,7 @@ class Session:
         self._logs_left -= 1
         if self._logs_left == 0:
             text = f"… more than {LOG_LIMIT} lines; kt logs has the others"
-            self.send(LogReport(generation=message.generation, text=text, source=frames.OWN))
+            self.send(LogReport(generation=message.generation, text=text, source=frames.KUBETORCH))
         elif self._logs_left > 0:
             self.send(structs.replace(message, text=message.text[:TEXT_CHARACTERS]))
 

@@ -225,7 +225,7 @@ class StreamedCall:
             return
         count, self._dropped = self._dropped, 0
         text = f"… {count} lines left out, because they were read too slowly; kt logs has them"
-        meta = frames.Log(text, self._pod_name, frames.OWN)
+        meta = frames.Log(text, self._pod_name, frames.KUBETORCH)
         self._send(frames.encode(Kind.LOG, self.number, meta))
 
     # ------------------------------------------------------------------------------- sending

@@ -30,7 +30,7 @@ from kubetorch.errors import (
     KubetorchError,
     ResourceNotAvailableError,
 )
-from kubetorch.lib import deadlines
+from kubetorch.lib import deadlines, sockets
 from kubetorch.lib.changes import Changes
 from kubetorch.lib.tasks import cancel_all
 from kubetorch.pod import environment, framework_nodes, rank_environment, reload
@@ -398,6 +398,12 @@ class GenerationLoader:
             return {}
         return rank_environment.pool_environ(spec.compute, ordinals[0], members)
 
+    def _own_port(self, spec: WorkloadSpec) -> int | None:
+        """A port for the app of this pod alone, where its siblings share the ports of a machine."""
+        app = spec.callable.app
+        is_shared = self.pod.backend == "local" and spec.compute.pods > 1
+        return sockets.choose(()) if app is not None and app.port and is_shared else None
+
     async def load_app(
         self, generation: int, spec: WorkloadSpec, *, make_room: Callable[[], Awaitable[None]]
     ) -> Serving:
@@ -415,6 +421,7 @@ class GenerationLoader:
                 pod=self.pod,
                 prepared=prepared,
                 code=slot.path if slot is not None else None,
+                own_port=self._own_port(spec),
             )
             self._on_stage(generation, "starting", wanted.app.command)
             app = await self.apps.start(wanted)

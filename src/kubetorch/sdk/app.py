@@ -152,7 +152,13 @@ class App(Module["App"]):
             self.compute = compute
 
     @classmethod
-    def from_name(cls, name: str, namespace: str | None = None, reload_prefixes: Any = None) -> App:  # noqa: ANN401  # as for the others
+    def from_name(
+        cls,
+        name: str,
+        namespace: str | None = None,
+        reload_prefixes: Any = None,  # noqa: ANN401  # as for the others
+        prefix_username: bool | None = None,
+    ) -> App:
         """Not possible: what an app is lies in its program.
 
         Raises:

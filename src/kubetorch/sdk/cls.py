@@ -78,11 +78,13 @@ class Cls(Module[T], Generic[T]):
 
     def _deployment(self, get_if_exists: bool = False, is_replacing: bool = False) -> Deployment:
         spec = None if self._compute is None else self._compute.to_spec()
-        if self._on_replace == "error" and spec and (spec.autoscaling or spec.pods > 1):
-            what = "it is autoscaled" if spec.autoscaling else f"it has {spec.pods} pods"
+        if self._on_replace == "error" and spec and (spec.is_balanced or spec.pods > 1):
+            what = f"it has {spec.pods} pods"
+            if spec.is_balanced:
+                what = "it is autoscaled" if spec.autoscaling else 'its dispatch is "any"'
             raise SpecError(
                 f"on_replace='error' is for a class with one instance; {self.name}: {what}",
-                hint="leave out .autoscale(...), .distribute(...) and replicas, or on_replace",
+                hint="leave out autoscale(), distribute(), replicas and dispatch, or on_replace",
             )
         return super()._deployment(get_if_exists, is_replacing)
 
@@ -214,6 +216,7 @@ def cls(
     sync_dir: str | Path | bool | None = None,
     remote_dir: str | None = None,
     remote_import_path: str | None = None,
+    prefix_username: bool | None = None,
     *,
     on_replace: OnReplace = "warn",
     options: Mapping[str, Any] | None = None,
@@ -227,6 +230,7 @@ def cls(
     sync_dir: str | Path | bool | None = None,
     remote_dir: str | None = None,
     remote_import_path: str | None = None,
+    prefix_username: bool | None = None,
     *,
     on_replace: OnReplace = "warn",
     options: Mapping[str, Any] | None = None,
@@ -239,6 +243,7 @@ def cls(  # noqa: PLR0913  # the documented parameters
     sync_dir: str | Path | bool | None = None,
     remote_dir: str | None = None,
     remote_import_path: str | None = None,
+    prefix_username: bool | None = None,
     *,
     on_replace: OnReplace = "warn",
     options: Mapping[str, Any] | None = None,
@@ -257,6 +262,8 @@ def cls(  # noqa: PLR0913  # the documented parameters
         sync_dir: Folder whose files go to the pods; `None` finds the project, `False` sends none.
         remote_dir: Folder in the container that has the code already; then none is sent.
         remote_import_path: Dotted name of the module in `remote_dir`.
+        prefix_username: Whether the user name stands in front of the service's name; as
+            `kt.config.prefix_username` says if not given. False finds the bare name alone.
         on_replace: What the next call of a program gets after the instance was made anew although
             nobody deployed, because its worker or pod ended: `"warn"` runs it and warns with
             `InstanceReplacedWarning`, `"error"` raises `InstanceReplacedError` instead, once. For
@@ -281,6 +288,7 @@ def cls(  # noqa: PLR0913  # the documented parameters
         name=name,
         get_if_exists=get_if_exists,
         reload_prefixes=reload_prefixes,
+        prefix_username=prefix_username,
         call_options=options,
     )
     if class_obj is not None:

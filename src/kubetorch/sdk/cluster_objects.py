@@ -253,7 +253,7 @@ class ClusterObjects:
                 where = secret.namespace
                 values = self._controller.secrets.values(where, secret.object_name)
                 data = {key: base64.b64encode(one).decode() for key, one in values.items()}
-                yield {**secrets.shell(ref, namespace=where), "data": data}
+                yield {**secrets.secret_manifest(ref, namespace=where), "data": data}
         elif kind == "PersistentVolumeClaim":
             for volume in self._controller.volumes.list(namespace):
                 yield storage.claim_of(

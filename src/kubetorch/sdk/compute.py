@@ -22,7 +22,7 @@ from kubetorch.sdk.image import Image
 from kubetorch.sdk.read_only import shown
 from kubetorch.specs import autoscaling, distribution, names
 from kubetorch.specs.autoscaling import AutoscalingSpec
-from kubetorch.specs.compute import ComputeSpec, Pairs
+from kubetorch.specs.compute import ComputeSpec, Dispatch, Pairs
 from kubetorch.specs.distribution import DistributionSpec
 from kubetorch.specs.endpoint import Endpoint
 from kubetorch.specs.image import ImageSpec, RunStep, check_reference
@@ -87,6 +87,7 @@ class ComputeArguments(TypedDict, total=False):
     concurrency: int | None
     max_queue: int | None
     num_proc: int | str | None
+    dispatch: Dispatch | None
 
 
 class _Attribute(Generic[GivenT, ShownT]):
@@ -183,6 +184,8 @@ class Compute:
             `QueueFullError`.
         num_proc: Processes of each pod, of which each call gets the least busy one: a number, or
             `"auto"` for as many as the pod has GPUs, or else whole CPUs. 1 if not given.
+        dispatch: Which pods of several a call goes to: `"all"`, with a list of their results, or
+            `"any"`, the least busy one, with its result. `"all"` if not given.
 
     Raises:
         SpecError: A value is impossible, or two contradict each other; the message names them.
@@ -234,6 +237,7 @@ class Compute:
         concurrency: int | None = None,
         max_queue: int | None = None,
         num_proc: int | str | None = None,
+        dispatch: Dispatch | None = None,
         **unknown: NoReturn,
     ) -> None:
         arguments = locals()
@@ -426,6 +430,7 @@ class Compute:
     selector = _Attribute[Mapping[str, str] | None, dict[str, str] | None]()
     max_queue = _Attribute[int | None, int]()
     num_proc = _Attribute[int | str | None, int | str]()
+    dispatch = _Attribute[Dispatch | None, Dispatch]()
 
     @property
     def kubeconfig_path(self) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from kubetorch.config import environment
 from kubetorch.errors import (
@@ -30,6 +30,7 @@ from kubetorch.specs.compute import (
     AGENT_PORT,
     MOST_WAITING,
     ComputeSpec,
+    Dispatch,
     Toleration,
     freeze,
     thaw,
@@ -220,6 +221,7 @@ _NAME_LIMIT = 253
 #: Names that stand in a label too.
 _LABEL_LIMIT = 63
 _PULL_POLICIES = ("Always", "IfNotPresent", "Never")
+_DISPATCH: tuple[Dispatch, ...] = get_args(Dispatch)
 _PORTS = range(1, 65536)
 
 
@@ -280,6 +282,17 @@ def num_proc(value: object) -> int | str:
             hint="for example kt.Compute(cpus=4, num_proc=4)",
         )
     return number
+
+
+def dispatch(value: object) -> str:
+    """Which pods of several a call goes to."""
+    if value not in _DISPATCH:
+        raise SpecError(
+            f'dispatch is {value!r}; it must be "all", every pod and a list of results, or "any", '
+            "the least busy pod and its result",
+            hint=did_you_mean(str(value), _DISPATCH),
+        )
+    return str(value)
 
 
 def server_port(value: object) -> int | None:
@@ -507,6 +520,7 @@ PARAMETERS = {
         Parameter("concurrency", partial(parameters.count, "concurrency")),
         Parameter("max_queue", partial(parameters.count, "max_queue"), show=_most_waiting),
         Parameter("num_proc", num_proc, show=lambda number: number or 1),
+        Parameter("dispatch", dispatch),
         Parameter("server_port", server_port, show=_port, is_argument=False),
     )
 }
@@ -552,6 +566,7 @@ def settled(spec: ComputeSpec, before: ComputeSpec) -> ComputeSpec:
 def check_consistency(spec: ComputeSpec) -> None:
     """Refuse parameters that contradict each other, or have no manifest together."""
     _check_modes(spec)
+    _check_dispatch(spec)
     _check_slots(spec)
     if spec.is_selector_only:
         _check_pool(spec)
@@ -575,6 +590,22 @@ def _check_modes(spec: ComputeSpec) -> None:
             f"replicas is {spec.replicas}, and autoscale() decides on the number of pods",
             hint=f"autoscale(min_scale={spec.replicas}) keeps so many, initial_scale= begins with "
             "them",
+        )
+
+
+def _check_dispatch(spec: ComputeSpec) -> None:
+    if spec.dispatch == "all":
+        return
+    if spec.distribution is not None:
+        raise SpecError(
+            f"dispatch is {spec.dispatch!r}, and distribute() runs each call on all pods",
+            hint='a call with workers="any" runs on one of them',
+        )
+    if spec.is_selector_only:
+        raise SpecError(
+            f"dispatch is {spec.dispatch!r}, of pods that a selector finds, which all get each "
+            "call",
+            hint='a call with workers="any" goes to one of them',
         )
 
 

@@ -71,6 +71,7 @@ def compute(
     *,
     name: str | None = None,
     options: Mapping[str, Any] | None = None,
+    prefix_username: bool | None = None,
     **compute_kwargs: Unpack[ComputeArguments],
 ) -> Decorator:
     """Make a service of the function or class below, to be deployed by `kt deploy`.
@@ -82,6 +83,7 @@ def compute(
         reload_prefixes: Whose service it is, see `kt.fn`.
         name: Name of the service; that of the function or class if not given.
         options: Options of its calls, as `.options(...)` takes them.
+        prefix_username: Whether the user name stands in front of the service's name, see `kt.fn`.
         compute_kwargs: What it runs on: the arguments of `kt.Compute`.
 
     Raises:
@@ -101,9 +103,9 @@ def compute(
         partial = decorated if isinstance(decorated, Partial) else Partial(decorated)
         wrapped = partial.__wrapped__
         if isinstance(wrapped, type):
-            handle: Handle = cls(wrapped, name, options=options)
+            handle: Handle = cls(wrapped, name, options=options, prefix_username=prefix_username)
         else:
-            handle = fn(wrapped, name, options=options)
+            handle = fn(wrapped, name, options=options, prefix_username=prefix_username)
         handle.reload_prefixes = reload_prefixes
         declared = Compute(**compute_kwargs)
         for change in partial.changes:

@@ -48,6 +48,7 @@ def fn(
     sync_dir: str | Path | bool | None = None,
     remote_dir: str | None = None,
     remote_import_path: str | None = None,
+    prefix_username: bool | None = None,
     *,
     options: Mapping[str, Any] | None = None,
 ) -> Fn[P, R]: ...
@@ -60,6 +61,7 @@ def fn(
     sync_dir: str | Path | bool | None = None,
     remote_dir: str | None = None,
     remote_import_path: str | None = None,
+    prefix_username: bool | None = None,
     *,
     options: Mapping[str, Any] | None = None,
 ) -> Fn[P, Iterator[Y]]: ...
@@ -72,6 +74,7 @@ def fn(
     sync_dir: str | Path | bool | None = None,
     remote_dir: str | None = None,
     remote_import_path: str | None = None,
+    prefix_username: bool | None = None,
     *,
     options: Mapping[str, Any] | None = None,
 ) -> Fn[P, R]: ...
@@ -84,6 +87,7 @@ def fn(
     sync_dir: str | Path | bool | None = None,
     remote_dir: str | None = None,
     remote_import_path: str | None = None,
+    prefix_username: bool | None = None,
     *,
     options: Mapping[str, Any] | None = None,
 ) -> Fn[..., Any]: ...
@@ -95,6 +99,7 @@ def fn(  # noqa: PLR0913  # the documented parameters
     sync_dir: str | Path | bool | None = None,
     remote_dir: str | None = None,
     remote_import_path: str | None = None,
+    prefix_username: bool | None = None,
     *,
     options: Mapping[str, Any] | None = None,
 ) -> Fn[..., Any]:
@@ -112,6 +117,8 @@ def fn(  # noqa: PLR0913  # the documented parameters
         sync_dir: Folder whose files go to the pods; `None` finds the project, `False` sends none.
         remote_dir: Folder in the container that has the code already; then none is sent.
         remote_import_path: Dotted name of the module in `remote_dir`.
+        prefix_username: Whether the user name stands in front of the service's name; as
+            `kt.config.prefix_username` says if not given. False finds the bare name alone.
         options: Options of its calls, as `.options(...)` takes them; that changes them further.
 
     Raises:
@@ -128,5 +135,6 @@ def fn(  # noqa: PLR0913  # the documented parameters
         name=name,
         get_if_exists=get_if_exists,
         reload_prefixes=reload_prefixes,
+        prefix_username=prefix_username,
         call_options=options,
     )

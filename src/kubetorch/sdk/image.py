@@ -486,7 +486,7 @@ class _DockerfileReader:
     def _env(self, instruction: Instruction) -> None:
         for name, value in dockerfile.assignments(instruction, path=str(self.path)):
             # The rest is expanded on the pod, which knows the variables of the base too.
-            expanded = dockerfile.expand(value, self._build_only(), later=True)
+            expanded = dockerfile.expand(value, self._build_only(), keep_unknown_defaults=True)
             self.variables[name] = dockerfile.expand(value, self._known())
             if name == specs.PYTHON_VARIABLE:
                 self.python_path = self.variables[name]

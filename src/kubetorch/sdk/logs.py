@@ -54,7 +54,7 @@ def is_wanted(level: str | None, lowest: str) -> bool:
 
 def text(line: frames.Log | DeployLog) -> str:
     """A line as people read it, without the name of its pod."""
-    if line.source == "logger" or (line.source == frames.OWN and line.level is not None):
+    if line.source == "logger" or (line.source == frames.KUBETORCH and line.level is not None):
         return f"{moment(line.time)} | {line.level} | {line.text}"
     return line.text
 

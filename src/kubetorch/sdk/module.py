@@ -146,6 +146,7 @@ class Module(Generic[HandleT]):
         self._compute: Compute | None = None
         self._init_args: dict[str, Any] | None = None
         self._reload_prefixes: list[str] = []
+        self._prefix_username: bool | None = None
         self._options = options.CallOptions(async_=False)
         self._stream_logs: bool | None = None
         self._logging_config: LoggingConfig | None = None
@@ -167,6 +168,7 @@ class Module(Generic[HandleT]):
         name: str | None,
         get_if_exists: bool,
         reload_prefixes: str | Sequence[str] | None,
+        prefix_username: bool | None,
         call_options: Mapping[str, Any] | None = None,
     ) -> ModuleT:
         if callable_object is None:
@@ -176,7 +178,7 @@ class Module(Generic[HandleT]):
                 raise SpecError(
                     f"{factory} needs {missing}", hint=f"{factory}(name=...) finds a service"
                 )
-            found = cls.from_name(name, None, reload_prefixes)
+            found = cls.from_name(name, None, reload_prefixes, prefix_username)
             found._declare_options(call_options or {})
             return found
         if not callable(callable_object):
@@ -188,6 +190,7 @@ class Module(Generic[HandleT]):
         module._source = source
         module._is_named = name is not None
         module.reload_prefixes = reload_prefixes
+        module.prefix_username = prefix_username
         module._declare_options(call_options or {})
         return module
 
@@ -217,12 +220,11 @@ class Module(Generic[HandleT]):
 
     @property
     def service_name(self) -> str:
-        """Name of the service: with the configured user name in front, but for reload prefixes."""
+        """Name of the service: with the user name in front, unless `prefix_username` is false."""
         if self._service_name is not None:
             return self._service_name
-        return names.service_name(
-            self._name, username=config.username, prefixed=not self._reload_prefixes
-        )
+        is_prefixed = self._has_prefix and not self._reload_prefixes
+        return names.service_name(self._name, username=config.username, prefixed=is_prefixed)
 
     @service_name.setter
     def service_name(self, value: str) -> None:
@@ -250,9 +252,33 @@ class Module(Generic[HandleT]):
             self._service_name = None
             self._forget()
 
+    @property
+    def prefix_username(self) -> bool | None:
+        """Whether the user name stands in front of the name; `None`: as `kt.config` says."""
+        return self._prefix_username
+
+    @prefix_username.setter
+    def prefix_username(self, value: bool | None) -> None:
+        if not (value is None or isinstance(value, bool)):
+            raise SpecError(
+                f"`prefix_username` must be a boolean or None, and is {introspection.shown(value)}",
+                hint="False deploys and finds the bare name; None is as kt.config says",
+            )
+        if value != self._prefix_username:
+            self._prefix_username = value
+            self._service_name = None
+            self._forget()
+
+    @property
+    def _has_prefix(self) -> bool:
+        given = self._prefix_username
+        return config.prefix_username if given is None else given
+
     def _candidates(self) -> tuple[str, ...]:
         if self._service_name is not None:
             return (self._service_name,)
+        if not (self._has_prefix or self._reload_prefixes):
+            return (self.service_name,)
         branch = environment.branch_of_build() or checked_out_branch(working_directory())
         username = config.username
         return candidates(self._name, self._reload_prefixes, username=username, branch=branch)
@@ -403,12 +429,15 @@ class Module(Generic[HandleT]):
         init_args: Mapping[str, Any] | None,
         stream_logs: bool | None,
         reload_prefixes: str | Sequence[str] | None,
+        prefix_username: bool | None,
         placement: Placement,
     ) -> None:
         if init_args is not None and self.kind != "cls":
             raise SpecError(f"init_args are for classes; {self.name} is {_KINDS[self.kind]}")
         if reload_prefixes is not None:
             self.reload_prefixes = reload_prefixes
+        if prefix_username is not None:
+            self.prefix_username = prefix_username
         if stream_logs is not None:
             self.stream_logs = stream_logs
         self.compute = compute
@@ -445,6 +474,7 @@ class Module(Generic[HandleT]):
         remote_dir: str | None = None,
         remote_import_path: str | None = None,
         replace: bool = False,
+        prefix_username: bool | None = None,
     ) -> HandleT:
         """Deploy to `compute`, and wait until all pods serve this code.
 
@@ -463,17 +493,21 @@ class Module(Generic[HandleT]):
             remote_dir: Folder in the container that has the code already; then none is sent.
             remote_import_path: Dotted name of the module in `remote_dir`.
             replace: Replace the service of that name, also one of somebody else; it is yours then.
+            prefix_username: Whether the user name stands in front of the service's name, also for
+                later deploys of this object; `kt.config.prefix_username` if neither says.
 
         Raises:
             SpecError: Something is declared that is impossible.
             ServiceTakenError: The service of that name is another user's, or runs another callable
-                and is in use; see "Whose service" in the guide.
+                and is in use; see "Names and owners" in the documents.
             StartupError: The pods cannot start.
             Exception: What the user's code raised while it was loaded.
         """
         if not self._has_no_effect(compute):
             placement = Placement(sync_dir, remote_dir, remote_import_path)
-            self._declare(compute, init_args, stream_logs, reload_prefixes, placement)
+            self._declare(
+                compute, init_args, stream_logs, reload_prefixes, prefix_username, placement
+            )
             if dryrun:
                 self._note_declared()
             else:
@@ -493,11 +527,14 @@ class Module(Generic[HandleT]):
         remote_dir: str | None = None,
         remote_import_path: str | None = None,
         replace: bool = False,
+        prefix_username: bool | None = None,
     ) -> HandleT:
         """Awaitable form of `to`."""
         if not self._has_no_effect(compute):
             placement = Placement(sync_dir, remote_dir, remote_import_path)
-            self._declare(compute, init_args, stream_logs, reload_prefixes, placement)
+            self._declare(
+                compute, init_args, stream_logs, reload_prefixes, prefix_username, placement
+            )
             if dryrun:
                 self._note_declared()
             else:
@@ -599,6 +636,7 @@ class Module(Generic[HandleT]):
             callable=self._declared_ref(),
             compute=replace(compute.to_spec(), logging=self.logging_config),
             username=config.username,
+            prefix_username=config.prefix_username,
         )
 
     def _note_declared(self) -> None:
@@ -644,6 +682,7 @@ class Module(Generic[HandleT]):
         name: str,
         namespace: str | None = None,
         reload_prefixes: str | Sequence[str] | None = None,
+        prefix_username: bool | None = None,
     ) -> ModuleT:
         """The handle of a service that exists.
 
@@ -652,11 +691,14 @@ class Module(Generic[HandleT]):
             namespace: Its namespace; `kt.config.namespace` if not given.
             reload_prefixes: Whose service it is: prefixes of its name, instead of one's own user
                 name, the git branch, and none.
+            prefix_username: False finds the bare name alone; `kt.config.prefix_username` if it is
+                not given. With `reload_prefixes` it has no effect.
 
         Raises:
             ServiceNotFoundError: There is none.
         """
-        module = cls._named(name, namespace, reload_prefixes)
+        is_prefixed = config.prefix_username if prefix_username is None else prefix_username
+        module = cls._named(name, namespace, reload_prefixes, is_prefixed)
         found = None
         if not hasattr(cls, "kind"):  # `kt.Module` itself: a function or a class
             found = module._search()
@@ -664,7 +706,7 @@ class Module(Generic[HandleT]):
             kind = found.spec.callable.kind
             owner = importlib.import_module(f"kubetorch.sdk.{kind}")
             handle = cast("type[ModuleT]", getattr(owner, kind.capitalize()))
-            module = handle._named(name, namespace, reload_prefixes)
+            module = handle._named(name, namespace, reload_prefixes, is_prefixed)
         # A module that a pod imports must not ask anybody: there, the first call looks it up.
         if found is not None or not inpod.is_worker() or environment.deployed_apps():
             module._accept(found or module._search())
@@ -676,10 +718,12 @@ class Module(Generic[HandleT]):
         name: str,
         namespace: str | None,
         reload_prefixes: str | Sequence[str] | None,
+        prefix_username: bool,
     ) -> ModuleT:
         """A handle that was not looked up."""
         module = cls(name)
         module.reload_prefixes = parse_prefixes(reload_prefixes)
+        module.prefix_username = prefix_username
         if namespace is not None:
             module._namespace = names.check_namespace(namespace)
         return module
@@ -853,6 +897,7 @@ class Module(Generic[HandleT]):
             "_found": own,
             "_init_args": self._init_args,
             "_reload_prefixes": self._reload_prefixes,
+            "_prefix_username": self._prefix_username,
             "_options": replace(self._options, on_progress=None),
             "_stream_logs": self._stream_logs,
             "_logging_config": self._logging_config,

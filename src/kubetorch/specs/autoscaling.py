@@ -24,8 +24,8 @@ DEFAULT_PROGRESS_DEADLINE = "10m"
 
 _DURATION = re.compile(r"^\d+[smh](\d+[smh])*$")
 # Seconds; https://knative.dev/docs/serving/autoscaling/kpa-specific/#stable-window
-_LEAST_WINDOW = 6
-_LONGEST = 3600
+_SHORTEST_WINDOW_SECONDS = 6
+_LONGEST_SECONDS = 3600
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 #: Spellings of the documents beside Knative's own words.
@@ -37,8 +37,8 @@ ALIASES = {
 }
 
 
-#: What Knative takes besides, however much it is like one of the others.
-_OF_KNATIVE = (
+#: Annotations of Knative without a field here; they resemble our words and are no mistakes.
+_KNATIVE_ANNOTATIONS = (
     "activation_scale",
     "panic_threshold_percentage",
     "panic_window_percentage",
@@ -51,15 +51,15 @@ class AutoscalingSpec:
     """When pods are added and removed.
 
     Attributes:
-        target: Load per pod that is aimed at, in units of `metric`.
+        target: Load per pod that the autoscaler aims at, in units of `metric`.
         window: Time over which the metric is averaged.
         metric: `concurrency`, `rps`, `cpu`, `memory`, or a custom one (HPA).
         target_utilization: Percentage of the target at which pods are added.
         min_scale: Fewest pods; 0 allows none. `None`: 1, unless a scale-to-zero time was given.
         max_scale: Most pods; 0 is no limit.
-        initial_scale: Pods to begin with.
-        concurrency: Requests that a pod takes at once; more wait.
-        scale_to_zero_pod_retention_period: How long the last pod is kept at least.
+        initial_scale: Pods at the start.
+        concurrency: Requests that a pod handles at once; further requests wait.
+        scale_to_zero_pod_retention_period: How long the last pod stays at least.
         scale_down_delay: How long the load must be lower before a pod goes (KPA only).
         autoscaler_class: KPA or HPA.
         progress_deadline: How long a revision may take to become ready.
@@ -81,7 +81,11 @@ class AutoscalingSpec:
     extra_annotations: tuple[tuple[str, str], ...] = ()
 
 
-_NAMES = tuple(item.name for item in fields(AutoscalingSpec) if item.name != "extra_annotations")
+_FIELD_NAMES = tuple(
+    spec_field.name
+    for spec_field in fields(AutoscalingSpec)
+    if spec_field.name != "extra_annotations"
+)
 
 
 def seconds(duration: str) -> int:
@@ -91,7 +95,7 @@ def seconds(duration: str) -> int:
 
 def parse(arguments: Mapping[str, Any], *, launch_timeout: int) -> AutoscalingSpec:
     """Parse the keywords of `.autoscale()`, for a deploy that may take so many seconds."""
-    values, extra = _sort_out(arguments)
+    values, extra = _split_arguments(arguments)
     grace = values.pop("scale_to_zero_grace_period", None)
     if grace is not None:
         if isinstance(grace, bool) or not isinstance(grace, int) or grace < 0:
@@ -108,7 +112,7 @@ def parse(arguments: Mapping[str, Any], *, launch_timeout: int) -> AutoscalingSp
 
 def config(arguments: Mapping[str, Any]) -> AutoscalingSpec:
     """Parse the fields of an `AutoscalingConfig`, without the defaults of `.autoscale()`."""
-    return _checked(*_sort_out(arguments))
+    return _checked(*_split_arguments(arguments))
 
 
 def _checked(values: Mapping[str, Any], extra: Mapping[str, str]) -> AutoscalingSpec:
@@ -118,51 +122,53 @@ def _checked(values: Mapping[str, Any], extra: Mapping[str, str]) -> Autoscaling
     return _check_zero(_with_class(spec))
 
 
-def _sort_out(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    known = (*_NAMES, *ALIASES, "scale_to_zero_grace_period")
-    values: dict[str, Any] = {}
+def _split_arguments(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    known_words = (*_FIELD_NAMES, *ALIASES, "scale_to_zero_grace_period")
+    values_by_field: dict[str, Any] = {}
     extra: dict[str, str] = {}
-    for given, value in arguments.items():
+    for word, value in arguments.items():
         if value is None:
             continue
-        name = ALIASES.get(given, given)
-        if name not in known:
-            _check_unlike(given, known)
-            extra[given.replace("_", "-")] = str(value)
+        name = ALIASES.get(word, word)
+        if name not in known_words:
+            _check_unlike(word, known_words)
+            extra[word.replace("_", "-")] = str(value)
             continue
-        if name in values and values[name] != value:
-            raise AutoScalingError(f"{given} says {value!r}, another spelling {values[name]!r}")
-        values[name] = value
+        if name in values_by_field and values_by_field[name] != value:
+            raise AutoScalingError(
+                f"{word} says {value!r}, another spelling {values_by_field[name]!r}"
+            )
+        values_by_field[name] = value
     if "target_concurrency" in arguments:
-        values.setdefault("metric", "concurrency")
-    return values, extra
+        values_by_field.setdefault("metric", "concurrency")
+    return values_by_field, extra
 
 
-def _check_unlike(given: str, known: Sequence[str]) -> None:
-    """Refuse what is no annotation of Knative's, but probably one of our words."""
-    meant = hints.hint("autoscale", given)
-    if meant is None and given not in _OF_KNATIVE:
-        meant = did_you_mean(given, known, likeness=0.6)
-    if "timeout" in given.lower():
+def _check_unlike(word: str, known_words: Sequence[str]) -> None:
+    """Refuse a word that is no annotation of Knative and resembles one of our words."""
+    suggestion = hints.hint("autoscale", word)
+    if suggestion is None and word not in _KNATIVE_ANNOTATIONS:
+        suggestion = did_you_mean(word, known_words, likeness=0.6)
+    if "timeout" in word.lower():
         hint = (
             "progress_deadline is the time to become ready, scale_down_delay that until a pod "
             "goes, scale_to_zero_pod_retention_period that of the last one; "
             "kt.Compute(launch_timeout=) bounds a deploy"
         )
-    elif meant:
-        hint = meant
+    elif suggestion:
+        hint = suggestion
     else:
         return
-    raise AutoScalingError(f"autoscale() has no {given!r}", hint=hint)
+    raise AutoScalingError(f"autoscale() has no {word!r}", hint=hint)
 
 
 def progress_deadline(launch_timeout: int) -> str:
     """The default deadline of a revision, for a deploy that may take so many seconds."""
-    needed = max(launch_timeout + 60, int(launch_timeout * 1.2))
-    return f"{needed}s" if needed > 600 else DEFAULT_PROGRESS_DEADLINE
+    deadline_seconds = max(launch_timeout + 60, int(launch_timeout * 1.2))
+    return f"{deadline_seconds}s" if deadline_seconds > 600 else DEFAULT_PROGRESS_DEADLINE
 
 
-_MOST = 1_000_000
+_LARGEST_NUMBER = 1_000_000
 
 
 def check_numbers(spec: AutoscalingSpec) -> AutoscalingSpec:
@@ -171,7 +177,11 @@ def check_numbers(spec: AutoscalingSpec) -> AutoscalingSpec:
         value: Any = getattr(spec, name)
         if value is None:
             continue
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int)
+            or not 0 <= value <= _LARGEST_NUMBER
+        ):
             raise AutoScalingError(f"{name} is {value!r}; it must be a whole number, 0 or more")
     target: Any = spec.target
     if target is not None and (
@@ -197,9 +207,9 @@ def _check_durations(spec: AutoscalingSpec) -> None:
     if window is not None and (not isinstance(window, str) or not window.endswith(("s", "m", "h"))):
         raise AutoScalingError(f"window must end with s, m, or h, not {window!r}")
     for name, least, most in (
-        ("window", _LEAST_WINDOW, _LONGEST),
-        ("scale_to_zero_pod_retention_period", 0, _LONGEST),
-        ("scale_down_delay", 0, _LONGEST),
+        ("window", _SHORTEST_WINDOW_SECONDS, _LONGEST_SECONDS),
+        ("scale_to_zero_pod_retention_period", 0, _LONGEST_SECONDS),
+        ("scale_down_delay", 0, _LONGEST_SECONDS),
         ("progress_deadline", 1, None),
     ):
         value: Any = getattr(spec, name)
@@ -226,22 +236,24 @@ def _check_zero(spec: AutoscalingSpec) -> AutoscalingSpec:
 
 
 def _with_class(spec: AutoscalingSpec) -> AutoscalingSpec:
-    """The class that the metric needs; an impossible pair is an error."""
-    chosen: Any = spec.autoscaler_class
-    if chosen is not None and chosen not in (KPA, HPA, "kpa", "hpa"):
-        raise AutoScalingError(f"autoscaler_class must be {KPA!r} or {HPA!r}, not {chosen!r}")
-    if chosen in ("kpa", "hpa"):
-        chosen = {"kpa": KPA, "hpa": HPA}[chosen]
+    """The spec with the autoscaler class that its metric needs; refuses an impossible pair."""
+    autoscaler_class: Any = spec.autoscaler_class
+    if autoscaler_class is not None and autoscaler_class not in (KPA, HPA, "kpa", "hpa"):
+        raise AutoScalingError(
+            f"autoscaler_class must be {KPA!r} or {HPA!r}, not {autoscaler_class!r}"
+        )
+    if autoscaler_class in ("kpa", "hpa"):
+        autoscaler_class = {"kpa": KPA, "hpa": HPA}[autoscaler_class]
     metric: Any = spec.metric
     if metric is not None and not (isinstance(metric, str) and metric.strip()):
         raise AutoScalingError(f"metric is {metric!r}; it must be a word such as 'concurrency'")
     needs_hpa = metric is not None and metric not in KPA_METRICS
-    if needs_hpa and chosen == KPA:
+    if needs_hpa and autoscaler_class == KPA:
         raise AutoScalingError(
             f"metric {metric!r} needs the HPA class", hint=f"autoscaler_class={HPA!r}"
         )
-    if not needs_hpa and chosen == HPA and metric is not None:
+    if not needs_hpa and autoscaler_class == HPA and metric is not None:
         raise AutoScalingError(
             f"metric {metric!r} needs the KPA class", hint=f"autoscaler_class={KPA!r}"
         )
-    return replace(spec, autoscaler_class=HPA if needs_hpa else chosen or KPA)
+    return replace(spec, autoscaler_class=HPA if needs_hpa else autoscaler_class or KPA)

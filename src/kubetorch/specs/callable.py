@@ -1,9 +1,13 @@
-"""Which callable or app is deployed, and where its source lies."""
+"""The callable or app of a workload, and the place of its source."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
+
+#: What stands for the port of the pod in the command of an app; `${port}` is the shell's.
+APP_PORT = re.compile(r"(?<!\$)\{port\}")
 
 
 @dataclass(frozen=True)
@@ -11,14 +15,14 @@ class AppSpec:
     """One app.
 
     Attributes:
-        command: What a shell runs.
+        command: The command line for a shell, with `{port}` for the port of the pod.
         port: Port that it listens on; `None` for a command that serves nothing, such as a script.
         health_check: Path that answers with 200 once it serves; `None` when an open port is
             enough.
         public: Whether requests reach it without a token.
-        folder: Where it runs, relative to the project: what the program that declared it calls its
-            working directory. Where no project travels, relative to the pods' own working
-            directory: what the image calls its. `None` is that of the pods.
+        folder: Its working directory, relative to the project: that of the program that declared
+            it. If no project travels, it is relative to the pods' own working directory, which the
+            image sets. `None` is the working directory of the pods.
         within: The apps in whose pods it was deployed, the nearest first.
     """
 
@@ -31,9 +35,9 @@ class AppSpec:
 
 
 CallableKind = Literal["fn", "cls", "app"]
-#: What every class answers to, besides its own methods: which names of its instance can be called.
+#: A method that every class has besides its own: it lists the callable names of the instance.
 CALLABLES = "__callables__"
-#: Stands for those that wait for a call which a worker makes outside of the context of its own.
+#: The chain of waiting calls of a call that a worker makes outside of the context of any call.
 UNKNOWN_CHAIN = "?"
 OnReplace = Literal["warn", "error"]
 
@@ -47,7 +51,7 @@ class CallableRef:
 
     Attributes:
         kind: A function, a class or an app.
-        name: What `POST /{callable}` and OPEN frames call it: its `__qualname__`.
+        name: Its name in `POST /{callable}` and OPEN frames: its `__qualname__`.
         module: Dotted name to import it from.
         qualname: Its `__qualname__` in that module.
         project: Name of the synced folder, or `None` when no code is synced.
@@ -58,12 +62,12 @@ class CallableRef:
         source_file: Path of the module's file relative to the project, when it is synced.
         is_script: The module is the file that the user ran (`__main__` there), so the names of
             its classes in pickles are to be translated.
-        own_options: What the user's signatures declare of the keywords that are options of a call
-            otherwise, such as `workers`: of a function as they are, of a class `train.workers`.
-        on_replace: What the first calls of a class get when its instance was made anew without a
-            deploy: a warning, or an error instead of running.
+        own_options: Parameters of the user's signatures that have the name of an option of calls,
+            such as `workers`: they go to the user's function. For a method, `train.workers`.
+        on_replace: The effect of a new instance without a deploy on the first calls of a class: a
+            warning, or an error instead of a run.
         app: The app, for that kind; `module` is then the file that declared it, if there is one.
-        code: Digest of the callable's own text in its file; empty where there is none.
+        code: Digest of the callable's own text in its file; empty without a file.
     """
 
     kind: CallableKind
@@ -83,6 +87,6 @@ class CallableRef:
 
     def options_of(self, method: str | None) -> frozenset[str]:
         """The keywords of `own_options` of a function, or of a method of a class."""
-        before = f"{method or '__call__'}." if self.kind == "cls" else ""
-        found = (name for name in self.own_options if name.startswith(before))
-        return frozenset(name[len(before) :] for name in found)
+        prefix = f"{method or '__call__'}." if self.kind == "cls" else ""
+        option_names = (name for name in self.own_options if name.startswith(prefix))
+        return frozenset(name[len(prefix) :] for name in option_names)

@@ -22,6 +22,8 @@ from kubetorch.specs.volume import VolumeSpec
 Pairs = tuple[tuple[str, str], ...]
 #: Calls that may wait for a process, unless the service declares another number.
 MOST_WAITING = 10_000
+#: Which pods of several a call goes to.
+Dispatch = Literal["all", "any"]
 # Kinds of this API group are scaled by Knative.
 _AUTOSCALED_GROUP = "serving.knative.dev/"
 
@@ -49,8 +51,8 @@ class Toleration:
 class ComputeSpec:
     """Resources and settings of a workload's pods, validated by `kubetorch.sdk`.
 
-    Where a user brought a manifest of their own (`manifest`), the fields say what is to hold
-    besides: what `kubetorch.manifests.parameters` finds in it, changed by what the user set since.
+    With a manifest of the user (`manifest`), the fields hold what `kubetorch.manifests.parameters`
+    reads from it, with the changes that the user made since; they are laid over the manifest.
 
     Attributes:
         cpus: CPU request of a pod, a Kubernetes quantity such as `0.5` or `500m`.
@@ -61,12 +63,12 @@ class ComputeSpec:
         launch_timeout: Seconds until a deploy that is not ready fails.
         labels: Labels of the workload and its pods.
         allowed_serialization: Codecs that callers may use.
-        logging: How it logs.
+        logging: The part of its logs that callers see.
         inactivity_ttl: Idle time after which it is torn down, such as `30m`; `None` is never.
         disk_size: Request of ephemeral storage, a Kubernetes quantity.
         gpus: Number of GPUs of a pod.
         gpu_type: A value of the node label `nvidia.com/gpu.product`, or `key: value` of another.
-        gpu_memory: Memory that is wanted of a GPU.
+        gpu_memory: Memory request of a GPU.
         priority_class_name: Priority class of the pods.
         image: Base image and steps; `None` is the default image.
         annotations: Annotations of the workload and its pods.
@@ -85,15 +87,16 @@ class ComputeSpec:
         queue_name: LocalQueue of Kueue.
         queue: Queue of the KAI scheduler.
         selector: Labels of the pods that belong to the workload, when the user names them.
-        endpoint: Where calls go, when the user says so.
+        endpoint: The address of calls, when the user names one.
         server_port: Port of the agent; `None` is 32300, or the port `http1` of a manifest.
         manifest: JSON object of the user's own manifest.
-        pod_template_path: Where the pod template lies in it, for kinds that are not known.
+        pod_template_path: The path of the pod template in it, for unknown kinds.
         autoscaling: When pods are added and removed.
         distribution: How one call runs on many pods.
-        concurrency: Calls that a process runs at once; more wait. `None` is any number.
+        concurrency: Calls that a process runs at once; further calls wait. `None` is any number.
         max_queue: Calls that may wait for a process; `None` is 10,000.
         num_proc: Processes of a pod outside of `distribute`, a number or `auto`.
+        dispatch: Whether a call goes to `all` pods, or to `any` one of them.
     """
 
     cpus: str | None = None
@@ -137,6 +140,7 @@ class ComputeSpec:
     concurrency: int | None = None
     max_queue: int | None = None
     num_proc: int | Literal["auto"] | None = None
+    dispatch: Dispatch = "all"
 
     @property
     def is_selector_only(self) -> bool:
@@ -173,25 +177,24 @@ class ComputeSpec:
 
     @property
     def pods(self) -> int:
-        """Number of pods that are asked for: the workers of `distribute`, else the replicas.
+        """Number of pods that the spec requests: the workers of `distribute`, else the replicas.
 
-        Of an autoscaled service those that it begins with where nothing scales it: the fewest, and
-        at least one.
+        For an autoscaled service it is the number without an autoscaler: the fewest, at least one.
         """
         if self.autoscaling is not None:
             return max(1, self.autoscaling.min_scale or 0)
         workers = self.distribution.workers if self.distribution is not None else None
         return workers or self.replicas
 
-    def world_pods(self, found: int) -> int:
-        """Number of pods of a complete world; with a selector those that it has `found`."""
+    def world_pods(self, selected_pods: int) -> int:
+        """Number of pods of a complete world; for a selector, the pods that it selects now."""
         workers = self.distribution.workers if self.distribution is not None else None
-        return max(1, workers or (found if self.is_selector_only else self.pods))
+        return max(1, workers or (selected_pods if self.is_selector_only else self.pods))
 
-    def quorum(self, found: int) -> int:
-        """Number of pods without which no world is formed; for `found` see `world_pods`."""
+    def quorum(self, selected_pods: int) -> int:
+        """Number of pods that a world needs to form; for `selected_pods` see `world_pods`."""
         quorum = self.distribution.quorum_workers if self.distribution is not None else None
-        pods = self.world_pods(found)
+        pods = self.world_pods(selected_pods)
         return min(quorum or pods, pods)
 
     @property
@@ -201,14 +204,19 @@ class ComputeSpec:
         return timeout or self.launch_timeout
 
     @property
-    def broadcast(self) -> int | None:
-        """Number of pods that each call goes to, with a result of each; `None`: one of them.
+    def is_balanced(self) -> bool:
+        """True if each call goes to the least busy pod."""
+        return self.dispatch == "any" or self.autoscaling is not None
 
-        What is asked for decides, so a service answers in the same form however many pods are up.
-        A selector asks for none (`is_pool` then), an autoscaler decides by itself, and the pod that
-        gets a call of a distributed service passes it on.
+    @property
+    def broadcast(self) -> int | None:
+        """Number of pods that each call runs on, with a result of each; `None` for a single pod.
+
+        The requested number decides, so a service answers in the same form however many pods are
+        up. A selector requests none (see `is_pool`), an autoscaler decides by itself, and the pod
+        that gets a call of a distributed service passes it on.
         """
-        is_elsewhere = self.autoscaling is not None or self.endpoint is not None
+        is_elsewhere = self.is_balanced or self.endpoint is not None
         if self.pods < 2 or is_elsewhere or self.is_selector_only or self.distribution is not None:
             return None
         if self.manifest is not None:
@@ -219,52 +227,52 @@ class ComputeSpec:
 
 
 def freeze(value: object, *, parameter: str) -> str:
-    """The text of a dictionary; equal dictionaries have the same.
+    """The text of a dictionary; equal dictionaries have the same text.
 
-    Dates, which YAML makes of what looks like one, become text again.
+    Dates, which YAML makes of text such as `2024-01-31`, become text again.
     """
     if not isinstance(value, Mapping):
         raise SpecError(f"{parameter} is {value!r}; it must be a dictionary")
-    plain = _plain(value, parameter, depth=0, budget=itertools.count(1))
+    plain = _plain(value, parameter, depth=0, value_numbers=itertools.count(1))
     return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 def thaw(text: str) -> dict[str, Any]:
-    """The dictionary that `freeze` had; a new one each time."""
-    found: dict[str, Any] = json.loads(text)
-    return found
+    """A new copy of the dictionary that `freeze` made text of."""
+    dictionary: dict[str, Any] = json.loads(text)
+    return dictionary
 
 
-#: Nobody nests deeper; what does has a cycle.
+#: Levels of nesting; a deeper value has a cycle.
 DEPTH_LIMIT = 100
 #: A manifest has hundreds of values, and an API server takes 1.5 MiB of it; aliases of YAML can
 #: stand for any number.
 VALUES_LIMIT = 100_000
 
 
-def _plain(value: object, where: str, *, depth: int, budget: Iterator[int]) -> object:
+def _plain(value: object, key_path: str, *, depth: int, value_numbers: Iterator[int]) -> object:
     if depth > DEPTH_LIMIT:
-        raise SpecError(f"{where}: it is nested too deeply")
-    if next(budget) > VALUES_LIMIT:
+        raise SpecError(f"{key_path}: it is nested too deeply")
+    if next(value_numbers) > VALUES_LIMIT:
         raise SpecError(
-            f"{where}: there are more than {VALUES_LIMIT:,} values in it",
+            f"{key_path}: there are more than {VALUES_LIMIT:,} values in it",
             hint="aliases of YAML may repeat them",
         )
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
-                raise SpecError(f"{where} has the key {key!r}; keys must be text")
+                raise SpecError(f"{key_path} has the key {key!r}; keys must be text")
         return {
-            key: _plain(item, f"{where}.{key}", depth=depth + 1, budget=budget)
+            key: _plain(item, f"{key_path}.{key}", depth=depth + 1, value_numbers=value_numbers)
             for key, item in value.items()
         }
     if isinstance(value, (list, tuple)):
         return [
-            _plain(item, f"{where}.{i}", depth=depth + 1, budget=budget)
+            _plain(item, f"{key_path}.{i}", depth=depth + 1, value_numbers=value_numbers)
             for i, item in enumerate(value)
         ]
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        raise SpecError(f"{where} is {value!r}; a manifest has no such number")
+        raise SpecError(f"{key_path} is {value!r}; a manifest has no such number")
     if value is None or isinstance(value, (str, int, float)):
         return value
     from datetime import date, datetime, timezone  # noqa: PLC0415  # costs 1 ms, for YAML alone
@@ -274,4 +282,4 @@ def _plain(value: object, where: str, *, depth: int, budget: Iterator[int]) -> o
         return moment.astimezone(timezone.utc).isoformat().replace("+00:00", "Z")
     if isinstance(value, date):
         return value.isoformat()
-    raise SpecError(f"{where} is {value!r}; it must be text, a number, a list or a dictionary")
+    raise SpecError(f"{key_path} is {value!r}; it must be text, a number, a list or a dictionary")

@@ -16,22 +16,22 @@ ALIASES = {"tf": "tensorflow", "torch": "pytorch"}
 SINGLE_CONTROLLER = ("ray", "monarch")
 
 #: Frameworks of which a pod has a process for each of its GPUs, unless `num_proc` says otherwise.
-_PER_GPU = ("pytorch", "jax", "tensorflow")
+_PROCESS_PER_GPU = ("pytorch", "jax", "tensorflow")
 #: Processes that a pod may have, and the last number of a port.
 MOST_PROCESSES, LAST_PORT = 1024, 65535
-#: Where processes meet, unless `port` says otherwise.
-_PORTS = {"jax": 1234, "tensorflow": 2222, "ray": 6379, "monarch": 26600}
-_PORT = 12345
-#: Frameworks of which each process listens on a port of its own.
-_PORT_EACH = ("tensorflow", "monarch")
+#: The ports of the rendezvous of processes, unless `port` names another.
+_FRAMEWORK_PORTS = {"jax": 1234, "tensorflow": 2222, "ray": 6379, "monarch": 26600}
+_DEFAULT_PORT = 12345
+#: Frameworks in which each process listens on its own port.
+_PORT_PER_PROCESS = ("tensorflow", "monarch")
 
-#: Keywords of the earlier release, and why they change nothing.
+#: Keywords of the earlier release, and the reason why they have no effect.
 _WITHOUT_EFFECT = {
     "tree_minimum": "calls are passed on in a tree however many pods there are",
     "restart_procs": "a deploy starts new processes, and a call with restart_procs=True",
 }
-#: Ports of each node of Ray beside the one that a cluster meets at, as options of `ray start`;
-#: those of the first node alone; and those that Ray takes from variables there.
+#: Ports of each node of Ray beside the cluster's rendezvous port, as options of `ray start`; ports
+#: of the first node alone; and variables with further ports of the first node.
 RAY_NODE_PORTS = (
     "node-manager-port",
     "object-manager-port",
@@ -42,12 +42,12 @@ RAY_NODE_PORTS = (
 )
 RAY_HEAD_PORTS = ("ray-client-server-port", "dashboard-port")
 RAY_HEAD_VARIABLES = ("AUTOSCALER_METRIC_PORT", "DASHBOARD_METRIC_PORT")
-#: The port of the agent, unless a compute says another.
+#: The port of the agent, unless a compute names another.
 AGENT_PORT = 32300
 #: The arguments of `.distribute()`, in order.
 ARGUMENTS = ("distribution_type", "workers", "quorum_timeout", "quorum_workers", "monitor_members")
 #: Keywords that the supervisors know; others are the framework's and pass through.
-KNOWN = (
+SUPERVISOR_OPTIONS = (
     "num_proc",
     "port",
     "tree_fanout",
@@ -66,7 +66,7 @@ class DistributionSpec:
         distribution_type: One of `FRAMEWORKS`.
         workers: Number of pods; `None` keeps the replicas that the compute has.
         quorum_timeout: Seconds to wait for `quorum_workers`.
-        quorum_workers: Pods that must be there before a call starts.
+        quorum_workers: Pods that must be ready before a call starts.
         monitor_members: Whether a change of membership ends a running call.
         options: The framework's own, as JSON text of an object.
     """
@@ -79,7 +79,7 @@ class DistributionSpec:
     options: str = "{}"
 
     def check(self) -> None:
-        """Refuse what cannot be launched: a spec may be written by hand, or be an earlier one."""
+        """Refuse an impossible spec: a user, or an earlier version, may have written it."""
         _framework({"framework": self.distribution_type})
         for name in ("workers", "quorum_timeout", "quorum_workers"):
             _whole_number(name, getattr(self, name))
@@ -105,14 +105,16 @@ class DistributionSpec:
             return 1
         if number not in (None, "auto"):
             return int(number)
-        is_per_gpu = self.distribution_type in _PER_GPU and gpus is not None and gpus.isdecimal()
+        is_per_gpu = (
+            self.distribution_type in _PROCESS_PER_GPU and gpus is not None and gpus.isdecimal()
+        )
         return max(1, int(gpus or 1)) if is_per_gpu else 1
 
     @property
     def port(self) -> int:
         """The port that is declared, or the framework's own."""
         declared = json.loads(self.options).get("port")
-        return int(declared or _PORTS.get(self.distribution_type, _PORT))
+        return int(declared or _FRAMEWORK_PORTS.get(self.distribution_type, _DEFAULT_PORT))
 
     @property
     def is_port_declared(self) -> bool:
@@ -122,10 +124,10 @@ class DistributionSpec:
     @property
     def has_port_each(self) -> bool:
         """True if each process listens on a port; false if only the first process does."""
-        return self.distribution_type in _PORT_EACH
+        return self.distribution_type in _PORT_PER_PROCESS
 
     def further_ports(self, pods: int) -> int:
-        """Ports that so many pods need on one machine beside those that they meet at."""
+        """Ports that so many pods need on one machine beside their rendezvous port."""
         if self.distribution_type != "ray":
             return 0
         return len(RAY_HEAD_PORTS) + len(RAY_HEAD_VARIABLES) + pods * len(RAY_NODE_PORTS)
@@ -141,7 +143,7 @@ class DistributionSpec:
         return self.monitor_members
 
     def config(self, *, replicas: int, launch_timeout: int) -> dict[str, Any]:
-        """As 0.5.x programs read it from `Compute.distributed_config`."""
+        """The `Compute.distributed_config` that programs for 0.5 read."""
         workers = self.workers or replicas
         return {
             "distribution_type": self.distribution_type,
@@ -155,28 +157,29 @@ class DistributionSpec:
 
 def parse(arguments: Mapping[str, Any]) -> tuple[DistributionSpec, list[str]]:
     """Parse the keywords of `.distribute()`; the second result are warnings for the user."""
-    given = {key: value for key, value in arguments.items() if value is not None}
+    keywords = {key: value for key, value in arguments.items() if value is not None}
     warnings = []
-    extra = given.pop("distribution_args", {})
+    extra = keywords.pop("distribution_args", {})
     if not isinstance(extra, Mapping):
         raise SpecError(f"distribution_args is {extra!r}; it must be a dict")
     for name, value in extra.items():
-        if given.get(name, value) != value:
+        if keywords.get(name, value) != value:
             raise SpecError(
-                f"{name} is {given[name]!r}, and {value!r} in distribution_args", hint="say it once"
+                f"{name} is {keywords[name]!r}, and {value!r} in distribution_args",
+                hint="say it once",
             )
-    given = {**extra, **given}
-    kind = _framework(given)
-    if given.pop("scale_to_zero_grace_period", None) is not None:
+    keywords = {**extra, **keywords}
+    kind = _framework(keywords)
+    if keywords.pop("scale_to_zero_grace_period", None) is not None:
         warnings.append(
             "distribute() ignores scale_to_zero_grace_period: distributed services do not scale "
             "to zero; inactivity_ttl= stops them when they are idle"
         )
     numbers = {
-        name: _whole_number(name, given.pop(name, None))
+        name: _whole_number(name, keywords.pop(name, None))
         for name in ("workers", "quorum_timeout", "quorum_workers")
     }
-    hosts = _whole_number("monarch_hosts", given.pop("monarch_hosts", None))
+    hosts = _whole_number("monarch_hosts", keywords.pop("monarch_hosts", None))
     if hosts is not None:
         if kind != "monarch" or numbers["workers"] not in (None, hosts):
             raise SpecError(
@@ -184,14 +187,14 @@ def parse(arguments: Mapping[str, Any]) -> tuple[DistributionSpec, list[str]]:
                 hint="it is another name for the workers of a service distributed as monarch",
             )
         numbers["workers"] = hosts
-    monitor = given.pop("monitor_members", None)
+    monitor = keywords.pop("monitor_members", None)
     if monitor is not None and not isinstance(monitor, bool):
         raise SpecError(f"monitor_members is {monitor!r}; it must be True or False")
-    _check_options(given)
+    _check_options(keywords)
     for name in _WITHOUT_EFFECT:
-        if name in given:
+        if name in keywords:
             warnings.append(f"distribute() ignores {name}: {_WITHOUT_EFFECT[name]}")
-    unknown = sorted(given.keys() - {*KNOWN, "num_processes"})
+    unknown = sorted(keywords.keys() - {*SUPERVISOR_OPTIONS, "num_processes"})
     if unknown:
         warnings.append(
             f"distribute() does not know {', '.join(unknown)}: kept in distributed_config, without "
@@ -200,26 +203,28 @@ def parse(arguments: Mapping[str, Any]) -> tuple[DistributionSpec, list[str]]:
     spec = DistributionSpec(
         distribution_type=kind,
         monitor_members=monitor,
-        options=json.dumps(given, sort_keys=True),
+        options=json.dumps(keywords, sort_keys=True),
         **numbers,
     )
     return spec, warnings
 
 
-def _framework(given: dict[str, Any]) -> str:
+def _framework(keywords: dict[str, Any]) -> str:
     names = {
-        given.pop(key) for key in ("distribution_type", "framework", "distribution") if key in given
+        keywords.pop(key)
+        for key in ("distribution_type", "framework", "distribution")
+        if key in keywords
     }
     if len(names) > 1:
         raise SpecError(f"distribute() was given two frameworks: {sorted(map(str, names))}")
     name = (names.pop() if names else None) or "spmd"
-    known = ALIASES.get(name, name) if isinstance(name, str) else name
-    if known not in FRAMEWORKS:
+    framework = ALIASES.get(name, name) if isinstance(name, str) else name
+    if framework not in FRAMEWORKS:
         raise SpecError(
             f"distribution_type {name!r} is not supported; supported are {', '.join(FRAMEWORKS)}",
             hint=did_you_mean(str(name), [*FRAMEWORKS, *ALIASES], likeness=0.5),
         )
-    return str(known)
+    return str(framework)
 
 
 def _whole_number(name: str, value: object, most: int | None = None) -> int | None:
@@ -236,20 +241,22 @@ def _whole_number(name: str, value: object, most: int | None = None) -> int | No
 
 def _check_options(options: Mapping[str, Any]) -> None:
     for name in options:
-        if name in KNOWN:
+        if name in SUPERVISOR_OPTIONS:
             continue
-        meant = hints.hint("distribute", name)
-        meant = meant or did_you_mean(name, [*ARGUMENTS, *KNOWN])
-        if meant:
-            raise SpecError(f"distribute() has no {name!r}", hint=meant)
-    broken = []
+        suggestion = hints.hint("distribute", name)
+        suggestion = suggestion or did_you_mean(name, [*ARGUMENTS, *SUPERVISOR_OPTIONS])
+        if suggestion:
+            raise SpecError(f"distribute() has no {name!r}", hint=suggestion)
+    unfit_options = []
     for name, value in options.items():
         try:
             json.dumps(value, allow_nan=False)
         except (TypeError, ValueError):
-            broken.append(f"{name}={value!r}")
-    if broken:
-        raise SpecError(f"distribute() takes values that JSON can carry, not {', '.join(broken)}")
+            unfit_options.append(f"{name}={value!r}")
+    if unfit_options:
+        raise SpecError(
+            f"distribute() takes values that JSON can carry, not {', '.join(unfit_options)}"
+        )
     number = options.get("num_proc", options.get("num_processes"))
     if number != "auto":
         _whole_number("num_proc", number, MOST_PROCESSES)

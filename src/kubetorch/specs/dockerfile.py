@@ -1,6 +1,6 @@
-"""Reading a Dockerfile: text in, instructions out. Pure.
+"""Parses a Dockerfile: text in, instructions out.
 
-What Docker's own reference defines is followed (https://docs.docker.com/reference/dockerfile/):
+The parser follows Docker's own reference (https://docs.docker.com/reference/dockerfile/):
 parser directives (`# escape=`), comments, continuation lines, here-documents, the exec and the
 shell form, `KEY=value` and the older `KEY value` form of ENV, and `$NAME`, `${NAME}`,
 `${NAME:-word}`, `${NAME:+word}` in the instructions that expand them.
@@ -96,29 +96,29 @@ def _logical_lines(text: str, escape: str, path: str) -> Iterator[tuple[int, str
 
 
 #: A word of a shell command, with its quotes.
-_WORD = re.compile(r"""(?:"(?:\\.|[^"\\])*"|'[^']*'|\\.|[^\s"'\\])+""")
-#: A word that is followed by a document: whether tabs before its lines count, and its last line.
+_SHELL_WORD = re.compile(r"""(?:"(?:\\.|[^"\\])*"|'[^']*'|\\.|[^\s"'\\])+""")
+#: The word that announces a here-document: `-` if its lines may begin with tabs, and its last line.
 _HERE_DOCUMENT = re.compile(r"""\d*<<(-?)(["']?)([^<"'\\]+)\2""")
 
 
 def _here_documents(line: str) -> Iterator[tuple[bool, str]]:
-    """The here-documents of an instruction: if tabs indent each, and its end."""
+    """The here-documents of an instruction: whether tabs may indent their lines, and the last."""
     keyword, _, rest = line.partition(" ")
     if keyword.upper() not in ("RUN", "COPY", "ADD"):
         return
-    for word in _WORD.findall(rest):
+    for word in _SHELL_WORD.findall(rest):
         if match := _HERE_DOCUMENT.fullmatch(word):
             yield bool(match[1]), match[3]
 
 
 def _skip_here_document(
-    lines: list[str], index: int, document: tuple[bool, str], where: str
+    lines: list[str], index: int, document: tuple[bool, str], position_text: str
 ) -> int:
     is_indented, end = document
     for number, line in enumerate(lines[index:], start=index + 1):
         if (line.lstrip("\t") if is_indented else line) == end:
             return number
-    raise SpecError(f"{where}: the here-document {end!r} does not end")
+    raise SpecError(f"{position_text}: the here-document {end!r} does not end")
 
 
 def command(instruction: Instruction, *, path: str) -> tuple[str, ...] | str:
@@ -143,16 +143,16 @@ def command(instruction: Instruction, *, path: str) -> tuple[str, ...] | str:
 
 def words(text: str) -> list[str]:
     """Words of a line, with quotes and escapes resolved."""
-    found: list[str] = []
+    line_words: list[str] = []
     word: list[str] | None = None
     quote = ""
     characters = iter(text)
     for character in characters:
         if character == "\\" and quote != "'":
             following = next(characters, "")
-            # Inside double quotes a backslash escapes only these; elsewhere any character.
-            kept = "" if not quote or following in '"\\$`' else "\\"
-            word = [*(word or ()), kept + following]
+            # In double quotes a backslash escapes these characters only; elsewhere any character.
+            backslash = "" if not quote or following in '"\\$`' else "\\"
+            word = [*(word or ()), backslash + following]
         elif quote:
             if character == quote:
                 quote = ""
@@ -163,13 +163,13 @@ def words(text: str) -> list[str]:
             quote, word = character, word if word is not None else []
         elif character.isspace():
             if word is not None:
-                found.append("".join(word))
+                line_words.append("".join(word))
             word = None
         else:
             word = [*(word or ()), character]
     if word is not None:
-        found.append("".join(word))
-    return found
+        line_words.append("".join(word))
+    return line_words
 
 
 def assignments(instruction: Instruction, *, path: str) -> list[tuple[str, str]]:
@@ -190,7 +190,7 @@ def assignments(instruction: Instruction, *, path: str) -> list[tuple[str, str]]
 
 
 def flags(text: str) -> tuple[dict[str, str], str]:
-    """Leading `--name=value` options, and what follows them."""
+    """The leading `--name=value` options, and the text behind them."""
     options = {}
     while text.startswith("--"):
         option, _, text = text.partition(" ")
@@ -220,19 +220,23 @@ def variable_value(
     return expand(match["word"]) if is_word else current or ""
 
 
-def expand(text: str, variables: Mapping[str, str], *, later: bool = False) -> str:
-    """`text` with its variables replaced; unknown ones stay as they are."""
+def expand(text: str, variables: Mapping[str, str], *, keep_unknown_defaults: bool = False) -> str:
+    """`text` with its variables replaced; unknown variables stay as they are.
 
-    def again(word: str) -> str:
-        return expand(word, variables, later=later)
+    With `keep_unknown_defaults`, an unknown variable with a default stays, too: a later expansion
+    may know it.
+    """
+
+    def expand_word(word: str) -> str:
+        return expand(word, variables, keep_unknown_defaults=keep_unknown_defaults)
 
     def replaced(match: re.Match[str]) -> str:
         name = match["plain"] or match["braced"]
         if name is None:
             return "$"
-        if later and name not in variables and match["form"] is not None:
-            return f"${{{name}:{match['form']}{again(match['word'])}}}"
-        found = variable_value(match, variables, again)
-        return match[0] if found is None else found
+        if keep_unknown_defaults and name not in variables and match["form"] is not None:
+            return f"${{{name}:{match['form']}{expand_word(match['word'])}}}"
+        value = variable_value(match, variables, expand_word)
+        return match[0] if value is None else value
 
     return _VARIABLE.sub(replaced, text)

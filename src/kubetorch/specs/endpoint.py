@@ -26,7 +26,7 @@ class Endpoint:
     """A URL of the user's own, or a selector of those pods that take calls.
 
     Args:
-        url: Where calls go; a scheme is optional. No Service is created.
+        url: The address of calls; a scheme is optional. No Service is created.
         selector: Labels of the pods that calls are routed to.
 
     Raises:
@@ -58,20 +58,20 @@ class Endpoint:
 
     @property
     def mode(self) -> Literal["url", "selector", "auto"]:
-        """Which of the two was given; `auto` when none was."""
+        """Whether the endpoint has a URL or a selector; `auto` for neither."""
         if self.url is not None:
             return "url"
         return "auto" if self._selector is None else "selector"
 
     @property
     def base_url(self) -> str | None:
-        """The URL with a scheme, and no slash at its end; `None` when none was given."""
+        """The URL with a scheme, and no slash at its end; `None` without a URL."""
         if self.url is None:
             return None
         return (self.url if "://" in self.url else f"http://{self.url}").rstrip("/")
 
     def to_service_config(self) -> dict[str, Any] | None:
-        """As a deploy carries it."""
+        """The dictionary that a deploy carries; `None` for neither URL nor selector."""
         if self.url is not None:
             return {"type": "url", "url": self.url}
         if self._selector is not None:

@@ -1,6 +1,6 @@
-"""The words of Modal, Ray, SkyPilot and of `concurrent.futures`, and what they are called here.
+"""The words of Modal, Ray, SkyPilot and of `concurrent.futures`, and our words for them.
 
-Only `kubetorch.specs.hints` imports this module, for a mistake: it is all text.
+Only `kubetorch.specs.hints` imports this module, and only for an error.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _MAP = "{name}.map(items) calls it for each item, {name}.starmap(pairs) for each
 _TEARDOWN = "{name}.teardown(), or kt teardown {service}"
 _LOGS = "kt logs {service}; a call shows its lines by itself"
 _STATUS = "kt status {service}"
-_HERE = "a function has f.local(...); {name}.__wrapped__ is the class itself"
+_LOCAL_CALL = "a function has f.local(...); {name}.__wrapped__ is the class itself"
 _OPTIONS = "{name}.options(timeout=60, retries=3)(...)"
 _COMPUTE = "it is what the service runs on: {name}.to(kt.Compute(...)) changes it"
 _SHELL = "kt ssh {service}, or {name}.compute.run_bash(...)"
 
-#: Attributes of what can be called: a function, or a method of a class.
+#: Attributes of a function, or of a method of a class.
 _CALLABLE = {
     "remote": _CALL,
     "remote_gen": "a call of a generator is an iterator: for value in {name}(...)",
@@ -56,7 +56,7 @@ _CALLABLE = {
 }
 _HANDLE = {
     **_CALLABLE,
-    "local": _HERE,
+    "local": _LOCAL_CALL,
     "delete": _TEARDOWN,
     "stop": _TEARDOWN,
     "down": _TEARDOWN,
@@ -115,8 +115,8 @@ _ENV = '.set_env_vars({"STAGE": "test"})'
 _APP = "kt.app(port=8000) declares a server that runs in pods"
 _DECORATE = "@kt.compute(cpus=1) above the function or class, or kt.fn(f).to(kt.Compute(cpus=1))"
 
-#: By what is asked, and by the foreign word: what to write instead. `{name}` and `{service}`
-#: are arguments of `kubetorch.specs.hints.hint`.
+#: The hints by subject and by foreign word. `{name}` and `{service}` are arguments of
+#: `kubetorch.specs.hints.hint`.
 WORDS: Mapping[Subject, Mapping[str, str]] = {
     "kubetorch": {
         "remote": _DECORATE,

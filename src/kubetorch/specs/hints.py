@@ -1,4 +1,4 @@
-"""What to write instead of a word of another tool: the hint of the error that it causes."""
+"""Hints for words of other tools, as parts of the errors that these words cause."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ if TYPE_CHECKING:
 
 
 def hint(subject: Subject, word: str, name: str = "f", service: str = "f") -> str | None:
-    """What to write instead of a foreign word; `None` if it is none.
+    """The hint for a foreign word; `None` if the word is of no tool that is listed.
 
     Args:
-        subject: What was asked.
+        subject: The object or command that the program used the word with.
         word: The word.
-        name: The name of what was asked, as the program may call it.
-        service: Its service.
+        name: The name of the object in the program.
+        service: The name of its service.
     """
     from kubetorch.specs import foreign_words  # noqa: PLC0415  # for mistakes only
 
@@ -29,8 +29,8 @@ def no_attribute(
     """The error of an attribute that an object does not have; see `hint`."""
     kind = owner.__name__ if isinstance(owner, type) else type(owner).__name__
     message = f"{kind!r} object has no attribute {word!r}"
-    meant = hint(subject, word, name, service)
-    if meant is not None:
-        return AttributeError(f"{message}\nhint: {meant}")
-    # Python itself suggests an attribute that is called like it.
+    suggestion = hint(subject, word, name, service)
+    if suggestion is not None:
+        return AttributeError(f"{message}\nhint: {suggestion}")
+    # Python itself suggests an attribute with a similar name.
     return AttributeError(message, name=word, obj=owner)

@@ -1,8 +1,8 @@
 """The environment of a pod: the frozen form of `kt.Image`, its steps and their text.
 
 An image is a base and an ordered list of steps. Its text is a standard Dockerfile: build it with
-the root folder as context, since sources of COPY are absolute. A live pod does not build: it runs
-those steps that differ from the ones that it has run (`plan`).
+the root folder as context, since sources of COPY are absolute. A live pod does not build an image:
+it runs the steps that differ from the steps that it has run (`plan`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Literal
 
 from kubetorch.errors import SpecError
 
-#: Variable that holds the pod's install command; a user's `install_cmd` replaces it.
+#: The variable with the pod's install command; a user's `install_cmd` replaces it.
 INSTALL_VARIABLE = "KT_PIP_INSTALL_CMD"
 PYTHON_VARIABLE = "KT_PYTHON_PATH"
-#: What a build uses where no pod has chosen an install command.
+#: The install command of a build, in which no pod has chosen one.
 BUILD_INSTALL_COMMAND = "python3 -m pip install"
 
 FORCE = "# force"
@@ -39,7 +39,7 @@ class PipStep(Step):
     """Install one requirement: a fragment of a shell command, so it may carry quotes and flags.
 
     Attributes:
-        joins: It was given together with the one before it.
+        joins: True if the user listed it in one call with the requirement before it.
     """
 
     requirement: str
@@ -52,7 +52,7 @@ class PipStep(Step):
 
 @dataclass(frozen=True)
 class RunStep(Step):
-    """Run a shell command; one that ends in `&` goes on in the background."""
+    """Run a shell command; a command that ends in `&` goes on in the background."""
 
     command: str
     force: bool = False
@@ -67,14 +67,14 @@ class RunStep(Step):
 
 @dataclass(frozen=True)
 class EnvStep(Step):
-    """Set a variable for what follows; `$NAME` in the value is expanded on the pod."""
+    """Set a variable for later steps and the user's code; the pod expands `$NAME` in the value."""
 
     name: str
     value: str
     force: bool = False
 
     def text(self, install_command: str | None) -> str:
-        """The older form where the value allows it, else quoted."""
+        """`ENV NAME value` if the value allows this older form, else `ENV NAME="value"`."""
         if "\n" in self.value:
             raise SpecError(
                 f"the environment variable {self.name} is {self.value!r}; a Dockerfile cannot have "
@@ -94,9 +94,9 @@ class CopyStep(Step):
 
     Attributes:
         source: Absolute local path.
-        dest: Where it goes: relative to the working directory, absolute, or `~/…`; for a folder
-            the folder that it is put into, unless `contents`.
-        contents: What is in the folder goes to `dest` itself.
+        dest: The destination: relative to the working directory, absolute, or `~/…`; for a folder
+            the folder that it is copied into, unless `contents`.
+        contents: True if the entries of the folder go to `dest` itself.
         filter_options: `--include` and `--exclude` patterns.
         force: Copy even if nothing changed.
         is_folder: Whether the source is a folder.
@@ -115,7 +115,7 @@ class CopyStep(Step):
 
     @property
     def target(self) -> str:
-        """Path of the copied file or folder itself, as COPY wants it."""
+        """The path of the copy itself, as COPY needs it."""
         dest = self.dest.removeprefix("~/")
         if self.is_folder and not self.contents and not self.is_package:
             name = self.source.rstrip("/").rpartition("/")[2]
@@ -123,7 +123,7 @@ class CopyStep(Step):
         return dest or "."
 
     def text(self, install_command: str | None) -> str:
-        """The mark of a forced copy stands above, since COPY takes no comment."""
+        """The mark of a forced copy stands above it, since COPY may have no comment behind it."""
         paths = [self.source, self.target]
         line = " ".join(paths) if not any(" " in path for path in paths) else json.dumps(paths)
         return f"{FORCE}\nCOPY {line}" if self.force else f"COPY {line}"
@@ -131,7 +131,7 @@ class CopyStep(Step):
 
 @dataclass(frozen=True)
 class WorkdirStep(Step):
-    """Change the folder that what follows runs in."""
+    """Change the working directory of later steps and of the user's code."""
 
     path: str
     force: bool = False
@@ -142,7 +142,7 @@ class WorkdirStep(Step):
 
 @dataclass(frozen=True)
 class UserStep(Step):
-    """Change the user that what follows runs as."""
+    """Change the user of later steps and of the user's code."""
 
     user: str
     force: bool = False
@@ -151,7 +151,7 @@ class UserStep(Step):
         return f"USER {self.user}"
 
 
-#: Every kind of step by the name of its first field, which tells them apart when they travel.
+#: Every kind of step by the name of its first field, which identifies the kind on the wire.
 STEPS: dict[str, type[Step]] = {
     "requirement": PipStep,
     "command": RunStep,
@@ -192,7 +192,7 @@ class ImageSpec:
 
     @property
     def workdir(self) -> str | None:
-        """The folder that its last steps, and a container of it, run in, if a step says so."""
+        """The working directory of its last WORKDIR step; `None` without such a step."""
         folders = [step.path for step in self.steps if isinstance(step, WorkdirStep)]
         return folders[-1] if folders else None
 
@@ -230,34 +230,36 @@ Reason = Literal["new", "changed", "forced"]
 
 @dataclass(frozen=True)
 class Plan:
-    """The steps between those that a pod has run and those that a spec wants.
+    """The steps that a pod has to run for an image.
 
     Attributes:
-        kept: How many leading steps are as they were.
+        unchanged_count: The number of leading steps that the pod has run already.
         run: The steps to run, in order.
-        reason: Why the first of them runs; `None` when there are none.
+        reason: Why the first of them runs; `None` without steps to run.
     """
 
-    kept: int
+    unchanged_count: int
     run: tuple[Step, ...]
     reason: Reason | None = None
 
 
-def plan(ran: Sequence[Step], wanted: Sequence[Step]) -> Plan:
-    """The longest common prefix is kept, everything from the first difference on runs.
+def plan(old_steps: Sequence[Step], new_steps: Sequence[Step]) -> Plan:
+    """Plan to run all steps from the first difference on; the longest common prefix stays.
 
-    A step with `force` and what follows it always runs; taking steps away at the end runs nothing.
+    A step with `force`, and all steps behind it, always run; without the last steps nothing runs.
     """
-    kept = 0
-    for old, new in zip(ran, wanted, strict=False):
-        if old != new or new.force:
+    unchanged_count = 0
+    for old_step, new_step in zip(old_steps, new_steps, strict=False):
+        if old_step != new_step or new_step.force:
             break
-        kept += 1
-    run = tuple(wanted[kept:])
+        unchanged_count += 1
+    run = tuple(new_steps[unchanged_count:])
     if not run:
-        return Plan(kept, run)
-    reason: Reason = "forced" if run[0].force else "new" if kept >= len(ran) else "changed"
-    return Plan(kept, run, reason)
+        return Plan(unchanged_count, run)
+    reason: Reason = (
+        "forced" if run[0].force else "new" if unchanged_count >= len(old_steps) else "changed"
+    )
+    return Plan(unchanged_count, run, reason)
 
 
 # ------------------------------------------------------------------------------------ validation
@@ -295,8 +297,8 @@ def check_variable(name: object, value: object) -> EnvStep:
 
 _VERSION = r"[<>=!~]=?=?\s*[vV]?[\d$][\w.*+!${}\-]*"
 _MARKER = r"(?:python|os|sys|platform|implementation|extra)\w*(?:(?!\s+-)[^`&|])*"
-#: What is quoted already, or a requirement, whose comparisons a shell would take for redirections
-#: and the `;` before its marker for the end of the command.
+#: Quoted text, or a requirement: a shell would take its comparisons for redirections, and the `;`
+#: before its marker for the end of the command.
 _WORD = re.compile(
     r"(?P<quoted>'[^']*'|\"(?:\\.|[^\"\\])*\")|"
     r"(?<!\S)[A-Za-z0-9][\w.\-]*(?:\[[\w.,\- ]*\])?"
@@ -305,16 +307,16 @@ _WORD = re.compile(
 
 
 def quoted_requirement(text: str) -> str:
-    """A fragment of a shell command, with those requirements quoted that need it."""
+    """A fragment of a shell command in which requirements are quoted if they need it."""
 
     def marked(match: re.Match[str]) -> str:
         word = match[0]
         if match["quoted"] or not re.search("[<>;]", word):
             return word
-        # In double quotes a variable is expanded, as it is without any.
+        # In double quotes a shell expands variables, as it does without quotes.
         mark = '"' if re.search("['$]", word) else "'"
         return f"{mark}{word}{mark}"
 
-    plain = text.strip()
-    is_script = re.search("[&|`;]", _WORD.sub("", plain))
-    return text if is_script else _WORD.sub(marked, plain)
+    stripped_text = text.strip()
+    is_script = re.search("[&|`;]", _WORD.sub("", stripped_text))
+    return text if is_script else _WORD.sub(marked, stripped_text)

@@ -57,14 +57,14 @@ _TIMES = ("grace_period", "poll_timeout", "grace_poll_timeout", "shutdown_grace_
 
 
 def _check(name: str, value: object) -> None:
-    """Refuse what a field cannot be."""
+    """Refuse an impossible value of a field."""
     if name == "level" and value not in LEVELS:
         raise SpecError(
             f"level is {value!r}; it must be one of {', '.join(LEVELS)}",
             hint='for example kt.LoggingConfig(level="info")',
         )
-    is_unsaid = name == "stream_logs" and value is None
-    if name in _FLAGS and not isinstance(value, bool) and not is_unsaid:
+    is_default = name == "stream_logs" and value is None
+    if name in _FLAGS and not isinstance(value, bool) and not is_default:
         raise SpecError(f"{name} is {value!r}; it must be True or False")
     if name in _TIMES:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)

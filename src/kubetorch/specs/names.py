@@ -1,14 +1,14 @@
-"""Names of services and users, and the known word that a user may have meant."""
+"""Names of services and users."""
 
 from __future__ import annotations
 
 import re
 
-from kubetorch.config.values import RESERVED as RESERVED
+from kubetorch.config.values import RESERVED_USERNAMES as RESERVED_USERNAMES
 from kubetorch.config.values import clean_username as clean_username
 from kubetorch.errors import SpecError
 
-#: Characters that the name which a user gives may have.
+#: Characters of a name that a user chooses.
 NAME_LIMIT = 40
 #: Characters of a DNS label, and so of a service.
 SERVICE_LIMIT = 63
@@ -28,13 +28,13 @@ def clean(name: object) -> str:
 
 
 def is_shortened(name: str) -> bool:
-    """True if a service cannot have all characters of the name, whatever their case."""
+    """True if the name has characters that a service's name cannot have."""
     return clean(name) != name.lower()
 
 
-def name(given: str) -> str:
+def name(callable_name: str) -> str:
     """The user-facing name of a callable, at most 40 characters."""
-    cleaned = clean(given)
+    cleaned = clean(callable_name)
     if len(cleaned) > NAME_LIMIT:
         raise SpecError(
             f"the name {cleaned!r} has {len(cleaned)} characters; {NAME_LIMIT} are allowed",
@@ -57,10 +57,10 @@ def service_name(name: str, *, username: str | None = None, prefixed: bool = Tru
     return cleaned
 
 
-def check_namespace(given: object) -> str:
-    if not isinstance(given, str) or not _NAMESPACE.fullmatch(given):
+def check_namespace(namespace: object) -> str:
+    if not isinstance(namespace, str) or not _NAMESPACE.fullmatch(namespace):
         raise SpecError(
-            f"namespace is {given!r}; it must be at most 63 lower-case letters, digits and '-', "
-            "and begin and end with a letter or digit"
+            f"namespace is {namespace!r}; it must be at most 63 lower-case letters, digits and "
+            "'-', and begin and end with a letter or digit"
         )
-    return given
+    return namespace

@@ -52,7 +52,7 @@ def cores(text: str) -> float:
 def memory(value: object, *, parameter: str = "memory") -> str:
     """An amount of bytes as a manifest has it."""
     text = _text(value, parameter, _MEMORY_HINT)
-    if text.endswith("K"):  # as people and the other units have it; Kubernetes has none but this
+    if text.endswith("K"):  # as in the other units; Kubernetes writes a lower-case k only
         text = f"{text[:-1]}k"
     amount = _amount(text, value, parameter, _MEMORY_HINT)
     if amount.denominator != 1 or not amount:
@@ -69,7 +69,7 @@ def size_bytes(value: object, *, parameter: str = "memory") -> int:
 
 
 def parse(value: object) -> Fraction | None:
-    """An amount as the API server writes it; `None` if it is none."""
+    """An amount from the API server; `None` if the value is no amount."""
     try:
         return _amount(_text(value, "amount", ""), value, "amount", "")
     except SpecError:

@@ -1,7 +1,7 @@
-"""Which secrets a service sees, and how: references only. A value never lies in a spec.
+"""The secrets of a service: references only; a spec never has a value of a secret.
 
-`PROVIDERS` says where each provider keeps its credentials on the user's machine; reading them is
-the part of `kubetorch.sdk.credentials`.
+`PROVIDERS` has the files and variables in which each provider keeps its credentials on the user's
+machine; `kubetorch.sdk.credentials` reads them.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 _KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# Folders whose content everything else needs: files mounted over them would hide it.
-_NEEDED = frozenset(
+# Folders that programs need: a secret mounted over such a folder would hide its files.
+_SYSTEM_FOLDERS = frozenset(
     (
         *("~", "/", "/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/lib64", "/mnt", "/opt"),
         *("/proc", "/root", "/run", "/sbin", "/srv", "/sys", "/tmp", "/usr", "/usr/local", "/var"),
@@ -113,14 +113,14 @@ class SecretRef:
     """A secret as a pod sees it.
 
     Attributes:
-        name: Name that the user knows it by.
+        name: Its name for the user.
         object_name: Name of the Kubernetes Secret.
         mount_type: As variables or as files.
         keys: The secret's keys; for `env` each becomes a variable, for `volume` a file.
         path: Folder of the files in the pod, for `volume`.
-        all_keys: An existing secret whose keys are not known here: all become variables.
-        renamed: Pairs of key and variable, where the variable is not called like the key.
-        version: What changes with the values; `""` as long as it is not known.
+        all_keys: True for an existing secret with unknown keys: all keys become variables.
+        renamed: Pairs of a key and its variable, for variables with another name than the key.
+        version: A text that changes with the values; `""` if unknown.
     """
 
     name: str
@@ -144,7 +144,7 @@ class SecretRef:
 def object_name(name: str, *, username: str | None) -> str:
     """Name of the Kubernetes Secret: `kt.secret.<username or "global">.<name>`.
 
-    A name that has the user's already, as a whole part between `-` or `.`, stays as it is.
+    A name that has the username already, as a whole part between `-` or `.`, stays as it is.
     """
     if username and re.search(rf"(^|[-.]){re.escape(username)}([-.]|$)", name):
         return name
@@ -154,8 +154,10 @@ def object_name(name: str, *, username: str | None) -> str:
 def object_names(name: str, *, username: str | None) -> tuple[str, ...]:
     """Names that the Kubernetes Secret of this name may have, the likeliest first."""
     cleaned = name.replace("_", "-")
-    own, everybodys = (object_name(cleaned, username=user) for user in (username, None))
-    return tuple(dict.fromkeys((own, everybodys, cleaned)))
+    if not _NAME.fullmatch(cleaned) or len(cleaned) > _OBJECT_LIMIT:
+        check_name(name)
+    user_name, shared_name = (object_name(cleaned, username=user) for user in (username, None))
+    return tuple(dict.fromkeys((user_name, shared_name, cleaned)))
 
 
 def check_name(name: object) -> str:
@@ -165,9 +167,16 @@ def check_name(name: object) -> str:
         raise SpecError(
             f"the secret's name is {name!r}; it must be at most {NAME_LIMIT} lower-case letters, "
             "digits, '-' and '.', and begin and end, as each part between dots, with a letter or "
-            "digit"
+            "digit",
+            hint=_name_hint(name),
         )
     return cleaned
+
+
+def _name_hint(given: object) -> str:
+    """A name that a secret can have, as like the given one as may be."""
+    words = re.findall(r"[a-z0-9]+", given.lower()) if isinstance(given, str) else []
+    return f"such as {'-'.join(words)[:NAME_LIMIT].strip('-') or 'my-token'}"
 
 
 def check_object_name(name: object) -> str:
@@ -217,7 +226,7 @@ def check_folder(path: str) -> str:
     folder = posixpath.normpath(path)
     if not folder.startswith(("/", "~")) or (folder[0] == "~" and folder[1:2] not in ("", "/")):
         raise SpecError(f"a secret's files cannot be in {path!r}: it is not absolute")
-    if folder in _NEEDED:
+    if folder in _SYSTEM_FOLDERS:
         raise SpecError(
             f"a secret's files cannot be in {path!r}: they would hide all else that is there",
             hint='put them into a folder of their own, such as "~/.secrets"',

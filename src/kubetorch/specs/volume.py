@@ -10,24 +10,24 @@ from kubetorch.errors import SpecError
 from kubetorch.specs import quantity
 
 ACCESS_MODES = ("ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod")
-_SHORT = {
+_SHORT_ACCESS_MODES = {
     "RWO": "ReadWriteOnce",
     "ROX": "ReadOnlyMany",
     "RWX": "ReadWriteMany",
     "RWOP": "ReadWriteOncePod",
 }
-#: Access modes of a volume for which nobody names one: where its class is known to share, and else.
+#: Access modes of a volume without one: if its storage class is known to share volumes, and else.
 SHARED, UNSHARED = "ReadWriteMany", "ReadWriteOnce"
 
-#: Folder of pods in which volumes are mounted that nobody gave a path.
+#: The folder of pods in which volumes without a path are mounted.
 FOLDER = "/ktfs"
 NAME_LIMIT = 63
 CLAIM_LIMIT = 253
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _CLAIM = re.compile(rf"{_NAME.pattern}(\.{_NAME.pattern})*")
-# What Kubernetes or the machine itself mounts.
-_TAKEN = ("/dev", "/proc", "/sys")
+# Folders that Kubernetes or the machine itself mounts.
+_SYSTEM_FOLDERS = ("/dev", "/proc", "/sys")
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class VolumeSpec:
         mount_path: Absolute path in the pods.
         size: Requested size, a Kubernetes quantity; `None` for a claim that exists.
         storage_class: `None` leaves the choice to the access mode and the cluster's default.
-        access_mode: One of `ACCESS_MODES`; `None` leaves the choice to the storage class. A volume
-            that exists has one.
+        access_mode: One of `ACCESS_MODES`; `None` leaves the choice to the storage class. An
+            existing volume has one.
         namespace: `None` is the compute's.
         volume_name: PersistentVolume to bind to.
         claim: An existing claim; it is neither created nor deleted.
@@ -64,12 +64,12 @@ class VolumeSpec:
         return self.access_mode == "ReadOnlyMany"
 
 
-#: How a volume is deleted that is mounted.
+#: The hint of an error about a volume that services have mounted.
 FORCE = "kt volumes delete --force deletes it and its data all the same"
 
 
 def check(spec: VolumeSpec) -> None:
-    """A volume that is to be made, whoever declared it."""
+    """Refuse a volume that cannot be made."""
     check_name(spec.name)
     check_mount_path(spec.mount_path)
     if spec.claim is not None or spec.size is None:
@@ -86,22 +86,22 @@ def default_mount_path(name: str) -> str:
     return f"{FOLDER}/{name}"
 
 
-def access_mode(given: object) -> str | None:
-    """The access mode in Kubernetes' words; `RWX` and its like are understood."""
-    if given is None:
+def access_mode(word: object) -> str | None:
+    """The access mode in Kubernetes' words, also for a short form such as `RWX`."""
+    if word is None:
         return None
-    mode = _SHORT.get(given, given) if isinstance(given, str) else given
-    for known in ACCESS_MODES:
-        if mode == known:
-            return known
+    mode = _SHORT_ACCESS_MODES.get(word, word) if isinstance(word, str) else word
+    for access_mode_name in ACCESS_MODES:
+        if mode == access_mode_name:
+            return access_mode_name
     raise SpecError(
-        f"access_mode is {given!r}; it must be one of {', '.join(ACCESS_MODES)}",
-        hint=f"{', '.join(_SHORT)} are understood too",
+        f"access_mode is {word!r}; it must be one of {', '.join(ACCESS_MODES)}",
+        hint=f"{', '.join(_SHORT_ACCESS_MODES)} are understood too",
     )
 
 
 def check_name(name: object) -> str:
-    """The name of a volume, which is that of a volume of pods too."""
+    """The name of a volume, which must be right for a volume of pods, too."""
     if not isinstance(name, str) or len(name) > NAME_LIMIT or not _NAME.fullmatch(name):
         raise SpecError(
             f"the volume's name is {name!r}; it must be at most {NAME_LIMIT} lower-case letters, "
@@ -127,11 +127,16 @@ def check_mount_path(path: object) -> str:
             f"mount_path is {path!r}; a volume needs an absolute path", hint='mount_path="/data"'
         )
     cleaned = "/" + posixpath.normpath(path).lstrip("/")
-    is_odd = ".." in path.split("/") or ":" in path or "\0" in path
-    if not path.startswith("/") or cleaned == "/" or is_odd:
+    is_unsafe = ".." in path.split("/") or ":" in path or "\0" in path
+    if not path.startswith("/") or cleaned == "/" or is_unsafe:
         raise SpecError(
             f"mount_path is {path!r}; it must be an absolute path below '/', such as '/data'"
         )
-    if cleaned.startswith(tuple(f"{taken}/" for taken in _TAKEN)) or cleaned in _TAKEN:
-        raise SpecError(f"mount_path is {path!r}; {', '.join(_TAKEN)} are the system's own")
+    if (
+        cleaned.startswith(tuple(f"{taken}/" for taken in _SYSTEM_FOLDERS))
+        or cleaned in _SYSTEM_FOLDERS
+    ):
+        raise SpecError(
+            f"mount_path is {path!r}; {', '.join(_SYSTEM_FOLDERS)} are the system's own"
+        )
     return cleaned

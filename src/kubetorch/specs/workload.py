@@ -1,4 +1,4 @@
-"""A workload as a whole: what the controller keeps and a deploy carries."""
+"""A workload as a whole: the spec that a deploy sends and the controller keeps."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ class RuntimeSpec:
     """The interpreter that the pods of the local backend run the user's code with.
 
     Attributes:
-        python: Absolute path of the interpreter that called.
+        python: Absolute path of the interpreter of the program that deploys.
         version: Its version, such as `3.11.7`.
         path: Entries of the caller's `sys.path` outside the project that the interpreter would
             not have by itself, such as those of `PYTHONPATH`.
         preload: Third-party modules that the project imports, for the zygote.
         site: Folders that its packages are installed in.
         package_managers: Whether steps of an image may call the system's package manager.
-        pretends_gpus: Whether pods that ask for GPUs run without any, and are told numbers of some.
+        pretends_gpus: Whether pods that ask for GPUs run without any, and see numbers of devices.
         environ: Variables of the machine and the user, such as `PATH`, `TZ` and proxies, as the
             program that deploys has them.
         umask: The file mode creation mask of that program.
-        project_folder: Where the project lies on this machine, if pods run it in place.
-        project_digest: What it consisted of then: with another content it is another generation.
+        project_folder: The project's folder on this machine, if pods run it in place.
+        project_digest: Digest of the folder at the deploy: another content is another generation.
     """
 
     python: str | None = None
@@ -86,16 +86,17 @@ class WorkloadSpec:
     Attributes:
         namespace: Kubernetes namespace; locally only a prefix of the name.
         name: The service name.
-        callable: What is called, or the app that runs.
-        compute: What it runs on.
+        callable: The function, class or app that runs.
+        compute: The pods that it runs on.
         tree: Digest (64 hex digits) of the project's tree, or `None` when no code is synced.
         init_args: Digest of the JSON object of a class's constructor arguments, or `None`.
         runtime: The interpreter to use.
-        username: Who deployed it, when a user name is configured.
-        instance: Identity of a deploy that is to have an effect also when nothing else has changed:
-            that of a class makes a new instance, that of an app runs it again, and forced steps of
-            an image run. Else `None`.
-        origin: Whose code it is; `None` where an earlier version deployed it.
+        username: The user who deployed it, when a user name is configured.
+        prefix_username: Whether names of services begin with that user name, by the deployer's
+            settings.
+        instance: Identity of a deploy that has an effect though the spec has not changed: a class
+            gets a new instance, an app runs again, and forced steps of an image run. Else `None`.
+        origin: The project and the callable of its code; `None` for a deploy by an earlier version.
     """
 
     namespace: str
@@ -108,13 +109,15 @@ class WorkloadSpec:
     username: str | None = None
     instance: str | None = None
     origin: Origin | None = None
+    prefix_username: bool = True
 
     @property
     def trees(self) -> tuple[str, ...]:
-        """Digests of the trees that it consists of: the project, and what its image copies."""
+        """Digests of its trees: the project, and the folders that its image copies."""
         steps = self.compute.image.steps if self.compute.image is not None else ()
         copied = [step.digest for step in steps if isinstance(step, CopyStep) and step.digest]
         return tuple(dict.fromkeys([*([self.tree] if self.tree else []), *copied]))
 
-    def is_like(self, other: WorkloadSpec) -> bool:
-        return replace(self, instance=other.instance) == other
+    def is_like(self, spec: WorkloadSpec) -> bool:
+        """True if the specs are equal but for the instance."""
+        return replace(self, instance=spec.instance) == spec

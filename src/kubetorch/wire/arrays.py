@@ -1,17 +1,17 @@
 """Arrays, tensors and frames in `kubetorch.wire.values`: NumPy, torch, pandas, polars and Arrow.
 
-Standard library alone: a library is loaded already where one of its values is encoded, and it is
-imported where one arrives. Buffers are neither copied when they are encoded, if they lie in one
-piece, nor when they are decoded.
+The module imports only the standard library: a process that encodes a value of a library has loaded
+the library already, and a process that receives such a value imports it. Encoding copies no buffer
+that lies in one piece; decoding copies no buffer.
 
 - Arrays of NumPy are dtype, shape, order and bytes. Arrays of objects are lists of values, each of
-  which has to be able to travel by itself.
+  which must be able to travel by itself.
 - Tensors are the same, on the CPU, dense; as in a pickle, the graph of their gradients stays.
-- Frames of pandas are their columns: arrays, and what makes more of arrays (categories, masks, time
-  zones). Columns that Arrow keeps are streams of Arrow.
-- Tables of Arrow and frames of polars are streams of Arrow's IPC format, not compressed. What a
-  stream says is checked before a library reads it (`kubetorch.wire.arrow_streams`): nothing in it
-  may be an extension type, which runs code of whoever registered it, or be larger than it looks.
+- Frames of pandas are their columns: arrays, and the additions that make other columns of arrays
+  (categories, masks, time zones). Columns that Arrow keeps are streams of Arrow.
+- Tables of Arrow and frames of polars are streams of Arrow's IPC format, not compressed.
+  `kubetorch.wire.arrow_streams` checks a stream before a library reads it: it may have no extension
+  types, whose registered code would run, and must not decode into more than its bytes.
 """
 
 from __future__ import annotations
@@ -58,10 +58,24 @@ def _pack_numpy(packer: Packer, value: Any, mode: int) -> Tag | None:  # noqa: A
         return packer.tag("np.bytes", packer.add(bytes(value), 1))
     if isinstance(value, numpy.generic):
         dtype = _describe_dtype(packer, value, value.dtype)
-        # Where there is no NumPy, it is what JSON makes of it.
+        # The value for a receiver without NumPy.
         plain = [float(value)] if isinstance(value, float) else []
         return packer.tag("np.scalar", dtype, value.tobytes().hex(), *plain)
+    if isinstance(value, numpy.ndarray):
+        packer.refuse(value, hint=_array_hint(value))
     return None
+
+
+def _array_hint(value: Any) -> str:  # noqa: ANN401  # an array that is more than one
+    numpy = sys.modules["numpy"]
+    if isinstance(value, numpy.recarray):
+        return (
+            "send numpy.asarray(it), which has the same fields; .view(numpy.recarray) makes it a "
+            "record array again"
+        )
+    if isinstance(value, numpy.ma.MaskedArray):
+        return "send it.data and it.mask, or it.filled(0)"
+    return "send numpy.asarray(it), the array itself"
 
 
 def _pack_objects(packer: Packer, value: Any, mode: int) -> Tag:  # noqa: ANN401  # an array
@@ -80,17 +94,17 @@ def _pack_array(packer: Packer, value: Any) -> Tag:  # noqa: ANN401  # an array
     if not flags.c_contiguous:
         order = "F" if flags.f_contiguous else "C"
         rows = value.T if order == "F" else value.copy(order="C")
-    place = packer.add(rows.reshape(-1).view("u1")) if value.size else [0, 0]
-    return packer.tag("np.array", dtype, _check_shape(packer, value), order, place)
+    position = packer.add(rows.reshape(-1).view("u1")) if value.size else [0, 0]
+    return packer.tag("np.array", dtype, _check_shape(packer, value), order, position)
 
 
 def _describe_dtype(packer: Packer, value: object, dtype: Any) -> Any:  # noqa: ANN401  # of JSON
-    """A dtype as JSON: its name, or the parts that it has."""
+    """A dtype as JSON: its name, or its parts."""
     if dtype.isbuiltin == 1:
         return dtype.str
     try:
         return dtypes.describe(dtype)
-    except (ValueError, TypeError):  # NumPy's own, of a dtype that somebody else has made
+    except (ValueError, TypeError):  # NumPy's own, for a dtype of another library
         packer.refuse(
             value,
             f" of dtype {dtype}, which cannot travel",
@@ -106,17 +120,17 @@ def _numpy(unpacker: Unpacker) -> Any:  # noqa: ANN401  # a module
 
 
 def _unpack_array(
-    unpacker: Unpacker, described: object, shape: object, order: object, place: object
+    unpacker: Unpacker, described: object, shape: object, order: object, position: object
 ) -> Any:  # noqa: ANN401  # an array
     numpy = _numpy(unpacker)
     dtype, sizes = dtypes.parse(described), dtypes.shape(shape)
-    buffer = unpacker.buffer(place, is_writable=True)
+    buffer = unpacker.buffer(position, is_writable=True)
     if dtype.hasobject or not dtype.itemsize or math.prod(sizes) * dtype.itemsize != len(buffer):
         raise ValueError(f"an array of {sizes} {dtype} in {len(buffer)} bytes")
     if not len(buffer):
         return numpy.empty(sizes, dtype)
     array = numpy.ndarray(sizes, dtype, buffer, order=expect(order, str))
-    return unpacker.keep(place, array)  # type: ignore[arg-type]  # it is a list
+    return unpacker.keep(position, array)  # type: ignore[arg-type]  # it is a list
 
 
 def _unpack_scalar(unpacker: Unpacker, described: object, data: object, *plain: object) -> Any:  # noqa: ANN401
@@ -133,8 +147,8 @@ def _unpack_scalar(unpacker: Unpacker, described: object, data: object, *plain: 
     return numpy.ndarray((), dtype, content)[()]
 
 
-def _unpack_numbers(unpacker: Unpacker, dtype: object, place: object) -> list[Any]:
-    buffer = unpacker.buffer(place)
+def _unpack_numbers(unpacker: Unpacker, dtype: object, position: object) -> list[Any]:
+    buffer = unpacker.buffer(position)
     try:
         numpy = unpacker.library("numpy", "a list of numbers of NumPy")
     except SerializationError:
@@ -156,13 +170,13 @@ def _unpack_objects(unpacker: Unpacker, shape: object, items: object) -> Any:  #
     sizes, values = dtypes.shape(shape), expect(items, list)
     if math.prod(sizes) != len(values):
         raise ValueError(f"an array of {sizes} with {len(values)} objects")
-    found = numpy.empty(len(values), object)
+    objects = numpy.empty(len(values), object)
     if _SCALARS.issuperset(map(type, values)):
-        found[:] = values
+        objects[:] = values
     else:
         for index, value in enumerate(values):  # NumPy would look into lists
-            found[index] = value
-    return found.reshape(sizes)
+            objects[index] = value
+    return objects.reshape(sizes)
 
 
 def _unpack_strings(unpacker: Unpacker, shape: object, items: object, _: object) -> Any:  # noqa: ANN401
@@ -195,12 +209,12 @@ def _pack_tensor(packer: Packer, value: Any) -> Tag:  # noqa: ANN401  # a tensor
         axes = list(range(tensor.dim()))
         rows = tensor.contiguous()
     size = rows.numel() * rows.element_size()
-    # Without NumPy, which torch can do without. It has this imported itself.
+    # By `ctypes`, which torch imports itself: torch may run without NumPy.
     import ctypes  # noqa: PLC0415
 
     memory = (ctypes.c_char * size).from_address(rows.data_ptr()) if size else b""
     if size:
-        memory.tensor = rows  # type: ignore[union-attr]  # it lives as long as its memory is used
+        memory.tensor = rows  # type: ignore[union-attr]  # the tensor lives as long as the memory
     return packer.tag(
         "torch.tensor",
         str(tensor.dtype).removeprefix("torch."),
@@ -212,23 +226,23 @@ def _pack_tensor(packer: Packer, value: Any) -> Tag:  # noqa: ANN401  # a tensor
     )
 
 
-def _unpack_tensor(  # what a tensor is made of
+def _unpack_tensor(  # the parts of a tensor
     unpacker: Unpacker,
     name: object,
     shape: object,
     axes: object,
     requires_grad: object,
     is_parameter: object,
-    place: object,
+    position: object,
 ) -> Any:  # noqa: ANN401  # a tensor
     torch = unpacker.library("torch", "a tensor")
     dtype = vars(torch).get(expect(name, str))
     sizes, order = dtypes.shape(shape), dtypes.sizes(axes)
-    # torch dies of quantized numbers that lack their scale.
+    # torch crashes for quantized numbers that lack their scale.
     is_known = isinstance(dtype, torch.dtype) and not str(dtype).startswith("torch.q")
     if not is_known or sorted(order) != list(range(len(sizes))):
         raise ValueError(f"a tensor of dtype {name!r:.80} with the axes {order}")
-    buffer = unpacker.buffer(place, is_writable=True)
+    buffer = unpacker.buffer(position, is_writable=True)
     if math.prod(sizes) * dtype.itemsize != len(buffer):
         raise ValueError(f"a tensor of {sizes} {dtype} in {len(buffer)} bytes")
     flat = torch.frombuffer(buffer, dtype=dtype) if len(buffer) else torch.empty(0, dtype=dtype)
@@ -237,7 +251,7 @@ def _unpack_tensor(  # what a tensor is made of
         tensor = torch.nn.Parameter(tensor, requires_grad=requires_grad is True)
     elif requires_grad is True:
         tensor.requires_grad_()
-    return unpacker.keep(place, tensor)  # type: ignore[arg-type]  # it is a list
+    return unpacker.keep(position, tensor)  # type: ignore[arg-type]  # it is a list
 
 
 # --------------------------------------------------------------------------------------- pandas
@@ -265,38 +279,45 @@ def _pack_pandas(packer: Packer, value: Any, mode: int) -> Tag | None:  # noqa: 
 def _pack_labels(packer: Packer, value: Any, name: object) -> list[object]:  # noqa: ANN401
     """The index of a frame or of a series, its name, and its `attrs`."""
     pack = functools.partial(_pack_index, packer, value.index)
-    index = packer.at("index", pack, is_attribute=True)
+    index = packer.pack_part("index", pack, is_attribute=True)
     labels = [index, packer.pack(name, packer.KEY)]
     return [*labels, packer.pack(dict(value.attrs))] if value.attrs else labels
 
 
 def _pack_frame(packer: Packer, frame: Any) -> Tag:  # noqa: ANN401  # a frame
     blocks: list[object] = []
-    at, dtypes = 0, list(frame.dtypes)
+    column_number, dtypes = 0, list(frame.dtypes)
     has_rows = len(frame) > 0
-    while at < len(dtypes):
-        column = frame.iloc[:, at]
+    while column_number < len(dtypes):
+        column = frame.iloc[:, column_number]
         count = 1
-        if has_rows and _is_plain(dtypes[at]):
-            count = next(len(list(same)) for _, same in itertools.groupby(dtypes[at:]))
-            if count > 1 and not _lie_together(column, frame.iloc[:, at + 1]):
+        if has_rows and _is_plain(dtypes[column_number]):
+            count = next(
+                len(list(same_dtypes))
+                for _, same_dtypes in itertools.groupby(dtypes[column_number:])
+            )
+            if count > 1 and not _are_neighbours(column, frame.iloc[:, column_number + 1]):
                 count = 1
         if count > 1:
-            blocks.append(packer.pack(frame.iloc[:, at : at + count].to_numpy()))
+            blocks.append(
+                packer.pack(frame.iloc[:, column_number : column_number + count].to_numpy())
+            )
         else:
             pack = functools.partial(_pack_column, packer, column)
-            blocks.append(packer.at(frame.columns[at], pack))
-        at += count
+            blocks.append(packer.pack_part(frame.columns[column_number], pack))
+        column_number += count
     pack = functools.partial(_pack_index, packer, frame.columns)
-    columns = packer.at("columns", pack, is_attribute=True)
+    columns = packer.pack_part("columns", pack, is_attribute=True)
     return packer.tag("pd.frame", blocks, columns, *_pack_labels(packer, frame, None))
 
 
-def _lie_together(first: Any, second: Any) -> bool:  # noqa: ANN401  # columns
+def _are_neighbours(first: Any, second: Any) -> bool:  # noqa: ANN401  # columns
     """True if two columns are neighbours in one array, as pandas keeps most columns."""
-    one, other = (column.to_numpy().__array_interface__ for column in (first, second))
-    step = other["data"][0] - one["data"][0]
-    return step in (first.dtype.itemsize, first.dtype.itemsize * len(first))
+    first_memory, second_memory = (
+        column.to_numpy().__array_interface__ for column in (first, second)
+    )
+    distance = second_memory["data"][0] - first_memory["data"][0]
+    return distance in (first.dtype.itemsize, first.dtype.itemsize * len(first))
 
 
 def _is_plain(dtype: Any) -> bool:  # noqa: ANN401  # a dtype
@@ -304,7 +325,7 @@ def _is_plain(dtype: Any) -> bool:  # noqa: ANN401  # a dtype
 
 
 def _pack_column(packer: Packer, column: Any, mode: int = 0) -> list[object]:  # noqa: ANN401
-    """The values of a series or of an index: how they are made of arrays, and these."""
+    """The values of a series or of an index: the kind of column, and its arrays."""
     dtype = column.dtype
     if _package(dtype) == "numpy":
         return ["array", packer.pack(column.to_numpy(), mode)]
@@ -361,22 +382,22 @@ _PACKED_COLUMNS: dict[str, Callable[[Packer, Any, Any], list[object]]] = {
 
 
 #: Characters of the name of a frequency.
-_FREQUENCY = 100
-#: Names of time zones that pandas finds without reading files that somebody names.
-_ZONE = re.compile(r"(?!dateutil|tzlocal)[A-Za-z0-9_+:/-]{1,64}")
+_FREQUENCY_LENGTH = 100
+#: Names of time zones for which pandas reads no file that the name chooses.
+_ZONE_NAME = re.compile(r"(?!dateutil|tzlocal)[A-Za-z0-9_+:/-]{1,64}")
 
 
 def _pack_zone(packer: Packer, zone: Any) -> object:  # noqa: ANN401  # any time zone
     """A time zone of pandas, which may be one of `pytz`: then by its name."""
     if zone is None or is_zone(zone):
         return packer.pack(zone)
-    if not _ZONE.fullmatch(str(zone)):
+    if not _ZONE_NAME.fullmatch(str(zone)):
         packer.refuse(zone, hint="use zoneinfo.ZoneInfo")
     return str(zone)
 
 
 def _named_zone(zone: Any) -> Any:  # noqa: ANN401  # a part of a tag
-    return zone if type(zone) is str and _ZONE.fullmatch(zone) else checked_zone(zone)
+    return zone if type(zone) is str and _ZONE_NAME.fullmatch(zone) else checked_zone(zone)
 
 
 def _pack_arrow_column(packer: Packer, array: Any) -> list[int]:  # noqa: ANN401  # of pandas
@@ -388,13 +409,15 @@ def _pack_index(packer: Packer, index: Any) -> list[object]:  # noqa: ANN401  # 
     pandas = sys.modules["pandas"]
     names = [packer.pack(name, packer.KEY) for name in index.names]
     if type(index) is pandas.RangeIndex:
-        if len(index) > _RANGE:
-            packer.refuse(index, f" of more than {_RANGE} labels", "send its start, stop and step")
+        if len(index) > _RANGE_LABELS:
+            packer.refuse(
+                index, f" of more than {_RANGE_LABELS} labels", "send its start, stop and step"
+            )
         return ["range", index.start, index.stop, index.step, *names]
     if type(index) is pandas.MultiIndex:
         levels = [_pack_inner(packer, level) for level in index.levels]
         return ["multi", levels, [packer.pack(codes.copy()) for codes in index.codes], names]
-    # That of periods is in their dtype.
+    # An index of periods has its frequency in its dtype.
     has_frequency = hasattr(index, "freq") and type(index) is not pandas.PeriodIndex
     frequency = getattr(index, "freqstr", None) if has_frequency else None
     if frequency is not None and _known_frequency(pandas, frequency) != index.freq:
@@ -404,22 +427,22 @@ def _pack_index(packer: Packer, index: Any) -> list[object]:  # noqa: ANN401  # 
 
 
 def _known_frequency(pandas: Any, name: str) -> object:  # noqa: ANN401  # a module
-    """The frequency of this name; `None` if that is not all of it, as with holidays."""
+    """The frequency of this name; `None` if the name does not describe it, as with holidays."""
     try:
         return pandas.tseries.frequencies.to_offset(_frequency(name))
     except ValueError:
         return None
 
 
-#: Labels of a range, of which no byte accounts for any: those of a value beside it are as many.
-_RANGE = 1 << 28
-#: Labels of a range in a value that pandas makes an array of it for.
-_INNER_RANGE = 1000
+#: Labels of a range, which takes no bytes; the values beside the range are as many.
+_RANGE_LABELS = 1 << 28
+#: Labels of a range inside a value, of which pandas makes an array.
+_INNER_RANGE_LABELS = 1000
 
 
 def _pack_inner(packer: Packer, index: Any) -> list[object]:  # noqa: ANN401  # an index
     """An index that is part of a column or of another index."""
-    if type(index) is sys.modules["pandas"].RangeIndex and len(index) > _INNER_RANGE:
+    if type(index) is sys.modules["pandas"].RangeIndex and len(index) > _INNER_RANGE_LABELS:
         names = [packer.pack(name, packer.KEY) for name in index.names]
         return ["values", _pack_column(packer, index), *names, None]
     return _pack_index(packer, index)
@@ -435,24 +458,24 @@ def _unpack_frame(
 ) -> Any:  # noqa: ANN401  # a frame
     pandas = unpacker.library("pandas", "a frame of pandas")
     labels = _unpack_labels(unpacker, index)
-    parts: list[Any] = []
-    found = expect(blocks, list)
-    if len(found) == 1 and type(found[0]) is not list:
-        frame = pandas.DataFrame(_array(found[0], 2), labels, copy=False)
+    series: list[Any] = []
+    packed_blocks = expect(blocks, list)
+    if len(packed_blocks) == 1 and type(packed_blocks[0]) is not list:
+        frame = pandas.DataFrame(_array(packed_blocks[0], 2), labels, copy=False)
     else:
-        for block in found:
+        for block in packed_blocks:
             if type(block) is list:
-                parts.append(_make_series(pandas, _unpack_column(unpacker, block), labels))
+                series.append(_make_series(pandas, _unpack_column(unpacker, block), labels))
             else:
-                parts += [_make_series(pandas, one, labels) for one in _array(block, 2).T]
-        frame = pandas.DataFrame(dict(enumerate(parts)), labels, copy=False)
+                series += [_make_series(pandas, row, labels) for row in _array(block, 2).T]
+        frame = pandas.DataFrame(dict(enumerate(series)), labels, copy=False)
     frame.columns = _unpack_labels(unpacker, columns)
     frame.attrs.update({} if attributes is None else expect(attributes, dict))
     return frame
 
 
 def _make_series(pandas: Any, values: Any, labels: Any) -> Any:  # noqa: ANN401  # of pandas
-    # With its dtype: pandas would look for a better one.
+    # With its dtype: pandas would else infer another one.
     return pandas.Series(values, labels, dtype=values.dtype, copy=False)
 
 
@@ -461,10 +484,10 @@ def _unpack_series(
 ) -> Any:  # noqa: ANN401  # a series
     pandas = unpacker.library("pandas", "a series of pandas")
     values = _unpack_column(unpacker, column)
-    found = _make_series(pandas, values, _unpack_labels(unpacker, index))
-    found.name = unpacker.key(name)
-    found.attrs.update({} if attributes is None else expect(attributes, dict))
-    return found
+    series = _make_series(pandas, values, _unpack_labels(unpacker, index))
+    series.name = unpacker.key(name)
+    series.attrs.update({} if attributes is None else expect(attributes, dict))
+    return series
 
 
 def _unpack_labels(unpacker: Unpacker, packed: object) -> Any:  # noqa: ANN401  # an index
@@ -472,39 +495,42 @@ def _unpack_labels(unpacker: Unpacker, packed: object) -> Any:  # noqa: ANN401  
     kind, *parts = expect(packed, list)
     if expect(kind, str) == "range":
         start, stop, step, name = parts
-        labels = range(*(expect(one, int) for one in (start, stop, step)))
-        if len(labels) > _RANGE:
-            raise ValueError(f"a range of more than {_RANGE} labels")
+        labels = range(*(expect(bound, int) for bound in (start, stop, step)))
+        if len(labels) > _RANGE_LABELS:
+            raise ValueError(f"a range of more than {_RANGE_LABELS} labels")
         return pandas.RangeIndex(labels, name=unpacker.key(name))
     if kind == "multi":
         levels, codes, names = parts
-        found = [_unpack_inner(unpacker, level) for level in expect(levels, list)]
+        inner_levels = [_unpack_inner(unpacker, level) for level in expect(levels, list)]
         return pandas.MultiIndex(
-            found,
-            [_codes(one, level) for one, level in zip(expect(codes, list), found, strict=True)],
+            inner_levels,
+            [
+                _codes(level_codes, level)
+                for level_codes, level in zip(expect(codes, list), inner_levels, strict=True)
+            ],
             names=[unpacker.key(name) for name in expect(names, list)],
         )
     column, name, frequency = parts
     values = _unpack_column(unpacker, column)
     if type(values) is sys.modules["numpy"].ndarray and values.dtype.kind == "O":
         unpacker.keys(values)
-    found = pandas.Index(values, dtype=values.dtype, name=unpacker.key(name), copy=False)
+    index = pandas.Index(values, dtype=values.dtype, name=unpacker.key(name), copy=False)
     if frequency is not None:
-        found = type(found)(found, freq=_frequency(frequency), name=found.name)
-    return found
+        index = type(index)(index, freq=_frequency(frequency), name=index.name)
+    return index
 
 
 def _frequency(name: object) -> str:
-    """The name of a frequency; pandas takes long to understand long ones."""
-    found = expect(name, str)
-    if len(found) > _FREQUENCY:
-        raise ValueError(f"a frequency whose name has {len(found)} characters")
-    return found  # type: ignore[no-any-return]  # it is a `str`
+    """The name of a frequency; pandas takes long to parse a long name."""
+    text = expect(name, str)
+    if len(text) > _FREQUENCY_LENGTH:
+        raise ValueError(f"a frequency whose name has {len(text)} characters")
+    return text  # type: ignore[no-any-return]  # it is a `str`
 
 
 def _unpack_inner(unpacker: Unpacker, packed: object) -> Any:  # noqa: ANN401  # an index
     labels = _unpack_labels(unpacker, packed)
-    if isinstance(labels, sys.modules["pandas"].RangeIndex) and len(labels) > _INNER_RANGE:
+    if isinstance(labels, sys.modules["pandas"].RangeIndex) and len(labels) > _INNER_RANGE_LABELS:
         raise ValueError(f"a range of {len(labels)} labels where an array should be")
     return labels
 
@@ -516,7 +542,7 @@ def _unpack_column(unpacker: Unpacker, packed: object) -> Any:  # noqa: ANN401  
 
 
 def _array(value: Any, dimensions: int = 1) -> Any:  # noqa: ANN401  # an array
-    """An array that arrived: pandas would ask any other object what it is."""
+    """An array that arrived; pandas would call methods of any other object."""
     array = expect(value, sys.modules["numpy"].ndarray)
     if array.ndim != dimensions or (dimensions > 1 and not array.size):
         raise ValueError(f"an array of the shape {array.shape}")
@@ -540,7 +566,7 @@ def _integers(value: Any) -> Any:  # noqa: ANN401  # an array
 
 
 def _codes(value: Any, labels: Any) -> Any:  # noqa: ANN401  # arrays
-    """The positions of labels, -1 for those that are missing: pandas would cut larger ones off."""
+    """The positions of labels, -1 for a missing label; pandas would truncate larger numbers."""
     codes = _numbers(value, "i")
     if codes.size and not -1 <= codes.min() <= codes.max() < len(labels):
         raise ValueError(f"codes that are none of {len(labels)} labels")
@@ -556,8 +582,8 @@ def _category(unpacker: Unpacker, pandas: Any, codes: Any, categories: Any, orde
 
 def _zoned(_: Unpacker, pandas: Any, moments: Any, unit: object, zone: object) -> Any:  # noqa: ANN401
     dtype = pandas.DatetimeTZDtype(expect(unit, str), _named_zone(zone))
-    found = pandas.DatetimeIndex(_integers(moments).view(f"M8[{unit}]"), copy=False)
-    return found.tz_localize("UTC").tz_convert(dtype.tz).array
+    index = pandas.DatetimeIndex(_integers(moments).view(f"M8[{unit}]"), copy=False)
+    return index.tz_localize("UTC").tz_convert(dtype.tz).array
 
 
 def _text(_: Unpacker, pandas: Any, items: object, missing: object) -> Any:  # noqa: ANN401
@@ -566,9 +592,9 @@ def _text(_: Unpacker, pandas: Any, items: object, missing: object) -> Any:  # n
     return _objects(texts) if dtype is None else pandas.array(texts, dtype=dtype)
 
 
-def _string(unpacker: Unpacker, pandas: Any, place: object, missing: object) -> Any:  # noqa: ANN401
-    texts = _unpack_table(unpacker, place)[0]
-    # What is cast to text may be much smaller than that.
+def _string(unpacker: Unpacker, pandas: Any, position: object, missing: object) -> Any:  # noqa: ANN401
+    texts = _unpack_table(unpacker, position)[0]
+    # A cast to text may grow the values, such as those of a dictionary.
     if str(texts.type) not in ("string", "large_string"):
         raise ValueError(f"texts that are {texts.type!s:.80}")
     dtype = _string_dtype(pandas, "pyarrow", missing)
@@ -576,7 +602,7 @@ def _string(unpacker: Unpacker, pandas: Any, place: object, missing: object) -> 
 
 
 def _string_dtype(pandas: Any, storage: str, missing: object) -> Any:  # noqa: ANN401  # of pandas
-    """The dtype of texts; `None` where it is newer than pandas, which has objects instead."""
+    """The dtype of texts; `None` if this pandas is too old for it and has objects instead."""
     if expect(missing, str) == "NA":
         return pandas.StringDtype(storage)
     try:
@@ -586,21 +612,21 @@ def _string_dtype(pandas: Any, storage: str, missing: object) -> Any:  # noqa: A
 
 
 def _objects(texts: list[str | None]) -> Any:  # noqa: ANN401  # an array
-    found = sys.modules["numpy"].empty(len(texts), object)
-    found[:] = [math.nan if text is None else text for text in texts]
-    return found
+    objects = sys.modules["numpy"].empty(len(texts), object)
+    objects[:] = [math.nan if text is None else text for text in texts]
+    return objects
 
 
-def _arrow(unpacker: Unpacker, pandas: Any, place: object) -> Any:  # noqa: ANN401  # of pandas
-    return pandas.arrays.ArrowExtensionArray(_unpack_table(unpacker, place)[0])
+def _arrow(unpacker: Unpacker, pandas: Any, position: object) -> Any:  # noqa: ANN401  # of pandas
+    return pandas.arrays.ArrowExtensionArray(_unpack_table(unpacker, position)[0])
 
 
 def _masked(_: Unpacker, pandas: Any, data: Any, mask: Any, name: object) -> Any:  # noqa: ANN401
     kind = {"b": "Boolean", "f": "Floating"}.get(_numbers(data, "biuf").dtype.kind, "Integer")
-    found = getattr(pandas.arrays, f"{kind}Array")(data, _numbers(mask, "b"))
-    if str(found.dtype) != expect(name, str):
-        raise ValueError(f"a {found.dtype} that is {name!r:.80}")
-    return found
+    array = getattr(pandas.arrays, f"{kind}Array")(data, _numbers(mask, "b"))
+    if str(array.dtype) != expect(name, str):
+        raise ValueError(f"a {array.dtype} that is {name!r:.80}")
+    return array
 
 
 def _period(_: Unpacker, pandas: Any, ordinals: Any, name: object) -> Any:  # noqa: ANN401
@@ -612,8 +638,8 @@ def _period_dtype(pandas: Any, name: object) -> Any:  # noqa: ANN401  # of panda
     return pandas.PeriodDtype.construct_from_string(_frequency(name))
 
 
-def _interval(unpacker: Unpacker, pandas: Any, left: Any, right: Any, closed: object) -> Any:  # noqa: ANN401
-    sides = (_unpack_inner(unpacker, left), _unpack_inner(unpacker, right))
+def _interval(unpacker: Unpacker, pandas: Any, lower: Any, upper: Any, closed: object) -> Any:  # noqa: ANN401
+    sides = (_unpack_inner(unpacker, lower), _unpack_inner(unpacker, upper))
     return pandas.arrays.IntervalArray.from_arrays(*sides, closed=expect(closed, str))
 
 
@@ -632,10 +658,10 @@ _COLUMNS: dict[str, Callable[..., Any]] = {
 
 def _unpack_moment(name: str) -> Callable[..., Any]:
     def unpack(unpacker: Unpacker, value: object, zone: object = None) -> Any:  # noqa: ANN401
-        made = getattr(unpacker.library("pandas", f"a pandas.{name}"), name)
+        cls = getattr(unpacker.library("pandas", f"a pandas.{name}"), name)
         kind = "datetime64" if name == "Timestamp" else "timedelta64"
-        found = made(expect(value, getattr(sys.modules["numpy"], kind)))
-        return found if zone is None else found.tz_localize("UTC").tz_convert(_named_zone(zone))
+        moment = cls(expect(value, getattr(sys.modules["numpy"], kind)))
+        return moment if zone is None else moment.tz_localize("UTC").tz_convert(_named_zone(zone))
 
     return unpack
 
@@ -661,7 +687,7 @@ def _pack_pyarrow(packer: Packer, value: Any, mode: int) -> Tag | None:  # noqa:
 
 
 class _Sink:
-    """Takes a stream of Arrow that a library writes, buffers without copying them."""
+    """A file to which a library writes a stream of Arrow; it keeps buffers without a copy."""
 
     closed = False
 
@@ -673,7 +699,7 @@ class _Sink:
         self.size = 0
 
     def write(self, data: Any) -> int:  # noqa: ANN401  # a buffer
-        # What is written is one piece, whose beginning alone is aligned.
+        # The stream is one segment, so only its first buffer is aligned.
         offset, size = self._packer.add(data, 64 if self.begin is None else 1)
         if size:
             self.begin = offset if self.begin is None else self.begin
@@ -682,22 +708,22 @@ class _Sink:
             self._ends.append(self.size)
         return size
 
-    def read(self, at: int, size: int) -> memoryview:
-        """Bytes that were written."""
-        piece = bisect.bisect(self._ends, at)
-        found = memoryview(b"")
-        while len(found) < size and piece < len(self._pieces):
-            skipped = at + len(found) - (self._ends[piece] - len(self._pieces[piece]))
-            more = self._pieces[piece][skipped : skipped + size - len(found)]
-            found = memoryview(bytes(found) + more) if found else more
+    def read(self, offset: int, size: int) -> memoryview:
+        """`size` bytes of the written stream."""
+        piece = bisect.bisect(self._ends, offset)
+        content = memoryview(b"")
+        while len(content) < size and piece < len(self._pieces):
+            skipped = offset + len(content) - (self._ends[piece] - len(self._pieces[piece]))
+            continuation = self._pieces[piece][skipped : skipped + size - len(content)]
+            content = memoryview(bytes(content) + continuation) if content else continuation
             piece += 1
-        return found
+        return content
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: `write` keeps every buffer at once."""
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: the buffers are still needed."""
 
 
 def _pack_table(packer: Packer, value: object, table: Any) -> list[int]:  # noqa: ANN401  # of Arrow
@@ -716,9 +742,9 @@ def _pack_table(packer: Packer, value: object, table: Any) -> list[int]:  # noqa
     return [sink.begin or 0, sink.size]
 
 
-def _unpack_table(unpacker: Unpacker, place: object) -> Any:  # noqa: ANN401  # a table
+def _unpack_table(unpacker: Unpacker, position: object) -> Any:  # noqa: ANN401  # a table
     pyarrow = unpacker.library("pyarrow", "a table of Arrow")
-    stream = unpacker.buffer(place)
+    stream = unpacker.buffer(position)
     unpacker.count_rows(arrow_streams.check(arrow_streams.reader(stream), len(stream)))
     table = pyarrow.ipc.open_stream(pyarrow.py_buffer(stream)).read_all()
     _validate(pyarrow, table)
@@ -726,13 +752,13 @@ def _unpack_table(unpacker: Unpacker, place: object) -> Any:  # noqa: ANN401  # 
 
 
 def _validate(pyarrow: Any, table: Any) -> None:  # noqa: ANN401  # of Arrow
-    """Refuse a table that libraries may crash of."""
+    """Refuse a table for which libraries may crash."""
     table.validate()
     plain = {pyarrow.string(): pyarrow.binary(), pyarrow.large_string(): pyarrow.large_binary()}
     for column in table.columns:
         data = plain.get(column.type)
         for chunk in column.chunks:
-            # ASCII is text wherever it is cut; to look for it takes a tenth of the time.
+            # ASCII is valid text wherever it is cut; this check takes a tenth of the time.
             is_plain = data is not None and _is_ascii(chunk.buffers()[2])
             (chunk.view(data) if is_plain else chunk).validate(full=True)
             if column.type.num_fields:
@@ -741,11 +767,14 @@ def _validate(pyarrow: Any, table: Any) -> None:  # noqa: ANN401  # of Arrow
 
 def _is_ascii(buffer: Any) -> bool:  # noqa: ANN401  # of Arrow, or none
     view = memoryview(buffer or b"")
-    return all(bytes(view[at : at + _PIECE]).isascii() for at in range(0, len(view), _PIECE))
+    return all(
+        bytes(view[offset : offset + _CHECKED_BYTES]).isascii()
+        for offset in range(0, len(view), _CHECKED_BYTES)
+    )
 
 
-def _unpack_batch(unpacker: Unpacker, place: object) -> Any:  # noqa: ANN401  # of Arrow
-    table = _unpack_table(unpacker, place)
+def _unpack_batch(unpacker: Unpacker, position: object) -> Any:  # noqa: ANN401  # of Arrow
+    table = _unpack_table(unpacker, position)
     batches = table.to_batches()
     if batches:
         (batch,) = batches
@@ -753,13 +782,13 @@ def _unpack_batch(unpacker: Unpacker, place: object) -> Any:  # noqa: ANN401  # 
     return unpacker.library("pyarrow", "").RecordBatch.from_pylist([], table.schema)
 
 
-def _unpack_arrow(unpacker: Unpacker, place: object) -> Any:  # noqa: ANN401  # of Arrow
-    (column,) = _unpack_table(unpacker, place).columns
+def _unpack_arrow(unpacker: Unpacker, position: object) -> Any:  # noqa: ANN401  # of Arrow
+    (column,) = _unpack_table(unpacker, position).columns
     return column
 
 
-#: Bytes that are looked at together.
-_PIECE = 1 << 16
+#: Bytes that are checked at once.
+_CHECKED_BYTES = 1 << 16
 _CAST = "cast its columns to other types"
 
 
@@ -785,22 +814,23 @@ def _pack_polars(packer: Packer, value: Any, mode: int) -> Tag | None:  # noqa: 
 
 
 def _check_types(polars: Any, frame: Any) -> None:  # noqa: ANN401  # of polars
-    """Refuse a frame with types that polars writes and does not read."""
+    """Refuse a frame with types that polars writes and cannot read."""
     if any(dtype.is_nested() for dtype in frame.dtypes):
         sink = io.BytesIO()
         frame.head(1).write_ipc_stream(sink, compression="uncompressed")
         polars.read_ipc_stream(sink.getvalue())
 
 
-def _unpack_polars(unpacker: Unpacker, place: object) -> Any:  # noqa: ANN401  # a frame
+def _unpack_polars(unpacker: Unpacker, position: object) -> Any:  # noqa: ANN401  # a frame
     polars = unpacker.library("polars", "a frame of polars")
-    stream = unpacker.buffer(place)
+    stream = unpacker.buffer(position)
     rows = arrow_streams.check(arrow_streams.reader(stream), len(stream), is_polars=True)
     unpacker.count_rows(rows)
     return polars.read_ipc_stream(io.BytesIO(stream))
 
 
-#: By the package of a value's class: what makes a tag of it, or `None` if that is none of its.
+#: The functions that make a tag of a value, by the package of its class; they return `None` for
+#: other classes of that package.
 PACKERS: dict[str, Callable[[Packer, Any, int], Tag | None]] = {
     "numpy": _pack_numpy,
     "torch": _pack_torch,
@@ -814,7 +844,9 @@ UNPACKERS: dict[str, Callable[..., Any]] = {
     "np.scalar": _unpack_scalar,
     "np.list": _unpack_numbers,
     "np.str": _unpack_text,
-    "np.bytes": lambda unpacker, place: _numpy(unpacker).bytes_(bytes(unpacker.buffer(place))),
+    "np.bytes": lambda unpacker, position: _numpy(unpacker).bytes_(
+        bytes(unpacker.buffer(position))
+    ),
     "np.objects": _unpack_objects,
     "np.strings": _unpack_strings,
     "torch.tensor": _unpack_tensor,
@@ -827,7 +859,7 @@ UNPACKERS: dict[str, Callable[..., Any]] = {
     "pa.Table": _unpack_table,
     "pa.RecordBatch": _unpack_batch,
     "pa.ChunkedArray": _unpack_arrow,
-    "pa.Array": lambda unpacker, place: _unpack_arrow(unpacker, place).combine_chunks(),
+    "pa.Array": lambda unpacker, position: _unpack_arrow(unpacker, position).combine_chunks(),
     "pl.DataFrame": _unpack_polars,
-    "pl.Series": lambda unpacker, place: _unpack_polars(unpacker, place).to_series(),
+    "pl.Series": lambda unpacker, position: _unpack_polars(unpacker, position).to_series(),
 }

@@ -1,4 +1,4 @@
-"""Blobs on the wire: a sequence of records, compressed as one zstd stream by whoever sends it.
+"""Blobs on the wire: a sequence of records, which the sender compresses as one zstd stream.
 
  0                    32             40
 +--------------------+--------------+-------------------+
@@ -15,7 +15,7 @@ from kubetorch.errors import ProtocolError
 
 _RECORD = struct.Struct("!32sQ")
 RECORD_BYTES = _RECORD.size
-#: Longest blob that is taken, in bytes.
+#: Bytes of the longest blob that a receiver accepts.
 BLOB_LIMIT = 8 * 1024**3
 
 CONTENT_TYPE = "application/vnd.kubetorch.blobs+zstd"
@@ -32,32 +32,32 @@ class Unpacker:
     def __init__(self) -> None:
         self._pending = b""
         self._digest = ""
-        self._left = 0
+        self._remaining_bytes = 0
 
     def feed(self, data: bytes) -> Iterator[tuple[str, int | None, bytes]]:
-        """For each piece: the blob's digest, its length where it begins (else `None`), bytes."""
+        """For each piece: the blob's digest, its length (first piece) or `None`, and the bytes."""
         pending = memoryview(self._pending + data if self._pending else data)
         begin, self._pending = 0, b""
         while True:
-            if self._left == 0:
+            if self._remaining_bytes == 0:
                 if len(pending) - begin < RECORD_BYTES:
                     self._pending = bytes(pending[begin:])
                     return
                 raw, length = _RECORD.unpack_from(pending, begin)
                 if length > BLOB_LIMIT:
                     raise ProtocolError(f"a blob claims {length} bytes; {BLOB_LIMIT} are allowed")
-                self._digest, self._left = raw.hex(), length
+                self._digest, self._remaining_bytes = raw.hex(), length
                 begin += RECORD_BYTES
                 yield self._digest, length, b""
             if begin == len(pending):
                 return
-            piece = bytes(pending[begin : begin + self._left])
+            piece = bytes(pending[begin : begin + self._remaining_bytes])
             begin += len(piece)
-            self._left -= len(piece)
+            self._remaining_bytes -= len(piece)
             if piece:
                 yield self._digest, None, piece
 
     def close(self) -> None:
         """Check that the last blob is complete."""
-        if self._pending or self._left:
+        if self._pending or self._remaining_bytes:
             raise ProtocolError("the stream of blobs is truncated")

@@ -1,7 +1,7 @@
-"""The end of a call: one value or one failure, as it lies in memory and as one packed blob.
+"""The outcome of a call: one value or one failure, in memory and as one packed blob.
 
-The outcome of a spawned call is packed, kept as a blob and read again by another process, perhaps
-with another version of this package. A packed outcome is
+The outcome of a spawned call is packed and kept as a blob; another process reads it, perhaps with
+another version of this package. A packed outcome is
 
      0      4             8                   a multiple of 64
     +------+-------------+-------------------+---------+
@@ -27,7 +27,7 @@ from kubetorch.wire import codecs, exceptions, frames, rank_values
 
 Buffer = bytes | bytearray | memoryview
 
-#: What identities of spawned calls look like: files are named by them.
+#: The pattern of identities of spawned calls, which are names of files, too.
 CALL_ID = re.compile(r"[A-Za-z0-9_-]{8,64}")
 #: Largest arguments of a call, in bytes.
 ARGUMENTS_LIMIT = 1024**3
@@ -56,7 +56,7 @@ class Returned:
     Attributes:
         sizes: Bytes of each of its segments.
         payload: The segments, as `kubetorch.wire.codecs.layout` places them.
-        streamed: The call was a generator: this is what it returned after its last value.
+        streamed: The call was a generator: this is its return value, behind its last value.
     """
 
     codec: str
@@ -83,27 +83,27 @@ def returned(meta: frames.Result, payload: Buffer) -> Returned:
 
 
 def raised(payload: Buffer) -> Raised:
-    """Decode the payload of an ERROR frame; total: any bytes give an error."""
+    """Decode the payload of an ERROR frame; any bytes give an error."""
     return Raised(exceptions.parse_json(bytes(payload)))
 
 
 def value_of(
-    outcome: Outcome, *, modules: Mapping[str, str] | None = None, asked: str = "pickle"
+    outcome: Outcome, *, modules: Mapping[str, str] | None = None, requested_codec: str = "pickle"
 ) -> Any:  # noqa: ANN401  # the user's own value
-    """The value that a call returned, which was asked in a codec.
+    """The value that a call returned; its request named `requested_codec`.
 
-    Total: for every outcome this returns or raises what the call raised or, when the value cannot
-    be rebuilt here, `SerializationError`.
+    Raises the exception of the call, or `SerializationError` for a value that cannot be rebuilt
+    here, and no other error for any outcome.
     """
     if isinstance(outcome, Raised):
         raise exceptions.rebuild(outcome.failure, modules=modules)
     segments = codecs.split(memoryview(outcome.payload), outcome.sizes)
     if outcome.codec == rank_values.CODEC:
         entries = rank_values.unpack(segments)
-        for one in entries:
-            codecs.check_answer(one.codec, asked)
-        return [codecs.decode(one.codec, one.segments, modules=modules) for one in entries]
-    codecs.check_answer(outcome.codec, asked)
+        for entry in entries:
+            codecs.check_answer(entry.codec, requested_codec)
+        return [codecs.decode(entry.codec, entry.segments, modules=modules) for entry in entries]
+    codecs.check_answer(outcome.codec, requested_codec)
     return codecs.decode(outcome.codec, segments, modules=modules)
 
 
@@ -113,7 +113,7 @@ def pack_outcome(outcome: Outcome) -> bytes:
 
 
 def packed(outcome: Outcome) -> tuple[bytes, Buffer]:
-    """The two parts of that blob; the second is not copied."""
+    """The two parts of that blob: its head, and the payload without a copy."""
     meta: dict[str, Any]
     if isinstance(outcome, Raised):
         meta = {"outcome": "raised"}

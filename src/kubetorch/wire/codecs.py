@@ -1,9 +1,10 @@
 """Turns arguments and results into bytes: `json` (the default), `pickle`, `none`.
 
-Standard library only: the worker, which runs in the user's interpreter, uses this module too.
+The module imports only the standard library: the worker, which runs in the user's interpreter, uses
+it, too.
 
 Between a client and a worker that both have it, `json` is the codec `values` on the wire
-(`kubetorch.wire.values`): lossless, and safe. What an agent has stands in its WELCOME. Plain HTTP,
+(`kubetorch.wire.values`): lossless, and safe. An agent lists its codecs in WELCOME. Plain HTTP,
 older peers and the arguments of constructors have strict JSON, which is `json` on the wire.
 
 An encoded value is a list of *segments*. `json` has one, `values` one or two, and `none` one,
@@ -12,11 +13,11 @@ type. `pickle` (protocol 5) has the pickle stream and then one segment per out-o
 both of `values` and `pickle` an array is neither copied into the stream nor out of it. In a payload
 each segment begins at a multiple of `ALIGNMENT`, since numeric libraries want aligned memory.
 
-A workload says which codecs it allows; `check_allowed` is to be called before anything is decoded,
-because unpickling runs code.
+A workload lists the codecs that it allows; call `check_allowed` before decoding a value, because
+unpickling runs code.
 
-What a call in `none` returned and is no JSON becomes text or bytes that also have what a web client
-would see: `.text`, `.content`, `.content_type`.
+A result of a call in `none` that is no JSON becomes text or bytes with the attributes that a web
+client would see: `.text`, `.content`, `.content_type`.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from typing import Any, Literal
 
 from kubetorch.errors import SerializationError
 from kubetorch.wire import arrays, introspection, values
-from kubetorch.wire.values import Buffer, Gathered
+from kubetorch.wire.values import Buffer, GatheredSegment
 
 Codec = Literal["json", "pickle", "none"]
-#: What users name.
+#: The codecs that users name.
 CODECS: tuple[Codec, ...] = ("json", "pickle", "none")
-#: What `json` is on a stream, if its agent offers it.
+#: The codec for `json` on a stream, if its agent offers it.
 VALUES = "values"
 OFFERED = (VALUES,)
 DEFAULT_ALLOWED: tuple[Codec, ...] = ("json",)
@@ -46,18 +47,18 @@ values.PACKERS.update(arrays.PACKERS)
 values.UNPACKERS.update(arrays.UNPACKERS)
 
 ALIGNMENT = 64
-#: Segments of a payload, whose sizes travel in one frame, and bytes of their sizes and number.
+#: The most segments of a payload, whose sizes travel in one frame, and bytes of sizes and number.
 SEGMENTS_LIMIT = 10_000
 SIZES_BYTES = 4 + 8 * SEGMENTS_LIMIT
-Segment = Buffer | Gathered
-#: Values that are measured at most, and types of those that are small.
-_MEASURED = 1000
-_SMALL = frozenset({int, float, bool, type(None)})
+Segment = Buffer | GatheredSegment
+#: The most values that are measured, and types of small values.
+_MEASURED_VALUES = 1000
+_SMALL_TYPES = frozenset({int, float, bool, type(None)})
 _MEASURABLE = (list, tuple, dict, str, bytes, bytearray)
 
 
 def usual(allowed: Iterable[str] | None) -> str:
-    """The codec of calls that name none, of those that a workload allows."""
+    """The codec of calls that name none, for a workload that allows these codecs."""
     formats = ["json"] if allowed is None else list(allowed)
     return next((codec for codec in CODECS if codec in formats), "json")
 
@@ -65,8 +66,8 @@ def usual(allowed: Iterable[str] | None) -> str:
 def check_allowed(codec: str, allowed: Iterable[str]) -> None:
     """Refuse a codec that the workload does not allow.
 
-    `none` is JSON for everything that is decoded, so it is allowed wherever `json` is; and so is
-    `values`, which is what `json` means on a stream.
+    Decoding `none` decodes JSON, so `none` is allowed where `json` is; and so is `values`, which is
+    the codec for `json` on a stream.
     """
     formats = list(allowed)
     codec = "json" if codec == VALUES else codec
@@ -83,7 +84,7 @@ def check_allowed(codec: str, allowed: Iterable[str]) -> None:
 
 
 def encode(codec: str, value: object, root: str = "result") -> list[Segment]:
-    """The segments of `value`, which messages of `values` call `root`."""
+    """The segments of `value`; errors of the codec `values` call it `root`."""
     if codec == VALUES:
         return values.encode(value, root)
     if codec == "pickle":
@@ -91,12 +92,14 @@ def encode(codec: str, value: object, root: str = "result") -> list[Segment]:
     try:
         text = _json_encoder.encode(value)
     except (TypeError, ValueError, RecursionError) as error:
-        what, part = _find_unencodable(value) or (str(error), None)
-        method = introspection.attempt(_json_method, None, type(part))
-        hint = f"return its {method}, which JSON carries; calls from Python take it as it is"
-        other = values.HINTS.get(type(part), _TAKES_PICKLE)
+        description, unfit_part = _find_unencodable(value) or (str(error), None)
+        method = introspection.attempt(_json_method, None, type(unfit_part))
+        is_carried = introspection.attempt(values.encode, None, unfit_part, root) is not None
+        remark = "; calls from Python take it as it is" if is_carried else ""
+        hint = f"return its {method}, which JSON carries{remark}"
+        advice = values.HINTS.get(type(unfit_part), _PICKLE_HINT)
         raise SerializationError(
-            f"JSON cannot carry {what}", hint=hint if method else other
+            f"JSON cannot carry {description}", hint=hint if method else advice
         ) from error
     clash = _find_clash(value) if '":' in text else None
     if clash is not None:
@@ -104,52 +107,52 @@ def encode(codec: str, value: object, root: str = "result") -> list[Segment]:
         raise SerializationError(
             f"JSON cannot carry the keys {first!r} and {second!r} of one dictionary: both become "
             f"{_json_key(first)!r} there",
-            hint=_TAKES_PICKLE,
+            hint=_PICKLE_HINT,
         )
     return [text.encode()]
 
 
 def to_json(segments: Sequence[Segment]) -> list[Segment]:
-    """The segments of `values`, made in this process, in strict JSON: for an older peer."""
-    buffers = [b"".join(join([one])) for one in segments]
+    """The segments of `values`, made in this process, as strict JSON for an older peer."""
+    buffers = [b"".join(join([segment])) for segment in segments]
     return encode("json", values.decode(buffers, {}))
 
 
 def is_plain(codec: str, payload: Buffer) -> bool:
-    """True if a payload is JSON without tags, which every end of a stream reads."""
+    """True if a payload is JSON without tags, which every peer can decode."""
     return codec in ("json", "none") or (codec == VALUES and bytes(payload[:1]) != values.HEAD)
 
 
-def check_answer(codec: str, asked: str) -> None:
-    """Refuse a pickle from a pod that was asked in another codec: unpickling runs code."""
-    if codec == "pickle" and asked != "pickle":
+def check_answer(codec: str, requested_codec: str) -> None:
+    """Refuse a pickle as the answer to a request in another codec: unpickling runs code."""
+    if codec == "pickle" and requested_codec != "pickle":
         raise SerializationError(
             "the pod answered with a pickle, which this program has not asked for",
             hint='serialization="pickle" asks for it; unpickling runs code of the pod',
         )
 
 
-def buffer_bytes(given: Iterable[object]) -> int:
-    """Bytes of the texts and buffers among values that are not encoded yet: they take no less.
+def buffer_bytes(arguments: Iterable[object]) -> int:
+    """Bytes of the texts and buffers among arguments: a lower bound of their encoded size.
 
-    Looks into lists, tuples and dictionaries, at so many values as cost little.
+    Enters lists, tuples and dictionaries, up to a number of values that takes little time.
     """
-    sizes: dict[int, int] = {}  # by identity: what is there twice is pickled once
-    found = [value for value in given if type(value) not in _SMALL]
-    for value in found:
+    sizes: dict[int, int] = {}  # by identity: a value that occurs twice is pickled once
+    parts = [value for value in arguments if type(value) not in _SMALL_TYPES]
+    for value in parts:
         kind: Any = next((base for base in _MEASURABLE if introspection.is_a(value, base)), None)
         if kind in (list, tuple, dict):
             inner = dict.values(value) if kind is dict else kind.__iter__(value)  # type: ignore[arg-type]
-            found.extend(itertools.islice(inner, max(_MEASURED - len(found), 0)))
+            parts.extend(itertools.islice(inner, max(_MEASURED_VALUES - len(parts), 0)))
         elif kind is not None:
             sizes[id(value)] = kind.__len__(value)
-        elif type(value) not in _SMALL:
-            # Most are no buffers.
+        elif type(value) not in _SMALL_TYPES:
+            # `attempt`: most values are no buffers.
             sizes[id(value)] = introspection.attempt(_buffer_bytes, 0, value)
     return sum(sizes.values())
 
 
-def _buffer_bytes(value: Any) -> int:  # noqa: ANN401  # whatever is none raises
+def _buffer_bytes(value: Any) -> int:  # noqa: ANN401  # raises for other values
     return memoryview(value).nbytes
 
 
@@ -159,7 +162,7 @@ def decode(
     *,
     modules: Mapping[str, str] | None = None,
 ) -> Any:  # noqa: ANN401  # the user's own value
-    """The value that `encode` was given; raw content as `decode_raw` gives it."""
+    """The value that `encode` made segments of; raw content as by `decode_raw`."""
     if codec == "pickle":
         return _decode_pickle(segments, modules or {})
     if len(segments) == 2 and codec == "none":
@@ -184,26 +187,26 @@ _json_encoder = json.JSONEncoder(allow_nan=False, check_circular=False, separato
 _json_decoder = json.JSONDecoder()
 
 
-_TAKES_PICKLE = 'kt.Compute(allowed_serialization=["pickle"]) sends it with pickle'
-_SCALARS = frozenset({str, int, float, bool, type(None)})
-_TEXTS = frozenset({str})
+_PICKLE_HINT = 'kt.Compute(allowed_serialization=["pickle"]) sends it with pickle'
+_SCALAR_TYPES = frozenset({str, int, float, bool, type(None)})
+_TEXT_TYPES = frozenset({str})
 
 
 def _find_clash(value: object) -> tuple[object, object] | None:
-    """Two keys of a dictionary in `value`, which was encoded, that are one in JSON."""
-    found: list[Any] = [value]
-    for one in found:
-        inner: Iterable[object] = one
-        if isinstance(one, dict):
-            inner = one.values()
-            if not _TEXTS.issuperset(map(type, one)):
-                seen: dict[str, object] = {}
-                for key in one:
-                    first = seen.setdefault(_json_key(key), key)
+    """Two keys of a dictionary in `value`, which JSON can encode, with one name in JSON."""
+    containers: list[Any] = [value]
+    for container in containers:
+        items: Iterable[object] = container
+        if isinstance(container, dict):
+            items = container.values()
+            if not _TEXT_TYPES.issuperset(map(type, container)):
+                keys_by_name: dict[str, object] = {}
+                for key in container:
+                    first = keys_by_name.setdefault(_json_key(key), key)
                     if first is not key:
                         return first, key
-        if not _SCALARS.issuperset(map(type, inner)):
-            found.extend(item for item in inner if isinstance(item, (dict, list, tuple)))
+        if not _SCALAR_TYPES.issuperset(map(type, items)):
+            containers.extend(item for item in items if isinstance(item, (dict, list, tuple)))
     return None
 
 
@@ -213,7 +216,7 @@ def _json_key(key: object) -> str:
 
 
 def _find_unencodable(value: object, path: str = "$", depth: int = 0) -> tuple[str, object] | None:
-    """The part of `value` that JSON cannot carry: in words, and itself."""
+    """The part of `value` that JSON cannot carry: its description, and the part."""
     if value is None or isinstance(value, (str, bool, int)):
         return None
     if isinstance(value, float):
@@ -224,21 +227,21 @@ def _find_unencodable(value: object, path: str = "$", depth: int = 0) -> tuple[s
         for key, item in value.items():
             if not (key is None or isinstance(key, (str, int, float, bool))):
                 return f"a key of type {values.name_of(type(key))} at {path}", key
-            found = _find_unencodable(item, f"{path}.{key}", depth + 1)
-            if found:
-                return found
+            unfit_part = _find_unencodable(item, f"{path}.{key}", depth + 1)
+            if unfit_part:
+                return unfit_part
         return None
     if isinstance(value, (list, tuple)):
         for index, item in enumerate(value):
-            found = _find_unencodable(item, f"{path}[{index}]", depth + 1)
-            if found:
-                return found
+            unfit_part = _find_unencodable(item, f"{path}[{index}]", depth + 1)
+            if unfit_part:
+                return unfit_part
         return None
     return f"a value of type {values.name_of(type(value))} at {path}", value
 
 
 def _json_method(kind: type) -> str | None:
-    """The method of an array, or of a table, that has what JSON carries of it."""
+    """The method of an array, or of a table, that returns values for JSON."""
     if introspection.module_of(kind).partition(".")[0] not in (*values.LIBRARIES, "jaxlib"):
         return None
     calls = {"tolist": ".tolist()", "to_dicts": ".to_dicts()", "to_dict": '.to_dict("records")'}
@@ -260,13 +263,13 @@ def layout(sizes: Iterable[int]) -> tuple[list[int], int]:
 
 
 def join(segments: Sequence[Segment]) -> Iterable[Buffer]:
-    """The pieces of a payload in order, padding included; nothing is copied."""
+    """The pieces of a payload in order, padding included, without copies."""
     position = 0
     for segment in segments:
         padding = -position % ALIGNMENT
         if padding:
             yield bytes(padding)
-        if isinstance(segment, Gathered):
+        if isinstance(segment, GatheredSegment):
             yield from segment.parts
         else:
             yield segment
@@ -280,21 +283,21 @@ def split(payload: memoryview, sizes: Sequence[int]) -> list[memoryview]:
     offsets, total = layout(sizes)
     if total != len(payload) or any(size < 0 for size in sizes):
         raise SerializationError(f"a payload of {len(payload)} bytes; its segments need {total}")
-    return [payload[at : at + size] for at, size in zip(offsets, sizes, strict=True)]
+    return [payload[offset : offset + size] for offset, size in zip(offsets, sizes, strict=True)]
 
 
 def to_text(segments: Sequence[Segment]) -> str:
-    """The segments of `values` as text, to stand in a source file."""
-    return " ".join(base64.b64encode(b"".join(join([one]))).decode() for one in segments)
+    """The segments of `values` as text, for a source file."""
+    return " ".join(base64.b64encode(b"".join(join([segment]))).decode() for segment in segments)
 
 
 def from_text(text: str, module: str) -> Any:  # noqa: ANN401  # the user's own value
-    """The value of such text; classes of its `__main__` are looked up in `module`."""
+    """The value of text by `to_text`; classes of its `__main__` are looked up in `module`."""
     return values.decode(buffers_of(text), {"__main__": module})
 
 
 def encode_arguments(arguments: Mapping[str, object], root: str) -> bytes:
-    """Arguments of a constructor as a JSON object; `to_text` stands for what JSON lacks."""
+    """Arguments of a constructor as a JSON object; as one text by `to_text` if JSON lacks some."""
     segments = values.encode(dict(arguments), root)
     text = b"".join(join(segments[:1]))
     if is_plain(VALUES, text):
@@ -303,7 +306,7 @@ def encode_arguments(arguments: Mapping[str, object], root: str) -> bytes:
 
 
 def decode_arguments(arguments: Mapping[str, Any], module: str) -> dict[str, Any]:
-    """The arguments that such a JSON object has; classes of `__main__` are those of `module`."""
+    """The arguments of an object by `encode_arguments`, with classes as `from_text` finds them."""
     text = arguments.get(values.TAG)
     return dict(arguments) if text is None else dict(from_text(text, module))
 
@@ -317,7 +320,7 @@ class RawText(str):
 
     Attributes:
         content: Its bytes.
-        content_type: What the pod says that they are, such as `text/html`.
+        content_type: Their type in the pod's answer, such as `text/html`.
     """
 
     content: bytes
@@ -333,7 +336,7 @@ class RawBytes(bytes):
     """Bytes that a pod answered with.
 
     Attributes:
-        content_type: What the pod says that they are, such as `image/png`.
+        content_type: Their type in the pod's answer, such as `image/png`.
     """
 
     content_type: str
@@ -345,19 +348,19 @@ class RawBytes(bytes):
 
     @property
     def text(self) -> str:
-        """The bytes as UTF-8; what is none is replaced."""
+        """The bytes as UTF-8; invalid bytes are replaced."""
         return self.decode(errors="replace")
 
 
 def decode_raw(content: bytes, content_type: str) -> object:
-    """The value of content that is JSON; else text or bytes, by what its type says."""
+    """The value of content that is JSON; else text or bytes, according to the content type."""
     kind, _, parameters = content_type.partition(";")
     kind = kind.strip().lower()
     if kind == "application/json" or kind.endswith("+json"):
         try:
             return json.loads(content)
         except (ValueError, RecursionError):
-            pass  # what it is all the same can be looked at
+            pass  # the user can look at the text
     if not kind.startswith(("text/", "application/json")):
         data = RawBytes(content)
         data.content_type = content_type
@@ -370,14 +373,14 @@ def decode_raw(content: bytes, content_type: str) -> object:
 
 def _text(content: bytes, charset: str) -> str:
     try:
-        # As the worker encodes text that has surrogates.
+        # The worker encodes text with surrogates this way.
         return content.decode(charset or "utf-8", "surrogatepass")
     except (LookupError, ValueError):
         return content.decode(errors="replace")
 
 
 def _encode_pickle(value: object, root: str) -> list[Segment]:
-    """The pickle stream, then one segment for each buffer of the value, as far as there may be."""
+    """The pickle stream, then one segment for each buffer, up to the limit of segments."""
     buffers: list[pickle.PickleBuffer] = []
 
     def is_in_stream(buffer: pickle.PickleBuffer) -> bool:
@@ -390,23 +393,23 @@ def _encode_pickle(value: object, root: str) -> list[Segment]:
         stream = pickle.dumps(value, protocol=5, buffer_callback=is_in_stream)
         return [stream, *(buffer.raw() for buffer in buffers)]
     except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
-        path, part = _find_unpicklable(value, root)
+        path, unfit_part = _find_unpicklable(value, root)
         if not root:  # the dictionary of arguments
             path = path.replace('["', "", 1).replace('"]', "", 1)
-        what = f"a value of type {introspection.name_of(type(part))}"
+        kind = f"a value of type {introspection.name_of(type(unfit_part))}"
         raise SerializationError(
-            f"{f'{path} is ' if path else ''}{what}{', which' if path else ''} cannot be pickled: "
+            f"{f'{path} is ' if path else ''}{kind}{', which' if path else ''} cannot be pickled: "
             f"{introspection.summary(error)}",
-            hint=values.HINTS.get(type(part)),
+            hint=values.HINTS.get(type(unfit_part)),
         ) from error
 
 
-#: How far, and at how many parts, a value is looked at for what cannot be pickled.
+#: Levels and parts of a value that the search for an unfit part visits.
 _PICKLE_DEPTH, _PICKLE_PARTS = 20, 1000
 
 
 def _find_unpicklable(value: object, path: str, depth: int = 0) -> tuple[str, object]:
-    """The innermost part of `value` that cannot be pickled: the way to it, and itself."""
+    """The innermost part of `value` that cannot be pickled: its path, and the part."""
     if depth < _PICKLE_DEPTH:
         for step, part in itertools.islice(_parts(value), _PICKLE_PARTS):
             if not introspection.attempt(_is_picklable, False, part):
@@ -415,7 +418,7 @@ def _find_unpicklable(value: object, path: str, depth: int = 0) -> tuple[str, ob
 
 
 def _parts(value: object) -> Iterator[tuple[str, object]]:
-    """The parts of a container, or the attributes of an object, with the way to each."""
+    """The parts of a container, or the attributes of an object, each with its path."""
     if type(value) is dict:
         for key, item in value.items():
             yield f"[{json.dumps(key) if type(key) is str else introspection.shown(key)}]", item
@@ -434,7 +437,7 @@ def _is_picklable(value: object) -> bool:
 
 
 def _decode_pickle(segments: Sequence[Buffer], modules: Mapping[str, str]) -> object:
-    """The value of what `_encode_pickle` made, its buffers used in place."""
+    """The value of segments by `_encode_pickle`; it uses their buffers in place."""
     if not segments:
         raise SerializationError("the body of a pickled value is empty")
     try:

@@ -1,8 +1,8 @@
 """Dtypes and shapes of arrays in `kubetorch.wire.arrays`, as JSON and back.
 
-NumPy computes in a C `int` where a field of a dtype ends, and believes the result. So everything in
-a dtype that arrived is checked here before NumPy sees it: each field lies in its element, and each
-element has bytes. What could not be parsed again is not described either.
+NumPy computes the end of a field of a dtype in a C `int`, which may overflow, and does not check
+the result. So this module checks a dtype that arrived before NumPy sees it: each field lies in its
+element, and each element has bytes. A dtype that `parse` would refuse is not described either.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import Any
 from kubetorch.wire.values import expect
 
 _INTEGERS = frozenset({int})
-#: Dimensions of an array: the product of more would take long.
+#: Dimensions of an array: the product of more dimensions would take long.
 _DIMENSIONS = 64
-#: Rows of an array without elements, which a list of it has, and what its dimensions that are not 0
-#: make together: the sum over an axis has as many elements.
-_EMPTY_ROWS, _EMPTY = 1 << 20, 1 << 28
+#: Rows of an array without elements, which become elements of a list, and the product of its
+#: dimensions that are not 0: a sum over an axis has as many elements.
+_EMPTY_ROWS, _EMPTY_ELEMENTS = 1 << 20, 1 << 28
 #: Levels of a dtype that has fields, and bytes of an element.
-_DEPTH, _ELEMENT = 16, 2**31 - 1
-#: How many fields may share each byte of an element, on average.
-_SHARED = 16
-# A unit of time that is taken zero times would be divided by.
+_DEPTH, _ELEMENT_BYTES = 16, 2**31 - 1
+#: The fields that may share each byte of an element, on average.
+_FIELDS_PER_BYTE = 16
+# NumPy divides by the multiplier of a unit of time, so it is not 0.
 _DTYPE = re.compile(r"[<>|=]([biufcSUVmM])([0-9]{1,9})(\[([1-9][0-9]{0,9})?[A-Za-z]{1,9}\])?")
 
 
@@ -39,13 +39,13 @@ def sizes(value: object) -> list[int]:
 
 
 def shape(value: object) -> tuple[int, ...]:
-    """The shape of an array; one without elements has no more rows than are cheap."""
+    """The shape of an array; an array without elements has a bounded number of rows."""
     dimensions = sizes(value)
     if len(dimensions) > _DIMENSIONS:
         raise ValueError(f"an array of {len(dimensions)} dimensions")
     if 0 in dimensions:
         rows = math.prod(itertools.takewhile(bool, dimensions))
-        if rows > _EMPTY_ROWS or math.prod(filter(None, dimensions)) > _EMPTY:
+        if rows > _EMPTY_ROWS or math.prod(filter(None, dimensions)) > _EMPTY_ELEMENTS:
             raise ValueError("an array without elements that has too many rows")
     return tuple(dimensions)
 
@@ -77,7 +77,7 @@ def _describe(dtype: Any) -> Any:  # noqa: ANN401  # as `describe`
 
 def parse(described: object) -> Any:  # noqa: ANN401  # a dtype
     """The dtype of an array that JSON describes."""
-    # An array has the dimensions of such a dtype itself.
+    # An array itself has the dimensions, not its dtype.
     if type(described) is list:
         raise ValueError("a dtype with dimensions outside of a field")
     return _parse(described, 0)
@@ -102,16 +102,16 @@ def _parse(described: object, depth: int) -> Any:  # noqa: ANN401  # a dtype
     if not is_even or len(set(keys)) != len(keys):
         raise ValueError("a dtype whose fields do not fit each other")
     _check_size(itemsize)
-    kinds = [_parse(one, depth + 1) for one in formats]
+    kinds = [_parse(inner_format, depth + 1) for inner_format in formats]
     ends = [offset + kind.itemsize for offset, kind in zip(offsets, kinds, strict=True)]
-    if max(ends, default=0) > itemsize or sum(ends) - sum(offsets) > _SHARED * itemsize:
+    if max(ends, default=0) > itemsize or sum(ends) - sum(offsets) > _FIELDS_PER_BYTE * itemsize:
         raise ValueError(f"a dtype of {itemsize} bytes whose fields do not lie in it")
     parts = {"names": names, "titles": titles, "formats": kinds, "offsets": offsets}
     return numpy.dtype({**parts, "itemsize": itemsize})
 
 
 def _check_size(size: int) -> None:
-    if not 0 < size <= _ELEMENT:
+    if not 0 < size <= _ELEMENT_BYTES:
         raise ValueError(f"a dtype of {size} bytes or units")
 
 

@@ -1,15 +1,15 @@
-"""Exceptions on the wire: what is sent, its HTTP status, and how the other end rebuilds it.
+"""Exceptions on the wire: their failures, HTTP statuses, and how the other end rebuilds them.
 
-Standard library only: the worker uses this module too.
+The module imports only the standard library: the worker uses it, too.
 
-A failure is a JSON object: `error_type`, `message`, `traceback`, `pod_name` as every client of the
-contract knows them, and what our own client needs to raise the very class. An exception is never
-pickled, and no constructor of the user runs when the exception is rebuilt.
+A failure is a JSON object: `error_type`, `message`, `traceback`, `pod_name` for every client of the
+contract, and fields by which our own client raises the very class. An exception is never pickled,
+and no constructor of the user runs when the exception is rebuilt.
 
-`args` and `state` are plain JSON. `members` holds, by attribute, what JSON would change and what
-lives in C (`OSError.filename`): tuples, bytes and paths are objects of one key, which is the tag of
-the kind; `value` is what the codec `values` carries, as text. What cannot travel at all stands in
-the `args` as text.
+`args` and `state` are plain JSON. `members` holds, by attribute, values that JSON would change and
+values that live in C (`OSError.filename`): tuples, bytes and paths are objects with one key, which
+is the tag of their kind; the tag `value` has text of the codec `values`. Text stands in the `args`
+for a value that cannot travel.
 """
 
 from __future__ import annotations
@@ -38,36 +38,36 @@ from kubetorch.wire.introspection import (
     shown,
 )
 from kubetorch.wire.introspection import of_error as _of_error
-from kubetorch.wire.introspection import set_of_error as _put
+from kubetorch.wire.introspection import set_of_error as _set_of_error
 from kubetorch.wire.values import EXACT, decode, encode
 
-#: A message or traceback that is longer is cut in the middle; the pod's log has all of it.
+#: Characters of a message or traceback; a longer text is cut in the middle, the pod's log has it.
 TEXT_LIMIT = 256 * 1024
 #: Bytes of JSON: a failure travels in one frame. Text and traceback alone always fit.
 JSON_LIMIT = 4 * 1024 * 1024
-#: Bytes that a failure has in a message of a session, which has little more.
+#: Bytes of a failure in a message of a session, which has few further fields.
 MESSAGE_LIMIT = JSON_LIMIT - 512 * 1024
-#: Characters of JSON that the members of one exception may have together, and its plain attributes.
+#: Characters of JSON of all members of one exception together, and of its plain attributes.
 MEMBERS_LIMIT, STATE_LIMIT = 256 * 1024, 1024 * 1024
 #: Characters of a class's name, and of the name of its module.
 NAME_LIMIT = 1000
-#: Causes of causes that are described.
+#: The length of a chain of causes that is described.
 CAUSES_LIMIT = 20
-#: Values that are copied of one: lists that share their parts may have more than can be counted.
+#: Values that are copied of one value: lists that share parts may have any number of values.
 VALUES_LIMIT = 100_000
-_DEPTH, _LENGTH = 9, 1000
+_DEPTH_LIMIT, _LENGTH_LIMIT = 9, 1000
 #: Bits of an integer that JSON carries: Python reads no more than 4300 digits.
 _INTEGER_BITS = 10_000
-#: Beginnings of the names of files whose frames say nothing about the user's code.
-_NOT_USERS = (
+#: Beginnings of the paths of files of Kubetorch and Python, which are not the user's code.
+_SYSTEM_FILES = (
     f"{Path(errors.__file__).parent}{os.sep}",
     f"{Path(os.__file__).parent}{os.sep}",
     "<frozen",
 )
-#: Stands in the message when the class makes no text: the class is not asked on this side either.
-_UNSHOWN = "its message cannot be shown:"
-#: Attributes of built-in classes that repeat others, or hold the user's objects themselves.
-_REPEATED = frozenset({"obj", "exceptions", "message"})
+#: Words in a message whose class raised for its text; this side does not ask the class either.
+_NO_TEXT = "its message cannot be shown:"
+#: Attributes of built-in classes that repeat other attributes, or hold objects of the user.
+_REDUNDANT_ATTRIBUTES = frozenset({"obj", "exceptions", "message"})
 
 
 @dataclass(frozen=True)
@@ -75,17 +75,17 @@ class Failure:
     """An exception as plain values.
 
     Attributes:
-        traceback: Text of the traceback where it was raised; empty when it has none to show.
+        traceback: Text of the traceback; empty for an exception without one to show.
         rank: Rank of the worker that raised it, in a distributed call.
         args: Its `args`, when all of them are plain values, else `None`.
         state: The plain attributes of the exception.
-        members: Attributes that `args` and `state` do not have exactly.
+        members: Attributes that JSON would change in `args` and `state`.
         code: Identity of an error of our own tree.
         started: Whether the call had started; it may be sent again if not.
-        cause: The failure of what it was raised from.
+        cause: The failure of the exception that it was raised from.
         status: HTTP status of a response that carries it, see `http_status`.
         other_errors: Failures of other ranks of a distributed call, or of other pods.
-        repeats: The call names its class among those after which it runs again.
+        repeats: The call runs again after an exception of this class.
         attempts: How often the call ran, if it may run more than once.
     """
 
@@ -108,51 +108,60 @@ class Failure:
     attempts: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        found = {item.name: getattr(self, item.name) for item in fields(self)}
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
         for name in ("other_errors", "repeats", "attempts"):
-            if not found[name]:
-                del found[name]
-        return found
+            if not values[name]:
+                del values[name]
+        return values
 
     def to_json(self, limit: int = JSON_LIMIT) -> bytes:
-        """As JSON text, without what is too much: the traceback has the causes, too."""
-        most: dict[str, Any] = {"cause": None, "members": {}, "args": None, "state": {}}
-        most |= {name: _cut(getattr(self, name), NAME_LIMIT) for name in _NAMES}
-        most |= {"message": _cut(self.message), "traceback": _cut(self.traceback)}
-        most |= {"code": None, "pod_name": None, "other_errors": []}
+        """The failure as JSON; too long, it loses its cause, then all but its text."""
+        reduced_fields: dict[str, Any] = {"cause": None, "members": {}, "args": None, "state": {}}
+        reduced_fields |= {name: _shortened(getattr(self, name), NAME_LIMIT) for name in _NAMES}
+        reduced_fields |= {
+            "message": _shortened(self.message),
+            "traceback": _shortened(self.traceback),
+        }
+        reduced_fields |= {"code": None, "pod_name": None, "other_errors": []}
         data = b""
-        for left_out in ({}, {"cause": None}, most):
-            # The state of an error of our own may hold what JSON cannot carry.
-            data = safely(_encode, b"", self.to_dict() | left_out)
+        for replaced_fields in ({}, {"cause": None}, reduced_fields):
+            # The state of an error of Kubetorch may hold a value that JSON cannot carry.
+            data = safely(_encode, b"", self.to_dict() | replaced_fields)
             if data and len(data) <= limit:
                 break
         return data
 
     def to_message(self) -> dict[str, Any]:
-        """As `to_dict`, as far as one message of a session carries it."""
+        """As `to_dict`, shortened to one message of a session."""
         data: dict[str, Any] = json.loads(self.to_json(MESSAGE_LIMIT))
-        return safely(_cleaned, Failure(_cut(self.error_type), _cut(self.message)).to_dict(), data)
+        return safely(
+            _without_surrogates,
+            Failure(_shortened(self.error_type), _shortened(self.message)).to_dict(),
+            data,
+        )
 
 
 def _encode(data: dict[str, Any]) -> bytes:
     text = json.dumps(data, ensure_ascii=False, default=repr)
-    # Lone surrogates in the state of an error of our own become escapes of JSON.
+    # Lone surrogates in the state of an error of Kubetorch become escapes of JSON.
     return text.encode(errors="backslashreplace")
 
 
-def _cleaned(value: Any) -> Any:  # noqa: ANN401  # of JSON
+def _without_surrogates(value: Any) -> Any:  # noqa: ANN401  # of JSON
     """A copy of a value of JSON without lone surrogates."""
     if isinstance(value, dict):
-        return {_clean(key): _cleaned(one) for key, one in value.items()}
+        return {_escape_surrogates(key): _without_surrogates(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_cleaned(one) for one in value]
-    return _clean(value) if isinstance(value, str) else value
+        return [_without_surrogates(item) for item in value]
+    return _escape_surrogates(value) if isinstance(value, str) else value
 
 
 _NAMES = ("error_type", "module", "qualname")
-_KINDS: dict[str, Any] = {item.name: object for item in fields(Failure)}
-_KINDS |= dict.fromkeys(("error_type", "message", "traceback", "module", "qualname", "code"), str)
-_KINDS |= {
+_FIELD_TYPES: dict[str, Any] = {item.name: object for item in fields(Failure)}
+_FIELD_TYPES |= dict.fromkeys(
+    ("error_type", "message", "traceback", "module", "qualname", "code"), str
+)
+_FIELD_TYPES |= {
     "state": dict,
     "members": dict,
     "cause": dict,
@@ -165,17 +174,19 @@ _KINDS |= {
 
 
 def parse(data: Mapping[str, Any]) -> Failure:
-    """The failure that a JSON object describes; total: anything is made the best of."""
-    known = {key: one for key, one in data.items() if isinstance(one, _KINDS.get(key, ()))}
-    known.setdefault("error_type", "Exception")
-    if "message" not in known:
+    """The failure that a JSON object describes; any object gives a failure."""
+    values = {
+        key: value for key, value in data.items() if isinstance(value, _FIELD_TYPES.get(key, ()))
+    }
+    values.setdefault("error_type", "Exception")
+    if "message" not in values:
         detail = data.get("detail", data.get("message"))
         is_text = isinstance(detail, str)
-        known["message"] = detail if is_text else json.dumps(dict(data), default=repr)
-    status = known.get("status")
+        values["message"] = detail if is_text else json.dumps(dict(data), default=repr)
+    status = values.get("status")
     if type(status) is not int or not 400 <= status < 600:
-        known["status"] = 500
-    return Failure(**known)
+        values["status"] = 500
+    return Failure(**values)
 
 
 def parse_json(body: bytes | memoryview) -> Failure:
@@ -199,13 +210,15 @@ def trace_of(error: BaseException) -> TracebackType | None:
 
 
 def attributes_of(error: BaseException) -> dict[str, Any]:
-    """A copy of the `__dict__` of an exception, but for keys and notes that are no text."""
-    found = dict(_of_error(error, "__dict__"))
-    notes = found.pop("__notes__", None)
+    """A copy of the `__dict__` of an exception, without keys and notes that are no text."""
+    attributes = dict(_of_error(error, "__dict__"))
+    notes = attributes.pop("__notes__", None)
     if is_a(notes, list):
-        texts = [_cut(one, TEXT_LIMIT // 8) for one in list.__iter__(notes) if type(one) is str]
-        found["__notes__"] = texts[:_LENGTH]
-    return {key: one for key, one in found.items() if type(key) is str}
+        texts = [
+            _shortened(note, TEXT_LIMIT // 8) for note in list.__iter__(notes) if type(note) is str
+        ]
+        attributes["__notes__"] = texts[:_LENGTH_LIMIT]
+    return {key: value for key, value in attributes.items() if type(key) is str}
 
 
 def set_attribute(error: BaseException, name: str, value: object) -> None:
@@ -215,7 +228,7 @@ def set_attribute(error: BaseException, name: str, value: object) -> None:
 
 
 def set_attempts(error: BaseException, attempts: int) -> None:
-    """Say how often the call ran, unless the user's class has an attribute of that name."""
+    """Set the number of runs of the call, unless the user's class has an attribute `attempts`."""
     if attempt(getattr, None, error, "attempts", None) is None:
         set_attribute(error, "attempts", attempts)
 
@@ -237,31 +250,35 @@ def describe(
     skip: str | None = None,
     above: tuple[BaseException, ...] = (),
 ) -> Failure:
-    """The failure that stands for `error`. Total: what cannot be had of the exception is left out.
+    """The failure that describes `error`; attributes that raise are left out.
 
-    Leading frames in files under `skip` are left out of the traceback. `above` are the exceptions
-    that this one is a cause or an argument of.
+    Leading frames in files under `skip` are left out of the traceback. `above` has the exceptions
+    that this exception is a cause or an argument of.
     """
     cls = type(error)
-    own = error if _is_own(error) else None
+    own_error = error if _is_own(error) else None
     cause, above = _of_error(error, "__cause__"), (*above, error)
     described_cause = None
-    if cause is not None and not is_a(cause, errors.RemoteTraceback) and not _ends(cause, above):
+    if (
+        cause is not None
+        and not is_a(cause, errors.RemoteTraceback)
+        and not _ends_causes(cause, above)
+    ):
         described_cause = describe(cause, skip=skip, above=above).to_dict()
     values = _plain_values({"args": list(_of_error(error, "args")), **attributes_of(error)})
-    members = _members(error, values, above) if own is None else {}
+    members = _members(error, values, above) if own_error is None else {}
     args = values.pop("args", None)
     return Failure(
-        error_type=_cut(name_of(cls), NAME_LIMIT),
-        message=_cut(_message(error)),
-        traceback=_cut(format_traceback(error, skip=skip)),
+        error_type=_shortened(name_of(cls), NAME_LIMIT),
+        message=_shortened(_message(error)),
+        traceback=_shortened(format_traceback(error, skip=skip)),
         pod_name=pod_name,
-        module=_cut(module_of(cls), NAME_LIMIT),
-        qualname=_cut(str.__str__(of_class(cls, "__qualname__")), NAME_LIMIT),
+        module=_shortened(module_of(cls), NAME_LIMIT),
+        qualname=_shortened(str.__str__(of_class(cls, "__qualname__")), NAME_LIMIT),
         args=args,
-        state=values if own is None else safely(own.to_state, {}),
+        state=values if own_error is None else safely(own_error.to_state, {}),
         members=members,
-        code=None if own is None else safely(lambda: own.code, None),
+        code=None if own_error is None else safely(lambda: own_error.code, None),
         started=started,
         cause=described_cause,
         status=http_status(error),
@@ -273,22 +290,24 @@ def _is_own(error: BaseException) -> TypeGuard[errors.KubetorchError]:
     return errors.EXCEPTION_REGISTRY.get(name_of(type(error))) is type(error)
 
 
-def _ends(error: BaseException, above: tuple[BaseException, ...]) -> bool:
-    return len(above) >= CAUSES_LIMIT or any(error is one for one in above)
+def _ends_causes(error: BaseException, above: tuple[BaseException, ...]) -> bool:
+    return len(above) >= CAUSES_LIMIT or any(error is outer_error for outer_error in above)
 
 
 def describe_refusal(
     error: Exception, *, pod_name: str | None = None, started: bool = True
 ) -> Failure:
-    """The failure of a server's own refusal, or of a fault of it.
+    """The failure of a refusal by the server itself, or of a fault of the server.
 
-    How the server came to it says nothing to a caller: it has no traceback, cause or path of ours.
+    It has no traceback, cause or path of the server, which would tell a caller nothing.
     """
     if not isinstance(error, errors.KubetorchError):
-        why = getattr(error, "strerror", None)
-        said = f"{type(error).__name__}: {why}" if why else type(error).__name__
+        system_message = getattr(error, "strerror", None)
+        description = (
+            f"{type(error).__name__}: {system_message}" if system_message else type(error).__name__
+        )
         error = errors.KubetorchError(
-            f"the server failed: {said}",
+            f"the server failed: {description}",
             hint="this is a fault of Kubetorch; the server's log has the traceback",
         )
     failure = describe(error, pod_name=pod_name, started=started)
@@ -300,7 +319,7 @@ def format_traceback(error: BaseException, *, skip: str | None = None) -> str:
     trace = trace_of(error)
     if is_a(error, errors.KubetorchError):
         remote = safely(lambda: error.remote_traceback, None)
-        if remote or trace is None:  # never raised: there is nothing to show but its message
+        if remote or trace is None:  # never raised: the message is all that it has
             return remote or ""
         if _is_own(error) and not any(map(_is_users, _files(trace))):
             return ""
@@ -324,7 +343,7 @@ def _files(trace: TracebackType | None) -> Iterator[str]:
 
 def _is_users(file: str) -> bool:
     """True if a file belongs neither to Kubetorch nor to Python."""
-    return f"{os.sep}site-packages{os.sep}" in file or not file.startswith(_NOT_USERS)
+    return f"{os.sep}site-packages{os.sep}" in file or not file.startswith(_SYSTEM_FILES)
 
 
 def _message(error: BaseException) -> str:
@@ -332,24 +351,24 @@ def _message(error: BaseException) -> str:
         return _text(error)
     except BaseException as broken:  # noqa: BLE001  # the user's __str__
         args = safely(BaseException.__str__, "", error)
-        why = f"({_UNSHOWN} {shown(broken)})"
-        return _clean(f"{args} {why}" if args else why)
+        why = f"({_NO_TEXT} {shown(broken)})"
+        return _escape_surrogates(f"{args} {why}" if args else why)
 
 
 def _text(error: BaseException) -> str:
     """The `str` of an exception, or the nearest text that the user wrote."""
     if _is_own(error):
-        return _clean(error.message)
+        return _escape_surrogates(error.message)
     args = _of_error(error, "args")
     makes_text = safely(lambda: type(error).__str__, None)
     if makes_text is not KeyError.__str__ or len(args) != 1:
-        return _clean(str.__str__(str(error)))
+        return _escape_surrogates(str.__str__(str(error)))
     # str(KeyError("x")) has quotes that the user's message had not.
-    return _clean(args[0] if type(args[0]) is str else str.__str__(repr(args[0])))
+    return _escape_surrogates(args[0] if type(args[0]) is str else str.__str__(repr(args[0])))
 
 
-def _cut(text: str, limit: int = TEXT_LIMIT) -> str:
-    text = _clean(text)
+def _shortened(text: str, limit: int = TEXT_LIMIT) -> str:
+    text = _escape_surrogates(text)
     if len(text) <= limit:
         return text
     half = limit // 2
@@ -365,8 +384,8 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
-def _clean(text: str) -> str:
-    """The text with lone surrogates shown as Python writes them."""
+def _escape_surrogates(text: str) -> str:
+    """The text, with lone surrogates as Python's escapes."""
     return text if _is_utf8(text) else text.encode(errors="backslashreplace").decode()
 
 
@@ -375,44 +394,44 @@ def _size(packed: object) -> int:
 
 
 def _plain_values(values: Mapping[str, object]) -> dict[str, Any]:
-    nothing, room = object(), STATE_LIMIT
-    found: dict[str, Any] = {}
+    nothing, remaining_characters = object(), STATE_LIMIT
+    plain_attributes: dict[str, Any] = {}
     for name, value in values.items():
         packed = safely(plain, nothing, value)
         size = _size(packed)
-        if packed is not nothing and size <= room:
-            room -= size
-            found[name] = packed
-    return found
+        if packed is not nothing and size <= remaining_characters:
+            remaining_characters -= size
+            plain_attributes[name] = packed
+    return plain_attributes
 
 
 def _members(
     error: BaseException, values: Mapping[str, Any], above: tuple[BaseException, ...]
 ) -> dict[str, Any]:
-    room, nothing = MEMBERS_LIMIT, object()
+    remaining_characters, nothing = MEMBERS_LIMIT, object()
 
     def pack(value: object, *, stands_in: bool) -> Any:  # noqa: ANN401  # of JSON
-        nonlocal room
+        nonlocal remaining_characters
         copier = _Copier(above, tags=True, stands_in=stands_in)
         packed = safely(copier.copy, nothing, value)  # the user's __repr__; what cannot travel
         if packed is nothing and not copier.is_too_large:
             return packed
-        if packed is nothing or _size(packed) > room:
-            said = f"<a value of type {name_of(type(value))}, too large for an exception>"
-            packed = {"shown": [said, said]}
-        room -= _size(packed)
+        if packed is nothing or _size(packed) > remaining_characters:
+            placeholder = f"<a value of type {name_of(type(value))}, too large for an exception>"
+            packed = {"shown": [placeholder, placeholder]}
+        remaining_characters -= _size(packed)
         return packed
 
-    found: dict[str, Any] = {}
+    members: dict[str, Any] = {}
     for name, value in _attributes_to_tag(error, values):
         is_args = name == "args"
-        stands_in = is_args or name == _PYDANTICS
-        # The message stands for an only argument that is too large.
-        if is_args and 1 < len(value) <= _LENGTH:
-            found[name] = {"tuple": [pack(one, stands_in=True) for one in value]}
+        stands_in = is_args or name == _PYDANTIC_MEMBER
+        # The message replaces a single argument that is too large.
+        if is_args and 1 < len(value) <= _LENGTH_LIMIT:
+            members[name] = {"tuple": [pack(argument, stands_in=True) for argument in value]}
         else:
-            found[name] = pack(value, stands_in=stands_in)
-    return {name: packed for name, packed in found.items() if packed is not nothing}
+            members[name] = pack(value, stands_in=stands_in)
+    return {name: packed for name, packed in members.items() if packed is not nothing}
 
 
 def _attributes_to_tag(
@@ -422,14 +441,14 @@ def _attributes_to_tag(
     if "args" not in values or not _survives_json(list(args)):
         yield "args", args
     if (module_of(type(error)), name_of(type(error))) == _PYDANTIC:
-        yield _PYDANTICS, safely(_of_pydantic, None, error)
+        yield _PYDANTIC_MEMBER, safely(_of_pydantic, None, error)
     # Attributes that are not in the `__dict__`: those of built-in classes, and of `__slots__`.
     for cls in of_class(type(error), "__mro__"):
         if cls is BaseException:
             break
         for name, kind in of_class(cls, "__dict__").items():
             is_slot = is_a(kind, (MemberDescriptorType, GetSetDescriptorType))
-            if is_slot and not name.startswith("__") and name not in _REPEATED:
+            if is_slot and not name.startswith("__") and name not in _REDUNDANT_ATTRIBUTES:
                 value = safely(kind.__get__, None, error)  # raises if it was never set
                 if value is not None:
                     yield name, value
@@ -438,9 +457,9 @@ def _attributes_to_tag(
             yield name, value
 
 
-#: The class of pydantic's errors, which has no constructor, and the member that has its parts.
+#: The class of pydantic's errors, which has no constructor, and the member with its parts.
 _PYDANTIC = ("pydantic_core._pydantic_core", "ValidationError")
-_PYDANTICS = "pydantic"
+_PYDANTIC_MEMBER = "pydantic"
 
 
 def _of_pydantic(error: Any) -> list[object]:  # noqa: ANN401  # a ValidationError
@@ -453,27 +472,28 @@ def _rebuild_pydantic(
     title: str,
     lines: list[dict[str, Any]],
 ) -> Exception | None:
-    """Pydantic's error with these lines, as it was before each had its message."""
+    """Pydantic's error with these lines, from their parts before pydantic wrote messages."""
     core = importlib.import_module("pydantic_core")
-    made = []
+    line_errors = []
     for line in lines:
         parts = {name: line[name] for name in ("type", "loc", "input", "ctx") if name in line}
         if attempt(cls.from_exception_data, None, title, [parts]) is None:  # a type of the user's
             message = core.PydanticCustomError(line["type"], line["msg"])
             parts = {"type": message, "loc": line["loc"], "input": line["input"]}
-        made.append(parts)
-    # An error does not say which of both it is.
-    found: list[Exception] = [
-        cls.from_exception_data(title, made, input_type=one) for one in ("python", "json")
+        line_errors.append(parts)
+    # An error does not have its input type: the one with the right text is chosen.
+    candidates: list[Exception] = [
+        cls.from_exception_data(title, line_errors, input_type=input_type)
+        for input_type in ("python", "json")
     ]
-    return next((one for one in found if str(one) == text), found[0])
+    return next((candidate for candidate in candidates if str(candidate) == text), candidates[0])
 
 
 # ------------------------------------------------------------------------------------- values
 
 
 def plain(value: object) -> Any:  # noqa: ANN401  # of JSON
-    """A copy of a value in the types of JSON alone, made without a method of the value's class."""
+    """A copy of a value in types of JSON, made without any method of the value's class."""
     return _Copier().copy(value)
 
 
@@ -484,39 +504,47 @@ def _survives_json(value: object) -> bool:
 
 
 _TYPES = (type(None), bool, int, float, str, bytes, list, tuple, dict)
-_SIZED = (str, bytes, list, tuple, dict)
+_SIZED_TYPES = (str, bytes, list, tuple, dict)
 
 
 @dataclass
 class _Copier:
-    """Copies values into types of JSON; raises ValueError for what is too deep, long or strange.
+    """Copies values into types of JSON; raises ValueError for values too deep, long or strange.
 
-    With `tags` there is a tag wherever JSON would change a value; without them a value of a
-    subclass is copied as its base. If `stands_in`, text stands for what cannot travel.
+    With `tags`, a value that JSON would change gets a tag; without them a value of a subclass is
+    copied as its base. With `stands_in`, text replaces a value that cannot travel.
     """
 
+    #: The exceptions that a copied exception is an argument of.
     above: tuple[BaseException, ...] = ()
     tags: bool = False
     stands_in: bool = False
+    #: False once JSON has changed a value.
     is_exact: bool = True
+    #: True once a value was too deep, too long, or one of too many.
     is_too_large: bool = False
-    room: int = VALUES_LIMIT
+    #: The number of values that may still be copied.
+    remaining_values: int = VALUES_LIMIT
 
     def copy(self, value: Any, depth: int = 0) -> Any:  # noqa: ANN401  # any value, and of JSON
-        self.room -= 1
-        kind: Any = next((one for one in _TYPES if is_a(value, one)), None)
-        limit = TEXT_LIMIT if kind in (str, bytes) else _LENGTH
-        if depth > _DEPTH or self.room < 0 or (kind in _SIZED and kind.__len__(value) > limit):
+        self.remaining_values -= 1
+        kind: Any = next((base for base in _TYPES if is_a(value, base)), None)
+        limit = TEXT_LIMIT if kind in (str, bytes) else _LENGTH_LIMIT
+        if (
+            depth > _DEPTH_LIMIT
+            or self.remaining_values < 0
+            or (kind in _SIZED_TYPES and kind.__len__(value) > limit)
+        ):
             self.is_too_large = True
             raise ValueError("too deep, too many, or too long")
         self.is_exact &= kind is type(value) and kind is not tuple
         if kind is None or (kind is not type(value) and self.tags):
             return self._copy_object(value, depth + 1)
         if kind in (list, tuple):
-            items = [self.copy(one, depth + 1) for one in kind.__iter__(value)]
+            items = [self.copy(item, depth + 1) for item in kind.__iter__(value)]
             return {"tuple": items} if kind is tuple and self.tags else items
         if kind is dict:
-            pairs = [[self.copy(one, depth + 1) for one in item] for item in dict.items(value)]
+            pairs = [[self.copy(part, depth + 1) for part in item] for item in dict.items(value)]
             if not self.tags and not all(type(key) is str for key, _ in pairs):
                 raise ValueError("a key that is no text")
             return {"dict": pairs} if self.tags else dict(pairs)
@@ -551,11 +579,11 @@ class _Copier:
             raise ValueError("no plain value")
         if module_of(kind).partition(".")[0] == "pathlib" and hasattr(kind, "__fspath__"):
             return {"path": self.copy(os.fspath(value), deeper)}
-        if is_a(value, BaseException) and not _ends(value, self.above):
-            # The traceback of the whole exception has this one's.
+        if is_a(value, BaseException) and not _ends_causes(value, self.above):
+            # The traceback of the outer exception includes the traceback of this exception.
             described = replace(describe(value, above=self.above), traceback="", cause=None)
             return {"error": described.to_dict()}
-        # A text of a subclass would be one of the base.
+        # The codec would make a value of a subclass of `str` a plain `str`.
         is_text = is_a(value, str) and not is_a(value, Enum)
         segments: list[Any] = [] if is_text else safely(lambda: encode(value, "", EXACT), [])
         if segments and sum(map(len, segments)) < MEMBERS_LIMIT:
@@ -563,13 +591,13 @@ class _Copier:
         self.is_too_large |= bool(segments)
         if not self.stands_in:
             raise ValueError(f"a value of type {name_of(kind)}")
-        # A text may be of a subclass, whose text is of that subclass again.
+        # `str()` of a value may return an instance of a subclass of `str`.
         text = safely(lambda: str.__str__(str(value)), "")
         return {"shown": [self.copy(text), self.copy(shown(value))]}
 
 
 class StandIn(str):
-    """An argument that could not travel: its text, and what `repr` shows of it."""
+    """The text and the `repr` of an argument that could not travel."""
 
     shown = ""
 
@@ -578,9 +606,9 @@ class StandIn(str):
 
 
 def _untagged(packed: Any, modules: Mapping[str, str]) -> Any:  # noqa: ANN401
-    """The value of which `_Copier` made a copy with tags."""
+    """The value from a copy that `_Copier` made with tags."""
     if isinstance(packed, list):
-        return [_untagged(one, modules) for one in packed]
+        return [_untagged(item, modules) for item in packed]
     if not isinstance(packed, dict):
         return packed
     ((tag, content),) = packed.items()
@@ -608,32 +636,34 @@ def _untagged(packed: Any, modules: Mapping[str, str]) -> Any:  # noqa: ANN401
 def rebuild(failure: Failure, *, modules: Mapping[str, str] | None = None) -> Exception:
     """The exception to raise on this side.
 
-    Its class is the very class that was raised when that can be imported here: one of Kubetorch's
-    own tree, a built-in one, or the user's; else `RemoteError`. A class that is no `Exception`,
-    such as `SystemExit`, becomes `RemoteError` too: it must not end the caller's process.
+    Its class is the very class that was raised, if it can be imported here: a class of Kubetorch's
+    own tree, a built-in class, or a class of the user; else `RemoteError`. A class that is no
+    `Exception`, such as `SystemExit`, becomes `RemoteError`, too: it must not end the caller.
     """
     error = attempt(_rebuild_class, None, failure, modules or {})
     if error is None:
         error = errors.RemoteError(failure.message, error_type=failure.error_type)
         notes = failure.state.get("__notes__")
         if is_a(notes, list):
-            set_attribute(error, "__notes__", [one for one in notes if type(one) is str])
+            set_attribute(error, "__notes__", [note for note in notes if type(note) is str])
     for name in ("remote_traceback", "pod_name", "rank"):
         value = failure.traceback if name == "remote_traceback" else getattr(failure, name)
         if value is not None or attempt(getattr, None, error, name, None) is None:
             set_attribute(error, name, value)
-    others = tuple(
-        rebuild(parse(one), modules=modules) for one in failure.other_errors if is_a(one, dict)
+    other_errors = tuple(
+        rebuild(parse(other_failure), modules=modules)
+        for other_failure in failure.other_errors
+        if is_a(other_failure, dict)
     )
-    if others or attempt(getattr, None, error, "other_errors", None) is None:
-        set_attribute(error, "other_errors", others)
+    if other_errors or attempt(getattr, None, error, "other_errors", None) is None:
+        set_attribute(error, "other_errors", other_errors)
     if failure.attempts is not None:
         set_attempts(error, failure.attempts)
     if failure.traceback:
         trace = errors.RemoteTraceback(failure.traceback, failure.pod_name, failure.rank)
-        _put(error, "__cause__", trace)
+        _set_of_error(error, "__cause__", trace)
     elif failure.cause is not None:
-        _put(error, "__cause__", rebuild(parse(failure.cause), modules=modules))
+        _set_of_error(error, "__cause__", rebuild(parse(failure.cause), modules=modules))
     return error
 
 
@@ -643,7 +673,7 @@ def _rebuild_class(failure: Failure, modules: Mapping[str, str]) -> Exception | 
     if error is None:
         error = _rebuild_users(failure, modules)
     if error is not None:
-        # An exception that raises when asked for these would break whatever handles or prints it.
+        # An exception that raises for one of these would break code that handles or prints it.
         _ = error.__class__, error.__cause__, error.__context__
         if attempt(getattr, None, error, "__notes__", ()) is None:
             set_attribute(error, "__notes__", [])
@@ -664,12 +694,12 @@ def _rebuild_users(failure: Failure, modules: Mapping[str, str]) -> Exception | 
     if not isinstance(cls, type) or not issubclass(cls, Exception):
         return None
     nothing = object()
-    found = {
+    rebuilt_members = {
         name: attempt(_untagged, nothing, packed, modules)
         for name, packed in failure.members.items()
     }
-    members = {name: value for name, value in found.items() if value is not nothing}
-    parts: Any = members.pop(_PYDANTICS, None)
+    members = {name: value for name, value in rebuilt_members.items() if value is not nothing}
+    parts: Any = members.pop(_PYDANTIC_MEMBER, None)
     if parts is not None and (failure.module, failure.error_type) == _PYDANTIC:
         return attempt(_rebuild_pydantic, None, cls, failure.message, *parts)
     args = members.pop("args", failure.args)
@@ -678,7 +708,7 @@ def _rebuild_users(failure: Failure, modules: Mapping[str, str]) -> Exception | 
     attributes = {**failure.state, **members}
     error = _instance(cls, args, attributes)
     text = failure.message
-    if error is not None and _UNSHOWN not in text and attempt(_text, None, error) == text:
+    if error is not None and _NO_TEXT not in text and attempt(_text, None, error) == text:
         return error
     return with_text(cls, text, args, attributes)
 
@@ -686,10 +716,10 @@ def _rebuild_users(failure: Failure, modules: Mapping[str, str]) -> Exception | 
 def _import_class(failure: Failure, modules: Mapping[str, str]) -> object:
     if failure.module == "builtins":
         return getattr(builtins, failure.error_type)
-    found: object = importlib.import_module(modules.get(failure.module, failure.module))
+    attribute: object = importlib.import_module(modules.get(failure.module, failure.module))
     for part in (failure.qualname or failure.error_type).split("."):
-        found = getattr(found, part)
-    return found
+        attribute = getattr(attribute, part)
+    return attribute
 
 
 def _instance(
@@ -701,7 +731,7 @@ def _instance(
     """
     bases = of_class(cls, "__mro__")
     builtin: Any = next(base for base in bases if module_of(base) == "builtins")
-    # The first fails if the class has a signature of its own.
+    # The first maker fails if the class has its own signature.
     makers: list[Callable[..., Any]] = [lambda: cls.__new__(cls, *args)]
     makers.append(lambda: builtin.__new__(cls, *args))
     if cls is builtin:
@@ -709,7 +739,7 @@ def _instance(
     for make in makers:
         error = attempt(make, None)
         if is_a(error, cls):
-            _put(error, "args", tuple(args))
+            _set_of_error(error, "args", tuple(args))
             for name, value in attributes.items():
                 set_attribute(error, name, value)
             return error
@@ -719,7 +749,7 @@ def _instance(
 def with_text(
     cls: type[Exception], text: str, args: Sequence[object], attributes: Mapping[str, Any]
 ) -> Exception | None:
-    """An exception of a subclass whose text is `text`: the class itself makes another text here."""
+    """An exception of a subclass whose text is `text`, if the class makes another text here."""
 
     def reduce(self: Exception) -> tuple[Any, ...]:
         return with_text, (cls, text, _of_error(self, "args"), attributes_of(self))
@@ -743,8 +773,8 @@ def with_text(
 def http_status(error: BaseException) -> int:
     """Status of a response that carries `error`.
 
-    An own `status_code` attribute wins; our own classes have a `status`; then by class, with
-    time-outs before `OSError`, whose subclass `TimeoutError` is.
+    A `status_code` attribute wins; Kubetorch's classes have a `status`; then the class decides,
+    with `TimeoutError` before its base `OSError`.
     """
     for name in ("status_code", "status"):
         value = safely(plain, None, safely(getattr, None, error, name, None))

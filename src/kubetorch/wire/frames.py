@@ -12,17 +12,16 @@ All integers are big-endian. A call is a number that the client chose, unique on
     agent   (ACCEPTED | QUEUED | BEGUN)* (LOG | PROGRESS | YIELD)*    RESULT | ERROR
 
 A payload that is longer than `CHUNK` follows its OPEN, RESULT or YIELD frame in DATA frames, which
-have no meta; `Body.total` says how many bytes there are in all. DATA frames of different calls
-interleave. CREDIT gives the sender of payload room for so many more bytes of one call; a LOG counts
-with its meta, every other frame with its payload. ACK says how many frames of the stream have
+have no meta; `Body.total` is the length of the whole payload. DATA frames of different calls
+interleave. CREDIT allows the sender of a payload so many more bytes of one call; a LOG counts with
+its meta, every other frame with its payload. ACK has the number of frames of the stream that have
 arrived, so that the other end can forget them; ACK, WELCOME and GOAWAY are not counted.
 
-What makes a stream survive its connection: numbered frames, acknowledged and kept until then.
-
-Both ends count the frames that they have sent and received, from the first connection of a client
-to an incarnation of an agent. A sender keeps each counted frame until the other end has
-acknowledged it; after a reconnect each end says how many it has received, and the other sends what
-follows. So a frame arrives exactly once as long as both processes live.
+A stream survives its connection: both ends count the frames that they have sent and received, from
+the first connection of a client to an incarnation of an agent. A sender keeps each counted frame
+until the other end has acknowledged it; after a reconnect each end tells the number of frames that
+it has received, and the other end sends the frames behind that number. So a frame arrives exactly
+once as long as both processes live.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ import msgspec
 
 from kubetorch.errors import ProtocolError
 
-#: Payload that travels in one frame.
+#: Bytes of payload in one frame.
 CHUNK = 256 * 1024
 #: Bytes of payload that may be under way for one call in one direction without a CREDIT.
 WINDOW = 8 * 1024 * 1024
@@ -50,7 +49,9 @@ assert HEADER_BYTES == 16
 
 
 class Kind(enum.IntEnum):
-    #: Hashing happens for every frame; that of an enumeration is written in Python.
+    """The kinds of frames, by their numbers on the wire."""
+
+    #: Every frame is looked up by its kind, and the hash of an enumeration is written in Python.
     __hash__ = int.__hash__
 
     OPEN = 1
@@ -58,20 +59,20 @@ class Kind(enum.IntEnum):
     CANCEL = 3
     CREDIT = 4
     ACK = 5
-    #: Look at a call that somebody opened before, by its id.
+    #: Wait for a call that was opened before, by its id.
     ATTACH = 6
     RESULT = 16
     ERROR = 17
     LOG = 18
     PROGRESS = 19
     YIELD = 20
-    #: The agent has a detached call on its disk: it runs, or its record says why not.
+    #: The agent has a detached call on its disk: it runs, or its record has the reason why not.
     ACCEPTED = 21
-    #: The call waits, since its process runs as many as it may; and now it runs.
+    #: The call waits for a process that may run it; the call begins to run.
     QUEUED = 22
     BEGUN = 23
     WELCOME = 32
-    #: The agent takes no more calls on this stream; those that run go on.
+    #: The agent accepts no more calls on this stream; running calls go on.
     GOAWAY = 33
 
 
@@ -122,19 +123,21 @@ class Part(msgspec.Struct, frozen=True, omit_defaults=True):
         epoch: Epoch of the world.
         nodes: Node ranks to cover: the receiver's own first, then those that it passes it on to.
         needs_slots: It is the whole call, and the receiver hands out the slots of all ranks.
+        is_any: It is the whole call, and the receiver chooses the node that is least busy.
     """
 
     epoch: int
     nodes: tuple[int, ...]
     needs_slots: bool = False
+    is_any: bool = False
 
 
 class Retry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """After which errors a call runs again; see `kubetorch.wire.retries`.
+    """The errors after which a call runs again; see `kubetorch.wire.retries`.
 
     Attributes:
-        names: Dotted names of classes; `None` is lost workers and pods.
-        count: How often the agent runs a detached call again; any other one its caller makes again.
+        names: Dotted names of classes; `None` for losses of workers and pods.
+        count: How often the agent runs a detached call again; the caller repeats any other call.
         backoff, max_backoff: Seconds before the second attempt, doubled each time, and at most.
     """
 
@@ -153,31 +156,34 @@ class Open(msgspec.Struct, frozen=True, omit_defaults=True):
         request_id: Identity of the request that the call belongs to, for logs.
         timeout: Seconds of its run after which the agent interrupts it.
         idempotency_key: A second call with the same key gets the result of the first.
-        stream_logs: Whether LOG frames are wanted, and from which level on.
+        stream_logs: Whether the client wants LOG frames.
         log_level: Lowest level of logger lines: `debug`, `info`, `warning`, `error`, `critical`.
         detached: The call goes on when the client is gone; its result is kept.
         traceparent: W3C trace context of the caller.
         instance: The instance of the class that answered the program last.
-        confirm: ACCEPTED is wanted; an agent says in WELCOME whether it sends it.
-        workers: Nodes of a distributed service that it runs on: `any`, `ready`, text that addresses
-            contain, or node ranks, addresses and pod names; `None` is all of the world.
+        confirm: The client wants ACCEPTED; an agent tells in WELCOME whether it sends it.
+        workers: Nodes of a distributed service that it runs on: `any`, the least busy one, `ready`,
+            text that addresses contain, or node ranks, addresses and pod names; `None` is all of
+            the world.
         restart_procs: The world is formed again, with new processes, before it runs.
-        part: It is a part of a distributed call, made by another agent.
-        origin: The code that the caller means, as `Origin.key`; the agent says if it runs other.
-        whole_timeout: Seconds that the caller gave, of which `timeout` was left when it was sent.
-        chain: The calls that wait for it, as the worker that makes it got them; see `Chain`.
+        part: Set by another agent for a part of a distributed call.
+        origin: The code that the caller means, as `Origin.key`; the agent warns if it runs another.
+        whole_timeout: The caller's timeout in seconds, of which `timeout` remained at the send.
+        chain: The calls that wait for it, from the worker that makes it; see `Chain`.
         queue_timeout: Seconds that it may wait for its turn.
-        queue_news: QUEUED and BEGUN are wanted, which older clients do not know.
-        collective: Shared by the calls of one broadcast: they are one ancestor, whichever pod
-            it is asked in. BEGUN is wanted even if the call has not waited.
-        is_item: It is an item of a map: of a `def` one runs in a process at a time, where the
-            service does not say how many. BEGUN is wanted even if it has not waited, QUEUED not.
+        queue_news: The client wants QUEUED and BEGUN, which older clients do not know.
+        collective: Identity that the calls of one broadcast share: all pods count them as one
+            ancestor. The client wants BEGUN even if the call has not waited.
+        is_item: It is an item of a map: if the service does not bound its calls, a process runs one
+            item of a `def` at a time. The client wants BEGUN even if it has not waited, but not
+            QUEUED.
         item: Its number among the items of a map, for errors.
-        map_id: Identity of the map, of an item whose caller is told if such items hardly use the
+        map_id: Identity of the map, if the caller wants to know that its items hardly use the
             processor.
-        is_again: The process that ran it before ended, which it may have caused: of such calls one
-            runs in a process at a time.
-        retry: After which errors it runs again.
+        is_again: The process that ran it before ended, which it may have caused: a process runs one
+            such call at a time.
+        retry: The errors after which it runs again.
+        most_calls: The pod refuses it if it has more calls than this: another one has as few.
     """
 
     id: str
@@ -207,20 +213,21 @@ class Open(msgspec.Struct, frozen=True, omit_defaults=True):
     map_id: str = ""
     item: int | None = None
     retry: Retry | None = None
+    most_calls: int | None = None
 
 
 class Chain(tuple[tuple[str, str], ...]):
     """The calls that wait for a call, each by the slot that it holds and its own identity.
 
-    Of the calls in one slot only the last is named, so a chain is as long as the processes that it
-    runs in are many. It travels as `slot:call,slot:call`, the nearest last; what it is in between
-    is the business of the agents alone. Code of a worker outside of the context of a call sends
+    The chain names only the last call in each slot, so its length is at most the number of
+    processes. It travels as `slot:call,slot:call`, the nearest call last; only agents parse it.
+    Code of a worker outside of the context of a call sends
     `kubetorch.specs.callable.UNKNOWN_CHAIN`.
     """
 
     @classmethod
     def parse(cls, text: str) -> Chain:
-        """The chain of a text; total: what is none of it is left out."""
+        """The chain of a text; malformed parts are left out."""
         pairs = (pair.partition(":") for pair in text.split(",")) if text else ()
         return cls((slot, call) for slot, _, call in pairs if slot and call)
 
@@ -239,7 +246,7 @@ class Cancel(msgspec.Struct, frozen=True, omit_defaults=True):
     """Meta of CANCEL: the caller does not want the call any more.
 
     Attributes:
-        unless_begun: Only if nothing of it has run yet, which a refusal then says.
+        unless_begun: Only if the call does not run yet: its error then says that it never ran.
     """
 
     reason: str = "cancelled by the caller"
@@ -249,7 +256,7 @@ class Cancel(msgspec.Struct, frozen=True, omit_defaults=True):
 class Result(msgspec.Struct, frozen=True, omit_defaults=True):
     """Meta of RESULT.
 
-    Of a generator (`streamed`), YIELD frames carried the values, and `body` is what it returned.
+    For a generator (`streamed`), YIELD frames carried its values, and `body` is its return value.
     """
 
     body: Body
@@ -265,8 +272,8 @@ class Yield(msgspec.Struct, frozen=True):
 
 
 #: Sources of lines that no code of the user wrote: steps of an image, and Kubetorch itself.
-IMAGE, OWN = "image", "kubetorch"
-NOT_USERS = frozenset({IMAGE, OWN})
+IMAGE, KUBETORCH = "image", "kubetorch"
+NOT_USERS = frozenset({IMAGE, KUBETORCH})
 
 
 class Log(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -275,13 +282,13 @@ class Log(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         text: The line without its end; for a logger the message alone.
         source: `stdout`, `stderr`, `logger`, or one of `NOT_USERS`.
-        level: Level of a logger's line, such as `INFO`. What a program prints that has handlers of
-            its own counts as `INFO` on stdout and as `ERROR` on stderr; else a print has none.
+        level: Level of a logger's line, such as `INFO`. Prints of a program with its own handlers
+            count as `INFO` on stdout and as `ERROR` on stderr; other prints have no level.
         time: Seconds since the epoch.
-        instance: The line is no output: it says that the instance of the class was made anew, and
-            this is the new one.
-        origin: The line is no output: it says that the service runs this code, and not what the
-            caller means.
+        instance: Identity of the new instance, for a line that is no output but reports that the
+            instance of the class was made anew.
+        origin: The code that the service runs, for a line that is no output but reports that this
+            is not the code that the caller means.
     """
 
     text: str
@@ -295,7 +302,7 @@ class Log(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Meta of PROGRESS: how far the call has come."""
+    """Meta of PROGRESS: the progress of the call, reported by `kt.progress`."""
 
     current: float
     total: float | None = None
@@ -304,13 +311,13 @@ class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Credit(msgspec.Struct, frozen=True, array_like=True):
-    """Meta of CREDIT: room for so many more bytes of payload of this call."""
+    """Meta of CREDIT: the receiver accepts so many more bytes of payload of this call."""
 
     bytes: int
 
 
 class Ack(msgspec.Struct, frozen=True, array_like=True):
-    """Meta of ACK: how many counted frames of this stream have arrived, since it began."""
+    """Meta of ACK: the number of counted frames of this stream that have arrived since it began."""
 
     frames: int
 
@@ -324,9 +331,9 @@ class Welcome(msgspec.Struct, frozen=True, omit_defaults=True):
         protocol: Version that the agent speaks on this stream.
         received: Counted frames of this client that the agent has seen.
         resumed: The agent remembers this client; frames that it has not acknowledged follow.
-        max_payload: Largest payload that it takes, in bytes.
-        confirms: It answers a detached call with ACCEPTED where OPEN asks for it.
-        codecs: Codecs that it takes beside those that every agent has.
+        max_payload: Largest payload that it accepts, in bytes.
+        confirms: It answers a detached call with ACCEPTED if OPEN asks for it.
+        codecs: Codecs that it accepts beside those that every agent has.
         lines_up: It knows items of maps, and calls that are cancelled unless they have begun.
     """
 
@@ -352,7 +359,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(kind: Kind, call: int, meta: msgspec.Struct | None = None) -> bytes:
-    """Header and meta of a frame; the payload, if there is one, is sent after it."""
+    """Header and meta of a frame; its payload, if it has one, is sent behind them."""
     if meta is None:
         return pack_header(kind, call)
     packed = _encoder.encode(meta)
@@ -378,9 +385,9 @@ _DECODERS: dict[Kind, msgspec.msgpack.Decoder[msgspec.Struct]] = {
 
 
 def decode_meta(kind: int, meta: bytes | bytearray | memoryview) -> msgspec.Struct | None:
-    """The meta of a frame of this kind; `None` for kinds that have none.
+    """The meta of a frame of this kind; `None` for kinds without meta.
 
-    ERROR has none: its payload is a failure as JSON (`kubetorch.wire.exceptions`).
+    ERROR has no meta: its payload is a failure as JSON (`kubetorch.wire.exceptions`).
     """
     decoder = _DECODERS.get(kind)  # type: ignore[call-overload]  # a Kind is its number
     if decoder is None:
@@ -400,65 +407,68 @@ Frame = Sequence[Buffer]
 
 
 class Outbox:
-    """Frames that were sent and not yet acknowledged. Frames are sequences of buffers."""
+    """Frames that were sent and not yet acknowledged; a frame is a sequence of buffers."""
 
     def __init__(self) -> None:
-        self._kept: deque[Frame] = deque()
-        self._acked = 0
-        #: Bytes of the frames that are kept.
+        self._unacknowledged: deque[Frame] = deque()
+        self._acknowledged_frames = 0
+        #: Bytes of the unacknowledged frames.
         self.kept_bytes = 0
 
     @property
     def sent(self) -> int:
         """Number of frames sent so far."""
-        return self._acked + len(self._kept)
+        return self._acknowledged_frames + len(self._unacknowledged)
 
     @property
     def last(self) -> Frame | None:
-        """The frame that was sent last, if it is still kept."""
-        return self._kept[-1] if self._kept else None
+        """The frame that was sent last, if it is not acknowledged."""
+        return self._unacknowledged[-1] if self._unacknowledged else None
 
     def keep(self, frame: Frame) -> int:
-        """Remember a frame that is about to be sent; its number, from 1."""
-        self._kept.append(frame)
+        """Keep a frame that is about to be sent; returns its number, from 1."""
+        self._unacknowledged.append(frame)
         for part in frame:
             self.kept_bytes += len(part)
-        return self._acked + len(self._kept)
+        return self._acknowledged_frames + len(self._unacknowledged)
 
     def ack(self, received: int) -> None:
-        """Forget what the other end has."""
+        """Forget the frames that the other end has received."""
         if received > self.sent:
             raise ProtocolError(f"{received} frames acknowledged, only {self.sent} were sent")
-        while self._acked < received:
-            # First this: a signal handler that raises after a call leaves `sent` as it is.
-            self._acked += 1
-            for part in self._kept.popleft():
+        while self._acknowledged_frames < received:
+            # The count goes first: a signal handler that raises in between leaves `sent` right.
+            self._acknowledged_frames += 1
+            for part in self._unacknowledged.popleft():
                 self.kept_bytes -= len(part)
 
     def after(self, received: int) -> Iterator[Frame]:
         """The frames to send again to an end that has `received` frames."""
-        if received < self._acked:
+        if received < self._acknowledged_frames:
             raise ProtocolError(f"frame {received + 1} was acknowledged and is gone")
         self.ack(received)
-        return iter(tuple(self._kept))
+        return iter(tuple(self._unacknowledged))
 
 
 class Inbox:
-    """Counts what arrives and says when to acknowledge it."""
+    """Counts frames that arrive, and decides when to acknowledge them."""
 
     def __init__(self) -> None:
         self.received = 0
-        self._acked = 0
-        self._bytes = 0
+        self._acknowledged_frames = 0
+        self._unacknowledged_bytes = 0
 
     def count(self, size: int) -> bool:
         """Count a frame; true if an ACK is due."""
         self.received += 1
-        self._bytes += size
-        return self.received - self._acked >= ACK_FRAMES or self._bytes >= ACK_BYTES
+        self._unacknowledged_bytes += size
+        return (
+            self.received - self._acknowledged_frames >= ACK_FRAMES
+            or self._unacknowledged_bytes >= ACK_BYTES
+        )
 
     def acknowledged(self) -> int:
-        """The number to send in an ACK that goes out now."""
-        self._acked = self.received
-        self._bytes = 0
+        """The number for an ACK that is sent now."""
+        self._acknowledged_frames = self.received
+        self._unacknowledged_bytes = 0
         return self.received

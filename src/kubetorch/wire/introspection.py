@@ -1,9 +1,9 @@
-"""Reads what Python keeps of values and classes of the user, without running the user's code.
+"""Reads attributes of the user's values and classes without running the user's code.
 
-The user's code may do anything when a value is looked at: a property may raise `SystemExit`, a
-`__getattr__` may fail for every name, a metaclass may lie. So what Python itself keeps of a value
-is read past the user's code, and what only the user's code can say is asked by `safely` and
-`attempt`. Nothing has to be imported for that: there may be no file descriptor left.
+The user's code may do anything when an attribute is read: a property may raise `SystemExit`, a
+`__getattr__` may fail for every name, a metaclass may lie. So this module reads the attributes that
+Python itself keeps past the user's code, and calls the user's code by `safely` and `attempt` only.
+It imports no module when it is used: the process may have no free file descriptor.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import Any, TypeGuard, TypeVar
 
 from kubetorch import errors
 
-Found = TypeVar("Found")
+Value = TypeVar("Value")
 
-#: Ctrl-C, and the end of a call that is itself about to raise what another call ended with.
+#: Ctrl-C, and errors that interrupt the running call.
 INTERRUPTS = (KeyboardInterrupt, errors.CallCancelledError, errors.CallTimeoutError)
-#: Decorators of one function: an object may answer to every name with itself.
+#: The most decorators of one function: an object may answer to every name with itself.
 _DECORATORS = 100
 _NOTHING = object()
 
 
-def safely(look: Callable[..., Found], otherwise: Found, *args: object) -> Found:
-    """Return the result of `look`, which describes an exception, or `otherwise` if `look` raises.
+def safely(look: Callable[..., Value], otherwise: Value, *args: object) -> Value:
+    """The result of `look`, which describes an exception, or `otherwise` if `look` raises.
 
-    Also `SystemExit` and `KeyboardInterrupt` are the user's here: a call that is described has left
-    the code that can be interrupted.
+    `SystemExit` and `KeyboardInterrupt` count as errors of the user's code, too: an interrupt of a
+    call cannot arrive any more when its exception is described.
     """
     try:
         return look(*args)
@@ -34,8 +34,8 @@ def safely(look: Callable[..., Found], otherwise: Found, *args: object) -> Found
         return otherwise
 
 
-def attempt(make: Callable[..., Found], otherwise: Found, *args: object) -> Found:
-    """As `safely`, in the middle of a program, which may be interrupted."""
+def attempt(make: Callable[..., Value], otherwise: Value, *args: object) -> Value:
+    """As `safely`, in the middle of a program: `INTERRUPTS` pass through."""
     try:
         return make(*args)
     except INTERRUPTS:
@@ -45,12 +45,12 @@ def attempt(make: Callable[..., Found], otherwise: Found, *args: object) -> Foun
 
 
 def attribute(value: object, name: str, otherwise: Any = None) -> Any:  # noqa: ANN401  # the user's
-    """As `getattr`, of a value whose class may raise anything; `otherwise` then, too."""
+    """As `getattr`, of a value whose class may raise any exception: the result is `otherwise`."""
     return attempt(getattr, otherwise, value, name, otherwise)
 
 
 def unwrapped(function: object) -> Any:  # noqa: ANN401  # the user's
-    """The function below the decorators that say what they wrap."""
+    """The function below the decorators that have a `__wrapped__`."""
     for _ in range(_DECORATORS):
         inner = attribute(function, "__wrapped__", _NOTHING)
         if inner is _NOTHING:
@@ -59,8 +59,8 @@ def unwrapped(function: object) -> Any:  # noqa: ANN401  # the user's
     return function
 
 
-def is_a(value: object, classes: type[Found] | tuple[type[Found], ...]) -> TypeGuard[Found]:
-    """As `isinstance`, which would ask the value itself for its `__class__`."""
+def is_a(value: object, classes: type[Value] | tuple[type[Value], ...]) -> TypeGuard[Value]:
+    """As `isinstance`, but without a look at the value's own `__class__`."""
     return issubclass(type(value), classes)
 
 
@@ -69,12 +69,12 @@ def of_class(cls: type, name: str) -> Any:  # noqa: ANN401  # by name
 
 
 def of_error(error: BaseException, name: str) -> Any:  # noqa: ANN401  # by name
-    """What Python keeps of an exception, such as its `args`, `__traceback__` or `__cause__`."""
+    """An attribute of `BaseException`, such as `args`, `__traceback__` or `__cause__`."""
     return vars(BaseException)[name].__get__(error)
 
 
 def set_of_error(error: BaseException, name: str, value: object) -> None:
-    """As `of_error`, also where the class has no attributes set, as a frozen dataclass."""
+    """Set such an attribute, also if the class refuses, as a frozen dataclass does."""
     vars(BaseException)[name].__set__(error, value)
 
 
@@ -111,6 +111,6 @@ def shown(value: object) -> str:
 
 
 def summary(error: BaseException) -> str:
-    """The name of the class of an exception, and the text as far as there is one."""
+    """The name of the class of an exception, and its text unless that is empty."""
     text, name = attempt(lambda: str.__str__(str(error)), ""), name_of(type(error))
     return f"{name}: {text}" if text else name

@@ -11,8 +11,8 @@ A session is the WebSocket that an agent keeps to the controller, text messages:
     controller         Welcome     Reload | Terminate | CancelCall | Members | SendBlobs
                                    | Probe | RegroupFailed
 
-Whatever happens to the connection, the agent says in `Hello` what it runs, and the controller sends
-what it should run: so both converge without memory of what was said before.
+After each connect the agent tells in `Hello` what it runs, and the controller sends what it should
+run: so both converge without memory of earlier messages.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class AppView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     Attributes:
         state: `starting`, `running` or `exited`.
         pid: Process id of its shell, while it lives.
-        exit_code: What it ended with, as shells count: 128 and the signal's number when killed.
+        exit_code: Its exit status, as shells count: 128 and the signal's number when killed.
     """
 
     state: str
@@ -52,7 +52,7 @@ class SlotHolder(msgspec.Struct, frozen=True, omit_defaults=True):
         callable: Callable and method, `Counter.add`.
         began: When it began to run.
         calls: How many calls run in the slot, each made by the one before it.
-        is_paused: The last of them is a generator whose reader takes nothing.
+        is_paused: The last of them is a generator whose reader does not read.
     """
 
     callable: str
@@ -65,12 +65,12 @@ class QueueView(msgspec.Struct, frozen=True, omit_defaults=True):
     """The slots of a pod whose service bounds how many calls run at once.
 
     Attributes:
-        slots, taken: Slots of all processes together, and those that are taken.
-        waiting: Calls that wait for one.
+        slots, taken: Slots of all processes together, and taken slots.
+        waiting: Calls that wait for a slot.
         since: When the first of them began to wait.
-        strays: Those of them that code of a worker made outside of the context of its call: they
-            may wait for the call that waits for them.
-        holders: What holds the slots, as far as a message has room.
+        strays: Waiting calls that code of a worker made outside of the context of its call: such a
+            call may wait for the very call that waits for it.
+        holders: The calls that hold the slots, as many as fit into a message.
     """
 
     slots: int
@@ -96,8 +96,8 @@ class Hello(Message, tag="hello", frozen=True):
         url: Base URL at which the agent answers, such as `http://127.0.0.1:41234`.
         generation: Generation that serves calls; 0 when none does.
         python: Version of the interpreter that runs the user's code.
-        calls: Ids of all spawned calls that run or whose end is still to be reported; `None` when
-            the agent does not say.
+        calls: Ids of all spawned calls that run, or whose end was not reported; `None` from an
+            agent that does not tell.
     """
 
     namespace: str
@@ -116,9 +116,9 @@ class Observed(Message, tag="observed", frozen=True):
     """The pod serves a generation, or failed to reach it and serves what it served before.
 
     Attributes:
-        generation: The generation that was asked for.
+        generation: The generation that `Reload` asked for.
         serving: The generation that serves calls now; 0 when none does.
-        failure: Why it was not reached, as `kubetorch.wire.exceptions` has it.
+        failure: Why the pod did not reach it, as a failure of `kubetorch.wire.exceptions`.
     """
 
     generation: int
@@ -131,7 +131,7 @@ class StageReport(Message, tag="stage", frozen=True):
 
     Attributes:
         warning: Whether the user should see it even when progress is not shown.
-        step, steps: Which step of the image begins, of how many.
+        step, steps: The number of the image's step that begins, and the number of all steps.
     """
 
     generation: int
@@ -158,8 +158,8 @@ class Activity(Message, tag="activity", frozen=True):
     Attributes:
         calls: Calls and requests that run.
         last: Time of the last begin or end of one.
-        is_stopping: The agent takes no more calls, and ends with those that run.
-        queue: Its slots, where calls are bounded; `calls` has those that wait, too.
+        is_stopping: The agent accepts no more calls, and ends after the running calls.
+        queue: Its slots, if the service bounds its calls; `calls` counts waiting calls, too.
     """
 
     calls: int
@@ -171,7 +171,7 @@ class Activity(Message, tag="activity", frozen=True):
 
 
 class CallProgress(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The progress of a call, as the call reports it by `kt.progress`."""
+    """The progress of a call, reported by `kt.progress`."""
 
     current: float
     total: float | None = None
@@ -200,15 +200,15 @@ class CallReport(Message, tag="call", frozen=True):
 
 
 class Regroup(Message, tag="regroup", frozen=True):
-    """A call asks that the world of a distributed service is formed again, its processes new.
+    """A call asks for a new world of a distributed service, with new processes.
 
     The answer is `Members` with a world of a higher epoch, or `RegroupFailed`.
 
     Attributes:
-        epoch: Epoch that it was made in: a world that was formed since then answers it, unless a
-            member of that world is lost.
-        is_quorum_awaited: Whether the world is to wait for the declared quorum; else it takes the
-            pods that are connected.
+        epoch: Epoch of the world of that call: a world that was formed since then answers it,
+            unless a member of that world is lost.
+        is_quorum_awaited: Whether the world waits for the declared quorum; else it has the pods
+            that are connected.
     """
 
     id: str
@@ -232,7 +232,7 @@ class Welcome(Message, tag="welcome", frozen=True):
     Attributes:
         key: Key of the workload's tokens (`kubetorch.wire.tokens.workload_key`), in hex.
         app_hosts: Host names by which browsers may call the workload's app, beside those of its
-            Services; `None` from a controller that does not say.
+            Services; `None` from a controller that does not tell.
     """
 
     key: str
@@ -244,7 +244,7 @@ class Welcome(Message, tag="welcome", frozen=True):
 class Reload(Message, tag="reload", frozen=True):
     """Serve this generation.
 
-    `replaces` says why the pod is gone that served it before, if nobody asked for that.
+    `replaces` is the reason why the pod before this one ended, if no user or deploy ended it.
     """
 
     generation: int
@@ -252,21 +252,21 @@ class Reload(Message, tag="reload", frozen=True):
     replaces: str | None = None
 
 
-#: The reason of `Terminate` when no pod of the service is to be left.
+#: The reason of `Terminate` when all pods of the service end.
 TORN_DOWN = "the service is torn down"
-#: `WorkloadView.status` of such a service until nothing of it is left.
+#: `WorkloadView.status` of such a service until all its objects are deleted.
 TERMINATING = "Terminating"
 
 
 class Terminate(Message, tag="terminate", frozen=True):
-    """The pod will be stopped: refuse new calls, let running ones end for `grace` seconds."""
+    """The pod will be stopped: refuse new calls, and let running calls end for `grace` seconds."""
 
     grace: float
     reason: str
 
 
 class Ending(Message, tag="ending", frozen=True):
-    """The reason for which the pod is ended, or has ended: the errors of its calls name it.
+    """The reason for which the pod ends or has ended, for the errors of its calls.
 
     `reason` is Kubernetes' word, such as `Evicted`; `message` is a sentence.
     """
@@ -281,7 +281,7 @@ class Ending(Message, tag="ending", frozen=True):
 
 
 class CancelCall(Message, tag="cancel", frozen=True):
-    """Cancel a spawned call, if it still runs; its `CallReport` says what became of it."""
+    """Cancel a spawned call, if it still runs; its `CallReport` has its state then."""
 
     id: str
     reason: str = ""
@@ -291,8 +291,8 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True):
     """One pod of the workload, for its siblings.
 
     Attributes:
-        pod, ordinal, url: Which pod it is, and where its agent answers; empty while it does not.
-        incarnation: Identity of the agent's process, of a member of a world.
+        pod, ordinal, url: The pod, and the base URL of its agent; empty while it does not answer.
+        incarnation: Identity of the agent's process; only of a member of a world.
     """
 
     pod: str
@@ -307,7 +307,7 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class LostMember(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A member of the world that is gone.
+    """A member of the world that was lost.
 
     `reason` is one word, such as `Deleted`, `OOMKilled` or `unreachable`; `message` is a sentence.
     """
@@ -318,7 +318,7 @@ class LostMember(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def called_together(spec: WorkloadSpec, pool: Sequence[int]) -> tuple[int, ...] | None:
-    """Ordinals of the pods that each call goes to, with a result of each; `None`: one of them."""
+    """Ordinals of the pods that each call runs on, each with a result; `None` for a single pod."""
     count = spec.compute.broadcast
     if count is not None:
         return tuple(range(count))
@@ -326,14 +326,14 @@ def called_together(spec: WorkloadSpec, pool: Sequence[int]) -> tuple[int, ...] 
 
 
 class World(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The pods that ranks are counted over.
+    """The pods whose processes are the ranks of a distributed service.
 
     Attributes:
         epoch: Its number; a later world has a higher one.
         members: Its pods by ordinal: the index of a member is its node rank.
         processes: Processes of each pod.
         ports: Free ports of the first pod for the rendezvous, or one for each rank on its pod.
-        lost: Members that are gone since it was formed.
+        lost: Members that were lost since it was formed.
     """
 
     epoch: int
@@ -348,8 +348,8 @@ class Members(Message, tag="members", frozen=True):
     """The pods of the workload in the order of their ordinals, with the number of this list.
 
     Attributes:
-        members: All pods, also those that are not in the world.
-        pool: Ordinals of the pods that each call goes to, where a selector has found them.
+        members: All pods, also pods outside of the world.
+        pool: Ordinals of the pods that each call goes to, of a service with a selector.
     """
 
     epoch: int
@@ -366,18 +366,18 @@ class RegroupFailed(Message, tag="regroup_failed", frozen=True):
 
 
 class Probe(Message, tag="probe", frozen=True):
-    """Try whether a sibling answers, and say so within a second."""
+    """Try whether a sibling answers, and send `Probed` within a second."""
 
     id: str
     url: str
 
 
 class SendBlobs(Message, tag="send_blobs", frozen=True):
-    """The controller lost blobs of generations that it keeps: upload those that are there.
+    """The controller lost blobs of generations that it keeps: upload them.
 
     Attributes:
-        blobs: Digests; those that the pod does not have are none of its business.
-        trees: Digests of trees, which are wanted with all files that they name.
+        blobs: Digests; the pod skips blobs that it does not have.
+        trees: Digests of trees, each to be uploaded with all its files.
     """
 
     blobs: tuple[str, ...] = ()
@@ -395,16 +395,16 @@ FromController = (
 class Deploy(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Head of a deploy request's body.
 
-    The body is this as JSON, a newline, and then blobs that the controller may lack as
-    `kubetorch.wire.blobs` packs them (possibly none).
+    The body is this message as JSON, a newline, and then blobs that the controller may lack, packed
+    by `kubetorch.wire.blobs` (possibly none).
 
     Attributes:
-        id: Identity of this deploy: a repeated request with the same one joins the first.
-        stream_logs: Whether lines written while loading are wanted as events.
+        id: Identity of this deploy: a repeated request with the same id joins the first request.
+        stream_logs: Whether the client wants lines that loading writes as events.
         replace: Whether it may replace the service of another creator, project or callable.
-        program: The process of this machine that deploys, as `processes.identity` has it; empty
-            where the controller is elsewhere.
-        renames: The callable of the service, if the program saw that its file has it no more.
+        program: The process of this machine that deploys, from `processes.identity`; empty for a
+            controller on another machine.
+        renames: The callable of the service, if its file does not have it any more.
     """
 
     id: str
@@ -424,20 +424,20 @@ class Missing(Message, tag="missing", frozen=True):
 
 
 class Accepted(Message, tag="accepted", frozen=True):
-    """The generation exists; it has not `changed` if it is the one that was deployed before."""
+    """The generation exists; `changed` is false for the generation that was deployed before."""
 
     generation: int
     changed: bool = True
 
 
 class Stage(Message, tag="progress", frozen=True):
-    """A step on the way of a deploy.
+    """The progress of a deploy.
 
     Attributes:
         stage: `starting`, `fetching`, `preloading`, `importing`, `ready`, `event`, …
-        ready, pods: How many pods are ready, of how many.
+        ready, pods: The number of ready pods, and the number of all pods.
         warning: Whether the user should see it even when progress is not shown.
-        step, steps: Which step of the image begins in the pod, of how many.
+        step, steps: The number of the image's step that begins, and the number of all steps.
     """
 
     stage: str
@@ -469,7 +469,7 @@ class Ready(Message, tag="ready", frozen=True):
 
 
 class Failed(Message, tag="error", frozen=True):
-    """Last event of a deploy that failed, as `kubetorch.wire.exceptions` has it."""
+    """Last event of a deploy that failed; see `kubetorch.wire.exceptions` for the failure."""
 
     failure: dict[str, Any]
 
@@ -482,7 +482,7 @@ DeployEvent = Missing | Accepted | Stage | DeployLog | Ready | Failed
 class WorkerStacks(msgspec.Struct, frozen=True, omit_defaults=True):
     """The stacks of a worker's threads.
 
-    `text` has those of the threads that run code of the user, or says why there are none.
+    `text` has the stacks of threads that run code of the user, or the reason why it has none.
     """
 
     pod: str
@@ -493,17 +493,17 @@ class WorkerStacks(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class PodView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """A pod, as lists and clients see it.
+    """A pod, for lists and clients.
 
     Attributes:
         phase: Kubernetes' phase: `Pending`, `Running`, `Failed`, `Terminating`; `Unknown` while a
             pod that should run has no connection to the controller, and `Gone` after its end.
-        is_ready: Whether calls should go to it: it serves them, and no newer pod is to take them.
-        url: Base URL of its agent; empty while there is none.
+        is_ready: Whether calls should go to it: it serves them, and no newer pod replaces it.
+        url: Base URL of its agent; empty without an agent.
         restarts: How often its agent was started again.
         reason: Why it is not ready.
         pid: Process id of the agent, on the local backend.
-        ended: Why it has ended, once that is certain.
+        ended: Why it has ended, once it is certain that it has.
     """
 
     name: str
@@ -525,7 +525,7 @@ class PodView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 class Creator(msgspec.Struct, frozen=True, omit_defaults=True):
     """The user who deployed a workload; for a workload that a pod deployed, the pod's creator.
 
-    `user` is the authenticated one, empty on one machine; `username` is what was configured.
+    `user` is the authenticated user, empty on one machine; `username` is the configured name.
     """
 
     user: str
@@ -539,8 +539,8 @@ class Runtime(msgspec.Struct, frozen=True, omit_defaults=True):
     """The image from which pods get their agent, and its owner.
 
     Attributes:
-        image: Image that the agent is copied from into pods of other images.
-        default_image: Image of pods whose compute names none, which has the agent.
+        image: Image from which the agent is copied into pods of other images.
+        default_image: Image of pods whose compute names no image; it has the agent.
     """
 
     image: str
@@ -553,10 +553,10 @@ class Equipment(msgspec.Struct, frozen=True, omit_defaults=True):
     """The additions of a cluster to the object of a workload.
 
     Attributes:
-        root_images: If its pods comply with the Pod Security level `restricted`: its images that
-            are known to run as root.
+        root_images: Its images that are known to run as root, if its pods comply with the Pod
+            Security level `restricted`.
         secrets: Version of the secrets that its pods see.
-        has_operator: Whether what was only declared has become the kind that is meant for it.
+        has_operator: Whether the cluster has the operator of the workload's kind.
     """
 
     runtime: Runtime
@@ -566,24 +566,24 @@ class Equipment(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class WorkloadView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """A workload, as lists and clients see it.
+    """A workload, for lists and clients.
 
     Attributes:
-        generation: The wanted generation.
+        generation: The generation of the last deploy.
         status: One of the words of `kt list`: `Ready`, `Creating`, `Failed`, ….
         url: Base URL for calls.
-        scaler: Where calls go to a scaler, which counts them and makes pods for them; empty where
-            they go to pods. There may be none then.
+        scaler: Base URL of the scaler that counts calls and makes pods for them, perhaps from none;
+            empty for a service whose calls go to pods.
         token: A token for calls, when the reader may call; it expires at `token_expires`.
-        failure: Why the wanted generation is not served.
+        failure: Why this generation is not served.
         notes: What the backend cannot honour, one sentence each.
         reason: Why there are fewer pods than there should be.
-        lost: Pods that went away in the last minutes, each with the reason.
-        app_host: Host of its app behind the controller's ingress, where each has one of its own.
-        is_own: Whether that is the authenticated user who reads this.
-        pods_wanted: Number of pods that there should be, as its object says or its scaler; 0 while
-            that is not known.
-        equipment: What its cluster adds to its object; nothing where there are no such objects.
+        lost: Pods that ended in the last minutes, each with the reason.
+        app_host: Host of its app behind the controller's ingress, if each app has its own host.
+        creator: The user who deployed it.
+        is_own: Whether the creator is the authenticated user who reads this.
+        pods_wanted: Number of pods that its object or its scaler asks for; 0 while unknown.
+        equipment: The additions of its cluster to its object; `None` without such an object.
     """
 
     spec: WorkloadSpec
@@ -612,7 +612,7 @@ class WorkloadView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
 
 
 class CallView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """A spawned call, as lists and handles see it; see `CallReport` for the fields."""
+    """A spawned call, for lists and handles; see `CallReport` for the fields."""
 
     id: str
     namespace: str
@@ -662,9 +662,9 @@ def decode(kind: type[_T], data: bytes | bytearray | memoryview | str) -> _T:
 
 
 def _decode_step(kind: type[Any], value: Any) -> Any:  # noqa: ANN401  # as msgspec calls it
-    """A step of an image: dataclasses have no tag, so its first field says which one it is."""
-    found = next((STEPS[name] for name in value if name in STEPS), None)
-    if kind is not Step or found is None:
+    """A step of an image: dataclasses have no tag, so its first field identifies its class."""
+    step_type = next((STEPS[name] for name in value if name in STEPS), None)
+    if kind is not Step or step_type is None:
         raise ValueError(f"no step of an image: {value!r}")
-    json_decoder(found, _decode_step)  # so that no two threads look at the type at the same time
-    return msgspec.convert(value, found)
+    json_decoder(step_type, _decode_step)  # so that no two threads inspect the type at once
+    return msgspec.convert(value, step_type)

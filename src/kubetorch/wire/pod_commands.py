@@ -1,4 +1,4 @@
-"""Messages of what runs in a pod beside calls: steps and shells.
+"""Messages of steps and shells, which run in a pod beside calls.
 
 A step (`POST /v1/run`) is answered by events, one JSON object per line. A shell and its terminal
 share a WebSocket:
@@ -18,7 +18,7 @@ from kubetorch.wire.messages import Message
 
 
 class RunStepNow(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Body of a request to run a step in a running pod, whose image does not change by it."""
+    """Body of a request to run a step in a running pod; the step is not part of the pod's image."""
 
     step: Step
     timeout: float = 3600.0
@@ -30,7 +30,7 @@ class RunLine(Message, tag="line", frozen=True):
 
 
 class RunEnd(Message, tag="exit", frozen=True):
-    """Last event: what the step ended with, as a shell counts."""
+    """Last event: the exit status of the step, as a shell counts."""
 
     exit_code: int
 
@@ -38,7 +38,7 @@ class RunEnd(Message, tag="exit", frozen=True):
 RunEvent = RunLine | RunEnd
 
 
-#: First byte of output on the standard output, and of that on the standard error.
+#: First byte of a message with standard output, and of a message with standard error.
 OUTPUT, ERRORS = b"\x01", b"\x02"
 #: Longest message in both directions, in bytes.
 MESSAGE_LIMIT = 256 * 1024
@@ -52,8 +52,8 @@ class ShellOpen(ShellMessage, tag="open", frozen=True):
     """First message of the client.
 
     Attributes:
-        command: What a shell runs; an interactive shell if there is none.
-        terminal: Whether it gets a terminal; else its output and its errors come apart.
+        command: The command line for a shell; `None` starts an interactive shell.
+        terminal: Whether it gets a terminal; else its output and its errors are separate.
         kind: Kind of the terminal, as `TERM` has it.
     """
 
@@ -65,7 +65,7 @@ class ShellOpen(ShellMessage, tag="open", frozen=True):
 
 
 class ShellResize(ShellMessage, tag="resize", frozen=True):
-    """The terminal has another size."""
+    """The terminal has a new size."""
 
     rows: int
     columns: int

@@ -1,9 +1,8 @@
-"""The start of a pod: its environment variables, and the file with the objects it is shown.
+"""The environment variables with which a pod starts, and the file with its attachments.
 
-Writer and reader of the variables lie here together. They have only what an agent must know before
-its session; everything that can change later comes with `Reload`. Variables that user code may read
-are set in workers by the agent: `POD_NAME`, `POD_NAMESPACE`, `POD_IP`, `KT_SERVICE_NAME`,
-`KT_SERVICE`.
+`PodEnv` writes and reads the variables. They have only settings that an agent needs before its
+session; all that can change later comes with `Reload`. The agent sets the variables that user code
+may read in workers: `POD_NAME`, `POD_NAMESPACE`, `POD_IP`, `KT_SERVICE_NAME`, `KT_SERVICE`.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ import msgspec
 
 from kubetorch.errors import ConfigError
 
-#: Says inside a pod which backend the pod runs on, so that its programs use it too.
+#: The backend that the pod runs on, which programs in the pod use, too.
 BACKEND = "KT_BACKEND"
-#: Identity of one process of an agent, inherited by all that it starts: a backend whose pods are
-#: processes finds by it what is left when the agent has ended. It is not one of `KT_POD_`, which
-#: workers do not get.
+#: Identity of one process of an agent, which all its child processes inherit: a backend whose pods
+#: are processes finds by it the processes that outlive the agent. Its name does not begin with
+#: `KT_POD_`, since workers do not get such variables.
 MARK = "KT_PROCESS_MARK"
-#: What `PodEnv` has, name by name.
+#: The variables of `PodEnv`.
 NAMESPACE = "KT_POD_NAMESPACE"
 WORKLOAD = "KT_POD_WORKLOAD"
 POD = "KT_POD_NAME"
@@ -31,18 +30,18 @@ PORT = "KT_POD_PORT"
 ROOT = "KT_POD_ROOT"
 WORKING_DIR = "KT_POD_WORKING_DIR"
 ENVIRONMENTS = "KT_POD_ENVIRONMENTS"
-#: Where the controller answers, and the file with the token for it, in pods of a cluster.
+#: The controller's base URL, and the file with the token for it, in pods of a cluster.
 CONTROLLER_URL = "KT_POD_CONTROLLER_URL"
 TOKEN_FILE = "KT_POD_TOKEN_FILE"
 #: That token itself, for pods that cannot mount it.
 TOKEN = "KT_POD_TOKEN"
-#: `true` in a pod that somebody else made, which goes on when its service is torn down.
+#: `true` in a pod that Kubetorch did not make, which goes on when its service is torn down.
 JOINED = "KT_POD_JOINED"
 #: `~` in the paths of pods: containers run as root unless an image says otherwise.
 HOME = "/root"
-#: Seconds from the order to end until Kubernetes kills what is left.
+#: Seconds from SIGTERM until Kubernetes kills the remaining processes.
 GRACE = "KT_POD_GRACE"
-#: Bytes that all processes of a pod may use together, where nothing else keeps them to that.
+#: Bytes that all processes of a pod may use together, if no control group limits them.
 MEMORY_LIMIT = "KT_POD_MEMORY_LIMIT"
 CPU_LIMIT = "KT_POD_CPU_LIMIT"
 
@@ -50,7 +49,7 @@ CPU_LIMIT = "KT_POD_CPU_LIMIT"
 #: that deploys has its own values of them.
 INHERITED = "KT_POD_INHERITED"
 
-#: The variables that are text, with their fields: first those that each pod must have.
+#: The variables that are text, with their fields; each pod must have these.
 _NEEDED = {
     NAMESPACE: "namespace",
     WORKLOAD: "workload",
@@ -70,7 +69,7 @@ _TEXTS = {
     TOKEN: "token",
     "KT_POD_LISTEN": "listen",
 }
-#: Those that a pod of a backend must have.
+#: The variables that a pod of a backend must have besides.
 _NEEDED_ON = {
     "local": ("KT_POD_CONTROLLER_FILE", "KT_POD_CREDENTIALS_FILE"),
     "kubernetes": (CONTROLLER_URL,),
@@ -78,7 +77,7 @@ _NEEDED_ON = {
 
 
 def own_work(root: Path) -> Path:
-    """The folder that is the working directory of a pod that is a process, wherever it is seen."""
+    """The folder that is the working directory of a pod that is a process."""
     return root / "work"
 
 
@@ -87,26 +86,27 @@ class PodEnv:
     """The variables with which an agent starts.
 
     Attributes:
-        host, port: Where it is reached. On the local backend it listens there, in a cluster at all
-            addresses of the pod, unless `listen` says otherwise.
+        host, port: Its address for siblings and the controller. On the local backend it listens at
+            this address, in a cluster at all addresses of the pod, unless `listen` names another.
         root: Folder of the pod: code, logs, results.
         working_dir: Working directory of the workers.
-        environments: Folder with environments that pods of this machine share.
+        environments: Folder with virtual environments that pods of this machine share.
         backend: Backend that the pod runs on, `local` or `kubernetes`.
-        attachments_file: File with what is shown at absolute paths, JSON of
-            `kubetorch.wire.podenv.Attachments`; empty where Kubernetes does that.
-        memory_limit: Bytes that all its processes may use together, if the agent is to see to it.
-        cpu_limit: CPUs that they may use, where no control group says so.
+        attachments_file: File with the volumes and secrets of the pod, JSON of
+            `kubetorch.wire.podenv.Attachments`; empty where Kubernetes mounts them.
+        memory_limit: Bytes that all its processes may use together, if the agent enforces it.
+        cpu_limit: CPUs that they may use, if no control group limits them.
         controller_file: On the local backend the file with the controller's base URL, read again
             at each connect.
-        credentials_file: There too, the file with the agent's credentials, JSON: `key` (hex, of
-            `kubetorch.wire.tokens.workload_key`), `session` (token for the session and for
-            fetching blobs), `user` (fingerprint of the user's own token).
+        credentials_file: On the local backend the file with the agent's credentials, JSON: `key`
+            (hex, of `kubetorch.wire.tokens.workload_key`), `session` (token for the session and
+            for fetching blobs), `user` (fingerprint of the user's own token).
         controller_url: In a cluster, the controller's base URL.
-        token_file: There too, the file with the token for the session, read again at each connect.
-        token: That token itself, where a pod that somebody else made has no such file.
+        token_file: In a cluster, the file with the token for the session, read again at each
+            connect.
+        token: That token itself, in a pod that Kubetorch did not make and that has no such file.
         listen: Address to listen on.
-        is_joined: Whether somebody else made the pod, who ends it too.
+        is_joined: Whether Kubetorch did not make the pod, and does not end it.
         grace: Seconds from SIGTERM to SIGKILL, if the container's are not the usual ones.
     """
 
@@ -182,8 +182,8 @@ class FolderAt(msgspec.Struct, frozen=True, omit_defaults=True):
 class FilesAt(msgspec.Struct, frozen=True, omit_defaults=True):
     """The values of a secret as files of a folder.
 
-    `secret` is the file that it is kept in, a `kubetorch.wire.secrets.SecretFile`; `items` are
-    pairs of key and file name, none for all keys.
+    `secret` is the file with the values, a `kubetorch.wire.secrets.SecretFile`; `items` are pairs
+    of key and file name, none for all keys.
     """
 
     secret: str
@@ -192,5 +192,7 @@ class FilesAt(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Attachments(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The volumes and the secrets' files of a pod."""
+
     folders: tuple[FolderAt, ...] = ()
     files: tuple[FilesAt, ...] = ()

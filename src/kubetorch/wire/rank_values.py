@@ -21,9 +21,9 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Entry(NamedTuple):
-    """A value that one rank returned or yielded, still encoded as `kubetorch.wire.codecs` does it.
+    """A value that one rank returned or yielded, still encoded by `kubetorch.wire.codecs`.
 
-    A generator's that `is_streamed` is what the rank returned after its last value.
+    `is_streamed` marks the return value of a generator, which follows its last yielded value.
     """
 
     rank: int
@@ -34,26 +34,33 @@ class Entry(NamedTuple):
 
 def pack(entries: Iterable[Entry]) -> list[Buffer]:
     """The segments of a payload with these entries, in rank order."""
-    ordered = sorted(entries, key=lambda entry: entry.rank)
-    head = [[one.rank, one.codec, len(one.segments), one.is_streamed] for one in ordered]
+    ordered_entries = sorted(entries, key=lambda entry: entry.rank)
+    head = [
+        [entry.rank, entry.codec, len(entry.segments), entry.is_streamed]
+        for entry in ordered_entries
+    ]
     segments: list[Buffer] = [_encode(head).encode()]
-    for one in ordered:
-        segments.extend(one.segments)
+    for entry in ordered_entries:
+        segments.extend(entry.segments)
     return segments
 
 
 def unpack(segments: Sequence[Buffer]) -> list[Entry]:
-    """The entries that `pack` was given."""
+    """The entries that `pack` made segments of."""
     try:
         head = json.loads(bytes(segments[0]))
-        entries, at = [], 1
+        entries, position = [], 1
         for rank, codec, count, is_streamed in head:
             entries.append(
-                Entry(int(rank), str(codec), segments[at : at + count], bool(is_streamed))
+                Entry(
+                    int(rank), str(codec), segments[position : position + count], bool(is_streamed)
+                )
             )
-            at += count
+            position += count
     except (ValueError, TypeError, IndexError, OverflowError, RecursionError) as error:
         raise ProtocolError(f"not a payload of ranks: {error}") from error
-    if at != len(segments):
-        raise ProtocolError(f"a payload of ranks with {len(segments)} segments instead of {at}")
+    if position != len(segments):
+        raise ProtocolError(
+            f"a payload of ranks with {len(segments)} segments instead of {position}"
+        )
     return entries

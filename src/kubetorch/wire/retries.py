@@ -1,9 +1,9 @@
-"""Which errors make a call run again, and after which pauses.
+"""The errors after which a call runs again, and the pauses before that.
 
 Classes travel as dotted names: each end looks them up among the modules that it has loaded. The
-worker compares what the user's code raises, agent and client compare errors of Kubetorch itself.
+worker compares exceptions of the user's code; agent and client compare errors of Kubetorch.
 
-The standard library alone: workers use this, too.
+The module imports only the standard library: workers use it, too.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from kubetorch import errors
 from kubetorch.wire import introspection
 from kubetorch.wire.values import find_class
 
-#: After these a call runs again if nobody names others: its worker, pod or connection was lost.
+#: After these errors, which are losses of worker, pod or connection, a call without named classes
+#: runs again.
 LOSSES = (errors.WorkerDiedError, errors.PodTerminatedError, errors.CallLostError)
-#: After these it runs again only if they are named themselves, and not one of their bases.
+#: After these errors a call runs again only if it names the very class, and not a base of it.
 FINAL = (
     errors.CallCancelledError,
     errors.CallRefusedError,
@@ -26,16 +27,16 @@ FINAL = (
 
 
 def dotted_name(cls: type[BaseException]) -> str:
-    """The name by which the other end finds a class."""
+    """The dotted name by which the other end finds a class."""
     return f"{introspection.module_of(cls)}.{introspection.qualname_of(cls)}"
 
 
 def repeats(
     cls: type[BaseException], names: Sequence[str] | None, modules: Mapping[str, str]
 ) -> bool:
-    """True if an exception of this class makes a call run again that names these classes.
+    """True if a call that names these classes runs again after an exception of this class.
 
-    `modules` has the names of modules that are others here.
+    `modules` maps the other end's names of modules to names in this process.
     """
     if names is None:
         return issubclass(cls, LOSSES)
@@ -44,17 +45,17 @@ def repeats(
         introspection.safely(issubclass, False, named, bases)
         and introspection.safely(issubclass, False, cls, named)
         for name in names
-        for named in _find(name, modules)
+        for named in _find_classes(name, modules)
     )
 
 
-def _find(name: str, modules: Mapping[str, str]) -> Iterator[type]:
-    """The classes of a dotted name: where its module ends, the name does not say."""
+def _find_classes(name: str, modules: Mapping[str, str]) -> Iterator[type]:
+    """The classes of a dotted name, for each dot at which its module may end."""
     parts = name.split(".")
     for end in range(len(parts) - 1, 0, -1):
         module, qualname = ".".join(parts[:end]), ".".join(parts[end:])
-        own = errors.EXCEPTION_REGISTRY.get(qualname) if module == "kubetorch" else None
-        cls = own or find_class(module, qualname, modules)
+        own_class = errors.EXCEPTION_REGISTRY.get(qualname) if module == "kubetorch" else None
+        cls = own_class or find_class(module, qualname, modules)
         if cls is not None:
             yield cls
 

@@ -1,7 +1,7 @@
 """Paths, header names and time limits of the controller and of the agent; both ends import them.
 
-A client waits for longer than the server works: else nobody learns why the answer took so long, and
-a request that is sent again finds other things than the first one.
+A client waits longer than the server works: else the user never learns why the answer took so long,
+and a request that is sent again meets the work of the first request.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ def controller_url(namespace: str) -> str:
 AUTHORIZATION = "Authorization"
 REQUEST_ID = "X-Request-ID"
 SERIALIZATION = "X-Serialization"
-#: Says why the instance of a class was made anew, with the first answer of the new one.
+#: The reason why the instance of a class was made anew, with the first answer of the new instance.
 INSTANCE_REPLACED = "X-Kubetorch-Instance-Replaced"
 #: Seconds of its run after which the agent interrupts a call made by `POST`.
 TIMEOUT = "X-Kubetorch-Timeout"
-#: Seconds that such a call may wait for its turn, where the service bounds how many run at once.
+#: Seconds that such a call may wait for its turn, if the service bounds its running calls.
 QUEUE_TIMEOUT = "X-Kubetorch-Queue-Timeout"
 IDEMPOTENCY_KEY = "Idempotency-Key"
-#: Sent by a pod that passes a call on to all pods of a service: this one is to run it alone.
+#: Sent by a pod that passes a call on to others of a service: this one is to run it alone.
 ALONE = "X-Kubetorch-Alone"
 #: Integer protocol version of the sender, see `kubetorch.wire.versions`.
 PROTOCOL = "X-Kubetorch-Protocol"
-#: The pod that a request is for, which the controller relays.
+#: The pod to which the controller relays a request.
 POD = "X-Kubetorch-Pod"
 #: Identity of one client's stream; the same when it reconnects.
 CLIENT = "X-Kubetorch-Client"
 #: `<incarnation>:<frames received>` when a client reconnects to an agent that it spoke to before.
 RESUME = "X-Kubetorch-Resume"
 
-#: The token for an app that wants `Authorization` for itself.
+#: The token for an app that uses `Authorization` itself.
 APP_TOKEN = "X-Kubetorch-Token"
-#: The same in a query, for browsers: it is exchanged for a cookie.
+#: The same token in a query, for browsers: the agent exchanges it for a cookie.
 APP_TOKEN_QUERY = "kubetorch_token"
-#: What the names of such cookies begin with.
+#: The beginning of the names of such cookies.
 APP_COOKIE = "kubetorch-app-"
 
 # --------------------------------------------------------------------------- on both of them
@@ -55,7 +55,7 @@ HEALTH = "/health"
 
 SESSIONS = "/v1/sessions"
 BLOBS = "/v1/blobs"
-#: The most of the last lines of a workload that can be asked for.
+#: The most last lines of a workload's log that a request may ask for.
 TAIL_MOST = 100_000
 BLOBS_MISSING = "/v1/blobs/missing"
 BLOBS_FETCH = "/v1/blobs/fetch"
@@ -116,13 +116,15 @@ def serving(*, wait: int) -> str:
 
 
 READY = "/ready"
+#: How many calls, or requests of its app, a pod has, for its siblings.
+LOAD = "/v1/load"
 METRICS = "/metrics"
 OPENAPI = "/openapi.json"
 DOCS = "/docs"
 STREAM = "/v1/stream"
 #: A shell in the pod, for its owner alone.
 SHELL = "/v1/shell"
-#: What the app of a pod answers lies below.
+#: Paths of the app of a pod lie below this path.
 APP = "/http"
 APP_STATUS = "/app/status"
 LOGS = "/v1/logs"
@@ -135,12 +137,12 @@ def callable_path(callable_name: str, method: str | None = None) -> str:
     return _path("", callable_name, *([method] if method else ()))
 
 
-#: Seconds that running calls have to end in a teardown, where nothing is said.
+#: Seconds that running calls have to end in a teardown, unless the request names others.
 DELETE_GRACE = 5.0
-#: Seconds after these until pods that are still there are an error; processes end sooner.
+#: Seconds after the grace until remaining pods are an error; processes end sooner.
 DELETE_SLACK = 30.0
-#: Seconds by which a client waits for longer than the controller: for all else that it does.
+#: Seconds by which a client waits longer than the controller, for the controller's other work.
 MARGIN = 30.0
 
-#: Seconds that a call may take at most, 3 years: event loops cannot count any number of them.
+#: Seconds that a call may take at most, 3 years: event loops cannot count more of them.
 LONGEST_TIMEOUT = 1e8

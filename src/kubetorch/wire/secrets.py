@@ -1,4 +1,4 @@
-"""Messages about secrets. Values travel in two of them only, which do not show them.
+"""Messages about secrets. Only two messages have values, and their `repr` does not show them.
 
 Times are seconds since the epoch. A version changes with the values.
 """
@@ -11,10 +11,10 @@ import msgspec
 
 from kubetorch.specs.secret import MountType
 
-#: What becomes of values for a secret that exists: it stays as it is; they must be the same; they
-#: take the place of its own; they are added to its own, which must be there.
+#: The effect of new values on an existing secret: its values stay; they must be the same; the new
+#: values replace them; the new values are added to them, and the secret must exist.
 Collision = Literal["keep", "same", "replace", "merge"]
-#: What became of them.
+#: The effect that the values had.
 Outcome = Literal["created", "unchanged", "replaced", "merged"]
 
 
@@ -22,10 +22,10 @@ class SecretDraft(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     """A secret as its owner describes it.
 
     Attributes:
-        name: Name that the user knows it by.
+        name: Its name for the user.
         path: Folder of the files in pods.
-        renamed: Pairs of key and variable, where the variable is not called like the key.
-        override: Whether its owner wants deploys to replace its values.
+        renamed: Pairs of a key and its variable, for variables with another name than the key.
+        override: Whether deploys replace its values.
     """
 
     name: str
@@ -38,7 +38,7 @@ class SecretDraft(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
 
 
 class _Silent(msgspec.Struct, frozen=True, kw_only=True):
-    """A message with values in it, none of which is shown."""
+    """A message with values, whose `repr` shows none of them."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}>"
@@ -60,7 +60,7 @@ class SecretValues(_Silent, frozen=True, kw_only=True):
 
 
 class SecretFile(_Silent, frozen=True, kw_only=True):
-    """Content of a file that a secret is kept in, where there is no Kubernetes."""
+    """The content of a file with a secret, on the local backend."""
 
     draft: SecretDraft
     values: dict[str, bytes]
@@ -76,8 +76,8 @@ class SecretView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         keys: Names of its values.
         path, renamed, override: As in `SecretDraft`.
         labels, type: Those of the Kubernetes object.
-        identity: What no other secret has or will have, on Kubernetes: a digest of its `uid`.
-        used_by: Names of the services that see it; only where secrets are listed.
+        identity: On Kubernetes a digest of its `uid`, which no other secret has or will have.
+        used_by: Names of the services that see it; only in lists of secrets.
     """
 
     namespace: str

@@ -1,16 +1,16 @@
-"""Tokens that calls to a pod carry: signed, for one workload, checked without asking anybody.
+"""Tokens of calls to a pod: signed, for one workload, checked without a request to the controller.
 
 A token is `kt1.<claims>.<signature>`, both parts base64url without padding: the claims are a JSON
 object with `aud` (`namespace/name`), `iat` and `exp` (when it was issued and when it ends, seconds
-since the epoch), `sub` (who asked for it) and, unless it is for calls alone, `verbs` (what it
-opens); the signature is HMAC-SHA256 of `kt1.<claims>` under the workload's own key. That key is
-derived from the installation's secret, so a pod, which knows only its own, can neither read nor
-make a token for another workload.
+since the epoch), `sub` (the user who asked for it) and, unless it is for calls alone, `verbs` (the
+allowed uses); the signature is HMAC-SHA256 of `kt1.<claims>` under the workload's own key. That key
+is derived from the installation's secret, so a pod, which knows only its own key, can neither check
+nor make a token for another workload.
 
-The clock that issues a token is the controller's, the one that checks it mostly a pod's. On a
-cluster they may differ by `SKEW`. Beyond that a token of the future is refused too: it would last
-for longer than was meant, and its clock should be noticed while the difference is small. On one
-machine there is one clock: a token without `iat` ends exactly at its `exp`.
+The controller's clock dates a token, and mostly a pod's clock checks it. On a cluster the clocks
+may differ by `SKEW`. A token from further in the future is refused, too: it would last too long,
+and users should notice the wrong clock while the difference is small. On one machine there is one
+clock: a token without `iat` ends exactly at its `exp`.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from kubetorch.errors import UnauthorizedError
 from kubetorch.wire import routes
 
 _PREFIX = "kt1"
-#: What prints a token, for whoever has none that is genuine: answers to strangers name no service.
+#: The command that prints a token; an answer to a stranger names no service.
 COMMAND = "kt token, with the service's name,"
 _HINT = f"{COMMAND} prints a fresh one"
-#: Seconds by which the clocks of who issues and who checks a token may differ.
+#: Seconds by which the clocks of a token's issuer and its checker may differ.
 SKEW = 60.0
-_CLOCKS = (
+_CLOCK_HINT = (
     f"the clocks of the controller's node and the pod's may differ by {SKEW:.0f} s: set both by "
     "NTP (timedatectl, on each node, says what it has)"
 )
 
-#: What a token may open: calls and apps, shells and commands in the pod, its log.
+#: The uses of a token: calls and apps, shells and commands in the pod, its log.
 CALL, EXEC, LOGS = VERBS = ("call", "exec", "logs")
 
 
@@ -49,8 +49,8 @@ class Claims:
 
     Attributes:
         audience: The workload, `namespace/name`.
-        verbs: What it opens, of `VERBS`.
-        issued: 0 where issuer and checker have one clock.
+        verbs: The allowed uses, of `VERBS`.
+        issued: 0 if issuer and checker have one clock.
     """
 
     audience: str
@@ -65,7 +65,7 @@ def audience(namespace: str, name: str) -> str:
 
 
 def command(audience: str) -> str:
-    """What prints a token for this audience."""
+    """The command that prints a token for this audience."""
     return f"kt token {audience.partition('/')[2] or audience}"
 
 
@@ -85,12 +85,12 @@ def fingerprint(token: str) -> str:
 
 
 def sign(key: bytes, claims: Claims) -> str:
-    said = {"aud": claims.audience, "exp": claims.expires, "sub": claims.subject}
+    content = {"aud": claims.audience, "exp": claims.expires, "sub": claims.subject}
     if claims.issued:
-        said["iat"] = claims.issued
+        content["iat"] = claims.issued
     if claims.verbs != (CALL,):
-        said["verbs"] = claims.verbs
-    body = json.dumps(said, separators=(",", ":"))
+        content["verbs"] = claims.verbs
+    body = json.dumps(content, separators=(",", ":"))
     signed = f"{_PREFIX}.{_encode(body.encode())}"
     return f"{signed}.{_encode(hmac.digest(key, signed.encode(), 'sha256'))}"
 
@@ -109,18 +109,18 @@ def verify(key: bytes, token: str, *, audience: str, now: float) -> Claims:
         raise UnauthorizedError(
             f"the token is not valid yet: it was issued {claims.issued - now:.0f} s in the future "
             "of the clock that checks it",
-            hint=_CLOCKS,
+            hint=_CLOCK_HINT,
         )
     if claims.expires + skew <= now:
         raise UnauthorizedError(
             f"the token expired {now - claims.expires:.0f} s ago, by the clock that checks it",
-            hint=f"{hint}; if that one has expired too, {_CLOCKS}" if claims.issued else hint,
+            hint=f"{hint}; if that one has expired too, {_CLOCK_HINT}" if claims.issued else hint,
         )
     return claims
 
 
 def claimed_audience(token: str) -> str:
-    """The workload that a token says it is for, which is not checked: it says with which key."""
+    """The workload that a token names, unchecked: the checker needs it to choose the key."""
     return _claims(token.rpartition(".")[0]).audience
 
 
@@ -139,12 +139,18 @@ def _claims(signed: str) -> Claims:
     return claims
 
 
-_QUERY = re.compile(rb"(?:^|&)" + routes.APP_TOKEN_QUERY.encode() + rb"=([^&]*)")
-_HEADER = routes.APP_TOKEN.lower().encode()
+_QUERY_TOKEN = re.compile(rb"(?:^|&)" + routes.APP_TOKEN_QUERY.encode() + rb"=([^&]*)")
+_TOKEN_HEADER = routes.APP_TOKEN.lower().encode()
 
 
 class AppRequest(NamedTuple):
-    """A request to an app, without the tokens that are not its business."""
+    """A request to an app, without the tokens that the app must not see.
+
+    Attributes:
+        tokens: All tokens of the request.
+        query_token: The token of its query; `None` without one.
+        query, headers: The query and the headers that the app gets.
+    """
 
     tokens: tuple[str, ...]
     query_token: str | None
@@ -159,41 +165,54 @@ def inspect(
     is_ours: Callable[[str], bool],
     is_passed: Callable[[str], bool] = lambda token: False,
 ) -> AppRequest:
-    """Find the tokens of a request, and take out those that are not to be passed on.
+    """Find the tokens of a request, and remove the tokens that do not go on to the app.
 
-    An `Authorization` may be the app's own: only `is_ours` says that it has a token.
+    An `Authorization` header may be the app's own: `is_ours` decides whether it has our token.
     """
-    passed: list[tuple[bytes, bytes]] = []
-    explicit: list[str] = []
-    others: list[str] = []
+    passed_headers: list[tuple[bytes, bytes]] = []
+    explicit_tokens: list[str] = []
+    other_tokens: list[str] = []
     for name, value in headers:
         text = value.decode("latin-1").strip()
-        if name == _HEADER:
-            explicit.append(text)
+        if name == _TOKEN_HEADER:
+            explicit_tokens.append(text)
             if is_passed(text):
-                passed.append((name, value))
+                passed_headers.append((name, value))
         elif name == b"authorization":
             scheme, _, token = text.partition(" ")
             is_token = scheme.lower() == "bearer" and is_ours(token.strip())
             if is_token:
-                others.append(token.strip())
+                other_tokens.append(token.strip())
             if not is_token or is_passed(token.strip()):
-                passed.append((name, value))
+                passed_headers.append((name, value))
         elif name == b"cookie":
-            pairs = [pair.strip() for pair in text.split(";") if pair.strip()]
-            ours = {
-                one: one.partition("=")[2] for one in pairs if one.startswith(routes.APP_COOKIE)
+            cookies = [cookie.strip() for cookie in text.split(";") if cookie.strip()]
+            our_cookies = {
+                cookie: cookie.partition("=")[2]
+                for cookie in cookies
+                if cookie.startswith(routes.APP_COOKIE)
             }
-            others += ours.values()
-            kept = [one for one in pairs if one not in ours or is_passed(ours[one])]
-            if kept:
-                passed.append((name, "; ".join(kept).encode("latin-1")))
+            other_tokens += our_cookies.values()
+            passed_cookies = [
+                cookie
+                for cookie in cookies
+                if cookie not in our_cookies or is_passed(our_cookies[cookie])
+            ]
+            if passed_cookies:
+                passed_headers.append((name, "; ".join(passed_cookies).encode("latin-1")))
         else:
-            passed.append((name, value))
-    found = [unquote_plus(one.decode("latin-1")) for one in _QUERY.findall(query)]
-    if not all(map(is_passed, found)):
-        query = _QUERY.sub(b"", query).lstrip(b"&")
-    return AppRequest((*explicit, *found, *others), found[0] if found else None, query, passed)
+            passed_headers.append((name, value))
+    query_tokens = [
+        unquote_plus(encoded.decode("latin-1")) for encoded in _QUERY_TOKEN.findall(query)
+    ]
+    if not all(map(is_passed, query_tokens)):
+        query = _QUERY_TOKEN.sub(b"", query).lstrip(b"&")
+    return AppRequest(
+        (*explicit_tokens, *query_tokens, *other_tokens),
+        query_tokens[0] if query_tokens else None,
+        query,
+        passed_headers,
+    )
 
 
 def _encode(data: bytes) -> str:

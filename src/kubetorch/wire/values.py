@@ -1,24 +1,24 @@
-"""The codec `values`: Python values without loss, and without running anybody's code.
+"""The codec `values`: Python values without loss, and without running code of the user.
 
-It is what `json` means between a client and a worker that both have it. An encoded value is JSON
-text, in which NaN and infinities may stand, and then, if there are any, one segment of raw buffers:
+It is the codec for `json` between a client and a worker that both have it. An encoded value is JSON
+text, which may have NaN and infinities, and then, if the value needs it, a segment of raw buffers:
 
     {"args":[3],"kwargs":{}}                                       plain
     ${"a":{"$":["np.array","<f8",[2,3],[0,48]]}}      48 bytes     with tags
 
-Text after a `$` has tags: an object `{"$": [kind, ...]}` is a value that JSON has not; a dictionary
-of the user with such a key is one, too. `[0,48]` are 48 bytes from byte 0 of the buffers on. What a
-kind means never changes: whoever needs another meaning takes another kind.
+Text after a `$` has tags: an object `{"$": [kind, ...]}` is a value that JSON lacks; a dictionary
+of the user with such a key gets a tag, too. `[0,48]` are 48 bytes from byte 0 of the buffers on.
+The meaning of a kind never changes: another meaning needs a new kind.
 
-Both ends may be hostile. Whatever the bytes say, decoding them imports libraries of `LIBRARIES`
-alone (and Kubetorch's own handles of services), runs no code of the user's classes (no constructor,
-no `__hash__`, no `__del__`), and makes no more than the bytes account for. Classes are looked up
+Both ends may be hostile. For any bytes, decoding imports only libraries of `LIBRARIES` (and
+Kubetorch's own handles of services), runs no code of the user's classes (no constructor, no
+`__hash__`, no `__del__`), and allocates no more than the bytes account for. Classes are looked up
 among the modules that are loaded.
 
-Tuples become lists but for `EXACT` ones: in keys, in sets and in fields of classes.
+Tuples become lists, but for `EXACT` values: in keys, in sets and in fields of classes.
 
-The standard library alone: workers use this, too. NumPy and what builds on it is in
-`kubetorch.wire.arrays`.
+The module imports only the standard library: workers use it, too. `kubetorch.wire.arrays` has NumPy
+and the libraries that build on it.
 """
 
 from __future__ import annotations
@@ -40,35 +40,35 @@ from kubetorch.wire import introspection
 from kubetorch.wire.introspection import is_a
 
 ALIGNMENT = 64
-#: What decoding imports, beside modules of the standard library.
+#: The libraries that decoding may import, beside modules of the standard library.
 LIBRARIES = ("numpy", "torch", "pandas", "polars", "pyarrow")
 
-#: How a value is to arrive: with tuples as lists, exactly, or so that it can be hashed.
+#: The mode in which a value arrives: with tuples as lists, exactly, or hashable.
 PLAIN, EXACT, KEY = 0, 1, 2
 
 Buffer = bytes | bytearray | memoryview
-Found = TypeVar("Found")
+Array = TypeVar("Array")
 Tag = dict[str, list[Any]]
 
 TAG = "$"
-#: What text with tags begins with.
+#: The beginning of text with tags.
 HEAD = TAG.encode()
-_MARK = HEAD[0]
-_SCALARS = frozenset({str, int, float, bool, type(None)})
-_TEXTS = frozenset({str})
-#: Digits of an integer that Python writes and reads, if a program has not set another limit; and
-#: bits of one that is within any limit.
-_DIGITS, _INTEGER_BITS = 4300, 2000
-#: Buffers that are smaller are copied: each of the others is a piece of its own.
-_COPIED = 4096
-#: Keys of one hash that a dictionary, a set or an index may have, and how many different ones if
-#: there are more: `-1` and `-2` have one hash, and an index may have a label more than once.
-_COLLIDING, _CROWD = 1000, 8
-#: Rows in a value that no byte accounts for.
-_ROWS = 1024 * 1024
-#: What to do about a value of which nothing better is known.
+_HEAD_BYTE = HEAD[0]
+_SCALAR_TYPES = frozenset({str, int, float, bool, type(None)})
+_TEXT_TYPES = frozenset({str})
+#: Digits of an integer that Python writes and reads, unless a program has set another limit; and
+#: bits of an integer within any limit.
+_DIGITS_LIMIT, _INTEGER_BITS = 4300, 2000
+#: Bytes below which a buffer is copied into its neighbour; a larger buffer is its own piece.
+_COPIED_BYTES = 4096
+#: Keys with one hash that a dictionary, a set or an index may have, and how many different keys if
+#: it has more: `-1` and `-2` have one hash, and an index may repeat a label.
+_COLLIDING_KEYS, _DIFFERENT_KEYS = 1000, 8
+#: Rows of a value without bytes for them.
+_EMPTY_ROWS = 1024 * 1024
+#: The hint for a value without a better one.
 PICKLE = 'send plain values; kt.Compute(allowed_serialization=["pickle"]) sends calls with pickle'
-#: What to do about values that pickle does not carry either, or not always.
+#: The hints for values that pickle cannot carry either, or not always.
 HINTS: dict[type, str] = {
     FunctionType: "send its name, and have it at the top level of a module of the project",
     **dict.fromkeys(
@@ -91,7 +91,7 @@ def expect(value: Any, kind: type) -> Any:  # noqa: ANN401  # a part of a tag
     return value
 
 
-class Gathered:
+class GatheredSegment:
     """A segment whose bytes lie in several buffers."""
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class Gathered:
         return self._size
 
     def add(self, buffer: Buffer, alignment: int = ALIGNMENT) -> list[int]:
-        """Append a buffer; where it begins, and how long it is."""
+        """Append a buffer; returns its position: offset and length."""
         view = memoryview(buffer)
         size = view.nbytes
         if not size:
@@ -111,7 +111,7 @@ class Gathered:
         offset = self._size + padding
         if padding:
             self._copy(bytes(padding))
-        if size < _COPIED:
+        if size < _COPIED_BYTES:
             self._copy(view)
         else:
             self.parts.append(view.cast("B"))
@@ -130,21 +130,23 @@ class Gathered:
 class UnfitError(Exception):
     """A value cannot travel."""
 
-    def __init__(self, what: str, hint: str) -> None:
-        super().__init__(what)
+    def __init__(self, description: str, hint: str) -> None:
+        super().__init__(description)
         self.hint = hint
-        #: The way to it, from the inside.
+        #: The path to the value, from the inside.
         self.path: list[str] = []
 
 
-def encode(value: object, root: str = "result", mode: int = PLAIN) -> list[Buffer | Gathered]:
-    """The segments of a value, which messages call `root`, to arrive `PLAIN` or `EXACT`."""
+def encode(
+    value: object, root: str = "result", mode: int = PLAIN
+) -> list[Buffer | GatheredSegment]:
+    """The segments of a value, which errors call `root`, in the mode `PLAIN` or `EXACT`."""
     packer = Packer()
     try:
         try:
-            packed = value if type(value) in _SCALARS else packer.pack(value, mode)
+            packed = value if type(value) in _SCALAR_TYPES else packer.pack(value, mode)
             text = _encoder.encode(packed).encode()
-            if len(text) > _DIGITS and _digits_limit() != _DIGITS:
+            if len(text) > _DIGITS_LIMIT and _digits_limit() != _DIGITS_LIMIT:
                 raise ValueError("the other end may read fewer digits")
         except ValueError as error:  # an integer of too many digits, or lone surrogates
             if type(error) not in (ValueError, UnicodeEncodeError):
@@ -173,19 +175,19 @@ _encoder = json.JSONEncoder(
     ensure_ascii=False, check_circular=False, allow_nan=True, separators=(",", ":")
 )
 # Python before 3.10.7 reads any number.
-_digits_limit: Callable[[], int] = getattr(sys, "get_int_max_str_digits", lambda: _DIGITS)
+_digits_limit: Callable[[], int] = getattr(sys, "get_int_max_str_digits", lambda: _DIGITS_LIMIT)
 
 
 class _Rows:
-    """Counts the rows of one value that no byte accounts for, such as those of null columns."""
+    """Counts the rows of one value without bytes, such as rows of null columns."""
 
     _rows = 0
 
     def count_rows(self, rows: int) -> None:
-        """Raise a `ValueError` if so many more are too many."""
+        """Count rows without bytes; raises `ValueError` for too many."""
         self._rows += rows
-        if self._rows > _ROWS:
-            raise ValueError(f"more than {_ROWS} rows for which there are no bytes")
+        if self._rows > _EMPTY_ROWS:
+            raise ValueError(f"more than {_EMPTY_ROWS} rows for which there are no bytes")
 
 
 class Packer(_Rows):
@@ -194,44 +196,45 @@ class Packer(_Rows):
     EXACT, KEY = EXACT, KEY
     # Defaults lie in the class: most values are small, and every assignment costs.
     is_tagged = False
-    # Whether each text and integer is looked at: JSON may change one of them.
+    # Whether each text and integer is checked: JSON may change one of them.
     _scans = False
-    _plain: frozenset[object] = _SCALARS
+    _plain: frozenset[object] = _SCALAR_TYPES
 
-    #: The buffers; of this class's own the value needs none.
-    area = Gathered()
+    #: The buffers; a value without buffers shares the empty segment of the class.
+    area = GatheredSegment()
     _layouts: dict[type, _Layout | None]
     # Whether a class can be found by its name.
-    _named: dict[type, bool]
-    # By identity; the value is kept, so that no other one gets its identity.
-    _places: dict[int, tuple[object, int]]
+    _named_classes: dict[type, bool]
+    # By identity; the dictionary keeps the value alive, so no other value gets its identity.
+    _offsets_by_id: dict[int, tuple[object, int]]
 
     def scan(self) -> None:
-        """Look at each text and integer."""
+        """Check each text and integer from now on."""
         self._scans, self._plain = True, frozenset()
 
     def _begin(self) -> None:
         if self.area is Packer.area:
-            self.area, self._layouts, self._named, self._places = Gathered(), {}, {}, {}
+            self.area, self._layouts = GatheredSegment(), {}
+            self._named_classes, self._offsets_by_id = {}, {}
 
     def add(self, buffer: Buffer, alignment: int = ALIGNMENT) -> list[int]:
-        """Add a buffer; returns its position and size."""
+        """Add a buffer; returns its position: offset and length."""
         self._begin()
         return self.area.add(buffer, alignment)
 
     def pack(self, value: Any, mode: int = PLAIN) -> Any:  # noqa: ANN401  # any value, and of JSON
         """The JSON of a value."""
         kind = type(value)
-        if kind in _SCALARS:
+        if kind in _SCALAR_TYPES:
             return self._scalar(value) if self._scans else value
         if kind is dict:
             return self._dict(value, mode)
         if kind is list:
             return self.items(value, mode)
         if kind is tuple:
-            found = self.items(value, mode)
-            return self.tag("tuple", found) if mode else found
-        return self._other(value, kind, mode)
+            items = self.items(value, mode)
+            return self.tag("tuple", items) if mode else items
+        return self._pack_by_class(value, kind, mode)
 
     def tag(self, kind: str, *parts: object) -> Tag:
         """The JSON of a value that JSON lacks."""
@@ -239,25 +242,25 @@ class Packer(_Rows):
         return {TAG: [kind, *parts]}
 
     def once(self, value: object, pack: Callable[[], Tag]) -> Tag:
-        """The result of `pack` for a value, whose last part is the place of its buffer.
+        """The result of `pack` for a value; the last part of the tag is the buffer's position.
 
-        The value travels once, however often it is there.
+        The value travels once, however often it occurs.
         """
-        known = self._places.get(id(value))
-        if known is not None:
-            return self.tag("again", known[1])
-        found = pack()
-        offset, size = found[TAG][-1]
+        earlier_place = self._offsets_by_id.get(id(value))
+        if earlier_place is not None:
+            return self.tag("again", earlier_place[1])
+        tag = pack()
+        offset, size = tag[TAG][-1]
         if size:
-            self._places[id(value)] = value, offset
-        return found
+            self._offsets_by_id[id(value)] = value, offset
+        return tag
 
     def refuse(self, value: object, why: str = "", hint: str | None = None) -> NoReturn:
         """Refuse a value that cannot travel."""
-        what = name_of(type(value))
-        article = "an" if what[0] in "aeiouAEIOU" else "a"
+        class_name = name_of(type(value))
+        article = "an" if class_name[0] in "aeiouAEIOU" else "a"
         raise UnfitError(
-            f"{article} {what}{why or ', which cannot travel'}",
+            f"{article} {class_name}{why or ', which cannot travel'}",
             hint or HINTS.get(type(value), PICKLE),
         )
 
@@ -268,31 +271,33 @@ class Packer(_Rows):
         numbers = _pack_numbers(self, value)
         if numbers is not None:
             return numbers
-        found: list[Any] = []
+        packed_items: list[Any] = []
         try:
             for item in value:
-                found.append(item if type(item) in plain else self.pack(item, mode))
+                packed_items.append(item if type(item) in plain else self.pack(item, mode))
         except UnfitError as error:
-            error.path.append(f"[{len(found)}]")
+            error.path.append(f"[{len(packed_items)}]")
             raise
-        return found
+        return packed_items
 
     def named(
         self, values: Mapping[str, Any], step: Callable[[str], str], mode: int
     ) -> dict[str, Any]:
         """The JSON of a dictionary whose keys are names; `step` shows a name in a path."""
-        found: dict[str, Any] = {}
+        packed_values: dict[str, Any] = {}
         name = ""
         try:
             for name, value in values.items():
-                found[name] = value if type(value) in self._plain else self.pack(value, mode)
+                packed_values[name] = (
+                    value if type(value) in self._plain else self.pack(value, mode)
+                )
         except UnfitError as error:
             error.path.append(step(name))
             raise
-        return found
+        return packed_values
 
     def _dict(self, value: dict[Any, Any], mode: int) -> Any:  # noqa: ANN401  # of JSON
-        if not _TEXTS.issuperset(map(type, value)) or TAG in value:
+        if not _TEXT_TYPES.issuperset(map(type, value)) or TAG in value:
             return self._pairs(value, mode)
         if self._scans and any(self._scalar(key) is not key for key in value):
             return self._pairs(value, mode)
@@ -312,7 +317,7 @@ class Packer(_Rows):
                 raise
         return self.tag("dict", pairs)
 
-    def at(self, key: object, pack: Callable[[], Any], *, is_attribute: bool = False) -> Any:  # noqa: ANN401  # of JSON
+    def pack_part(self, key: object, pack: Callable[[], Any], *, is_attribute: bool = False) -> Any:  # noqa: ANN401  # of JSON
         """The result of `pack` for the value under a key, or of an attribute."""
         try:
             return pack()
@@ -330,44 +335,46 @@ class Packer(_Rows):
                 return self.tag("str", value.encode(errors="surrogatepass").hex())
         return value
 
-    def _other(self, value: Any, kind: type, mode: int) -> Any:  # noqa: ANN401  # as `pack`
+    def _pack_by_class(self, value: Any, kind: type, mode: int) -> Any:  # noqa: ANN401  # as `pack`
         self._begin()
         if self._layouts.get(kind) is not None:  # one of many instances
             return self._object(value, kind, mode)
-        pack = _known.get(kind) or _find_packer(kind)
-        found = None if pack is None else pack(self, value, mode)
-        if found is not None:
-            return found
+        pack = _packers_by_class.get(kind) or _find_packer(kind)
+        packed = None if pack is None else pack(self, value, mode)
+        if packed is not None:
+            return packed
         if issubclass(kind, enum.Enum):
             return self._enum(value, kind, mode)
         if issubclass(kind, tuple) and _is_named_tuple(kind) and (mode or self.has_name(kind)):
             self._check_hash(value, kind, mode)
             fields = dict(zip(value._fields, value, strict=True))
             items = self.named(fields, _attribute, mode or EXACT)
-            return self.tag("named", *_where(kind), [*items.values()])
+            return self.tag("named", *_module_and_name(kind), [*items.values()])
         if mode != KEY and self._is_container(kind):
             return self._object(value, kind, mode)
-        # What JSON carries of a subclass is what it is of its base.
+        # JSON carries an instance of a subclass as one of its base.
         for base, plain in _BASES:
             if issubclass(kind, base):
                 return self.pack(plain(value), mode)
         return self._object(value, kind, mode)
 
     def _enum(self, value: Any, kind: type, mode: int) -> Any:  # noqa: ANN401  # as `pack`
-        # Where the class is missing, it is what JSON makes of it.
-        plain = next((plain(value) for base, plain in _BASES if issubclass(kind, base)), _NOTHING)
+        # The plain value is for a receiver without the class.
+        plain = next((plain(value) for base, plain in _BASES if issubclass(kind, base)), _MISSING)
         self._check_hash(value, kind, mode)
         if not self.has_name(kind):
-            return self._missing(value, kind) if plain is _NOTHING else self.pack(plain, mode)
-        fallback = [] if plain is _NOTHING else [self.pack(plain, mode)]
+            return self._missing(value, kind) if plain is _MISSING else self.pack(plain, mode)
+        fallback = [] if plain is _MISSING else [self.pack(plain, mode)]
         member = value._value_ if issubclass(kind, enum.Flag) else value._name_
         if issubclass(kind, enum.Flag) and type(member) is not int:
             self.refuse(value)
-        return self.tag("enum", *_where(kind), self.pack(member), *fallback)
+        return self.tag("enum", *_module_and_name(kind), self.pack(member), *fallback)
 
     def _check_hash(self, value: object, kind: type, mode: int) -> None:
-        if mode == KEY and not _hashes_plainly(kind):
-            self.refuse(value, f" with a __hash__ or __eq__ of its own, {_HASHED}", _UNHASHED)
+        if mode == KEY and not _hashes_without_user_code(kind):
+            self.refuse(
+                value, f" with a __hash__ or __eq__ of its own, {_HASH_REFUSAL}", _HASH_HINT
+            )
 
     def _is_container(self, kind: type) -> bool:
         """True for a dataclass that is a dictionary or a list, too."""
@@ -378,21 +385,21 @@ class Packer(_Rows):
 
     def has_name(self, kind: type) -> bool:
         """True if the other end finds the class by its name."""
-        if kind not in self._named:
-            self._named[kind] = find_class(*_where(kind), {}) is kind
-        return self._named[kind]
+        if kind not in self._named_classes:
+            self._named_classes[kind] = find_class(*_module_and_name(kind), {}) is kind
+        return self._named_classes[kind]
 
     def _missing(self, value: object, kind: type) -> NoReturn:
-        where, qualname = _where(kind)
-        if find_class(where, qualname, {}) is not None:
+        module, qualname = _module_and_name(kind)
+        if find_class(module, qualname, {}) is not None:
             self.refuse(
                 value,
-                f" of an earlier definition of the class, which {where} has anew by now",
+                f" of an earlier definition of the class, which {module} has anew by now",
                 "make the value again, as by running the cell or the program that makes it",
             )
         self.refuse(
             value,
-            f", and there is no class {qualname} in the module {where} to find it by",
+            f", and there is no class {qualname} in the module {module} to find it by",
             "define the class at the top level of a module; or send what the value is made of",
         )
 
@@ -403,20 +410,23 @@ class Packer(_Rows):
         if layout is None:
             self.refuse(value, *_ADVICE.get(name_of(kind), ()))
         if mode == KEY:
-            self.refuse(value, f", {_HASHED}", _UNHASHED)
+            self.refuse(value, f", {_HASH_REFUSAL}", _HASH_HINT)
         if not self.has_name(kind):
             self._missing(value, kind)
-        found = self.named(layout.read(value), _attribute, EXACT)
+        attributes = self.named(layout.read(value), _attribute, EXACT)
         if layout.base is not object:
             return self.tag(
-                "container", *layout.where, found, self.pack(layout.items(value), EXACT)
+                "container",
+                *layout.module_and_name,
+                attributes,
+                self.pack(layout.items(value), EXACT),
             )
-        return self.tag("object", *layout.where, found)
+        return self.tag("object", *layout.module_and_name, attributes)
 
 
-_NOTHING = object()
-_HASHED = "whose class would have to hash it where it arrives"
-_UNHASHED = "use values that Python hashes itself, such as text, numbers and tuples of them"
+_MISSING = object()
+_HASH_REFUSAL = "whose class would have to hash it where it arrives"
+_HASH_HINT = "use values that Python hashes itself, such as text, numbers and tuples of them"
 _ADVICE = {
     kind: (", which cannot travel", advice)
     for kind, advice in {
@@ -426,7 +436,7 @@ _ADVICE = {
         "types.SimpleNamespace": "send vars(...) of it",
     }.items()
 }
-#: Classes whose subclasses JSON carries, and what is left of one of those.
+#: Classes whose subclasses JSON carries, and the functions that make a plain value of an instance.
 _BASES: tuple[tuple[type, Callable[[Any], Any]], ...] = (
     (str, str.__str__),
     (int, int.__pos__),
@@ -447,12 +457,12 @@ def _attribute(name: str) -> str:
 
 
 def name_of(kind: type) -> str:
-    """A class as messages name it."""
-    module, qualname = _where(kind)
+    """The name of a class in messages."""
+    module, qualname = _module_and_name(kind)
     return qualname if module == "builtins" else f"{module}.{qualname}"
 
 
-def _where(kind: type) -> tuple[str, str]:
+def _module_and_name(kind: type) -> tuple[str, str]:
     """The module of a class, and its name there."""
     return introspection.module_of(kind), introspection.qualname_of(kind)
 
@@ -477,21 +487,21 @@ def _pack_set(packer: Packer, value: Any, _: int) -> Tag:  # noqa: ANN401
         raise
 
 
-#: Numbers of NumPy in a list from which on they travel as an array.
-_MANY = 16
+#: The fewest numbers of NumPy in a list that travel as an array.
+_ARRAY_NUMBERS = 16
 
 
 def _pack_numbers(packer: Packer, values: Sequence[Any]) -> Tag | None:
-    """A list of many numbers of NumPy, all of one dtype, as an array; `None` if that is none."""
-    if len(values) < _MANY or "numpy" not in sys.modules:
+    """A list of many numbers of NumPy, all of one dtype, as an array; `None` for other lists."""
+    if len(values) < _ARRAY_NUMBERS or "numpy" not in sys.modules:
         return None
     kinds = set(map(type, values))
     numpy = sys.modules["numpy"]
-    (kind, *others) = kinds
+    (kind, *other_kinds) = kinds
     module = introspection.module_of(kind)
-    if others or not issubclass(kind, (numpy.number, numpy.bool_)) or module != "numpy":
+    if other_kinds or not issubclass(kind, (numpy.number, numpy.bool_)) or module != "numpy":
         return None
-    # An array has one unit of time; to have them all in it would change the others.
+    # An array has one unit of time, which would change values of another unit.
     if kind is numpy.timedelta64 and len({value.dtype for value in values}) > 1:
         return None
     array = numpy.array(values)
@@ -499,12 +509,13 @@ def _pack_numbers(packer: Packer, values: Sequence[Any]) -> Tag | None:
 
 
 Pack = Callable[[Packer, Any, int], Any]
-#: What makes a tag of a value by the package of its class, or `None` if that package's rules do not
-#: apply. `kubetorch.wire.codecs` adds those of `kubetorch.wire.arrays`, and to `UNPACKERS`, too.
+#: The functions that make a tag of a value, by the package of its class; they return `None` for
+#: other classes of that package. `kubetorch.wire.codecs` adds those of `kubetorch.wire.arrays`, and
+#: their counterparts to `UNPACKERS`.
 PACKERS: dict[str, Pack] = {"kubetorch": lambda *parts: _pack_handle(*parts)}
 
 
-def _plainly(kind: str, parts: Callable[[Any], Iterable[object]]) -> Pack:
+def _json_parts_packer(kind: str, parts: Callable[[Any], Iterable[object]]) -> Pack:
     """Makes tags of values whose parts are JSON."""
     return lambda packer, value, _: packer.tag(kind, *parts(value))
 
@@ -534,7 +545,7 @@ def _pack_defaultdict(packer: Packer, value: Any, mode: int) -> Any:  # noqa: AN
         return packer.tag("defaultdict", None, items)
     if not (is_a(factory, type) and _is_factory(factory) and packer.has_name(factory)):
         return items
-    return packer.tag("defaultdict", _where(factory), items)
+    return packer.tag("defaultdict", _module_and_name(factory), items)
 
 
 def _pack_deque(packer: Packer, value: Any, mode: int) -> Tag:  # noqa: ANN401
@@ -542,7 +553,7 @@ def _pack_deque(packer: Packer, value: Any, mode: int) -> Tag:  # noqa: ANN401
 
 
 def _pack_handle(packer: Packer, value: Any, _: int) -> Tag | None:  # noqa: ANN401
-    """The handle of a service; what else is of Kubetorch is a value like others."""
+    """The handle of a service; `None` for other objects of Kubetorch, which are ordinary values."""
     describe = getattr(type(value), "_to_wire", None)
     if describe is None or value.kind not in _HANDLES:
         return None
@@ -556,78 +567,78 @@ _STANDARD: dict[tuple[str, str], Pack] = {
     ("collections", "deque"): _pack_deque,
     ("builtins", "bytes"): _pack_bytes,
     ("builtins", "bytearray"): _pack_bytes,
-    ("builtins", "complex"): _plainly("complex", lambda value: (value.real, value.imag)),
+    ("builtins", "complex"): _json_parts_packer("complex", lambda value: (value.real, value.imag)),
     ("builtins", "set"): _pack_set,
     ("builtins", "frozenset"): _pack_set,
-    ("datetime", "date"): _plainly("date", lambda value: (value.isoformat(),)),
+    ("datetime", "date"): _json_parts_packer("date", lambda value: (value.isoformat(),)),
     ("datetime", "time"): _pack_datetime,
     ("datetime", "datetime"): _pack_datetime,
-    ("datetime", "timedelta"): _plainly(
+    ("datetime", "timedelta"): _json_parts_packer(
         "timedelta", lambda value: (value.days, value.seconds, value.microseconds)
     ),
     ("datetime", "timezone"): _pack_timezone,
     ("zoneinfo", "ZoneInfo"): _pack_zone,
-    ("decimal", "Decimal"): _plainly("decimal", lambda value: (str(value),)),
-    ("uuid", "UUID"): _plainly("uuid", lambda value: (value.hex,)),
+    ("decimal", "Decimal"): _json_parts_packer("decimal", lambda value: (str(value),)),
+    ("uuid", "UUID"): _json_parts_packer("uuid", lambda value: (value.hex,)),
     ("pathlib", "PosixPath"): _pack_path,
     ("pathlib", "WindowsPath"): _pack_path,
     ("pathlib", "PurePosixPath"): _pack_path,
     ("pathlib", "PureWindowsPath"): _pack_path,
 }
-#: What makes a tag of a class of the standard library, or of one of `LIBRARIES`.
-_known: dict[type, Pack] = {}
+#: The functions for classes of the standard library and of `LIBRARIES` that were packed already.
+_packers_by_class: dict[type, Pack] = {}
 
 
 def _find_packer(kind: type) -> Pack | None:
     package, name = introspection.module_of(kind).partition(".")[0], introspection.name_of(kind)
-    found = _STANDARD.get((package, name))
-    if found is None or getattr(sys.modules.get(package), name, None) is not kind:
-        found = PACKERS.get(package)
-    if found is not None:
-        _known[kind] = found
-    return found
+    packer = _STANDARD.get((package, name))
+    if packer is None or getattr(sys.modules.get(package), name, None) is not kind:
+        packer = PACKERS.get(package)
+    if packer is not None:
+        _packers_by_class[kind] = packer
+    return packer
 
 
 # -------------------------------------------------------------------------------- users' classes
 
 
-#: Classes that a dataclass may be one of; no code of its own makes it.
+#: Bases that a dataclass may have; instances are made by the base, without code of the user.
 _CONTAINERS = (OrderedDict, dict, list)
 
 
 class _Layout:
-    """The places where instances of a class keep their attributes, read past the user's code."""
+    """The slots and the `__dict__` of instances of a class, read past the user's code."""
 
     def __init__(self, mro: Sequence[type]) -> None:
-        self.where = _where(mro[0])
-        #: What makes an instance: a dataclass may be a dictionary or a list, too.
+        self.module_and_name = _module_and_name(mro[0])
+        #: The class that makes instances: a dataclass may be a dictionary or a list, too.
         self.base: Any = next((base for base in mro if base in _CONTAINERS), object)
-        found: dict[str, Any] = {}
+        members: dict[str, Any] = {}
         for base in reversed(mro):
-            found |= _of_type(base)
+            members |= _of_type(base)
         self._slots = {
-            name: member for name, member in found.items() if is_a(member, MemberDescriptorType)
+            name: member for name, member in members.items() if is_a(member, MemberDescriptorType)
         }
         dictionary = [_of_type(base).get("__dict__") for base in mro]
         self._dictionary = next(
-            (one for one in dictionary if is_a(one, GetSetDescriptorType)), None
+            (member for member in dictionary if is_a(member, GetSetDescriptorType)), None
         )
 
     def read(self, value: object) -> dict[str, Any]:
         """The attributes of an instance."""
-        found = {} if self._dictionary is None else dict(self._dictionary.__get__(value))
+        attributes = {} if self._dictionary is None else dict(self._dictionary.__get__(value))
         for name, slot in self._slots.items():
-            item = introspection.attempt(slot.__get__, _NOTHING, value)  # it may not be set
-            if item is not _NOTHING:
-                found[name] = item
-        return found
+            item = introspection.attempt(slot.__get__, _MISSING, value)  # it may not be set
+            if item is not _MISSING:
+                attributes[name] = item
+        return attributes
 
     def items(self, value: Any) -> Any:  # noqa: ANN401  # an instance
-        """What an instance holds that is a dictionary or a list, too."""
+        """The items of an instance that is a dictionary or a list, too."""
         return list(list.__iter__(value)) if self.base is list else dict(self.base.items(value))
 
     def build(self, cls: type, attributes: Mapping[str, Any], items: object = None) -> object:
-        """An instance that has these, made without its constructor."""
+        """An instance with these attributes and items, made without its constructor."""
         instance: Any = self.base.__new__(cls)
         if self.base is list:
             list.extend(instance, expect(items, list))
@@ -640,7 +651,7 @@ class _Layout:
             if slot is not None:
                 slot.__set__(instance, item)
             elif space is None or name.startswith("__"):
-                raise ValueError(f"a {self.where[1]} has no {name[:80]}")
+                raise ValueError(f"a {self.module_and_name[1]} has no {name[:80]}")
             else:
                 space[name] = item
         return instance
@@ -662,7 +673,7 @@ def _layout(cls: type) -> _Layout | None:
     is_dataclass = any(is_a(space.get("__dataclass_fields__"), dict) for space in spaces)
     if not (is_dataclass or any(map(_is_base_model, mro))):
         return None
-    # A finaliser is code that runs with what the peer put in. Of a class in C nothing is known.
+    # A finaliser would run with values of the peer. Bases in C cannot be checked.
     if any("__del__" in space for space in spaces):
         return None
     layout = _Layout(mro)
@@ -681,10 +692,10 @@ def _is_named_tuple(cls: type) -> bool:
     mro = _mro(cls)
     spaces = [_of_type(base) for base in mro]
     is_safe = not any("__del__" in space for space in spaces)
-    return mro[-2:] == (tuple, object) and is_safe and any("_fields" in one for one in spaces)
+    return mro[-2:] == (tuple, object) and is_safe and any("_fields" in space for space in spaces)
 
 
-#: Classes that a `defaultdict` may make its values by, beside dataclasses and pydantic models.
+#: Factories that a `defaultdict` may have, beside dataclasses and pydantic models.
 _FACTORIES = frozenset(
     {
         *(bool, bytearray, bytes, complex, dict, float, frozenset, int, list, object, set, str),
@@ -697,57 +708,60 @@ def _is_factory(cls: type) -> bool:
     return (type(cls) is type and cls in _FACTORIES) or _layout(cls) is not None
 
 
-#: Modules of those classes whose `__hash__` and `__eq__` are Python's own.
-_PYTHONS = frozenset({"builtins", "enum", "datetime", "decimal", "uuid"})
+#: Modules whose classes have Python's own `__hash__` and `__eq__`.
+_PYTHON_MODULES = frozenset({"builtins", "enum", "datetime", "decimal", "uuid"})
 
 
-def _hashes_plainly(cls: type) -> bool:
+def _hashes_without_user_code(cls: type) -> bool:
     """True if hashing and comparing an instance runs no code of the user."""
     for name in ("__hash__", "__eq__"):
         owner = introspection.owner_of(cls, name)
-        if owner is None or introspection.module_of(owner) not in _PYTHONS:
+        if owner is None or introspection.module_of(owner) not in _PYTHON_MODULES:
             return False
     return True
 
 
 def find_class(module: str, qualname: str, modules: Mapping[str, str]) -> type | None:
-    """A class of a module that is loaded; no `__getattr__` is asked."""
+    """A class of a module that is loaded, found without any `__getattr__`."""
     loaded = sys.modules.get(modules.get(module, module))
     space = names_of(loaded)
-    found: object = space.get(qualname)  # a generic model has dots in its name
-    if found is None:
+    cls: object = space.get(qualname)  # a generic model has dots in its name
+    if cls is None:
         for part in qualname.split("."):
-            found = space.get(part)
-            if not is_a(found, type):
+            cls = space.get(part)
+            if not is_a(cls, type):
                 return None
-            space = _of_type(found)
-    if not is_a(found, type):
+            space = _of_type(cls)
+    if not is_a(cls, type):
         return None
-    # Classes are kept in dictionaries here: a metaclass of the user is not asked to hash them.
-    owners = (introspection.owner_of(type(found), name) for name in ("__hash__", "__eq__"))
-    return found if all(owner in (type, object) for owner in owners) else None
+    # Callers keep classes in dictionaries, whose hash must not come from a metaclass of the user.
+    owners = (introspection.owner_of(type(cls), name) for name in ("__hash__", "__eq__"))
+    return cls if all(owner in (type, object) for owner in owners) else None
 
 
 # ------------------------------------------------------------------------------------- decoding
 
 
 def decode(segments: Sequence[Buffer], modules: Mapping[str, str]) -> Any:  # noqa: ANN401  # the user's
-    """The value that `encode` was given; `modules` has the names of those that are others here."""
+    """The value that `encode` made segments of.
+
+    `modules` maps the other end's names of modules to names in this process.
+    """
     head = segments[0]
-    if head[0] != _MARK:
+    if head[0] != _HEAD_BYTE:
         try:
             return _parse(_decoder, head)
         except (ValueError, RecursionError) as error:
             raise SerializationError(f"a value arrived that is no JSON: {error}") from error
     try:
         unpacker = Unpacker(segments[1] if len(segments) > 1 else b"", modules)
-        found = _parse(json.JSONDecoder(object_hook=unpacker.unpack), memoryview(head)[1:])
-        unpacker.check_places()
-        return found
+        value = _parse(json.JSONDecoder(object_hook=unpacker.unpack), memoryview(head)[1:])
+        unpacker.check_positions()
+        return value
     except (SerializationError, *introspection.INTERRUPTS):
         raise
-    except BaseException as error:  # whatever a library says of what makes no sense
-        # A panic of polars is no `Exception`; what else is none is no library's.
+    except BaseException as error:  # a library may raise anything for malformed values
+        # A panic of polars is no `Exception`; any other such exception is not a library's.
         if (
             not isinstance(error, Exception)
             and introspection.name_of(type(error)) != "PanicException"
@@ -771,25 +785,25 @@ def _parse(decoder: json.JSONDecoder, text: Buffer) -> Any:  # noqa: ANN401  # t
 
 
 class Unpacker(_Rows):
-    """Makes values of what stands for them, the inner ones first."""
+    """Makes values of JSON objects with tags, the inner values first."""
 
     def __init__(self, area: Buffer, modules: Mapping[str, str]) -> None:
         self._area = memoryview(area).cast("B")
-        self._left = len(self._area)
-        self._places: list[tuple[int, int]] = []
-        self._made: dict[int, object] = {}
+        self._remaining_bytes = len(self._area)
+        self._positions: list[tuple[int, int]] = []
+        self._arrays_by_offset: dict[int, object] = {}
         self._modules = modules
         self._classes: dict[tuple[str, str], type | None] = {}
-        # Those that were found.
+        # The classes of `_classes` that exist here.
         self._types: set[type] = set()
         self._layouts: dict[type, _Layout | None] = {}
 
-    def unpack(self, found: dict[str, Any]) -> Any:  # noqa: ANN401  # the user's own value
+    def unpack(self, tagged: dict[str, Any]) -> Any:  # noqa: ANN401  # the user's own value
         """The value that a JSON object stands for."""
-        if TAG not in found:
-            return found
-        kind, *parts = expect(found[TAG], list)
-        if len(found) != 1 or type(kind) is not str:
+        if TAG not in tagged:
+            return tagged
+        kind, *parts = expect(tagged[TAG], list)
+        if len(tagged) != 1 or type(kind) is not str:
             raise ValueError("a tag that is none")
         unpack = UNPACKERS.get(kind)
         if unpack is None:
@@ -799,59 +813,59 @@ class Unpacker(_Rows):
             )
         return unpack(self, *parts)
 
-    def keep(self, place: list[int], made: Found) -> Found:
-        """An array that was made of the bytes at a place, and may come again."""
-        if place[1]:
-            self._made[place[0]] = made
-        return made
+    def keep(self, position: list[int], array: Array) -> Array:
+        """Keep an array that was made of the bytes at a position: a later tag may repeat it."""
+        if position[1]:
+            self._arrays_by_offset[position[0]] = array
+        return array
 
-    def again(self, offset: object) -> object:
-        """The array that lies at an offset, which stands before in the text."""
-        return self._made[expect(offset, int)]
+    def repeated_array(self, offset: object) -> object:
+        """The array at an offset, which an earlier part of the text has."""
+        return self._arrays_by_offset[expect(offset, int)]
 
-    def buffer(self, place: object, *, is_writable: bool = False) -> memoryview:
-        """The bytes at a place. All of them together are no more than there are."""
-        offset, size = expect(place, list)
+    def buffer(self, position: object, *, is_writable: bool = False) -> memoryview:
+        """The bytes at a position; all such bytes together are no more than the buffers have."""
+        offset, size = expect(position, list)
         if type(offset) is not int or type(size) is not int:
             raise ValueError("a place that is none")
-        self._left -= size
-        if not 0 <= offset <= offset + size <= len(self._area) or self._left < 0:
+        self._remaining_bytes -= size
+        if not 0 <= offset <= offset + size <= len(self._area) or self._remaining_bytes < 0:
             raise ValueError(f"there are no {size} bytes at {offset}")
         if is_writable and self._area.readonly:
             self._area = memoryview(bytearray(self._area))
         if size:
-            self._places.append((offset, size))
+            self._positions.append((offset, size))
         return self._area[offset : offset + size]
 
-    def check_places(self) -> None:
-        """Refuse places that overlap: what is written to one value would change another.
+    def check_positions(self) -> None:
+        """Refuse positions that overlap: a write to one value would change another.
 
-        That may be a table whose offsets were checked when it arrived, and are not again.
+        That other value may be a table whose offsets were checked only when it arrived.
         """
         end = 0
-        for offset, size in sorted(self._places):
+        for offset, size in sorted(self._positions):
             if offset < end:
                 raise ValueError(f"two values have the bytes at {offset}")
             end = offset + size
 
-    def library(self, name: str, what: str) -> Any:  # noqa: ANN401  # a module
-        """Import one of `LIBRARIES`, for a value that is described."""
+    def library(self, name: str, description: str) -> Any:  # noqa: ANN401  # a module
+        """Import one of `LIBRARIES`; the description of the value is for the error."""
         assert name in LIBRARIES
         try:
             return importlib.import_module(name)
         except ImportError as error:
             raise SerializationError(
-                f"{what} arrived, and {name} cannot be imported here: {error}",
+                f"{description} arrived, and {name} cannot be imported here: {error}",
                 hint=f'in pods: kt.Image().pip_install(["{name}"]); else pip install {name}',
             ) from error
 
     def key(self, value: Any) -> Any:  # noqa: ANN401  # the user's own value
-        """A value that is to be hashed, if that runs no code of the user."""
+        """A value that will be hashed; refuses it if its hash runs code of the user."""
         kind = type(value)
         if kind is tuple:
             for item in value:
                 self.key(item)
-        elif kind in self._layouts or (kind in self._types and not _hashes_plainly(kind)):
+        elif kind in self._layouts or (kind in self._types and not _hashes_without_user_code(kind)):
             raise ValueError(f"a {name_of(kind)} to hash")
         elif kind in self._types and issubclass(kind, tuple):
             for item in tuple.__iter__(value):
@@ -859,46 +873,46 @@ class Unpacker(_Rows):
         return value
 
     def keys(self, values: Iterable[Any]) -> list[Any]:
-        """Values that are to be hashed, unless many different ones have one hash.
+        """Values that will be hashed; refuses them if many different values have one hash.
 
-        Python would compare each of those with all others. What numbers hash to is no secret.
+        Python would compare each of these with all others, and hashes of numbers are no secret.
         """
-        found = [self.key(value) for value in values]
-        if len(found) > _COLLIDING:
-            hashes = [hash(value) for value in found]
+        keys = [self.key(value) for value in values]
+        if len(keys) > _COLLIDING_KEYS:
+            hashes = [hash(value) for value in keys]
             crowds: dict[int, list[Any]] = {
-                number: [] for number, count in Counter(hashes).items() if count > _COLLIDING
+                number: [] for number, count in Counter(hashes).items() if count > _COLLIDING_KEYS
             }
-            for number, value in zip(hashes, found, strict=True) if crowds else ():
+            for number, value in zip(hashes, keys, strict=True) if crowds else ():
                 crowd = crowds.get(number)
-                if crowd is not None and not any(value == other for other in crowd):
+                if crowd is not None and not any(value == crowd_key for crowd_key in crowd):
                     crowd.append(value)
-                    if len(crowd) > _CROWD:
-                        raise ValueError(f"{_COLLIDING} keys or elements of one hash")
-        return found
+                    if len(crowd) > _DIFFERENT_KEYS:
+                        raise ValueError(f"{_COLLIDING_KEYS} keys or elements of one hash")
+        return keys
 
     def find(self, module: object, qualname: object) -> type | None:
         name = expect(module, str), expect(qualname, str)
         if name not in self._classes:
-            found = self._classes[name] = find_class(*name, self._modules)
-            if found is not None:
-                self._types.add(found)
+            cls = self._classes[name] = find_class(*name, self._modules)
+            if cls is not None:
+                self._types.add(cls)
         return self._classes[name]
 
     def member(self, module: object, qualname: object, member: object, *plain: object) -> object:
-        """A member of an enumeration; what JSON makes of it where there is no such member."""
+        """A member of an enumeration; its plain value if this process has no such member."""
         cls = self.find(module, qualname)
         if is_a(cls, enum.EnumMeta):
-            found = _member(cls, member)
-            if found is not None:
-                return found
+            enum_member = _member(cls, member)
+            if enum_member is not None:
+                return enum_member
         if plain:
             return plain[0]
         shown = member if type(member) in (str, int) else "?"
         return self._missing(f"{expect(qualname, str)[:200]}.{shown!s:.200}", module)
 
     def named_tuple(self, module: object, qualname: object, items: object) -> tuple[Any, ...]:
-        """A named tuple; a plain one where there is no such class."""
+        """A named tuple; a plain tuple if this process has no such class."""
         cls = self.find(module, qualname)
         if cls is None or not _is_named_tuple(cls):
             return tuple(expect(items, list))
@@ -917,7 +931,7 @@ class Unpacker(_Rows):
     def container(
         self, module: object, qualname: object, attributes: object, items: object
     ) -> object:
-        """A dataclass that is a dictionary or a list; a plain one where there is no such class."""
+        """A dataclass that is a dictionary or a list; its plain items without such a class here."""
         cls = self.find(module, qualname)
         layout = None if cls is None else self._layout(cls)
         if cls is None or layout is None or layout.base is object:
@@ -929,27 +943,30 @@ class Unpacker(_Rows):
             self._layouts[cls] = _layout(cls)
         return self._layouts[cls]
 
-    def _missing(self, what: str, module: object) -> NoReturn:
+    def _missing(self, description: str, module: object) -> NoReturn:
         raise SerializationError(
-            f"a value arrived whose {what} is not in the module {module!s:.200} here",
+            f"a value arrived whose {description} is not in the module {module!s:.200} here",
             hint=f"import {module!s:.200} before the call, in the version of the other end",
         )
 
 
 def _member(cls: enum.EnumMeta, member: object) -> object:
-    """A member by its name, or one of flags by its value."""
+    """A member of an enumeration by its name, or of flags by its value."""
     space = _of_type(cls)
     if type(member) is str:
         return space["_member_map_"].get(member)
     if not issubclass(cls, enum.Flag):
         return None
-    found = space["_value2member_map_"].get(expect(member, int))
-    if found is None:
-        owners = (introspection.owner_of(*one) for one in ((cls, "_missing_"), (cls, "__new__")))
-        # Several flags at once; a class or a metaclass of its own mind is not asked.
+    enum_member = space["_value2member_map_"].get(expect(member, int))
+    if enum_member is None:
+        owners = (
+            introspection.owner_of(*class_and_name)
+            for class_and_name in ((cls, "_missing_"), (cls, "__new__"))
+        )
+        # Several flags at once; only if neither class nor metaclass overrides how members are made.
         if type(cls) is enum.EnumMeta and all(map(_is_enums, owners)):
-            found = enum.EnumMeta.__call__(cls, member)
-    return found
+            enum_member = enum.EnumMeta.__call__(cls, member)
+    return enum_member
 
 
 def _is_enums(cls: type | None) -> bool:
@@ -961,7 +978,7 @@ _HANDLES = {"fn": ("kubetorch.sdk.fn", "Fn"), "cls": ("kubetorch.sdk.cls", "Cls"
 
 
 def _standard(module: str, name: str) -> Any:  # noqa: ANN401  # a class
-    """A class of the standard library; most values have none of those that take long to import."""
+    """A class of the standard library, imported late: most values need no slow module."""
     return getattr(importlib.import_module(module), name)
 
 
@@ -972,7 +989,7 @@ def _unpack_dict(unpacker: Unpacker, pairs: object) -> dict[Any, Any]:
 
 
 def _unpack_defaultdict(unpacker: Unpacker, factory: object, items: object) -> object:
-    """A `defaultdict` by a class that it may have; else it makes no values."""
+    """A `defaultdict` with a factory of the allowed classes; an unknown class becomes `None`."""
     cls = None if factory is None else unpacker.find(*expect(factory, list))
     if cls is not None and not _is_factory(cls):
         raise ValueError(f"{name_of(cls)} is no class to make values by")
@@ -1016,7 +1033,7 @@ def is_zone(value: object) -> bool:
 
 
 def checked_zone(value: Any) -> Any:  # noqa: ANN401  # a part of a tag
-    """A time zone of the standard library, or none."""
+    """A time zone of the standard library, or `None`."""
     if value is not None and not is_zone(value):
         raise ValueError("a time zone that is none")
     return value
@@ -1032,20 +1049,20 @@ def _unpack_path(unpacker: Unpacker, flavour: object, text: object) -> object:
 def _unpack_timezone(unpacker: Unpacker, offset: object, *name: object) -> object:
     del unpacker
     return _standard("datetime", "timezone")(
-        expect(offset, _standard("datetime", "timedelta")), *(expect(one, str) for one in name)
+        expect(offset, _standard("datetime", "timedelta")), *(expect(part, str) for part in name)
     )
 
 
 UNPACKERS: dict[str, Callable[..., object]] = {
     "dict": _unpack_dict,
-    "again": Unpacker.again,
+    "again": Unpacker.repeated_array,
     "tuple": lambda _, items: tuple(expect(items, list)),
     "set": lambda unpacker, items: set(unpacker.keys(expect(items, list))),
     "frozenset": lambda unpacker, items: frozenset(unpacker.keys(expect(items, list))),
     "int": lambda _, text: int(expect(text, str), 16),
     "str": lambda _, text: bytes.fromhex(expect(text, str)).decode(errors="surrogatepass"),
-    "bytes": lambda unpacker, place: bytes(unpacker.buffer(place)),
-    "bytearray": lambda unpacker, place: bytearray(unpacker.buffer(place)),
+    "bytes": lambda unpacker, position: bytes(unpacker.buffer(position)),
+    "bytearray": lambda unpacker, position: bytearray(unpacker.buffer(position)),
     "complex": lambda _, real, imag: complex(expect(real, float), expect(imag, float)),
     "date": lambda _, text: _standard("datetime", "date").fromisoformat(expect(text, str)),
     "time": _unpack_zoned("time"),

@@ -11,11 +11,11 @@ class VolumeView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A volume that exists; it was created so many seconds after the epoch.
 
     Attributes:
-        spec: What it was made from; of a claim that somebody else made what can be read off it.
+        spec: The spec that it was made from; for a claim of other tools, read from the claim.
         phase: Kubernetes' word: `Pending`, `Bound` or `Lost`.
-        identity: What no other volume has or will have, on Kubernetes: a digest of its `uid`.
-        folder: Where it lies on this machine, on the local backend.
-        used_by: Names of the services that have it mounted; only where volumes are listed.
+        identity: On Kubernetes a digest of its `uid`, which no other volume has or will have.
+        folder: Its folder on this machine, on the local backend.
+        used_by: Names of the services that have it mounted; only in lists of volumes.
     """
 
     namespace: str
@@ -38,7 +38,7 @@ class CreatedVolume(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StorageClass(msgspec.Struct, frozen=True):
-    """The class and the access mode that a volume gets; the class is empty for one without."""
+    """The storage class of a volume, empty for none, and its access mode."""
 
     storage_class: str
     access_mode: str

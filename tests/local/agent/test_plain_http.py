@@ -201,7 +201,7 @@ def test_bodies_are_checked(agent, body, status):
     [
         ({"arg": [1]}, "arg"),
         ({"args": [1], "value": 2}, "value"),
-        ({"args": [1], "workers": "any"}, "workers"),  # of distributed services alone
+        ({"args": [1], "workers": "ready"}, "workers"),  # of distributed services alone
         ({"args": [1], "restart_procs": True}, "restart_procs"),
     ],
 )

@@ -45,12 +45,12 @@ def port():
 class Deployed:
     """An app that was deployed, and requests to it."""
 
-    def __init__(self, project, port, after="", **options):
+    def __init__(self, project, port, after="", *, argument=None, compute=None, **options):
         self.project = project
-        self.command = f"{sys.executable} server.py {port}{after}"
+        self.command = f"{sys.executable} server.py {argument or port}{after}"
         self.port = port
         self.options = {"name": f"web{project.suffix}", "port": port, **options}
-        self.app = self.deploy()
+        self.app = self.deploy(**compute or {})
 
     def deploy(self, **compute):
         settings = {"cpus": "0.1", **compute}
@@ -745,3 +745,55 @@ def test_requests_wait_for_their_turn_and_the_health_path_and_websockets_do_not(
 def queue_of(app):
     queue = view_of(app).pods[0].queue
     return queue and (queue.taken, queue.waiting)
+
+
+# ---------------------------------------------------------------------------------- several pods
+
+
+def test_requests_and_websockets_go_to_the_least_busy_pod_each_with_a_port_of_its_own(
+    project, port
+):
+    any_of_two = {"replicas": 2, "dispatch": "any"}
+    web = Deployed(project, port, argument="{port}", compute=any_of_two)
+    answers = [web.about()["env"] for _ in range(4)]
+    assert [answers.count(env) for env in answers] == [2, 2, 2, 2]
+    assert len({env["KT_APP_PORT"] for env in answers} - {str(port)}) == 2
+    assert "x-kubetorch-alone" not in web.about()["headers"]
+    echo = Socket(web)
+    echo.send(b"hello", websocket_protocol.TEXT)
+    assert echo.next() == (websocket_protocol.TEXT, b"hello")
+    assert len({web.about()["env"]["POD_NAME"] for _ in range(4)}) == 1
+    # Both have one now, wherever it came in.
+    other = Socket(web)
+    other.send(b"hello", websocket_protocol.TEXT)
+    assert other.next() == (websocket_protocol.TEXT, b"hello")
+    assert {web.about()["env"]["POD_NAME"] for _ in range(4)} == {
+        one["POD_NAME"] for one in answers
+    }
+    echo.sock.close()
+    other.sock.close()
+    large = os.urandom(3_000_000)
+    assert [web.ask("/echo", "POST", large)[2] == large for _ in range(2)] == [True, True]
+    web.app.teardown()
+
+
+def of_two_pods(project, port, argument):
+    code = (str(project.folder), "server", "app")
+    command = f"{sys.executable} server.py {argument}"
+    app = kt.App(None, command, code, name=f"two{project.suffix}", port=port)
+    try:
+        app.to(kt.Compute(cpus="0.1", replicas=2))
+    finally:
+        app.teardown()
+
+
+def test_a_command_with_one_port_for_several_pods_is_refused(project, port):
+    with pytest.raises(kt.SpecError, match=r"share the ports of this machine\nhint: write {port}"):
+        of_two_pods(project, port, port)
+
+
+def test_an_app_that_listens_on_a_port_of_its_own_choice_is_told_of_the_pods(project, port):
+    (project.folder / "port").write_text(str(port))
+    said = rf"listens on port {port}(?s:.*)each has one of its own(?s:.*){{port}}"
+    with pytest.raises(kt.ServiceHealthError, match=said):
+        of_two_pods(project, port, "$(cat port)")

@@ -180,6 +180,25 @@ def test_a_service_of_a_user_or_branch_is_found_by_the_bare_name(jobs, monkeypat
         handle.teardown()
 
 
+def test_without_the_prefix_a_bare_name_is_deployed_and_found_alone(jobs, double, monkeypatch):
+    monkeypatch.setenv("KT_USERNAME", "alice")
+    handle = kt.fn(jobs.double, name="shared")
+    handle.to(kt.Compute(cpus="0.1"))
+    try:
+        with pytest.raises(kt.ServiceNotFoundError, match="no service 'shared' in"):
+            kt.Fn.from_name("shared", prefix_username=False)
+        with pytest.raises(kt.ServiceTakenError):  # of whoever has no user name
+            kt.fn(jobs.double).to(kt.Compute(cpus="0.1"), prefix_username=False)
+        found = kt.fn(name="double", prefix_username=False)
+        assert (found.service_name, found(1), found.prefix_username) == ("double", 2, False)
+        monkeypatch.setenv("KT_PREFIX_USERNAME", "false")
+        with pytest.raises(kt.ServiceNotFoundError):
+            kt.fn(jobs.double, name="shared")(1)
+        assert kt.fn(jobs.double, name="shared", prefix_username=True)(1) == 2
+    finally:
+        handle.teardown()
+
+
 def test_an_existing_service_is_taken_without_a_deploy(jobs, counter):
     before = counter.add(0)
     generation = counter.service_config["generation"]

@@ -572,8 +572,22 @@ def test_names_are_tried_with_the_configured_user_in_front(project):
     assert kt("status", "mine").returncode == 1
     exact = kt("teardown", "mine", "-e", KT_USERNAME="alice")
     assert exact.returncode == 1
-    deleted = shown("teardown", "--all", "-y", KT_USERNAME="alice")
-    assert deleted == {"deleted": ["alice-mine"]}
+    # What changes something is one's own first, and one of somebody else by its exact name alone.
+    ok("deploy", "mine.py:mine", *COMPUTE, cwd=project)
+    assert shown("status", "mine", KT_USERNAME="alice")["name"] == "mine"
+    assert ok("exec", "mine", "--", "printenv KT_SERVICE", KT_USERNAME="alice").stdout == (
+        "alice-mine\n"
+    )
+    assert shown("teardown", "mine", "-y", KT_USERNAME="alice") == {"deleted": ["alice-mine"]}
+    for command in (["teardown", "mine", "-y"], ["exec", "mine", "--", "true"]):
+        done = kt(*command, KT_USERNAME="alice")
+        assert done.returncode == 1 and "the service mine in namespace default is not yours" in (
+            done.stderr
+        )
+        assert "mine --exact-match" in done.stderr
+    done = ok("teardown", "--prefix", "min", "-y", KT_USERNAME="alice")
+    assert "Not yours in default namespace: mine" in done.stderr
+    assert shown("teardown", "mine", "-y", "-e", KT_USERNAME="alice") == {"deleted": ["mine"]}
 
 
 # ------------------------------------------------------------------------------------ arguments

@@ -38,7 +38,7 @@ async def test_nothing_is_left(server):
     server.workload("team", "f")
     done = await remove(server)
     assert set(server.objects) == before
-    assert (done.others, done.leftovers) == ([], [])
+    assert (done.definition_users, done.leftovers) == ([], [])
 
 
 @scenario
@@ -67,14 +67,14 @@ async def test_the_kind_stays_for_services_of_others_which_are_named(server):
     server.workload("team", "f")
     server.workload("research", "g")
     done = await remove(server)
-    assert done.others == ["research/g"]
+    assert done.definition_users == ["research/g"]
     assert server.names("KubetorchWorkload") == {"research/g"}
     definition = server.take("CustomResourceDefinition", DEFINITION)
     assert "kubetorch.com/install-namespace" not in definition["metadata"]["labels"]
     assert server.names("Deployment") == set()
     # Whoever comes next may have it, and a removal deletes it when nobody needs it.
     await install(server, watchNamespaces=["research"])
-    assert (await remove(server)).others == []
+    assert (await remove(server)).definition_users == []
     assert server.names("CustomResourceDefinition") == set()
 
 
@@ -83,7 +83,7 @@ async def test_the_kind_stays_for_another_installation_without_services(server):
     await install(server, watchNamespaces=["team"])
     server.controller("second", "research")
     done = await remove(server)
-    assert done.others == ["the Kubetorch in namespace second"]
+    assert done.definition_users == ["the Kubetorch in namespace second"]
     assert server.names("CustomResourceDefinition") == {f"/{DEFINITION}"}
 
 
@@ -92,7 +92,7 @@ async def test_a_kind_of_another_version_stays(server):
     await install(server)
     server.kinds["kubetorch.com/v2"] = server.kinds.pop(WORKLOADS)
     done = await remove(server)
-    assert done.others == [f"{DEFINITION} that are not of version v1alpha1"]
+    assert done.definition_users == [f"{DEFINITION} that are not of version v1alpha1"]
     assert server.names("CustomResourceDefinition") == {f"/{DEFINITION}"}
 
 
@@ -103,7 +103,7 @@ async def test_an_installation_for_all_namespaces_leaves_those_that_another_name
     server.workload("research", "g")
     server.workload("team", "f")
     done = await remove(server)
-    assert done.others == ["the Kubetorch in namespace second", "research/g"]
+    assert done.definition_users == ["the Kubetorch in namespace second", "research/g"]
     assert server.names("KubetorchWorkload") == {"research/g"}
 
 
@@ -120,7 +120,7 @@ async def test_what_others_labelled_as_ours_is_left(server):
     assert server.names("PersistentVolumeClaim") == {"team/copy", "team/data", "team/volume"}
     assert server.names("ConfigMap") == {"team/settings"}
     assert server.names("ServiceAccount") == set()
-    assert [one.name for one in done.kept.volumes] == ["copy", "volume"]
+    assert [one.name for one in done.user_objects.volumes] == ["copy", "volume"]
 
 
 @scenario
@@ -216,7 +216,7 @@ def test_the_hook_of_helm_deletes_the_kind_if_nobody_else_needs_it(other):
             server.workload("research", other)
         done = await remove(server, contents_only=True)
         definition = server.take("CustomResourceDefinition", DEFINITION)
-        assert done.others == (["research/g"] if other else [])
+        assert done.definition_users == (["research/g"] if other else [])
         assert (definition is not None) == bool(other)
         if definition:
             assert "app.kubernetes.io/managed-by" not in definition["metadata"]["labels"]

@@ -464,6 +464,16 @@ def test_who_has_no_name_has_pods_without_one_and_the_user_may_give_another(shop
     assert "[['bot-embed', 'bot'], 'bot'," in shop.run("nested.py", KT_USERNAME="alice")[0]
 
 
+def test_a_pod_leaves_the_user_name_out_as_its_deployer_does(shop):
+    (shop.folder / "nested.py").write_text(NESTED)
+    shop.run("nested.py", KT_USERNAME="alice", KT_PREFIX_USERNAME="false")
+    assert names() == ["embed", "outer"]
+    embed = kt.globals.controller_client().get_workload("team", "embed")
+    assert embed.creator == Creator("", "alice")
+    shop.run("nested.py", KT_USERNAME="alice")
+    assert names() == ["alice-embed", "alice-outer", "embed", "outer"]
+
+
 def test_what_the_script_of_an_app_deploys_is_its_deployers(shop):
     (shop.folder / "jobs").mkdir()
     (shop.folder / "jobs/work.py").write_text(NESTED.replace(', namespace="team"', ""))

@@ -151,7 +151,7 @@ mounts.mount_filesystem({str(inner)!r}, {str(outer / "at")!r}, mounts.BIND)
                 failures += 1
         for path in (folder, folder / "outer", folder / "outer" / "at"):
             (path / "new").touch()
-        left = [str(path) for path in mounts.mounted_places() if folder / "view" in path.parents]
+        left = [str(path) for path in mounts.mounted_paths() if folder / "view" in path.parents]
         print(json.dumps([failures, left]))
     """
     failures, left = in_namespace(folder, program, before=mounting)

@@ -9,7 +9,7 @@ import pytest
 
 import shared
 from benchmarks import wheels
-from example_programs import EDITS, EXAMPLES, EXPECTED, FRAMEWORKS, run
+from example_programs import EDITS, EXAMPLES, EXPECTED, FRAMEWORKS, STARTED, run
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -36,6 +36,7 @@ def test_every_example_is_tested():
         "curl.sh",
         "edit_loop.py",
         "image_steps.py",
+        "long_run.py",
     }
 
 
@@ -54,6 +55,15 @@ def test_the_first_example_shows_its_new_code_after_an_edit(folder):
 
 def test_twenty_edits_are_live_one_after_the_other(folder):
     assert EDITS.fullmatch(run(sys.executable, "edit_loop.py", cwd=folder))
+
+
+def test_a_long_run_goes_on_after_a_crash_and_another_program_comes_back_to_it(folder):
+    started = STARTED.fullmatch(run(sys.executable, "long_run.py", cwd=folder))
+    assert started
+
+    output = run(sys.executable, "long_run.py", started[1], cwd=folder)
+
+    assert output == "result: {'steps': 6, 'the last attempt began at': 3}\n"
 
 
 def test_the_app_is_live_after_an_edit(folder):

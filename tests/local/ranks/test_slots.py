@@ -43,6 +43,9 @@ def hold(folder, end):
         time.sleep(0.01)
     return RANK
 
+def rank():
+    return RANK
+
 def nested(folder):
     return kt.fn(name="ordered")("together", folder, f"inner-{RANK}")
 
@@ -66,8 +69,8 @@ def pod_urls(work: Any) -> list[str]:
     return [pod.url for pod in view.pods]
 
 
-def post(work: Any, url: str, *args: object) -> Any:
-    body = json.dumps({"args": args}).encode()
+def post(work: Any, url: str, *args: object, **more: object) -> Any:
+    body = json.dumps({"args": args, **more}).encode()
     request = urllib.request.Request(f"{url}/work", body, work.request_headers)
     with urllib.request.urlopen(request, timeout=300) as answer:
         return json.loads(answer.read())
@@ -123,3 +126,19 @@ def test_the_time_that_a_call_on_ranks_waits_elsewhere_is_no_part_of_its_timeout
     end.touch()
     assert held.join().value == [0, 1, 2, 3]
     assert [json.loads(one.join().value) for one in waiting] == [[0, 1, 2, 3]] * 2
+
+
+def test_a_call_for_any_pod_needs_the_slots_of_one_that_has_them_wherever_it_comes_in(
+    work: Any, tmp_path: Path
+) -> None:
+    end = tmp_path / "end"
+    any_pod = work.options(workers="any")
+    held = InThread(any_pod, "hold", str(tmp_path), str(end))
+    until(lambda: len(list(tmp_path.glob("held-*"))) == 2)
+    assert any_pod("rank") == [2, 3]
+    for url in pod_urls(work):
+        assert post(work, url, "rank", workers="any") == [2, 3]
+    end.touch()
+    assert held.join().value == [0, 1]
+    for url in pod_urls(work):
+        assert post(work, url, "rank", workers="any") == [0, 1]

@@ -227,7 +227,7 @@ def test_links_that_leave_the_project_are_followed_where_they_are_named(
     assert all(entry.mode == "file" for entry in found.tree.entries)
     (project / ".ktignore").write_text("# !follow *\n")
     assert paths(scan(project)) == [".ktignore"]
-    assert paths(scan(project, Options(named=(f"{tmp_path}/outside/data.txt",)))) == [
+    assert paths(scan(project, Options(link_targets=(f"{tmp_path}/outside/data.txt",)))) == [
         ".ktignore",
         "file",
     ]
@@ -248,7 +248,7 @@ def test_folders_of_our_own_never_travel(project: Path, tmp_path: Path) -> None:
     write(project, {"main.py": "", "home/.kt/cache/a": "", "home/.kt/token": "", "home/x": ""})
     write(project, {".ktignore": "!.kt\n!follow link"})
     (tmp_path / "elsewhere").symlink_to(project / "home")
-    options = Options(cache=tmp_path / "cache", own=(f"{tmp_path}/elsewhere/.kt",))
+    options = Options(cache=tmp_path / "cache", excluded_folders=(f"{tmp_path}/elsewhere/.kt",))
     for _ in range(2):
         assert paths(scan(project, options)) == [".ktignore", "home/x", "main.py"]
         settle(tmp_path / "cache")
@@ -276,7 +276,7 @@ def test_links_that_go_nowhere_or_in_circles_stay_at_home_with_a_warning(
 def test_a_link_to_a_virtual_environment_is_not_followed(project: Path, tmp_path: Path) -> None:
     write(tmp_path, {"envs/x/pyvenv.cfg": "", "envs/x/lib/mod.py": ""})
     (project / "env").symlink_to(tmp_path / "envs/x")
-    found = scan(project, Options(named=(f"{tmp_path}/envs",)))
+    found = scan(project, Options(link_targets=(f"{tmp_path}/envs",)))
     assert paths(found) == []
     assert "virtual environment" in found.warnings[0]
 
@@ -436,7 +436,7 @@ def test_changed_rules_are_seen_in_folders_that_links_lead_to(
     write(tmp_path, {"outside/a.bin": "", "project/.gitignore": "*.bin\n"})
     (project / "link").symlink_to("../outside")
     cache = tmp_path / "cache"
-    options = Options(cache=cache, named=(f"{tmp_path}/outside",))
+    options = Options(cache=cache, link_targets=(f"{tmp_path}/outside",))
     assert paths(scan(project, options)) == [".gitignore"]
     settle(cache)
     (project / ".gitignore").unlink()

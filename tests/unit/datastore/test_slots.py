@@ -183,9 +183,9 @@ def test_no_more_slots_are_kept_than_are_held_or_needed_next(code: CodeSlots, bl
         code.release(slot)
     last = code.update(blobs.tree({"a": "5"}), blobs.stream, "project")
     folders = [path for path in last.path.parents[1].iterdir() if path.is_dir()]
-    assert len(folders) == slots.KEPT
+    assert len(folders) == slots.RETAINED_SLOTS
     assert content(last) == {"a": "5"}
-    assert len(list(last.path.parents[1].glob("*.record"))) == slots.KEPT
+    assert len(list(last.path.parents[1].glob("*.record"))) == slots.RETAINED_SLOTS
 
 
 # ------------------------------------------------------------------------------------- tampering

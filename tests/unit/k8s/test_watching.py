@@ -28,11 +28,11 @@ def state() -> WatchState:
 
 
 def told(machine: WatchState, kind: str, item: Object) -> list[tuple[str, str]]:
-    return [(c.kind, c.object["metadata"]["name"]) for c in machine.told(event(kind, item))]
+    return [(c.kind, c.object["metadata"]["name"]) for c in machine.on_event(event(kind, item))]
 
 
 def listed(machine: WatchState, version: int, *items: Object) -> list[tuple[str, str]]:
-    changes = machine.listed(list(items), str(version))
+    changes = machine.on_list(list(items), str(version))
     return [(change.kind, change.object["metadata"]["name"]) for change in changes]
 
 
@@ -63,7 +63,7 @@ def test_events_change_what_is_known_and_move_the_moment() -> None:
 def test_a_bookmark_moves_the_moment_only() -> None:
     machine = state()
     listed(machine, 5, pod("a", 3))
-    assert machine.told(event("BOOKMARK", {"metadata": {"resourceVersion": "90"}})) == []
+    assert machine.on_event(event("BOOKMARK", {"metadata": {"resourceVersion": "90"}})) == []
     assert machine.version == "90"
     assert len(machine.objects) == 1
 
@@ -78,7 +78,7 @@ def test_what_is_repeated_is_no_change() -> None:
 def test_a_change_has_what_was_before() -> None:
     machine = state()
     listed(machine, 5, pod("a", 3))
-    (change,) = machine.told(event("MODIFIED", pod("a", 6)))
+    (change,) = machine.on_event(event("MODIFIED", pod("a", 6)))
     assert change.previous is not None
     assert change.previous["metadata"]["resourceVersion"] == "3"
 
@@ -94,8 +94,8 @@ def test_a_forgotten_moment_is_listed_anew_and_compared(status: Object) -> None:
     machine = state()
     listed(machine, 5, pod("a", 3), pod("b", 4), pod("c", 5))
     with pytest.raises(KubernetesRequestError) as caught:
-        machine.told(event("ERROR", status))
-    machine.failed(caught.value, 60.0)
+        machine.on_event(event("ERROR", status))
+    machine.on_failure(caught.value, 60.0)
     assert machine.version == ""
     assert machine.pause < 1
     found = listed(machine, 50, pod("a", 3), pod("b", 40), pod("d", 41))
@@ -108,28 +108,28 @@ def test_a_moment_that_never_was_is_listed_anew() -> None:
     listed(machine, 500)
     causes = [{"reason": "ResourceVersionTooLarge"}]
     with pytest.raises(KubernetesRequestError) as caught:
-        machine.told(event("ERROR", gone(504, "Timeout", causes=causes)))
-    machine.failed(caught.value)
+        machine.on_event(event("ERROR", gone(504, "Timeout", causes=causes)))
+    machine.on_failure(caught.value)
     assert machine.version == ""
 
 
 def test_a_watch_that_never_said_anything_is_followed_by_a_list() -> None:
     machine = state()
     listed(machine, 500)
-    machine.ended(240.0)
+    machine.on_end(240.0)
     assert machine.version == ""
     listed(machine, 7)
-    machine.told(event("BOOKMARK", {"metadata": {"resourceVersion": "7"}}))
-    machine.ended(240.0)
+    machine.on_event(event("BOOKMARK", {"metadata": {"resourceVersion": "7"}}))
+    machine.on_end(240.0)
     assert machine.version == "7"
-    machine.ended(10.0)
+    machine.on_end(10.0)
     assert machine.version == "7", "too short to be suspicious"
 
 
 def test_a_broken_watch_goes_on_where_it_was() -> None:
     machine = state()
     listed(machine, 5)
-    machine.failed(KubernetesUnavailableError("cut"), 60.0)
+    machine.on_failure(KubernetesUnavailableError("cut"), 60.0)
     assert machine.version == "5"
 
 
@@ -140,7 +140,7 @@ def test_what_is_no_event_is_an_error(nonsense: Object) -> None:
     machine = state()
     listed(machine, 5)
     with pytest.raises(KubernetesError, match="no answer of Kubernetes"):
-        machine.told(nonsense)
+        machine.on_event(nonsense)
 
 
 def test_pauses_grow_up_to_a_limit_and_start_anew_after_a_healthy_watch() -> None:
@@ -148,21 +148,21 @@ def test_pauses_grow_up_to_a_limit_and_start_anew_after_a_healthy_watch() -> Non
     machine = state()
     pauses = []
     for _ in range(12):
-        machine.failed(KubernetesUnavailableError("away"))
+        machine.on_failure(KubernetesUnavailableError("away"))
         pauses.append(machine.pause)
     assert 0.05 <= pauses[0] <= 0.1
     assert LONGEST_PAUSE / 2 <= pauses[-1] <= LONGEST_PAUSE
     assert len(set(pauses[6:])) > 1, "many clients must not come at once"
-    machine.ended(240.0)
+    machine.on_end(240.0)
     assert machine.pause == 0
-    machine.failed(KubernetesUnavailableError("away"))
+    machine.on_failure(KubernetesUnavailableError("away"))
     assert machine.pause <= 0.1
 
 
 def test_a_watch_that_ends_at_once_is_not_repeated_at_once() -> None:
     machine = state()
     listed(machine, 5)
-    machine.ended(0.01)
+    machine.on_end(0.01)
     assert machine.pause > 0
 
 
@@ -170,6 +170,6 @@ def test_a_server_that_names_a_time_is_given_it() -> None:
     machine = state()
     error = KubernetesRequestError("busy")
     error.status_code, error.retry_after = 429, 9.0
-    machine.failed(error)
+    machine.on_failure(error)
     assert machine.pause == 9.0
     assert machine.version == ""

@@ -73,7 +73,7 @@ def test_an_answer_is_read_however_its_bytes_are_cut(size: int) -> None:
     assert answer.fields == [(b"x", b"1"), (b"x", b"2"), (b"content-length", b"3")]
     assert answer.headers == {"x": "2", "content-length": "3"}
     assert answer.is_complete
-    assert answer.lets_follow
+    assert answer.allows_reuse
     assert answer.take() == b"abc"
     assert answer.take() == b""
 
@@ -96,7 +96,7 @@ def test_trailers_are_no_headers() -> None:
     ],
 )
 def test_no_request_follows_an_answer_that_closes_is_cut_or_is_followed(sent: bytes) -> None:
-    assert not read(sent).lets_follow
+    assert not read(sent).allows_reuse
 
 
 def test_without_a_length_the_end_of_the_connection_ends_the_body() -> None:
@@ -105,7 +105,7 @@ def test_without_a_length_the_end_of_the_connection_ends_the_body() -> None:
     assert not answer.is_complete
     answer.feed(b"")
     assert answer.is_complete
-    assert not answer.lets_follow
+    assert not answer.allows_reuse
     assert not read(b"HTTP/1.1 204 No Content\r\n\r\n").ends_with_connection
 
 
@@ -142,7 +142,7 @@ def test_a_change_of_protocol_hands_over_the_rest_if_it_was_asked_for() -> None:
 
 def test_a_whole_answer_can_be_read_back() -> None:
     answer = read(whole_answer(503, b"no", "text/plain"))
-    assert (answer.status, answer.take(), answer.lets_follow) == (503, b"no", False)
+    assert (answer.status, answer.take(), answer.allows_reuse) == (503, b"no", False)
 
 
 # ---------------------------------------------------------------------------------------- limits

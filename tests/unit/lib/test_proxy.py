@@ -3,7 +3,7 @@ import pytest
 from kubetorch.lib.proxy import Mount, Target, end_to_end
 
 HTTP = Mount(outside="/http", inside="")
-SEEN = HTTP._replace(seen="/team/web/http")
+SEEN = HTTP._replace(browser_prefix="/team/web/http")
 ROOT = Mount(outside="", inside="/http")
 NAMED = Mount(outside="/default/train:80", inside="")
 
@@ -40,7 +40,7 @@ def test_other_paths_are_not_the_servers():
         (HTTP, b"login", b"login"),
         (HTTP, b"/http/login", b"/http/login"),
         (SEEN, b"/team/web/http/login", b"/team/web/http/login"),
-        (HTTP._replace(seen="/"), b"/login", b"/http/login"),
+        (HTTP._replace(browser_prefix="/"), b"/login", b"/http/login"),
         (ROOT, b"/http/login", b"/login"),
         (ROOT, b"/other", b"/other"),
     ],
@@ -65,7 +65,7 @@ def test_a_redirect_to_the_servers_own_name_stays_where_the_client_found_it():
         (HTTP, b"a=1; Domain=example.com; Path=/other", b"a=1; Path=/http/other"),
         (SEEN, b"a=1; Path=/", b"a=1; Path=/team/web/http"),
         (SEEN, b"a=1; Path=/team/web/http/x", b"a=1; Path=/team/web/http/x"),
-        (HTTP._replace(seen="/"), b"a=1; Path=/x", b"a=1; Path=/x"),
+        (HTTP._replace(browser_prefix="/"), b"a=1; Path=/x", b"a=1; Path=/x"),
         (ROOT, b"a=1; Path=/http", b"a=1; Path=/"),
         (ROOT, b"a=1; Path=/http/x", b"a=1; Path=/x"),
         (ROOT, b"a=1; Path=/", b"a=1; Path=/"),

@@ -15,25 +15,25 @@ HOME = Path("/home/me/.kt/local")
 
 def test_what_belongs_to_the_machine_and_the_user_is_kept() -> None:
     given = {"PATH": "/bin", "HOME": "/home/me", "LC_ALL": "C", "CUDA_VISIBLE_DEVICES": "0"}
-    assert lifetime.for_service(given, HOME) == given | {"KT_LOCAL_DIR": str(HOME)}
+    assert lifetime.service_environment(given, HOME) == given | {"KT_LOCAL_DIR": str(HOME)}
 
 
 def test_what_belongs_to_the_program_is_not() -> None:
     given = {"HF_TOKEN": "secret", "KT_POD_NAME": "p", podenv.MARK: "m", "KT_NAMESPACE": "n"}
-    assert lifetime.for_service(given, HOME) == {"KT_LOCAL_DIR": str(HOME)}
+    assert lifetime.service_environment(given, HOME) == {"KT_LOCAL_DIR": str(HOME)}
 
 
 def test_idle_time_is_a_setting_of_the_service() -> None:
-    assert process.idle_seconds({}) == process.IDLE_DEFAULT
+    assert process.idle_seconds({}) == process.DEFAULT_IDLE_SECONDS
     assert process.idle_seconds({"KT_LOCAL_IDLE": "1.5"}) == 1.5
-    assert lifetime.for_service({"KT_LOCAL_IDLE": "5"}, HOME)["KT_LOCAL_IDLE"] == "5"
+    assert lifetime.service_environment({"KT_LOCAL_IDLE": "5"}, HOME)["KT_LOCAL_IDLE"] == "5"
 
 
 @pytest.mark.parametrize("text", ["soon", "0", "-1", "nan", "inf"])
 def test_an_impossible_idle_time_is_refused_by_whoever_starts_the_service(text: str) -> None:
     with pytest.raises(ConfigError, match="KT_LOCAL_IDLE"):
-        lifetime.for_service({"KT_LOCAL_IDLE": text}, HOME)
+        lifetime.service_environment({"KT_LOCAL_IDLE": text}, HOME)
 
 
 def test_a_spare_agent_has_the_mark_that_a_pod_has() -> None:
-    assert process._MARK == podenv.MARK
+    assert process._MARK_VARIABLE == podenv.MARK

@@ -156,7 +156,7 @@ def test_a_train_job_gets_its_agent_by_a_runtime_of_its_own():
     before = copy.deepcopy(base)
 
     manifest, digest = equipped(parameters.read_manifest(job))
-    runtime = agent.beside(manifest, base, runtime=RUNTIME)
+    runtime = agent.runtime_of_trainjob(manifest, base, runtime=RUNTIME)
 
     (override,) = manifest["spec"]["podSpecOverrides"]
     assert "initContainers" not in override
@@ -177,7 +177,7 @@ def test_a_train_job_whose_runtime_has_no_such_job_is_refused():
     jobs = [{"name": "launcher"}]
     base = {"metadata": {"name": "odd"}, "spec": {"template": {"spec": {"replicatedJobs": jobs}}}}
     with pytest.raises(SpecError, match="no job 'node'") as error:
-        agent.beside(job, base, runtime=RUNTIME)
+        agent.runtime_of_trainjob(job, base, runtime=RUNTIME)
     assert "launcher" in (error.value.hint or "")
 
 

@@ -34,7 +34,7 @@ def test_what_a_compute_attaches_is_found_in_its_manifest() -> None:
     assert found.claims == (ClaimMount("data", "/data"), ClaimMount("ro", "/ro", read_only=True))
     assert set(found.secrets) == {"kt.secret.global.a", "kt.secret.global.b", "c"}
     assert found.paths == ("/root/.b", "/data", "/ro")
-    assert found.others == (("/dev/shm", "emptyDir"),)
+    assert found.other_mounts == (("/dev/shm", "emptyDir"),)
 
 
 def test_a_manifest_of_the_users_can_say_more() -> None:
@@ -72,7 +72,7 @@ def test_a_manifest_of_the_users_can_say_more() -> None:
     )
     assert found.files == (SecretFiles("keys", "/keys", (("a", "sub/a.json"),), optional=True),)
     assert found.claims == (ClaimMount("d", "/data", read_only=True, sub_path="part"),)
-    assert found.others == (("/here", "hostPath"),)
+    assert found.other_mounts == (("/here", "hostPath"),)
     assert found.secrets == ("s",)
     assert set(found.all_secrets) == {"s", "all", "keys"}
 

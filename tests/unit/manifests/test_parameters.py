@@ -25,7 +25,7 @@ KINDS = sorted(manifests())
 #: Fields that a manifest does not say, or not in full.
 ELSEWHERE = (
     *("image", "logging", "volumes", "secrets", "gpus", "gpu_anti_affinity"),
-    *("concurrency", "max_queue", "num_proc"),
+    *("concurrency", "max_queue", "num_proc", "dispatch"),
 )
 #: Fields that a manifest says in full.
 WHOLE = [item.name for item in fields(ComputeSpec) if item.name not in ELSEWHERE]

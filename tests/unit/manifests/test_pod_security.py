@@ -101,7 +101,7 @@ def test_the_runtime_of_a_trainjob_has_the_rights() -> None:
         "metadata": {"name": "torch"},
         "spec": {"template": {"spec": {"replicatedJobs": [node]}}},
     }
-    made = agent.beside(manifest, base, runtime=RUNTIME, root_images=["mine"])
+    made = agent.runtime_of_trainjob(manifest, base, runtime=RUNTIME, root_images=["mine"])
     job = made["spec"]["template"]["spec"]["replicatedJobs"][0]
     spec = job["template"]["spec"]["template"]["spec"]
     assert spec["containers"][0]["securityContext"] == {**WANTED, "runAsUser": 65532}

@@ -230,4 +230,4 @@ def test_what_is_no_number_of_pods_is_refused(replicas):
     ],
 )
 def test_an_object_can_be_without_pods_for_a_while(kind, changed):
-    assert replicas.none(WorkloadManifest.parse(manifests()[kind])) == changed
+    assert replicas.patch_to_none(WorkloadManifest.parse(manifests()[kind])) == changed

@@ -736,7 +736,6 @@ def test_a_call_that_one_worker_refuses_runs_nowhere():
     ("workers", "found"),
     [
         (None, (0, 1, 2, 3)),
-        ("any", (2,)),
         ("ready", (0, 2, 3)),
         ((3, 0), (0, 3)),
         (("3", 0, 3), (0, 3)),
@@ -747,7 +746,59 @@ def test_a_call_that_one_worker_refuses_runs_nowhere():
     ],
 )
 def test_workers_name_nodes(workers, found):
-    assert select(workers, world(4).members, [1], 2) == found
+    assert select(workers, world(4).members, [1]) == found
+
+
+def nodes_of(pod: Pod, number: int) -> list[int]:
+    """The nodes that the calls which peers got last are for."""
+    return [node for call in pod.peers.calls[number:] for node in call.request.part.nodes]
+
+
+def test_any_is_the_first_node_while_it_is_free_and_then_the_least_busy_one():
+    async def scenario():
+        pod = Pod(3)
+        _, first = pod.call(workers="any")
+        assert (len(pod.workers[0].calls), pod.peers.calls) == (1, [])
+        pod.call(workers="any")
+        pod.call(workers="any")
+        assert nodes_of(pod, 0) == [1, 2]
+        pod.workers[0].give(1, b"0")
+        assert first.result == {0: 0}
+        pod.call(workers="any")
+        assert len(pod.workers[0].calls) == 2
+
+    run(scenario())
+
+
+def test_the_first_node_that_is_there_chooses_for_all_others():
+    async def scenario():
+        other = Pod(3, node=1)
+        other.call(workers="any")
+        [passed] = other.peers.calls
+        assert (passed.to.pod, passed.request.part) == ("train-0", Part(1, (0,), is_any=True))
+        first = Pod(3)
+        first.call()
+        first.call(part=passed.request.part)
+        assert (len(first.workers[0].calls), nodes_of(first, 2)) == (2, [])
+        first.call(part=passed.request.part)
+        assert nodes_of(first, 2) == [1]
+        other.lose(0)
+        other.call(workers="any")
+        assert (len(other.workers[0].calls), len(other.peers.calls)) == (1, 1)
+
+    run(scenario())
+
+
+def test_a_call_for_any_node_fails_with_the_node_that_it_runs_on():
+    async def scenario():
+        pod = Pod(3)
+        pod.call(workers="any")
+        _, sink = pod.call(workers="any")
+        pod.lose(1)
+        pod.peers.calls[0].sink.on_lost(AgentDiedError("train-1", "Deleted"))
+        assert isinstance(sink.error, WorkerMembershipChanged)
+
+    run(scenario())
 
 
 @pytest.mark.parametrize(
@@ -766,7 +817,7 @@ def test_workers_name_nodes(workers, found):
 )
 def test_workers_that_name_nobody_are_refused(workers, said):
     with pytest.raises(ValueError, match=said):
-        select(workers, world(2).members, [], 0)
+        select(workers, world(2).members, [])
 
 
 def test_the_note_of_an_error_survives_the_wire():

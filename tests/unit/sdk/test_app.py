@@ -42,7 +42,7 @@ def test_without_a_command_nothing_happens_unless_kt_run_asks(monkeypatch):
     assert kt.app(port=8000, cpus=1) is None
     assert kt.app("web") is None
     request = RunRequest("python serve.py", "/shop/serve.py", None, True)
-    for name, value in request.write().items():
+    for name, value in request.to_environment().items():
         monkeypatch.setenv(name, value)
 
     app = kt.app("web", port=8000, cpus=1)
@@ -53,7 +53,7 @@ def test_without_a_command_nothing_happens_unless_kt_run_asks(monkeypatch):
 
 def test_a_name_that_contradicts_that_of_kt_run_is_refused(monkeypatch):
     request = RunRequest("python serve.py", "/shop/serve.py", "other", False)
-    for name, value in request.write().items():
+    for name, value in request.to_environment().items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=r"'web'.*'other'"):
         kt.app("web")

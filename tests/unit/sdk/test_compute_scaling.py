@@ -273,3 +273,31 @@ def test_pods_that_are_there_may_be_distributed_however_many_match():
     assert pool.distributed_config["quorum_workers"] == 3
     with pytest.raises(kt.errors.SpecError, match="quorum_workers is 3, of 2 workers"):
         kt.Compute(selector={"app": "mine"}).distribute(workers=2, quorum_workers=3)
+
+
+# -------------------------------------------------------------------------------------- dispatch
+
+
+def test_a_call_goes_to_all_pods_unless_dispatch_says_any():
+    compute = kt.Compute(replicas=3)
+    assert (compute.dispatch, compute.to_spec().broadcast) == ("all", 3)
+    compute.dispatch = "any"
+    assert (compute.dispatch, compute.to_spec().broadcast) == ("any", None)
+    compute.dispatch = None
+    assert compute.dispatch == "all"
+    assert kt.Compute(dispatch="any").autoscale(min_scale=2).to_spec().broadcast is None
+
+
+@pytest.mark.parametrize(
+    ("declare", "message"),
+    [
+        (lambda: kt.Compute(dispatch="one"), r"dispatch is 'one'; it must be \"all\""),
+        (lambda: kt.Compute(dispatch="ANY"), "did you mean any"),
+        (lambda: kt.Compute(dispatch=["any"]), r"dispatch is \['any'\]"),
+        (lambda: kt.Compute(dispatch="any").distribute(workers=2), 'workers="any"'),
+        (lambda: kt.Compute(dispatch="any", selector={"app": "x"}), "that a selector finds"),
+    ],
+)
+def test_a_dispatch_that_cannot_be_is_refused_where_it_is_written(declare, message):
+    with pytest.raises(kt.SpecError, match=message):
+        declare()

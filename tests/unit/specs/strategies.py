@@ -171,6 +171,7 @@ SETTINGS: dict[str, st.SearchStrategy[Any]] = {
     "concurrency": st.integers(1, 64),
     "max_queue": st.integers(1, 100_000),
     "num_proc": st.integers(1, 8) | st.just("auto"),
+    "dispatch": st.sampled_from(["all", "any"]),
     "server_port": st.integers(1024, 65535).filter(lambda port: port != 32300),  # the default
 }
 SELECTORS = st.dictionaries(LABEL_NAMES, WORDS, min_size=1, max_size=2).map(

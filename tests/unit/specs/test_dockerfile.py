@@ -106,4 +106,7 @@ def test_a_word_may_have_variables_with_words_of_their_own():
 
 def test_what_depends_on_variables_that_are_known_later_stays():
     text = "$A $B ${B:-$A} ${B:+:$B} ${B:-${C:-$A}} ${A:+y}"
-    assert expand(text, {"A": "1"}, later=True) == "1 $B ${B:-1} ${B:+:$B} ${B:-${C:-1}} y"
+    assert (
+        expand(text, {"A": "1"}, keep_unknown_defaults=True)
+        == "1 $B ${B:-1} ${B:+:$B} ${B:-${C:-1}} y"
+    )

@@ -64,7 +64,7 @@ def test_from_the_first_difference_on_everything_runs():
     old = (RunStep("a"), RunStep("b"), RunStep("c"))
     new = (RunStep("a"), RunStep("x"), RunStep("c"))
     planned = plan(old, new)
-    assert (planned.kept, planned.run, planned.reason) == (1, new[1:], "changed")
+    assert (planned.unchanged_count, planned.run, planned.reason) == (1, new[1:], "changed")
 
 
 def test_an_added_step_runs_alone():
@@ -85,9 +85,9 @@ def test_a_forced_step_and_what_follows_it_always_run():
 @given(STEPS, STEPS)
 def test_what_is_kept_and_what_runs_make_up_what_is_wanted(ran, wanted):
     planned = plan(ran, wanted)
-    assert (*wanted[: planned.kept], *planned.run) == tuple(wanted)
-    assert list(ran[: planned.kept]) == list(wanted[: planned.kept])
-    assert not any(step.force for step in wanted[: planned.kept])
+    assert (*wanted[: planned.unchanged_count], *planned.run) == tuple(wanted)
+    assert list(ran[: planned.unchanged_count]) == list(wanted[: planned.unchanged_count])
+    assert not any(step.force for step in wanted[: planned.unchanged_count])
 
 
 @pytest.mark.parametrize(

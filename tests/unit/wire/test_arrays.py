@@ -36,7 +36,7 @@ def sent(value: Any, *, is_writable: bool = True) -> Any:
 def is_copied(value: Any, memory: Any) -> bool:
     """Whether none of the buffers of an encoded value is a piece of an array's memory."""
     _, area = codecs.encode("values", value)
-    assert isinstance(area, values.Gathered)
+    assert isinstance(area, values.GatheredSegment)
     return not any(
         numpy.shares_memory(numpy.frombuffer(part, "u1"), memory)
         for part in area.parts
@@ -110,11 +110,25 @@ def test_an_array_of_strings_without_a_length_arrives() -> None:
 
 
 @pytest.mark.parametrize(
-    "array", [numpy.ma.array([1], mask=[True]), numpy.array([1]).view(numpy.recarray)]
+    ("array", "hint"),
+    [
+        (numpy.ma.array([1], mask=[True]), "it.data and it.mask"),
+        (numpy.rec.array([(1, 2.0)], names="a,b"), "numpy.asarray(it), which has the same fields"),
+    ],
 )
-def test_an_array_that_is_more_than_one_is_refused(array: Any) -> None:
-    with pytest.raises(SerializationError, match="result is a numpy"):
+def test_an_array_that_is_more_than_one_is_refused_with_what_travels(array: Any, hint: str) -> None:
+    with pytest.raises(SerializationError, match="result is a numpy") as caught:
         codecs.encode("values", array)
+    assert hint in str(caught.value.hint)
+
+
+def test_a_record_array_travels_as_its_hint_says() -> None:
+    records = numpy.rec.array([(1, 2.0)], names="a,b")
+
+    found = sent(numpy.asarray(records)).view(numpy.recarray)
+
+    assert found.a.tolist() == [1] and found[0].b == 2.0
+    assert type(found[0]) is numpy.record
 
 
 def test_arrays_are_not_copied() -> None:
@@ -491,7 +505,7 @@ def test_a_frame_of_polars_arrives_as_it_was() -> None:
 def test_columns_of_polars_are_not_copied_after_polars_wrote_them() -> None:
     frame = polars.DataFrame({"a": range(100_000), "b": [str(i) for i in range(100_000)]})
     _, area = codecs.encode("values", frame)
-    assert isinstance(area, values.Gathered)
+    assert isinstance(area, values.GatheredSegment)
     assert max(map(len, area.parts)) > 0.99 * len(area)
     # What lies before them moves them by no multiple of their alignment.
     found = sent({"before": b"x" * 5001, "frame": frame, "after": frame["b"]})

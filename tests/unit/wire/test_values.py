@@ -536,7 +536,7 @@ def test_a_pickle_that_nobody_asked_for_is_not_read() -> None:
 def test_large_buffers_are_not_copied() -> None:
     data = bytes(1_000_000)
     _, area = codecs.encode("values", {"a": data, "b": 1})
-    assert isinstance(area, values.Gathered)
+    assert isinstance(area, values.GatheredSegment)
     assert any(isinstance(part, memoryview) and part.obj is data for part in area.parts)
 
 

@@ -57,12 +57,19 @@ KILL_TIMEOUT = 10.0
 REST_TIMEOUT = 5.0
 #: Seconds in which a command that cannot be run at all is noticed.
 SETTLE = 0.2
+#: Seconds that an app has to listen on its own port once it listens on another one.
+DOUBT = 2.0
 #: Lines that an error about an app ends with.
 LAST_LINES = 20
 #: What a shell ends with when there is no such command, or it is no program.
 _NOT_RUN = (126, 127)
 _SHELL = "/bin/sh"
 _SCRIPT = f'cd -- "$0" && exec {_SHELL} -c "$1"'
+#: Said where a command does not listen on the port of its pod.
+OWN_PORT = (
+    "several pods of this machine share its ports, so each has one of its own: the app has to "
+    "listen on PORT of its environment, which is {port} in the command"
+)
 #: Seconds that a request waits for an app that is being started.
 PATIENCE = 30.0
 #: Requests and WebSockets at one time.
@@ -73,11 +80,15 @@ REQUEST_LIMIT = 2000
 class AppRun:
     generation: int
     app: AppSpec
+    #: Port that it is to listen on: the declared one, or one of this pod alone.
+    port: int | None
     folder: str
     env: Mapping[str, str]
     #: Requests that it gets at once, and that may wait.
     concurrency: int | None = None
     max_queue: int = MOST_WAITING
+    #: Whether each request goes to the least busy pod.
+    is_balanced: bool = False
 
 
 class AppExit(msgspec.Struct, frozen=True):
@@ -135,6 +146,14 @@ async def wait_until_healthy(port: int, path: str | None) -> str:
         await asyncio.sleep(next(pauses))
 
 
+async def _wait_until_open(port: int | None) -> None:
+    """Wait until somebody listens on a port that is free now."""
+    if port is None or not sockets.is_free(port):
+        await asyncio.Event().wait()
+    assert port is not None
+    await wait_until_healthy(port, None)
+
+
 async def _answers(address: str, port: int, path: str | None) -> bool:
     reader, writer = await asyncio.open_connection(address, port)
     try:
@@ -165,7 +184,7 @@ class AppProcess:
     ended: AppExit | None = None
 
     def __post_init__(self) -> None:
-        self.app = self.wanted.app
+        self.app, self.port = self.wanted.app, self.wanted.port
         self.generation = self.wanted.generation
         #: Where it listens.
         self.address = ADDRESSES[0]
@@ -217,7 +236,7 @@ class AppProcess:
     @property
     def is_script(self) -> bool:
         """True for an app that serves nothing, and is done when it ends."""
-        return self.app.port is None
+        return self.port is None
 
     @property
     def is_done(self) -> bool:
@@ -254,15 +273,23 @@ class AppProcess:
         if self._is_settled:
             return
         exit_ = asyncio.ensure_future(self._exited.wait())
-        port, path = self.app.port, self.app.health_check
+        port, path = self.port, self.app.health_check
         if port is None:
             healthy = asyncio.ensure_future(asyncio.sleep(SETTLE, self.address))
         else:
             healthy = asyncio.ensure_future(wait_until_healthy(port, path))
+        # One of its own choice would be that of its siblings, too.
+        declared = self.app.port if port != self.app.port else None
+        elsewhere = asyncio.ensure_future(_wait_until_open(declared))
         try:
             await asyncio.wait(
-                (exit_, healthy), timeout=timeout, return_when=asyncio.FIRST_COMPLETED
+                (exit_, healthy, elsewhere), timeout=timeout, return_when=asyncio.FIRST_COMPLETED
             )
+            if elsewhere.done():
+                ends = (exit_, healthy)
+                await asyncio.wait(ends, timeout=DOUBT, return_when=asyncio.FIRST_COMPLETED)
+                if not healthy.done() and not exit_.done():
+                    raise self._failure(f"listens on port {declared}, and not on {port}")
             if self.ended is not None:
                 code = self.ended.exit_code
                 if port is not None:
@@ -277,17 +304,21 @@ class AppProcess:
             else:
                 self.address = healthy.result()
         finally:
-            await cancel_all((exit_, healthy))
+            await cancel_all((exit_, healthy, elsewhere))
         self._is_settled = True
         self.on_change(self)
 
     def _failure(self, what: str, seconds: float | None = None) -> ServiceHealthError:
         within = "" if seconds is None else f" within {seconds:.0f} s"
+        if self.port != self.app.port:
+            what = f"{what}, a port of this pod alone"
         lines = "".join(f"\n  {line}" for line in self._last)
         error = ServiceHealthError(
             f"the app {self.app.command!r} in {self.pod_name} {what}{within}"
             + (f"; its last lines:{lines}" if lines else "; it wrote nothing"),
-            hint=f"kt logs {self.service} shows all of it"
+            hint=OWN_PORT
+            if self.port != self.app.port
+            else f"kt logs {self.service} shows all of it"
             if seconds is None
             else "does it listen on that port? kt.Compute(launch_timeout=...) allows more time",
         )
@@ -394,7 +425,7 @@ class AppHost:
 
     async def start(self, wanted: AppRun) -> AppProcess:
         """Start an app; it may not serve yet. One that is done is left at that."""
-        port = wanted.app.port
+        port = wanted.port
         if port is not None and not sockets.is_free(port):
             raise StartupError(
                 f"port {port} is taken on the machine of {self.pod_name}, "
@@ -443,6 +474,11 @@ class AppHost:
     def view(self) -> AppView | None:
         """The app, as the controller gets it; `None` when there is none."""
         return None if self._latest is None else self._latest.view
+
+    @property
+    def latest(self) -> AppProcess | None:
+        """The app that was started last."""
+        return self._latest
 
     @property
     def alive(self) -> list[AppProcess]:

@@ -22,7 +22,9 @@ from kubetorch.lib.http_server import Message, Upgrade
 from kubetorch.lib.proxy import Mount, Target
 from kubetorch.pod.apps.process import AppHost, AppProcess
 from kubetorch.pod.http.auth import Guard, refused
+from kubetorch.pod.http.handing_on import HandingOn, is_alone
 from kubetorch.wire import routes, tokens
+from kubetorch.wire.messages import Member
 from kubetorch.wire.tokens import AppRequest
 
 #: Seconds that a browser keeps the cookie; the token in it may end earlier.
@@ -93,11 +95,20 @@ def _is_address(name: str) -> bool:
 
 
 class AppProxy:
-    def __init__(self, *, pod_name: str, guard: Guard, host: AppHost, names: AppNames) -> None:
+    def __init__(
+        self,
+        *,
+        pod_name: str,
+        guard: Guard,
+        host: AppHost,
+        names: AppNames,
+        handing_on: HandingOn,
+    ) -> None:
         self._pod_name = pod_name
         self._names = names
         self._guard = guard
         self._host = host
+        self._handing_on = handing_on
         self._cookie = f"{routes.APP_COOKIE}{re.sub('[^a-zA-Z0-9-]', '-', pod_name)}"
 
     def takes(self, path: bytes) -> bool:
@@ -110,6 +121,11 @@ class AppProxy:
         if passage.query_token is not None and scope["method"] == "GET":
             await self._exchange(scope, passage, send)
             return
+        member = await self._less_busy(headers, scope["raw_path"])
+        if member is not None and await self._handing_on.relay(
+            member, scope, headers, receive, send
+        ):
+            return
         self._host.begin()
         try:
             process = await self._host.serving()
@@ -118,10 +134,16 @@ class AppProxy:
         finally:
             self._host.finish()
 
+    async def _less_busy(self, headers: list[Header], path: bytes) -> Member | None:
+        """The pod that is to answer a request, if it is not this one."""
+        latest = self._host.latest
+        if latest is None or not latest.wanted.is_balanced or is_alone(headers):
+            return None
+        return None if _is_probe(latest, path) else await self._handing_on.choose()
+
     def _slot(self, scope: Scope, process: AppProcess) -> AbstractAsyncContextManager[None]:
         """The slot of a request; whoever asks whether the app is well needs none."""
-        path = process.app.health_check
-        if path is not None and scope["raw_path"] == f"{routes.APP}{path}".encode():
+        if _is_probe(process, scope["raw_path"]):
             return contextlib.nullcontext()
         return self._host.slot((scope.get("client") or ("",))[0])
 
@@ -136,7 +158,7 @@ class AppProxy:
 
         process = await self._host.serving()
         asked = {**scope, "query_string": passage.query}
-        passed = [*passage.headers, *_forwarded(headers)]
+        passed = _passed(passage, headers)
         try:
             try:
                 await proxy.relay(asked, passed, receive, send_on, _target(process, headers))
@@ -152,7 +174,7 @@ class AppProxy:
             why = str(error) if isinstance(error, BrokenError) else type(error).__name__
             raise refusal(
                 502,
-                f"the app in {self._pod_name} did not answer on port {process.app.port}: {why}",
+                f"the app in {self._pod_name} did not answer on port {process.port}: {why}",
                 hint="kt logs shows what it does",
             ) from error
 
@@ -160,6 +182,11 @@ class AppProxy:
         """The way of a WebSocket; see `kubetorch.lib.proxy.Opener`."""
         try:
             passage = self._admit("socket", upgrade.headers, upgrade.query, upgrade.admit)
+            member = await self._less_busy(upgrade.headers, upgrade.raw_path)
+            if member is not None:
+                handing_on = self._handing_on
+                passed = handing_on.headers(upgrade.headers)
+                return handing_on.target(member), passed, handing_on.begin(member)
             self._host.begin()
             try:
                 process = await self._host.serving()
@@ -169,7 +196,7 @@ class AppProxy:
         except KubetorchError as error:
             raise refused(error, self._pod_name) from error
         upgrade.query = passage.query
-        passed = [*passage.headers, *_forwarded(upgrade.headers)]
+        passed = _passed(passage, upgrade.headers)
         return _target(process, upgrade.headers), passed, self._host.finish
 
     def _admit(
@@ -231,15 +258,27 @@ class AppProxy:
         )
 
 
+def _is_probe(process: AppProcess, path: bytes) -> bool:
+    """True if a request asks whether the app is well."""
+    probe = process.app.health_check
+    return probe is not None and path == f"{routes.APP}{probe}".encode()
+
+
 def _target(process: AppProcess, headers: list[Header]) -> Target:
-    assert process.app.port is not None
-    return Target(process.address, process.app.port, _MOUNT._replace(seen=_seen(headers)))
+    assert process.port is not None
+    return Target(process.address, process.port, _MOUNT._replace(browser_prefix=_seen(headers)))
 
 
 def _seen(headers: list[Header]) -> str:
     """The URL at which a browser sees the app, if the sender of the request named one."""
     told = dict(headers).get(_PREFIX, b"")
     return told.decode() if _PATH.fullmatch(told) else ""
+
+
+def _passed(passage: AppRequest, headers: list[Header]) -> list[Header]:
+    """The headers that the app gets."""
+    own = [header for header in passage.headers if not is_alone((header,))]
+    return [*own, *_forwarded(headers)]
 
 
 def _forwarded(headers: list[Header]) -> list[Header]:

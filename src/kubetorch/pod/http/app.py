@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -28,6 +28,7 @@ from kubetorch.pod.apps.proxy import AppProxy
 from kubetorch.pod.calls import Calls
 from kubetorch.pod.http import broadcast, calling
 from kubetorch.pod.http.auth import Guard
+from kubetorch.pod.http.handing_on import HandingOn
 from kubetorch.pod.image import commands
 from kubetorch.pod.image.preparation import Images
 from kubetorch.pod.logs import PodLog
@@ -64,6 +65,7 @@ TABLE = (
     Route("GET", routes.HEALTH, (), "whether it answers", is_open=True),
     Route("GET", routes.SERVING, (), "whether it serves, for probes", is_open=True),
     Route("GET", routes.READY, (), "which generation it serves"),
+    Route("GET", routes.LOAD, _CALL, "how many calls it has"),
     Route("GET", routes.METRICS, (), "figures for Prometheus"),
     Route("GET", routes.OPENAPI, (), "what can be called"),
     Route("GET", routes.DOCS, (), "the same as a page"),
@@ -106,6 +108,7 @@ class App:
     apps: AppHost
     gate: AppProxy
     log: PodLog
+    handing_on: HandingOn
 
     def __post_init__(self) -> None:
         self._routes: dict[str, _Answer] = {
@@ -113,6 +116,7 @@ class App:
             routes.HEALTH: self._health,
             routes.SERVING: self._serving,
             routes.READY: self._ready,
+            routes.LOAD: self._load,
             routes.METRICS: self._metrics,
             routes.OPENAPI: self._openapi,
             routes.DOCS: self._openapi,
@@ -132,7 +136,7 @@ class App:
             if self.gate.takes(scope["raw_path"]):
                 await self.gate.answer(scope, receive, send)
             else:
-                await self._answer(request, respond)
+                await self._answer(request, respond, send)
         except ClientGoneError:
             return
         except KubetorchError as error:
@@ -141,7 +145,7 @@ class App:
             _log.exception("request failed path=%s", request.path)
             await self._fail(error, respond)
 
-    async def _answer(self, request: Request, respond: Responder) -> None:
+    async def _answer(self, request: Request, respond: Responder, send: Send) -> None:
         headers = request.headers
         self.guard.check_origin(headers.get("host"), headers.get("origin"))
         verbs = required_verbs(request.method, request.path)
@@ -152,13 +156,7 @@ class App:
             await commands.run(request, respond, self.images.run_now)
             return
         if request.method == "POST":
-            name, method = _target(request.path)
-            spec = self.calls.spec
-            together = None if spec is None else self._together(spec)
-            if together is not None and routes.ALONE.lower() not in headers:
-                await broadcast.call(request, respond, self.members, together)
-                return
-            await calling.call(request, respond, self.calls, name, method)
+            await self._call(request, respond, send)
             return
         route = self._routes.get(request.path)
         if route is None:
@@ -166,6 +164,34 @@ class App:
         if request.method not in ("GET", "HEAD"):
             raise refusal(405, f"{request.path} can be read only", hint="use GET")
         await route(request, respond)
+
+    async def _call(self, request: Request, respond: Responder, send: Send) -> None:
+        """Run a call here, on all pods, or on the least busy one."""
+        name, method = _target(request.path)
+        spec = self.calls.spec
+        if spec is not None and routes.ALONE.lower() not in request.headers:
+            together, is_balanced = self._together(spec), spec.compute.is_balanced
+            if together is not None:
+                is_balanced = await calling.is_for_any(request)
+            if together is not None and not is_balanced:
+                await broadcast.call(request, respond, self.members, together)
+                return
+            ordinals = together or range(spec.compute.pods)
+            if is_balanced and await self._hand_on(request, send, ordinals):
+                return
+        await calling.call(request, respond, self.calls, name, method)
+
+    async def _hand_on(self, request: Request, send: Send, ordinals: Sequence[int]) -> bool:
+        """Have a less busy pod run a call, or the one of its key, if that is not this pod."""
+        key = request.headers.get(routes.IDEMPOTENCY_KEY.lower())
+        if key is None:
+            member = await self.handing_on.choose()
+        else:
+            member = self.handing_on.choose_by(key, ordinals)
+        if member is None:
+            return False
+        headers, receive = request.again()
+        return await self.handing_on.relay(member, request.scope, headers, receive, send)
 
     async def _fail(self, error: Exception, respond: Responder) -> None:
         failure = exceptions.describe_refusal(error, pod_name=self.pod_name, started=False)
@@ -220,6 +246,11 @@ class App:
                 "launch_id": str(generation),
             },
         )
+
+    async def _load(self, _request: Request, respond: Responder) -> None:
+        if not self._is_serving:
+            raise CallRefusedError(f"pod {self.pod_name} serves nothing yet")
+        await respond.answer_json(200, {"calls": self.handing_on.load()})
 
     async def _metrics(self, _request: Request, respond: Responder) -> None:
         calls = self.calls

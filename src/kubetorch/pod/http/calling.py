@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from kubetorch.errors import ProtocolError, SerializationError, did_you_mean
+from kubetorch.errors import KubetorchError, ProtocolError, SerializationError, did_you_mean
 from kubetorch.lib.asgi import JSON, NDJSON, Request, Responder
 from kubetorch.pod.calls import Call, Calls, join
 from kubetorch.pod.logs import Line
@@ -72,6 +72,8 @@ async def call(
         )
     calls.check_target(name, codec)
     arguments = await _arguments(await request.body(BODY_LIMIT), codec)
+    if arguments.workers == "any" and not calls.is_distributed:
+        arguments = arguments._replace(workers=None)  # it was chosen for that
     opening = Open(
         id=new_call_id(),
         callable=name,
@@ -96,6 +98,18 @@ async def call(
         watch.cancel()
         if running is not None:
             running.leave(caller)
+
+
+async def is_for_any(request: Request) -> bool:
+    """True if a request asks for the least busy pod; one that makes no sense asks for nothing."""
+    body = await request.body(BODY_LIMIT)
+    if b'"any"' not in body:
+        return False
+    codec = request.headers.get(routes.SERIALIZATION.lower(), "json").strip().lower()
+    try:
+        return (await _arguments(body, codec)).workers == "any"
+    except KubetorchError:
+        return False
 
 
 async def _arguments(body: bytes, codec: str) -> Arguments:

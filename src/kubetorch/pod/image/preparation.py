@@ -204,12 +204,12 @@ class Preparation:
         todo = records.todo(self.generation, steps)
         shared_count = image_steps.shared_steps(self.image)
         venv = await self._share(shared_count)
-        venv_number = records.last_run.venv_number if todo.kept >= shared_count else None
+        venv_number = records.last_run.venv_number if todo.unchanged_count >= shared_count else None
         for number, step in enumerate(steps):
             self.step_number = number
             if isinstance(step, WorkdirStep):  # its folder is that of the steps after it
                 self._folder = posixpath.join(self.images.working_dir, step.path)
-            if number < todo.kept:
+            if number < todo.unchanged_count:
                 continue
             if isinstance(step, PipStep):
                 if number >= shared_count:
@@ -434,7 +434,7 @@ class Images:
         image = spec.compute.image
         if image is None or spec.compute.freeze:
             return False
-        unchanged_count = self.records.todo(generation, image.steps).kept
+        unchanged_count = self.records.todo(generation, image.steps).unchanged_count
         shared_count = image_steps.shared_steps(image)
         return any(
             not isinstance(step, EnvStep)

@@ -10,6 +10,7 @@ import copy
 import re
 import sys
 import time
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -54,6 +55,8 @@ _EARLY = 0.1
 _FIRST_DELAY, _LONGEST_DELAY = 0.02, 1.0
 #: Seconds after which a call that is refused has been in its pod's line.
 _ACCEPTED = 1.0
+#: Pods that may say of a call that another one is less busy; the next one takes it.
+_MOST_PASSES = 16
 #: Errors that say that a pod is gone; in a distributed call its ranks are gone with it.
 _LOSSES = (PodTerminatedError, CallLostError)
 #: What Python says of a keyword that a function does not take.
@@ -89,6 +92,9 @@ class Target:
     allowed: tuple[str, ...] | None = None
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     broadcast: tuple[int, ...] | None = None
+    #: Whether a call goes to the least busy pod, and the ordinals of all, where they are known.
+    is_balanced: bool = False
+    pods: tuple[int, ...] = ()
     #: Whether the service bounds how many calls run at once.
     is_bounded: bool = False
     is_distributed: bool = False
@@ -170,11 +176,14 @@ class Invocation:
     is_asked_for = False
     #: The process that ran it ended.
     _is_again = False
-    # When it was sent, and whether its pod says when it begins.
+    # When and where it was sent, and whether its pod says when it begins.
     _sent_at = 0.0
+    _sent_on: Stream | None = None
     _is_lined_up = False
-    #: Of an item of a map that is under way in one pod: the way to all of them.
-    _pool: Route | None = None
+    # It is under way in one of several pods, any of which may take it, and how often a pod said
+    # that another one is less busy.
+    _is_placed = False
+    _passes = 0
 
     def __init__(
         self,
@@ -197,11 +206,16 @@ class Invocation:
         calls.check_arguments(self.body.total)
         self.target = target
         self._keywords = kwargs.keys()
+        #: The way to all pods of the service.
+        self.service_route = route
         self.route = route
+        is_any = options.is_for_any and not target.is_distributed
+        #: Whether the least busy pod takes it.
+        self.is_balanced = target.is_balanced or is_any
         #: Ordinals of the pods that it goes to, if it is a broadcast; the service may have fewer
         #: than when the target was described.
         known = target.broadcast
-        self.broadcast = None if known is None else route.called_together(known)
+        self.broadcast = None if known is None or is_any else route.called_together(known)
         self.options = options
         #: Whether lines that it prints are shown.
         given = options.stream_logs
@@ -216,6 +230,11 @@ class Invocation:
         if options.retries and not is_detached:  # its agent makes a detached one again
             self._retries = options.retries
             self._key = self._key or calls.new_call_id()
+
+        key, pods = options.idempotency_key, known or target.pods
+        if self.is_balanced and key is not None and pods:
+            # That pod alone has the outcome.
+            self.route = route.pod(pods[zlib.crc32(key.encode()) % len(pods)])
 
     def begin_to_expire(self) -> None:
         if self.options.timeout is not None:
@@ -277,8 +296,11 @@ class Invocation:
 
     def start(self, stream: Stream, call: PendingCall, *, reads: bool = False) -> None:
         target = self.target
-        if self.broadcast is not None and self.route.ordinal is None:
-            self._pool, self.route = self.route, self.route.of(stream)
+        most_calls = None
+        if (self.is_balanced or self.broadcast is not None) and self.route.ordinal is None:
+            self._is_placed, self.route = True, self.service_route.of(stream)
+            if self.is_balanced and not self.is_item and self._passes < _MOST_PASSES:
+                most_calls = self.service_route.most_calls(stream)
         self._sent_at = time.monotonic()
         self.has_begun = self.is_asked_for = False
         self._is_lined_up = self.is_item and stream.lines_up
@@ -308,7 +330,7 @@ class Invocation:
             None,
             self._instance,
             self.is_detached,
-            self.options.wire_workers,
+            self.options.wire_workers if target.is_distributed else None,
             bool(self.options.restart_procs),
             None,
             target.origin,
@@ -322,7 +344,9 @@ class Invocation:
             self.map_id,
             self.item,
             self._wire_retry,
+            most_calls,
         )
+        self._sent_on = stream
         stream.start(call, meta, segments, reads=reads)
 
     @property
@@ -392,6 +416,10 @@ class Invocation:
         if self.patience <= 0:
             return None
         error = exceptions.rebuild(failure, modules=self.target.modules)
+        if isinstance(error, CallRefusedError) and error.calls and self._sent_on is not None:
+            self._sent_on.note_load(error.calls)
+            self._passes += 1
+            return self._again(at_once=True)
         return self._again() if isinstance(error, _LATER) else None
 
     def again_after_loss(self, event: Event) -> Again | None:
@@ -524,8 +552,8 @@ class Invocation:
         return Again(delay)
 
     def _choose_pod(self, *, may_have_run: bool) -> None:
-        if self._pool is not None and not may_have_run:
-            self.route = self._pool  # any pod takes the item
+        if self._is_placed and not may_have_run:
+            self.route = self.service_route
 
 
 def _body(codec: str, segments: Sequence[codecs.Segment]) -> frames.Body:

@@ -607,7 +607,7 @@ class CallHandle:
             self._find_workload()
         try:
             asked = self._call.asked or "pickle"
-            return calls.value_of(outcome, modules=self._modules, asked=asked)
+            return calls.value_of(outcome, modules=self._modules, requested_codec=asked)
         except InstanceReplacedError as error:
             if self._call.origin is not None:
                 self._call.origin.answered(error.instance)

@@ -206,7 +206,7 @@ class _Map:
         except KubetorchError as error:
             self._results.complete(number, Done(None, error))
             return
-        self._route = invocation.route
+        self._route = invocation.service_route
         call = Call(invocation.of_item(number))
         call.invocation.is_item = self._options.window is None
         call.invocation.item = number

@@ -35,8 +35,8 @@ RESERVED = BARE.union(REFUSED, (METRICS,))
 
 #: Characters of all names in `retry_on`.
 RETRY_ON_CHARACTERS = 16_000
-#: Nodes of a distributed service: `"any"`, `"ready"`, a part of addresses, or a list of node ranks,
-#: addresses and names of pods.
+#: `"any"`, the least busy pod of any service; of a distributed one `"ready"`, a part of addresses,
+#: or a list of node ranks, addresses and names of pods.
 Workers = str | Sequence[int | str]
 #: Told how far a call has come: what is done, of how much, and what is happening.
 OnProgress = Callable[[float, float | None, str | None], object]
@@ -99,6 +99,11 @@ class CallOptions:
         return self.retry_on  # type: ignore[return-value]  # as it was made
 
     @property
+    def is_for_any(self) -> bool:
+        """True if the least busy pod is asked for."""
+        return isinstance(self.workers, str) and self.workers == "any"
+
+    @property
     def wire_workers(self) -> str | tuple[int | str, ...] | None:
         """`workers` as it travels."""
         if self.workers is None or isinstance(self.workers, str):
@@ -111,12 +116,14 @@ class CallOptions:
             if self.workers is not None:
                 _check_workers(self.workers)
             return
-        for name, value in (("workers", self.workers), ("restart_procs", self.restart_procs)):
+        workers = None if self.is_for_any else self.workers
+        for name, value in (("workers", workers), ("restart_procs", self.restart_procs)):
             if value is not None and value is not False:
                 raise SpecError(
                     f"{name}= belongs to distributed services, and {service} is none",
-                    hint="kt.Compute(...).distribute(workers=N) makes it one; a function that has "
-                    f"a parameter {name!r} of its own gets it",
+                    hint="kt.Compute(...).distribute(workers=N) makes it one, and of any service "
+                    'workers="any" is the least busy pod; a function that has a parameter '
+                    f"{name!r} of its own gets it",
                 )
 
     def of_item(self, index: int) -> CallOptions:

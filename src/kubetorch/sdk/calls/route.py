@@ -852,9 +852,19 @@ class Route:
             stream = self._streams.get(urls[(self._turn + step) % len(urls)])
             if stream is None or not stream.accepts_calls:
                 return None
-            if best is None or len(stream.calls) < len(best.calls):
+            if best is None or stream.load < best.load:
                 best = stream
         return best
+
+    def most_calls(self, stream: Stream) -> int | None:
+        """The calls that a pod may have to get one more, since another pod has as many.
+
+        `None`: it gets the call anyway.
+        """
+        streams, location = self._streams, self._location  # another thread may put others there
+        urls = () if location is None else location.urls
+        others = [streams[url] for url in urls if url in streams]
+        return min((other.load for other in others if other is not stream), default=None)
 
     def _take(self, backoff: Backoff) -> Stream:
         """A stream of all calls, or where there is a scaler one for a single call."""

@@ -414,6 +414,8 @@ PING_AFTER = 10.0
 #: Seconds that a farewell waits for a connection that broke and is being made again.
 _FAREWELL = 1.0
 _GLANCE = 0.005
+#: Seconds after which it is not known any more how many calls of others a pod has.
+LOAD_AGE = 1.0
 #: Seconds without a caller that reads for itself after which the stream's thread reads.
 _IDLE = 0.1
 
@@ -444,6 +446,8 @@ class Stream:
         self.codecs: tuple[str, ...] = ()
         #: Whether the agent knows items of maps, and gives back what it has not begun.
         self.lines_up = False
+        # Calls that the pod said that it has, also those of others, and when.
+        self._load, self._load_said = 0, 0.0
         self._reconnect = reconnect
         self._ping_after = ping_after
         self._numbers = itertools.count(1)
@@ -462,6 +466,17 @@ class Stream:
         self._wake: SimpleQueue[None] = SimpleQueue()
 
     # --------------------------------------------------------------------------------- callers
+
+    @property
+    def load(self) -> int:
+        """Calls that the pod has, as far as is known."""
+        own = len(self.calls)
+        is_known = time.monotonic() - self._load_said < LOAD_AGE
+        return max(own, self._load) if is_known else own
+
+    def note_load(self, calls: int) -> None:
+        """The pod said how many calls it has."""
+        self._load, self._load_said = calls, time.monotonic()
 
     def prepare(self, deliver: Callable[[Event], None]) -> PendingCall:
         """A call that is not opened yet."""

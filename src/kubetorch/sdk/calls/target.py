@@ -42,6 +42,8 @@ def describe(
         allowed=spec.compute.allowed_serialization,
         logging=logging,
         broadcast=called_together(spec, view.pool),
+        is_balanced=spec.compute.is_balanced,
+        pods=() if view.scaler else tuple(range(spec.compute.pods)),
         is_bounded=spec.compute.concurrency is not None,
         is_distributed=spec.compute.distribution is not None,
         origin=None if spec.origin is None else spec.origin.key,

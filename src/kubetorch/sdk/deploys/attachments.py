@@ -129,7 +129,7 @@ def copied_paths(image: ImageSpec) -> tuple[str, ...]:
 def scan_copies(image: ImageSpec, *, cache: Path) -> tuple[ImageSpec, list[Scan]]:
     """The image with the digests of what it copies, and where their bytes are."""
     named, own = copied_paths(image), environment.own_folders()
-    options = Options(cache=cache, named=named, own=own)
+    options = Options(cache=cache, link_targets=named, excluded_folders=own)
     steps: list[Step] = []
     scans: list[Scan] = []
     for step in image.steps:

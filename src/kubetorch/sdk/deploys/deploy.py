@@ -345,8 +345,8 @@ class Deployment:
                 only=where.only,
                 cache=cache,
                 filters=filters,
-                named=named,
-                own=environment.own_folders(),
+                link_targets=named,
+                excluded_folders=environment.own_folders(),
             )
             project = scanning.scan(where.folder, options)
             if not compute.freeze:  # else it runs in place
@@ -363,6 +363,11 @@ class Deployment:
         for scan in scans:
             for warning in scan.warnings:
                 self._lines.warn(warning)
+        if compute.dispatch == "any" and compute.pods > 1 and order.spec.callable.kind == "cls":
+            self._lines.warn(
+                f"{order.spec.callable.name} has an instance in each of {compute.pods} pods, with "
+                'a state of its own, and a call reaches any of them (dispatch="any")'
+            )
         init_args = None
         if order.init_args is not None:
             init_args = codecs.encode_arguments(order.init_args, "init_args")

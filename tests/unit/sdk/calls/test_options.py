@@ -120,11 +120,12 @@ def test_ranks_nodes_that_cannot_be_are_refused(workers: object) -> None:
         CallOptions().with_changes({"workers": workers}).check_ranks("f", is_distributed=True)
 
 
-@pytest.mark.parametrize("given", [{"workers": "any"}, {"restart_procs": True}])
+@pytest.mark.parametrize("given", [{"workers": "ready"}, {"workers": [0]}, {"restart_procs": True}])
 def test_ranks_options_of_a_service_that_is_not_distributed_are_refused(
     given: dict[str, object],
 ) -> None:
     CallOptions(restart_procs=False).check_ranks("train", is_distributed=False)
+    CallOptions(workers="any").check_ranks("train", is_distributed=False)
     with pytest.raises(SpecError, match="belongs to distributed services, and train is none"):
         CallOptions().with_changes(given).check_ranks("train", is_distributed=False)
 

@@ -36,7 +36,7 @@ def shown(capsys):
 def test_only_what_the_users_code_prints_goes_to_stdout(capsys):
     lines = LaunchLines(Screen(), "svc", LoggingConfig(level="debug"), stream_logs=True)
     step = DeployLog(text="Collecting torch", pod="svc-0", source=frames.IMAGE)
-    more = DeployLog(text="there are more lines", pod="svc-0", source=frames.OWN)
+    more = DeployLog(text="there are more lines", pod="svc-0", source=frames.KUBETORCH)
     for line in (PRINTED, DEBUG, step, more):
         lines.log(line)
     lines.stage(EVENT)
@@ -57,7 +57,7 @@ def test_what_a_call_prints_goes_to_stdout_and_what_is_said_of_its_lines_does_no
     lines = CallLines(Screen(), LoggingConfig())
     lines.log(frames.Log("hello", "svc-0"))
     lines.log(frames.Log("wrong", "svc-0", "stderr"))
-    lines.log(frames.Log("3 lines left out", "svc-0", frames.OWN))
+    lines.log(frames.Log("3 lines left out", "svc-0", frames.KUBETORCH))
     assert capsys.readouterr() == ("(svc-0) hello\n(svc-0) wrong\n", "(svc-0) 3 lines left out\n")
 
 

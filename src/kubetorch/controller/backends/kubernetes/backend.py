@@ -346,7 +346,9 @@ class KubernetesBackend(Backend):
         if workload is None or workload.main is None:
             return
         compute = workload.spec.compute
-        changed = replicas.none(WorkloadManifest.parse(workload.main, compute.pod_template_path))
+        changed = replicas.patch_to_none(
+            WorkloadManifest.parse(workload.main, compute.pod_template_path)
+        )
         empty_manifest = rendering.merge_manifests(workload.main, changed)
         permission = None if compute.manifest is None else TakeoverPermission()
         owner = self._owner(*key)
@@ -553,7 +555,7 @@ class KubernetesBackend(Backend):
             schedule = manifest["spec"].get("schedule")
             return (f"pods of a CronJob start with its next run ({schedule}), and stay",)
         is_unscaled = kinds.find(manifest) == knative.KIND and self._plain(manifest) is not None
-        return (knative.unscaled(manifest),) if is_unscaled else ()
+        return (knative.unscaled_note(manifest),) if is_unscaled else ()
 
     def _plain(self, manifest: Manifest) -> Manifest | None:
         """The main object that a workload has instead, if this kind has no operator here."""

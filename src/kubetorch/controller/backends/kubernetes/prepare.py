@@ -92,7 +92,7 @@ async def companion_objects(
     if kind is None or kind.has_template:
         return []
     base = await _base(client, manifest)
-    return [agent.beside(manifest, base, runtime=runtime, root_images=root_images)]
+    return [agent.runtime_of_trainjob(manifest, base, runtime=runtime, root_images=root_images)]
 
 
 async def _base(client: Client, manifest: Manifest) -> Object:

@@ -129,7 +129,7 @@ def _shell(namespace: str, object_name: str, draft: SecretDraft, keys: tuple[str
         path=draft.path,
         renamed=draft.renamed,
     )
-    return manifests.shell(
+    return manifests.secret_manifest(
         ref,
         namespace=namespace,
         username=draft.username,

@@ -72,7 +72,7 @@ def record(live_object: Object, desired_manifest: Manifest, paths: Collection[li
         _leave_out_values(container, agents_container)
     removed: Fields = {}
     for path in paths:
-        removed = managed_fields.union(removed, managed_fields.at(path, {}))
+        removed = managed_fields.union(removed, managed_fields.nested(path, {}))
     conditions = (live_object.get("status") or {}).get("conditions") or ()
     is_ended = any(
         condition.get("type") in ("Complete", "Failed", "Succeeded", "Completed")
@@ -126,11 +126,11 @@ def entries_with_claim(
         for path in paths:
             remaining_fields, claimed_fields = managed_fields.cut(remaining_fields, path)
             if claimed_fields is not None:
-                fields = managed_fields.union(fields, managed_fields.at(path, claimed_fields))
+                fields = managed_fields.union(fields, managed_fields.nested(path, claimed_fields))
         remaining_entries.append({**entry, "fieldsV1": remaining_fields})
     identity = {"manager": manager, "operation": "Apply", "apiVersion": live_object["apiVersion"]}
     return (
-        managed_fields.given_to(remaining_entries, fields, identity)
+        managed_fields.with_fields(remaining_entries, fields, identity)
         if fields
         else remaining_entries
     )
@@ -204,7 +204,7 @@ def entries_given_back(
     for entry in original.entries:
         share = managed_fields.intersection(entry["fieldsV1"], owned_fields)
         if share:
-            returned_entries = managed_fields.given_to(returned_entries, share, entry)
+            returned_entries = managed_fields.with_fields(returned_entries, share, entry)
     return returned_entries
 
 

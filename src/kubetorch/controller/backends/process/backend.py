@@ -18,6 +18,7 @@ import asyncio
 import functools
 import logging
 import os
+import re
 import shutil
 import socket
 import sys
@@ -54,6 +55,7 @@ from kubetorch.manifests.desired_pods import DesiredPods, Mounted
 from kubetorch.manifests.scheduling import GPU_RESOURCE
 from kubetorch.manifests.workload_manifest import PodTemplate, WorkloadManifest
 from kubetorch.specs import quantity
+from kubetorch.specs.callable import APP_PORT
 from kubetorch.specs.compute import ComputeSpec, thaw
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire.podenv import CPU_LIMIT, MARK, MEMORY_LIMIT
@@ -238,6 +240,7 @@ class ProcessBackend(Backend):
                 hint="say what new pods are to have, such as kt.Compute(cpus=1)",
             )
         check_room(spec)
+        check_port(spec)
 
     def warnings(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
         return unsupported_warnings(compute, manifest)
@@ -610,6 +613,20 @@ def check_room(spec: WorkloadSpec) -> None:
         )
 
 
+def check_port(spec: WorkloadSpec) -> None:
+    """Refuse an app whose command says one port for all pods of this machine."""
+    app, pods = spec.callable.app, spec.compute.pods
+    if app is None or app.port is None or pods == 1 or APP_PORT.search(app.command):
+        return
+    if re.search(rf"(?<!\d){app.port}(?!\d)", app.command):
+        raise SpecError(
+            f"the command {app.command!r} of {spec.name} listens on port {app.port} in each of "
+            f"{pods} pods, which share the ports of this machine",
+            hint="write {port} there, which is a port of each pod alone, as is PORT in its "
+            "environment",
+        )
+
+
 def unsupported_warnings(compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
     kind = kinds.find(manifest)
     if kind is None or kind.kind in SUPPORTED_KINDS or kind.is_autoscaled:
@@ -638,7 +655,9 @@ def unsupported_notes(compute: ComputeSpec, manifest: Manifest) -> tuple[str, ..
     primary = WorkloadManifest(manifest, kind).primary
     notes = [*_resources(desired_pods.read(manifest)), *_pod(primary), *_endpoint(compute)]
     if kind.is_autoscaled:
-        notes.append(f"nothing scales on this machine: it runs on {knative.fewest(manifest)}")
+        notes.append(
+            f"nothing scales on this machine: it runs on {knative.min_pods_text(manifest)}"
+        )
     return (*notes, *unsupported_warnings(compute, manifest))
 
 

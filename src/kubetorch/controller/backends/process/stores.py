@@ -179,7 +179,7 @@ class SecretFiles:
 def _view(namespace: str, object_name: str, stored: SecretFile) -> SecretView:
     draft, keys = stored.draft, tuple(stored.values)
     ref = SecretRef(draft.name, object_name, draft.mount_type, keys, draft.path)
-    shell = manifests.shell(
+    shell = manifests.secret_manifest(
         ref, namespace=namespace, username=draft.username, provider=draft.provider
     )
     return SecretView(
@@ -378,7 +378,7 @@ class PodAttachments:
             *(f"there is no config map {name}, which may be missing" for name in config_maps),
             *(
                 f"there is no volume of the kind {kind} at {path} here"
-                for path, kind in attached.others
+                for path, kind in attached.other_mounts
                 if path not in empty_dirs and path != SHARED_MEMORY_PATH
             ),
         )
@@ -436,7 +436,9 @@ def _folder_inside(volume: Path, folder: str) -> Path:
 
 def _empty_dirs(attached: Attached) -> list[str]:
     """The paths of folders that begin empty and live as long as their pod."""
-    return [p for p, kind in attached.others if kind == "emptyDir" and p != SHARED_MEMORY_PATH]
+    return [
+        p for p, kind in attached.other_mounts if kind == "emptyDir" and p != SHARED_MEMORY_PATH
+    ]
 
 
 def _no_config_map(name: str, variable: str | None) -> ResourceNotAvailableError:

@@ -1,0 +1,192 @@
+"""A request that any pod may answer: the pod that gets it hands it on if a sibling is less busy.
+
+    client ── agent ──┬── its own workers, or its own app
+                      └── agent of the sibling with the fewest calls, which keeps it
+
+It asks its siblings how many calls they have, not more often than every `FRESH` seconds, and counts
+those that it hands on meanwhile. In a cluster a Service spreads requests already, so a pod without
+calls keeps what it gets. On one machine all requests come to one pod, which takes turns with those
+that are as busy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import random
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from kubetorch.errors import AgentDiedError
+from kubetorch.lib import deadlines, proxy, transports
+from kubetorch.lib.asgi import ClientGoneError, Receive, Scope, Send
+from kubetorch.lib.async_http import HttpPool, Request
+from kubetorch.lib.http1 import Header
+from kubetorch.lib.http_server import Message
+from kubetorch.lib.proxy import Mount, Target
+from kubetorch.pod.membership import Membership
+from kubetorch.wire import routes
+from kubetorch.wire.messages import Member
+
+#: Seconds for which the numbers of calls of siblings are known, and that a sibling has to say its.
+FRESH, ANSWERING = 0.05, 0.5
+#: Siblings that are asked, chosen by chance where there are more.
+ASKED = 8
+#: Bytes of a sibling's answer.
+_ANSWER_LIMIT = 1000
+_ALONE = routes.ALONE.lower().encode()
+_SAME_PATHS = Mount(outside="", inside="")
+
+
+def is_alone(headers: Iterable[Header]) -> bool:
+    """True if another pod has handed a request on: it stays here."""
+    return any(name == _ALONE for name, _ in headers)
+
+
+@dataclass(eq=False, kw_only=True)
+class HandingOn:
+    pod_name: str
+    members: Membership
+    token: Callable[[], str | None]
+    #: Calls that this pod has.
+    load: Callable[[], int]
+    #: Whether all requests come to one pod of several.
+    takes_turns: bool
+    #: False where a scaler decides, which counts the requests of each pod.
+    is_on: bool = True
+
+    def __post_init__(self) -> None:
+        self._pool = HttpPool(connect_timeout=ANSWERING)
+        self._asking = asyncio.Lock()
+        self._asked_at = -FRESH
+        # Calls of siblings by pod: as they said, and handed on since.
+        self._loads: Counter[str] = Counter()
+        # Requests that a sibling has from here.
+        self._handed: Counter[str] = Counter()
+        # When each pod was chosen last, as numbers.
+        self._turns: Counter[str] = Counter()
+        self._numbers = itertools.count(1)
+
+    async def close(self) -> None:
+        await self._pool.close()
+
+    # -------------------------------------------------------------------------------- the choice
+
+    async def choose(self) -> Member | None:
+        """The sibling that is to answer a request; `None`: this pod."""
+        if not self.is_on or not self._siblings or not (self.load() or self.takes_turns):
+            return None
+        await self._ask_all()
+        siblings = {member.pod: member for member in self._siblings if member.pod in self._loads}
+        loads = {self.pod_name: self.load(), **{pod: self._loads[pod] for pod in siblings}}
+
+        def order(pod: str) -> tuple[int, int]:
+            is_elsewhere = pod != self.pod_name
+            return loads[pod], self._turns[pod] if self.takes_turns else is_elsewhere
+
+        chosen = min(loads, key=order)
+        self._turns[chosen] = next(self._numbers)
+        return siblings.get(chosen)
+
+    def choose_by(self, key: str, ordinals: Sequence[int]) -> Member | None:
+        """The sibling that answers all requests with a key, as every client chooses it."""
+        member = self.members.find(ordinals[zlib.crc32(key.encode()) % len(ordinals)])
+        is_sibling = member is not None and member.url and member.pod != self.pod_name
+        return member if self.is_on and is_sibling else None
+
+    @property
+    def _siblings(self) -> list[Member]:
+        return [
+            member for member in self.members.members if member.url and member.pod != self.pod_name
+        ]
+
+    async def _ask_all(self) -> None:
+        loop = asyncio.get_running_loop()
+        async with self._asking:
+            if loop.time() - self._asked_at < FRESH:
+                return
+            siblings = self._siblings
+            if len(siblings) > ASKED:
+                siblings = random.sample(siblings, ASKED)
+            counts = await asyncio.gather(*map(self._ask, siblings))
+            self._loads.clear()
+            for member, calls in zip(siblings, counts, strict=True):
+                if calls is not None:
+                    self._loads[member.pod] = max(calls, self._handed[member.pod])
+            self._asked_at = loop.time()
+
+    async def _ask(self, member: Member) -> int | None:
+        """The number of calls of a sibling that serves; `None` of any other."""
+        parts = urlsplit(member.url)
+        route = transports.Route(parts.hostname or "", parts.port or 80)
+        asked = Request("GET", routes.LOAD, ((routes.AUTHORIZATION, f"Bearer {self.token()}"),))
+        try:
+            async with deadlines.timeout(ANSWERING):
+                answer = await self._pool.send(route, asked, timeout=ANSWERING)
+                text = await answer.read(_ANSWER_LIMIT, timeout=ANSWERING)
+            return int(json.loads(text)["calls"]) if answer.status == 200 else None
+        except (OSError, TimeoutError, asyncio.TimeoutError, ValueError, KeyError):
+            return None
+
+    # -------------------------------------------------------------------------------- the request
+
+    def begin(self, member: Member) -> Callable[[], None]:
+        """A sibling has one request more, until what is returned is called."""
+        pod, is_over = member.pod, False
+        self._loads[pod] += 1
+        self._handed[pod] += 1
+
+        def end() -> None:
+            nonlocal is_over
+            if not is_over:
+                self._loads[pod] -= self._loads[pod] > 0
+                self._handed[pod] -= 1
+            is_over = True
+
+        return end
+
+    def target(self, member: Member) -> Target:
+        """Where a sibling answers."""
+        parts = urlsplit(member.url)
+        return Target(parts.hostname or "", parts.port or 80, _SAME_PATHS)
+
+    @staticmethod
+    def headers(headers: Sequence[Header]) -> list[Header]:
+        """Those of a request that is handed on."""
+        return [*headers, (_ALONE, b"1")]
+
+    async def relay(
+        self, member: Member, scope: Scope, headers: Sequence[Header], receive: Receive, send: Send
+    ) -> bool:
+        """Have a sibling answer a request; false if it cannot be reached, and has got nothing."""
+        has_begun = has_read = False
+
+        async def receive_on() -> Message:
+            nonlocal has_read
+            has_read = True
+            return await receive()
+
+        async def send_on(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            if any(name == b"content-length" for name, _ in message.get("headers", ())):
+                end()  # it is answered as a whole, and the client may send the next one at once
+            await send(message)
+
+        end = self.begin(member)
+        try:
+            passed = self.headers(headers)
+            await proxy.relay(scope, passed, receive_on, send_on, self.target(member))
+        except (OSError, TimeoutError, asyncio.TimeoutError) as error:
+            if has_begun:
+                raise ClientGoneError from error
+            if has_read:
+                raise AgentDiedError(member.pod, "AgentDied") from error
+            return False
+        finally:
+            end()
+        return True
