@@ -16,7 +16,7 @@ from benchmarks.venvs import UnavailableError
 
 #: Each is a module of this package with `run(rounds) -> list[Row]`.
 LOCAL = (
-    *("calls", "bulk", "reload", "startup", "logs", "faults", "manifests", "image"),
+    *("calls", "map", "bulk", "reload", "startup", "logs", "faults", "manifests", "image"),
     *("sessions", "ranks"),
 )
 CLUSTER = "cluster"

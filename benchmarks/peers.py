@@ -18,11 +18,11 @@ _EARLIER = Environment("kubetorch", ("kubetorch[client,server]==0.5.0", _NUMPY))
 
 
 @contextmanager
-def ray() -> Iterator[processes.Program]:
-    """A driver with two actors; raises `UnavailableError` where Ray cannot be installed."""
+def ray(program: str = "ray_calls") -> Iterator[processes.Program]:
+    """A driver of Ray; raises `UnavailableError` where Ray cannot be installed."""
     # Ray watches every process on the machine for its memory; that is no part of a call.
     env = {"RAY_DISABLE_IMPORT_WARNING": "1", "RAY_memory_monitor_refresh_ms": "0"}
-    with processes.program("ray_calls", python=_RAY.python(), env=env) as driver:
+    with processes.program(program, python=_RAY.python(), env=env) as driver:
         yield driver
 
 

@@ -9,7 +9,7 @@ them is what they print. A comment in front of a block says what is different ab
                                is imported
     <!-- file: main.py -->     it is a file that later blocks of the page use
 
-A `{literalinclude}` shows a program of `examples/`, which `tests/local/test_examples.py` runs; a
+A `{literalinclude}` shows a program of `examples/`, which `project/test_examples.py` runs; a
 block of `text` below it is what that prints.
 
 A file that readers need not see stands in the comment itself, below its first line.

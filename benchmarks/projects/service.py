@@ -29,6 +29,15 @@ def size(data: bytes) -> int:
     return len(data)
 
 
+def item(kind: str, value: Any) -> Any:  # noqa: ANN401  # whatever it is
+    """Do what an item of a map does: nothing, wait, compute, or take an array and give it back."""
+    if kind == "sleep":
+        time.sleep(0.02)
+    elif kind == "compute":
+        return sum(number * number for number in range(100_000))
+    return value
+
+
 def tick(count: int, interval: float) -> None:
     """Print the time, again and again."""
     for _ in range(count):

@@ -33,8 +33,8 @@ NDJSON = "application/x-ndjson"
 #: Bytes into which one byte of gzip may be decompressed, and bytes that any body may have. Ordinary
 #: text has a tenth of this ratio; a body of a higher ratio is made to cost the server time.
 RATIO_LIMIT, FREE_BYTES = 100, 1024 * 1024
-#: Bytes that are inflated in one turn of the event loop.
-_INFLATE_BYTES = 64 * 1024
+#: Bytes that one turn of the event loop decompresses, and bytes that it may make of them.
+_DEFLATED_BYTES, _INFLATE_BYTES = 16 * 1024, 64 * 1024
 
 _Error = TypeVar("_Error", bound=KubetorchError)
 
@@ -131,14 +131,17 @@ class Request:
         """The body in pieces so small that other requests have their turn between them."""
         gzip = zlib.decompressobj(wbits=31)
         received_bytes = inflated_bytes = 0
-        async for chunk in self.chunks():
-            received_bytes += len(chunk)
-            data, is_full = chunk, True
+        subject = "the body"
+        async for data in self._small_chunks():
+            received_bytes += len(data)
+            is_full = True
             while data or is_full:  # zlib may have read all input, and hold more output
+                if gzip.eof:  # another member follows
+                    gzip, subject = zlib.decompressobj(wbits=31), "what follows gzip in the body"
                 try:
                     piece = gzip.decompress(data, _INFLATE_BYTES)
                 except zlib.error as error:
-                    raise refusal(400, f"the body is not gzip: {error}") from error
+                    raise refusal(400, f"{subject} is not gzip: {error}") from error
                 inflated_bytes += len(piece)
                 if inflated_bytes > max(FREE_BYTES, RATIO_LIMIT * received_bytes):
                     raise refusal(
@@ -148,10 +151,17 @@ class Request:
                         hint="send it without Content-Encoding",
                     )
                 yield piece
-                data, is_full = gzip.unconsumed_tail, len(piece) == _INFLATE_BYTES
+                data = gzip.unused_data if gzip.eof else gzip.unconsumed_tail
+                is_full = not gzip.eof and len(piece) == _INFLATE_BYTES
                 await asyncio.sleep(0)
         if not gzip.eof:
             raise refusal(400, "the body is cut: its gzip stream has no end")
+
+    async def _small_chunks(self) -> AsyncIterator[bytes]:
+        """The body in short chunks: zlib copies the rest of one at the end of each gzip member."""
+        async for chunk in self.chunks():
+            for start in range(0, len(chunk), _DEFLATED_BYTES):
+                yield chunk[start : start + _DEFLATED_BYTES]
 
     async def disconnected(self) -> None:
         """Wait until the client disconnects; call it after the body was read."""

@@ -47,6 +47,7 @@ from kubetorch.pod.logs import Line
 from kubetorch.pod.rank_calls import RankGroup
 from kubetorch.pod.results import Outcomes, Results
 from kubetorch.pod.slots import Slots, Start, Ticket
+from kubetorch.pod.user_process import protocol
 from kubetorch.pod.user_process.protocol import FIRST_GRANT
 from kubetorch.pod.worker_process.pool import WorkerPool
 from kubetorch.pod.worker_process.worker import Payload, Worker, shared
@@ -68,6 +69,14 @@ PROGRESS_INTERVAL, PROGRESS_CHARACTERS = 1.0, 200
 NAME_CHARACTERS = 1000
 #: Items of maps that run side by side in a process, if an event loop runs them.
 ITEMS_ON_LOOP = 64
+#: Quick items that a process has ahead of the one it runs, and seconds that they take together.
+ITEMS_AHEAD, AHEAD_SECONDS = 16, 0.02
+#: Bytes of arguments of an item that may be ahead: more lie in memory that is lent to a process.
+ITEM_BYTES = protocol.INLINE
+#: Seconds of an item below which what its process does is mostly to wait for the next one.
+LEAST_ITEM = 0.001
+#: Seconds after which a process gives back what it had ahead and has not begun.
+AHEAD_PATIENCE = 0.1
 #: Characters of the names of all errors after which a call runs again.
 RETRY_ON_CHARACTERS = 32_000
 #: Holders of slots that are named.
@@ -147,6 +156,9 @@ class Call:
         #: When it began to run, and when it began to wait for a slot.
         self.begun: float | None = None
         self.queued: float | None = None
+        #: Whether it and others are run one after the other by their process, and whether a process
+        #: that had it has not begun it.
+        self.is_in_line = self.is_returned = False
         #: What hands out the slot that it has or waits for, and the process that the slot is in.
         self.slots: Slots | None = None
         self.process: int | None = None
@@ -206,6 +218,9 @@ class Call:
 
     def take_back(self) -> None:
         """Its only caller lets another pod run it, unless it has begun."""
+        if self.is_ahead and isinstance(self.worker, Worker):
+            self.worker.take_back(self.number)
+            return
         is_shared = len(self.callers) > 1 or bool(self.spawned)
         if self.worker is not None or self.is_ended or is_shared:
             return
@@ -252,12 +267,12 @@ class Call:
 
     # ------------------------------------------------------------------------ from the dispatcher
 
-    def run_on(self, worker: Worker | RankGroup, chain: str) -> None:
-        """Run it; those that it makes are sent with this chain."""
+    def run_on(self, worker: Worker | RankGroup, chain: str, *, in_line: bool = False) -> None:
+        """Run it, after others in line; those that it makes are sent with this chain."""
         self._stop_waiting()
         payload = self._payload
         assert payload is not None
-        if self._repeats_left:
+        if self._repeats_left or (in_line and self.request.body.total <= ITEM_BYTES):
             payload = shared(payload)
         else:
             self._payload = None
@@ -267,7 +282,10 @@ class Call:
         if isinstance(worker, RankGroup):
             request = worker.place(request, self.process)
         try:
-            self.number = worker.call(self, request, payload, chain)
+            if in_line and isinstance(worker, Worker):
+                self.number = worker.call(self, request, payload, chain, in_line=True)
+            else:
+                self.number = worker.call(self, request, payload, chain)
         except KubetorchError as error:
             self.fail(error, started=False)
             return
@@ -296,6 +314,9 @@ class Call:
 
     def on_begun(self) -> None:  # CallSink's
         self.begun = time.time()
+        if self._timer is not None:  # of its time in the queue
+            self._timer.cancel()
+            self._timer = None
         if self.request.timeout is not None:
             self.limit(self.request.timeout)
         for caller in self.callers:
@@ -413,6 +434,25 @@ class Call:
     def on_failing(self, failure: bytes) -> None:  # CallSink's
         if not (self._repeats_left and self._repeats_after(exceptions.parse_json(failure))):
             self._answer_failure(failure)
+
+    def on_returned(self) -> None:  # CallSink's
+        self._calls.on_gone(self)
+        self.worker = self.queued = self.begun = None
+        self._calls.leave_slot(self)
+        self.is_returned = True
+        if self.is_answered:
+            self._end(is_failure=True)
+        elif self.cancelled is not None:
+            self.fail(CallCancelledError(self.cancelled), started=False)
+        elif self._calls.is_draining:
+            self.fail(self._calls.stopping(), started=False)
+        else:
+            self._calls.dispatch(self)
+
+    @property
+    def is_ahead(self) -> bool:
+        """True for one that a process has and has not begun."""
+        return isinstance(self.worker, Worker) and self.worker.is_ahead(self.number)
 
     def on_lost(self, error: KubetorchError) -> None:  # CallSink's
         self._calls.on_lost(self)
@@ -551,9 +591,14 @@ class Calls:
         self._numbers = itertools.count(1)
         self._item_use = ItemUse(
             lambda: [worker.pid for worker in self._processes.values()],
-            lambda map_id: len(self._items_of(map_id)),
+            self._count_items,
             self._tell_item,
         )
+        # Seconds that an item takes, and when the last one ended in each process.
+        self._item_seconds = AHEAD_PATIENCE
+        self._item_ends: dict[int, float] = {}
+        # Until it is looked whether processes have items ahead that do not begin.
+        self._ahead_timer: asyncio.TimerHandle | None = None
         # Calls whose turn has come.
         self._starts: deque[Start] = deque()
         self._is_starting = False
@@ -662,6 +707,8 @@ class Calls:
             workers = {0: worker}
         self._processes.clear()
         self._paused.clear()
+        self._item_seconds = AHEAD_PATIENCE
+        self._item_ends.clear()
         for number, process in workers.items():
             self._add_process(number, process)
         self._dispatch_waiting()
@@ -728,12 +775,15 @@ class Calls:
         if request.retry is not None:
             _check_retry(request.retry)
 
+    def stopping(self) -> CallRefusedError:
+        return CallRefusedError(
+            f"pod {self.pod_name} is being stopped", hint="call again: another pod takes it"
+        )
+
     def check_target(self, name: str, codec: str) -> None:
         """Refuse a call of something else, or in a codec that the workload does not allow."""
         if self.is_draining:
-            raise CallRefusedError(
-                f"pod {self.pod_name} is being stopped", hint="call again: another pod takes it"
-            )
+            raise self.stopping()
         if self._refusal is not None:
             raise self._refusal.with_traceback(None)
         if len(self._open) - self._slots.waiting >= CALL_LIMIT:
@@ -842,11 +892,15 @@ class Calls:
         if shared and CALL_ID.fullmatch(shared) and shared not in self._queued:
             call.tag = shared
         beside = self._beside(request)
-        process = None if request.chain or beside else self._slots.begin(call.tag)
+        call.is_in_line = beside == 1
+        ahead = call.is_in_line and _may_be_ahead(request)
+        process = None
+        if not request.chain:
+            process = self._slots.begin(call.tag, beside, may_be_ahead=ahead)
         if process is not None:
             call.slots = self._slots
             self._queued[call.tag] = call
-            self._run(call, process, f"{call.tag}:{call.tag}")
+            self._run(call, process, f"{call.tag}:{call.tag}", in_line=call.is_in_line)
             return
         try:
             if isinstance(self._worker, RankGroup):
@@ -854,8 +908,8 @@ class Calls:
                 nodes = None if selected is None else frozenset(selected)
             chain = Chain.parse(request.chain) if request.chain else ()
             caller = call.callers[0].identity if call.callers else ""
-            ticket = Ticket(call.tag, caller, chain, request.body.total, nodes, beside)
-            start = self._slots.offer(ticket)
+            ticket = Ticket(call.tag, caller, chain, request.body.total, nodes, beside, ahead)
+            start = self._slots.offer(ticket, is_first=call.is_returned)
         except QueueFullError as error:
             error.message = f"pod {self.pod_name}: {error.message}"
             call.fail(error, started=False)
@@ -868,7 +922,7 @@ class Calls:
         if start is None:
             call.wait_for_slot()
         else:
-            self._run(call, start.processes[0], Chain(start.ancestors).render())
+            self._run_at(call, start)
 
     def _beside(self, request: Open) -> int:
         """Calls of its kind that run side by side in a process; 0 is any number."""
@@ -878,9 +932,10 @@ class Calls:
             return 1
         if not request.is_item or self._slots.limit is not None:
             return 0
-        workers = self._processes.values()
-        is_async = any(isinstance(w, Worker) and request.method in w.loop_methods for w in workers)
-        return ITEMS_ON_LOOP if is_async else 1
+        for worker in self._processes.values():
+            if isinstance(worker, Worker) and request.method in worker.loop_methods:
+                return ITEMS_ON_LOOP
+        return 1
 
     def _begin(self, starts: Sequence[Start]) -> None:
         """Run calls whose turn has come; whatever that ends may let others begin."""
@@ -893,11 +948,16 @@ class Calls:
                 start = self._starts.popleft()
                 call = self._queued.get(start.call)
                 if call is not None and not call.is_ended:
-                    self._run(call, start.processes[0], Chain(start.ancestors).render())
+                    self._run_at(call, start)
         finally:
             self._is_starting = False
 
-    def _run(self, call: Call, process: int, chain: str) -> None:
+    def _run_at(self, call: Call, start: Start) -> None:
+        chain = Chain(start.ancestors).render()
+        is_in_line = call.is_in_line and start.has_own_slot
+        self._run(call, start.processes[0], chain, in_line=is_in_line)
+
+    def _run(self, call: Call, process: int, chain: str, *, in_line: bool = False) -> None:
         worker = self._processes.get(process)
         is_stale = call.slots is not self._slots
         if is_stale or worker is None or not worker.takes(call.request, call.opened):
@@ -905,19 +965,51 @@ class Calls:
             self._wait(call)
             return
         call.process = process
-        call.run_on(worker, chain)
-        if call.request.map_id and self._is_alone(call.request) and not call.is_ended:
+        call.run_on(worker, chain, in_line=in_line)
+        if in_line and self._ahead_timer is None and call.is_ahead:
+            self._look_ahead_later()
+        if call.request.map_id and self._is_alone(call) and not call.is_ended:
             self._item_use.on_begun(call.request.map_id)
 
-    def _is_alone(self, request: Open) -> bool:
+    def _is_alone(self, call: Call) -> bool:
         """True for an item that could have others beside it if the service said so."""
         has_gpus = self.spec is not None and self.spec.compute.gpus is not None
-        return self._slots.limit is None and self._beside(request) == 1 and not has_gpus
+        return self._slots.limit is None and call.is_in_line and not has_gpus
 
     def _items_of(self, map_id: str) -> list[Call]:
         """The items of a map that run."""
-        runs = (call for call in self._queued.values() if call.worker is not None)
+        calls = self._queued.values()
+        runs = (call for call in calls if call.worker is not None and not call.is_ahead)
         return [call for call in runs if call.request.map_id == map_id]
+
+    def _count_items(self, map_id: str) -> int:
+        """How many items of a map run; 0 where processes mostly wait for the next one."""
+        return len(self._items_of(map_id)) if self._item_seconds >= LEAST_ITEM else 0
+
+    def _note_item(self, begun: float, process: int) -> None:
+        """Learn from what an item took, of which the last ones count most, how many go ahead."""
+        seconds = self.last - max(begun, self._item_ends.get(process, 0.0))
+        self._item_seconds = (seconds + self._item_seconds) / 2
+        self._item_ends[process] = self.last
+        least = AHEAD_SECONDS / ITEMS_AHEAD
+        self._slots.ahead = int(AHEAD_SECONDS / max(self._item_seconds, least))
+
+    def _look_ahead_later(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._ahead_timer = loop.call_later(AHEAD_PATIENCE, self._look_ahead)
+
+    def _look_ahead(self) -> None:
+        """Take back what stands behind an item that takes long: another process may be free."""
+        self._ahead_timer = None
+        latest = time.time() - AHEAD_PATIENCE
+        ahead = [call for call in self._queued.values() if call.is_ahead]
+        # The last one first: each is then put before those that came back before it.
+        for call in sorted(ahead, key=lambda call: call.number, reverse=True):
+            if call.begun is not None and call.begun <= latest:
+                self._item_seconds, self._slots.ahead = AHEAD_PATIENCE, 0
+                call.take_back()
+        if ahead:
+            self._look_ahead_later()
 
     def _tell_item(self, map_id: str, line: Line) -> None:
         for call in self._items_of(map_id)[:1]:
@@ -1069,8 +1161,14 @@ class Calls:
 
     def on_lost(self, call: Call) -> None:
         """The worker of a call ended before the call did."""
+        self.on_gone(call)
         if call.worker is not None:
             self.lost_with = call.worker.pid
+
+    def on_gone(self, call: Call) -> None:
+        """A process does not have a call any more: perhaps it has ended, and takes no other."""
+        if isinstance(call.worker, Worker) and not call.worker.takes_calls:
+            self.on_interrupted(call)
 
     def on_end(self, call: Call, *, is_failure: bool) -> None:
         """Nothing of a call runs any more."""
@@ -1082,6 +1180,8 @@ class Calls:
             self._by_key.pop(_key(request), None)
         self.failed += is_failure
         self.last = time.time()
+        if call.is_in_line and call.begun is not None and call.process is not None:
+            self._note_item(call.begun, call.process)
         self.on_change()
         if self._idle is not None and not self._open:
             self._idle.set()
@@ -1111,7 +1211,10 @@ class Calls:
             return
         if not self._record(call):  # it may be asked for by its id already
             return
-        self._waiting.append(call)
+        if call.is_returned:
+            self._waiting.appendleft(call)
+        else:
+            self._waiting.append(call)
         is_first = call.wait_until(self._patience(call.request), self._give_up)
         if is_first and call.request.restart_procs:
             asyncio.get_running_loop().call_later(TELLING, self._tell_waiting, call, TELLING)
@@ -1176,6 +1279,13 @@ class Calls:
         for call in list(self._open):
             ending = self.ending or Ending(reason=reason)  # somebody may have said it meanwhile
             call.fail(ending.error(self.pod_name), started=True)
+
+
+def _may_be_ahead(request: Open) -> bool:
+    """Whether an item is small, and its time long enough to include that of a few before it."""
+    is_plain = request.is_item and not request.is_again and not request.chain
+    has_time = request.timeout is None or request.timeout >= 10 * AHEAD_PATIENCE
+    return is_plain and has_time and request.body.total <= ITEM_BYTES
 
 
 def _slots_of(spec: WorkloadSpec, worker: Served) -> Slots:

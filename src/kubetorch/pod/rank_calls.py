@@ -739,6 +739,9 @@ class RankPart(ABC):
     def on_failing(self, failure: bytes) -> None:  # noqa: B027  # neither a worker nor a peer says it
         """Nothing runs after that."""
 
+    def on_returned(self) -> None:  # noqa: B027  # no part stands in line
+        """It is to run elsewhere."""
+
     def end(self, failures: Sequence[dict[str, Any]]) -> None:
         if not self.is_over:
             self.close()

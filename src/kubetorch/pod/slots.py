@@ -20,7 +20,8 @@ threads.
 
 Calls that say how many of their kind may run *beside* one another in a process, such as the items
 of a map, have such a bound of their own: they wait for one another, and nothing else waits for
-them. Those that descend from one of them run in its slot.
+them. Those that descend from one of them run in its slot. Of quick ones a process gets a few
+*ahead*, which it runs one after the other.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class Ticket(NamedTuple):
         size: Bytes of its arguments.
         processes: Those that run it, all at the same time; `None` is any one.
         beside: Calls with the same number here that run side by side in a process; 0 is any.
+        may_be_ahead: A process may have it before its turn, and sees to it itself that it waits.
     """
 
     call: str
@@ -63,6 +65,7 @@ class Ticket(NamedTuple):
     size: int = 0
     processes: frozenset[int] | None = None
     beside: int = 0
+    may_be_ahead: bool = False
 
 
 class Start(NamedTuple):
@@ -76,6 +79,11 @@ class Start(NamedTuple):
     call: str
     processes: tuple[int, ...]
     ancestors: tuple[Ancestor, ...]
+
+    @property
+    def has_own_slot(self) -> bool:
+        """False for a call that runs in the slots of its ancestors."""
+        return (self.call, self.call) in self.ancestors
 
 
 @dataclass(eq=False)
@@ -118,13 +126,17 @@ class Slots:
         #: Slots of each process; `None` is any number.
         self.limit = limit
         self.most_waiting = most_waiting
+        #: How many calls a process may have ahead.
+        self.ahead = 0
         self._processes: dict[int, _Process] = {}
         self._slots: dict[str, _Slot] = {}
         self._running: dict[str, _Run] = {}
-        # Calls that run and have made none that is known here, by the process: they get their slots
-        # when they do.
-        self._light: dict[str, int] = {}
-        self._tickets: dict[str, Ticket] = {}
+        # Calls that run and have made none that is known here, by the process and how many run
+        # beside them: they get their slots when they do.
+        self._light: dict[str, tuple[int, int]] = {}
+        self._tickets: OrderedDict[str, Ticket] = OrderedDict()
+        # How many of them are of each kind, by how many may run beside one another.
+        self._kinds: Counter[int] = Counter()
         # The same by caller, whose turn it is first.
         self._line: OrderedDict[str, OrderedDict[str, Ticket]] = OrderedDict()
         self._bytes = 0
@@ -183,22 +195,25 @@ class Slots:
         starts = [start for slot in list(self._slots.values()) for start in self._continue(slot)]
         return starts + self._fill()
 
-    def begin(self, call: str) -> int | None:
-        """A call without ancestors wants to run: its process, if nothing bounds it.
+    def begin(self, call: str, beside: int = 0, *, may_be_ahead: bool = False) -> int | None:
+        """A call without ancestors wants to run: its process, if it does not have to wait.
 
         It is `offer` for the many calls that need no more, at a tenth of the price.
         """
-        if self.limit is not None:
+        if self.limit is not None or (beside and self._tickets):
             return None
-        process = next(iter(self._processes)) if len(self._processes) == 1 else self._least_busy()
-        if process is None or self._processes[process].is_paused:
+        process = self._least_busy(beside, self.ahead * may_be_ahead)
+        if process is None:
             return None
-        self._processes[process].running += 1
-        self._light[call] = process
+        state = self._processes[process]
+        state.running += 1
+        if beside:
+            state.beside[beside] += 1
+        self._light[call] = process, beside
         return process
 
-    def offer(self, ticket: Ticket) -> Start | None:
-        """A call wants to run: the start, or it waits.
+    def offer(self, ticket: Ticket, *, is_first: bool = False) -> Start | None:
+        """A call wants to run: the start, or it waits, `is_first` before all others of its caller.
 
         Raises:
             QueueFullError: It would have to wait, and too many do already.
@@ -206,21 +221,30 @@ class Slots:
         if len(ticket.ancestors) > _MOST_ANCESTORS:
             ticket = ticket._replace(ancestors=ticket.ancestors[-_MOST_ANCESTORS:])
         # Who came before is not overtaken, but in the slots of one's ancestors.
-        must_enter = self.limit is not None and bool(self._tickets)
+        is_bound = self.limit is not None or ticket.beside > 0
+        must_enter = is_bound and bool(self._tickets) and not is_first
         start = self._start(ticket, must_enter=must_enter)
         if start is None:
             self._admit(ticket)
-            if self.limit is not None and any(first.beside for first in self._first()):
+            if is_first:
+                self._tickets.move_to_end(ticket.call, last=False)
+                self._line[ticket.caller].move_to_end(ticket.call, last=False)
+            is_mixed = self.limit is not None or len(self._kinds) > 1
+            if must_enter and is_mixed and any(first.beside for first in self._first()):
                 # Those before it may wait for others of their kind alone, and it for none.
                 start = next(iter(self._fill()), None)
         return start
 
     def end(self, call: str) -> list[Start]:
         """A call has ended, or is not to begin any more."""
-        process = self._light.pop(call, None)
-        if process is not None:
-            if process in self._processes:
-                self._processes[process].running -= 1
+        light = self._light.pop(call, None)
+        if light is not None:
+            process, beside = light
+            state = self._processes.get(process)
+            if state is not None:
+                state.running -= 1
+                if beside:
+                    state.beside[beside] -= 1
             return self._fill() if self._tickets else []
         if call in self._tickets:
             self._forget(call)
@@ -262,6 +286,7 @@ class Slots:
                 hint="call again in a while, or send a name of large data instead of the data",
             )
         self._tickets[ticket.call] = ticket
+        self._kinds[ticket.beside] += 1
         self._bytes += ticket.size
         self._line.setdefault(ticket.caller, OrderedDict())[ticket.call] = ticket
         if self.limit is not None or ticket.beside:
@@ -271,6 +296,9 @@ class Slots:
     def _forget(self, call: str) -> None:
         """A call waits no more."""
         ticket = self._tickets.pop(call)
+        self._kinds[ticket.beside] -= 1
+        if not self._kinds[ticket.beside]:
+            del self._kinds[ticket.beside]
         self._bytes -= ticket.size
         line = self._line[ticket.caller]
         del line[call]
@@ -339,7 +367,7 @@ class Slots:
 
     def _next_nested(self) -> tuple[Ticket, Start] | None:
         """Of calls that wait since very many run, the one that came last ends soonest."""
-        for ticket in reversed(self._tickets.values()):
+        for ticket in reversed(self._tickets.values()) if self._kinds[0] else ():
             start = None if ticket.beside else self._start(ticket)
             if start is not None:
                 return ticket, start
@@ -355,6 +383,8 @@ class Slots:
             if start is not None:
                 return ticket, start
             is_blocked.add(ticket.beside)
+            if len(is_blocked) == len(self._kinds):
+                break
         return None
 
     def _continue(self, slot: _Slot) -> list[Start]:
@@ -381,7 +411,8 @@ class Slots:
             is_right = self.limit is not None or slot.beside == ticket.beside
             if is_right and self._may_enter(slot, parent):
                 return self._begin(ticket, (slot,), frozenset())
-        process = None if must_enter else self._least_busy(ticket.beside)
+        ahead = self.ahead * ticket.may_be_ahead
+        process = None if must_enter else self._least_busy(ticket.beside, ahead)
         return None if process is None else self._begin(ticket, (), frozenset((process,)))
 
     def _start_unbounded(self, ticket: Ticket, held: Sequence[_Held]) -> Start | None:
@@ -439,14 +470,16 @@ class Slots:
 
     def _slot_of(self, call: str) -> _Slot | None:
         """The slot of a call that `begin` has let run without one."""
-        process = self._light.pop(call, None)
-        if process is None:
+        light = self._light.pop(call, None)
+        if light is None:
             return None
-        slot = self._slots[call] = _Slot(call, frozenset((process,)), running={call: None})
+        process, beside = light
+        slot = self._slots[call] = _Slot(call, frozenset((process,)), beside, running={call: None})
         self._running[call] = _Run((slot,), (process,))
         if process in self._processes:
             self._processes[process].taken += 1
-            self._processes[process].beside[0] += 1
+            if not beside:
+                self._processes[process].beside[0] += 1
         return slot
 
     def _may_enter(self, slot: _Slot, parent: str | None) -> bool:
@@ -460,16 +493,19 @@ class Slots:
         state = self._processes.get(process)
         return state is None or state.is_paused
 
-    def _is_free(self, process: int, beside: int = 0) -> bool:
+    def _is_free(self, process: int, beside: int = 0, ahead: int = 0) -> bool:
         if self._is_paused(process):
             return False
         state = self._processes[process]
-        if beside and state.beside[beside] >= beside:
+        if beside and state.beside[beside] >= beside + ahead:
             return False
         return self.limit is None or state.taken < self.limit
 
-    def _least_busy(self, beside: int = 0) -> int | None:
-        free = [process for process in self._processes if self._is_free(process, beside)]
+    def _least_busy(self, beside: int = 0, ahead: int = 0) -> int | None:
+        if len(self._processes) == 1:
+            [process] = self._processes
+            return process if self._is_free(process, beside, ahead) else None
+        free = [process for process in self._processes if self._is_free(process, beside, ahead)]
         return min(free, key=lambda process: self._processes[process].running, default=None)
 
     def _begin(

@@ -98,6 +98,7 @@ class StreamedCall:
         self.call: Call | None = None
         #: Whether the client wants BEGUN, and QUEUED before it.
         self.wants_queue_news = self.wants_queued = False
+        self._is_begun = False
 
     # ------------------------------------------------------------------------------- arguments
 
@@ -152,11 +153,13 @@ class StreamedCall:
     # ------------------------------------------------------------------------ the call, a Caller
 
     def on_queued(self) -> None:  # Caller's
-        if self.wants_queued:
+        if self.wants_queued or self._is_begun:
+            self._is_begun = False
             self._send(frames.encode(Kind.QUEUED, self.number))
 
     def on_begun(self) -> None:  # Caller's
         if self.wants_queue_news:
+            self._is_begun = True
             self._send(frames.encode(Kind.BEGUN, self.number))
 
     def on_log(self, line: Line) -> None:  # Caller's

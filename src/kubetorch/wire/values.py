@@ -24,6 +24,7 @@ and the libraries that build on it.
 from __future__ import annotations
 
 import _thread
+import contextlib
 import enum
 import importlib
 import io
@@ -959,18 +960,13 @@ def _member(cls: enum.EnumMeta, member: object) -> object:
         return None
     enum_member = space["_value2member_map_"].get(expect(member, int))
     if enum_member is None:
-        owners = (
-            introspection.owner_of(*class_and_name)
-            for class_and_name in ((cls, "_missing_"), (cls, "__new__"))
-        )
         # Several flags at once; only if neither class nor metaclass overrides how members are made.
-        if type(cls) is enum.EnumMeta and all(map(_is_enums, owners)):
-            enum_member = enum.EnumMeta.__call__(cls, member)
+        owner = introspection.owner_of(cls, "_missing_")
+        is_plain = owner is not None and introspection.module_of(owner) == "enum"
+        if type(cls) is enum.EnumMeta and is_plain and space["_member_type_"] in (object, int):
+            with contextlib.suppress(ValueError):  # there are no such flags
+                enum_member = enum.EnumMeta.__call__(cls, member)
     return enum_member
-
-
-def _is_enums(cls: type | None) -> bool:
-    return cls is None or introspection.module_of(cls) in ("enum", "builtins")
 
 
 #: The classes of handles of services, by the kind of service.

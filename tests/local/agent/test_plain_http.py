@@ -548,6 +548,15 @@ def test_a_compressed_body_is_read(agent):
     status, _, answer = agent.http("POST", "/Answer/echo", body, {"Content-Encoding": "gzip"})
     assert (status, answer) == (200, b"1")
     assert agent.http("POST", "/Answer/echo", b"x", {"Content-Encoding": "gzip"})[0] == 400
+    members = gzip.compress(b'{"args": ') + gzip.compress(b"") + gzip.compress(b"[2]}")
+    status, _, answer = agent.http("POST", "/Answer/echo", members, {"Content-Encoding": "gzip"})
+    assert (status, answer) == (200, b"2")
+    status, _, answer = agent.http(
+        "POST", "/Answer/echo", body + b"not gzip", {"Content-Encoding": "gzip"}
+    )
+    assert (status, b"what follows gzip in the body is not gzip" in answer) == (400, True)
+    cut = (body + members[:20], {"Content-Encoding": "gzip"})
+    assert agent.http("POST", "/Answer/echo", *cut)[0] == 400
     assert agent.http("POST", "/Answer/echo", b"x", {"Content-Encoding": "br"})[0] == 415
 
 

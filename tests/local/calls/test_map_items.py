@@ -38,15 +38,31 @@ class Counter:
         self.n = n + k
         return self.n
 
-def busy(i):
+def busy(i, seconds=0.05):
     global now
     with lock:
         now += 1
         seen = now
-    time.sleep(0.05)
+    time.sleep(seconds)
     with lock:
         now -= 1
     return seen
+
+class Brief:
+    def busy(self, i):
+        return busy(i, 0.0002)
+
+async def wait():
+    global now
+    now += 1
+    seen = now
+    await asyncio.sleep(0.0002)
+    now -= 1
+    return seen
+
+def brief(i):
+    # No `async def` itself.
+    return wait() if i % 2 else busy(i, 0.0002)
 
 async def on_loop(folder, i):
     open(os.path.join(folder, str(i)), "w").close()
@@ -65,6 +81,20 @@ def last(folder, i, count):
     while i == 0 and len(os.listdir(folder)) < count - 1:
         time.sleep(0.01)
     open(os.path.join(folder, str(i)), "w").close()
+    return i
+
+def late(folder, i, slow, count):
+    # One item ends when all others have.
+    while i == slow and len(os.listdir(folder)) < count - 1:
+        time.sleep(0.01)
+    open(os.path.join(folder, str(i)), "w").close()
+    return i
+
+def quick(folder, i, ends):
+    with open(os.path.join(folder, str(i)), "a") as file:
+        file.write("x")
+    if i == ends:
+        os._exit(3)
     return i
 
 def deadly(i):
@@ -154,6 +184,30 @@ def test_a_window_or_a_declared_concurrency_lets_items_run_side_by_side(deploy: 
     bounded = deploy("busy", concurrency=3)
     assert max(bounded.map(range(24))) == 3
     assert max(bounded.map(range(24), window=12)) == 3
+
+
+def test_quick_items_run_one_at_a_time_though_they_are_in_their_process_before(deploy: Any) -> None:
+    assert set(deploy("Brief").busy.map(range(200))) == {1}
+    assert set(deploy("brief").map(range(200))) == {1}
+
+
+@pytest.mark.parametrize("resources", [{"replicas": 2}, {"num_proc": 2}], ids=["pods", "processes"])
+def test_quick_items_behind_one_that_takes_long_run_elsewhere(
+    deploy: Any, tmp_path: Path, resources: dict[str, int]
+) -> None:
+    late, count = deploy("late", **resources), 200
+    # As many as a map makes at most while the result of one is awaited.
+    items = ((str(tmp_path), i, count - 60, count) for i in range(count))
+    assert list(late.starmap(items)) == list(range(count))
+
+
+def test_quick_items_behind_one_that_ends_their_process_run_once_in_the_next(
+    deploy: Any, tmp_path: Path
+) -> None:
+    items = ((str(tmp_path), i, 120) for i in range(200))
+    results = list(deploy("quick", num_proc=2).starmap(items, return_exceptions=True))
+    assert [i for i in range(200) if results[i] != i] == [120]
+    assert {file.read_text() for file in tmp_path.iterdir()} == {"x"}
 
 
 def test_items_of_an_async_function_run_64_side_by_side(deploy: Any, tmp_path: Path) -> None:

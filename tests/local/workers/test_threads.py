@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import queue
 import socket
@@ -42,7 +43,9 @@ class Pool:
         self._is_made.set()
         self.threads.run_at_home()
 
-    def run(self, kind: str, function: Callable[[], object]) -> threading.Event:
+    def run(
+        self, kind: str, function: Callable[[], object], *, in_line: bool = False
+    ) -> threading.Event:
         done = threading.Event()
 
         def job() -> None:
@@ -50,7 +53,7 @@ class Pool:
             self.threads.job_is_done()
             done.set()
 
-        self.jobs.put(Job(kind, job))
+        self.jobs.put(Job(kind, job, in_line=in_line))
         return done
 
     def close(self) -> None:
@@ -123,6 +126,32 @@ def test_a_job_that_is_slow_for_once_does_not_hold_up_the_others(pool) -> None:
     assert not any(done.is_set() for done in slow)
     gate.set()
     assert all(done.wait(20) for done in slow)
+
+
+@pytest.mark.parametrize("has_home", [False, True])
+def test_jobs_in_line_run_one_after_the_other_and_others_beside_them(
+    pool, *, has_home: bool
+) -> None:
+    p = pool(40, has_home=has_home)
+    lock, order = threading.Lock(), []
+
+    def job(number: int) -> None:
+        assert lock.acquire(blocking=False)
+        time.sleep(0.002 if number % 50 == 0 else 0.0)
+        order.append(number)
+        lock.release()
+
+    # Some wait behind another one, some come when none runs.
+    for first in range(0, 400, 20):
+        jobs = [p.run("line", functools.partial(job, first + n), in_line=True) for n in range(20)]
+        assert all(done.wait(20) for done in jobs)
+    assert order == list(range(400))
+    gate = threading.Event()
+    held = [p.run("line", lambda: gate.wait(60), in_line=True) for _ in range(2)]
+    assert p.run("other", lambda: None).wait(20)
+    assert not any(done.is_set() for done in held)
+    gate.set()
+    assert all(done.wait(20) for done in held)
 
 
 def test_a_job_runs_at_home_unless_another_does(pool) -> None:

@@ -357,6 +357,20 @@ def test_a_call_that_waits_too_long_for_its_turn_ends_without_running():
     run(scenario())
 
 
+def test_a_call_that_begins_within_its_queue_timeout_may_run_for_longer():
+    async def scenario():
+        calls, runner = bounded()
+        begin(calls, opening(), FakeCaller())
+        caller = FakeCaller()
+        begin(calls, opening(queue_timeout=5.0), caller)
+        runner.give(1, b"1")
+        await pause(6)
+        runner.give(2, b"2")
+        assert caller.events == [("queued",), ("begun",), ("result", b"2", 1)]
+
+    run(scenario())
+
+
 def test_a_call_that_waits_for_its_turn_can_be_cancelled():
     async def scenario():
         calls, runner = bounded()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
+import re
 import struct
 import sys
 import time
@@ -785,6 +786,24 @@ class WatchingFlags(enum.EnumMeta):
 class Flags(enum.Flag, metaclass=WatchingFlags):
     A = 1
     B = 2
+
+
+class Apart(enum.Flag):
+    """Nothing here combines its members."""
+
+    A = 1
+    B = 2
+
+
+def test_flags_arrive_together_where_nobody_has_combined_them_before() -> None:
+    found = _decode(
+        [{"$": ["enum", HERE, "Apart", 3]}, {"$": ["enum", "re", "RegexFlag", 282, 282]}]
+    )
+    assert [type(flags) for flags in found] == [Apart, re.RegexFlag]
+    assert found[0] is Apart.A | Apart.B
+    assert found[1] is re.I | re.M | re.S | re.A
+    with pytest.raises(SerializationError, match=r"Apart\.8 is not in the module"):
+        _decode({"$": ["enum", HERE, "Apart", 8]})
 
 
 @pytest.mark.security

@@ -129,6 +129,7 @@ def parse_arguments(body: bytes, codec: str) -> Arguments:
     try:
         found = _decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        _check_text(body)
         _check_keys(str(error))
         raise ProtocolError(
             f"the body is not JSON of the form {_FORM}: {error}",
@@ -155,6 +156,25 @@ def parse_arguments(body: bytes, codec: str) -> Arguments:
     if not args.startswith(b"[") or not kwargs.startswith(b"{"):
         raise ProtocolError(f'"args" must be a list and "kwargs" an object: {_FORM}')
     return Arguments(b'{"args":%b,"kwargs":%b}' % (args, kwargs), *choice)
+
+
+def _check_text(body: bytes) -> None:
+    """Refuse half of a character, of which the parser says that something is cut."""
+    found = _LONE.search(body, 0, _LONG)
+    if found is not None:
+        raise ProtocolError(
+            f"the body has {found[1].decode()} at byte {found.start(1)}, half of a character that "
+            "JSON writes as a pair of such escapes",
+            hint="write text as UTF-8; bytes that are no text travel as base64",
+        )
+
+
+#: A surrogate without the other one of its pair, as an escape of JSON.
+_LONE = re.compile(
+    rb"(?<!\\)(?:\\\\)*"
+    rb"(\\u[dD][89abAB][\da-fA-F]{2}(?!\\u[dD][c-fC-F])"
+    rb"|(?<!\\u[dD][89abAB][\da-fA-F]{2})\\u[dD][c-fC-F][\da-fA-F]{2})"
+)
 
 
 def _check_keys(error: str) -> None:

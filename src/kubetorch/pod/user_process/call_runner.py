@@ -117,6 +117,8 @@ class RunningCall:
     segments: list[memoryview]
     agent: AgentSocket
     loop: asyncio.AbstractEventLoop
+    #: It runs after those that came before it in the same line.
+    in_line: bool = False
 
     def __post_init__(self) -> None:
         self.interruptible = Interruptible()
@@ -124,6 +126,8 @@ class RunningCall:
         self.cancelled: KubetorchError | None = None
         # Taken, atomically, by whoever deals with it: its thread, or its cancellation before.
         self._claims = [None]
+        #: Set at its end, where a thread waits for it.
+        self.has_ended: threading.Event | None = None
         #: The task that runs it, for a call on the event loop.
         self.task: asyncio.Task[Any] | None = None
         # Values that a generator may still send.
@@ -276,10 +280,19 @@ class CallRunner:
         if frame.kind == protocol.GRANT:
             call.grant(frame.argument)
         elif frame.kind == protocol.CANCEL:
+            if frame.flags & protocol.UNLESS_BEGUN:
+                self._give_back(call)
+                return
             timed_out = bool(frame.flags & protocol.TIMED_OUT)
             call.cancel(frame.meta.decode(), timed_out=timed_out)
             if call.cancelled is not None and call.claim():  # it waits for its turn
                 self._fail(call, call.cancelled, started=False)
+
+    def _give_back(self, call: RunningCall) -> None:
+        """Let the agent run it elsewhere, unless it has begun."""
+        if call.claim():
+            del self._calls[call.number]
+            self.agent.send(protocol.RETURNED, call.number)
 
     def _open(self, frame: Frame) -> Job | None:
         codec, sizes, meta = protocol.unpack_sizes(frame)
@@ -300,6 +313,7 @@ class CallRunner:
             segments=segments,
             agent=self.agent,
             loop=self.loop,
+            in_line=bool(frame.flags & protocol.IN_LINE),
         )
         self._calls[call.number] = call
         context = self._context.copy()
@@ -307,7 +321,7 @@ class CallRunner:
             self._start_async(call, None, context)
             return None
         refuse = None if self.may_wait else lambda: self._refuse(call)
-        return Job(method, lambda: context.run(self._run, call), refuse)
+        return Job(method, lambda: context.run(self._run, call), refuse, call.in_line)
 
     # ----------------------------------------------------------------------- in a thread
 
@@ -347,7 +361,10 @@ class CallRunner:
                 value = self._stream(call, value)
             elif type(value) is CoroutineType or type(value) is AsyncGeneratorType:
                 # A plain function that wraps an `async def`.
+                call.has_ended = threading.Event()
                 self._start_async(call, value, contextvars.copy_context())
+                if call.in_line:
+                    call.has_ended.wait()
                 return
         except BaseException as error:  # noqa: BLE001  # SystemExit of user code ends its call
             self._fail(call, error, started=not _is_unbound(error))
@@ -382,6 +399,9 @@ class CallRunner:
             await self._answer_async(call, value)
         except BaseException as error:  # noqa: BLE001  # the loop must go on
             self._give_up(call, error)
+        finally:
+            if call.has_ended is not None:
+                call.has_ended.set()
 
     async def _answer_async(self, call: RunningCall, value: Any) -> None:  # noqa: ANN401  # the user's
         current.set(call)

@@ -11,7 +11,7 @@ the agent's own files), so nothing here is negotiated.
 
     agent   LOAD           (CALL | CANCEL | GRANT | RELEASE | TRIM | PREEMPT | DUMP)*   STOP
     worker         LOADED | FAILED     (YIELD | PROGRESS | RESULT | ERROR | RELEASE | FORGET
-                                        | PREEMPTED)*                       EXITS?
+                                        | PREEMPTED | RETURNED)*            EXITS?
 
 With LOAD comes the descriptor of the file that the stacks of all threads are written to: at DUMP,
 which says in `call` until when (milliseconds of the monotonic clock), or at the signal `STACKS`.
@@ -25,6 +25,9 @@ Codec and sizes of a payload's segments (`kubetorch.wire.codecs`) are in `flags`
 more than one segment, at the beginning of meta. The rest of a CALL's meta is the length of the
 method's name (u32, 0xffffffff for none), the name, the length of the chain, the chain
 (`kubetorch.wire.frames.Chain`), and the identity of the request, in UTF-8.
+
+Calls that are `IN_LINE` run one after the other. One of them that has not begun comes back, as
+RETURNED, when a CANCEL says `UNLESS_BEGUN`.
 
 The agent trusts no worker: user code may write to the socket. A frame that no worker of ours sends
 (`Receiver`) ends the worker.
@@ -104,6 +107,8 @@ PROGRESS: Final = 21
 PREEMPTED: Final = 22
 #: Code of a call calls `os._exit`.
 EXITS: Final = 23
+#: A call has not begun, and will not.
+RETURNED: Final = 24
 
 #: Bytes of the names in LOADED: of the methods that the event loop runs, as JSON; `null` stands for
 #: the callable itself.
@@ -115,7 +120,7 @@ _FROM_WORKER: Final = {
     **dict.fromkeys((ERROR, FAILED), (0, exceptions.JSON_LIMIT)),
     PROGRESS: (0, 8 * MESSAGE_LIMIT),
     LOADED: (0, NAMES_LIMIT),
-    **dict.fromkeys((RELEASE, FORGET, PREEMPTED, EXITS), (0, 0)),
+    **dict.fromkeys((RELEASE, FORGET, PREEMPTED, EXITS, RETURNED), (0, 0)),
 }
 
 #: Seconds that a process which is to end waits for the turn to say so.
@@ -143,6 +148,10 @@ STREAMED: Final = 0x20
 SHARED: Final = 0x20
 #: CANCEL: because its time is over.
 TIMED_OUT: Final = 0x40
+#: CALL: it runs when those before it that are in line have ended.
+IN_LINE: Final = 0x40
+#: CANCEL: only if it has not begun.
+UNLESS_BEGUN: Final = 0x80
 #: RELEASE: the memory file must not be used again.
 SPENT: Final = 0x80
 

@@ -14,6 +14,9 @@ while all of them do, or when the system has no thread for it, is refused, or wa
 One thread may be the *home*, where jobs run as long as it is free: what is bound to the thread that
 made it can be used there. A leader that reads a job while the home is free gives it the job and the
 lead, so the home reads what comes next itself.
+
+Some jobs stand in a *line*: one of them runs at a time, in the order in which they were read. The
+thread that ran one of them runs the next.
 """
 
 from __future__ import annotations
@@ -43,6 +46,7 @@ class Job(NamedTuple):
     run: Callable[[], None]
     #: Called in place of `run` if there is no thread for it; `None`: it waits.
     refuse: Callable[[], None] | None = None
+    in_line: bool = False
 
 
 @dataclass(eq=False)
@@ -64,6 +68,9 @@ class ThreadPool:
         self._lead = threading.Lock()
         self._state = threading.Lock()
         self._waiting: deque[Job] = deque()
+        # The job of the line that runs, or is about to, and those behind it.
+        self._first: Job | None = None
+        self._line: deque[Job] = deque()
         self._running = 0
         self._threads = 0
         # Threads that wait for the lead, or are on their way to it; the leader counts.
@@ -74,6 +81,7 @@ class ThreadPool:
         self._is_home_free = False
         self._is_home_called = False
         self._job_for_home: Job | None = None
+        self._job_at_home: Job | None = None
         self._gate = threading.Lock()
         self._gate.acquire()
         self._usual: dict[str | None, float] = {}
@@ -100,7 +108,7 @@ class ThreadPool:
         """The job of this thread only has to answer."""
         if threading.get_ident() == self._home:
             with self._state:
-                self._is_home_free = True
+                self._is_home_free = self._leave_line(self._job_at_home)
 
     def _spawn(self) -> bool:
         name = f"kubetorch-{self._threads + 1}"
@@ -118,12 +126,33 @@ class ThreadPool:
     def _work(self, job: Job | None) -> None:
         while job is not None:
             self._run(job)
-            job = self._waiting_job() or self._next(self._take_lead())
+            job = self._waiting_job(job) or self._next(self._take_lead())
 
-    def _waiting_job(self) -> Job | None:
+    def _is_first(self, job: Job) -> bool:
+        """False for a job that stands in line from now on; to be called with `_state` held."""
+        if not job.in_line or job is self._first:
+            return True
+        if self._first is not None:
+            self._line.append(job)
+            return False
+        self._first = job
+        return True
+
+    def _leave_line(self, job: Job | None) -> bool:
+        """A job has ended: true unless one stands behind it; to be called with `_state` held."""
+        if job is None or job is not self._first:
+            return True
+        if not self._line:
+            self._first = None
+        return not self._line
+
+    def _waiting_job(self, ended: Job) -> Job | None:
         """The next job that waits; without one, this thread is idle."""
         with self._state:
             is_home = threading.get_ident() == self._home
+            if not self._leave_line(ended):
+                self._first = self._line.popleft()
+                return self._first
             if self._waiting and not (is_home and self._is_home_called):
                 self._is_home_free &= not is_home
                 return self._waiting.popleft()
@@ -171,6 +200,9 @@ class ThreadPool:
                 if job is None:
                     self._is_over = True
                     break
+                if not self._is_first(job):
+                    job = None
+                    continue
                 goes_home = self._is_home_free and threading.get_ident() != self._home
                 is_slow = not goes_home and self._usual.get(job.kind, QUICK) >= QUICK
                 has_room = self._running < self.limit and (not is_slow or self._has_successor())
@@ -187,6 +219,8 @@ class ThreadPool:
                         return job
             if not has_room and job.refuse is not None:
                 job.refuse()
+                with self._state:
+                    self._leave_line(job)
                 job = None
                 continue
             if not goes_home:
@@ -194,7 +228,7 @@ class ThreadPool:
                     job = None
                     continue
                 # The deputy took the lead; by now this thread counts as running.
-                following = self._waiting_job()
+                following = self._waiting_job(job)
                 if following is not None:
                     return following
             job = self._take_lead()
@@ -209,11 +243,14 @@ class ThreadPool:
         self._run(job)
         with self._state:
             is_leader = self._turn == turn
-            if is_leader:
+            if is_leader:  # nobody else has read: nothing stands behind it
                 self._turn = 0
+                self._leave_line(job)
             return is_leader
 
     def _run(self, job: Job) -> None:
+        if threading.get_ident() == self._home:
+            self._job_at_home = job
         begin = time.perf_counter()
         job.run()
         took = time.perf_counter() - begin

@@ -171,6 +171,9 @@ class CallSink(Protocol):
     def on_failing(self, failure: bytes) -> None:
         """The call has failed, and will end with `on_error`, although a part of it still runs."""
 
+    def on_returned(self) -> None:
+        """Nothing of it has run, and it is to run elsewhere: it stood in line."""
+
     def on_lost(self, error: KubetorchError) -> None:
         """The worker is gone, or was ended because the call did not end when it was cancelled."""
 
@@ -217,6 +220,8 @@ class _Running:
     timer: asyncio.TimerHandle | None = None
     # Values that a generator may still send.
     granted: int = protocol.FIRST_GRANT
+    #: It is wanted back, unless it has begun.
+    is_asked_for: bool = False
 
 
 @dataclass(eq=False)
@@ -238,6 +243,8 @@ class Worker:
         #: What the event loop of the process runs; `None` stands for the callable itself.
         self.loop_methods: frozenset[str | None] = frozenset()
         self._running: dict[int, _Running] = {}
+        # Those that run one after the other, of which the first one runs.
+        self._line: dict[int, None] = {}
         self._numbers = itertools.count(1)
         self._loaded: asyncio.Future[None] = self._loop.create_future()
         self._has_loaded = False
@@ -336,8 +343,19 @@ class Worker:
 
     # ----------------------------------------------------------------------------------- calls
 
-    def call(self, sink: CallSink, request: Open, payload: Payload, chain: str = "") -> int:
-        """Run a call; those that it makes are sent with this chain."""
+    def call(
+        self,
+        sink: CallSink,
+        request: Open,
+        payload: Payload,
+        chain: str = "",
+        *,
+        in_line: bool = False,
+    ) -> int:
+        """Run a call, after those before it if it stands in line.
+
+        Those that it makes are sent with this chain.
+        """
         is_going = self._is_draining or self._is_killed or self._exiting is not None
         if is_going or len(self._running) >= CALL_LIMIT:
             payload.release()
@@ -346,12 +364,29 @@ class Worker:
         number = next(self._numbers)
         self._running[number] = _Running(sink, request.request_id, _label(request))
         self._idle.clear()
-        self._output.attribute_to(number)
+        if in_line:
+            self._line[number] = None
+        if not self.is_ahead(number):
+            self._output.attribute_to(number)
         retry_on = () if request.retry is None else request.retry.names or ()
         rest = protocol.pack_call(request.method, request.request_id, chain, retry_on)
         body = request.body
-        self._socket.send_payload(protocol.CALL, number, body.codec, body.sizes, payload, rest)
+        flags = protocol.IN_LINE if in_line else 0
+        self._socket.send_payload(
+            protocol.CALL, number, body.codec, body.sizes, payload, rest, flags
+        )
         return number
+
+    def is_ahead(self, number: int) -> bool:
+        """True for a call that begins when those before it in line have ended."""
+        return number in self._line and number != next(iter(self._line))
+
+    def take_back(self, number: int) -> None:
+        """Have a call that stands in line returned, unless it has begun."""
+        call = self._running.get(number)
+        if call is not None and not call.is_asked_for:
+            call.is_asked_for = True
+            self._socket.send(protocol.pack(protocol.CANCEL, number, flags=protocol.UNLESS_BEGUN))
 
     def cancel(self, number: int, reason: str, *, timed_out: bool) -> None:
         """Cancel a call. If it has not ended within 2 s, the worker is killed."""
@@ -462,6 +497,8 @@ class Worker:
         error = self._reason or death_error(
             status, pod_name=self.pod_name, service=self.service, kills=self._kills, doing=doing
         )
+        for number in [n for n in reversed(self._line) if self.is_ahead(n)]:
+            self._return(number, self._running[number])
         errors = self._errors_of_calls(error)
         for number, call in list(self._running.items()):
             self._forget(number, call)
@@ -510,6 +547,11 @@ class Worker:
             return
         if frame.kind == protocol.EXITS:
             self._exits = frame.call
+            return
+        if frame.kind == protocol.RETURNED:
+            if not call.is_asked_for:
+                raise FrameError("a call comes back that nobody has asked for")
+            self._return(frame.call, call)
             return
         if frame.kind == protocol.PROGRESS:
             report = Progress(*protocol.unpack_progress(frame), self.rank)
@@ -561,6 +603,10 @@ class Worker:
         else:
             self._loaded.set_exception(LoadFailed(exceptions.parse_json(bytes(frame.payload))))
 
+    def _return(self, number: int, call: _Running) -> None:
+        self._forget(number, call)
+        call.sink.on_returned()
+
     def _forget(self, number: int, call: _Running) -> None:
         """A call ends: its last lines, and nothing of it stays."""
         self._output.finish(number)
@@ -568,7 +614,9 @@ class Worker:
             call.timer.cancel()
         self._interrupting -= call.cancelled is not None
         del self._running[number]
-        self._output.attribute_to(next(reversed(self._running), None))
+        self._line.pop(number, None)
+        begun = (other for other in reversed(self._running) if not self.is_ahead(other))
+        self._output.attribute_to(next(begun, None))
         if not self._running:
             self._idle.set()
 
@@ -611,10 +659,18 @@ class WorkerSocket:
         self._send([head], descriptor)
 
     def send_payload(
-        self, kind: int, call: int, codec: str, sizes: Sequence[int], payload: Payload, rest: bytes
+        self,
+        kind: int,
+        call: int,
+        codec: str,
+        sizes: Sequence[int],
+        payload: Payload,
+        rest: bytes,
+        more_flags: int = 0,
     ) -> None:
         """Send a frame with a payload, which is released."""
         flags, meta = protocol.pack_sizes(codec, sizes)
+        flags |= more_flags
         length = len(payload.view)
         if isinstance(payload, Memory) and length > protocol.INLINE:
             number, descriptor = self._lending.lend(payload)

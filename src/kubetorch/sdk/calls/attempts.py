@@ -393,7 +393,7 @@ class Invocation:
                 self.error_of(failure), is_named=failure.repeats
             )
         if kind == _QUEUED:
-            self.expires = None
+            self.expires, self.has_begun = None, False
             return None
         if kind == _BEGUN:
             self.has_begun = True

@@ -25,11 +25,13 @@ from kubetorch.sdk.calls.attempts import Again, Done, Invocation, RankValues, Yi
 from kubetorch.sdk.calls.route import Connected, Request
 from kubetorch.sdk.calls.stream import Stream
 from kubetorch.sdk.calls.stream_writer import EXPIRED, Event, PendingCall
+from kubetorch.wire.frames import Kind
 
 if TYPE_CHECKING:
     import asyncio
 
 
+BEGUN = int(Kind.BEGUN)
 #: Seconds that a call which is recalled gets to say how it ended.
 SETTLING = 0.2
 
@@ -40,8 +42,14 @@ class Placer(Protocol):
     def stream_for(self, call: Call) -> Stream | None:
         """The stream to the pod that is to run it; `None` when one has to be connected."""
 
+    def needs_news(self) -> bool:
+        """Whether to wake for one more call that runs; asked by any thread."""
+
     def on_begun(self, call: Call) -> None:
         """Its pod runs it."""
+
+    def on_queued(self, call: Call) -> None:
+        """It waits in its pod again: it was to run and has not begun."""
 
     def on_again(self, call: Call) -> None:
         """Its pod does not have it any more; it is to be placed again."""
@@ -55,6 +63,8 @@ class Call:
         self.is_started = self.is_over = False
         #: Called from any thread when something has arrived; without it a thread reads for itself.
         self.wake: Callable[[], object] | None = None
+        #: Called in place of `wake` for news that can wait for what comes next.
+        self.note: Callable[[], object] | None = None
         #: Decides in which pod it runs; else its route does.
         self.placer: Placer | None = None
         self._arrived: SimpleQueue[Event | Connected] = SimpleQueue()
@@ -137,8 +147,11 @@ class Call:
             return None  # of an attempt before
         had_begun = self.invocation.has_begun
         step = self.invocation.step(self._stream, event)
-        if self.placer is not None and not had_begun and self.invocation.has_begun:
-            self.placer.on_begun(self)
+        if self.placer is not None and self.invocation.has_begun != had_begun:
+            if had_begun:
+                self.placer.on_queued(self)
+            else:
+                self.placer.on_begun(self)
         if isinstance(step, Again):
             self._stream = self._pending = None
             if self.placer is not None:
@@ -246,6 +259,8 @@ class Call:
         if self.is_over:
             self._drop_connections()
         wake = self.wake
+        if self.placer is not None and isinstance(event, Event) and event.kind == BEGUN:
+            wake = wake if self.placer.needs_news() else self.note
         if wake is not None:
             wake()
 
@@ -308,6 +323,7 @@ class CallSet:
 
     def start(self, call: Call) -> None:
         call.wake = functools.partial(self._notify, call)
+        call.note = functools.partial(self._woken.append, call)
         self._running.add(call)
         call.start()
         self._schedule(call)

@@ -17,7 +17,7 @@ from kubetorch.sdk.bars import Bar
 from kubetorch.sdk.calls import blocking
 from kubetorch.sdk.calls.attempts import Done, Invocation
 from kubetorch.sdk.calls.call import Call, CallSet, LoopWakeup, ThreadWakeup, is_generator
-from kubetorch.sdk.calls.placement import Placement
+from kubetorch.sdk.calls.placement import READ_AHEAD, SMALL_AHEAD, Placement
 from kubetorch.sdk.calls.route import LOOK_AGAIN, Route
 from kubetorch.sdk.calls.stream import Stream
 from kubetorch.wire import exceptions
@@ -25,6 +25,10 @@ from kubetorch.wire.calls import new_call_id
 
 #: Items of one `map` that are under way or have a result that waits, unless there are many pods.
 WINDOW = 64
+#: Items that begin until a map looks whether pods have enough of them; an end is always noticed.
+NEWS = READ_AHEAD // 2
+#: Bytes of the arguments of a small item.
+SMALL = 16 * 1024
 
 #: Encodes the arguments of the next call.
 Make = Callable[[], Invocation]
@@ -142,6 +146,7 @@ class _Map:
         self._numbers: dict[Call, int] = {}
         self._placement: Placement[Call, Stream] = Placement()
         self._id = new_call_id()
+        self._begun = itertools.count(1)
         # The pod of the first item.
         self._first: Stream | None = None
         # The way to all pods, once a call was made.
@@ -179,8 +184,8 @@ class _Map:
 
     def take(self) -> Iterator[Any]:
         """Start calls; the results that are due now."""
-        self._complete()
         self._look()
+        self._complete()
         try:
             while self._has_more and self._has_room:
                 self._start_next()
@@ -206,12 +211,15 @@ class _Map:
         except KubetorchError as error:
             self._results.complete(number, Done(None, error))
             return
-        self._route = invocation.service_route
+        if self._route is not invocation.service_route:
+            self._route = invocation.service_route
+            self._look()
         call = Call(invocation.of_item(number))
         call.invocation.is_item = self._options.window is None
         call.invocation.item = number
         self._numbers[call] = number
-        self._look()
+        is_small = invocation.body.total <= SMALL
+        self._placement.read_ahead = SMALL_AHEAD if is_small else READ_AHEAD
         if self._places:
             self._placement.offer(call)
             call.placer = self
@@ -248,7 +256,8 @@ class _Map:
 
     def stream_for(self, call: Call) -> Stream | None:  # Placer's
         route = call.invocation.route
-        self._look()
+        if not self._placement.has_pods:
+            self._look()
         if not self._places or route is not self._route:
             self._placement.end(call)
             return route.stream()  # the pod that alone may know its outcome
@@ -258,8 +267,14 @@ class _Map:
         call.invocation.map_id = self._id if stream is self._first else ""
         return stream
 
+    def needs_news(self) -> bool:  # Placer's
+        return next(self._begun) % NEWS == 0
+
     def on_begun(self, call: Call) -> None:  # Placer's
         self._placement.begin(call)
+
+    def on_queued(self, call: Call) -> None:  # Placer's
+        self._placement.wait(call)
 
     def on_again(self, call: Call) -> None:  # Placer's
         self._placement.give_back(call)

@@ -15,8 +15,8 @@ from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-#: Items that wait in a pod for others to end.
-READ_AHEAD = 8
+#: Items that wait in a pod for others to end, and small ones.
+READ_AHEAD, SMALL_AHEAD = 8, 32
 
 _Item = TypeVar("_Item", bound=Hashable)
 _PodT = TypeVar("_PodT", bound=Hashable)
@@ -50,14 +50,26 @@ class Placement(Generic[_Item, _PodT]):
         self._pods: dict[_PodT, None] = {}
         self._pod_of: dict[_Item, _PodT | None] = {}
         self._unplaced = 0
+        self._is_filling = True
+        #: Items that wait in a pod at most.
+        self.read_ahead = READ_AHEAD
+
+    @property
+    def has_pods(self) -> bool:
+        return bool(self._pods)
 
     @property
     def has_room(self) -> bool:
-        """True if one more item would be at the right place in some pod."""
+        """True if one more item would be at the right place in some pod.
+
+        Pods get several at a time, once half of what waited in one of them has begun.
+        """
         if not self._pods:
             return self._unplaced < READ_AHEAD
-        waiting = sum(len(self._lines[pod].waiting) for pod in self._pods)
-        return waiting + self._unplaced < READ_AHEAD * len(self._pods)
+        waiting = [len(self._lines[pod].waiting) for pod in self._pods]
+        least = self.read_ahead if self._is_filling else self.read_ahead // 2 + 1
+        self._is_filling = min(waiting) + self._unplaced < least
+        return self._is_filling and sum(waiting) + self._unplaced < self.read_ahead * len(waiting)
 
     @property
     def most(self) -> int:
@@ -107,6 +119,14 @@ class Placement(Generic[_Item, _PodT]):
             line.asked.discard(item)
             line.running.add(item)
             line.most = max(line.most, len(line.running))
+
+    def wait(self, item: _Item) -> None:
+        """Its pod has it, and lets it wait again."""
+        line = self._line_of(item)
+        if line is not None and item in line.running:
+            line.running.discard(item)
+            line.waiting[item] = None
+            line.is_full = True
 
     def give_back(self, item: _Item) -> None:
         """Its pod does not have it any more, and has not run it to its end."""

@@ -73,6 +73,21 @@ def test_bodies_of_another_form_are_refused(body):
 
 
 @pytest.mark.parametrize(
+    ("body", "escape"),
+    [
+        (rb'{"args": ["\ud800"]}', r"\ud800 at byte 11,"),
+        (rb'{"kwargs": {"\\\uDC00": 1}}', r"\uDC00 at byte 15,"),
+        (rb'{"args": ["\ud83d\ude00\ud83d"]}', r"\ud83d at byte 23,"),
+        (rb'{"args": ["\\ud800"], "other": 1}', 'the key "other"'),
+    ],
+)
+def test_half_of_a_character_is_named(body: bytes, escape: str) -> None:
+    with pytest.raises(ProtocolError) as caught:
+        calling.parse_arguments(body, "json")
+    assert escape in caught.value.message
+
+
+@pytest.mark.parametrize(
     ("body", "workers", "restart_procs"),
     [
         ({"args": [1]}, None, False),

@@ -68,7 +68,10 @@ def test_items_go_to_the_pods_in_turns_and_a_few_wait_in_each() -> None:
         count += 1
     assert count == 3 * READ_AHEAD
     assert {len(line) for line in pods.lines.values()} == {READ_AHEAD}
-    pods.begin_some()
+    while len(pods.lines[0]) > READ_AHEAD // 2:
+        assert not pods.placement.has_room
+        pods.begin_some()
+        pods.end(pods.running[0][0])
     assert pods.placement.has_room
 
 
@@ -162,3 +165,16 @@ def test_every_item_runs_once_and_no_process_is_idle_while_an_item_waits(
     assert sorted(pods.ran) == list(range(count))
     assert pods.placement.take_back() == []
     assert not pods.placement.has_waiting
+
+
+def test_an_item_that_a_pod_lets_wait_again_goes_to_another_one() -> None:
+    pods = Pods(2, 1)
+    for item in range(3):
+        pods.send(item)
+    pods.begin_some()
+    assert pods.take_back() == 0
+    pods.running[0].remove(2)
+    pods.lines[0].append(2)
+    pods.placement.wait(2)
+    assert pods.take_back() == 1
+    assert pods.lines == {0: [], 1: [2]}
