@@ -40,7 +40,7 @@ _STOP_GRACE = 3.0
 _RAY_RETRY_DELAY, _MONARCH_RETRY_DELAY = 0.5, 0.1
 
 #: Set by KubeRay in the containers of a RayCluster.
-OPERATED = "KUBERAY_GEN_RAY_START_CMD"
+KUBERAY_START_COMMAND = "KUBERAY_GEN_RAY_START_CMD"
 #: Where KubeRay's probes ask whether the node has joined the cluster, and the option for its port.
 _HEALTH = "http://127.0.0.1:{port}/api/local_raylet_healthz"
 _HEALTH_PORT = re.compile(r"--dashboard-agent-listen-port[= ](\d+)")
@@ -237,12 +237,14 @@ async def _listens(address: str) -> bool:
 
 def lacks_ray(environ: Mapping[str, str]) -> bool:
     """True if KubeRay runs the cluster and the image has no Ray to start."""
-    return OPERATED in environ and shutil.which("ray", path=environ.get("PATH")) is None
+    return (
+        KUBERAY_START_COMMAND in environ and shutil.which("ray", path=environ.get("PATH")) is None
+    )
 
 
 async def wait_until_joined(environ: Mapping[str, str], timeout: float) -> None:
     """Wait until the node that KubeRay has started is part of the cluster."""
-    port_option = _HEALTH_PORT.search(environ[OPERATED])
+    port_option = _HEALTH_PORT.search(environ[KUBERAY_START_COMMAND])
     url = _HEALTH.format(port=port_option[1] if port_option else 52365)
     health = "nothing"
     try:

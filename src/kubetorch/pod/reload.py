@@ -1,6 +1,6 @@
 """Which generation a pod serves: a state machine, events in, effects out.
 
-                 ┌───────────── Asked ─────────────┐
+                 ┌────────── Requested ────────────┐
                  ▼                                 │
     idle ──► loading N ── Loaded ──► serving N ────┤
                  │                     │  ▲        │
@@ -28,7 +28,7 @@ class _OfGeneration(msgspec.Struct, frozen=True):
     generation: int
 
 
-class Asked(_OfGeneration, frozen=True):
+class Requested(_OfGeneration, frozen=True):
     """The controller wants this generation."""
 
 
@@ -59,7 +59,7 @@ class RestartDue(_OfGeneration, frozen=True):
     """The delay before a restart is over."""
 
 
-Event = Asked | Loaded | Failed | Died | Stopped | WorldFormed | RestartDue
+Event = Requested | Loaded | Failed | Died | Stopped | WorldFormed | RestartDue
 
 
 class Load(_OfGeneration, frozen=True):
@@ -116,8 +116,8 @@ class Reconciler:
     def handle(self, event: Event) -> list[Effect]:
         """The effects of an event, in order."""
         match event:
-            case Asked(generation):
-                return self._asked(generation)
+            case Requested(generation):
+                return self._requested(generation)
             case Loaded(generation):
                 return self._loaded(generation)
             case Failed(generation):
@@ -131,7 +131,7 @@ class Reconciler:
             case RestartDue(generation):
                 return self._restart_due(generation)
 
-    def _asked(self, generation: int) -> list[Effect]:
+    def _requested(self, generation: int) -> list[Effect]:
         if generation == self.loading:
             return []
         effects: list[Effect] = []
