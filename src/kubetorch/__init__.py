@@ -84,6 +84,7 @@ if TYPE_CHECKING:
     from kubetorch.sdk import backend as globals
     from kubetorch.sdk import distributed as distributed
     from kubetorch.sdk import images as images
+    from kubetorch.sdk import known_calls as calls
     from kubetorch.sdk.app import App as App
     from kubetorch.sdk.app import app as app
     from kubetorch.sdk.calls.handles import CallHandle as CallHandle
@@ -203,6 +204,7 @@ __all__ = [  # noqa: RUF022  # in plain order, which is easier to search
     "app",
     "async_",
     "autoscale",
+    "calls",
     "cls",
     "compute",
     "config",
@@ -241,6 +243,7 @@ _MODULES = {
     "app": "kubetorch.sdk.app",
     "async_": "kubetorch.sdk.decorators",
     "autoscale": "kubetorch.sdk.decorators",
+    "calls": "kubetorch.sdk.known_calls",
     "cls": "kubetorch.sdk.cls",
     "compute": "kubetorch.sdk.decorators",
     "config": "kubetorch.config.settings",
@@ -270,7 +273,8 @@ if not TYPE_CHECKING:
 
     def _load(name):
         module = __import__(_MODULES.get(name, "kubetorch.errors"), fromlist=[name])
-        return module if name in ("distributed", "globals", "images") else getattr(module, name)
+        is_module = name in ("calls", "distributed", "globals", "images")
+        return module if is_module else getattr(module, name)
 
     class _Package(type(sys)):
         """This package: its `config` is the settings, not the subpackage of that name."""

@@ -807,10 +807,15 @@ class ResultExpiredError(CallError, LookupError):
 
 
 class SerializationError(CallError, TypeError):
-    """A value cannot travel in the call's serialization, or the serialization is not allowed."""
+    """A value cannot travel in the call's serialization, or the serialization is not allowed.
+
+    Attributes:
+        call_id: The call whose value cannot travel, if its pod keeps the value.
+    """
 
     code = "serialization"
     status = 400
+    call_id: str | None = None
 
 
 class RemoteError(CallError):

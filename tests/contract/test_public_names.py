@@ -30,6 +30,7 @@ NAMES = {
     "app",
     "async_",
     "autoscale",
+    "calls",
     "cls",
     "compute",
     "config",

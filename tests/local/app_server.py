@@ -99,8 +99,10 @@ class Echo:
 
 
 async def main(port):
-    upgrade = upgrader(lambda path, headers: Echo(), max_message=1 << 24)
-    server = http_server.Server(app, upgrade=upgrade)
+    sockets_only = upgrader(lambda path, headers: Echo(), max_message=1 << 24)
+    server = http_server.Server(
+        app, upgrade=lambda asked: sockets_only(asked) if asked.path == "/ws" else None
+    )
     await server.start(sockets.listen("127.0.0.1", port))
     print("listening", flush=True)
     await asyncio.Event().wait()

@@ -67,6 +67,9 @@ class Outcome:
         assert self.ends == 0, "a line after the end of its call"
         self.lines.append(line)
 
+    def on_kept(self, descriptor: int) -> None:
+        os.close(descriptor)
+
     def on_failing(self, failure: bytes) -> None:
         self.on_error(failure)
 

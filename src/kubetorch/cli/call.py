@@ -7,6 +7,7 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -220,16 +221,51 @@ def result(
     timeout: Annotated[
         float | None, typer.Option("--timeout", help="Give up after so many seconds.")
     ] = None,
+    serialization: Annotated[
+        str | None,
+        typer.Option(
+            "--serialization",
+            help="pickle: fetch a value that could not travel; it is unpickled without --out.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Write the pickled value to this file; nothing is unpickled."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Wait for a spawned call and print its result; fail as it failed."""
+    if serialization not in (None, "pickle"):
+        raise typer.BadParameter(
+            f"{serialization!r} is none of: pickle", param_hint="--serialization"
+        )
+    if out is not None and serialization is None:
+        raise typer.BadParameter("a file is for a pickled value: --serialization pickle --out FILE")
     output = Output(as_json=as_json)
     Services(None, output)  # says where it looks
-    value = CallHandle.from_id(call_id).get(timeout)
+    handle = CallHandle.from_id(call_id)
+    if out is not None:
+        data = handle.pickled(timeout)
+        _write(out, data)
+        if as_json:
+            output.value({"out": str(out), "bytes": len(data)})
+        else:
+            output.report(f"✓ Wrote {len(data)} bytes to {out}; pickle.load reads them", "green")
+        return
+    value = handle.get(timeout, serialization="pickle" if serialization else None)
     if as_json:
         output.value(value)
     else:
         output.text(f"Result: {value}")
+
+
+def _write(file: Path, data: bytes | memoryview) -> None:
+    try:
+        file.write_bytes(data)
+    except OSError as error:
+        raise SpecError(
+            f"--out {file}: {error.strerror or error}", hint="name a file in a folder that there is"
+        ) from error
 
 
 @app.command("token")

@@ -42,7 +42,9 @@ _CODES: Mapping[Style, str] = {
 _STATUSES = {
     **dict.fromkeys(("Ready", "Running", "Succeeded", "succeeded", "running"), "green"),
     **dict.fromkeys(("Failed", "failed"), "red"),
-    **dict.fromkeys(("Creating", "Pending", "Scaling", "Terminating", "Waiting"), "yellow"),
+    **dict.fromkeys(
+        ("Creating", "Pending", "Scaling", "Terminating", "Waiting", "waiting"), "yellow"
+    ),
 }
 #: What an error says that writing to stdout has raised.
 _STDOUT = "<stdout>"

@@ -23,6 +23,7 @@ from kubetorch.wire.messages import (
     SlotHolder,
     WorkerStacks,
     WorkloadView,
+    calls_that_wait,
 )
 
 Json = dict[str, Any]
@@ -228,12 +229,15 @@ def queue_lines(service: WorkloadView, now: float) -> list[tuple[str, bool]]:
             continue
         wait = ""
         if queue.waiting:
-            calls = "1 call waits" if queue.waiting == 1 else f"{queue.waiting} calls wait"
-            wait = f", {calls}, the first for {max(0.0, now - queue.since):.0f} s"
+            seconds = max(0.0, now - queue.since)
+            wait = f", {calls_that_wait(queue.waiting)}, the first for {seconds:.0f} s"
         taken = f"{queue.taken} of {queue.slots}" if queue.taken < queue.slots else "all"
         text = f"{pod.name}: slots taken: {taken}{wait}"
         lines.append((text, bool(queue.waiting)))
         lines += [(f"  {holder_words(one, now)}", False) for one in queue.holders]
+        is_shown = len(queue.holders) == queue.taken == queue.slots
+        if queue.waiting and is_shown and all(one.waits_for for one in queue.holders):
+            lines.append((f"  {ALL_WAIT}", True))
         if queue.strays:
             text = (
                 f"  {queue.strays} of those that wait come from a thread without the context of "
@@ -243,10 +247,18 @@ def queue_lines(service: WorkloadView, now: float) -> list[tuple[str, bool]]:
     return lines
 
 
+ALL_WAIT = (
+    "all slots wait for other calls: if those wait for this service, none of them ends; "
+    "kt.Compute(concurrency=) allows more"
+)
+
+
 def holder_words(holder: SlotHolder, now: float) -> str:
     text = f"{holder.callable} runs for {max(0.0, now - holder.began):.0f} s"
     if holder.calls > 1:
         text += f", and {holder.calls - 1} calls inside it"
+    if holder.waits_for:
+        return f"{text}; it waits for {holder.waits_for}"
     return f"{text}; its reader takes no values" if holder.is_paused else text
 
 

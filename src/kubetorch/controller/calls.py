@@ -164,7 +164,7 @@ class Calls:
             and earlier_record is not None
             and earlier_record.state == "failed"
         )
-        is_takeover = report.state == "running" or is_result
+        is_takeover = report.ended is None or is_result
         if earlier_record is not None and earlier_record.pod != pod and not is_takeover:
             return
         fields = asdict(report)

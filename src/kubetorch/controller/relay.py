@@ -34,7 +34,7 @@ from kubetorch.lib import asgi, proxy
 from kubetorch.lib.asgi import Message, Receive, Scope, Send
 from kubetorch.lib.http1 import Header
 from kubetorch.lib.http_server import Refusal, Upgrade
-from kubetorch.lib.proxy import Mount, Target
+from kubetorch.lib.proxy import Mount, Passage, Target
 from kubetorch.wire import exceptions, routes, tokens
 from kubetorch.wire.messages import PodView
 from kubetorch.wire.tokens import AppRequest
@@ -171,8 +171,8 @@ class Relay:
                 hint="try again: the pod may be starting, or be about to end",
             ) from error
 
-    async def open(self, upgrade: Upgrade) -> tuple[Target, list[Header], Callable[[], None]]:
-        """The server of a WebSocket and the headers for it; see `kubetorch.lib.proxy.Opener`."""
+    async def open(self, upgrade: Upgrade) -> Passage:
+        """The way of a WebSocket; see `kubetorch.lib.proxy.Opener`."""
         destination = self.locate(upgrade.raw_path, upgrade.headers)
         assert destination is not None, upgrade.path
         try:
@@ -184,7 +184,7 @@ class Relay:
             failure = exceptions.describe_refusal(error)
             raise Refusal(failure.status, failure.to_json()) from error
         upgrade.query = app_request.query
-        return target, app_request.headers, lambda: None
+        return Passage(target, app_request.headers)
 
     def _redirect_base(self, destination: Destination, method: str, headers: list[Header]) -> str:
         """Scheme and host to which a browser is redirected; empty where the request is relayed.

@@ -37,6 +37,7 @@ from kubetorch.lib.http1 import (
     answer_head,
     chunk,
     connection_names,
+    request_head,
     whole_answer,
 )
 from kubetorch.lib.tasks import cancel_all
@@ -200,12 +201,14 @@ class Refusal(Exception):
 class Upgrade:
     """A request for another protocol."""
 
-    def __init__(self, url: bytes, headers: list[Header]) -> None:
+    def __init__(self, url: bytes, headers: list[Header], source: str = "") -> None:
         parsed = httptools.parse_url(url)
         self.raw_path: bytes = parsed.path or b"/"
         self.path = unquote(self.raw_path.decode("ascii"))
         self.query: bytes = parsed.query or b""
         self.headers = headers
+        #: Address of the client.
+        self.source = source
         self.is_admitted = False
 
     def admit(self) -> None:
@@ -225,6 +228,8 @@ class Successor(Protocol):
         """The server stops."""
 
 
+#: Headers that say that a request has a body.
+_BODY = (b"content-length", b"transfer-encoding")
 #: The successor for a WebSocket; `None` where the request is an ordinary one.
 Upgrader = Callable[[Upgrade], Successor | None]
 
@@ -310,6 +315,14 @@ class Server:
             with contextlib.suppress(TimeoutError):
                 async with deadlines.timeout(grace):
                     await self.connections.empty.wait()
+
+
+class _Body:
+    """What a parser tells that is to read the body alone of a request."""
+
+    def __init__(self, connection: _Connection) -> None:
+        self.on_body = connection.on_body
+        self.on_message_complete = connection.on_message_complete
 
 
 class _Connection(asyncio.Protocol):
@@ -449,7 +462,8 @@ class _Connection(asyncio.Protocol):
             raise ValueError("too many requests at once")
         if self._parser.should_upgrade() and self._is_websocket():
             assert self._server.upgrade is not None
-            self._successor = self._server.upgrade(Upgrade(self._url, self._headers))
+            source = (self._peer or ("",))[0]
+            self._successor = self._server.upgrade(Upgrade(self._url, self._headers, source))
             if self._successor is not None:
                 return
         self._cancel_timer()
@@ -470,6 +484,8 @@ class _Connection(asyncio.Protocol):
             self._parsed.feed(body)
 
     def on_message_complete(self) -> None:
+        if self._parser.should_upgrade() and self._body_headers():
+            return  # the parser takes it for one without a body
         cycle, self._parsed = self._parsed, None
         if cycle is not None:
             cycle.end()
@@ -493,14 +509,24 @@ class _Connection(asyncio.Protocol):
         }
 
     def _is_websocket(self) -> bool:
+        """True for a WebSocket handshake, a `GET` without a body (RFC 6455, section 4.1)."""
         protocols = [value.lower() for name, value in self._headers if name == b"upgrade"]
-        return b"websocket" in protocols and self._server.upgrade is not None
+        is_websocket = b"websocket" in protocols and self._server.upgrade is not None
+        return is_websocket and self._parser.get_method() == b"GET" and not self._body_headers()
+
+    def _body_headers(self) -> list[Header]:
+        """The headers that say that the request has a body, and where it ends."""
+        return [(name, value) for name, value in self._headers if name in _BODY and value != b"0"]
 
     def _change_protocol(self, rest: bytes) -> None:
         if self._successor is None or self._transport is None:
             # A request for an unknown protocol is an ordinary request, and the last one: bytes
             # after it are not parsed.
             self._is_closing = True
+            if framing := self._body_headers():
+                self._parser = httptools.HttpRequestParser(_Body(self))
+                self._held = request_head("POST", "/", framing) + rest
+                self._parse()
             return
         self._cancel_timer()
         self._server.connections.discard(self)

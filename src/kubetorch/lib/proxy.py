@@ -275,9 +275,24 @@ HELD_LIMIT = 64 * 1024
 REFUSAL_TIMEOUT = 30.0
 
 
-#: Waits until a client's request may pass; returns its target, the headers that go with it, and a
-#: callback for the end of the connection. Raises `Refusal`.
-Opener = Callable[[Upgrade], Awaitable[tuple[Target, list[Header], Callable[[], None]]]]
+class Passage(NamedTuple):
+    """The way of a request to upgrade.
+
+    Attributes:
+        target: The server that it goes to.
+        headers: The headers that go with it.
+        on_made: Called when the upgrade is made.
+        on_end: Called when it is over, made or not.
+    """
+
+    target: Target
+    headers: list[Header]
+    on_made: Callable[[], object] = lambda: None
+    on_end: Callable[[], object] = lambda: None
+
+
+#: Waits until a client's request may pass. Raises `Refusal`.
+Opener = Callable[[Upgrade], Awaitable[Passage]]
 
 
 def tunnels(takes: Callable[[Upgrade], bool], opener: Opener, fallback: Upgrader) -> Upgrader:
@@ -336,7 +351,7 @@ class Tunnel(_Side):
         self._opener = opener
         self._connections: Connections
         self._opening: asyncio.Task[None] | None = None
-        self._finish: Callable[[], None] | None = None
+        self._passage: Passage | None = None
         #: Bytes that the client sent before the upgrade was made; `None` from then on.
         self._early_data: bytes | None = b""
 
@@ -349,14 +364,16 @@ class Tunnel(_Side):
         connections.add(self)
         transport.set_write_buffer_limits(high=WRITE_BUFFER)
         transport.set_protocol(self)
-        transport.pause_reading()
+        # The client is read while it waits, so that its end is noticed.
         self._early_data = rest
+        self.pause(is_paused=len(rest) > HELD_LIMIT)
         self._opening = asyncio.get_running_loop().create_task(self._open())
 
     async def _open(self) -> None:
         request = self._request
         try:
-            target, headers, self._finish = await self._opener(request)
+            self._passage = await self._opener(request)
+            target, headers = self._passage.target, self._passage.headers
             if request.is_admitted:
                 self._connections.admit(self)
             async with deadlines.timeout(CONNECT_TIMEOUT):
@@ -381,7 +398,6 @@ class Tunnel(_Side):
             server_side.write(
                 request_head("GET", path, [*target.passed(headers), *upgrade_headers])
             )
-            self.pause(is_paused=False)
 
     def refuse(self, refusal: Refusal) -> None:
         """Answer that there will be no WebSocket."""
@@ -395,6 +411,8 @@ class Tunnel(_Side):
             self.write(answer_head(answer.status, [*headers, (b"connection", b"close")]))
             self.pause(is_paused=True)
             return
+        if self._passage is not None:
+            self._passage.on_made()
         upgrade_headers = [(b"connection", b"Upgrade"), (b"upgrade", b"websocket")]
         self.write(answer_head(answer.status, [*headers, *upgrade_headers]) + answer.rest)
         early_data, self._early_data = self._early_data, None
@@ -422,8 +440,8 @@ class Tunnel(_Side):
         super().connection_lost(exc)
         if self._opening is not None:
             self._opening.cancel()
-        if self._finish is not None:
-            self._finish()
+        if self._passage is not None:
+            self._passage.on_end()
         self._connections.discard(self)
 
 
@@ -534,7 +552,7 @@ class Forwarder:
             if not has_begun:
                 await _refuse(send, error, 502)
 
-    async def _open(self, upgrade: Upgrade) -> tuple[Target, list[Header], Callable[[], None]]:
+    async def _open(self, upgrade: Upgrade) -> Passage:
         headers = [*upgrade.headers, *self._headers]
         try:
             upgrade.admit()
@@ -544,7 +562,7 @@ class Forwarder:
             raise Refusal(403, _body(error)) from error
         except NoTargetError as error:
             raise Refusal(503, _body(error)) from error
-        return target, _program_headers(headers, target), lambda: None
+        return Passage(target, _program_headers(headers, target))
 
 
 def _check_page(headers: Iterable[Header], method: str) -> None:

@@ -39,12 +39,13 @@ from kubetorch.pod.logs import AgentLines, Line, LogLine, PodLog
 from kubetorch.pod.membership import Membership
 from kubetorch.pod.memory_limit import MemoryLimit
 from kubetorch.pod.peers import Peers
-from kubetorch.pod.results import Outcomes, Results
+from kubetorch.pod.results import VALUE_OVERHEAD, VALUE_SECONDS, Outcomes, Results
 from kubetorch.pod.session import HEARTBEAT, RANK_HEARTBEAT, ControllerAddress, Session
 from kubetorch.pod.shells import Shells
 from kubetorch.pod.streams import MESSAGE_LIMIT, Streams
 from kubetorch.pod.supervisor import GenerationLoader, ProjectCode, Supervisor
 from kubetorch.pod.transfers import Transfers
+from kubetorch.pod.user_process.protocol import VALUE_LIMIT
 from kubetorch.pod.worker_process.worker import WorkerHost
 from kubetorch.pod.worker_process.zygotes import Launched
 from kubetorch.specs.logging import LEVELS
@@ -196,6 +197,13 @@ class Agent:
             results=self._results,
             on_line=self._write_line,
             outcomes=Outcomes(root / "outcomes", time.monotonic),
+            values=Outcomes(
+                root / environment.VALUES,
+                time.monotonic,
+                VALUE_SECONDS,
+                VALUE_LIMIT + VALUE_OVERHEAD,
+                VALUE_OVERHEAD,
+            ),
             on_change=self._session.activity_changed,
         )
         self._apps = AppHost(
@@ -402,6 +410,7 @@ class Agent:
         )
 
     def _activity(self) -> Activity:
+        self._calls.ask_waits()
         return Activity(
             calls=self._calls.running + self._apps.busy + self._shells.running,
             last=max(self._calls.last, self._apps.last, self._shells.last),

@@ -38,6 +38,7 @@ from kubetorch.errors import (
     KubetorchError,
     ProtocolError,
     QueueFullError,
+    ResultExpiredError,
     SerializationError,
     SpecError,
     WorkerDiedError,
@@ -45,10 +46,10 @@ from kubetorch.errors import (
 from kubetorch.pod.item_use import ItemUse
 from kubetorch.pod.logs import Line
 from kubetorch.pod.rank_calls import RankGroup
-from kubetorch.pod.results import Outcomes, Results
+from kubetorch.pod.results import VALUE_SECONDS, Outcomes, Results
 from kubetorch.pod.slots import Slots, Start, Ticket
 from kubetorch.pod.user_process import protocol
-from kubetorch.pod.user_process.protocol import FIRST_GRANT
+from kubetorch.pod.user_process.protocol import FIRST_GRANT, VALUE_LIMIT
 from kubetorch.pod.worker_process.pool import WorkerPool
 from kubetorch.pod.worker_process.worker import Payload, Worker, shared
 from kubetorch.specs.callable import CALLABLES, UNKNOWN_CHAIN
@@ -57,7 +58,14 @@ from kubetorch.specs.workload import Origin, WorkloadSpec
 from kubetorch.wire import codecs, exceptions, retries, routes
 from kubetorch.wire.calls import CALL_ID, Outcome, Raised, Returned, check_arguments
 from kubetorch.wire.frames import KUBETORCH, Chain, Open, Progress, Retry
-from kubetorch.wire.messages import CallProgress, CallReport, Ending, QueueView, SlotHolder
+from kubetorch.wire.messages import (
+    CallProgress,
+    CallReport,
+    Ending,
+    QueueView,
+    SlotHolder,
+    calls_that_wait,
+)
 
 #: Calls that the pod knows at one time, whatever their state.
 CALL_LIMIT = 10_000
@@ -142,6 +150,8 @@ class Call:
         self._pause_timer: asyncio.TimerHandle | None = None
         self.attempts = 1
         self._has_yielded = False
+        # The file of its value, which cannot travel, from when that comes until its error does.
+        self._kept: int | None = None
         # Values that its generator may still send.
         self._granted = FIRST_GRANT
         self.request = request
@@ -183,6 +193,11 @@ class Call:
             f"call {self.request.id} streams its values, which are not kept: nobody can join it",
             hint="give each call of a generator an idempotency key of its own",
         )
+
+    @property
+    def state(self) -> str:
+        """As the controller is told of it, until it has ended."""
+        return "waiting" if self.queued is not None and self.begun is None else "running"
 
     @property
     def other_origin(self) -> Origin | None:
@@ -254,6 +269,11 @@ class Call:
         """True for a generator whose reader takes nothing."""
         return self._granted <= 0
 
+    @property
+    def waits_for(self) -> str:
+        """The call of its own that it waits for, as its process said last."""
+        return self.worker.waits.get(self.number, "") if isinstance(self.worker, Worker) else ""
+
     def revoke(self, reason: str) -> None:
         """End the call for all its callers."""
         if self.is_ended or self.cancelled is not None:
@@ -311,6 +331,8 @@ class Call:
         self.queued, self.begun = time.time(), None
         for caller in self.callers:
             caller.on_queued()
+        if self.is_recorded:
+            self._calls.report_state(self)
 
     def on_begun(self) -> None:  # CallSink's
         self.begun = time.time()
@@ -321,12 +343,14 @@ class Call:
             self.limit(self.request.timeout)
         for caller in self.callers:
             caller.on_begun()
+        if self.is_recorded and self.queued is not None:
+            self._calls.report_state(self)
 
     def _end_waiting(self, timeout: float) -> None:
         waiting = 0 if self.slots is None else self.slots.waiting
         error = CallTimeoutError(
-            f"the call did not begin within its queue_timeout of {timeout:g} s: {waiting} calls "
-            "wait for their turn",
+            f"the call did not begin within its queue_timeout of {timeout:g} s: "
+            f"{calls_that_wait(waiting)} for their turn",
             hint="kt status shows what runs",
         )
         self.fail(error, started=False)
@@ -424,8 +448,18 @@ class Call:
         self._end(is_failure=False)
         self._answer(result, payload)
 
+    def on_kept(self, descriptor: int) -> None:  # CallSink's
+        self._kept = descriptor
+
     def on_error(self, failure: bytes) -> None:  # CallSink's
-        if self._repeats_left and self._repeats_after(exceptions.parse_json(failure)):
+        kept, self._kept = self._kept, None
+        repeats = self._repeats_left and self._repeats_after(exceptions.parse_json(failure))
+        if kept is not None:
+            if repeats or self.is_answered:
+                os.close(kept)
+            else:
+                failure = self._calls.keep_value(self, kept, failure)
+        if repeats:
             self._pause()
             return
         self._end(is_failure=True)
@@ -572,6 +606,8 @@ class Calls:
     results: Results
     on_line: Callable[[Line, int], None]
     outcomes: Outcomes
+    #: Values that could not travel, by the ids of their calls.
+    values: Outcomes
     on_change: Callable[[], None]
 
     def __post_init__(self) -> None:
@@ -652,10 +688,23 @@ class Calls:
             since=min((call.queued or 0.0 for call in line), default=0.0),
             strays=sum(call.request.chain == UNKNOWN_CHAIN for call in line),
             holders=tuple(
-                SlotHolder(_name(first.request), first.begun or 0.0, len(path), path[-1].is_paused)
+                SlotHolder(
+                    _name(first.request),
+                    first.begun or 0.0,
+                    len(path),
+                    path[-1].is_paused,
+                    path[-1].waits_for,
+                )
                 for first, path in ((path[0], path) for path in held[:HOLDERS])
             ),
         )
+
+    def ask_waits(self) -> None:
+        """If calls wait for a slot, ask what its holders wait for, for the next `queue`."""
+        if self._slots.limit is not None and self._slots.waiting:
+            for worker in self._processes.values():
+                if isinstance(worker, Worker):
+                    worker.ask_waits()
 
     @property
     def generation(self) -> int:
@@ -861,10 +910,9 @@ class Calls:
         # First this: a caller that spawns waits for either, and so has it in hand.
         if self._notice is not None and not self._tell(call, self._notice):
             return
-        if not self._record(call):
-            return
         if isinstance(worker, RankGroup) and not self._is_bounded_here(worker, call.request):
-            call.run_on(worker, call.request.chain)
+            if self._record(call):
+                call.run_on(worker, call.request.chain)
         elif call.request.method == CALLABLES and not isinstance(worker, RankGroup):
             self._answer_about_names(call)
         else:
@@ -876,7 +924,7 @@ class Calls:
         worker = next(workers, None)
         if worker is None:
             self._wait(call)
-        else:
+        elif self._record(call):
             call.run_on(worker, call.request.chain)
 
     def _is_bounded_here(self, group: RankGroup, request: Open) -> bool:
@@ -900,7 +948,8 @@ class Calls:
         if process is not None:
             call.slots = self._slots
             self._queued[call.tag] = call
-            self._run(call, process, f"{call.tag}:{call.tag}", in_line=call.is_in_line)
+            if self._record(call):
+                self._run(call, process, f"{call.tag}:{call.tag}", in_line=call.is_in_line)
             return
         try:
             if isinstance(self._worker, RankGroup):
@@ -921,7 +970,7 @@ class Calls:
         self._queued[call.tag] = call
         if start is None:
             call.wait_for_slot()
-        else:
+        if self._record(call) and start is not None:
             self._run_at(call, start)
 
     def _beside(self, request: Open) -> int:
@@ -1088,7 +1137,7 @@ class Calls:
         if not call.request.detached or call.is_recorded:
             return True
         try:
-            self.results.begin(_report(call.request, "running", call.opened))
+            self.results.begin(_report(call.request, call.state, call.opened))
         except OSError as error:
             if not call.request.confirm:
                 return True
@@ -1130,6 +1179,40 @@ class Calls:
         for spawned in call.spawned:
             self._keep_spawned(spawned, outcome, call.opened, call)
 
+    def keep_value(self, call: Call, descriptor: int, failure: bytes) -> bytes:
+        """Keep a value that cannot travel; its failure, which says how to fetch it.
+
+        The controller is told of the call as of a spawned one, so that it is found by its id.
+        """
+        request = call.request
+        if not CALL_ID.fullmatch(request.id):
+            os.close(descriptor)
+            return failure
+        self.values.take(request.id, descriptor)
+        described = exceptions.parse_json(failure)
+        hint = (
+            f"its value is kept for {VALUE_SECONDS / 3600:g} h: "
+            f'kt.calls.get("{request.id}").result(serialization="pickle"), or '
+            f"kt calls result {request.id} --serialization pickle --out value.pkl"
+        )
+        if described.state.get("hint"):
+            hint = f"{described.state['hint']}; {hint}"
+        state = {**described.state, "call_id": request.id, "hint": hint}
+        described = replace_fields(described, state=state)
+        if not call.spawned:
+            self._keep_spawned(request, Raised(described), call.opened, call)
+        return described.to_json()
+
+    def kept_value(self, call_id: str) -> Outcome:
+        found = self.values.get(call_id)
+        if found is None:
+            raise ResultExpiredError(
+                f"pod {self.pod_name} does not keep the value of call {call_id}",
+                hint=f"values that cannot travel are kept for {VALUE_SECONDS / 3600:g} h, and at "
+                f"most {VALUE_LIMIT // 1024**3} GiB of them: the oldest go first",
+            )
+        return found
+
     def _keep_spawned(
         self, request: Open, outcome: Outcome, started: float, call: Call | None = None
     ) -> None:
@@ -1144,8 +1227,12 @@ class Calls:
 
     def report_attempt(self, call: Call) -> None:
         """Tell the controller that a spawned call is about to run again."""
+        self.report_state(call)
+
+    def report_state(self, call: Call) -> None:
+        """Tell the controller whether a spawned call waits or runs."""
         for spawned in call.spawned:
-            report = _report(spawned, "running", call.opened)
+            report = _report(spawned, call.state, call.opened)
             self.results.progress(replace(report, attempts=call.attempts))
 
     def report_progress(self, call: Call, report: Progress) -> None:
@@ -1156,7 +1243,7 @@ class Calls:
         total = None if report.total is None or not math.isfinite(report.total) else report.total
         progress = CallProgress(report.current, total, message)
         for spawned in call.spawned:
-            news = _report(spawned, "running", call.opened)
+            news = _report(spawned, call.state, call.opened)
             self.results.progress(replace(news, progress=progress, attempts=call.attempts))
 
     def on_lost(self, call: Call) -> None:

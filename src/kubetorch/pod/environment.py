@@ -47,6 +47,9 @@ INTERNAL = "KT_POD_"
 #: In the folder of the pod: the addresses of the pods of its service, for `kt.distributed`.
 MEMBERS = "members"
 
+#: In the folder of the pod: values of calls that cannot travel.
+VALUES = "values"
+
 #: What was put aside when the agent started, because it is meant for the image's own programs.
 KEPT = f"{INTERNAL}KEPT_"
 
@@ -252,6 +255,7 @@ def worker_spec(
         modules={"__main__": ref.module} if ref.is_script else {},
         library_path=prepared.path,
         code=None if code is None else str(code),
+        values=str(Path(pod.root, VALUES)),
     )
 
 

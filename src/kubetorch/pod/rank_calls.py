@@ -17,6 +17,7 @@ import contextlib
 import itertools
 import json
 import logging
+import os
 import re
 import time
 from abc import ABC, abstractmethod
@@ -735,6 +736,10 @@ class RankPart(ABC):
     def on_begun(self) -> None:
         """And now it runs."""
         self.run.sink.on_begun()
+
+    def on_kept(self, descriptor: int) -> None:
+        """Nothing is kept of a call on ranks."""
+        os.close(descriptor)
 
     def on_failing(self, failure: bytes) -> None:  # noqa: B027  # neither a worker nor a peer says it
         """Nothing runs after that."""

@@ -4,6 +4,8 @@
                                 the controller certainly knows its end
     <root>/results/outcomes-*   outcomes that the controller does not have yet
     <root>/outcomes/outcomes-*  outcomes of calls with an idempotency key
+    <root>/values               pickled values of calls that could not travel, in files without a
+                                name, which workers have written
 
 Everything is appended to files that there are: to make one takes longer than a call. When the agent
 finds a call after a restart that had not ended, the process that ran it is gone, and it is reported
@@ -32,7 +34,7 @@ from kubetorch.lib import backoff, files
 from kubetorch.lib.decoders import json_decoder
 from kubetorch.lib.tasks import cancel_all
 from kubetorch.wire import exceptions
-from kubetorch.wire.calls import CALL_ID, Outcome, Raised, packed, unpack_outcome
+from kubetorch.wire.calls import CALL_ID, Outcome, Raised, Returned, packed, unpack_outcome
 from kubetorch.wire.messages import CallReport
 
 #: Seconds that the outcome of a call with an idempotency key is kept.
@@ -43,6 +45,9 @@ LIMIT_BYTES = 64 * 1024 * 1024
 _FILE_BYTES = LIMIT_BYTES // 8
 #: What one takes beside its bytes.
 _OVERHEAD = 1024
+#: Seconds that a value which could not travel is kept, and what each takes beside its bytes: the
+#: agent has its file open.
+VALUE_SECONDS, VALUE_OVERHEAD = 3600.0, 16 * 1024 * 1024
 #: Seconds until a failed upload is tried again, doubled each time up to the second number.
 RETRY_DELAYS = (0.5, 30.0)
 #: See `Results`.
@@ -73,9 +78,27 @@ class _File:
         #: Outcomes in it that are wanted.
         self.used = 0
 
+    @property
+    def name(self) -> str:
+        return self.path.name
+
     def close(self) -> None:
         os.close(self.descriptor)
         self.path.unlink(missing_ok=True)
+
+
+class _NamelessFile(_File):
+    """A file of another process, which goes with its descriptor."""
+
+    name = ""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.size = os.fstat(descriptor).st_size
+        self.used = 0
+
+    def close(self) -> None:
+        os.close(self.descriptor)
 
 
 class Place:
@@ -101,6 +124,9 @@ class Place:
 
     def outcome(self) -> Outcome:
         """The outcome in it, whose payload is no memory of this process."""
+        return unpack_outcome(self._mapped())
+
+    def _mapped(self) -> memoryview:
         skipped = self.begin % mmap.ALLOCATIONGRANULARITY
         found = mmap.mmap(
             self.file.descriptor,
@@ -108,7 +134,14 @@ class Place:
             access=mmap.ACCESS_READ,
             offset=self.begin - skipped,
         )
-        return unpack_outcome(memoryview(found)[skipped:])
+        return memoryview(found)[skipped:]
+
+
+class _PickledPlace(Place):
+    """The place of a value that a worker has pickled."""
+
+    def outcome(self) -> Outcome:
+        return Returned("pickle", (self.length,), self._mapped())
 
 
 class OutcomeFiles:
@@ -173,7 +206,7 @@ class OutcomeFiles:
 
     def _tidy(self, file: _File) -> None:
         if not file.used and file is not self._last:
-            self._files.pop(file.path.name, None)
+            self._files.pop(file.name, None)
             file.close()
 
 
@@ -185,6 +218,7 @@ class Outcomes:
     clock: Callable[[], float]
     keep_seconds: float = KEEP_SECONDS
     limit_bytes: int = LIMIT_BYTES
+    overhead: int = _OVERHEAD
 
     def __post_init__(self) -> None:
         self._files = OutcomeFiles(self.folder)
@@ -197,7 +231,7 @@ class Outcomes:
         self._drop(key)
         parts = packed(outcome)
         length = sum(map(len, parts))
-        if _OVERHEAD + length > self.limit_bytes:
+        if self.overhead + length > self.limit_bytes:
             return
         try:
             place = self._files.reserve(length)
@@ -205,9 +239,20 @@ class Outcomes:
         except OSError as error:
             _log.warning("outcome not kept error=%s", error)
             return
+        self._add(key, place)
+
+    def take(self, key: object, descriptor: int) -> None:
+        """Keep a value that a worker has pickled into a file, which is closed when it goes."""
+        self._drop(key)
+        file = _NamelessFile(descriptor)
+        self._add(key, _PickledPlace(file, 0, file.size))
+        # Nobody may ask again, and it is large.
+        asyncio.get_running_loop().call_later(self.keep_seconds + 1.0, self._expire)
+
+    def _add(self, key: object, place: Place) -> None:
         self._files.keep(place)
         self._kept[key] = (self.clock() + self.keep_seconds, place)
-        self._bytes += _OVERHEAD + length
+        self._bytes += self.overhead + place.length
         self._expire()
 
     def get(self, key: object) -> Outcome | None:
@@ -226,7 +271,7 @@ class Outcomes:
     def _drop(self, key: object) -> None:
         found = self._kept.pop(key, None)
         if found:
-            self._bytes -= _OVERHEAD + found[1].length
+            self._bytes -= self.overhead + found[1].length
             self._files.release(found[1])
 
 

@@ -33,6 +33,7 @@ from typing import NamedTuple
 
 from kubetorch.errors import QueueFullError
 from kubetorch.specs.compute import MOST_WAITING
+from kubetorch.wire.messages import calls_that_wait
 
 #: Bytes of the arguments of calls that wait for one process.
 MOST_WAITING_BYTES = 1024**3
@@ -276,7 +277,7 @@ class Slots:
         count = max(len(self._processes), 1)
         if len(self._tickets) >= self.most_waiting * count:
             raise QueueFullError(
-                f"{len(self._tickets)} calls wait already, and no more may",
+                f"{calls_that_wait(len(self._tickets))} already, and no more may",
                 hint="call again in a while; kt.Compute(max_queue=) says how many may wait",
             )
         if self._tickets and self._bytes + ticket.size > MOST_WAITING_BYTES * count:

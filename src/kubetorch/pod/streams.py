@@ -33,7 +33,7 @@ from kubetorch.pod.worker_process.worker import OwnedPayload, Payload
 from kubetorch.specs.logging import LEVELS
 from kubetorch.specs.workload import Origin
 from kubetorch.wire import codecs, frames, routes, tokens, versions
-from kubetorch.wire.calls import ARGUMENTS_LIMIT, Returned
+from kubetorch.wire.calls import ARGUMENTS_LIMIT, Outcome, Returned
 from kubetorch.wire.frames import CHUNK, WINDOW, Body, Inbox, Kind, Outbox
 
 Buffer = bytes | bytearray | memoryview
@@ -566,8 +566,12 @@ class ClientStream(Endpoint):
     def _on_attach(self, number: int, meta: frames.Attach) -> None:
         streamed = self._new_call(number, "debug" if meta.stream_logs else None)
         self._attached.add(number)
-        found = self.calls.find(meta.id)
         try:
+            found: Call | Outcome | None
+            if meta.serialization == "pickle":
+                found = self.calls.kept_value(meta.id)
+            else:
+                found = self.calls.find(meta.id)
             if found is None:
                 raise ResultExpiredError(f"pod {self.pod_name} knows no call {meta.id}")
             streamed.call = join(found, streamed)

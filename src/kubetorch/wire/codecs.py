@@ -23,19 +23,30 @@ client would see: `.text`, `.content`, `.content_type`.
 from __future__ import annotations
 
 import base64
+import contextlib
+import functools
 import io
 import itertools
 import json
 import math
 import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from kubetorch.errors import SerializationError
 from kubetorch.wire import arrays, introspection, values
 from kubetorch.wire.values import Buffer, GatheredSegment
 
 Codec = Literal["json", "pickle", "none"]
+
+
+class Writer(Protocol):
+    """A file, as far as pickling needs it."""
+
+    def write(self, data: Buffer, /) -> object:
+        """Append bytes."""
+
+
 #: The codecs that users name.
 CODECS: tuple[Codec, ...] = ("json", "pickle", "none")
 #: The codec for `json` on a stream, if its agent offers it.
@@ -389,9 +400,22 @@ def _encode_pickle(value: object, root: str) -> list[Segment]:
         buffers.append(buffer)
         return False
 
-    try:
+    with _explaining(value, root):
         stream = pickle.dumps(value, protocol=5, buffer_callback=is_in_stream)
         return [stream, *(buffer.raw() for buffer in buffers)]
+
+
+def write_pickle(file: Writer, value: object, root: str = "result") -> None:
+    """Pickle a value into a file as it comes, so that memory for the whole is not needed."""
+    with _explaining(value, root):
+        pickle.Pickler(file, protocol=5).dump(value)
+
+
+@contextlib.contextmanager
+def _explaining(value: object, root: str) -> Iterator[None]:
+    """Name the part of a value that cannot be pickled."""
+    try:
+        yield
     except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
         path, unfit_part = _find_unpicklable(value, root)
         if not root:  # the dictionary of arguments
@@ -402,6 +426,27 @@ def _encode_pickle(value: object, root: str) -> list[Segment]:
             f"{introspection.summary(error)}",
             hint=values.HINTS.get(type(unfit_part)),
         ) from error
+
+
+def in_band(segments: Sequence[Buffer]) -> bytes:
+    """One pickle stream out of a stream and its out-of-band buffers, without unpickling it.
+
+    `pickle.loads` of it calls `pickle.loads` with the buffers, so it gives the same value.
+    """
+    if len(segments) == 1:
+        return bytes(segments[0])
+    return pickle.dumps(_Rebuild(segments), protocol=5)
+
+
+class _Rebuild:
+    def __init__(self, segments: Sequence[Buffer]) -> None:
+        self._segments = segments
+
+    def __reduce__(self) -> tuple[object, ...]:
+        stream, *buffers = self._segments
+        # Writable where they were writable: arrays that are rebuilt on them can be changed.
+        loads = functools.partial(pickle.loads, buffers=[bytearray(buffer) for buffer in buffers])
+        return loads, (bytes(stream),)
 
 
 #: Levels and parts of a value that the search for an unfit part visits.

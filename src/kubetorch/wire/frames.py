@@ -236,10 +236,15 @@ class Chain(tuple[tuple[str, str], ...]):
 
 
 class Attach(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Meta of ATTACH: wait for the end of the call with this id."""
+    """Meta of ATTACH: wait for the end of the call with this id.
+
+    Attributes:
+        serialization: `pickle`: give the value of the call, which could not travel.
+    """
 
     id: str
     stream_logs: bool = False
+    serialization: str = ""
 
 
 class Cancel(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -53,12 +53,14 @@ class SlotHolder(msgspec.Struct, frozen=True, omit_defaults=True):
         began: When it began to run.
         calls: How many calls run in the slot, each made by the one before it.
         is_paused: The last of them is a generator whose reader does not read.
+        waits_for: The call, perhaps of another service, that the last of them waits for.
     """
 
     callable: str
     began: float
     calls: int = 1
     is_paused: bool = False
+    waits_for: str = ""
 
 
 class QueueView(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -79,6 +81,10 @@ class QueueView(msgspec.Struct, frozen=True, omit_defaults=True):
     since: float = 0.0
     strays: int = 0
     holders: tuple[SlotHolder, ...] = ()
+
+
+def calls_that_wait(count: int) -> str:
+    return "1 call waits" if count == 1 else f"{count} calls wait"
 
 
 class Message(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, tag_field="type"):
@@ -183,7 +189,7 @@ class CallReport(Message, tag="call", frozen=True):
 
     Attributes:
         callable: Callable and method, `Counter.add`.
-        state: `running`, `succeeded`, `failed` or `cancelled`.
+        state: `waiting` (for a slot), `running`, `succeeded`, `failed` or `cancelled`.
         result: Digest of the blob with the packed outcome (`kubetorch.wire.calls`), once ended.
         attempts: How often it has run, this time included.
     """
@@ -197,6 +203,10 @@ class CallReport(Message, tag="call", frozen=True):
     result_bytes: int = 0
     progress: CallProgress | None = None
     attempts: int = 1
+
+
+#: States of a call that has not ended.
+UNENDED = ("waiting", "running")
 
 
 class Regroup(Message, tag="regroup", frozen=True):

@@ -600,6 +600,33 @@ def _find_packer(kind: type) -> Pack | None:
     return packer
 
 
+#: Classes of libraries that no instance of a subclass gets beyond, by where they are defined.
+_NEVER = {("torch.nn.modules.module", "Module"), ("torch.optim.optimizer", "Optimizer")}
+
+
+def never_travels(kind: type) -> bool:
+    """True if the class alone shows that its instances cannot travel.
+
+    Of classes that others may stand for (abstract ones, protocols, those with subclasses), of
+    built-in ones and of those of the libraries that have packers, nothing is shown.
+    """
+    mro = _mro(kind)
+    if any(_module_and_name(base) in _NEVER for base in mro):
+        return True
+    package = introspection.module_of(kind).partition(".")[0]
+    is_open: object = (
+        package in sys.stdlib_module_names
+        or package in PACKERS
+        or type.__subclasses__(kind)
+        or getattr(kind, "__abstractmethods__", None)
+        or getattr(kind, "_is_protocol", False)
+        or hasattr(kind, "_to_wire")
+    )
+    if is_open or issubclass(kind, (enum.Enum, *(base for base, _ in _BASES))):
+        return False
+    return _layout(kind) is None
+
+
 # -------------------------------------------------------------------------------- users' classes
 
 

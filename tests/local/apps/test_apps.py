@@ -708,6 +708,9 @@ def test_an_app_has_no_ranks_and_says_so():
 # ---------------------------------------------------------------------- how many requests at once
 
 
+UPGRADE = {"Connection": "Upgrade", "Upgrade": "websocket"}
+
+
 def test_requests_wait_for_their_turn_and_the_health_path_and_websockets_do_not(project, port):
     web = Deployed(project, port, health_check="/about")
     try:
@@ -732,12 +735,46 @@ def test_requests_wait_for_their_turn_and_the_health_path_and_websockets_do_not(
         echo.send(b"hello", websocket_protocol.TEXT)
         assert echo.next() == (websocket_protocol.TEXT, b"hello")
         echo.sock.close()
+        # Nobody knows of a request that asks for an upgrade whether the app makes it.
+        assert web.ask("/flood", **UPGRADE)[0] == 429
         assert answers == []
         held.send(b"0\r\n\r\n")
         assert answer.read() == b"a"
         held.close()
         waiting.join(TIMEOUT)
         assert [status for status, _, _ in answers] == [200]
+    finally:
+        web.app.teardown()
+
+
+def test_a_request_for_an_upgrade_that_is_not_made_has_a_slot_until_its_end(project, port):
+    web = Deployed(project, port)
+    try:
+        web.deploy(concurrency=1)
+        assert web.ask("/echo", "POST", b"a body", **UPGRADE)[2] == b"a body"
+        endless = web.connect()
+        sent = {"Authorization": f"Bearer {web.token}", "Sec-WebSocket-Version": "13"}
+        endless.request("GET", "/http/flood", headers={**sent, **UPGRADE})
+        answer = endless.getresponse()
+        assert answer.read(100) == b"x" * 100
+        wait_until(lambda: queue_of(web.app) == (1, 0))
+        status, _, body = web.ask("/", X_Kubetorch_Queue_Timeout="0.2")
+        assert (status, json.loads(body)["error_type"]) == (504, "CallTimeoutError")
+        status, _, body = web.ask("/", X_Kubetorch_Queue_Timeout="soon")
+        assert (status, json.loads(body)["error_type"]) == (400, "ProtocolError")
+        leaving = socket.create_connection((web.agent.hostname, web.agent.port), TIMEOUT)
+        handshake = websocket_protocol.ClientHandshake("127.0.0.1", "/http/ws", sent.items())
+        leaving.sendall(handshake.request)
+        wait_until(lambda: queue_of(web.app) == (1, 1))
+        leaving.close()
+        wait_until(lambda: queue_of(web.app) == (1, 0))
+        answer.close()
+        endless.close()
+        assert web.ask("/")[0] == 200
+        made = Socket(web)
+        assert made.status == 101
+        wait_until(lambda: queue_of(web.app) == (0, 0))
+        made.sock.close()
     finally:
         web.app.teardown()
 

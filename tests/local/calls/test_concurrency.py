@@ -53,6 +53,37 @@ class Probe:
             time.sleep(0.01)
         return "held"
 
+    def ask(self, service, how, folder):
+        hold = kt.cls(name=service).hold_on
+        if how == "call":
+            hold(folder)
+        elif how == "map":
+            list(hold.map([folder] * 2))
+        elif how == "result":
+            hold.spawn(folder).result()
+        elif how == "thread":
+            context = contextvars.copy_context()
+            thread = threading.Thread(target=lambda: context.run(hold, folder))
+            thread.start()
+            thread.join()
+
+    def cross(self, service, folder, mine):
+        open(os.path.join(folder, mine), "a").close()
+        while len(os.listdir(folder)) < 2:
+            time.sleep(0.01)
+        return kt.cls(name=service).add(1)
+
+    async def ask_on_loop(self, service, how, folder):
+        kt.cls(name=service).hold_on(folder)
+
+    def hold_on(self, folder):
+        open(os.path.join(folder, "began"), "a").close()
+        try:
+            while not os.path.exists(os.path.join(folder, "end")):
+                time.sleep(0.01)
+        finally:
+            open(os.path.join(folder, "ended"), "a").close()
+
     def seen(self):
         return [self.peak, self.ran]
 
@@ -232,6 +263,29 @@ def test_a_call_that_waits_can_be_cancelled_and_never_runs(deploy: Any, tmp_path
     assert probe.seen()[1] == []
 
 
+def test_a_call_that_waits_for_another_service_is_cancelled_alone(
+    deploy: Any, tmp_path: Path
+) -> None:
+    outer = deploy("outer", concurrency=4)
+    deploy("inner", concurrency=2)
+    beside = InThread(outer.hold, str(tmp_path / "beside"), str(tmp_path / "over"))
+    until((tmp_path / "beside").exists)
+    for how in ("call", "map", "result", "thread", "loop"):
+        folder = tmp_path / how
+        folder.mkdir()
+        method = outer.ask_on_loop if how == "loop" else outer.ask
+        asking = method.spawn("inner", how, str(folder))
+        until((folder / "began").exists)
+        asking.cancel()
+        with pytest.raises(kt.CallCancelledError):
+            asking.result()
+        if how == "result":  # what was spawned goes on
+            (folder / "end").touch()
+        until((folder / "ended").exists)
+    (tmp_path / "over").touch()
+    assert beside.join().value == "held"
+
+
 def test_what_a_handle_asks_about_names_takes_no_slot(deploy: Any, tmp_path: Path) -> None:
     probe = deploy("asked", concurrency=1)
     first = InThread(probe.hold, str(tmp_path / "began"), str(tmp_path / "end"))
@@ -251,10 +305,22 @@ def test_more_calls_than_may_wait_are_refused(deploy: Any, tmp_path: Path) -> No
     with pytest.raises(kt.QueueFullError, match="2 calls wait already") as caught:
         probe.work(0, "refused")
     assert caught.value.status == 429
+    assert [each.status() for each in waiting] == ["waiting", "waiting"]
+    assert not any(each.done() for each in waiting)
+    # Items of a map wait in their program while they may not in the pod.
+    items = InThread(lambda: list(probe.work.map([0] * 8, [f"item {each}" for each in range(8)])))
+    with pytest.raises(kt.QueueFullError):
+        list(probe.work.options(queue_timeout=0.1).map([0], ["impatient"]))
     (tmp_path / "end").touch()
     assert [each.result() for each in waiting] == [0, 1]
     assert first.join().value == "held"
-    assert "refused" not in probe.seen()[1]
+    assert items.join().value == [f"item {each}" for each in range(8)]
+    assert not {"refused", "impatient"} & set(probe.seen()[1])
+
+
+def test_a_line_where_nobody_waits_is_refused(deploy: Any) -> None:
+    with pytest.raises(kt.SpecError, match="max_queue is 3, and nothing bounds"):
+        deploy("lineless", max_queue=3)
 
 
 def test_callers_take_turns(deploy: Any, tmp_path: Path) -> None:
@@ -373,6 +439,30 @@ def test_what_runs_and_waits_and_holds_the_slots_is_shown(
     (tmp_path / "end").touch()
     assert held.join().value == "held"
     assert [each.result() for each in waiting] == [0, 1, 2]
+
+
+def test_two_chains_that_lock_each_other_are_shown(
+    deploy: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left, right = deploy("left", concurrency=1), deploy("right", concurrency=1)
+    crossing = [
+        left.cross.spawn("right", str(tmp_path), "from-left"),
+        right.cross.spawn("left", str(tmp_path), "from-right"),
+    ]
+    text = ""
+    deadline = time.monotonic() + 60
+    while "all slots wait for other calls" not in text:
+        assert time.monotonic() < deadline, text
+        time.sleep(0.1)
+        inspection.show(view(left), Output())
+        text = capsys.readouterr().out
+    assert "Probe.cross runs for" in text
+    assert "it waits for Probe.add of right" in text
+    for call in crossing:
+        call.cancel()
+    for call in crossing:
+        assert call.wait(60)
+    assert left.add(1) == right.add(1) == 1
 
 
 def test_calls_of_a_thread_that_lost_its_context_are_shown_to_wait_for_their_caller(

@@ -440,6 +440,30 @@ def test_what_is_no_request_is_refused_and_an_unknown_upgrade_is_an_ordinary_one
     run(scenario)
 
 
+@pytest.mark.parametrize(
+    "framing",
+    [
+        b"Content-Length: 5\r\n\r\nhello",
+        b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+    ],
+    ids=["length", "chunks"],
+)
+@pytest.mark.parametrize("protocol", [b"websocket", b"h2c"])
+def test_a_request_for_an_upgrade_may_have_a_body_and_is_the_last(
+    framing: bytes, protocol: bytes
+) -> None:
+    async def scenario(client: Client) -> None:
+        head = b"POST /x HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: " + protocol
+        sent = head + b"\r\n" + framing
+        await client.send(sent[:-3])
+        await client.send(sent[-3:] + b"GET /smuggled HTTP/1.1\r\nHost: h\r\n\r\n")
+        assert (await client.answer())[0] == 200
+        assert await client.is_closed()
+        assert client.app.seen == [("POST", "/x", b"hello")]
+
+    run(scenario)
+
+
 def test_what_follows_a_body_is_no_header() -> None:
     scopes: list[Any] = []
 

@@ -11,9 +11,8 @@ import pytest
 
 import clock_loop
 from kubetorch.lib import proxy, sockets
-from kubetorch.lib.http1 import Header
 from kubetorch.lib.http_server import Refusal, Server, Upgrade
-from kubetorch.lib.proxy import Mount, Target
+from kubetorch.lib.proxy import Mount, Passage, Target
 from kubetorch.lib.websocket_protocol import ClientHandshake
 
 ASK = ClientHandshake("localhost", "/socket?a=b", ()).request
@@ -52,10 +51,11 @@ class Way:
     async def head(self) -> bytes:
         return await self.reader.readuntil(b"\r\n\r\n")
 
-    async def _open(self, upgrade: Upgrade) -> tuple[Target, list[Header], Callable[[], None]]:
+    async def _open(self, upgrade: Upgrade) -> Passage:
         if self._error is not None:
             raise self._error
-        return Target(sockets.LOOPBACK, self.port, Mount("", "")), upgrade.headers, self._finish
+        target = Target(sockets.LOOPBACK, self.port, Mount("", ""))
+        return Passage(target, upgrade.headers, on_end=self._finish)
 
     def _finish(self) -> None:
         self.finished += 1

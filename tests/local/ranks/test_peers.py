@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
@@ -42,6 +43,9 @@ class Sink:
 
     def on_log(self, line: Line) -> None:
         self.lines.append(line.text)
+
+    def on_kept(self, descriptor: int) -> None:
+        os.close(descriptor)
 
     def on_failing(self, failure: bytes) -> None:
         raise AssertionError("a part that has failed runs no more")

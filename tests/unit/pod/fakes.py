@@ -150,6 +150,7 @@ def make_calls(results: FakeResults | None = None) -> Calls:
         results=results or FakeResults(),  # type: ignore[arg-type]
         on_line=lambda line, generation: None,
         outcomes=Outcomes(Path(gettempdir(), "kubetorch-outcomes"), lambda: 0.0),
+        values=Outcomes(Path(gettempdir(), "kubetorch-values"), lambda: 0.0),
         on_change=lambda: None,
     )
 

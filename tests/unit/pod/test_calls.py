@@ -1,4 +1,6 @@
+import asyncio
 import json
+import os
 import sys
 from dataclasses import replace
 
@@ -884,6 +886,24 @@ def test_the_oldest_go_when_there_are_too_many_bytes(tmp_path):
     for key in range(5):
         outcomes.put(key, returned(2000))
     assert [key for key in range(5) if outcomes.get(key)] == [2, 3, 4]
+
+
+def test_of_files_that_workers_have_written_the_oldest_go_and_are_closed(tmp_path):
+    async def scenario():
+        outcomes = Outcomes(tmp_path, Clock(), limit_bytes=3 * 1100, overhead=1000)
+        descriptors = []
+        for key in range(4):
+            with (tmp_path / str(key)).open("w+b") as file:
+                file.write(b"x" * 100)
+                descriptors.append(os.dup(file.fileno()))
+            outcomes.take(key, descriptors[-1])
+        assert outcomes.get(0) is None
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptors[0])
+        kept = outcomes.get(1)
+        assert (kept.codec, kept.sizes, bytes(kept.payload)) == ("pickle", (100,), b"x" * 100)
+
+    asyncio.run(scenario())
 
 
 def test_one_that_is_larger_than_all_may_be_is_not_kept_and_drives_nothing_out(tmp_path):

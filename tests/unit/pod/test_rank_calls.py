@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -143,6 +144,9 @@ class Sink:
     ) -> None:
         self.ends += 1
         self.result = values(sizes, payload) if codec == rank_values.CODEC else bytes(payload.view)
+
+    def on_kept(self, descriptor: int) -> None:
+        os.close(descriptor)
 
     def on_failing(self, failure: bytes) -> None:
         self.failing = exceptions.parse_json(failure)

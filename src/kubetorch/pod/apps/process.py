@@ -10,7 +10,7 @@ import secrets
 import signal
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -19,6 +19,7 @@ import msgspec
 
 from kubetorch.errors import (
     CallRefusedError,
+    CallTimeoutError,
     KubetorchError,
     OutOfMemoryError,
     PodContainerError,
@@ -36,6 +37,7 @@ from kubetorch.pod.slots import Slots, Start, Ticket
 from kubetorch.pod.worker_process.worker import MARKER
 from kubetorch.specs.callable import AppSpec
 from kubetorch.specs.compute import MOST_WAITING
+from kubetorch.wire import routes
 from kubetorch.wire.messages import AppView, QueueView
 
 #: What a shell adds to the number of the signal that ended its command.
@@ -552,21 +554,40 @@ class AppHost:
             since=self._turns[line[0]][1] if line else 0.0,
         )
 
-    @contextlib.asynccontextmanager
-    async def slot(self, caller: str) -> AsyncIterator[None]:
-        """Wait until a request of this caller may go to the app, where they are bounded."""
+    async def take_slot(self, caller: str, timeout: float | None) -> Callable[[], None]:
+        """Wait until a request of this caller may go to the app, where they are bounded.
+
+        Returns:
+            What gives the slot back. It may be called twice.
+
+        Raises:
+            QueueFullError: Too many wait.
+            CallTimeoutError: Its turn did not come within so many seconds.
+        """
         request = str(next(self._numbers))
+
+        def leave() -> None:
+            self._let_in(self._slots.end(request))
+
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._turns[request] = (turn, time.time())
         try:
-            try:
-                if self._slots.offer(Ticket(request, caller)) is None:
+            if self._slots.offer(Ticket(request, caller)) is None:
+                async with deadlines.timeout(timeout):
                     await turn
-            finally:
-                del self._turns[request]
-            yield
+        except (TimeoutError, asyncio.TimeoutError) as error:
+            leave()
+            raise CallTimeoutError(
+                f"the request did not begin within its {routes.QUEUE_TIMEOUT} of {timeout:g} s: "
+                f"{self._slots.waiting} others wait for their turn in {self.pod_name}",
+                hint="kt status shows what runs",
+            ) from error
+        except BaseException:
+            leave()
+            raise
         finally:
-            self._let_in(self._slots.end(request))
+            del self._turns[request]
+        return leave
 
     def _let_in(self, starts: Sequence[Start]) -> None:
         for start in starts:

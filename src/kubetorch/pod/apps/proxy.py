@@ -8,19 +8,18 @@ cookie. The app never sees it: its log, or what it calls, would give it away.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ipaddress
 import re
 from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
 
 from kubetorch.errors import ForeignOriginError, KubetorchError, UnauthorizedError
 from kubetorch.lib import asgi, proxy
 from kubetorch.lib.asgi import ClientGoneError, Receive, Responder, Scope, Send, refusal
 from kubetorch.lib.http1 import BrokenError, Header
 from kubetorch.lib.http_server import Message, Upgrade
-from kubetorch.lib.proxy import Mount, Target
+from kubetorch.lib.proxy import Mount, Passage, Target
 from kubetorch.pod.apps.process import AppHost, AppProcess
+from kubetorch.pod.http import calling
 from kubetorch.pod.http.auth import Guard, refused
 from kubetorch.pod.http.handing_on import HandingOn, is_alone
 from kubetorch.wire import routes, tokens
@@ -128,9 +127,12 @@ class AppProxy:
             return
         self._host.begin()
         try:
-            process = await self._host.serving()
-            async with self._slot(scope, process):
+            source = (scope.get("client") or ("",))[0]
+            _, leave = await self._enter(scope["raw_path"], headers, source)
+            try:
                 await self._relay(scope, passage, receive, send)
+            finally:
+                leave()
         finally:
             self._host.finish()
 
@@ -141,11 +143,19 @@ class AppProxy:
             return None
         return None if _is_probe(latest, path) else await self._handing_on.choose()
 
-    def _slot(self, scope: Scope, process: AppProcess) -> AbstractAsyncContextManager[None]:
-        """The slot of a request; whoever asks whether the app is well needs none."""
-        if _is_probe(process, scope["raw_path"]):
-            return contextlib.nullcontext()
-        return self._host.slot((scope.get("client") or ("",))[0])
+    async def _enter(
+        self, path: bytes, headers: list[Header], source: str
+    ) -> tuple[AppProcess, Callable[[], None]]:
+        """Wait for the app, and for a slot; returns the app, and what gives the slot back.
+
+        A request of the health check needs no slot.
+        """
+        texts = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
+        timeout = calling.timeout_of(texts, routes.QUEUE_TIMEOUT)
+        process = await self._host.serving()
+        if _is_probe(process, path):
+            return process, lambda: None
+        return process, await self._host.take_slot(source, timeout)
 
     async def _relay(self, scope: Scope, passage: AppRequest, receive: Receive, send: Send) -> None:
         headers = list(scope["headers"])
@@ -178,18 +188,23 @@ class AppProxy:
                 hint="kt logs shows what it does",
             ) from error
 
-    async def open(self, upgrade: Upgrade) -> tuple[Target, list[Header], Callable[[], None]]:
-        """The way of a WebSocket; see `kubetorch.lib.proxy.Opener`."""
+    async def open(self, upgrade: Upgrade) -> Passage:
+        """The way of a WebSocket; see `kubetorch.lib.proxy.Opener`.
+
+        Until the app makes the upgrade it is a request as any other, and has a slot.
+        """
         try:
             passage = self._admit("socket", upgrade.headers, upgrade.query, upgrade.admit)
             member = await self._less_busy(upgrade.headers, upgrade.raw_path)
             if member is not None:
                 handing_on = self._handing_on
                 passed = handing_on.headers(upgrade.headers)
-                return handing_on.target(member), passed, handing_on.begin(member)
+                return Passage(handing_on.target(member), passed, on_end=handing_on.begin(member))
             self._host.begin()
             try:
-                process = await self._host.serving()
+                process, leave = await self._enter(
+                    upgrade.raw_path, upgrade.headers, upgrade.source
+                )
             except BaseException:
                 self._host.finish()
                 raise
@@ -197,7 +212,12 @@ class AppProxy:
             raise refused(error, self._pod_name) from error
         upgrade.query = passage.query
         passed = _passed(passage, upgrade.headers)
-        return _target(process, upgrade.headers), passed, self._host.finish
+
+        def finish() -> None:
+            leave()
+            self._host.finish()
+
+        return Passage(_target(process, upgrade.headers), passed, leave, finish)
 
     def _admit(
         self, method: str, headers: list[Header], query: bytes, on_token: Callable[[], None]

@@ -78,7 +78,7 @@ async def call(
         for name in _PASSED_ON
         if name.lower() in request.headers
     }
-    timeout = calling.timeout_of(request)
+    timeout = calling.timeout_of(request.headers)
     patience = PATIENCE if timeout is None else min(timeout, PATIENCE)
     output = _Output(respond)
     tasks = [

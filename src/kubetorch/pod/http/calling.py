@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import functools
 import json
 import math
 import pickle
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -80,8 +79,8 @@ async def call(
         body=Body(codec, (len(arguments.encoded),), len(arguments.encoded)),
         method=method,
         request_id=request.headers[routes.REQUEST_ID.lower()],
-        timeout=timeout_of(request),
-        queue_timeout=timeout_of(request, routes.QUEUE_TIMEOUT),
+        timeout=timeout_of(request.headers),
+        queue_timeout=timeout_of(request.headers, routes.QUEUE_TIMEOUT),
         idempotency_key=request.headers.get(routes.IDEMPOTENCY_KEY.lower()),
         stream_logs=False,
         traceparent=request.headers.get("traceparent"),
@@ -195,8 +194,9 @@ _EXAMPLE = '{"kwargs": {"x": 1}}'
 _FORM = '{"args": [...], "kwargs": {...}}'
 
 
-def timeout_of(request: Request, header: str = routes.TIMEOUT) -> float | None:
-    text = request.headers.get(header.lower())
+def timeout_of(headers: Mapping[str, str], header: str = routes.TIMEOUT) -> float | None:
+    """The seconds that a header has, whose names are in lower case."""
+    text = headers.get(header.lower())
     if text is None:
         return None
     try:
@@ -278,7 +278,7 @@ def _lines(key: str, codec: str, segments: Sequence[Buffer]) -> bytes:
 def _json(codec: str, segments: Sequence[Buffer]) -> bytes:
     """A value as JSON text; a pickled one in base64."""
     if codec == "pickle":
-        data = base64.b64encode(in_band(segments)).decode()
+        data = base64.b64encode(codecs.in_band(segments)).decode()
         return json.dumps({"data": data}).encode()
     if codec == "none" and len(segments) == 2:
         return json.dumps(bytes(segments[0]).decode(errors="replace")).encode()
@@ -294,27 +294,6 @@ def _check_json(text: Buffer) -> None:
         raise SerializationError(
             "a program made the first call with this key, and its value is no JSON"
         ) from error
-
-
-def in_band(segments: Sequence[Buffer]) -> bytes:
-    """One pickle stream out of a stream and its out-of-band buffers, without unpickling it.
-
-    `pickle.loads` of it calls `pickle.loads` with the buffers, so it gives the same value.
-    """
-    if len(segments) == 1:
-        return bytes(segments[0])
-    return pickle.dumps(_Rebuild(segments), protocol=5)
-
-
-class _Rebuild:
-    def __init__(self, segments: Sequence[Buffer]) -> None:
-        self._segments = segments
-
-    def __reduce__(self) -> tuple[object, ...]:
-        stream, *buffers = self._segments
-        # Writable where they were writable: arrays that are rebuilt on them can be changed.
-        loads = functools.partial(pickle.loads, buffers=[bytearray(item) for item in buffers])
-        return loads, (bytes(stream),)
 
 
 class _Value(NamedTuple):

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
@@ -128,6 +128,9 @@ class RunningCall:
         self._claims = [None]
         #: Set at its end, where a thread waits for it.
         self.has_ended: threading.Event | None = None
+        # Whether its thread has been interrupted, and the threads that wait for other calls.
+        self._is_interrupted = False
+        self._waits: list[tuple[Callable[[], object], tuple[str, str]]] = []
         #: The task that runs it, for a call on the event loop.
         self.task: asyncio.Task[Any] | None = None
         # Values that a generator may still send.
@@ -154,8 +157,35 @@ class RunningCall:
         error = CallTimeoutError if timed_out else CallCancelledError
         self.cancelled = error(reason)
         self.interruptible.interrupt(error)
+        # From here on its own thread raises whatever it does next; others see this.
+        self._is_interrupted = True
+        for wake, _ in tuple(self._waits):
+            wake()
         self._grants.put(0)
         self.loop.call_soon_threadsafe(self._cancel_task)
+
+    @contextlib.contextmanager
+    def waiting(self, wake: Callable[[], object], awaited: tuple[str, str]) -> Iterator[None]:
+        """While a thread waits for another call: when this one is cancelled, wake it, raise why.
+
+        The interpreter interrupts no thread that waits. Who waits after the cancellation cleans up.
+        """
+        was_interrupted = self._is_interrupted
+        wait = (wake, awaited)
+        self._waits.append(wait)
+        try:
+            yield
+        finally:
+            self._waits.remove(wait)
+        if self._is_interrupted and not was_interrupted:
+            self.check()
+
+    @property
+    def waits_for(self) -> str:
+        """What its first thread that waits for another call waits for; empty without any."""
+        for _, (name, service) in tuple(self._waits):
+            return f"{name} of {service}" if service else name
+        return ""
 
     def check(self) -> None:
         if self.cancelled is not None:
@@ -220,6 +250,30 @@ class RunningCall:
             self.agent.send(protocol.PROGRESS, self.number, report)
 
 
+class ValueFile:
+    """A file on the pod's disk that has no name, so that it is gone when nobody has it open."""
+
+    def __init__(self, folder: str) -> None:
+        path = Path(folder, os.urandom(8).hex())
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self.descriptor = os.open(path, flags, 0o600)
+        path.unlink()
+        self._size = 0
+
+    def write(self, data: protocol.Buffer) -> None:
+        """Append bytes; `OSError` beyond `protocol.VALUE_LIMIT`, or without room."""
+        view = memoryview(data).cast("B")
+        self._size += len(view)
+        if self._size > protocol.VALUE_LIMIT:
+            raise OSError(f"it has more than {protocol.VALUE_LIMIT // 1024**3} GiB")
+        while view:
+            view = view[os.write(self.descriptor, view) :]
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+
 @dataclass(eq=False)
 class CallRunner:
     """The calls that run in this process."""
@@ -234,6 +288,8 @@ class CallRunner:
     stacks: int | None
     #: Whether calls wait, rather than be refused, while all threads run others.
     may_wait: bool = False
+    #: Folder on the pod's disk for values that cannot travel; without one they are lost.
+    values: str | None = None
 
     def __post_init__(self) -> None:
         self._pid = os.getpid()
@@ -268,10 +324,18 @@ class CallRunner:
                 # Later than that, nobody reads it, or somebody who has asked again.
                 if self.stacks is not None and time.monotonic() * 1000 < frame.call:
                     faulthandler.dump_traceback(self.stacks)
+            elif frame.kind == protocol.ASK:
+                self._tell_waits()
             elif frame.kind == protocol.PREEMPT:
                 callbacks.run(lambda: self.agent.send(protocol.PREEMPTED))
             else:
                 self._control(frame)
+
+    def _tell_waits(self) -> None:
+        calls = tuple(self._calls.values())
+        awaited = [(each.number, each.waits_for[: protocol.WAITS_LENGTH]) for each in calls]
+        waits = [each for each in awaited if each[1]][: protocol.WAITS_MOST]
+        self.agent.send(protocol.WAITS, payload=json.dumps(dict(waits)).encode())
 
     def _control(self, frame: Frame) -> None:
         call = self._calls.get(frame.call)
@@ -475,7 +539,34 @@ class CallRunner:
         try:
             self.agent.send_value(protocol.RESULT, call.number, call.codec, value, flags)
         except BaseException as error:  # noqa: BLE001  # encoding runs the user's code
-            self._send_failure(call.number, error, started=True, retry_on=call.retry_on)
+            kept = None
+            if introspection.is_a(error, SerializationError):
+                kept = self._pickled(call, value, error)
+            del value
+            failure = self._failure(error, started=True, retry_on=call.retry_on)
+            if kept is None:
+                self.agent.send(protocol.ERROR, call.number, failure)
+            else:
+                self.agent.send_kept(call.number, failure, kept.descriptor)
+                kept.close()
+
+    def _pickled(self, call: RunningCall, value: object, error: Any) -> ValueFile | None:  # noqa: ANN401
+        """A value that cannot travel, in a file; `None`, and why in the error, if it cannot be."""
+        if self.values is None or call.codec == "pickle":
+            return None
+        file: ValueFile | None = None
+        try:
+            file = ValueFile(self.values)
+            codecs.write_pickle(file, value)
+        except BaseException as failed:  # noqa: BLE001  # pickling runs the user's code
+            why = introspection.summary(failed)
+            if isinstance(failed, SerializationError):
+                why = failed.message
+            error.message += f"; nor can it be kept: {why}"
+            if file is not None:
+                file.close()
+            return None
+        return file
 
     def _fail(self, call: RunningCall, error: BaseException, *, started: bool) -> None:
         if os.getpid() != self._pid:
@@ -516,11 +607,15 @@ class CallRunner:
         started: bool,
         retry_on: Sequence[str] = (),
     ) -> None:
+        failure = self._failure(error, started=started, retry_on=retry_on)
+        self.agent.send(protocol.ERROR, number, failure)
+
+    def _failure(self, error: BaseException, *, started: bool, retry_on: Sequence[str]) -> bytes:
         failure = exceptions.describe(error, pod_name=self.pod_name, started=started, skip=CODE)
         is_named = bool(retry_on) and retries.repeats(type(error), retry_on, self.modules)
         if is_named and (started or introspection.is_a(error, SerializationError)):
             failure = replace(failure, repeats=True)
-        self.agent.send(protocol.ERROR, number, failure.to_json())
+        return failure.to_json()
 
 
 def decode(

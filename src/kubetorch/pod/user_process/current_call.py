@@ -10,6 +10,7 @@ import contextvars
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from types import MethodType
 from typing import Any, Protocol
@@ -24,6 +25,11 @@ class CurrentCall(Protocol):
 
     def progress(self, current: float, total: float | None, message: str | None) -> None:
         """Tell the caller how far the call has come."""
+
+    def waiting(
+        self, wake: Callable[[], object], awaited: tuple[str, str]
+    ) -> AbstractContextManager[None]:
+        """While a thread waits for another call: when this one is cancelled, wake it, raise why."""
 
 
 #: Whether this process is a worker; `run` of the module `process` says so.

@@ -117,6 +117,7 @@ class _Worker:
             code=spec["code"],
             stacks=stacks,
             may_wait=spec["may_wait"],
+            values=spec["values"],
         )
 
     def start(self, numeric: numeric_threads.NumericThreads | None) -> None:

@@ -9,9 +9,9 @@
 Then meta and payload; little-endian. Agent and worker are of one version (the worker is run from
 the agent's own files), so nothing here is negotiated.
 
-    agent   LOAD           (CALL | CANCEL | GRANT | RELEASE | TRIM | PREEMPT | DUMP)*   STOP
+    agent   LOAD           (CALL | CANCEL | GRANT | RELEASE | TRIM | PREEMPT | DUMP | ASK)*  STOP
     worker         LOADED | FAILED     (YIELD | PROGRESS | RESULT | ERROR | RELEASE | FORGET
-                                        | PREEMPTED | RETURNED)*            EXITS?
+                                        | PREEMPTED | RETURNED | WAITS)*    EXITS?
 
 With LOAD comes the descriptor of the file that the stacks of all threads are written to: at DUMP,
 which says in `call` until when (milliseconds of the monotonic clock), or at the signal `STACKS`.
@@ -28,6 +28,8 @@ method's name (u32, 0xffffffff for none), the name, the length of the chain, the
 
 Calls that are `IN_LINE` run one after the other. One of them that has not begun comes back, as
 RETURNED, when a CANCEL says `UNLESS_BEGUN`.
+With an ERROR may come the descriptor of a file that has the value of the call, pickled: one that
+could not travel.
 
 The agent trusts no worker: user code may write to the socket. A frame that no worker of ours sends
 (`Receiver`) ends the worker.
@@ -78,6 +80,8 @@ Buffer = bytes | bytearray | memoryview
 INLINE: Final = 256 * 1024
 #: Longest payload that a worker sends in the stream, where it has no room for a memory file.
 INLINE_LIMIT: Final = 1024**3
+#: Bytes of the values together that a pod keeps on its disk, and so of one of them.
+VALUE_LIMIT: Final = 2 * 1024**3
 #: Values that a generator may send before the first GRANT.
 FIRST_GRANT: Final = 16
 #: Bytes of the content type of a result.
@@ -98,6 +102,8 @@ FORGET: Final = 8
 PREEMPT: Final = 9
 #: Write down what the threads do.
 DUMP: Final = 10
+#: Say which calls wait for calls of their own, and for what: WAITS is the answer.
+ASK: Final = 11
 LOADED: Final = 16
 FAILED: Final = 17
 RESULT: Final = 18
@@ -109,6 +115,11 @@ PREEMPTED: Final = 22
 EXITS: Final = 23
 #: A call has not begun, and will not.
 RETURNED: Final = 24
+#: What calls wait for, by their numbers, as JSON.
+WAITS: Final = 25
+#: Calls that it names, and characters of what each waits for.
+WAITS_MOST: Final = 100
+WAITS_LENGTH: Final = 200
 
 #: Bytes of the names in LOADED: of the methods that the event loop runs, as JSON; `null` stands for
 #: the callable itself.
@@ -120,6 +131,7 @@ _FROM_WORKER: Final = {
     **dict.fromkeys((ERROR, FAILED), (0, exceptions.JSON_LIMIT)),
     PROGRESS: (0, 8 * MESSAGE_LIMIT),
     LOADED: (0, NAMES_LIMIT),
+    WAITS: (0, WAITS_MOST * (6 * WAITS_LENGTH + 50)),
     **dict.fromkeys((RELEASE, FORGET, PREEMPTED, EXITS, RETURNED), (0, 0)),
 }
 
@@ -236,6 +248,16 @@ def unpack_progress(frame: Frame) -> tuple[float, float | None, str | None]:
     if not is_number or not isinstance(message, (str, NoneType)):
         raise FrameError("a report of progress of other types")
     return current, total, message
+
+
+def unpack_waits(payload: bytes) -> dict[int, str]:
+    """What calls wait for, by their numbers."""
+    try:
+        found = json.loads(payload)
+        waits = {int(number): str.encode(text).decode() for number, text in found.items()}
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise FrameError(f"what calls wait for: {error}") from error
+    return {number: text[:WAITS_LENGTH] for number, text in waits.items()}
 
 
 def pack(
@@ -398,7 +420,7 @@ class Receiver:
         is_file = bool(flags & FILE)
         if is_file and kind in (RESULT, YIELD):
             most = self._stream_memory.limit
-        elif is_file or flags & DESCRIPTOR:
+        elif is_file or (flags & DESCRIPTOR and kind != ERROR):
             most_meta = -1
         if meta_length > most_meta or length > most:
             raise FrameError(f"a frame of kind {kind} that claims {meta_length} and {length} bytes")
@@ -586,6 +608,12 @@ class AgentSocket:
             self.before_end()
         self._write([head, payload] if payload else [head])
 
+    def send_kept(self, call: int, failure: bytes, descriptor: int) -> None:
+        """Send the failure of a call whose value lies in a file."""
+        head = pack(ERROR, call, flags=DESCRIPTOR, length=len(failure))
+        self.before_end()
+        self._write([head, failure], descriptor)
+
     def send_value(self, kind: int, call: int, codec: str, value: object, flags: int = 0) -> None:
         segments = _encode(codec, value, "result" if kind == RESULT else "yielded")
         sizes = [len(segment) for segment in segments]
@@ -636,11 +664,11 @@ class AgentSocket:
             head = pack(kind, call, flags=flags, argument=number, meta=meta, length=length)
             self._write_locked([head], descriptor)
 
-    def _write(self, parts: list[Buffer]) -> None:
+    def _write(self, parts: list[Buffer], descriptor: int | None = None) -> None:
         if os.getpid() != self._pid:  # a fork of user code; another thread of its parent may
             os._exit(0)  # have held the lock
         with self._lock:
-            self._write_locked(parts)
+            self._write_locked(parts, descriptor)
 
     def _write_locked(self, parts: list[Buffer], descriptor: int | None = None) -> None:
         for number, is_spent in self._mappings.returned():

@@ -112,6 +112,8 @@ class WorkerSpec:
     rank: int | None = None
     code: str | None = None
     umask: int | None = None
+    #: Folder for values that cannot travel, see `CallSink.on_kept`.
+    values: str | None = None
 
 
 class Payload(Protocol):
@@ -167,6 +169,12 @@ class CallSink(Protocol):
 
     def on_error(self, failure: bytes) -> None:
         """The call raised; the failure is JSON, see `kubetorch.wire.exceptions`."""
+
+    def on_kept(self, descriptor: int) -> None:
+        """The value of the call cannot travel, as `on_error` says next; it is pickled in a file.
+
+        Whoever gets the descriptor closes it.
+        """
 
     def on_failing(self, failure: bytes) -> None:
         """The call has failed, and will end with `on_error`, although a part of it still runs."""
@@ -249,6 +257,8 @@ class Worker:
         self._loaded: asyncio.Future[None] = self._loop.create_future()
         self._has_loaded = False
         self._is_draining = False
+        #: What calls wait for, as the process said last; see `ask_waits`.
+        self.waits: dict[int, str] = {}
         # The call whose code has called `os._exit`.
         self._exits: int | None = None
         # Calls that were cancelled and have not ended: the process may be about to go.
@@ -339,6 +349,7 @@ class Worker:
             "modules": spec.modules,
             "threads": spec.threads,
             "may_wait": spec.may_wait,
+            "values": spec.values,
         }
 
     # ----------------------------------------------------------------------------------- calls
@@ -416,6 +427,11 @@ class Worker:
             "another call on it could not be interrupted"
         )
         self.abort(_in_pod(error, self.pod_name))
+
+    def ask_waits(self) -> None:
+        """Ask for `waits`, which come soon."""
+        if self._has_loaded and self._exiting is None:
+            self._socket.send(protocol.pack(protocol.ASK))
 
     async def stacks(self) -> WorkerStacks:
         text = await self.process.stacks.ask(self.pid, self._socket.send)
@@ -545,26 +561,36 @@ class Worker:
         if call is None:
             self._on_frame_of_no_call(frame)
             return
-        if frame.kind == protocol.EXITS:
-            self._exits = frame.call
-            return
-        if frame.kind == protocol.RETURNED:
-            if not call.is_asked_for:
-                raise FrameError("a call comes back that nobody has asked for")
-            self._return(frame.call, call)
-            return
-        if frame.kind == protocol.PROGRESS:
-            report = Progress(*protocol.unpack_progress(frame), self.rank)
-            call.sink.on_progress(report)
+        if frame.kind in (protocol.EXITS, protocol.RETURNED, protocol.PROGRESS):
+            self._on_report(frame, call)
             return
         if self._reason is not None and self.spec.ref.kind == "cls":
+            if frame.descriptor is not None and not frame.flags & protocol.FILE:
+                os.close(frame.descriptor)
             return  # its state is given up: what it says is true no more
         # Lines that were written before this frame are delivered before it.
         self._output.drain()
         if frame.kind == protocol.ERROR:
             self._forget(frame.call, call)
+            if frame.descriptor is not None:
+                call.sink.on_kept(frame.descriptor)
             call.sink.on_error(bytes(frame.payload))
             return
+        self._on_value(frame, call)
+
+    def _on_report(self, frame: Frame, call: _Running) -> None:
+        """A frame that neither ends a call nor has a value of it."""
+        if frame.kind == protocol.EXITS:
+            self._exits = frame.call
+        elif frame.kind == protocol.PROGRESS:
+            call.sink.on_progress(Progress(*protocol.unpack_progress(frame), self.rank))
+        elif call.is_asked_for:
+            self._return(frame.call, call)
+        else:
+            raise FrameError("a call comes back that nobody has asked for")
+
+    def _on_value(self, frame: Frame, call: _Running) -> None:
+        """A frame with the result of a call, or with the next value of a generator."""
         codec, sizes, _ = protocol.unpack_sizes(frame)
         if frame.kind == protocol.YIELD:
             call.granted -= 1
@@ -586,11 +612,16 @@ class Worker:
         call.sink.on_result(codec, sizes, payload, streamed=streamed)
 
     def _on_frame_of_no_call(self, frame: Frame) -> None:
+        if frame.kind == protocol.WAITS:
+            self.waits = protocol.unpack_waits(bytes(frame.payload))
+            return
         if frame.kind not in (protocol.LOADED, protocol.FAILED, protocol.PREEMPTED):
             # Its call has ended meanwhile; the worker may use the file for others.
             if frame.flags & protocol.FILE:
                 with contextlib.suppress(OSError):
                     self._socket.payload(frame)
+            elif frame.descriptor is not None:
+                os.close(frame.descriptor)
             return
         self._output.drain()
         if frame.kind == protocol.PREEMPTED:

@@ -23,6 +23,7 @@ from kubetorch.errors import (
     InstanceReplacedError,
     PodTerminatedError,
     ProtocolError,
+    QueueFullError,
     SerializationError,
     WorkerDiedError,
     WorkerMembershipChanged,
@@ -176,6 +177,8 @@ class Invocation:
     is_asked_for = False
     #: The process that ran it ended.
     _is_again = False
+    # When its pod first had no place for it in its line.
+    _refused_at: float | None = None
     # When and where it was sent, and whether its pod says when it begins.
     _sent_at = 0.0
     _sent_on: Stream | None = None
@@ -412,6 +415,8 @@ class Invocation:
             return None
         if self.is_asked_for:
             return self._again(at_once=True)
+        if self.item is not None and failure.code == QueueFullError.code:
+            return self._again_in_line()
         self._renew_patience()
         if self.patience <= 0:
             return None
@@ -421,6 +426,17 @@ class Invocation:
             self._passes += 1
             return self._again(at_once=True)
         return self._again() if isinstance(error, _LATER) else None
+
+    def _again_in_line(self) -> Again | None:
+        """An item of a map waits here, too, while as many wait in the pod as may."""
+        now = time.monotonic()
+        self._refused_at = self._refused_at or now
+        longest = self.options.queue_timeout
+        if longest is not None and now - self._refused_at >= longest:
+            return None
+        self._patient_from = now
+        self.expires = None
+        return self._again()
 
     def again_after_loss(self, event: Event) -> Again | None:
         """The same about a call that was lost with its stream before it was sent."""

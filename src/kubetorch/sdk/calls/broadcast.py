@@ -139,7 +139,7 @@ class _Broadcast:
 
 def call(invocation: Invocation) -> Done:
     """Call all pods; returns the end of the whole."""
-    wakeup = ThreadWakeup()
+    wakeup = ThreadWakeup((invocation.target.name, invocation.target.service))
     broadcast = _Broadcast(invocation, wakeup.set, RemoteIterator)
     try:
         broadcast.start()

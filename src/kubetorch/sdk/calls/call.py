@@ -14,10 +14,12 @@ from __future__ import annotations
 import functools
 import heapq
 import itertools
+import sys
 import time
 from _queue import Empty, SimpleQueue
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kubetorch.errors import CallCancelledError, CallRefusedError, KubetorchError
@@ -67,7 +69,8 @@ class Call:
         self.note: Callable[[], object] | None = None
         #: Decides in which pod it runs; else its route does.
         self.placer: Placer | None = None
-        self._arrived: SimpleQueue[Event | Connected] = SimpleQueue()
+        # `None` wakes whoever waits.
+        self._arrived: SimpleQueue[Event | Connected | None] = SimpleQueue()
         # The attempt that is under way, or what it waits for.
         self._stream: Stream | None = None
         self._pending: PendingCall | None = None
@@ -78,8 +81,13 @@ class Call:
     # ------------------------------------------------------------------------------- waiting
 
     def next(self) -> Done | Yielded:
-        """The end of the call, or a value of its generator; any exception cancels the call."""
+        """The end of the call, or a value of its generator; it starts the call, too.
+
+        Any exception cancels the call.
+        """
         try:
+            if not self.is_started:
+                self.start()
             while True:
                 step = self.take(self._wait())
                 if step is not None:
@@ -110,13 +118,22 @@ class Call:
     def _wait(self) -> Event | Connected | None:
         """Wait for the next arrival; `None` at the deadline."""
         deadline = self.deadline
-        if self._stream is not None and self._pending is not None:
-            return self._stream.wait(self._pending, self._arrived, deadline)
-        try:
-            timeout = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-            return self._arrived.get(timeout=timeout)
-        except Empty:
-            return None
+        target = self.invocation.target
+        with ends_with_call(self._stir, (target.name, target.service)):
+            if self._stream is not None and self._pending is not None:
+                return self._stream.wait(self._pending, self._arrived, deadline)
+            try:
+                timeout = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+                return self._arrived.get(timeout=timeout)
+            except Empty:
+                return None
+
+    def _stir(self) -> None:
+        """End a wait. Called by any thread."""
+        self._arrived.put(None)
+        stream = self._stream
+        if stream is not None:
+            stream.stir()
 
     @property
     def deadline(self) -> float | None:
@@ -294,9 +311,11 @@ class Call:
 
     def _drop_connections(self) -> None:
         """Close the connection that was made for this call alone, and came too late."""
-        while (event := self.arrived()) is not None:
-            if isinstance(event, Connected) and event.stream is not None:
-                event.stream.close()
+        with suppress(Empty):
+            while True:
+                event = self._arrived.get_nowait()
+                if isinstance(event, Connected) and event.stream is not None:
+                    event.stream.close()
 
 
 class CallSet:
@@ -376,6 +395,23 @@ class CallSet:
         self._running.clear()
 
 
+_NO_CALL = nullcontext()
+
+
+def ends_with_call(
+    wake: Callable[[], object], awaited: tuple[str, str]
+) -> AbstractContextManager[None]:
+    """Have a wait end with an error when the call of this worker that waits is cancelled.
+
+    Args:
+        wake: Ends the wait, in whichever thread it is called.
+        awaited: What is called, and its service if that is known.
+    """
+    context = sys.modules.get("kubetorch.pod.user_process.current_call")
+    call = None if context is None else context.current.get()
+    return _NO_CALL if call is None else call.waiting(wake, awaited)
+
+
 class ThreadWakeup:
     """Wakes a thread that waits for calls; other threads set it.
 
@@ -383,7 +419,8 @@ class ThreadWakeup:
     `threading.Event`: a signal handler that raises can leave the lock of one held.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, awaited: tuple[str, str]) -> None:
+        self._awaited = awaited
         self._tokens: SimpleQueue[None] = SimpleQueue()
 
     def set(self) -> None:
@@ -393,7 +430,8 @@ class ThreadWakeup:
     def wait(self, timeout: float | None) -> None:
         """Returns when it is set, or after `timeout` seconds."""
         try:
-            self._tokens.get(timeout=None if timeout is None else max(timeout, 0.0))
+            with ends_with_call(self.set, self._awaited):
+                self._tokens.get(timeout=None if timeout is None else max(timeout, 0.0))
         except Empty:
             return
         while not self._tokens.empty():

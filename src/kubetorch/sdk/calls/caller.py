@@ -92,7 +92,6 @@ class Caller:
         if target.kind != "function" and not target.is_distributed:
             call.open()
             return RemoteIterator(call)
-        call.start()
         step = call.next()
         if isinstance(step, Yielded):
             return _iterators(call, step)

@@ -22,7 +22,7 @@ import time
 from _queue import Empty, SimpleQueue
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from kubetorch.errors import (
     CallCancelledError,
@@ -31,6 +31,7 @@ from kubetorch.errors import (
     InstanceReplacedError,
     KubetorchError,
     ResultExpiredError,
+    SerializationError,
     ServiceNotFoundError,
     SpecError,
 )
@@ -39,7 +40,7 @@ from kubetorch.sdk import backend, tracebacks
 from kubetorch.sdk.calls import blocking
 from kubetorch.sdk.calls.attempts import Again, Done, Invocation
 from kubetorch.sdk.calls.broadcast import combine
-from kubetorch.sdk.calls.call import LoopWakeup, ThreadWakeup
+from kubetorch.sdk.calls.call import LoopWakeup, ThreadWakeup, ends_with_call
 from kubetorch.sdk.calls.options import CallOptions
 from kubetorch.sdk.calls.route import FINAL, Backoff, Location, PodLeftError, Route
 from kubetorch.sdk.calls.stream import Stream
@@ -50,7 +51,7 @@ from kubetorch.specs import hints
 from kubetorch.specs.logging import LoggingConfig
 from kubetorch.wire import calls, codecs, exceptions, frames, introspection
 from kubetorch.wire.frames import Kind
-from kubetorch.wire.messages import CallView
+from kubetorch.wire.messages import UNENDED, CallView
 
 if TYPE_CHECKING:
     from kubetorch.sdk.transport.session import Session
@@ -84,7 +85,7 @@ class SpawnedCall:
         #: Somebody has its outcome.
         self.is_told = False
         self._session = session
-        self._arrived: SimpleQueue[Event] = SimpleQueue()
+        self._arrived: SimpleQueue[Event | None] = SimpleQueue()
         self._wakers: list[Callable[[], None]] = []
         # Again in the same thread: `on_progress` may ask how the call is.
         self._working = threading.RLock()
@@ -189,7 +190,10 @@ class SpawnedCall:
             self.is_accepted = True
         elif stream is not None and call is not None:
             glance = None if stream.confirms else time.monotonic() + _GLANCE
-            event = stream.wait(call, self._arrived, glance)
+            target = invocation.target
+            awaited = (f"{target.name}.spawn(...)", target.service)
+            with ends_with_call(lambda: self._stir(stream, self._arrived), awaited):
+                event = stream.wait(call, self._arrived, glance)
             if event is not None:
                 self._take(event)
             elif call.upload is None or call.upload.is_done:  # an older agent
@@ -198,6 +202,12 @@ class SpawnedCall:
             self._send_again(self._unstarted)
         else:
             self._ask(invocation)
+
+    @staticmethod
+    def _stir(stream: Stream, arrived: SimpleQueue[Event | None]) -> None:
+        """End a wait for the pod. Called by any thread."""
+        arrived.put(None)
+        stream.stir()
 
     def _ask(self, invocation: Invocation) -> None:
         """Ask the controller about a call that its pod does not know."""
@@ -242,6 +252,37 @@ class SpawnedCall:
     def view(self) -> CallView:
         return self._session().ask(lambda controller: controller.get_call(self.call_id))
 
+    def kept_value(self) -> calls.Outcome:
+        """Fetch the value of a call that could not travel, pickled, from the pod that keeps it."""
+        view = self.view()
+        location = self._locate(view)
+        if not location.urls:
+            raise ResultExpiredError(
+                f"the value of call {self.call_id} was kept on pod {view.pod}, which is gone",
+                hint="values that cannot travel are kept on the disk of the pod that ran the call",
+            )
+        route = Route(view.workload, lambda: location, transport=self._session().transport)
+        arrived: SimpleQueue[Event | None] = SimpleQueue()
+        try:
+            stream = route.connect()
+            call = stream.prepare(arrived.put)
+            stream.start(call, frames.Attach(self.call_id, serialization="pickle"), reads=True)
+            while True:
+                with ends_with_call(
+                    lambda: self._stir(stream, arrived), (f"the value of {view.callable}", "")
+                ):
+                    event = stream.wait(call, arrived)
+                if event is None:
+                    continue
+                if event.kind == LOST:
+                    raise event.meta
+                if event.kind == Kind.ERROR:
+                    return calls.raised(event.payload or b"")
+                if event.kind == Kind.RESULT:
+                    return calls.returned(event.meta, event.payload or b"")
+        finally:
+            route.close()
+
     def cancel(self) -> None:
         self._cancels += 1
         stream, call = self._stream, self._call
@@ -284,7 +325,7 @@ class SpawnedCall:
             if self._loss is not None:  # it went before the controller knew it
                 raise self._loss from None
             raise
-        if view.state == "running":
+        if view.state in UNENDED:
             self._attach(view)
             return
         data = self._session().ask(lambda controller: controller.get_result(view.id))
@@ -346,8 +387,8 @@ class SpawnedCall:
         for waker in list(self._wakers):
             waker()
 
-    def _take(self, event: Event) -> None:
-        if event.call is not self._call or self._stream is None:
+    def _take(self, event: Event | None) -> None:
+        if event is None or event.call is not self._call or self._stream is None:
             return
         kind = event.kind
         if kind == Kind.LOG and self._lines is not None:
@@ -522,20 +563,50 @@ class CallHandle:
 
     # ------------------------------------------------------------------------------ its result
 
-    def get(self, timeout: float | None = None) -> Any:  # noqa: ANN401  # the user's own value
+    def get(
+        self, timeout: float | None = None, *, serialization: Literal["pickle"] | None = None
+    ) -> Any:  # noqa: ANN401  # the user's own value
         """Wait for the call, and return its value.
 
         Args:
             timeout: Seconds after which to stop waiting; the call goes on.
+            serialization: `"pickle"` fetches a value that could not travel, which its pod has
+                pickled and keeps for 1 h, and unpickles it here: that runs code of the pod.
 
         Raises:
             TimeoutError: The call has not ended by then.
             ResultExpiredError: The call is unknown, or its result is not kept any more.
             Exception: What the call raised.
         """
+        _check_serialization(serialization)
         if not self.wait(timeout):
             raise self._still_running(timeout)
-        return self._value()
+        return self._value() if serialization is None else self._unpickled()
+
+    def pickled(self, timeout: float | None = None) -> bytes | memoryview:
+        """Wait for the call, and return its value as `pickle` has it, which is not unpickled.
+
+        Args:
+            timeout: Seconds after which to stop waiting; the call goes on.
+
+        Raises:
+            TimeoutError: The call has not ended by then.
+            SerializationError: The call was asked for a value in another serialization.
+            ResultExpiredError: The call is unknown, or its value is not kept any more.
+            Exception: What the call raised.
+        """
+        if not self.wait(timeout):
+            raise self._still_running(timeout)
+        outcome = self._with_kept_value()
+        if isinstance(outcome, calls.Raised):
+            return bytes(calls.value_of(outcome, modules=self._modules))  # raises
+        if outcome.codec != "pickle":
+            raise SerializationError(
+                f"the value of call {self.id} has come as {outcome.codec}, and is not pickled",
+                hint=f"kt calls result {self.id} prints it",
+            )
+        segments = codecs.split(memoryview(outcome.payload), outcome.sizes)
+        return segments[0] if len(segments) == 1 else codecs.in_band(segments)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for the end of the call; whether it has ended.
@@ -548,17 +619,24 @@ class CallHandle:
         """
         name = f"a wait for a call of {self._name}" if self._name else "a wait for a spawned call"
         blocking.warn_in_loop(name, "await handle")
-        wakeup = ThreadWakeup()
+        wakeup = ThreadWakeup((self._name or f"call {self.id}", ""))
         with self._call.waking(wakeup.set):
             for left in self._waits(timeout):
                 wakeup.wait(left)
         return self._call.outcome is not None
 
-    async def get_async(self, timeout: float | None = None) -> Any:  # noqa: ANN401  # as `get`
+    async def get_async(
+        self, timeout: float | None = None, *, serialization: Literal["pickle"] | None = None
+    ) -> Any:  # noqa: ANN401  # as `get`
         """Awaitable form of `get`."""
+        _check_serialization(serialization)
         if not await self.wait_async(timeout):
             raise self._still_running(timeout)
-        return self._value()
+        if serialization is None:
+            return self._value()
+        import asyncio  # noqa: PLC0415  # loaded already by whoever awaits
+
+        return await asyncio.to_thread(self._unpickled)
 
     async def wait_async(self, timeout: float | None = None) -> bool:
         """Awaitable form of `wait`."""
@@ -585,9 +663,11 @@ class CallHandle:
                 return
             yield left
 
-    def result(self, timeout: float | None = None) -> Any:  # noqa: ANN401  # as `get`
+    def result(
+        self, timeout: float | None = None, *, serialization: Literal["pickle"] | None = None
+    ) -> Any:  # noqa: ANN401  # as `get`
         """The same as `get`, under the name that futures give it."""
-        return self.get(timeout)
+        return self.get(timeout, serialization=serialization)
 
     def __await__(self) -> Generator[Any, None, Any]:
         return self.get_async().__await__()
@@ -613,6 +693,21 @@ class CallHandle:
                 self._call.origin.answered(error.instance)
             raise
 
+    def _unpickled(self) -> Any:  # noqa: ANN401  # the user's own value
+        outcome = self._with_kept_value()
+        if self._modules is None:
+            self._find_workload()
+        return calls.value_of(outcome, modules=self._modules, requested_codec="pickle")
+
+    def _with_kept_value(self) -> calls.Outcome:
+        """The outcome, with the value that could not travel in place of the error that says so."""
+        outcome = self._call.outcome
+        assert outcome is not None
+        self._call.is_told = True
+        if isinstance(outcome, calls.Raised) and outcome.failure.state.get("call_id") == self.id:
+            return self._call.kept_value()
+        return outcome
+
     def _find_workload(self) -> None:
         """Learn of the workload, if it still exists, what a value of its calls needs and may be."""
         self._modules = {}
@@ -636,7 +731,7 @@ class CallHandle:
         self._call.cancel()
 
     def status(self) -> str:
-        """`running`, `succeeded`, `failed` or `cancelled`.
+        """`waiting` (for its turn), `running`, `succeeded`, `failed` or `cancelled`.
 
         Raises:
             ResultExpiredError: The call is unknown, or forgotten.
@@ -649,12 +744,20 @@ class CallHandle:
         if isinstance(outcome, calls.Raised):
             is_cancelled = outcome.failure.code == CallCancelledError.code
             return "cancelled" if is_cancelled else "failed"
-        is_elsewhere = call.is_lost and not call.is_to_be_sent
-        return call.view().state if is_elsewhere else "running"
+        if call.is_lost and not call.is_to_be_sent:
+            return call.view().state
+        with contextlib.suppress(KubetorchError):  # it is under way, whoever cannot be asked
+            if call.is_accepted:
+                return call.view().state
+        return "running"
 
     def done(self) -> bool:
         """True if the call has ended."""
-        return self._call.outcome is not None or self.status() != "running"
+        call = self._call
+        call.work()
+        if call.outcome is None and call.is_lost and not call.is_to_be_sent:
+            return call.view().state not in UNENDED
+        return call.outcome is not None
 
 
 def _check_id(call_id: object) -> None:
@@ -663,6 +766,14 @@ def _check_id(call_id: object) -> None:
         raise SpecError(
             f"{text if len(text) <= _SHOWN else f'{text[:_SHOWN]}…'} is not the id of a call",
             hint="an id is 32 hexadecimal digits, as handle.id and kt calls list show it",
+        )
+
+
+def _check_serialization(serialization: object) -> None:
+    if serialization not in (None, "pickle"):
+        raise SpecError(
+            f"serialization={serialization!r}: a value that is fetched anew is pickled",
+            hint='serialization="pickle"; without it the value is as the call was asked for it',
         )
 
 
@@ -832,10 +943,22 @@ class BroadcastHandle(CallHandle):
         return True
 
     def _value(self) -> Any:  # noqa: ANN401  # as `get`
+        return self._values(None)
+
+    def _unpickled(self) -> Any:  # noqa: ANN401  # as `get`
+        return self._values("pickle")
+
+    def _with_kept_value(self) -> calls.Outcome:
+        raise SpecError(
+            f"these are {len(self.calls)} calls, each with a value of its own",
+            hint=f"ask for one of them: kt calls result {self.calls[0].id}",
+        )
+
+    def _values(self, serialization: Literal["pickle"] | None) -> Any:  # noqa: ANN401  # as `get`
         outcomes = []
         for call in self.calls:
             try:
-                outcomes.append(Done(call.get()))
+                outcomes.append(Done(call.get(serialization=serialization)))
             except Exception as error:  # noqa: BLE001  # the user's own, which is kept
                 outcomes.append(Done(None, error))
         done = combine(outcomes)
@@ -849,13 +972,13 @@ class BroadcastHandle(CallHandle):
             call.cancel()
 
     def status(self) -> str:
-        """`running` while one of them runs; else `failed`, `cancelled` or `succeeded`.
+        """`running` while one of them runs; else `waiting`, `failed`, `cancelled` or `succeeded`.
 
         Raises:
             ResultExpiredError: A call is unknown, or forgotten.
         """
         found = {call.status() for call in self.calls}
-        states = ("running", "failed", "cancelled", "succeeded")
+        states = ("running", "waiting", "failed", "cancelled", "succeeded")
         return next(state for state in states if state in found)
 
     def done(self) -> bool:

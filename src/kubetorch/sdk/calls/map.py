@@ -102,7 +102,7 @@ def results(invocations: Iterator[Make], options: MapOptions) -> Iterator[Any]:
     blocking.warn_in_loop(
         f"{options.label}.map(...)", f"async for value in {options.label}.map_async(...)"
     )
-    wakeup = ThreadWakeup()
+    wakeup = ThreadWakeup((f"{options.label}.map(...)", ""))
     work = _Map(invocations, options, wakeup.set)
     try:
         while not work.is_over:

@@ -546,6 +546,10 @@ class Stream:
         except Empty:
             return None
 
+    def stir(self) -> None:
+        """Have whoever reads look up: the agent answers this."""
+        self._ping()
+
     def took(self, event: Event) -> None:
         """Its caller has an event: once it is enough, the agent may send as many bytes again."""
         grant = event.call.take(event.weight)

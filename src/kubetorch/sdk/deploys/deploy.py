@@ -27,6 +27,7 @@ import re
 import sys
 import threading
 import time
+import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -61,7 +62,7 @@ from kubetorch.sdk.services_left import services_left
 from kubetorch.sdk.transport.session import Session
 from kubetorch.specs.logging import LoggingConfig
 from kubetorch.specs.workload import WorkloadSpec
-from kubetorch.wire import codecs, exceptions, frames, versions
+from kubetorch.wire import codecs, exceptions, frames, introspection, values, versions
 from kubetorch.wire.messages import (
     Accepted,
     Deploy,
@@ -149,6 +150,7 @@ class _Bundle:
 def begin(order: Order, session: Session) -> Deployment:
     spec = order.spec
     check_launchable(spec)
+    _warn_of_returns(order)
     found = origin.find(order.source)
     if order.callable is not None:
         found = replace(found, callable=order.callable)
@@ -465,6 +467,12 @@ def check_launchable(spec: WorkloadSpec) -> None:
             "nobody calls",
             hint="kt.app(..., port=...) has requests that can be bounded",
         )
+    if compute.max_queue is not None and compute.concurrency_of(1) is None:
+        raise SpecError(
+            f"max_queue is {compute.max_queue}, and nothing bounds how many calls of {name} run at "
+            "once, so that others would wait",
+            hint="kt.Compute(concurrency=N, max_queue=M)",
+        )
     endpoint = None if compute.endpoint is None else compute.endpoint.base_url
     if endpoint is not None and not endpoint.startswith("http://"):
         raise SpecError(
@@ -477,6 +485,43 @@ def check_launchable(spec: WorkloadSpec) -> None:
             f"gpu_memory={compute.gpu_memory!r} limits nothing: a pod of {name} gets a whole GPU. "
             'Only the KAI scheduler shares GPUs, with kt.Compute(queue="...")'
         )
+
+
+def _warn_of_returns(order: Order) -> None:
+    """Warn of functions whose annotation says that they return what cannot travel."""
+    spec, function = order.spec, order.source.callable_object
+    if function is None or codecs.usual(spec.compute.allowed_serialization) != "json":
+        return
+    functions = {spec.callable.name: function}
+    if spec.callable.kind == "cls":
+        functions = {
+            f"{spec.callable.name}.{name}": member
+            for name, member in vars(function).items()
+            if callable(member) and not name.startswith("_")
+        }
+    for name, member in functions.items():
+        # Annotations may be any code of the user's.
+        kind = introspection.attempt(_lost_return, None, introspection.unwrapped(member))
+        if kind is not None:
+            parameters.warn(
+                f"{name} returns a {values.name_of(kind)}, as its annotation says, which cannot "
+                "travel: a call fails at its end, and its pod keeps the value for 1 h (kt.calls). "
+                'kt.Compute(allowed_serialization=["pickle"]) sends it'
+            )
+
+
+def _lost_return(function: Callable[..., Any]) -> type | None:
+    return _lost_class(typing.get_type_hints(function).get("return"))
+
+
+def _lost_class(annotation: object) -> type | None:
+    """The class in an annotation whose instances cannot travel."""
+    if typing.get_origin(annotation) in (type, Callable):
+        return None
+    if isinstance(annotation, type) and values.never_travels(annotation):
+        return annotation
+    inner = map(_lost_class, typing.get_args(annotation))
+    return next((kind for kind in inner if kind is not None), None)
 
 
 # ------------------------------------------------------------------- what a deploy shows

@@ -154,12 +154,12 @@ def test_out_of_band_buffers_become_one_pickle_that_gives_the_same_value():
     value = {"a": np.arange(1000), "b": [np.ones(3), "text"]}
     segments = [memoryview(bytes(segment)) for segment in codecs.encode("pickle", value)]
     assert len(segments) == 3
-    again = pickle.loads(calling.in_band(segments))
+    again = pickle.loads(codecs.in_band(segments))
     assert np.array_equal(again["a"], value["a"])
     assert again["b"][1] == "text"
     again["a"][0] = 5
     plain = [memoryview(segment) for segment in codecs.encode("pickle", "text")]
-    assert calling.in_band(plain) == pickle.dumps("text", protocol=5)
+    assert codecs.in_band(plain) == pickle.dumps("text", protocol=5)
 
 
 # ------------------------------------------------------------------------------------------- calls
