@@ -27,7 +27,7 @@ class ItemUse:
     pids: Callable[[], Collection[int]]
     #: The number of running items of a map, one of which gets the line.
     running: Callable[[str], int]
-    tell: Callable[[str, Line], None]
+    send_line: Callable[[str, Line], None]
     _watched_maps: dict[str, None] = field(default_factory=dict)
 
     def on_begun(self, map_id: str) -> None:
@@ -54,7 +54,7 @@ class ItemUse:
                 f"the items of this map use {max(share, 0.0):.0%} of a core each, and run one at a "
                 "time in a process: kt.Compute(concurrency=N) runs N of them at once"
             )
-            self.tell(map_id, Line(text, KUBETORCH, "INFO", time.time(), None))
+            self.send_line(map_id, Line(text, KUBETORCH, "INFO", time.time(), None))
 
 
 def seconds_used(pids: Collection[int]) -> float | None:

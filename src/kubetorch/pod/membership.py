@@ -77,7 +77,7 @@ class Membership:
             self._send_until_formed(message, loop.time() + timeout)
         return self._request_epochs[request]
 
-    def regrouped(self, request: str) -> None:
+    def forget_request(self, request: str) -> None:
         """Forget a request that is answered, or that no call waits for any more."""
         self._request_epochs.pop(request, None)
 

@@ -67,7 +67,7 @@ class Guard:
         # The genuine tokens: when each expires, and the verbs that it allows.
         self._verified_tokens: dict[str, tuple[float, tuple[str, ...]]] = {}
 
-    def take_key(self, key: bytes) -> None:
+    def set_key(self, key: bytes) -> None:
         if key != self._key:
             self._key = key
             self._verified_tokens.clear()
