@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kubetorch.sdk.calls.handles import CallHandle
+from kubetorch.sdk.calls.handles import CallHandle, HandOvers
 
 
 def get(call_id: str) -> CallHandle:
@@ -15,3 +15,20 @@ def get(call_id: str) -> CallHandle:
         SpecError: This cannot be the identity of a call.
     """
     return CallHandle.from_id(call_id)
+
+
+def flush(timeout: float | None = None) -> None:
+    """Wait until pods have all calls that this program spawned with `async_=True`.
+
+    The end of a program waits for the same, and names on stderr those that no pod took, but it
+    changes no exit status.
+
+    Args:
+        timeout: Seconds to wait at most; `None` waits as long as the calls take.
+
+    Raises:
+        CallLostError: No pod took some of the calls; the message names each, and why.
+        CallTimeoutError: The pods did not take all calls within `timeout`; the program goes on
+            handing them over.
+    """
+    HandOvers.of_program().flush(timeout)

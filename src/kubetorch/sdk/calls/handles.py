@@ -29,6 +29,7 @@ from kubetorch.errors import (
     CallCancelledError,
     CallLostError,
     CallRefusedError,
+    CallTimeoutError,
     InstanceReplacedError,
     KubetorchError,
     ResultExpiredError,
@@ -816,7 +817,7 @@ class HandOvers:
     """Calls that were spawned without waiting: the program does not end before pods took them.
 
     One thread hands them over, one after the other. At its end the program reports calls that no
-    pod took, unless their handles were asked, and ends with status 1.
+    pod took, unless their handles were asked; `flush` raises for them.
     """
 
     _of_program: HandOvers | None = None
@@ -831,6 +832,8 @@ class HandOvers:
     def __init__(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
+        #: Notified when no call waits any more.
+        self._emptied = threading.Condition(self._lock)
         self._waiting: deque[tuple[SpawnedCall, Invocation]] = deque()
         self._is_running = False
         self._failed: list[tuple[SpawnedCall, Invocation]] = []
@@ -854,6 +857,7 @@ class HandOvers:
             with self._lock:
                 if not self._waiting:
                     self._is_running = False
+                    self._emptied.notify_all()
                     return
                 call, invocation = self._waiting[0]
             try:
@@ -867,30 +871,38 @@ class HandOvers:
             with self._lock:
                 self._waiting.popleft()
 
+    def flush(self, timeout: float | None) -> None:
+        """See `kubetorch.calls.flush`."""
+        with self._emptied:
+            if not self._emptied.wait_for(lambda: not self._waiting, timeout):
+                raise CallTimeoutError(
+                    f"{len(self._waiting)} spawned calls were not handed over within {timeout:g} s",
+                    hint="kt status shows whether their service has pods; flush() waits on",
+                )
+            failures, self._failed = self._unread_failures(), []
+        if failures:
+            raise CallLostError(
+                "; ".join(_loss(call, invocation) for call, invocation in failures),
+                hint="spawn these calls again",
+            )
+
+    def _unread_failures(self) -> list[tuple[SpawnedCall, Invocation]]:
+        return [failure for failure in self._failed if not failure[0].has_reader]
+
     def _end(self) -> None:
         """Report at the end of the program which calls were not handed over."""
         if self._pid != os.getpid():
             return
-        unread_failures = [failure for failure in self._failed if not failure[0].has_reader]
-        for call, invocation in (*unread_failures, *self._waiting):
-            reason = "the program ended first"
-            if isinstance(call.outcome, calls.Raised):
-                reason = f"{call.outcome.failure.error_type}: {call.outcome.failure.message}"
-            called = f"{invocation.target.name} (call {call.call_id})"
-            sys.stderr.write(f"kubetorch: {called} was not spawned: {reason}\n")
-        if unread_failures or self._waiting:
-            _exit_status.append(_ExitStatus())
+        for call, invocation in (*self._unread_failures(), *self._waiting):
+            sys.stderr.write(f"kubetorch: {_loss(call, invocation)}\n")
 
 
-class _ExitStatus:
-    """Ends the program with status 1, after all other work at its end."""
-
-    def __del__(self, leave: Callable[[int], object] = os._exit) -> None:
-        leave(1)
-
-
-# A global of the module: the interpreter lets go of it also while a thread still hands over.
-_exit_status: list[_ExitStatus] = []
+def _loss(call: SpawnedCall, invocation: Invocation) -> str:
+    """Which spawned call no pod has taken, and why."""
+    reason = "the program ended first"
+    if isinstance(call.outcome, calls.Raised):
+        reason = f"{call.outcome.failure.error_type}: {call.outcome.failure.message}"
+    return f"{invocation.target.name} (call {call.call_id}) was not spawned: {reason}"
 
 
 #: Between the identities of the calls in the identity of the handle.
