@@ -292,7 +292,7 @@ if not TYPE_CHECKING:
     sys.modules[__name__].__class__ = _Package
 
     class _EarlierModules:
-        """Finds what only earlier versions and their pickles name; see `kubetorch._moved`."""
+        """Finds the modules of 0.5; see `kubetorch._moved`."""
 
         @staticmethod
         def find_spec(name, _path=None, _target=None):

@@ -1,10 +1,8 @@
-"""Modules of earlier versions, whose names are in other modules now.
+"""Modules of 0.5, whose names are in other modules now.
 
-The import system asks `find_spec` for modules of `kubetorch` that have no file. A pickle names a
-class by the module and the name that it had when the pickle was made: `_MOVED_CLASSES` has the
-present path of such classes. Programs for 0.5 import modules of 0.5: `_EARLIER_MODULES` has the
-present paths of their names, and importing such a module warns that it is deprecated.
-`tests/contract/test_earlier.py` loads all.
+The import system asks `find_spec` for modules of `kubetorch` that have no file. Programs for 0.5
+import modules of 0.5: `_EARLIER_MODULES` has the present paths of their names, and importing such a
+module warns that it is deprecated.
 """
 
 from __future__ import annotations
@@ -15,23 +13,6 @@ from importlib import import_module
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-
-#: The path in a pickle, and the path of the same class now.
-_MOVED_CLASSES = {
-    "kubetorch.sdk.apps.app.App": "kubetorch.sdk.app.App",
-    "kubetorch.sdk.calls.handles_broadcast.BroadcastHandle": (
-        "kubetorch.sdk.calls.handles.BroadcastHandle"
-    ),
-    "kubetorch.sdk.secrets.credentials.Credentials": "kubetorch.sdk.credentials.Credentials",
-    "kubetorch.sdk.secrets.secret.Secret": "kubetorch.sdk.secret.Secret",
-    "kubetorch.specs.app.AppSpec": "kubetorch.specs.callable.AppSpec",
-    "kubetorch.wire.failures.Failure": "kubetorch.wire.exceptions.Failure",
-    "kubetorch.wire.raw.RawBytes": "kubetorch.wire.codecs.RawBytes",
-    "kubetorch.wire.raw.RawText": "kubetorch.wire.codecs.RawText",
-    "kubetorch.wire.rebuilding.StandIn": "kubetorch.wire.exceptions.StandIn",
-    "kubetorch.wire.rebuilding.make_telling": "kubetorch.wire.exceptions.with_text",
-}
-PATHS = tuple(_MOVED_CLASSES)
 
 
 def _package_names(names: str) -> dict[str, str]:
@@ -139,7 +120,7 @@ def _find(path: str) -> object:
 
 
 class _Loader(Loader):
-    """Makes a module of an earlier version."""
+    """Makes a module of 0.5, or a package that contains one."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return _Module(spec.name) if spec.name in _EARLIER_MODULES else None
@@ -152,21 +133,10 @@ class _Loader(Loader):
                 DeprecationWarning,
                 stacklevel=2,
             )
-            return
-
-        def get(name: str) -> object:
-            new_path = _MOVED_CLASSES.get(f"{module.__name__}.{name}")
-            if new_path is None:
-                raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
-            return _find(new_path)
-
-        vars(module)["__getattr__"] = get
 
 
 def find_spec(name: str) -> ModuleSpec | None:
-    """The spec of a module or package of an earlier version; `None` for any other name."""
-    if name not in _EARLIER_MODULES and not any(
-        path.startswith(f"{name}.") for path in (*PATHS, *_EARLIER_MODULES)
-    ):
+    """The spec of a module or package of 0.5; `None` for any other name."""
+    if not any(path == name or path.startswith(f"{name}.") for path in _EARLIER_MODULES):
         return None
     return ModuleSpec(name, _Loader(), is_package=True)

@@ -20,7 +20,7 @@ from msgspec.structs import astuple
 
 from kubetorch.controller import database
 from kubetorch.controller.access import Grant
-from kubetorch.errors import ControllerError, ProtocolError
+from kubetorch.errors import ProtocolError
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import messages
 
@@ -53,7 +53,7 @@ class WorkloadRecord(msgspec.Struct, frozen=True):
 class Generation(msgspec.Struct, frozen=True):
     """One generation of a workload: its number, its spec, and the grant of its deploy.
 
-    Only clusters have grants; a generation that an earlier version deployed has none.
+    Only clusters have grants.
     """
 
     number: int
@@ -270,13 +270,7 @@ class SqliteState(State):
         self._transaction([("delete from calls where id = ?", (call_id,)) for call_id in ids])
 
     def _records(self, record: type[_Record], rows: Sequence[tuple[Any, ...]]) -> list[_Record]:
-        try:
-            return [record(*row) for row in rows]
-        except TypeError as error:
-            raise ControllerError(
-                f"{self._path} cannot be used: its tables are those of another version",
-                hint=f"move {self._path} away to begin with an empty state",
-            ) from error
+        return [record(*row) for row in rows]
 
     def _query(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
         try:

@@ -113,7 +113,7 @@ class Request:
         self._body = b"".join(pieces)
         return self._body
 
-    def again(self) -> tuple[list[tuple[bytes, bytes]], Receive]:
+    def replay(self) -> tuple[list[tuple[bytes, bytes]], Receive]:
         """Its headers and what comes of it, for another server, also once its body was read."""
         body, headers = self._body, dict(self.headers)
         if body is None:

@@ -525,7 +525,7 @@ class _Connection(asyncio.Protocol):
             self._is_closing = True
             if framing := self._body_headers():
                 self._parser = httptools.HttpRequestParser(_Body(self))
-                self._held = request_head("POST", "/", framing) + rest
+                self._unparsed = request_head("POST", "/", framing) + rest
                 self._parse()
             return
         self._cancel_timer()

@@ -1,4 +1,4 @@
-"""The agent: reads who it is, builds everything, runs until it is stopped."""
+"""The agent: reads which pod it serves, makes its parts, and runs until it is stopped."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ from kubetorch.wire.podenv import PodEnv
 
 #: All addresses of a container: IPv4, or IPv6 and IPv4.
 EVERYWHERE = ("0.0.0.0", "::")
-#: Seconds from SIGTERM to SIGKILL that Kubernetes gives unless it is told otherwise, and those of
-#: them that are for what comes after the calls: workers, outcomes, the last answers.
-KILL_GRACE, LAST_WORDS = 30.0, 5.0
+#: Seconds from SIGTERM to SIGKILL by default in Kubernetes, and how many of them are left after
+#: the calls for workers, outcomes and the last answers.
+KILL_GRACE, CLOSING_SECONDS = 30.0, 5.0
 #: Connections that wait to be accepted.
 BACKLOG = 2048
-#: Seconds that a client has to read what was sent to it before the process ends.
-GOODBYE_TIMEOUT = 2.0
+#: Seconds that clients have to read their answers before the process ends.
+SERVER_CLOSE_TIMEOUT = 2.0
 #: Seconds that workers have to end after their calls.
 WORKER_GRACE = 2.0
 #: Seconds for outcomes of spawned calls to reach the controller; the rest stays on disk.
@@ -113,13 +113,13 @@ def main(
     with sock:
         is_to_go_on = uvloop.run(_run(pod, credentials, environ, filesystem, zygote, sock))
     if is_to_go_on:
-        # As new, for a service that is deployed to this pod later.
+        # Start anew, for a service that is deployed to this pod later.
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     return 0
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that takes connections at this address; they wait until the server is started."""
+    """A socket that listens at this address; connections wait until the server is started."""
     is_ipv6 = ":" in host
     sock = socket.create_server(
         (host, port),
@@ -146,7 +146,7 @@ async def _run(
     agent = Agent(pod, credentials, environ, filesystem, zygote)
     loop = asyncio.get_running_loop()
     grace = KILL_GRACE if pod.grace is None else pod.grace
-    calls = max(grace - LAST_WORDS, grace / 4)
+    calls = max(grace - CLOSING_SECONDS, grace / 4)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, agent.stop, signal.Signals(number).name, calls)
     await agent.run(sock)
@@ -162,7 +162,7 @@ class Agent:
         filesystem: PodFilesystem,
         zygote: Launched | None = None,
     ) -> None:
-        #: Whether the controller ended it, not who made the pod.
+        #: True if the controller ended the agent, not Kubernetes or a user.
         self.is_dismissed = False
         self._has_failed = False
         self._pod = pod
@@ -255,8 +255,8 @@ class Agent:
             on_line=self._write_line,
         )
         # The agent's interpreter, where it is the user's too.
-        own = None if runtime.is_used() else sys.executable
-        interpreters = Interpreters(pod, environ, own)
+        user_interpreter = None if runtime.is_used() else sys.executable
+        interpreters = Interpreters(pod, environ, user_interpreter)
         interpreters.start()
         self._supervisor = Supervisor(
             pod=pod,
@@ -318,7 +318,7 @@ class Agent:
         upgrade = websocket.upgrader(self._accept, max_message=MESSAGE_LIMIT)
         self._server = http_server.Server(
             app,
-            upgrade=proxy.tunnels(lambda asked: gate.takes(asked.raw_path), gate.open, upgrade),
+            upgrade=proxy.tunnels(lambda request: gate.takes(request.raw_path), gate.open, upgrade),
         )
 
     def _accept(self, path: str, headers: Mapping[str, str]) -> Endpoint:
@@ -329,18 +329,18 @@ class Agent:
     # --------------------------------------------------------------------------------- its life
 
     def stop(self, reason: str, grace: float) -> None:
-        """End soon: calls have `grace` seconds."""
+        """End the agent soon: calls have `grace` seconds."""
         if not self._stopped.done():
             self._stopped.set_result((reason, grace))
             self._session.report_activity()
 
     def _give_up(self, reason: str) -> None:
-        """End, to be started again by whoever started this process."""
+        """End the agent with a failure, so that Kubernetes or the backend starts it again."""
         _log.error("agent ends error=%s", reason)
         self._has_failed = True
         self.stop(reason, 0.0)
-        # What is to be closed may wait for a file for ever.
-        asyncio.get_running_loop().call_later(LAST_WORDS, os._exit, 1)
+        # Closing may wait for a descriptor for ever.
+        asyncio.get_running_loop().call_later(CLOSING_SECONDS, os._exit, 1)
 
     async def run(self, sock: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -348,13 +348,13 @@ class Agent:
         orphans.start()
         lines = AgentLines(self._log, self._pod.pod, loop)
         logging.getLogger("kubetorch").addHandler(lines)
-        # The session is opened while the port is: the socket takes connections already.
+        # The session opens at the same time as the server: the socket listens already.
         session = loop.create_task(self._session.run())
         await self._server.start(sock)
         self._results.recover()
         self._keepalive.start()
         _log.info("agent started pod=%s port=%s", self._pod.pod, self._pod.port)
-        # What is here now stays: the collector need not look at it again and again.
+        # The objects made so far stay: the garbage collector need not traverse them again.
         gc.freeze()
         gc.enable()
         if self._limit is not None:
@@ -372,20 +372,20 @@ class Agent:
             logging.getLogger("kubetorch").removeHandler(lines)
             self._log.close()
             if self._has_failed:
-                os._exit(1)  # to close the event loop takes a file, too
+                os._exit(1)  # to close the event loop takes a descriptor, too
 
     async def _drain(self, reason: str, grace: float) -> None:
         _log.info("agent stops reason=%s grace=%s", reason, grace)
         self._streams.go_away(reason)
         preempting = asyncio.ensure_future(self._workers.preempt(grace))
-        # Awaited and no task: no call is taken from this turn of the loop on.
+        # Awaited here, not in a task: no call is accepted from this turn of the loop on.
         await self._calls.drain(grace, reason)
         await preempting
         self._peers.close()
         self._keepalive.close()
         await self._handing_on.close()
         await self._shells.close()
-        await self._server.close(GOODBYE_TIMEOUT)
+        await self._server.close(SERVER_CLOSE_TIMEOUT)
         await asyncio.gather(
             self._supervisor.close(WORKER_GRACE), self._results.close(UPLOAD_GRACE)
         )
@@ -437,24 +437,24 @@ class Agent:
                 self._members.update(message)
                 self._write_members(message)
                 self._session.beat(HEARTBEAT if message.world is None else RANK_HEARTBEAT)
-                if not self._stopped.done():  # else user code saves what it has until the end
+                if not self._stopped.done():  # else user code saves its state until the end
                     self._supervisor.on_members()
             case Probe():
                 self._session.probe(message)
             case Welcome():
-                self._guard.take_key(bytes.fromhex(message.key))
-                self._app_names.told = message.app_hosts
+                self._guard.set_key(bytes.fromhex(message.key))
+                self._app_names.controller_names = message.app_hosts
             case RegroupFailed(id=call_id, failure=failure):
-                self._members.regrouped(call_id)
+                self._members.forget_request(call_id)
                 self._calls.refuse_waiting(call_id, failure)
             case SendBlobs():
                 self._transfers.send_later(message.blobs, message.trees)
 
     def _write_members(self, message: Members) -> None:
-        """Tell code in the pod where its siblings answer."""
+        """Write the hosts of the siblings into a file for code in the pod."""
         hosts = [member.host for member in message.members if member.url]
         file = Path(self._pod.root, environment.MEMBERS)
-        with contextlib.suppress(OSError):  # a full disk costs news, never a call
+        with contextlib.suppress(OSError):  # with a full disk the file is old, and calls go on
             files.write_atomically(file, "".join(f"{host}\n" for host in hosts).encode())
 
     # ----------------------------------------------------------------------------- the workers

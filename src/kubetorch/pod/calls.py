@@ -69,7 +69,7 @@ from kubetorch.wire.messages import (
 
 #: Calls that the pod knows at one time, whatever their state.
 CALL_LIMIT = 10_000
-#: Seconds that a call without a timeout waits for a worker to be there.
+#: Seconds that a call without a timeout waits for a worker.
 WORKER_TIMEOUT = 30.0
 #: Seconds between two reports of how far a spawned call has come, and characters of its message.
 PROGRESS_INTERVAL, PROGRESS_CHARACTERS = 1.0, 200
@@ -77,25 +77,25 @@ PROGRESS_INTERVAL, PROGRESS_CHARACTERS = 1.0, 200
 NAME_CHARACTERS = 1000
 #: Items of maps that run side by side in a process, if an event loop runs them.
 ITEMS_ON_LOOP = 64
-#: Quick items that a process has ahead of the one it runs, and seconds that they take together.
+#: Quick items that a process has ahead of the item it runs, and seconds that they take together.
 ITEMS_AHEAD, AHEAD_SECONDS = 16, 0.02
-#: Bytes of arguments of an item that may be ahead: more lie in memory that is lent to a process.
+#: Most bytes of arguments of an item that may be ahead: larger ones lie in memory that is lent.
 ITEM_BYTES = protocol.INLINE
-#: Seconds of an item below which what its process does is mostly to wait for the next one.
+#: Seconds of an item below which its process mostly waits for the next item.
 LEAST_ITEM = 0.001
-#: Seconds after which a process gives back what it had ahead and has not begun.
+#: Seconds after which a process gives back items that it had ahead and has not begun.
 AHEAD_PATIENCE = 0.1
 #: Characters of the names of all errors after which a call runs again.
 RETRY_ON_CHARACTERS = 32_000
 #: Holders of slots that are named.
 HOLDERS = 20
-#: Seconds until a call that waits for new processes says what these wait for; doubled each time.
-TELLING = 5.0
-#: Failures that the agent itself makes and that are an answer all the same: the call ran.
+#: Seconds until a call that waits for new processes logs what they wait for; doubled each time.
+WAIT_REPORT_DELAY = 5.0
+#: Failures of the agent itself that are the answer of a call, which has run.
 _ANSWERS = (CallTimeoutError.code, CallCancelledError.code, CallRefusedError.code)
 
 
-#: What serves in a pod.
+#: The workers that serve calls in a pod.
 Served = Worker | WorkerPool | RankGroup
 
 
@@ -103,7 +103,7 @@ class Caller(Protocol):
     """The client that opened a call, or joined one. Nothing follows a result or a failure.
 
     Attributes:
-        identity: Who takes turns with other clients.
+        identity: The client, which takes turns with other clients.
     """
 
     identity: str
@@ -136,57 +136,56 @@ class Caller(Protocol):
 class Call:
     def __init__(self, calls: Calls, request: Open, caller: Caller, tag: str) -> None:
         self._calls = calls
-        #: Its identity among the calls that agents know.
+        #: The call's identity among the agents.
         self.tag = tag
         self._timer: asyncio.TimerHandle | None = None
         self._worker_timer: asyncio.TimerHandle | None = None
-        # Until the controller may be told again how far it has come, and what is to be told then.
+        # Until the next report of progress to the controller, and the progress for it.
         self._progress_timer: asyncio.TimerHandle | None = None
         self._progress: Progress | None = None
         self._payload: Payload | None = None
-        # How often it runs again at most, of how many times this is, and until it does.
+        # How often the call may run again, and the pause until its next attempt.
         retry = request.retry
         self._repeats_left = retry.count if retry is not None and request.detached else 0
         self._pause_timer: asyncio.TimerHandle | None = None
         self.attempts = 1
         self._has_yielded = False
-        # The file of its value, which cannot travel, from when that comes until its error does.
-        self._kept: int | None = None
-        # Values that its generator may still send.
+        # The descriptor of a value that cannot travel, until the error of the call comes.
+        self._value_file: int | None = None
+        # Values that the call's generator may still send.
         self._granted = FIRST_GRANT
         self.request = request
-        #: Spawned calls with the same idempotency key, which have its end too.
+        #: Spawned calls with the same idempotency key, which have the same end.
         self.twins: list[Open] = []
-        #: Whether it is on disk, so that its end is known whatever happens.
+        #: True once the call is on disk, so that its end is known whatever happens.
         self.is_recorded = False
-        #: Who is notified of it.
+        #: The clients that are notified of the call.
         self.callers = [caller]
         #: Seconds since the epoch.
         self.opened = time.time()
-        #: When it began to run, and when it began to wait for a slot.
+        #: When the call began to run, and when it began to wait for a slot.
         self.begun: float | None = None
         self.queued: float | None = None
-        #: Whether it and others are run one after the other by their process, and whether a process
-        #: that had it has not begun it.
+        #: True if its process runs it in line with others, and true if a process gave it back.
         self.is_in_line = self.is_returned = False
-        #: What hands out the slot that it has or waits for, and the process that the slot is in.
+        #: The `Slots` of the slot that the call has or waits for, and the process of the slot.
         self.slots: Slots | None = None
         self.process: int | None = None
-        #: What was served, or about to be, when it was opened.
+        #: The workload that was served, or about to be, when the call was opened.
         self.spec: WorkloadSpec | None = None
-        #: The worker that runs it, and its number there.
+        #: The worker that runs the call, and the call's number there.
         self.worker: Worker | RankGroup | None = None
         self.number: int
-        #: Why it is to end.
+        #: Why the call was cancelled; `None` if it was not.
         self.cancelled: str | None = None
-        #: The callers have its end.
+        #: True once the callers have the end of the call.
         self.is_answered = False
-        #: Nothing of it runs any more.
+        #: True once no part of the call runs any more.
         self.is_ended = False
 
     @property
     def refusal(self) -> CallRefusedError | None:
-        """Why no second caller can have its outcome: some of its values are gone."""
+        """Why no second caller can join the call: some of its values are gone."""
         if not self._has_yielded:
             return None
         return CallRefusedError(
@@ -196,7 +195,7 @@ class Call:
 
     @property
     def state(self) -> str:
-        """As the controller is told of it, until it has ended."""
+        """The state that is reported to the controller, until the call has ended."""
         return "waiting" if self.queued is not None and self.begun is None else "running"
 
     @property
@@ -205,13 +204,13 @@ class Call:
 
     @property
     def spawned(self) -> list[Open]:
-        """The requests whose callers find its end by their id, whenever they ask."""
+        """The requests of spawned calls, which find the end of this call by their ids."""
         return [*([self.request] if self.request.detached else []), *self.twins]
 
     # ------------------------------------------------------------------------- from its callers
 
     def begin(self, payload: Payload) -> None:
-        """All arguments are there: run it as soon as a worker serves."""
+        """Run the call, whose arguments are complete, as soon as a worker serves."""
         if self.is_ended:
             payload.release()
             return
@@ -219,10 +218,10 @@ class Call:
         self._calls.dispatch(self)
 
     def cancel(self, caller: Caller, reason: str) -> None:
-        """A caller does not want the call any more.
+        """Cancel the call for a caller.
 
-        It goes on if others wait for it too, unless it is detached: then whoever has its handle
-        decides.
+        The call goes on if other callers wait for it too, unless it is spawned: then any holder of
+        its handle may cancel it.
         """
         if len(self.callers) > 1 and not self.spawned:
             self.callers.remove(caller)
@@ -232,7 +231,7 @@ class Call:
         self.revoke(reason)
 
     def take_back(self) -> None:
-        """Its only caller lets another pod run it, unless it has begun."""
+        """Give the call back to its only caller, unless it has begun."""
         if self.is_ahead and isinstance(self.worker, Worker):
             self.worker.take_back(self.number)
             return
@@ -245,14 +244,14 @@ class Call:
         self._end(is_failure=False)
 
     def leave(self, caller: Caller) -> None:
-        """A caller is gone. A call that is left by all is cancelled, unless it is detached."""
+        """Remove a caller that is gone. Without callers the call is cancelled, unless spawned."""
         if caller in self.callers:
             self.callers.remove(caller)
         if not self.callers and not self.spawned and not self.is_ended:
             self.revoke("the caller is gone")
 
     def join(self, caller: Caller) -> None:
-        """Tell one more caller how it ends."""
+        """Add a caller, which gets the end of the call too."""
         if self.refusal is not None:
             raise self.refusal
         self.callers.append(caller)
@@ -266,12 +265,12 @@ class Call:
 
     @property
     def is_paused(self) -> bool:
-        """True for a generator whose reader takes nothing."""
+        """True for a generator whose reader reads no values."""
         return self._granted <= 0
 
     @property
     def waits_for(self) -> str:
-        """The call of its own that it waits for, as its process said last."""
+        """The call that this call waits for, as its process reported last; empty without any."""
         return self.worker.waits.get(self.number, "") if isinstance(self.worker, Worker) else ""
 
     def revoke(self, reason: str) -> None:
@@ -288,7 +287,7 @@ class Call:
     # ------------------------------------------------------------------------ from the dispatcher
 
     def run_on(self, worker: Worker | RankGroup, chain: str, *, in_line: bool = False) -> None:
-        """Run it, after others in line; those that it makes are sent with this chain."""
+        """Run the call on a worker; the calls that it makes are sent with this chain."""
         self._stop_waiting()
         payload = self._payload
         assert payload is not None
@@ -300,7 +299,7 @@ class Call:
             self.on_begun()
         request = self.request
         if isinstance(worker, RankGroup):
-            request = worker.place(request, self.process)
+            request = worker.request_for_node(request, self.process)
         try:
             if in_line and isinstance(worker, Worker):
                 self.number = worker.call(self, request, payload, chain, in_line=True)
@@ -313,7 +312,7 @@ class Call:
         self.worker = worker
 
     def wait_for_slot(self) -> None:
-        """It waits for its turn."""
+        """Let the call wait for its turn."""
         self._stop_waiting()
         if self.queued is not None:  # already, for a process that is gone since
             return
@@ -324,7 +323,7 @@ class Call:
             self._timer = loop.call_later(timeout, self._end_waiting, timeout)
 
     def on_queued(self) -> None:  # CallSink's
-        """Its timeout counts from the begin of its run."""
+        """The call waits for a slot; its timeout counts from the begin of its run."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -361,7 +360,7 @@ class Call:
             self._worker_timer = None
 
     def wait_until(self, seconds: float, on_timeout: Callable[[Call], None]) -> bool:
-        """Call back if no worker has it by then; false if it waits already."""
+        """Call back if no worker has the call by then; false if it waits already."""
         if self._worker_timer is not None:
             return False
         loop = asyncio.get_running_loop()
@@ -379,12 +378,12 @@ class Call:
         self.fail_with(self._calls.describe(error, started=has_run))
 
     def fail_with(self, failure: exceptions.Failure) -> None:
-        """End it with a failure that somebody else made, before it began."""
+        """End the call with a failure before it began."""
         self._answer(Raised(failure))
         self._end(is_failure=True)
 
     def _time_out(self) -> None:
-        whole = self.request.whole_timeout  # an earlier client says what was left of it
+        whole = self.request.whole_timeout  # of all attempts; `timeout` is the rest of it
         timeout = round(whole or self.request.timeout or 0.0, 2)
         reason = f"the call did not end within its timeout of {timeout:g} s"
         if self.worker is None:
@@ -449,16 +448,16 @@ class Call:
         self._answer(result, payload)
 
     def on_kept(self, descriptor: int) -> None:  # CallSink's
-        self._kept = descriptor
+        self._value_file = descriptor
 
     def on_error(self, failure: bytes) -> None:  # CallSink's
-        kept, self._kept = self._kept, None
+        value_file, self._value_file = self._value_file, None
         repeats = self._repeats_left and self._repeats_after(exceptions.parse_json(failure))
-        if kept is not None:
+        if value_file is not None:
             if repeats or self.is_answered:
-                os.close(kept)
+                os.close(value_file)
             else:
-                failure = self._calls.keep_value(self, kept, failure)
+                failure = self._calls.keep_value(self, value_file, failure)
         if repeats:
             self._pause()
             return
@@ -470,7 +469,7 @@ class Call:
             self._answer_failure(failure)
 
     def on_returned(self) -> None:  # CallSink's
-        self._calls.on_gone(self)
+        self._calls.on_left_process(self)
         self.worker = self.queued = self.begun = None
         self._calls.leave_slot(self)
         self.is_returned = True
@@ -479,13 +478,13 @@ class Call:
         elif self.cancelled is not None:
             self.fail(CallCancelledError(self.cancelled), started=False)
         elif self._calls.is_draining:
-            self.fail(self._calls.stopping(), started=False)
+            self.fail(self._calls.stopping_error(), started=False)
         else:
             self._calls.dispatch(self)
 
     @property
     def is_ahead(self) -> bool:
-        """True for one that a process has and has not begun."""
+        """True for a call that a process has and has not begun."""
         return isinstance(self.worker, Worker) and self.worker.is_ahead(self.number)
 
     def on_lost(self, error: KubetorchError) -> None:  # CallSink's
@@ -493,7 +492,7 @@ class Call:
         failure = self._calls.describe(error, started=True)
         if self._repeats_after(failure):
             if isinstance(error, WorkerDiedError):
-                # As its caller says of a call that it makes again itself.
+                # As clients mark a call that they make again themselves.
                 self.request = replace(self.request, is_again=True)
             self._pause()
             return
@@ -503,13 +502,13 @@ class Call:
     # ------------------------------------------------------------------------------ once more
 
     def _repeats_after(self, failure: exceptions.Failure) -> bool:
-        """Whether it runs again after this failure of an attempt."""
+        """True if the call runs again after this failure of an attempt."""
         if not self._repeats_left or self.cancelled is not None or self._has_yielded:
             return False
         return not self.is_answered and not self._calls.is_draining and self._is_named(failure)
 
     def _is_named(self, failure: exceptions.Failure) -> bool:
-        """Whether the call names the error among those after which it runs again."""
+        """True if the call names the error among those after which it runs again."""
         retry = self.request.retry
         if retry is None or failure.repeats:
             return failure.repeats
@@ -560,15 +559,15 @@ class Call:
             described = exceptions.parse_json(failure)
             failure = replace_fields(described, repeats=False, attempts=self.attempts).to_json()
         if self.spawned or self.request.idempotency_key is not None:
-            # What the agent itself says of a call that was refused or lost its worker is no answer:
-            # a second call with the key is to run.
+            # A refusal of the agent, and the loss of the worker, are no answers: a second call with
+            # the key has to run.
             is_answer = outcome is None or (
                 outcome.failure.started and outcome.failure.code in _ANSWERS
             )
-            kept = Raised(exceptions.parse_json(failure))
-            # Nor is what its caller makes it again after.
-            is_repeated = not self.request.detached and self._is_named(kept.failure)
-            self._calls.keep(self, kept, is_answer=is_answer and not is_repeated)
+            raised = Raised(exceptions.parse_json(failure))
+            # Nor is an error after which the client makes the call again.
+            is_repeated = not self.request.detached and self._is_named(raised.failure)
+            self._calls.keep(self, raised, is_answer=is_answer and not is_repeated)
         for caller in callers:
             caller.on_failure(failure)
 
@@ -586,15 +585,15 @@ class Call:
         self._calls.on_end(self, is_failure=is_failure)
 
 
-def join(found: Call | Outcome, caller: Caller) -> Call | None:
-    """Let a caller have the end of a call that came before; the call, if it runs still."""
-    if isinstance(found, Call):
-        found.join(caller)
-        return found
-    if isinstance(found, Raised):
-        caller.on_failure(found.failure.to_json())
+def join(earlier: Call | Outcome, caller: Caller) -> Call | None:
+    """Let a caller have the end of an earlier call; returns the call if it still runs."""
+    if isinstance(earlier, Call):
+        earlier.join(caller)
+        return earlier
+    if isinstance(earlier, Raised):
+        caller.on_failure(earlier.failure.to_json())
     else:
-        caller.on_result(found, None)
+        caller.on_result(earlier, None)
     return None
 
 
@@ -616,37 +615,37 @@ class Calls:
         self._by_key: dict[tuple[str, str | None, str], Call] = {}
         self._waiting: deque[Call] = deque()
         self._worker: Served | None = None
-        # The slots of what serves, the workers of its processes, and the calls that have a slot
-        # or wait for one, by their tags.
+        # The slots of the serving workers, the workers by process number, and by their tags the
+        # calls that have a slot or wait for one.
         self._slots = Slots()
         self._processes: dict[int, Worker | RankGroup] = {}
         self._queued: dict[str, Call] = {}
-        # Processes that take no call until one that is to end has ended.
+        # Processes that get no call until a cancelled call has ended.
         self._paused: set[int] = set()
         self._tag = os.urandom(4).hex()
         self._numbers = itertools.count(1)
         self._item_use = ItemUse(
             lambda: [worker.pid for worker in self._processes.values()],
             self._count_items,
-            self._tell_item,
+            self._send_item_line,
         )
         # Seconds that an item takes, and when the last one ended in each process.
         self._item_seconds = AHEAD_PATIENCE
         self._item_ends: dict[int, float] = {}
-        # Until it is looked whether processes have items ahead that do not begin.
+        # Until the next check for items ahead that do not begin.
         self._ahead_timer: asyncio.TimerHandle | None = None
         # Calls whose turn has come.
         self._starts: deque[Start] = deque()
         self._is_starting = False
-        # What served before it, in a world of the generation before.
+        # The group that served before, in an earlier world.
         self._earlier: RankGroup | None = None
         #: The workload that is served, or about to be served.
         self.spec: WorkloadSpec | None = None
         #: Identity of the instance of a class that serves.
         self.instance: str | None = None
-        # That it was made anew, and why; and whether nobody was notified.
+        # The notice that the instance was made anew, and true until a caller has got it.
         self._notice: str | None = None
-        self._is_untold = False
+        self._is_notice_pending = False
         self._refusal: KubetorchError | None = CallRefusedError(
             "nothing is deployed on this pod yet", hint="deploy it with .to(compute)"
         )
@@ -658,7 +657,7 @@ class Calls:
         self.failed = 0
         #: Seconds since the epoch of the last begin or end of a call.
         self.last = time.time()
-        #: Why somebody ends the pod, if its backend says so.
+        #: Why the pod ends, if its backend has reported it.
         self.ending: Ending | None = None
         #: Process id of the last worker that ended while it had calls.
         self.lost_with: int | None = None
@@ -670,20 +669,20 @@ class Calls:
 
     @property
     def waiting(self) -> int:
-        """Those of them that wait for a slot."""
+        """Calls that wait for a slot."""
         return self._slots.waiting
 
     @property
     def queue(self) -> QueueView | None:
-        """What holds the slots, and how many calls wait; `None` if calls are not bounded."""
+        """The holders of the slots, and how many calls wait; `None` if calls are not bounded."""
         slots = self._slots
         if slots.limit is None:
             return None
         line = [self._queued[tag] for tag in slots.line]
-        held = [[self._queued[tag] for tag in tags] for tags in slots.holders]
+        calls_of_slots = [[self._queued[tag] for tag in tags] for tags in slots.holders]
         return QueueView(
             slots=slots.count,
-            taken=len(held),
+            taken=len(calls_of_slots),
             waiting=len(line),
             since=min((call.queued or 0.0 for call in line), default=0.0),
             strays=sum(call.request.chain == UNKNOWN_CHAIN for call in line),
@@ -695,12 +694,12 @@ class Calls:
                     path[-1].is_paused,
                     path[-1].waits_for,
                 )
-                for first, path in ((path[0], path) for path in held[:HOLDERS])
+                for first, path in ((path[0], path) for path in calls_of_slots[:HOLDERS])
             ),
         )
 
     def ask_waits(self) -> None:
-        """If calls wait for a slot, ask what its holders wait for, for the next `queue`."""
+        """If calls wait for slots, ask what the slots' holders wait for, for the next `queue`."""
         if self._slots.limit is not None and self._slots.waiting:
             for worker in self._processes.values():
                 if isinstance(worker, Worker):
@@ -708,7 +707,7 @@ class Calls:
 
     @property
     def generation(self) -> int:
-        """Generation that serves calls now; 0 when none does."""
+        """The generation that serves calls; 0 if none serves."""
         return self._worker.generation if self._worker is not None else 0
 
     @property
@@ -721,8 +720,10 @@ class Calls:
         return self._worker is not None and not self.is_draining
 
     def refuse_waiting(self, call_id: str, failure: dict[str, Any]) -> None:
-        """There will be no new world for the call that has asked for it."""
-        for call in [one for one in self._waiting if one.request.id == call_id]:
+        """Fail a call that waits for a new world, which will not be formed."""
+        for call in [
+            waiting_call for waiting_call in self._waiting if waiting_call.request.id == call_id
+        ]:
             self._waiting.remove(call)
             call.fail_with(exceptions.parse(failure))
 
@@ -732,9 +733,9 @@ class Calls:
     # ------------------------------------------------------------------------ from the supervisor
 
     def serve(self, spec: WorkloadSpec, worker: Served, why: str | None = None) -> None:
-        """This worker runs calls from now on, those that wait first.
+        """Run calls on this worker from now on, waiting calls first.
 
-        `why` says what ended the worker before it, unless this one was made for a deploy.
+        `why` is the reason why the worker before ended; `None` if this one was made for a deploy.
         """
         before = self._worker
         self._earlier = before if isinstance(before, RankGroup) else None
@@ -743,8 +744,8 @@ class Calls:
         if spec.callable.kind == "cls":
             self.instance = os.urandom(4).hex()
             if why is not None:
-                self._notice = self._note_replaced(spec.callable.name, worker, why)
-        self._is_untold = self._notice is not None
+                self._notice = self._log_replacement(spec.callable.name, worker, why)
+        self._is_notice_pending = self._notice is not None
         self._leave_line()
         self._slots = _slots_of(spec, worker)
         if isinstance(worker, WorkerPool):
@@ -772,20 +773,20 @@ class Calls:
         self._slots.remove(number)
 
     def note_replacement(self, why: str) -> None:
-        """One of several instances of a class was made anew."""
+        """Note that one of several instances of a class was made anew."""
         assert self.spec is not None
         if self._worker is not None and self.spec.callable.kind == "cls":
             self.instance = os.urandom(4).hex()
-            self._notice = self._note_replaced(self.spec.callable.name, self._worker, why)
-            self._is_untold = True
+            self._notice = self._log_replacement(self.spec.callable.name, self._worker, why)
+            self._is_notice_pending = True
 
     def hold(self, spec: WorkloadSpec) -> None:
-        """No worker serves for the moment; calls wait for the next one."""
+        """Let calls wait for the next worker: none serves for the moment."""
         self.spec, self._worker, self._refusal = spec, None, None
         self._leave_line()
 
     def refuse(self, error: KubetorchError) -> None:
-        """No worker serves, and none is about to."""
+        """Refuse calls: no worker serves, and none is about to."""
         self._worker, self._refusal = None, error
         self._leave_line()
         waiting, self._waiting = self._waiting, deque()
@@ -795,14 +796,17 @@ class Calls:
     # --------------------------------------------------------------------------------- callers
 
     def check(self, request: Open) -> None:
-        """Refuse what cannot be run, before its arguments arrive."""
+        """Refuse a call that cannot run, before its arguments arrive."""
         self.check_target(request.callable, request.body.codec)
-        given = {"workers": request.workers is not None, "restart_procs": request.restart_procs}
-        asked = [name for name, is_given in given.items() if is_given]
-        if (asked or request.part) and self.spec is not None and not self.is_distributed:
+        distribution_options = {
+            "workers": request.workers is not None,
+            "restart_procs": request.restart_procs,
+        }
+        used_options = [name for name, is_used in distribution_options.items() if is_used]
+        if (used_options or request.part) and self.spec is not None and not self.is_distributed:
             raise SpecError(
                 f"{request.callable} is not distributed: it has no workers to choose or restart "
-                f"({', '.join(asked) or 'part'})",
+                f"({', '.join(used_options) or 'part'})",
                 hint="kt.Compute(...).distribute(...) makes it so; of any service "
                 'workers="any" is the least busy pod',
             )
@@ -824,15 +828,15 @@ class Calls:
         if request.retry is not None:
             _check_retry(request.retry)
 
-    def stopping(self) -> CallRefusedError:
+    def stopping_error(self) -> CallRefusedError:
         return CallRefusedError(
             f"pod {self.pod_name} is being stopped", hint="call again: another pod takes it"
         )
 
     def check_target(self, name: str, codec: str) -> None:
-        """Refuse a call of something else, or in a codec that the workload does not allow."""
+        """Refuse a call of another callable, or in a codec that the workload does not allow."""
         if self.is_draining:
-            raise self.stopping()
+            raise self.stopping_error()
         if self._refusal is not None:
             raise self._refusal.with_traceback(None)
         if len(self._open) - self._slots.waiting >= CALL_LIMIT:
@@ -883,15 +887,15 @@ class Calls:
         served = self.spec.origin
         return None if served is None or served.key == request.origin else served
 
-    def repeated(self, request: Open) -> Call | Outcome | None:
-        """The call with the same idempotency key, or what became of it."""
+    def find_earlier(self, request: Open) -> Call | Outcome | None:
+        """The earlier call with the same idempotency key, or its outcome."""
         if request.idempotency_key is None:
             return None
         key = _key(request)
         return _unanswered(self._by_key.get(key)) or self.outcomes.get(key)
 
     def find(self, call_id: str) -> Call | Outcome | None:
-        """A detached call by its id, or what became of it lately."""
+        """A spawned call by its id, or its outcome, as long as the pod has it."""
         return _unanswered(self._by_id.get(call_id)) or self.results.find(call_id)
 
     def describe(self, error: KubetorchError, *, started: bool) -> exceptions.Failure:
@@ -900,15 +904,15 @@ class Calls:
     # --------------------------------------------------------------------------------- calls
 
     def dispatch(self, call: Call) -> None:
-        """Run a call whose arguments are there, or let it wait."""
+        """Run a call whose arguments are complete, or let it wait."""
         worker = self._worker_for(call.request)
         if worker is None or not worker.takes(call.request, call.opened):
             self._wait(call)
             return
         if call.spec is not self.spec and not self._is_still_right(call):
             return
-        # First this: a caller that spawns waits for either, and so has it in hand.
-        if self._notice is not None and not self._tell(call, self._notice):
+        # Before the call is recorded: a caller that spawns waits for the notice or the record.
+        if self._notice is not None and not self._notify_callers(call, self._notice):
             return
         if isinstance(worker, RankGroup) and not self._is_bounded_here(worker, call.request):
             if self._record(call):
@@ -919,8 +923,8 @@ class Calls:
             self._queue(call)
 
     def _answer_about_names(self, call: Call) -> None:
-        """Run what a handle asks about names, which takes no slot: no code of the user's runs."""
-        workers = (each for each in self._processes.values() if each.takes_calls)
+        """Run a handle's question about names, which needs no slot: no user code runs."""
+        workers = (candidate for candidate in self._processes.values() if candidate.takes_calls)
         worker = next(workers, None)
         if worker is None:
             self._wait(call)
@@ -974,7 +978,7 @@ class Calls:
             self._run_at(call, start)
 
     def _beside(self, request: Open) -> int:
-        """Calls of its kind that run side by side in a process; 0 is any number."""
+        """How many calls of this kind run side by side in a process; 0 is any number."""
         if isinstance(self._worker, RankGroup):
             return 0
         if request.is_again:
@@ -987,7 +991,7 @@ class Calls:
         return 1
 
     def _begin(self, starts: Sequence[Start]) -> None:
-        """Run calls whose turn has come; whatever that ends may let others begin."""
+        """Run calls whose turn has come; a call that ends at once may let others begin."""
         self._starts.extend(starts)
         if self._is_starting:
             return
@@ -1021,7 +1025,7 @@ class Calls:
             self._item_use.on_begun(call.request.map_id)
 
     def _is_alone(self, call: Call) -> bool:
-        """True for an item that could have others beside it if the service said so."""
+        """True for an item that has no others beside it, since the service does not allow any."""
         has_gpus = self.spec is not None and self.spec.compute.gpus is not None
         return self._slots.limit is None and call.is_in_line and not has_gpus
 
@@ -1032,11 +1036,11 @@ class Calls:
         return [call for call in runs if call.request.map_id == map_id]
 
     def _count_items(self, map_id: str) -> int:
-        """How many items of a map run; 0 where processes mostly wait for the next one."""
+        """How many items of a map run; 0 if processes mostly wait for the next item."""
         return len(self._items_of(map_id)) if self._item_seconds >= LEAST_ITEM else 0
 
     def _note_item(self, begun: float, process: int) -> None:
-        """Learn from what an item took, of which the last ones count most, how many go ahead."""
+        """Learn from the duration of an item how many items go ahead; the latest count most."""
         seconds = self.last - max(begun, self._item_ends.get(process, 0.0))
         self._item_seconds = (seconds + self._item_seconds) / 2
         self._item_ends[process] = self.last
@@ -1048,11 +1052,11 @@ class Calls:
         self._ahead_timer = loop.call_later(AHEAD_PATIENCE, self._look_ahead)
 
     def _look_ahead(self) -> None:
-        """Take back what stands behind an item that takes long: another process may be free."""
+        """Take back items behind an item that takes long: another process may be free."""
         self._ahead_timer = None
         latest = time.time() - AHEAD_PATIENCE
         ahead = [call for call in self._queued.values() if call.is_ahead]
-        # The last one first: each is then put before those that came back before it.
+        # The last item first: each is then put before those that came back before it.
         for call in sorted(ahead, key=lambda call: call.number, reverse=True):
             if call.begun is not None and call.begun <= latest:
                 self._item_seconds, self._slots.ahead = AHEAD_PATIENCE, 0
@@ -1060,7 +1064,7 @@ class Calls:
         if ahead:
             self._look_ahead_later()
 
-    def _tell_item(self, map_id: str, line: Line) -> None:
+    def _send_item_line(self, map_id: str, line: Line) -> None:
         for call in self._items_of(map_id)[:1]:
             call.on_log(line)
 
@@ -1073,7 +1077,7 @@ class Calls:
                 self._begin(starts)
 
     def _leave_line(self) -> None:
-        """What waits for a slot waits for the next worker, whatever that is."""
+        """Let the calls that wait for a slot wait for the next worker."""
         for tag in self._slots.clear():
             call = self._queued.pop(tag)
             call.slots = None
@@ -1081,19 +1085,19 @@ class Calls:
             call.wait_until(self._patience(call.request), self._give_up)
 
     def on_interrupted(self, call: Call) -> None:
-        """A call is to end that may not: its process takes no other until it has."""
+        """Pause the process of a cancelled call, which may not end, until the call has ended."""
         if call.process is not None and call.slots is self._slots:
             self._slots.pause(call.process)
             self._paused.add(call.process)
 
     def _worker_for(self, request: Open) -> Served | None:
-        """The worker for a call: a part of a call that began in an earlier world belongs there."""
+        """The worker for a call: parts of calls of an earlier world belong to its workers."""
         earlier, part = self._earlier, request.part
         is_earlier = earlier is not None and part is not None and part.epoch == earlier.world.epoch
         return earlier if is_earlier else self._worker
 
-    def _note_replaced(self, name: str, worker: Served, why: str) -> str:
-        """Write into the log that the instance is another one; the same for callers."""
+    def _log_replacement(self, name: str, worker: Served, why: str) -> str:
+        """Log that the instance was made anew; returns the text, for callers."""
         now = time.time()
         notice = (
             f"{name} in pod {self.pod_name} is a new instance ({self.instance}), made at "
@@ -1103,23 +1107,23 @@ class Calls:
         self.on_line(Line(notice, "logger", "WARNING", now, None), worker.generation)
         return notice
 
-    def _tell(self, call: Call, notice: str) -> bool:
-        """Tell a caller, once, that the instance is another one; whether its call is to run.
+    def _notify_callers(self, call: Call, notice: str) -> bool:
+        """Notify callers, once, that the instance was made anew; true if the call may run.
 
-        The first to call is notified, and every program that has called an instance before.
+        The first caller is notified, and every program that has called an instance before.
         """
         assert self.instance is not None
         assert self.spec is not None
         if call.request.method == CALLABLES:
             return True
         if call.request.instance == self.instance:
-            self._is_untold = False
+            self._is_notice_pending = False
             return True
-        if call.request.instance is None and not self._is_untold:
+        if call.request.instance is None and not self._is_notice_pending:
             return True
         # Of a spawned call that has waited, the caller may never ask.
         if call.callers and not call.is_recorded:
-            self._is_untold = False
+            self._is_notice_pending = False
         if self.spec.callable.on_replace == "error":
             hint = "call again: the next call runs on the new instance"
             error = InstanceReplacedError(notice, instance=self.instance, hint=hint)
@@ -1130,9 +1134,9 @@ class Calls:
         return True
 
     def _record(self, call: Call) -> bool:
-        """Write a spawned call down before it runs; false if it ends here, because it cannot be.
+        """Record a spawned call on disk before it runs; false if that fails, which ends the call.
 
-        Older clients do not wait for it, and have the call run all the same.
+        Calls of older clients, which do not wait for the record, run all the same.
         """
         if not call.request.detached or call.is_recorded:
             return True
@@ -1152,23 +1156,23 @@ class Calls:
             hint="free some of the pod's disk, or call it without .spawn()",
         )
 
-    def add_twin(self, found: Call | Outcome, request: Open) -> None:
-        """Record one more spawned call with the key of one that came before."""
-        if isinstance(found, Call) and found.refusal is not None:
-            raise found.refusal
+    def add_twin(self, earlier: Call | Outcome, request: Open) -> None:
+        """Record one more spawned call with the idempotency key of an earlier call."""
+        if isinstance(earlier, Call) and earlier.refusal is not None:
+            raise earlier.refusal
         now = time.time()
         try:
             self.results.begin(_report(request, "running", now))
         except OSError as error:
             raise self._unwritten(error) from error
-        if isinstance(found, Call):
-            found.twins.append(request)
-            self._by_id[request.id] = found
+        if isinstance(earlier, Call):
+            earlier.twins.append(request)
+            self._by_id[request.id] = earlier
         else:
-            self._keep_spawned(request, found, now)
+            self._keep_spawned(request, earlier, now)
 
     def keep(self, call: Call, outcome: Outcome, *, is_answer: bool = True) -> None:
-        """Keep how a call ended for those who ask later."""
+        """Keep the outcome of a call for later requests."""
         request = call.request
         if request.idempotency_key is not None and is_answer:
             refusal = call.refusal
@@ -1180,7 +1184,7 @@ class Calls:
             self._keep_spawned(spawned, outcome, call.opened, call)
 
     def keep_value(self, call: Call, descriptor: int, failure: bytes) -> bytes:
-        """Keep a value that cannot travel; its failure, which says how to fetch it.
+        """Keep a value that cannot travel; returns the failure, which says how to fetch it.
 
         The controller is told of the call as of a spawned one, so that it is found by its id.
         """
@@ -1188,7 +1192,7 @@ class Calls:
         if not CALL_ID.fullmatch(request.id):
             os.close(descriptor)
             return failure
-        self.values.take(request.id, descriptor)
+        self.values.keep_file(request.id, descriptor)
         described = exceptions.parse_json(failure)
         hint = (
             f"its value is kept for {VALUE_SECONDS / 3600:g} h: "
@@ -1204,19 +1208,19 @@ class Calls:
         return described.to_json()
 
     def kept_value(self, call_id: str) -> Outcome:
-        found = self.values.get(call_id)
-        if found is None:
+        outcome = self.values.get(call_id)
+        if outcome is None:
             raise ResultExpiredError(
                 f"pod {self.pod_name} does not keep the value of call {call_id}",
                 hint=f"values that cannot travel are kept for {VALUE_SECONDS / 3600:g} h, and at "
                 f"most {VALUE_LIMIT // 1024**3} GiB of them: the oldest go first",
             )
-        return found
+        return outcome
 
     def _keep_spawned(
         self, request: Open, outcome: Outcome, started: float, call: Call | None = None
     ) -> None:
-        """Keep the end of a spawned call; `call` is the one that ended now, if one did."""
+        """Keep the end of a spawned call; `call` is the call that ended now, if one did."""
         cancelled = None if call is None else call.cancelled
         state = "succeeded" if isinstance(outcome, Returned) else "failed"
         if state == "failed" and cancelled is not None:
@@ -1226,17 +1230,17 @@ class Calls:
         self.results.end(replace(report, attempts=attempts), outcome)
 
     def report_attempt(self, call: Call) -> None:
-        """Tell the controller that a spawned call is about to run again."""
+        """Report to the controller that a spawned call is about to run again."""
         self.report_state(call)
 
     def report_state(self, call: Call) -> None:
-        """Tell the controller whether a spawned call waits or runs."""
+        """Report to the controller whether a spawned call waits or runs."""
         for spawned in call.spawned:
             report = _report(spawned, call.state, call.opened)
             self.results.progress(replace(report, attempts=call.attempts))
 
     def report_progress(self, call: Call, report: Progress) -> None:
-        """Tell the controller how far a spawned call has come."""
+        """Report the progress of a spawned call to the controller."""
         if not math.isfinite(report.current):  # JSON has none
             return
         message = report.message and report.message[:PROGRESS_CHARACTERS]
@@ -1247,18 +1251,18 @@ class Calls:
             self.results.progress(replace(news, progress=progress, attempts=call.attempts))
 
     def on_lost(self, call: Call) -> None:
-        """The worker of a call ended before the call did."""
-        self.on_gone(call)
+        """Note that the worker of a call ended before the call did."""
+        self.on_left_process(call)
         if call.worker is not None:
             self.lost_with = call.worker.pid
 
-    def on_gone(self, call: Call) -> None:
-        """A process does not have a call any more: perhaps it has ended, and takes no other."""
+    def on_left_process(self, call: Call) -> None:
+        """Pause the process that a call has left, if it takes no calls any more."""
         if isinstance(call.worker, Worker) and not call.worker.takes_calls:
             self.on_interrupted(call)
 
     def on_end(self, call: Call, *, is_failure: bool) -> None:
-        """Nothing of a call runs any more."""
+        """Forget a call of which nothing runs any more."""
         self._open.discard(call)
         request = call.request
         for spawned in call.spawned:
@@ -1277,7 +1281,7 @@ class Calls:
             self._dispatch_waiting()
 
     def leave_slot(self, call: Call) -> None:
-        """A call does not run any more, or not for the moment: others may."""
+        """Free the slot of a call that does not run, so that other calls may begin."""
         self._give_slot_back(call)
         call.process = None
         for process in tuple(self._paused):
@@ -1296,7 +1300,7 @@ class Calls:
         if self._refusal is not None:
             call.fail(self._refusal, started=False)
             return
-        if not self._record(call):  # it may be asked for by its id already
+        if not self._record(call):  # a handle may ask for it by its id already
             return
         if call.is_returned:
             self._waiting.appendleft(call)
@@ -1304,10 +1308,12 @@ class Calls:
             self._waiting.append(call)
         is_first = call.wait_until(self._patience(call.request), self._give_up)
         if is_first and call.request.restart_procs:
-            asyncio.get_running_loop().call_later(TELLING, self._tell_waiting, call, TELLING)
+            asyncio.get_running_loop().call_later(
+                WAIT_REPORT_DELAY, self._report_waiting, call, WAIT_REPORT_DELAY
+            )
 
-    def _tell_waiting(self, call: Call, waited: float) -> None:
-        """Say what new processes wait for, now and in twice the time."""
+    def _report_waiting(self, call: Call, waited: float) -> None:
+        """Log what new processes wait for, now and again after twice the time."""
         if call not in self._waiting:
             return
         waits_for = self._worker.waits_for if isinstance(self._worker, RankGroup) else None
@@ -1318,10 +1324,10 @@ class Calls:
             )
             call.on_log(Line(text, KUBETORCH, "WARNING", time.time(), None))
         seconds = 2 * waited
-        asyncio.get_running_loop().call_later(seconds, self._tell_waiting, call, seconds)
+        asyncio.get_running_loop().call_later(seconds, self._report_waiting, call, seconds)
 
     def _patience(self, request: Open) -> float:
-        """Seconds that a call waits for a worker: longer where it is for those of a new world."""
+        """Seconds that a call waits for a worker: longer for the workers of a new world."""
         compute = None if self.spec is None else self.spec.compute
         if compute is None or compute.distribution is None:
             return WORKER_TIMEOUT
@@ -1364,26 +1370,26 @@ class Calls:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), grace)
         for call in list(self._open):
-            ending = self.ending or Ending(reason=reason)  # somebody may have said it meanwhile
+            ending = self.ending or Ending(reason=reason)  # it may have been reported meanwhile
             call.fail(ending.error(self.pod_name), started=True)
 
 
 def _may_be_ahead(request: Open) -> bool:
-    """Whether an item is small, and its time long enough to include that of a few before it."""
+    """True if an item is small, and its timeout long enough to wait for a few items before it."""
     is_plain = request.is_item and not request.is_again and not request.chain
     has_time = request.timeout is None or request.timeout >= 10 * AHEAD_PATIENCE
     return is_plain and has_time and request.body.total <= ITEM_BYTES
 
 
 def _slots_of(spec: WorkloadSpec, worker: Served) -> Slots:
-    """The slots of what serves a workload."""
+    """The slots of a worker that serves a workload."""
     compute = spec.compute
     processes = len(worker.workers) if isinstance(worker, WorkerPool) else 1
     return Slots(compute.concurrency_of(processes), compute.max_queue or MOST_WAITING)
 
 
 def _unanswered(call: Call | None) -> Call | None:
-    """A call that may be joined: one that timed out has told its callers, and may still run."""
+    """A call that may be joined: not one that timed out, which may still run."""
     return None if call is None or call.is_answered else call
 
 
@@ -1393,7 +1399,7 @@ def _name(request: Open) -> str:
 
 
 def _report(request: Open, state: str, started: float, *, ended: float | None = None) -> CallReport:
-    """The news of a spawned call for the controller."""
+    """The report of a spawned call for the controller."""
     return CallReport(
         id=request.id, callable=_name(request), state=state, started=started, ended=ended
     )

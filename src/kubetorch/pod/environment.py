@@ -1,8 +1,8 @@
 """The environment, `sys.path` and interpreter with which a worker or an app starts.
 
-Which Python runs the user's code is said by the deploy on the local backend: the one that called. A
-container has its own, which is looked for when the agent starts: the one that the image is declared
-with, a virtual environment that is active in it, and what its PATH has.
+On the local backend the deploy names the Python that runs the user's code: the one of the deploying
+program. In a container the agent searches for it when it starts: the Python that the image is
+declared with, an active virtual environment, and the Pythons on its PATH.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from kubetorch.specs.workload import RuntimeSpec, WorkloadSpec
 from kubetorch.wire import messages
 from kubetorch.wire.podenv import BACKEND, HOME, INHERITED, PodEnv
 
-#: Variables that only the agent itself is concerned with.
+#: Prefix of variables for the agent itself.
 INTERNAL = "KT_POD_"
 
 #: In the folder of the pod: the addresses of the pods of its service, for `kt.distributed`.
@@ -50,10 +50,11 @@ MEMBERS = "members"
 #: In the folder of the pod: values of calls that cannot travel.
 VALUES = "values"
 
-#: What was put aside when the agent started, because it is meant for the image's own programs.
-KEPT = f"{INTERNAL}KEPT_"
+#: Prefix of variables that were put aside when the agent started: they are meant for the image's
+#: own programs.
+SAVED_PREFIX = f"{INTERNAL}KEPT_"
 
-#: What a user without a name is called.
+#: The name of a user without a name.
 USER_NAME = "kubetorch"
 
 # The form in parentheses is Kubernetes', and so is `$$(NAME)` for the text itself.
@@ -66,7 +67,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Prepared:
-    """The interpreter and variables of a generation's workers, once its image is there."""
+    """The interpreter, variables and `sys.path` of a generation's workers, once its image is."""
 
     python: str
     env: dict[str, str]
@@ -74,28 +75,33 @@ class Prepared:
 
 
 def container_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment that a container was given, of which the runtime puts something aside."""
-    kept = {k.removeprefix(KEPT): v for k, v in environ.items() if k.startswith(KEPT)}
-    found = {**{k: v for k, v in environ.items() if not k.startswith(KEPT)}, **kept}
+    """The environment of a container, with the variables that the runtime has put aside."""
+    saved_variables = {
+        k.removeprefix(SAVED_PREFIX): v for k, v in environ.items() if k.startswith(SAVED_PREFIX)
+    }
+    container_variables = {
+        **{k: v for k, v in environ.items() if not k.startswith(SAVED_PREFIX)},
+        **saved_variables,
+    }
     if runtime.is_used():  # so that every Python finds this package
-        paths = _entries(found.get("PYTHONPATH", ""))
-        found["PYTHONPATH"] = os.pathsep.join(_unique([*paths, runtime.SITE]))
-    return found
+        paths = _entries(container_variables.get("PYTHONPATH", ""))
+        container_variables["PYTHONPATH"] = os.pathsep.join(_unique([*paths, runtime.SITE]))
+    return container_variables
 
 
 def user_environ(environ: Mapping[str, str], root: Path) -> dict[str, str]:
     """The environment of a container whose image may not know the user whom it runs as.
 
-    A home that this user cannot write to is none: then it is the one that is mounted for it, or a
-    folder in the folder of the pod. A user without a name gets one, which programs ask for.
+    A user who cannot write to the home gets the mounted home, or one in the folder of the pod.
+    A user without a name gets a name, since programs ask for it.
     """
     home = environ.get("HOME", "/")
-    own = root / "home"
+    pod_home = root / "home"
     if not os.access(home, os.W_OK | os.X_OK):
         home = HOME
     if not os.access(home, os.W_OK | os.X_OK):
-        own.mkdir(exist_ok=True)
-        home = str(own)
+        pod_home.mkdir(exist_ok=True)
+        home = str(pod_home)
     try:
         pwd.getpwuid(os.geteuid())
     except KeyError:
@@ -105,31 +111,33 @@ def user_environ(environ: Mapping[str, str], root: Path) -> dict[str, str]:
 
 def denials(spec: WorkloadSpec, pod: PodEnv) -> list[str]:
     """The paths of a pod that the user whom it runs as cannot use, one sentence each."""
-    wanted = [(pod.working_dir, os.W_OK, "write to", "the working directory")]
+    needed_paths = [(pod.working_dir, os.W_OK, "write to", "the working directory")]
     for volume in spec.compute.volumes:
         if not volume.is_read_only:
-            wanted.append((volume.mount_path, os.W_OK, "write to", f"the volume {volume.name!r}"))
+            needed_paths.append(
+                (volume.mount_path, os.W_OK, "write to", f"the volume {volume.name!r}")
+            )
     for secret in spec.compute.secrets:
         if secret.mount_type == "volume":
             path = re.sub("^~(?=/|$)", HOME, secret.path or "~")
-            wanted.append((path, os.R_OK | os.X_OK, "read", f"the secret {secret.name!r}"))
+            needed_paths.append((path, os.R_OK | os.X_OK, "read", f"the secret {secret.name!r}"))
     return [
-        f"user {os.geteuid()}, as whom the pod runs, cannot {verb} {path}, {what}"
-        for path, mode, verb, what in wanted
+        f"user {os.geteuid()}, as whom the pod runs, cannot {verb} {path}, {description}"
+        for path, mode, verb, description in needed_paths
         if not os.access(path, mode)
     ]
 
 
 def program_environ(environ: Mapping[str, str], spec: WorkloadSpec) -> Mapping[str, str]:
-    """The environment of a pod with what its deployer's program says of machine and user.
+    """The environment of a pod with its deployer's variables of machine and user.
 
     Where the pod has a variable from its manifest, a secret or its devices, that value stays.
     """
     if not spec.runtime.environ:
         return environ
     inherited = environ.get(INHERITED, "").split(",")
-    own = {name: value for name, value in environ.items() if name not in inherited}
-    return {**dict(spec.runtime.environ), **own}
+    pod_variables = {name: value for name, value in environ.items() if name not in inherited}
+    return {**dict(spec.runtime.environ), **pod_variables}
 
 
 def worker_environ(
@@ -137,13 +145,13 @@ def worker_environ(
 ) -> dict[str, str]:
     """The environment of a worker.
 
-    The agent's own, then what the image says, then what the compute and its secrets do, as in
-    Kubernetes; and who the pod is: so a program in a pod can deploy and call with the backend,
-    namespace and credentials that the pod itself came from, and what it deploys is its
-    deployer's and their project's.
+    The agent's own variables, then the image's, then those of the compute and its secrets, as in
+    Kubernetes; and variables that name the pod: so a program in a pod can deploy and call with the
+    pod's own backend, namespace and credentials, and its services belong to the pod's deployer and
+    project.
     """
     compute = spec.compute
-    own = {
+    pod_variables = {
         "POD_NAME": pod.pod,
         "POD_NAMESPACE": pod.namespace,
         "POD_IP": environ.get("POD_IP", pod.host),
@@ -156,25 +164,25 @@ def worker_environ(
         BACKEND: pod.backend,
     }
     if spec.origin is not None:
-        own[ORIGIN] = messages.encode(spec.origin).decode()
+        pod_variables[ORIGIN] = messages.encode(spec.origin).decode()
     if pod.controller_url:
-        own["KT_CONTROLLER_URL"] = pod.controller_url
+        pod_variables["KT_CONTROLLER_URL"] = pod.controller_url
     env = {name: value for name, value in environ.items() if not name.startswith(INTERNAL)}
     if spec.username is not None:
         env.setdefault(USERNAME, spec.username)
         env.setdefault(PREFIX_USERNAME, str(spec.prefix_username).lower())
-    secrets = {name for one in compute.secrets for name, _ in one.variables}
+    secrets = {name for declared_secret in compute.secrets for name, _ in declared_secret.variables}
     secret = {name: env[name] for name in secrets if name in env}
-    said: dict[str, str] = {}
+    image_variables: dict[str, str] = {}
     for step in image:
-        said[step.name] = expand(step.value, {**env, **own, **said})
-    env |= {**own, **said, **secret}
-    resolved = _of_manifest(compute) if compute.manifest is not None else ()
+        image_variables[step.name] = expand(step.value, {**env, **pod_variables, **image_variables})
+    env |= {**pod_variables, **image_variables, **secret}
+    resolved = _manifest_variables(compute) if compute.manifest is not None else ()
     for name, value in compute.env_vars:
         if (name, value) in resolved and name in environ:
-            if name in said:
+            if name in image_variables:
                 env[name] = environ[name]
-        elif name in said or name not in own:
+        elif name in image_variables or name not in pod_variables:
             env[name] = expand(value, env)
     return env
 
@@ -187,7 +195,7 @@ def process_count(compute: ComputeSpec, pod: PodEnv, environ: Mapping[str, str])
     if devices:
         return len(devices)
     allowed = processes.quota()
-    # The control group that a local pod is in is that of the program.
+    # A local pod is in the control group of the program that deploys.
     limit = pod.cpu_limit or (math.inf if pod.backend == "local" else allowed)
     if math.isinf(limit):
         machine = min(len(processes.usable()), allowed)
@@ -195,9 +203,9 @@ def process_count(compute: ComputeSpec, pod: PodEnv, environ: Mapping[str, str])
     return max(1, int(limit))
 
 
-def _of_manifest(compute: ComputeSpec) -> list[tuple[str, str]]:
-    """The variables of the user's manifest: who started the pod has replaced their references."""
-    found: list[tuple[str, str]] = []
+def _manifest_variables(compute: ComputeSpec) -> list[tuple[str, str]]:
+    """The variables of the user's manifest, whose references the pod's starter has replaced."""
+    variables: list[tuple[str, str]] = []
     rest: list[Any] = [thaw(compute.manifest or "{}")]
     while rest:
         node = rest.pop()
@@ -206,8 +214,8 @@ def _of_manifest(compute: ComputeSpec) -> list[tuple[str, str]]:
         elif isinstance(node, dict):
             rest += node.values()
             if isinstance(node.get("name"), str) and "valueFrom" not in node:
-                found.append((node["name"], node.get("value") or ""))
-    return found
+                variables.append((node["name"], node.get("value") or ""))
+    return variables
 
 
 def interpreter(spec: WorkloadSpec) -> str:
@@ -216,16 +224,16 @@ def interpreter(spec: WorkloadSpec) -> str:
 
 
 def expand(value: str, env: Mapping[str, str]) -> str:
-    """`value` with its variables replaced; names that `env` lacks stay.
+    """Replace the variables in `value`; names that `env` lacks stay.
 
-    They are `$NAME`, `${NAME}`, `${NAME:-word}` and `${NAME:+word}`, and `$(NAME)`.
+    Their forms are `$NAME`, `${NAME}`, `${NAME:-word}`, `${NAME:+word}` and `$(NAME)`.
     """
 
     def replaced(match: re.Match[str]) -> str:
         if match["text"] or match["reference"]:
             return match["text"] or env.get(match["reference"], match[0])
-        found = variable_value(match, env, lambda word: expand(word, env))
-        return match[0] if found is None else found
+        replacement = variable_value(match, env, lambda word: expand(word, env))
+        return match[0] if replacement is None else replacement
 
     return _VARIABLE.sub(replaced, value)
 
@@ -260,7 +268,7 @@ def worker_spec(
 
 
 def unprepared(environ: Mapping[str, str], pod: PodEnv, spec: WorkloadSpec) -> Prepared:
-    """The interpreter and variables before the image is there."""
+    """The interpreter and variables before the steps of the image have run."""
     env = worker_environ(program_environ(environ, spec), pod, spec)
     return Prepared(interpreter(spec), env, spec.runtime.path)
 
@@ -268,15 +276,17 @@ def unprepared(environ: Mapping[str, str], pod: PodEnv, spec: WorkloadSpec) -> P
 def shell_environ(
     prepared: Prepared, spec: WorkloadSpec, pod: PodEnv, code: Path | None
 ) -> dict[str, str]:
-    """The environment of a shell: the interpreter and the project are found from there."""
-    more = dict(prepared.env)
+    """The environment of a shell, in which the interpreter and the project are found."""
+    variables = dict(prepared.env)
     programs = os.path.dirname(prepared.python)  # noqa: PTH120  # text is what a PATH is made of
-    more["PATH"] = os.pathsep.join(_unique([programs, *_entries(more.get("PATH", os.defpath))]))
-    given = _entries(more.get("PYTHONPATH", ""))
-    path = _unique([*_own_path(spec, pod, code), *given, *prepared.path])
-    more["PYTHONPATH"] = os.pathsep.join(path)
-    more.setdefault("PYTHONUNBUFFERED", "1")
-    return more
+    variables["PATH"] = os.pathsep.join(
+        _unique([programs, *_entries(variables.get("PATH", os.defpath))])
+    )
+    python_path = _entries(variables.get("PYTHONPATH", ""))
+    path = _unique([*_own_path(spec, pod, code), *python_path, *prepared.path])
+    variables["PYTHONPATH"] = os.pathsep.join(path)
+    variables.setdefault("PYTHONUNBUFFERED", "1")
+    return variables
 
 
 def app_run(
@@ -290,9 +300,9 @@ def app_run(
 ) -> AppRun:
     """The run of an app of this generation.
 
-    Its shell finds the interpreter and its programs first; Python, in whatever it starts, finds the
-    project, writes lines as they come, and does not deploy the app once more, nor those that
-    deployed it. Without an `own_port` the app listens on the declared one.
+    The app's shell finds the interpreter and its programs first. Each Python that the app starts
+    finds the project, writes whole lines at once, and deploys neither the app nor the apps that
+    deployed it. Without an `own_port` the app listens on the declared port.
     """
     ref, app = spec.callable, spec.callable.app
     if app is None:
@@ -354,13 +364,13 @@ def _unique(entries: Iterable[str]) -> tuple[str, ...]:
 
 #: The oldest Python that workers run on.
 OLDEST = (3, 10)
-#: Seconds that one interpreter has to say what it is, and all together. One that cannot run says so
-#: at once; one that can is slow to start in a small pod on a full node, which dooms no launch.
-PATIENCE = 30.0
-_TOTAL = 60.0
-#: Names to look for.
+#: Seconds that one interpreter has to report its version, and that all have together. A broken
+#: interpreter fails at once; a working one may start slowly in a small pod on a full node.
+PROBE_TIMEOUT = 30.0
+_SEARCH_TIMEOUT = 60.0
+#: File names of interpreters.
 NAMES = ("python3", "python", *(f"python3.{minor}" for minor in range(16, OLDEST[1] - 1, -1)))
-#: Where images have it whose PATH does not say so.
+#: Folders of the interpreter in images whose PATH lacks it.
 FOLDERS = ("/usr/local/bin", "/opt/venv/bin", "/opt/conda/bin", "/usr/bin", "/bin")
 
 _PROBE = """
@@ -378,93 +388,105 @@ class Interpreter(msgspec.Struct, frozen=True):
 
 
 class Interpreters:
-    """Finds the interpreter of a container, once for each thing that an image may say of it."""
+    """Finds the interpreter of a container, once for each path that images declare."""
 
-    def __init__(self, pod: PodEnv, environ: Mapping[str, str], own: str | None = None) -> None:
+    def __init__(
+        self, pod: PodEnv, environ: Mapping[str, str], agent_python: str | None = None
+    ) -> None:
         self._pod = pod
         self._environ = environ
-        self._own = own
-        self._looking: dict[str, asyncio.Task[Interpreter | list[str]]] = {}
+        self._agent_python = agent_python
+        self._searches: dict[str, asyncio.Task[Interpreter | list[str]]] = {}
 
     def start(self) -> None:
-        """Look already, for an image that says nothing."""
+        """Begin to search, for images that declare no path."""
         if self._pod.backend != "local":
-            self._look("")
+            self._search("")
 
     async def choose(self, spec: WorkloadSpec) -> WorkloadSpec:
-        """The workload with the interpreter that it runs on here."""
+        """The workload with the interpreter that it runs on in this pod."""
         if self._pod.backend == "local":
             return spec
         image = spec.compute.image
-        wanted = (image.python_path if image is not None else None) or ""
-        found = await asyncio.shield(self._look(wanted))
-        if isinstance(found, Interpreter):
-            own = RuntimeSpec(
-                python=found.path,
-                version=".".join(map(str, found.version)),
+        declared_path = (image.python_path if image is not None else None) or ""
+        search_result = await asyncio.shield(self._search(declared_path))
+        if isinstance(search_result, Interpreter):
+            chosen_runtime = RuntimeSpec(
+                python=search_result.path,
+                version=".".join(map(str, search_result.version)),
                 preload=spec.runtime.preload,
-                site=found.site,
+                site=search_result.site,
                 package_managers=True,
             )
-            return replace(spec, runtime=own)
-        del self._looking[wanted]  # a command in the running pod may put it right
+            return replace(spec, runtime=chosen_runtime)
+        del self._searches[declared_path]  # a command in the running pod may install one
         name = (image.image_id if image is not None else None) or f"of pod {self._pod.pod}"
         oldest = ".".join(map(str, OLDEST))
-        where = f" at {wanted}, where it is declared to be" if wanted else ""
+        where = f" at {declared_path}, where it is declared to be" if declared_path else ""
         raise PodContainerError(
             f"the image {name} has no Python {oldest} or newer{where}; found: "
-            f"{', '.join(found) or 'none'}",
+            f"{', '.join(search_result) or 'none'}",
             hint=f"use an image with Python {oldest} or newer on its PATH, or say where it is with "
             "kt.Image(python_path=...)",
         )
 
-    def _look(self, wanted: str) -> asyncio.Task[Interpreter | list[str]]:
-        if wanted not in self._looking:
+    def _search(self, declared_path: str) -> asyncio.Task[Interpreter | list[str]]:
+        if declared_path not in self._searches:
             loop = asyncio.get_running_loop()
-            self._looking[wanted] = loop.create_task(self._find(wanted))
-        return self._looking[wanted]
+            self._searches[declared_path] = loop.create_task(self._find(declared_path))
+        return self._searches[declared_path]
 
-    async def _find(self, wanted: str) -> Interpreter | list[str]:
-        """An interpreter that is new enough; else what was found."""
-        seen: list[str] = []
+    async def _find(self, declared_path: str) -> Interpreter | list[str]:
+        """An interpreter that is new enough; else the rejected ones, with the reasons."""
+        rejections: list[str] = []
         try:
-            async with deadlines.timeout(_TOTAL):
-                for path in candidates(wanted, self._environ, self._own):
-                    found = await _probe(path, self._environ)
-                    if found is not None and found.version >= OLDEST:
-                        return found
-                    said = "does not run" if found is None else ".".join(map(str, found.version))
-                    seen.append(f"{path} ({said})")
+            async with deadlines.timeout(_SEARCH_TIMEOUT):
+                for path in candidates(declared_path, self._environ, self._agent_python):
+                    candidate = await _probe(path, self._environ)
+                    if candidate is not None and candidate.version >= OLDEST:
+                        return candidate
+                    problem = (
+                        "does not run"
+                        if candidate is None
+                        else ".".join(map(str, candidate.version))
+                    )
+                    rejections.append(f"{path} ({problem})")
         except TimeoutError:
-            seen.append(f"nothing more within {_TOTAL:g} s")
-        return seen
+            rejections.append(f"nothing more within {_SEARCH_TIMEOUT:g} s")
+        return rejections
 
 
-def candidates(wanted: str, environ: Mapping[str, str], own: str | None) -> Iterator[str]:
+def candidates(
+    declared_path: str, environ: Mapping[str, str], agent_python: str | None
+) -> Iterator[str]:
     """The interpreters to try, the best first, each once."""
-    if wanted:
-        paths = iter([wanted] if Path(wanted).is_file() else [f"{wanted}/{n}" for n in NAMES])
+    if declared_path:
+        paths = iter(
+            [declared_path]
+            if Path(declared_path).is_file()
+            else [f"{declared_path}/{n}" for n in NAMES]
+        )
     else:
-        paths = _usual(environ, own)
-    seen = set()
+        paths = _usual_paths(environ, agent_python)
+    identities = set()
     for path in paths:
         if not (os.access(path, os.X_OK) and Path(path).is_file()):
             continue
         folder = Path(path).parent
         is_venv = (folder.parent / "pyvenv.cfg").exists()
-        # The program of a virtual environment is a link to the one that it was made from.
+        # The program of a virtual environment is a link to the interpreter that made it.
         identity = str(folder) if is_venv else os.path.realpath(path)
-        if identity not in seen:
-            seen.add(identity)
+        if identity not in identities:
+            identities.add(identity)
             yield path
 
 
-def _usual(environ: Mapping[str, str], own: str | None) -> Iterator[str]:
-    if own is not None:
-        yield own
+def _usual_paths(environ: Mapping[str, str], agent_python: str | None) -> Iterator[str]:
+    if agent_python is not None:
+        yield agent_python
     if environ.get("VIRTUAL_ENV"):
         yield f"{environ['VIRTUAL_ENV']}/bin/python"
-    folders = [each for each in environ.get("PATH", "").split(os.pathsep) if each]
+    folders = [path_entry for path_entry in environ.get("PATH", "").split(os.pathsep) if path_entry]
     for folder in dict.fromkeys((*folders, *FOLDERS)):
         for name in NAMES:
             yield f"{folder}/{name}"
@@ -475,7 +497,7 @@ async def _probe(path: str, environ: Mapping[str, str]) -> Interpreter | None:
     lines: list[str] = []
     command = (path, "-c", _PROBE)
     with contextlib.suppress(OSError, TimeoutError):
-        async with deadlines.timeout(PATIENCE):
+        async with deadlines.timeout(PROBE_TIMEOUT):
             await process_watch.run(command, environ, folder="/", on_line=lines.append)
     for line in lines:
         if line.startswith("kubetorch "):

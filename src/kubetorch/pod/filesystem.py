@@ -1,8 +1,8 @@
 """The file system as the processes of a pod see it.
 
-On Kubernetes that is the container's. On the local backend it is the machine's, in a mount
-namespace of the pod's own, in which paths can be the pod's alone. The agent goes into it when it
-starts, so all that it starts is in it.
+On Kubernetes the processes see the container's file system. On the local backend they see the
+machine's, in a mount namespace of the pod's own, in which paths can be the pod's alone. The agent
+enters the namespace when it starts, and its child processes inherit it.
 """
 
 from __future__ import annotations
@@ -21,70 +21,79 @@ from kubetorch.wire import messages, podenv
 from kubetorch.wire.podenv import Attachments, FilesAt, FolderAt, PodEnv
 from kubetorch.wire.secrets import SecretFile
 
-#: What the kernel says of a mount that it does not allow, or does not know.
-_REFUSALS = (errno.EPERM, errno.EACCES, errno.ENOSYS, errno.ENODEV)
+#: Errors of the kernel for a mount that it does not allow, or does not know.
+_REFUSAL_ERRNOS = (errno.EPERM, errno.EACCES, errno.ENOSYS, errno.ENODEV)
 
 
 class PodFilesystem:
     def __init__(self, pod: PodEnv, refusal: str | None) -> None:
-        #: Whether that is a container's, whose files are the pod's own.
+        #: True for a container, whose files are the pod's own.
         self.is_container = pod.backend != "local"
-        #: What who deploys should know of it.
+        #: A warning for the user who deploys; empty if there is none.
         self.warning = ""
+        #: Why pods of this machine can have no paths of their own; `None` if they can.
         self._refusal = refusal
         self._home = Path(pod.controller_file).parent
         folder = Path(pod.root) / "view"
         if not self.is_container:
-            # What an agent before this one had; the mounts ended with it.
+            # The folder of an earlier agent of the pod, whose mounts ended with it.
             shutil.rmtree(folder, ignore_errors=True)
         self._view = mounts.View(folder)
 
     def attach(self, file: str) -> None:
-        """Show what the pod is given: folders of volumes, files of secrets."""
-        given = messages.decode(Attachments, Path(file).read_bytes()) if file else Attachments()
-        if not (given.folders or given.files):
+        """Mount the folders of volumes and the files of secrets that the file names."""
+        attachments = (
+            messages.decode(Attachments, Path(file).read_bytes()) if file else Attachments()
+        )
+        if not (attachments.folders or attachments.files):
             return
         self._check()
-        # A folder within another one comes after it.
-        both: list[FolderAt | FilesAt] = [*given.folders, *given.files]
-        for one in sorted(both, key=lambda one: len(Path(one.target).parts)):
+        # A folder is mounted before the folders inside it.
+        volumes_and_secrets: list[FolderAt | FilesAt] = [*attachments.folders, *attachments.files]
+        for attachment in sorted(
+            volumes_and_secrets, key=lambda attachment: len(Path(attachment.target).parts)
+        ):
             try:
-                if isinstance(one, FolderAt):
-                    Path(one.source).mkdir(mode=0o700, parents=True, exist_ok=True)
-                    self._view.add(mounts.Mount(one.source, one.target, one.read_only))
+                if isinstance(attachment, FolderAt):
+                    Path(attachment.source).mkdir(mode=0o700, parents=True, exist_ok=True)
+                    self._view.add(
+                        mounts.Mount(attachment.source, attachment.target, attachment.read_only)
+                    )
                 else:
-                    self._view.add_files(one.target, _values(one))
+                    self._view.add_files(attachment.target, _secret_values(attachment))
             except OSError as error:
-                raise _failed(error, f"{one.target}: ") from error
+                raise _mount_error(error, f"{attachment.target}: ") from error
 
     def place_working_dir(self, pod: PodEnv) -> PodEnv:
-        """The pod, whose working directory is at the path that it is declared to be, if it can be.
+        """Return the pod with its working directory at the declared path, if the machine allows it.
 
-        It is the pod's own folder there. Where the machine has a folder with something in it, the
-        program sees that, and what it writes stays in the pod.
+        The pod's own folder is mounted at that path. Where the machine has a folder with files, the
+        program sees those files, and what the program writes stays in the pod.
         """
-        own, path = podenv.own_work(Path(pod.root)), Path(pod.working_dir)
-        if self.is_container or path == own:
+        pod_folder, declared_path = podenv.own_work(Path(pod.root)), Path(pod.working_dir)
+        if self.is_container or declared_path == pod_folder:
             return pod
         try:
             self._check()
-            if path == Path("/"):
-                raise _refused("it has the files of the machine")
-            if path.is_dir() and any(path.iterdir()):
-                self._view.cover(str(path), self._shared)
+            if declared_path == Path("/"):
+                raise _no_own_paths_error("it has the files of the machine")
+            if declared_path.is_dir() and any(declared_path.iterdir()):
+                self._view.cover(str(declared_path), self._shared)
             else:
-                self._view.add(mounts.Mount(str(own), str(path)))
+                self._view.add(mounts.Mount(str(pod_folder), str(declared_path)))
         except (OSError, ResourceNotAvailableError) as error:
             reason = error.strerror if isinstance(error, OSError) else error.message
-            self.warning = f"the working directory of a pod is {own}, and not {path}: {reason}"
-            return replace(pod, working_dir=str(own))
+            self.warning = (
+                f"the working directory of a pod is {pod_folder}, and not {declared_path}: {reason}"
+            )
+            return replace(pod, working_dir=str(pod_folder))
         return pod
 
     async def shield(self, frozen: Iterable[str] = ()) -> None:
-        """See to it that what the pod writes at absolute paths from now on stays in the pod.
+        """Keep in the pod whatever it writes at absolute paths from now on.
 
-        The installation and its caches are shared with the machine as before. To ask again changes
-        nothing, unless it failed before: then it is tried again.
+        The installation and its caches stay shared with the machine. A second call does nothing,
+        unless the first one failed: then it tries again.
         """
         if self.is_container:
             return
@@ -92,7 +101,7 @@ class PodFilesystem:
         try:
             await asyncio.to_thread(self._view.shield, self._shared, tuple(frozen))
         except OSError as error:
-            raise _failed(error) from error
+            raise _mount_error(error) from error
 
     @property
     def _shared(self) -> list[str]:
@@ -101,32 +110,32 @@ class PodFilesystem:
 
     def _check(self) -> None:
         if self._refusal is not None:
-            raise _refused(self._refusal)
+            raise _no_own_paths_error(self._refusal)
 
 
-def _values(one: FilesAt) -> dict[str, bytes]:
-    """The files of a secret."""
-    file = Path(one.secret)
+def _secret_values(secret_files: FilesAt) -> dict[str, bytes]:
+    """The contents of a secret's files, by file name."""
+    file = Path(secret_files.secret)
     try:
         values = messages.decode(SecretFile, file.read_bytes()).values
     except FileNotFoundError:
         raise SecretNotFound(file.stem, file.parent.name) from None
-    items = one.items or tuple((key, key) for key in values)
+    items = secret_files.items or tuple((key, key) for key in values)
     return {name: values[key] for key, name in items if key in values}
 
 
-def _failed(error: OSError, where: str = "") -> ResourceNotAvailableError:
-    """The error for a mount that did not come about."""
+def _mount_error(error: OSError, where: str = "") -> ResourceNotAvailableError:
+    """The error for a mount that failed."""
     file = f": {error.filename}" if error.strerror and error.filename else ""
     reason = f"{where}{error.strerror or error}{file}"
-    if error.errno in _REFUSALS:
-        return _refused(reason)
+    if error.errno in _REFUSAL_ERRNOS:
+        return _no_own_paths_error(reason)
     return ResourceNotAvailableError(
         f"the pod could not be given absolute paths of its own: {reason}"
     )
 
 
-def _refused(reason: str) -> ResourceNotAvailableError:
+def _no_own_paths_error(reason: str) -> ResourceNotAvailableError:
     """The error for a machine whose pods can have no paths of their own."""
     return ResourceNotAvailableError(
         f"pods of this machine cannot have absolute paths of their own: {reason}",

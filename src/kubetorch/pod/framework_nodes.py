@@ -1,10 +1,10 @@
-"""The node of a framework beside the workers of a pod: of a Ray cluster, or a Monarch host.
+"""The node of a framework beside the workers of a pod: a node of a Ray cluster, or a Monarch host.
 
-The program of the user runs in a worker, and has the nodes do its work. Options of Ray as of
+The user's program runs in a worker, and the nodes do its work. The options of Ray are those of
 https://docs.ray.io/en/latest/cluster/cli.html. Where KubeRay runs the cluster, its own containers
-have started Ray already, with what their image has, and no node is started here. A Monarch host is
-a worker loop that the program on the first pod attaches to, and that starts the processes which
-programs spawn on it: https://meta-pytorch.org/monarch/api/monarch.actor.html.
+have started the Ray of their image already, and this module starts no node. A Monarch host is
+a worker loop: the program on the first pod attaches to the host, which starts the processes that
+the program spawns on it: https://meta-pytorch.org/monarch/api/monarch.actor.html.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from kubetorch.lib.process_watch import ExitWatch, Output
 from kubetorch.specs.distribution import RAY_HEAD_PORTS, RAY_HEAD_VARIABLES, RAY_NODE_PORTS
 from kubetorch.wire.messages import World
 
-#: Variable by which what a node started is found.
+#: Variable that marks the processes that a node started.
 MARKER = "KT_NODE"
-#: Lines that an error shows.
-_SHOWN = 15
-#: Seconds to end by itself.
-_STOPPING = 3.0
-#: Seconds between two attempts to join a head of Ray that is not there yet, and between two
-#: questions; and between two attempts to reach a host of Monarch that does not listen yet.
-_RAY_AGAIN, _MONARCH_AGAIN = 0.5, 0.1
+#: Lines of a node's output that an error shows.
+_SHOWN_LINES = 15
+#: Seconds that a node has to end by itself.
+_STOP_GRACE = 3.0
+#: Seconds between two attempts to join a head of Ray that has not started yet, and between two
+#: health checks; and between two attempts to reach a host of Monarch that does not listen yet.
+_RAY_RETRY_DELAY, _MONARCH_RETRY_DELAY = 0.5, 0.1
 
 #: Set by KubeRay in the containers of a RayCluster.
-OPERATED = "KUBERAY_GEN_RAY_START_CMD"
-#: Where KubeRay's probes ask if the node is part of the cluster, and the option for its port.
+KUBERAY_START_COMMAND = "KUBERAY_GEN_RAY_START_CMD"
+#: Where KubeRay's probes ask whether the node has joined the cluster, and the option for its port.
 _HEALTH = "http://127.0.0.1:{port}/api/local_raylet_healthz"
 _HEALTH_PORT = re.compile(r"--dashboard-agent-listen-port[= ](\d+)")
-#: Seconds that one such question may take.
+#: Seconds that one health check may take.
 _HEALTH_TIMEOUT = 5.0
-#: What `ray start --block` prints once the node is there.
+#: Printed by `ray start --block` once the node has started.
 _STARTED = "Ray runtime started"
-#: What it prints if a node took more than 30 s, as on a machine with much else to do.
+#: Printed by `ray start` if a node took more than 30 s, as on a busy machine.
 _STARTS_SLOWLY = "timed out during startup"
 #: Ray refuses a port for its client server where grpcio, which that needs, is not installed.
 _RAY = f"""
@@ -70,23 +70,25 @@ run_worker_loop_forever(address=sys.argv[1], ca="trust_all_connections")
 
 
 class Node:
-    """A process of a framework with all that it starts."""
+    """A process of a framework with all the processes that it starts."""
 
     def __init__(self, python: str, env: Mapping[str, str], on_line: Callable[[str], None]) -> None:
         self._python = python
-        # For its own files and sockets, whose paths may have 107 bytes.
+        # For the framework's files and sockets, whose paths may have 107 bytes.
         self._folder = Path(tempfile.mkdtemp(prefix="kt-node-"))
         value = secrets.token_hex(8)
         self._marker = f"{MARKER}={value}"
-        own = {"TMPDIR": str(self._folder), MARKER: value, "PYTHONUNBUFFERED": "1"}
-        self._env = {**env, **own}
+        node_variables = {"TMPDIR": str(self._folder), MARKER: value, "PYTHONUNBUFFERED": "1"}
+        self._env = {**env, **node_variables}
         self._on_line = on_line
-        self._lines: deque[str] = deque(maxlen=_SHOWN)
-        self._ready = ""
+        self._lines: deque[str] = deque(maxlen=_SHOWN_LINES)
+        # A line with this text says that the node has started.
+        self._ready_text = ""
         self._pid = 0
         self._watch: ExitWatch | None = None
         self._output: Output | None = None
-        self._news = asyncio.Event()
+        # Set at each line of output and at the exit of the process.
+        self._changed = asyncio.Event()
         self._is_ready = self._has_ended = False
 
     @property
@@ -96,53 +98,53 @@ class Node:
     async def _run(self, *arguments: str, until: str) -> bool:
         """Run Python until it prints a line with this text; false if it ends before."""
         self._lines.clear()
-        self._ready = until
+        self._ready_text = until
         self._is_ready = self._has_ended = False
         reader, writer = os.pipe()
-        self._output = Output(reader, self._take)
+        self._output = Output(reader, self._on_output_line)
         command = (self._python, "-c", *arguments)
         try:
             self._pid = processes.spawn(command, self._env, output=writer, errors=writer)
         finally:
             os.close(writer)
-        self._watch = ExitWatch(self._pid, self._end)
+        self._watch = ExitWatch(self._pid, self._on_exit)
         while not self._has_ended and not self._is_ready:
-            self._news.clear()
-            await self._news.wait()
+            self._changed.clear()
+            await self._changed.wait()
         return self._is_ready
 
-    def _take(self, line: str) -> None:
+    def _on_output_line(self, line: str) -> None:
         self._lines.append(line)
-        self._is_ready = self._is_ready or self._ready in line
-        if line != self._ready:
+        self._is_ready = self._is_ready or self._ready_text in line
+        if line != self._ready_text:
             self._on_line(line)
-        self._news.set()
+        self._changed.set()
 
-    def _end(self) -> None:
+    def _on_exit(self) -> None:
         self._has_ended = True
         if self._output is not None:
             self._output.drain()
             self._output.close()
         process_watch.reap(self._pid)
-        self._news.set()
+        self._changed.set()
 
     async def kill(self) -> None:
-        """End it, and all that it started."""
+        """End the node, and all the processes that it started."""
         if self._pid and not self._has_ended:
             with contextlib.suppress(OSError):
                 os.kill(self._pid, signal.SIGTERM)
             with contextlib.suppress(TimeoutError):
-                async with deadlines.timeout(_STOPPING):
+                async with deadlines.timeout(_STOP_GRACE):
                     while not self._has_ended:
-                        self._news.clear()
-                        await self._news.wait()
+                        self._changed.clear()
+                        await self._changed.wait()
         await self._kill_rest()
         if self._watch is not None:
             self._watch.close()
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
     async def _kill_rest(self) -> None:
-        """End what the process left behind: it may have ports that the next attempt needs."""
+        """End leftover processes of the node: they may hold ports that the next attempt needs."""
         if self._pid:
             marker = self._marker
             for pid in await asyncio.to_thread(processes.kill_session, self._pid, marker=marker):
@@ -153,11 +155,11 @@ class RayNode(Node):
     """The processes below `ray start --block`."""
 
     def __init__(self, python: str, env: Mapping[str, str], on_line: Callable[[str], None]) -> None:
-        own = {name: value for name, value in env.items() if name != "RAY_ADDRESS"}
-        super().__init__(python, own, on_line)
+        node_env = {name: value for name, value in env.items() if name != "RAY_ADDRESS"}
+        super().__init__(python, node_env, on_line)
 
     async def start(self, world: World, node: int) -> None:
-        """Start the node with this number of a cluster. Waits for the head, unless it is the head.
+        """Start the node with this number of a cluster; other nodes than the head wait for it.
 
         Workers listen where the system lets them: Ray would choose among 10002 to 19999.
         """
@@ -183,19 +185,21 @@ class RayNode(Node):
             if is_head and _STARTS_SLOWLY not in text:
                 raise StartupError(f"the head of the Ray cluster did not start:\n{text}")
             await self._kill_rest()
-            await asyncio.sleep(_RAY_AGAIN)
+            await asyncio.sleep(_RAY_RETRY_DELAY)
 
 
 def ray_ports(world: World, node: int) -> dict[str, int]:
-    """The ports of a node of Ray, by option or variable, beside the one that its cluster meets at.
+    """The ports of a node of Ray, by option or variable, without the port of the cluster's head.
 
-    None where the world has no further ports: pods with a network of their own have Ray's.
+    Empty where the world has no further ports: pods with a network of their own use Ray's ports.
     """
-    head = (*RAY_HEAD_PORTS, *RAY_HEAD_VARIABLES)
-    further = world.ports[1:]
-    begin = len(head) + node * len(RAY_NODE_PORTS)
-    own = dict(zip(RAY_NODE_PORTS, further[begin:], strict=False))
-    return dict(zip(head, further, strict=False)) | own if node == 0 else own
+    head_names = (*RAY_HEAD_PORTS, *RAY_HEAD_VARIABLES)
+    further_ports = world.ports[1:]
+    begin = len(head_names) + node * len(RAY_NODE_PORTS)
+    node_ports = dict(zip(RAY_NODE_PORTS, further_ports[begin:], strict=False))
+    return (
+        dict(zip(head_names, further_ports, strict=False)) | node_ports if node == 0 else node_ports
+    )
 
 
 class MonarchNode(Node):
@@ -205,24 +209,24 @@ class MonarchNode(Node):
         """Start the host with this number; on the first pod, wait for those of the other pods."""
         address = addresses[node]
         if not await self._run(_HOST, address, until=_IMPORTED):
-            said = self._lines[-1] if self._lines else "it says nothing"
+            last_line = self._lines[-1] if self._lines else "it says nothing"
             raise ResourceNotAvailableError(
                 f"{self._python} cannot import Monarch, which a service that is distributed as "
-                f"monarch needs: {said}",
+                f"monarch needs: {last_line}",
                 hint='kt.Image().pip_install(["torchmonarch"]) installs it, for Linux on x86_64',
             )
         for awaited in [address, *(addresses if node == 0 else ())]:
             while not await _listens(awaited):
                 if self._has_ended:
-                    said = "\n".join(self._lines)
-                    raise StartupError(f"the Monarch host at {address} did not start:\n{said}")
-                await asyncio.sleep(_MONARCH_AGAIN)
+                    text = "\n".join(self._lines)
+                    raise StartupError(f"the Monarch host at {address} did not start:\n{text}")
+                await asyncio.sleep(_MONARCH_RETRY_DELAY)
 
 
 async def _listens(address: str) -> bool:
-    found = urlsplit(address)
+    url = urlsplit(address)
     with contextlib.suppress(OSError):
-        _, writer = await asyncio.open_connection(found.hostname, found.port)
+        _, writer = await asyncio.open_connection(url.hostname, url.port)
         writer.close()
         return True
     return False
@@ -232,15 +236,17 @@ async def _listens(address: str) -> bool:
 
 
 def lacks_ray(environ: Mapping[str, str]) -> bool:
-    """True if KubeRay runs the cluster and the image, as it is now, has no Ray to start."""
-    return OPERATED in environ and shutil.which("ray", path=environ.get("PATH")) is None
+    """True if KubeRay runs the cluster and the image has no Ray to start."""
+    return (
+        KUBERAY_START_COMMAND in environ and shutil.which("ray", path=environ.get("PATH")) is None
+    )
 
 
 async def wait_until_joined(environ: Mapping[str, str], timeout: float) -> None:
     """Wait until the node that KubeRay has started is part of the cluster."""
-    found = _HEALTH_PORT.search(environ[OPERATED])
-    url = _HEALTH.format(port=found[1] if found else 52365)
-    said = "nothing"
+    port_option = _HEALTH_PORT.search(environ[KUBERAY_START_COMMAND])
+    url = _HEALTH.format(port=port_option[1] if port_option else 52365)
+    health = "nothing"
     try:
         async with deadlines.timeout(timeout):
             while True:
@@ -248,13 +254,14 @@ async def wait_until_joined(environ: Mapping[str, str], timeout: float) -> None:
                     async with async_http.fetch(
                         "GET", url, {}, connect_timeout=_HEALTH_TIMEOUT, timeout=_HEALTH_TIMEOUT
                     ) as answer:
-                        said = (await answer.read(1000, timeout=_HEALTH_TIMEOUT)).decode()
-                if said == "success":
+                        health = (await answer.read(1000, timeout=_HEALTH_TIMEOUT)).decode()
+                if health == "success":
                     return
-                await asyncio.sleep(_RAY_AGAIN)
+                await asyncio.sleep(_RAY_RETRY_DELAY)
     except (TimeoutError, asyncio.TimeoutError):
         raise StartupError(
-            f"Ray of this pod is not part of the cluster after {timeout:.0f} s: {url} says {said}",
+            f"Ray of this pod is not part of the cluster after {timeout:.0f} s: "
+            f"{url} says {health}",
             hint="kt logs shows what `ray start` printed",
         ) from None
 
@@ -262,9 +269,9 @@ async def wait_until_joined(environ: Mapping[str, str], timeout: float) -> None:
 def job_environ(paths: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:
     """The variable by which processes of a Ray that an operator started find the user's code.
 
-    They were started before the code came, and `ray.init` sends them what this says.
+    Those processes started before the code came; `ray.init` sends them the value of this variable.
     """
     inherited = env.get("PYTHONPATH", "").split(os.pathsep)
-    found = os.pathsep.join(filter(None, [*paths, *inherited]))
-    config = {"runtime_env": {"env_vars": {"PYTHONPATH": found}}}
+    python_path = os.pathsep.join(filter(None, [*paths, *inherited]))
+    config = {"runtime_env": {"env_vars": {"PYTHONPATH": python_path}}}
     return {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(config)}

@@ -1,4 +1,4 @@
-"""Says of the items of a map that they hardly use the processor: several at once cost nothing."""
+"""Advises to run several items of a map at once, when its items hardly use the processor."""
 
 from __future__ import annotations
 
@@ -11,57 +11,59 @@ from kubetorch.lib import processes
 from kubetorch.pod.logs import Line
 from kubetorch.wire.frames import KUBETORCH
 
-#: Seconds of a map after which it is looked at.
-WINDOW = 5.0
+#: Seconds for which the use of the processor is measured, from the begin of a map on.
+MEASURED_SECONDS = 5.0
 #: The part of a core below which items mostly wait.
 IDLE_SHARE = 0.2
-# Maps that are remembered, so that none is looked at twice.
-_MOST = 1000
+# Maps that are remembered, so that none is measured twice.
+_MAP_LIMIT = 1000
 
 
 @dataclass(eq=False)
 class ItemUse:
-    """The maps that ask for the line, by their identity."""
+    """Measures the maps of a pod, by their identity."""
 
     #: The processes that run items.
     pids: Callable[[], Collection[int]]
-    #: How many items of a map run, and one of them gets a line.
+    #: The number of running items of a map, one of which gets the line.
     running: Callable[[str], int]
-    tell: Callable[[str, Line], None]
-    _known: dict[str, None] = field(default_factory=dict)
+    send_line: Callable[[str, Line], None]
+    _watched_maps: dict[str, None] = field(default_factory=dict)
 
     def on_begun(self, map_id: str) -> None:
-        """An item of a map runs."""
-        if map_id in self._known:
+        """Measure a map from its first running item on."""
+        if map_id in self._watched_maps:
             return
-        self._known[map_id] = None
-        if len(self._known) > _MOST:
-            del self._known[next(iter(self._known))]
+        self._watched_maps[map_id] = None
+        if len(self._watched_maps) > _MAP_LIMIT:
+            del self._watched_maps[next(iter(self._watched_maps))]
         pids = frozenset(self.pids())
-        used = seconds_used(pids)
-        if used is not None:
-            asyncio.get_running_loop().call_later(WINDOW, self._look, map_id, pids, used)
+        seconds_before = seconds_used(pids)
+        if seconds_before is not None:
+            asyncio.get_running_loop().call_later(
+                MEASURED_SECONDS, self._check_use, map_id, pids, seconds_before
+            )
 
-    def _look(self, map_id: str, pids: frozenset[int], before: float) -> None:
-        running, after = self.running(map_id), seconds_used(pids)
-        if not running or after is None or pids != frozenset(self.pids()):
+    def _check_use(self, map_id: str, pids: frozenset[int], seconds_before: float) -> None:
+        running, seconds_after = self.running(map_id), seconds_used(pids)
+        if not running or seconds_after is None or pids != frozenset(self.pids()):
             return
-        share = (after - before) / WINDOW / running
+        share = (seconds_after - seconds_before) / MEASURED_SECONDS / running
         if share < IDLE_SHARE:
             text = (
                 f"the items of this map use {max(share, 0.0):.0%} of a core each, and run one at a "
                 "time in a process: kt.Compute(concurrency=N) runs N of them at once"
             )
-            self.tell(map_id, Line(text, KUBETORCH, "INFO", time.time(), None))
+            self.send_line(map_id, Line(text, KUBETORCH, "INFO", time.time(), None))
 
 
 def seconds_used(pids: Collection[int]) -> float | None:
-    """Seconds of processor time that processes and what they started have used; `None`: unknown."""
+    """Seconds of processor time of processes and their descendants; `None` if unknown."""
     ticks = 0
     for pid in pids:
-        for each in processes.descendants(pid):
-            used = processes.ticks_used(each)
-            if used is None and each == pid:
+        for process_id in processes.descendants(pid):
+            used = processes.ticks_used(process_id)
+            if used is None and process_id == pid:
                 return None
             ticks += used or 0
     return ticks / processes.TICKS

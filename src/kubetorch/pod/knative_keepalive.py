@@ -2,10 +2,10 @@
 
     calls ── is there one without a request? ── KnativeKeepAlive ══ queue-proxy ══ this agent
 
-Knative counts requests at its queue-proxy, in the pod. A spawned call whose client has left, and a
-call whose client came back past Knative after that had cut the connection, have none. As long as
-there is such a call, the agent keeps one request of its own open, to itself through the
-queue-proxy, so that the pod is as busy to Knative as it is.
+Knative counts requests at its queue-proxy, in the pod. Two kinds of calls have no such request: a
+spawned call whose client has left, and a call whose client reconnected past Knative after Knative
+had cut the connection. As long as there is such a call, the agent keeps one request to itself open
+through the queue-proxy, so that Knative counts the pod as busy.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from kubetorch.wire import frames, routes, versions
 URL = "http://127.0.0.1:8012"
 #: The variable by which a container of Knative knows its Revision.
 REVISION = "K_REVISION"
-#: Seconds between two looks: a client comes back within moments.
+#: Seconds between two checks: a client comes back within moments.
 INTERVAL = 2.0
 #: Seconds that the queue-proxy may have the request wait behind others.
-PATIENCE = 60.0
+QUEUE_TIMEOUT = 60.0
 
 _MESSAGE_LIMIT = frames.HEADER_BYTES + frames.META_LIMIT
 _log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class KnativeKeepAlive:
         return self._connection is not None and self._connection.is_open
 
     def start(self) -> None:
-        """Look for such calls from now on, in a pod of Knative."""
+        """Check for such calls from now on, in a pod of Knative."""
         if self.environ.get(REVISION):
             self._task = asyncio.get_running_loop().create_task(self._run())
 
@@ -88,7 +88,7 @@ class KnativeKeepAlive:
                 Endpoint(),
                 headers=headers,
                 max_message=_MESSAGE_LIMIT,
-                timeout=PATIENCE,
+                timeout=QUEUE_TIMEOUT,
             )
         except (
             OSError,

@@ -1,11 +1,11 @@
-"""Lines of workers: out of their pipes of output, and onto the pod's disk, bounded, for `kt logs`.
+"""Lines of workers: read from their output pipes, and kept on the pod's disk for `kt logs`.
 
-    <root>/log/current.jsonl     what is written now
+    <root>/log/current.jsonl     the segment that is written now
     <root>/log/previous.jsonl    the segment before it, replaced when the current one is full
 
 A line is one JSON object. Both segments survive the agent, so the log of a pod outlives its
-processes. A full disk costs lines, never a call: they are counted and dropped. Lines also go to the
-agent's standard output; where that is a file, it is bounded as a segment is.
+processes. With a full disk lines are dropped and counted, and calls go on. Lines also go to the
+agent's standard output; a file of that output is bounded as a segment is.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ import msgspec
 
 from kubetorch.pod.user_process import protocol
 
-#: Bytes of a line; what is longer arrives as several lines.
+#: Bytes of a line; a longer line arrives as several lines.
 LINE_LIMIT = 64 * 1024
-#: Unfinished lines that are kept, over all calls and processes; beyond, the oldest is delivered.
+#: Unfinished lines that wait, over all calls and processes; beyond, the oldest is delivered.
 UNFINISHED_LIMIT = 256
 #: Seconds between two states of a progress bar (text that ends in a carriage return).
 BAR_INTERVAL = 0.5
@@ -94,26 +94,26 @@ class Assembler:
         self.latest: int | None = None
 
     def feed(self, data: bytes) -> Iterator[Line]:
-        """The lines that are whole now."""
+        """Add bytes of the pipe; returns the lines that are whole now."""
         data = self._rest + data
         begin = 0
         while True:
-            found = data.find(self._nonce, begin)
-            if found < 0:
+            position = data.find(self._nonce, begin)
+            if position < 0:
                 break
-            if found > begin:
-                yield from self._add(_RAW, data[begin:found], self._clock())
-            end = self._end_of_record(data, found)
+            if position > begin:
+                yield from self._add(_RAW, data[begin:position], self._clock())
+            end = self._end_of_record(data, position)
             if end is None:
-                self._rest = data[found:]
+                self._rest = data[position:]
                 return
-            if end - found > protocol.RECORD_LIMIT:  # user code has read the nonce: it is text
-                end = found + protocol.NONCE_BYTES
-                yield from self._add(_RAW, data[found:end], self._clock())
+            if end - position > protocol.RECORD_LIMIT:  # user code has read the nonce: it is text
+                end = position + protocol.NONCE_BYTES
+                yield from self._add(_RAW, data[position:end], self._clock())
             else:
-                yield from self._record(data, found)
+                yield from self._record(data, position)
             begin = end
-        keep = self._nonce_begun(data, begin)
+        keep = self._begin_of_nonce(data, begin)
         if keep > begin:
             yield from self._add(_RAW, data[begin:keep], self._clock())
         self._rest = data[keep:]
@@ -138,31 +138,31 @@ class Assembler:
 
     # ------------------------------------------------------------------------------- the bytes
 
-    def _nonce_begun(self, data: bytes, begin: int) -> int:
-        """The position of a nonce that may have begun, and whose rest is still to come."""
+    def _begin_of_nonce(self, data: bytes, begin: int) -> int:
+        """The position at the end where a nonce may have begun, whose rest is still to come."""
         first = self._nonce[:1]
-        at = data.find(first, max(begin, len(data) - protocol.NONCE_BYTES + 1))
-        while at >= 0:
-            if self._nonce.startswith(data[at:]):
-                return at
-            at = data.find(first, at + 1)
+        position = data.find(first, max(begin, len(data) - protocol.NONCE_BYTES + 1))
+        while position >= 0:
+            if self._nonce.startswith(data[position:]):
+                return position
+            position = data.find(first, position + 1)
         return len(data)
 
-    def _end_of_record(self, data: bytes, at: int) -> int | None:
-        if len(data) - at < protocol.RECORD_HEADER_BYTES:
+    def _end_of_record(self, data: bytes, position: int) -> int | None:
+        if len(data) - position < protocol.RECORD_HEADER_BYTES:
             return None
-        _, _, level_length, text_length, *_ = protocol.unpack_record(data, at)
-        end = at + protocol.RECORD_HEADER_BYTES + level_length + text_length
-        return end if end <= len(data) or end - at > protocol.RECORD_LIMIT else None
+        _, _, level_length, text_length, *_ = protocol.unpack_record(data, position)
+        end = position + protocol.RECORD_HEADER_BYTES + level_length + text_length
+        return end if end <= len(data) or end - position > protocol.RECORD_LIMIT else None
 
-    def _record(self, data: bytes, at: int) -> Iterator[Line]:
+    def _record(self, data: bytes, position: int) -> Iterator[Line]:
         source, flags, level_length, text_length, writer, call, when = protocol.unpack_record(
-            data, at
+            data, position
         )
         if not 0 <= when < _LATEST:  # the user's own record of a message may have any
             when = self._clock()
-        middle = at + protocol.RECORD_HEADER_BYTES + level_length
-        header = data[at + protocol.RECORD_HEADER_BYTES : middle]
+        middle = position + protocol.RECORD_HEADER_BYTES + level_length
+        header = data[position + protocol.RECORD_HEADER_BYTES : middle]
         level = header[: protocol.LEVEL_LIMIT].decode(errors="replace")
         text = data[middle : middle + text_length]
         key = (writer, call, source)
@@ -239,8 +239,8 @@ class Assembler:
 
     def _line(self, key: _Key, text: bytes, when: float, level: str | None = None) -> Line:
         _, call, source = key
-        # A record says when it was written, raw bytes only when they were read: whoever sorts lines
-        # by time must find them in the order of the pipe.
+        # A record has the time of its writing, raw bytes only the time of their reading: no time
+        # goes back, so that lines sorted by time stay in the order of the pipe.
         self._latest_time = when = max(self._latest_time, when)
         return Line(
             text.decode(errors="replace"),
@@ -279,7 +279,7 @@ class LogPipe:
         self._loop.add_reader(descriptor, self._read)
 
     def attribute_to(self, call: int | None) -> None:
-        """From now on, this call gets what names no call."""
+        """Attribute output that names no call to this call from now on."""
         self._assembler.latest = call
 
     def _read(self) -> None:
@@ -295,27 +295,27 @@ class LogPipe:
             self._loop.remove_reader(self._descriptor)
 
     def drain(self) -> None:
-        """Read what is in the pipe at this moment."""
+        """Read the bytes that are in the pipe at this moment."""
         fcntl.ioctl(self._descriptor, termios.FIONREAD, self._available)
-        left = self._available[0]
-        while left > 0:
+        remaining_bytes = self._available[0]
+        while remaining_bytes > 0:
             try:
-                data = os.read(self._descriptor, min(left, _READ))
+                data = os.read(self._descriptor, min(remaining_bytes, _READ))
             except OSError:
                 return
             if not data:
                 return
-            left -= len(data)
+            remaining_bytes -= len(data)
             self._feed(data)
 
     def finish(self, call: int) -> None:
-        """Deliver what a call that ended left unfinished."""
+        """Deliver the unfinished lines of a call that ended."""
         if self._assembler.has_unfinished:
             for line in self._assembler.finish(call):
                 self._on_line(line)
 
     def close(self) -> None:
-        """Deliver everything that is left, and close."""
+        """Deliver the remaining output, and close the pipe."""
         if self._descriptor < 0:
             return
         self._loop.remove_reader(self._descriptor)
@@ -357,7 +357,7 @@ class PodLog:
         self._current = folder / "current.jsonl"
         self._previous = folder / "previous.jsonl"
         self._stdout = stdout
-        # The file that it is.
+        # The file behind the agent's standard output, if it is one.
         self._output = output
         self._segment_bytes = segment_bytes
         self._followers: set[Follower] = set()
@@ -394,7 +394,7 @@ class PodLog:
                 os.write(self._stdout, text)
                 if self._output is not None:
                     self._bound(self._stdout, self._output)
-            except OSError:  # whoever collects this output is gone, or its disk is full
+            except OSError:  # the reader of this output is gone, or its disk is full
                 self.dropped += 1
 
     def _bound(self, stdout: int, output: Path) -> None:
@@ -404,7 +404,7 @@ class PodLog:
             os.ftruncate(stdout, 0)
 
     def close(self) -> None:
-        """Write what waits and end all followers."""
+        """Write the waiting lines and end all followers."""
         self.flush()
         for follower in list(self._followers):
             follower.close()
@@ -471,7 +471,7 @@ class Follower:
         self._event.set()
 
     def close(self) -> None:
-        """There will be no more lines, or nobody who reads them."""
+        """End the lines: the log is closed, or its reader is gone."""
         self._is_closed = True
         self._event.set()
         self._on_close(self)
@@ -506,7 +506,7 @@ def _last_lines(path: Path, count: int) -> list[bytes]:
         return []
     if begin:
         del lines[0]
-    # What a process that was killed wrote last may be cut.
+    # The last line of a killed process may be cut.
     whole = [line for line in lines if line.startswith(b"{") and line.endswith(b"}\n")]
     return whole[-count:] if count else []
 

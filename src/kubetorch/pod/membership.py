@@ -1,4 +1,4 @@
-"""The siblings of a pod, and the world of a distributed service, as the controller says."""
+"""The siblings of a pod and the world of a distributed service, as the controller reports them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from kubetorch.lib.changes import Changes
 from kubetorch.wire.messages import Member, Members, Regroup, World
 
 #: Seconds until a request for a new world is sent again, since a session may lose it.
-REPEAT = 2.0
+RESEND_INTERVAL = 2.0
 
 
 class Membership:
-    """Knows the siblings of this pod; `send` brings a request to the controller."""
+    """The siblings of this pod; `send` sends a request to the controller."""
 
     def __init__(self, send: Callable[[Regroup], object] = lambda message: None) -> None:
         self._send = send
         self._members: dict[int, Member] = {}
-        # By the identity of each request for a new world, the epoch that it was made in.
-        self._asked: dict[str, int] = {}
+        # The epoch in which each request for a new world was made, by the request's identity.
+        self._request_epochs: dict[str, int] = {}
         self._listeners: dict[Callable[[], None], None] = {}
         # The epoch of the latest world that processes were started for here, and when at first.
         self._started = 0, 0.0
@@ -39,7 +39,7 @@ class Membership:
         self.changes.notify()
 
     def subscribe(self, on_change: Callable[[], None]) -> Callable[[], None]:
-        """Have every change reported at once; what is returned ends that."""
+        """Call a function at every change, at once; the returned function ends that."""
         self._listeners[on_change] = None
         return lambda: self._listeners.pop(on_change, None)
 
@@ -57,7 +57,7 @@ class Membership:
         return world if world is not None and world.generation == generation else None
 
     def starts(self, world: World) -> float:
-        """Processes of a world start; returns when the first ones of it did, as `time.time`."""
+        """Note a start of a world's processes; returns the time of the first one (`time.time`)."""
         if self._started[0] != world.epoch:
             self._started = world.epoch, time.time()
         return self._started[1]
@@ -68,24 +68,24 @@ class Membership:
         return world
 
     def regroup(self, request: str, timeout: float, *, is_quorum_awaited: bool) -> int:
-        """The epoch in which a request was made for a newer world; it is made if it was not."""
-        if request not in self._asked:
+        """Request a newer world, once; returns the epoch in which the request was made."""
+        if request not in self._request_epochs:
             epoch = self.world.epoch if self.world is not None else 0
-            self._asked[request] = epoch
+            self._request_epochs[request] = epoch
             loop = asyncio.get_running_loop()
             message = Regroup(id=request, epoch=epoch, is_quorum_awaited=is_quorum_awaited)
-            self._ask(message, loop.time() + timeout)
-        return self._asked[request]
+            self._send_until_formed(message, loop.time() + timeout)
+        return self._request_epochs[request]
 
-    def regrouped(self, request: str) -> None:
-        """A request is answered, or nobody waits for it any more."""
-        self._asked.pop(request, None)
+    def forget_request(self, request: str) -> None:
+        """Forget a request that is answered, or that no call waits for any more."""
+        self._request_epochs.pop(request, None)
 
-    def _ask(self, request: Regroup, until: float) -> None:
+    def _send_until_formed(self, request: Regroup, until: float) -> None:
         loop = asyncio.get_running_loop()
-        epoch = self._asked.get(request.id)
+        epoch = self._request_epochs.get(request.id)
         if epoch is None or (self.world is not None and self.world.epoch > epoch):
             return
         if loop.time() < until:
             self._send(request)
-            loop.call_later(REPEAT, self._ask, request, until)
+            loop.call_later(RESEND_INTERVAL, self._send_until_formed, request, until)

@@ -13,10 +13,10 @@ from typing import Protocol
 from kubetorch.errors import OutOfMemoryError
 from kubetorch.lib import processes
 
-#: Seconds between two looks.
+#: Seconds between two checks.
 INTERVAL = 0.05
-# A look takes at most this share of a processor.
-_SHARE = 0.05
+# Checks take at most this share of a processor.
+_CHECK_SHARE = 0.05
 _log = logging.getLogger(__name__)
 
 
@@ -31,7 +31,7 @@ class Process(Protocol):
     def is_alive(self) -> bool: ...
 
     def abort(self, error: OutOfMemoryError) -> None:
-        """End it, for this reason."""
+        """End the process, for this reason."""
 
 
 class MemoryLimit:
@@ -53,21 +53,21 @@ class MemoryLimit:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        self._timer = self._loop.call_later(INTERVAL, self._look)
+        self._timer = self._loop.call_later(INTERVAL, self._check)
 
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _look(self) -> None:
-        begun = time.thread_time()  # of the processor: beside other programs it takes longer
+    def _check(self) -> None:
+        begin = time.thread_time()  # of the processor: beside other programs it takes longer
         pids = processes.descendants(os.getpid())
         if processes.resident(pids) > self._limit:
             used = processes.proportional(pids)
             if used > self._limit:
                 self._end_largest(used)
-        cost = time.thread_time() - begun
-        self._timer = self._loop.call_later(max(INTERVAL, cost / _SHARE), self._look)
+        cost = time.thread_time() - begin
+        self._timer = self._loop.call_later(max(INTERVAL, cost / _CHECK_SHARE), self._check)
 
     def _end_largest(self, used: int) -> None:
         sizes = {
@@ -78,11 +78,13 @@ class MemoryLimit:
         if not sizes:
             return
         largest = max(sizes, key=lambda worker: sizes[worker])
-        limit, found = processes.written(self._limit), processes.written(used)
-        _log.warning("memory limit exceeded pod=%s limit=%s used=%s", self._pod_name, limit, found)
+        limit_text, used_text = processes.written(self._limit), processes.written(used)
+        _log.warning(
+            "memory limit exceeded pod=%s limit=%s used=%s", self._pod_name, limit_text, used_text
+        )
         error = OutOfMemoryError(
-            f"the worker of {self._service} in {self._pod_name} was killed: the pod used {found} "
-            f"of memory, and its limit is {limit}",
+            f"the worker of {self._service} in {self._pod_name} was killed: the pod used "
+            f"{used_text} of memory, and its limit is {limit_text}",
             exit_code=-signal.SIGKILL,
             hint="resources.limits.memory in the manifest, or in service_template, allows more",
         )

@@ -3,10 +3,10 @@
     RankGroup ── PeerCall ──┐
     RankGroup ── PeerCall ──┴─ PeerStream ══ WebSocket ══ ClientStream of the other agent
 
-One stream for each sibling, opened by the first call and kept: many calls share it. It is the
-client's end of `kubetorch.wire.frames`, with this agent's own token. When its connection breaks it
-is made again, and both ends send what the other has not got; if the sibling's process is another
-one by then, or gives this stream up, the calls on it are lost.
+Each sibling has one stream, opened by the first call: many calls share it. The stream is the
+client's end of `kubetorch.wire.frames`, with this agent's own token. When its connection breaks, it
+connects again, and both ends resend frames that the other has not received. If the sibling's
+process is another one by then, or has given the stream up, the calls on the stream are lost.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from kubetorch.wire.frames import Inbox, Kind, Log, Open, Outbox
 from kubetorch.wire.messages import Member
 
 #: Seconds for which a connection that broke, or cannot be made, is tried again.
-PATIENCE = 10.0
+RECONNECT_SECONDS = 10.0
 #: Seconds that one attempt may take.
-_CONNECTING = 5.0
-#: Seconds after which a stream that nobody used is closed.
+_CONNECT_TIMEOUT = 5.0
+#: Seconds after which an unused stream is closed.
 IDLE = 300.0
-#: Rounds of a generator that a sibling may send before the caller has taken any.
-AHEAD = 16
+#: Rounds of a generator that a sibling may send before the caller reads one.
+ROUNDS_AHEAD = 16
 #: Bytes of lines that are credited together.
-_LINES = frames.CHUNK
+_LINE_CREDIT_BYTES = frames.CHUNK
 #: A value from this size on lies in a memory file.
-_LARGE = 1024 * 1024
-_OLDER = f"{versions.FIX_PODS}, or call with values that JSON has"
+_MEMORY_FILE_BYTES = 1024 * 1024
+_UPGRADE_HINT = f"{versions.FIX_PODS}, or call with values that JSON has"
 _MESSAGE_LIMIT = frames.HEADER_BYTES + frames.META_LIMIT + frames.CHUNK
 
 Buffer = bytes | bytearray | memoryview
@@ -65,17 +65,17 @@ class PeerCall:
         self._stream = stream
         self.number = number
         self.sink = sink
-        self._allowance = AHEAD
+        self._allowance = ROUNDS_AHEAD
         # Bytes of rounds that are credited once the caller has taken earlier ones.
         self._withheld: deque[int] = deque()
         self._lines = 0
-        # What it is opened with, until the sibling has said what it takes.
+        # The request and its arguments, until the sibling has said which codecs it offers.
         self._opening: tuple[Open, memoryview] | None = None
         self._cancelled: str | None = None
-        # Arguments that go out, as far as there is room for them.
+        # Arguments that are still to be sent, and the bytes that the sibling has room for.
         self._arguments: memoryview | None = None
         self._room = frames.WINDOW
-        # A value that comes in.
+        # A value that comes in, and its bytes so far.
         self._value: tuple[int, Any, Payload] | None = None
         self._filled = 0
         self.is_over = False
@@ -85,7 +85,7 @@ class PeerCall:
         return self._stream.is_connected
 
     def cancel(self, reason: str) -> None:
-        """Have it end; it says how it ended."""
+        """Ask the sibling to end the call, whose result then says how it ended."""
         if self._opening is not None:
             self._cancelled = reason
         elif not self.is_over:
@@ -93,7 +93,7 @@ class PeerCall:
             self._stream.send(frames.encode(Kind.CANCEL, self.number, frames.Cancel(reason)))
 
     def grant(self, count: int) -> None:
-        """So many rounds were taken by the caller."""
+        """Let the sibling send as many more rounds: the caller has read so many."""
         for _ in range(count):
             if self._withheld:
                 self._credit(self._withheld.popleft())
@@ -108,23 +108,25 @@ class PeerCall:
     # ------------------------------------------------------------------------------- arguments
 
     def begin(self, request: Open, arguments: memoryview) -> None:
-        """Open it, now or when the sibling has said what it takes."""
+        """Open the call, now or when the sibling has said which codecs it offers."""
         self._opening = request, arguments
         self.open()
 
     def open(self) -> None:
-        """Open it, if that is still to be done and the sibling has said what it takes."""
+        """Open the call, unless it is open or the sibling's codecs are not known yet."""
         offered = self._stream.codecs
         if self._opening is None or offered is None:
             return
         (request, arguments), self._opening = self._opening, None
         body = request.body
         if body.codec in codecs.OFFERED and body.codec not in offered:
-            # An older one. Nothing is decoded here; text without tags is JSON as it is.
+            # The sibling is older. Nothing is decoded here; text without tags is JSON already.
             if not codecs.is_plain(body.codec, arguments):
                 pod = self._stream.member.pod
-                error = SerializationError(f"pod {pod} is older and takes JSON alone", hint=_OLDER)
-                # Not before whoever opens it has it.
+                error = SerializationError(
+                    f"pod {pod} is older and takes JSON alone", hint=_UPGRADE_HINT
+                )
+                # Later, once the opener of the call has the call.
                 asyncio.get_running_loop().call_soon(self.lose, error)
                 return
             request = structs.replace(request, body=structs.replace(body, codec="json"))
@@ -143,7 +145,7 @@ class PeerCall:
         self.send_arguments()
 
     def send_arguments(self) -> None:
-        """Send what there is room for."""
+        """Send as much of the arguments as the sibling has room for."""
         while self._arguments is not None and self._stream.can_send:
             piece = self._arguments[: frames.CHUNK]
             if self._room < len(piece):
@@ -157,7 +159,7 @@ class PeerCall:
 
     def on_log(self, log: Log, size: int) -> None:
         self._lines += size
-        if self._lines >= _LINES:
+        if self._lines >= _LINE_CREDIT_BYTES:
             lines, self._lines = self._lines, 0
             self._credit(lines)
         line = Line(log.text, log.source, log.level, log.time, None, log.rank, log.pod)
@@ -192,8 +194,8 @@ class PeerCall:
             return
         self._value, self._filled = (kind, meta, _memory(total)), 0
 
-    def place(self, size: int) -> memoryview | None:
-        """The memory for the next bytes of a value."""
+    def next_memory(self, size: int) -> memoryview | None:
+        """The memory for the next bytes of a value; `None` if no value is coming in."""
         if self._value is None:
             return None
         view = self._value[2].view[self._filled : self._filled + size]
@@ -201,7 +203,7 @@ class PeerCall:
             raise ProtocolError(f"call {self.number} gets more than its value has")
         return view
 
-    def placed(self, size: int) -> None:
+    def on_filled(self, size: int) -> None:
         if self._value is None:
             return
         self._filled += size
@@ -234,8 +236,8 @@ class PeerCall:
 
 
 def _memory(size: int) -> Payload:
-    """Memory for a value that is announced: it takes none until the value comes."""
-    if size < _LARGE:
+    """Memory for an announced value; the system provides its pages as the value comes in."""
+    if size < _MEMORY_FILE_BYTES:
         return OwnedPayload(bytearray(size))
     try:
         return memory.allocate(size)
@@ -297,7 +299,7 @@ class PeerStream(Endpoint):
             self._connection.send(*parts)
 
     def forget(self, call: PeerCall) -> bool:
-        """A call ends; whether it had not before."""
+        """Forget a call that ends; false if it had ended before."""
         if self._calls.pop(call.number, None) is None:
             return False
         call.drop()
@@ -329,18 +331,23 @@ class PeerStream(Endpoint):
         self._connection, self.is_connected = None, False
         if self._connecting is None or self._connecting.done():
             loop = asyncio.get_running_loop()
-            self._connecting = loop.create_task(self._keep_trying())
+            self._connecting = loop.create_task(self._connect_until_deadline())
 
-    async def _keep_trying(self) -> None:
+    async def _connect_until_deadline(self) -> None:
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + PATIENCE
+        deadline = loop.time() + RECONNECT_SECONDS
         error: Exception | None = None
         for delay in backoff.exponential(first=0.05, limit=0.5):
             try:
                 await self._try_once()
                 return
-            except (UpgradeRefusedError, WebSocketError, OSError, asyncio.TimeoutError) as found:
-                error = found
+            except (
+                UpgradeRefusedError,
+                WebSocketError,
+                OSError,
+                asyncio.TimeoutError,
+            ) as attempt_error:
+                error = attempt_error
             if loop.time() + delay > deadline:
                 break
             await asyncio.sleep(delay)
@@ -361,7 +368,7 @@ class PeerStream(Endpoint):
             self,
             headers=headers,
             max_message=_MESSAGE_LIMIT,
-            timeout=_CONNECTING,
+            timeout=_CONNECT_TIMEOUT,
         )
 
     def on_open(self, connection: Connection) -> None:  # Endpoint's
@@ -378,9 +385,11 @@ class PeerStream(Endpoint):
     def _on_welcome(self, welcome: frames.Welcome) -> None:
         member = self.member
         if member.incarnation and welcome.incarnation != member.incarnation:
-            raise _GoneError(AgentDiedError(member.pod, "AgentRestarted"))
+            raise _SiblingLostError(AgentDiedError(member.pod, "AgentRestarted"))
         if self._incarnation and not welcome.resumed:
-            raise _GoneError(CallLostError(f"pod {member.pod} has given up this pod's stream"))
+            raise _SiblingLostError(
+                CallLostError(f"pod {member.pod} has given up this pod's stream")
+            )
         assert self._connection is not None
         self._incarnation = welcome.incarnation
         self.is_connected = True
@@ -402,8 +411,8 @@ class PeerStream(Endpoint):
             self._count(kind, len(payload))
         except ProtocolError as error:
             self._break(error)
-        except _GoneError as gone:
-            self.end(gone.error)
+        except _SiblingLostError as loss:
+            self.end(loss.error)
 
     def _break(self, error: ProtocolError) -> None:
         self.end(ProtocolError(f"pod {self.member.pod} broke the protocol: {error.message}"))
@@ -414,7 +423,7 @@ class PeerStream(Endpoint):
         if kind != Kind.DATA or meta_length or call is None:
             return None
         try:
-            return call.place(length - len(head))
+            return call.next_memory(length - len(head))
         except ProtocolError as error:
             self._break(error)
             return None
@@ -426,7 +435,7 @@ class PeerStream(Endpoint):
             return
         call = self._calls.get(number)
         if call is not None:
-            call.placed(len(rest))
+            call.on_filled(len(rest))
         self._count(kind, len(head) + len(rest))
 
     def _count(self, kind: int, size: int) -> None:
@@ -448,10 +457,10 @@ class PeerStream(Endpoint):
         if kind in (Kind.RESULT, Kind.YIELD):
             call.on_value(kind, content, payload)
         elif kind == Kind.DATA:
-            place = call.place(len(payload))
-            if place is not None:
-                place[:] = payload
-                call.placed(len(payload))
+            view = call.next_memory(len(payload))
+            if view is not None:
+                view[:] = payload
+                call.on_filled(len(payload))
         elif kind == Kind.ERROR:
             call.on_error(bytes(payload))
         elif kind == Kind.LOG:
@@ -462,8 +471,8 @@ class PeerStream(Endpoint):
             call.on_news(kind, content)
 
 
-class _GoneError(Exception):
-    """The sibling's process is not the one that calls were sent to."""
+class _SiblingLostError(Exception):
+    """The sibling's process, or its end of the stream, is not the one that calls were sent to."""
 
     def __init__(self, error: KubetorchError) -> None:
         super().__init__(error.message)
@@ -506,8 +515,8 @@ class Peers:
 def fan_out(nodes: Sequence[int], fanout: int) -> list[tuple[int, ...]]:
     """Divide nodes into as many parts of equal size as `fanout` allows.
 
-    The first of each part gets the call, for itself and for the others of its part.
+    The first node of each part gets the call, for itself and for the rest of its part.
     """
     count = min(fanout, len(nodes))
-    bounds = [len(nodes) * at // count for at in range(count + 1)] if count else []
+    bounds = [len(nodes) * index // count for index in range(count + 1)] if count else []
     return [tuple(nodes[start:end]) for start, end in itertools.pairwise(bounds)]

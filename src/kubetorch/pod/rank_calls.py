@@ -1,12 +1,12 @@
-"""The processes of a distributed service in one pod, which stand where a single worker stands.
+"""The workers of a distributed service in one pod, which serve calls in place of a single worker.
 
     Calls ── RankGroup ── Run ─┬─ LocalPart ── Worker      one rank
                                ├─ LocalPart ── Worker
                                └─ PeerPart ══ RankGroup    of another pod, and of those below it
 
-A call runs on all ranks of a world, whichever pod it reaches. What they return is put together in
-rank order without being decoded (`kubetorch.wire.rank_values`). The first rank that fails ends the
-call: the others are cancelled, and failures of the next moment are attached. See
+A call runs on all ranks of a world, whichever pod it reaches. The values of the ranks are put
+together in rank order without being decoded (`kubetorch.wire.rank_values`). The first rank that
+fails ends the call: the others are cancelled, and failures of the next moment are attached. See
 docs/design/ranks.md.
 """
 
@@ -57,26 +57,26 @@ from kubetorch.wire.frames import KUBETORCH, Open, Part, Progress
 from kubetorch.wire.messages import Member, World
 from kubetorch.wire.rank_values import Entry
 
-#: Seconds that the other ranks get to say how they ended once one has failed, and how long they
-#: get where that may be the consequence of a loss that is not known yet.
-SETTLING, DOUBT = 0.2, 1.0
-#: Seconds after which a part that was cancelled is not waited for any more.
-CANCELLING = 6.0
-#: Seconds for the controller to say why a pod is gone whose stream has ended.
-NEWS = 2.0
-#: Seconds after the end of the others after which ranks that still run are named.
-HANGING = 10.0
-#: Seconds between two looks for them.
-LOOKING = 1.0
+#: Seconds that the other ranks have to end once one has failed, and how many they have where the
+#: failure may be the consequence of a lost pod that is not known yet.
+SETTLE_SECONDS, LOSS_SETTLE_SECONDS = 0.2, 1.0
+#: Seconds that a call waits for parts that it cancelled.
+CANCEL_TIMEOUT = 6.0
+#: Seconds that the controller has to report why a pod is lost whose stream has ended.
+LOSS_REASON_DELAY = 2.0
+#: Seconds after the end of the other ranks after which ranks that still run are named.
+HANG_REPORT_SECONDS = 10.0
+#: Seconds between two checks for such ranks.
+HANG_CHECK_INTERVAL = 1.0
 #: Failures of other ranks that are attached to the first one, and their bytes.
 ATTACHED, ATTACHED_BYTES = 16, 512 * 1024
-#: Said to the ranks whose calls are cancelled.
+#: The reason that cancelled ranks get.
 RECALLED = "the call failed on another rank"
 
-# How near a failure is to the cause.
-_LOSS, _DEATH, _OWN, _CONSEQUENCE, _RECALL = range(5)
+# Kinds of failures, those nearest to the cause first.
+_LOSS, _DEATH, _RANK_FAILURE, _CONSEQUENCE, _RECALL = range(5)
 _LOSSES = (WorkerMembershipChanged.code, AgentDiedError.code, PodTerminatedError.code)
-# What a rank says whose partner in a collective is gone.
+# Errors of a rank whose partner in a collective is gone.
 _BROKEN = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|broken pipe|closed by (the )?peer|"
     r"\b(nccl|gloo)\b|coordination service|socket closed|peer process",
@@ -119,13 +119,13 @@ class RankGroup:
         self._numbers = itertools.count(1)
         self._runs: dict[int, Run] = {}
         self._is_over = False
-        #: True once it has taken a call: what ends it then is that call rather than its start.
+        #: True once it had a call: then its end is rather due to the call than to its start.
         self.had_calls = False
         self._started = membership.starts(world)
         self._idle = asyncio.Event()
         self._idle.set()
         self._watch: asyncio.TimerHandle | None = None
-        self._known = {member.pod for member in (*world.members, *membership.members)}
+        self._known_pods = {member.pod for member in (*world.members, *membership.members)}
         self._unsubscribe = membership.subscribe(self._on_members)
         self._on_members()
 
@@ -133,7 +133,7 @@ class RankGroup:
 
     @property
     def pid(self) -> int:
-        """Stands for its processes where one is asked for."""
+        """The process of the first worker; 0 without workers."""
         return self.workers[0].pid if self.workers else 0
 
     @property
@@ -143,7 +143,7 @@ class RankGroup:
 
     @property
     def takes_calls(self) -> bool:
-        """True if all its processes will live on."""
+        """True if all workers will live on."""
         return not self._is_over and all(worker.takes_calls for worker in self.workers)
 
     @property
@@ -153,10 +153,10 @@ class RankGroup:
     def takes(self, request: Open, opened: float) -> bool:
         """True if a call of this time may run now; else it waits for processes of a newer world.
 
-        It has an effect beside its answer: new processes that the call itself wants are requested
-        here, unless those of this world were started while the call waited, since simultaneous
-        calls are not to end each other. Processes that this pod starts again, since one has ended,
-        do not count: those of other pods are older.
+        This method also requests the new processes that a call wants (`restart_procs`), unless
+        those of this world were started while the call waited: simultaneous calls must not end each
+        other. Processes that this pod restarts after an end do not count: those of other pods are
+        older.
         """
         newest = self._membership.world_of(self.generation)
         if not self.takes_calls or (newest is not None and newest.epoch > self.world.epoch):
@@ -176,17 +176,19 @@ class RankGroup:
         newest = self._membership.world_of(self.generation)
         if newest is not None and newest.epoch > self.world.epoch:
             return None
-        gone = {(one.member.pod, one.member.url) for one in self.world.lost}
+        lost_pods = {(loss.member.pod, loss.member.url) for loss in self.world.lost}
         members = self._membership.members
-        here = [one for one in members if one.url and (one.pod, one.url) not in gone]
-        lost = "; ".join(f"pod {one.member.pod}: {one.reason}" for one in self.world.lost)
+        present_members = [
+            member for member in members if member.url and (member.pod, member.url) not in lost_pods
+        ]
+        lost = "; ".join(f"pod {loss.member.pod}: {loss.reason}" for loss in self.world.lost)
         quorum = self._compute.quorum(len(members))
-        return f"{len(here)} of {quorum} pods are there" + (f" ({lost})" if lost else "")
+        return f"{len(present_members)} of {quorum} pods are there" + (f" ({lost})" if lost else "")
 
     def call(self, sink: CallSink, request: Open, payload: Payload, chain: str = "") -> int:
-        """Have all ranks run a call, or those that it selects."""
+        """Run a call on all ranks, or on those that it selects."""
         if request.restart_procs:
-            self._membership.regrouped(request.id)
+            self._membership.forget_request(request.id)
         number = next(self._numbers)
         self.had_calls = True
         try:
@@ -209,7 +211,7 @@ class RankGroup:
     def first(self) -> int | None:
         """The first node that is not lost."""
         nodes = range(len(self.world.members))
-        lost = self.lost(nodes)
+        lost = self.lost_nodes(nodes)
         return next((node for node in nodes if node not in lost), None)
 
     @property
@@ -220,8 +222,8 @@ class RankGroup:
         """
         return None if self._compute.concurrency is None else self.first
 
-    def place(self, request: Open, node: int | None) -> Open:
-        """A call for any node, once it has a slot in this one."""
+    def request_for_node(self, request: Open, node: int | None) -> Open:
+        """The request of a call for any node, once it has a slot in this node."""
         if node is None or not is_for_any(request):
             return request
         if request.part is None:
@@ -235,7 +237,7 @@ class RankGroup:
         return self.node is not None and self.node == self.keeper
 
     def nodes_of(self, request: Open) -> tuple[int, ...] | None:
-        """The nodes that a call runs on, `None` for any one; raises what `call` would."""
+        """The nodes that a call runs on, `None` for any node; raises the errors of `call`."""
         nodes = self._select(request)
         return None if is_for_any(request) else nodes
 
@@ -250,7 +252,7 @@ class RankGroup:
             run.grant(count)
 
     async def drain(self, grace: float) -> None:
-        """Take no more calls, let those that run end, then end the processes."""
+        """Accept no more calls, let the running ones end, then end the processes."""
         await asyncio.gather(*(worker.drain(grace) for worker in self.workers))
         with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
             async with deadlines.timeout(grace):
@@ -270,26 +272,28 @@ class RankGroup:
         await asyncio.gather(*(worker.kill() for worker in self.workers))
 
     def abort(self, worker: Worker) -> None:
-        """One of its workers has ended by itself: the others go with it."""
+        """End the other workers after one that ended by itself."""
         self._is_over = True
         self._unsubscribe()
         reason = WorkerRecycledError(f"rank {worker.rank} in pod {self.pod_name} has ended")
-        for other in self.workers:
-            if other is not worker:
-                other.abort(reason)
+        for other_worker in self.workers:
+            if other_worker is not worker:
+                other_worker.abort(reason)
 
     def forget(self, run: Run) -> None:
-        """Nothing of a call runs any more."""
+        """Forget a call of which no part runs any more."""
         self._runs.pop(run.number, None)
         if not self._runs:
             self._idle.set()
 
     def watch(self) -> None:
-        """Look now and then for calls that hang, as long as there are any calls."""
+        """Check regularly for hanging ranks, as long as there are calls."""
         if self._watch is None:
-            self._watch = asyncio.get_running_loop().call_later(LOOKING, self._look)
+            self._watch = asyncio.get_running_loop().call_later(
+                HANG_CHECK_INTERVAL, self._check_hanging
+            )
 
-    def _look(self) -> None:
+    def _check_hanging(self) -> None:
         self._watch = None
         for run in list(self._runs.values()):
             run.name_hanging()
@@ -298,16 +302,16 @@ class RankGroup:
     # ---------------------------------------------------------------------------------- members
 
     def _on_members(self) -> None:
-        told = self._membership.world
-        if told is not None and told.epoch == self.world.epoch:
-            self.world = told
-        for one in self.world.lost:
-            self.peers.drop(one.member, one.reason)
+        current_world = self._membership.world
+        if current_world is not None and current_world.epoch == self.world.epoch:
+            self.world = current_world
+        for loss in self.world.lost:
+            self.peers.drop(loss.member, loss.reason)
         for run in list(self._runs.values()):
             run.on_members()
         for member in self._membership.members:
-            if member.url and member.pod not in self._known:
-                self._known.add(member.pod)
+            if member.url and member.pod not in self._known_pods:
+                self._known_pods.add(member.pod)
                 self._announce(member)
 
     def _announce(self, member: Member) -> None:
@@ -317,22 +321,22 @@ class RankGroup:
         _log.info("%s", text)
         for run in self._runs.values():
             if run.is_root and self.is_monitored:
-                run.say(text, "INFO")
+                run.log_line(text, "INFO")
 
-    def needed(self, nodes: Collection[int]) -> Collection[int]:
-        """The nodes that a call on these cannot do without: a single controller uses all."""
+    def needed_nodes(self, nodes: Collection[int]) -> Collection[int]:
+        """The nodes that a call on these nodes needs: a single controller uses all."""
         return range(len(self.world.members)) if self.is_single else nodes
 
-    def lost(self, nodes: Collection[int]) -> list[int]:
-        """Those of the nodes that are lost."""
-        gone = {one.member.pod for one in self.world.lost}
-        return [node for node in nodes if self.world.members[node].pod in gone]
+    def lost_nodes(self, nodes: Collection[int]) -> list[int]:
+        """The lost ones of these nodes."""
+        lost_pods = {loss.member.pod for loss in self.world.lost}
+        return [node for node in nodes if self.world.members[node].pod in lost_pods]
 
     def membership_error(self, reasons: Mapping[str, str] | None = None) -> WorkerMembershipChanged:
-        """The error of calls on this world since members of it are lost."""
+        """The error of calls on this world, whose members are lost."""
         members = self.world.members
-        short = dict(reasons or {}) | {one.member.pod: one.reason for one in self.world.lost}
-        messages = {one.member.pod: one.message for one in self.world.lost if one.message}
+        short = dict(reasons or {}) | {loss.member.pod: loss.reason for loss in self.world.lost}
+        messages = {loss.member.pod: loss.message for loss in self.world.lost if loss.message}
         why = {
             pod: f"{reason}: {messages[pod]}" if pod in messages else reason
             for pod, reason in short.items()
@@ -376,20 +380,24 @@ class RankGroup:
         elif is_for_any(request):
             return self._least_busy()
         else:
-            lost = self.lost(range(len(self.world.members)))
+            lost = self.lost_nodes(range(len(self.world.members)))
             nodes = select(request.workers, self.world.members, lost)
-        if self.is_monitored and not is_tolerant(request) and self.lost(self.needed(nodes)):
+        if (
+            self.is_monitored
+            and not is_tolerant(request)
+            and self.lost_nodes(self.needed_nodes(nodes))
+        ):
             raise self.membership_error()
         return nodes
 
     def _least_busy(self) -> tuple[int, ...]:
-        """The node with the fewest calls, of those that are equal the first; none if all are lost.
+        """The first of the nodes with the fewest calls; empty if all nodes are lost.
 
-        The agent of the first node gets all calls for any node, so it knows.
+        The agent of the first node gets all calls for any node, so it knows their numbers.
         """
         calls = Counter(node for run in self._runs.values() for node in run.nodes)
         everyone = range(len(self.world.members))
-        lost = self.lost(everyone)
+        lost = self.lost_nodes(everyone)
         ready = [node for node in everyone if node not in lost]
         return (min(ready, key=calls.__getitem__),) if ready else ()
 
@@ -419,10 +427,10 @@ class Run:
         self.group = group
         self.number = number
         self.request = request
-        #: Whether the call came from a client, not from another agent.
+        #: True if the call came from a client, not from another agent.
         self.is_root = request.part is None
         self.sink = sink
-        #: The nodes that it runs on.
+        #: The nodes that the call runs on.
         self.nodes = tuple(nodes)
         self._parts: list[RankPart] = []
         self._entries: list[Entry] = []
@@ -431,16 +439,16 @@ class Run:
         self._answer: bytes | None = None
         self._began = 0.0
         self._has_rounds = self._has_passed_rounds = False
-        # When a part ended last, while others run.
+        # When a part ended last while others run (loop time); 0 if none has.
         self._progressed = 0.0
         self._is_cancelled = False
         self._is_ended = False
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        #: Parts that are not over.
-        self.left = 0
+        #: The number of parts that have not ended.
+        self.unfinished_parts = 0
 
     def begin(self, payload: Payload) -> None:
-        """Start it everywhere. The payload stays the caller's."""
+        """Start the call on its nodes. The payload stays the caller's."""
         group = self.group
         world = group.world
         keeper = group.first if is_for_any(self.request) else group.keeper
@@ -455,13 +463,13 @@ class Run:
         if group.node in self.nodes:
             first = rank_of(world, group.node, 0)
             workers = group.workers[:1] if group.is_single else group.workers
-            for own, worker, rank in zip(
+            for worker_payload, worker, rank in zip(
                 _share(payload, len(workers)), workers, itertools.count(first), strict=False
             ):
                 local = LocalPart(self, rank, worker)
-                local.number = worker.call(local, self.request, own, self.request.chain)
+                local.number = worker.call(local, self.request, worker_payload, self.request.chain)
                 self._add(local)
-        # Last: what a worker refuses is not to run anywhere.
+        # Last: a call that a worker refuses must not run on other pods.
         for nodes in group.children(self.nodes):
             part = PeerPart(self, nodes)
             self._add(part)
@@ -471,7 +479,7 @@ class Run:
 
     def _add(self, part: RankPart) -> None:
         self._parts.append(part)
-        self.left += 1
+        self.unfinished_parts += 1
 
     # ----------------------------------------------------------------------------- from its caller
 
@@ -481,7 +489,7 @@ class Run:
             part.cancel(reason, timed_out=timed_out)
         error = CallCancelledError(reason)
         if "cancel" not in self._timers:
-            self._later("cancel", CANCELLING, lambda: self.abandon(error))
+            self._later("cancel", CANCEL_TIMEOUT, lambda: self.abandon(error))
 
     def grant(self, count: int) -> None:
         for part in self._open():
@@ -495,7 +503,7 @@ class Run:
         self._close()
 
     def abandon(self, error: KubetorchError) -> None:
-        """Do not wait any longer for the parts that have not ended."""
+        """End the call without waiting for the parts that have not ended."""
         if self._is_ended:
             return
         for part in self._open():
@@ -508,46 +516,46 @@ class Run:
     # ------------------------------------------------------------------------------- membership
 
     def on_members(self) -> None:
-        """The pods of the world are others: a call on a pod that is lost has failed."""
+        """Fail the call if a pod that it needs is lost."""
         group = self.group
         if not group.is_monitored or is_tolerant(self.request) or self._answer is not None:
             return
-        if group.lost(group.needed(self.nodes)):
+        if group.lost_nodes(group.needed_nodes(self.nodes)):
             self.fail([self.describe(group.membership_error(), None, None)])
 
-    def say(self, text: str, level: str) -> None:
+    def log_line(self, text: str, level: str) -> None:
         self.sink.on_log(Line(text, KUBETORCH, level, time.time(), None))
 
     # --------------------------------------------------------------------------- from its parts
 
     @property
     def is_quiet(self) -> bool:
-        """True if nothing more is reported but the end."""
+        """True if no more events of the parts are passed on."""
         return self._is_ended or self._answer is not None
 
     def on_round(self) -> None:
-        """A part has yielded: pass on one value of each rank, once all that are active have one."""
+        """Pass on one yielded value of each rank, once all active parts have yielded one."""
         self._has_rounds = True
         while True:
             waiting = [part for part in self._parts if part.rounds or not part.is_over]
             if not waiting or not all(part.rounds for part in waiting):
                 return
             rounds = [part.rounds.pop(0) for part in waiting]
-            entries = [entry for found, _ in rounds for entry in found]
+            entries = [entry for rank_entries, _ in rounds for entry in rank_entries]
             if not self._has_passed_rounds:
                 # The caller makes an iterator for each rank of the first round.
                 self._has_passed_rounds = True
-                there = {entry.rank for entry in entries}
-                ended = (entry for entry in self._entries if entry.rank not in there)
+                ranks_of_round = {entry.rank for entry in entries}
+                ended = (entry for entry in self._entries if entry.rank not in ranks_of_round)
                 entries += [entry._replace(is_streamed=True) for entry in ended]
             if not self.is_quiet and not self._failures:
-                sizes, payload = _together(entries)
+                sizes, payload = _joined(entries)
                 self.sink.on_yield(rank_values.CODEC, sizes, payload)
-            for _, one in rounds:
-                one.release()
+            for _, round_payload in rounds:
+                round_payload.release()
 
     def on_plain(self, codec: str, sizes: Sequence[int], payload: Payload) -> None:
-        """The single controller yielded."""
+        """Pass on a value that the single controller yielded."""
         if self.is_quiet:
             payload.release()
         else:
@@ -556,8 +564,8 @@ class Run:
     def on_only_result(
         self, codec: str, sizes: Sequence[int], payload: Payload, *, streamed: bool
     ) -> None:
-        """The single controller returned."""
-        if self._failures:  # it was too late for the loss of a pod
+        """End the call with the result of the single controller."""
+        if self._failures:  # a pod was lost before the result came
             payload.release()
             self._settle()
             return
@@ -566,7 +574,7 @@ class Run:
         self.sink.on_result(codec, sizes, payload, streamed=streamed)
 
     def on_values(self, entries: Sequence[Entry], payload: Payload) -> None:
-        """A part returned."""
+        """Add the returned values of a part."""
         self._entries.extend(entries)
         self._payloads.append(payload)
         if self._has_rounds:
@@ -584,11 +592,11 @@ class Run:
         if is_first and not self._is_cancelled:
             self._began = asyncio.get_running_loop().time()
             self.cancel(RECALLED)
-            self._later("settle", SETTLING, self._conclude)
+            self._later("settle", SETTLE_SECONDS, self._conclude)
         self._settle()
 
     def describe(self, error: Exception, rank: int | None, pod: str | None) -> dict[str, Any]:
-        """A failure that an agent makes, as JSON."""
+        """An error of an agent as a failure in JSON."""
         pod = pod or getattr(error, "pod_name", None)
         failure = exceptions.describe_refusal(error, pod_name=pod, started=True)
         return failure.to_dict() | {"rank": rank}
@@ -599,8 +607,8 @@ class Run:
         return [part for part in self._parts if not part.is_over]
 
     def _settle(self) -> None:
-        """End it, if nothing of it runs any more."""
-        if self._is_ended or self.left:
+        """End the call, if no part of it runs any more."""
+        if self._is_ended or self.unfinished_parts:
             return
         if not self._failures and any(part.rounds for part in self._parts):
             return
@@ -609,35 +617,35 @@ class Run:
         if self._failures:
             self.sink.on_error(self._answer or combine(self._failures))
             return
-        sizes, payload = _together(self._entries)
+        sizes, payload = _joined(self._entries)
         is_streamed = any(entry.is_streamed for entry in self._entries)
         self._release()
         self.sink.on_result(rank_values.CODEC, sizes, payload, streamed=is_streamed)
 
     def _conclude(self) -> None:
-        """Answer with the failures that have come, unless they may be those of a loss."""
+        """Answer with the failures so far, unless they may be the consequence of a lost pod."""
         if self._is_ended or self._answer is not None:
             return
-        left = self._began + DOUBT - asyncio.get_running_loop().time()
-        best, _ = min(map(_order, self._failures))
+        remaining_seconds = self._began + LOSS_SETTLE_SECONDS - asyncio.get_running_loop().time()
+        best, _ = min(map(_cause_order, self._failures))
         is_broken = best == _CONSEQUENCE or any(not part.is_connected for part in self._open())
-        if is_broken and best > _DEATH and left > 0 and self.group.is_monitored:
-            self._later("settle", min(left, SETTLING), self._conclude)
+        if is_broken and best > _DEATH and remaining_seconds > 0 and self.group.is_monitored:
+            self._later("settle", min(remaining_seconds, SETTLE_SECONDS), self._conclude)
             return
         self._answer = combine(self._failures)
         self.sink.on_failing(self._answer)
 
     def name_hanging(self) -> None:
-        """Say which ranks still run, if the others have ended a while ago; once."""
+        """Log once which ranks still run, if the others ended a while ago."""
         now = asyncio.get_running_loop().time()
-        if not self._progressed or now < self._progressed + HANGING:
+        if not self._progressed or now < self._progressed + HANG_REPORT_SECONDS:
             return
         self._progressed = 0.0
         names = [part.name for part in self._open()]
         where = ", ".join(names[:5]) + (f" and {len(names) - 5} others" if names[5:] else "")
         if where and self.is_root and not self.is_quiet:
-            self.say(
-                f"{where} still run, {HANGING:.0f} s after the others ended; "
+            self.log_line(
+                f"{where} still run, {HANG_REPORT_SECONDS:.0f} s after the others ended; "
                 "kt stacks shows where they are",
                 "WARNING",
             )
@@ -667,7 +675,7 @@ class Run:
 class RankPart(ABC):
     """The part of a call that one worker, or one other pod, runs.
 
-    It is the `CallSink` of that part; a subclass has `on_error` and `on_lost`.
+    This is the `CallSink` of the part; a subclass has `on_error` and `on_lost`.
     """
 
     def __init__(self, run: Run) -> None:
@@ -683,15 +691,15 @@ class RankPart(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """As users know it."""
+        """The part's name for users, such as its ranks and pods."""
 
     @abstractmethod
     def cancel(self, reason: str, *, timed_out: bool) -> None:
-        """Have it end."""
+        """Ask the part to end."""
 
     @abstractmethod
     def grant(self, count: int) -> None:
-        """Let it yield more."""
+        """Let the part yield so many more values."""
 
     @abstractmethod
     def entries(
@@ -726,15 +734,15 @@ class RankPart(ABC):
         if self.run.group.is_single:
             self.run.on_only_result(codec, sizes, payload, streamed=streamed)
         else:
-            found = self.entries(codec, sizes, payload, streamed=streamed)
-            self.run.on_values(found, payload)
+            entries = self.entries(codec, sizes, payload, streamed=streamed)
+            self.run.on_values(entries, payload)
 
     def on_queued(self) -> None:
-        """The agent that hands out the slots says that the call waits."""
+        """Pass on that the call waits for its slots."""
         self.run.sink.on_queued()
 
     def on_begun(self) -> None:
-        """And now it runs."""
+        """Pass on that the call runs."""
         self.run.sink.on_begun()
 
     def on_kept(self, descriptor: int) -> None:
@@ -742,10 +750,10 @@ class RankPart(ABC):
         os.close(descriptor)
 
     def on_failing(self, failure: bytes) -> None:  # noqa: B027  # neither a worker nor a peer says it
-        """Nothing runs after that."""
+        """Ignored: neither a worker nor a peer calls this for a part."""
 
     def on_returned(self) -> None:  # noqa: B027  # no part stands in line
-        """It is to run elsewhere."""
+        """Ignored: no part stands in line."""
 
     def end(self, failures: Sequence[dict[str, Any]]) -> None:
         if not self.is_over:
@@ -753,9 +761,9 @@ class RankPart(ABC):
             self.run.fail(failures)
 
     def close(self) -> None:
-        """Nothing more is expected of it."""
+        """End the part: no more events are expected."""
         self.is_over = True
-        self.run.left -= 1
+        self.run.unfinished_parts -= 1
 
 
 class LocalPart(RankPart):
@@ -791,7 +799,7 @@ class LocalPart(RankPart):
 
 
 class PeerPart(RankPart):
-    """A call on the ranks of other pods, of which the first passes it on."""
+    """A call on the ranks of other pods, the first of which passes the call on."""
 
     def __init__(self, run: Run, nodes: tuple[int, ...], *, keeper: int | None = None) -> None:
         super().__init__(run)
@@ -849,24 +857,24 @@ class PeerPart(RankPart):
 
     def on_error(self, failure: bytes) -> None:
         first = exceptions.parse_json(failure).to_dict()
-        others = first.pop("other_errors", [])
+        other_failures = first.pop("other_errors", [])
         if first.get("rank") is None and not first.get("pod_name"):
             first["pod_name"] = self._member.pod
-        self.end([first | {"started": True}, *others])
+        self.end([first | {"started": True}, *other_failures])
 
     def on_lost(self, error: KubetorchError) -> None:
         group, request = self.run.group, self.run.request
-        alive = [node for node in self.nodes if node not in group.lost(self.nodes)]
+        alive = [node for node in self.nodes if node not in group.lost_nodes(self.nodes)]
         if is_tolerant(request) and alive in ([], [self.nodes[0]]):
-            # Whoever is not there any more has no value, and that is no error.
+            # A lost pod has no value, which is no error for such a call.
             if not self.is_over:
                 self.close()
                 self.run.on_values([], OwnedPayload(b""))
-        elif group.is_monitored and group.lost(self.nodes[:1]):
+        elif group.is_monitored and group.lost_nodes(self.nodes[:1]):
             self.end([self.run.describe(group.membership_error(), None, None)])
         elif isinstance(error, AgentDiedError) and group.is_monitored:
-            # Its reason comes from the controller.
-            asyncio.get_running_loop().call_later(NEWS, self._give_up, error)
+            # The controller reports the reason of the pod's end soon.
+            asyncio.get_running_loop().call_later(LOSS_REASON_DELAY, self._give_up, error)
         else:
             self.end([self.run.describe(error, None, self._member.pod)])
 
@@ -879,7 +887,7 @@ class PeerPart(RankPart):
 
 
 def is_tolerant(request: Open) -> bool:
-    """True if a call runs on the nodes that are there."""
+    """True if a call runs on the nodes that are not lost."""
     return request.workers == "ready"
 
 
@@ -893,44 +901,46 @@ def select(
     members: Sequence[Member],
     lost: Collection[int],
 ) -> tuple[int, ...]:
-    """The nodes that `workers=` means, unless it is any."""
+    """The nodes that `workers=` selects; not for `"any"`."""
     everyone = range(len(members))
     if workers is None:
         return tuple(everyone)
     if workers == "ready":
-        return tuple(one for one in everyone if one not in lost)
+        return tuple(node for node in everyone if node not in lost)
     if isinstance(workers, str):
-        found = tuple(
-            one for one in everyone if workers in members[one].host or workers in members[one].pod
+        nodes = tuple(
+            node
+            for node in everyone
+            if workers in members[node].host or workers in members[node].pod
         )
-        if not workers or not found:
+        if not workers or not nodes:
             raise _not_found(workers, members)
-        return found
+        return nodes
     if not workers:
         raise SpecError(
             "Invalid worker specification: []. It names no worker", hint="leave workers= out"
         )
-    return tuple(sorted({node for one in workers for node in _named(one, members)}))
+    return tuple(sorted({node for worker in workers for node in _nodes_named(worker, members)}))
 
 
-def _named(one: int | str, members: Sequence[Member]) -> list[int]:
-    if isinstance(one, str) and not one.isdecimal():
-        found = [
+def _nodes_named(worker: int | str, members: Sequence[Member]) -> list[int]:
+    if isinstance(worker, str) and not worker.isdecimal():
+        nodes = [
             node
             for node, member in enumerate(members)
-            if one in (member.host, member.pod, urlsplit(member.url).netloc)
+            if worker in (member.host, member.pod, urlsplit(member.url).netloc)
         ]
-        if not found and not any(mark in one for mark in ".:"):
+        if not nodes and not any(mark in worker for mark in ".:"):
             raise SpecError(
-                f"Invalid worker specification: {one!r}",
+                f"Invalid worker specification: {worker!r}",
                 hint="a rank of a node, the address of a pod, or its name: " + _listed(members),
             )
-        if not found:
-            raise _not_found(one, members)
-        return found
-    if isinstance(one, bool) or not isinstance(one, (int, str)):
-        raise SpecError(f"Invalid worker specification: {one!r}")
-    index = int(one)
+        if not nodes:
+            raise _not_found(worker, members)
+        return nodes
+    if isinstance(worker, bool) or not isinstance(worker, (int, str)):
+        raise SpecError(f"Invalid worker specification: {worker!r}")
+    index = int(worker)
     if not 0 <= index < len(members):
         raise SpecError(
             f"Worker index {index} out of range. Valid range: 0-{len(members) - 1}",
@@ -944,64 +954,64 @@ def _not_found(text: str, members: Sequence[Member]) -> SpecError:
 
 
 def _listed(members: Sequence[Member]) -> str:
-    known = ", ".join(f"{one.pod} ({one.host})" for one in members[:20])
-    return known + (f" and {len(members) - 20} more" if len(members) > 20 else "")
+    names = ", ".join(f"{member.pod} ({member.host})" for member in members[:20])
+    return names + (f" and {len(members) - 20} more" if len(members) > 20 else "")
 
 
 # -------------------------------------------------------------------------------------- failures
 
 
-def _order(failure: Mapping[str, Any]) -> tuple[int, float]:
+def _cause_order(failure: Mapping[str, Any]) -> tuple[int, float]:
     """The kind of a failure, those nearest to the cause first; then its rank."""
     rank = failure.get("rank")
     code, message = failure.get("code"), str(failure.get("message"))
-    at = -1.0 if rank is None else float(rank)
+    rank_order = -1.0 if rank is None else float(rank)
     if code in _LOSSES:
-        return _LOSS, at
+        return _LOSS, rank_order
     if code in (WorkerDiedError.code, OutOfMemoryError.code):
-        return _DEATH, at
+        return _DEATH, rank_order
     if code in (CallCancelledError.code, WorkerRecycledError.code):
-        return _RECALL, at
-    # A pod that takes no calls is about to be lost, most likely.
+        return _RECALL, rank_order
+    # A pod that refuses calls is about to be lost, most likely.
     is_consequence = code == CallRefusedError.code or _BROKEN.search(message)
-    return (_CONSEQUENCE if is_consequence else _OWN), at
+    return (_CONSEQUENCE if is_consequence else _RANK_FAILURE), rank_order
 
 
 def combine(failures: Sequence[dict[str, Any]]) -> bytes:
-    """The failure of a call, given those of its ranks: the first that is no consequence."""
-    first, *others = sorted(failures, key=_order)
-    seen = {first.get("code")} if first.get("rank") is None else set()
+    """The failure of a call: of the failures of its ranks, the one nearest to the cause."""
+    first, *other_failures = sorted(failures, key=_cause_order)
+    seen_codes = {first.get("code")} if first.get("rank") is None else set()
     attached: list[dict[str, Any]] = []
     room = ATTACHED_BYTES
-    for one in others:
-        if one.get("rank") is None and one.get("code") in seen:
+    for failure in other_failures:
+        if failure.get("rank") is None and failure.get("code") in seen_codes:
             continue  # the same loss, as another pod noticed it
-        if _order(one)[0] == _RECALL:
-            continue  # it did not fail, and was cancelled since the others have
-        size = len(json.dumps(one, default=repr))
+        if _cause_order(failure)[0] == _RECALL:
+            continue  # this rank was cancelled because others failed
+        size = len(json.dumps(failure, default=repr))
         if len(attached) < ATTACHED and size <= room:
             room -= size
-            attached.append(one)
+            attached.append(failure)
     state = dict(first.get("state") or {})
-    notes = [*(state.get("__notes__") or []), _note(first, others)]
-    found = {**first, "other_errors": attached, "state": state | {"__notes__": notes}}
-    return exceptions.parse(found).to_json()
+    notes = [*(state.get("__notes__") or []), _note(first, other_failures)]
+    combined = {**first, "other_errors": attached, "state": state | {"__notes__": notes}}
+    return exceptions.parse(combined).to_json()
 
 
-def _note(first: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
-    own = [one for one in others if _order(one)[0] < _RECALL]
-    text = f"on {_place(first)}"
-    if not own:
+def _note(first: Mapping[str, Any], other_failures: Sequence[Mapping[str, Any]]) -> str:
+    rank_failures = [failure for failure in other_failures if _cause_order(failure)[0] < _RECALL]
+    text = f"on {_location(first)}"
+    if not rank_failures:
         return text
     shown = "; ".join(
-        f"{_place(one)}: {one.get('error_type')}: {str(one.get('message'))[:200]}"
-        for one in own[:5]
+        f"{_location(failure)}: {failure.get('error_type')}: {str(failure.get('message'))[:200]}"
+        for failure in rank_failures[:5]
     )
-    more = f"; and {len(own) - 5} more" if len(own) > 5 else ""
+    more = f"; and {len(rank_failures) - 5} more" if len(rank_failures) > 5 else ""
     return f"{text}; failed with it: {shown}{more} (see .other_errors)"
 
 
-def _place(failure: Mapping[str, Any]) -> str:
+def _location(failure: Mapping[str, Any]) -> str:
     rank, pod = failure.get("rank"), failure.get("pod_name")
     if rank is None:
         return f"pod {pod}" if pod else "the service"
@@ -1027,17 +1037,17 @@ def _share(payload: Payload, count: int) -> list[Payload]:
     return [OwnedPayload(view) for _ in range(count)]
 
 
-def _together(entries: Sequence[Entry]) -> tuple[tuple[int, ...], Payload]:
+def _joined(entries: Sequence[Entry]) -> tuple[tuple[int, ...], Payload]:
     """One payload with the values of several ranks."""
     segments = rank_values.pack(entries)
-    sizes = tuple(len(one) for one in segments)
+    sizes = tuple(len(segment) for segment in segments)
     _, total = codecs.layout(sizes)
     if total >= _LARGE:
         with contextlib.suppress(OSError, MemoryError):
             stored = memory.allocate(total)
-            at = 0
+            offset = 0
             for piece in codecs.join(segments):
-                stored.write(at, piece)
-                at += len(piece)
+                stored.write(offset, piece)
+                offset += len(piece)
             return sizes, stored
     return sizes, OwnedPayload(b"".join(codecs.join(segments)))

@@ -1,6 +1,6 @@
 """The variables by which the processes of a distributed service find each other.
 
-Each framework's own, as its documentation names them: PyTorch
+Each framework has its own variables, as its documentation names them: PyTorch
 (https://docs.pytorch.org/docs/stable/distributed.html#environment-variable-initialization), JAX
 (https://docs.jax.dev/en/latest/_autosummary/jax.distributed.initialize.html), TensorFlow
 (https://www.tensorflow.org/guide/distributed_training#setting_up_the_tf_config_environment_variable).
@@ -15,7 +15,7 @@ from kubetorch.pod.user_process.monarch_hosts import HOSTS as MONARCH_HOSTS
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.wire.messages import Member, World
 
-#: Says which devices a process may use.
+#: The variable that says which devices a process may use.
 DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
@@ -28,13 +28,13 @@ def rank_environ(
 ) -> dict[str, str]:
     """The variables of the process with number `local` in the pod with this node rank.
 
-    `environ` is the environment that the process has beside them.
+    `environ` has the other variables of the process.
     """
     assert compute.distribution is not None
     rank, size = rank_of(world, node, local), len(world.members) * world.processes
-    first = world.members[0]
+    first_member = world.members[0]
     hosts = [member.host for member in world.members]
-    found = {
+    variables = {
         "WORLD_SIZE": str(size),
         "RANK": str(rank),
         "LOCAL_RANK": str(local),
@@ -45,34 +45,40 @@ def rank_environ(
     port = world.ports[0] if world.ports else compute.distribution.port
     share = len(visible_devices(compute, environ)) // world.processes
     devices = range(local * share, (local + 1) * share)
-    # JAX chooses by itself, among those that the pod has.
+    # JAX chooses its devices by itself, among those of the pod.
     if compute.distribution.distribution_type != "jax":
-        found |= devices_of(compute, local, world.processes, environ)
+        variables |= devices_of(compute, local, world.processes, environ)
     match compute.distribution.distribution_type:
         case "pytorch":
-            found |= {"MASTER_ADDR": hosts[0], "MASTER_PORT": str(port)}
+            variables |= {"MASTER_ADDR": hosts[0], "MASTER_PORT": str(port)}
         case "jax":
-            found |= {
-                "JAX_COORDINATOR_ADDRESS": _at(first, port),
+            variables |= {
+                "JAX_COORDINATOR_ADDRESS": _host_and_port(first_member, port),
                 "JAX_PROCESS_ID": str(rank),
                 "JAX_NUM_PROCESSES": str(size),
                 "JAX_LOCAL_DEVICE_IDS": ",".join(map(str, devices)) or str(local),
             }
         case "tensorflow":
             ports = world.ports or (port,) * size
-            members = [one for one in world.members for _ in range(world.processes)]
-            names = [_at(one, own) for one, own in zip(members, ports, strict=False)]
+            members = [member for member in world.members for _ in range(world.processes)]
+            names = [
+                _host_and_port(member, member_port)
+                for member, member_port in zip(members, ports, strict=False)
+            ]
             task = {"type": "worker", "index": rank}
-            found |= {
+            variables |= {
                 "TF_CONFIG": json.dumps({"cluster": {"worker": names}, "task": task}),
                 "TF_FORCE_GPU_ALLOW_GROWTH": "true",
                 "TF_GPU_THREAD_MODE": "gpu_private",
             }
         case "monarch":
-            found |= {MONARCH_HOSTS: ",".join(monarch_hosts(world, port))}
+            variables |= {MONARCH_HOSTS: ",".join(monarch_hosts(world, port))}
         case "ray":
-            found |= {"RAY_HEAD_NODE_IP": hosts[0], "RAY_ADDRESS": _at(first, port)}
-    return found
+            variables |= {
+                "RAY_HEAD_NODE_IP": hosts[0],
+                "RAY_ADDRESS": _host_and_port(first_member, port),
+            }
+    return variables
 
 
 def devices_of(
@@ -89,7 +95,10 @@ def devices_of(
 def monarch_hosts(world: World, port: int) -> list[str]:
     """The addresses of the hosts of a world, as Monarch writes them."""
     ports = world.ports or (port,) * len(world.members)
-    return [f"tcp://{_at(one, own)}" for one, own in zip(world.members, ports, strict=False)]
+    return [
+        f"tcp://{_host_and_port(member, member_port)}"
+        for member, member_port in zip(world.members, ports, strict=False)
+    ]
 
 
 def pool_environ(compute: ComputeSpec, ordinal: int, members: list[Member]) -> dict[str, str]:
@@ -104,15 +113,15 @@ def pool_environ(compute: ComputeSpec, ordinal: int, members: list[Member]) -> d
     }
 
 
-def _at(member: Member, port: int) -> str:
+def _host_and_port(member: Member, port: int) -> str:
     """Host and port, as one text."""
     host = member.host
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def visible_devices(compute: ComputeSpec, environ: Mapping[str, str]) -> list[str]:
-    """The devices of a pod, as far as that is known."""
-    visible = [one for one in environ.get(DEVICES, "").split(",") if one.strip()]
+    """The devices of a pod, as far as they are known."""
+    visible = [device for device in environ.get(DEVICES, "").split(",") if device.strip()]
     if not visible and compute.gpus is not None and compute.gpus.isdecimal():
         visible = [str(number) for number in range(int(compute.gpus))]
     return visible

@@ -1,6 +1,6 @@
 """Which generation a pod serves: a state machine, events in, effects out.
 
-                 ┌───────────── Asked ─────────────┐
+                 ┌────────── Requested ────────────┐
                  ▼                                 │
     idle ──► loading N ── Loaded ──► serving N ────┤
                  │                     │  ▲        │
@@ -9,9 +9,9 @@
                                   Died ▼  │        │
                                  restarting N ─────┘
 
-A generation that fails to load changes nothing: the one before it goes on. A worker that dies is
-replaced by one of the same generation. A newer generation that is asked for supersedes what is
-being loaded.
+A generation that fails to load changes nothing: the generation before it serves on. A worker that
+dies is replaced by a worker of the same generation. A request for a newer generation supersedes the
+generation that is being loaded.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _OfGeneration(msgspec.Struct, frozen=True):
     generation: int
 
 
-class Asked(_OfGeneration, frozen=True):
+class Requested(_OfGeneration, frozen=True):
     """The controller wants this generation."""
 
 
@@ -48,18 +48,18 @@ class Died(_OfGeneration, frozen=True):
 
 
 class Stopped(_OfGeneration, frozen=True):
-    """The served generation was ended to make room: both could not live side by side."""
+    """The worker of the served generation was ended, to make room for the next generation's."""
 
 
 class WorldFormed(_OfGeneration, frozen=True):
-    """The processes of this generation are to be new ones, in a world that was formed anew."""
+    """A new world was formed, for which this generation needs new processes."""
 
 
 class RestartDue(_OfGeneration, frozen=True):
     """The delay before a restart is over."""
 
 
-Event = Asked | Loaded | Failed | Died | Stopped | WorldFormed | RestartDue
+Event = Requested | Loaded | Failed | Died | Stopped | WorldFormed | RestartDue
 
 
 class Load(_OfGeneration, frozen=True):
@@ -71,7 +71,7 @@ class Abandon(_OfGeneration, frozen=True):
 
 
 class Switch(_OfGeneration, frozen=True):
-    """Calls go to the worker that was made last; the one before it is drained."""
+    """Calls go to the latest worker; the worker before it is drained."""
 
 
 class Hold(_OfGeneration, frozen=True):
@@ -83,13 +83,13 @@ class Refuse(_OfGeneration, frozen=True):
 
 
 class Restart(_OfGeneration, frozen=True):
-    """`RestartDue` is to come after so many seconds."""
+    """`RestartDue` is to come after `delay` seconds."""
 
     delay: float
 
 
 class Report(_OfGeneration, frozen=True):
-    """Tell the controller what became of a generation."""
+    """Report the outcome of a generation to the controller."""
 
     serving: int
     is_failure: bool = False
@@ -99,20 +99,25 @@ Effect = Load | Abandon | Switch | Hold | Refuse | Restart | Report
 
 
 class Reconciler:
-    """Decides what a pod does to serve what it is asked to serve."""
+    """Decides how a pod gets to serve the generation that the controller wants."""
 
     def __init__(self) -> None:
+        #: The generation that serves, or served last; 0 before the first one.
         self.serving = 0
+        #: The generation that is being loaded.
         self.loading: int | None = None
+        #: True while a worker of the serving generation lives.
         self.has_worker = False
+        #: How many workers died.
         self.restarts = 0
+        # Restarts since a worker last lived long, or had calls.
         self._attempts = 0
 
     def handle(self, event: Event) -> list[Effect]:
         """The effects of an event, in order."""
         match event:
-            case Asked(generation):
-                return self._asked(generation)
+            case Requested(generation):
+                return self._requested(generation)
             case Loaded(generation):
                 return self._loaded(generation)
             case Failed(generation):
@@ -126,7 +131,7 @@ class Reconciler:
             case RestartDue(generation):
                 return self._restart_due(generation)
 
-    def _asked(self, generation: int) -> list[Effect]:
+    def _requested(self, generation: int) -> list[Effect]:
         if generation == self.loading:
             return []
         effects: list[Effect] = []
@@ -158,7 +163,7 @@ class Reconciler:
         if self.has_worker:
             return effects
         if self.serving not in (0, generation):
-            # The worker of the generation before died meanwhile.
+            # The worker of the serving generation died meanwhile.
             return [*effects, Hold(self.serving), Restart(self.serving, self._next_delay())]
         effects.append(Refuse(generation))
         if self.serving:
@@ -173,7 +178,7 @@ class Reconciler:
         if event.lived >= YOUNG or event.had_calls:
             self._attempts = 0
         if self.loading is not None:
-            # The one that is being made takes its place; if that fails, it is started again.
+            # The worker that is being made takes its place; if that fails, this one is restarted.
             return [Hold(self.loading)]
         return [Hold(event.generation), Restart(event.generation, self._next_delay())]
 

@@ -1,6 +1,6 @@
-"""`kt server start`: the agent in a pod that somebody else made.
+"""`kt server start`: the agent in a pod that Kubetorch did not make.
 
-The runtime has this as `/kubetorch/bin/kt`, where the rest of the command line is not.
+The runtime has this command alone as `/kubetorch/bin/kt`, without the rest of the command line.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def start(options: Options) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`kt server start` where nothing else of the command line is; the exit status."""
+    """Run `kt server start` without the rest of the command line; returns the exit status."""
     parser = argparse.ArgumentParser(prog="kt server start", add_help=False)
     parser.add_argument("server", choices=["server"])
     parser.add_argument("start", choices=["start"])
@@ -29,9 +29,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("-n", "--workload")
     parser.add_argument("-u", "--controller-url")
     parser.add_argument("--help", action="help")
-    found = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        return start(Options(found.workload, found.controller_url, found.host, found.port))
+        return start(Options(options.workload, options.controller_url, options.host, options.port))
     except KubetorchError as error:
         sys.stderr.write(f"{error}\n")
         return 1

@@ -1,9 +1,9 @@
 """The agent's session with the controller: the WebSocket, and the address and token for it.
 
 The session is opened again whenever it breaks, for as long as the agent lives: a pod serves calls
-without a controller too. What the controller must know is kept as state, not as a queue: on each
-connect the agent says what it serves, what the last reload came to, and what it knows of spawned
-calls. So nothing depends on what an earlier connection delivered.
+without a controller too. The agent's reports are state, not a queue: at each connect the agent
+sends the generation that it serves, the outcome of the last reload, and its reports of spawned
+calls. So no report depends on an earlier connection.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from kubetorch.wire.messages import (
 )
 from kubetorch.wire.podenv import PodEnv
 
-#: Seconds between two signs of life, and of a pod whose silence others are to know of at once.
+#: Seconds between two heartbeats; the second for a rank, whose siblings must learn of its end soon.
 HEARTBEAT, RANK_HEARTBEAT = 5.0, 0.5
 #: Least seconds between two reports that the pod became busy or idle.
 EDGE_INTERVAL = 0.2
@@ -45,7 +45,8 @@ EDGE_INTERVAL = 0.2
 DELAYS = (0.1, 2.0)
 #: Seconds until an attempt to connect is given up.
 CONNECT_TIMEOUT = 10.0
-#: The same for its connection alone: packets to a controller that is gone may just be dropped.
+#: Seconds until the TCP connection of an attempt is given up: packets to a lost controller may
+#: be dropped without an answer.
 DIAL_TIMEOUT = 1.5
 #: Seconds that a sibling has to answer.
 PROBE_TIMEOUT = 1.0
@@ -105,12 +106,12 @@ class Session:
         self._endpoint: _SessionEndpoint | None = None
         self._heartbeat = HEARTBEAT
         self._observed: Observed | None = None
-        # What a reload that goes on is doing.
+        # The present stage of a reload that goes on.
         self._stage: StageReport | None = None
-        # Reports by call, and when they were written to a session.
+        # Reports by call, each with the time at which it was written to a session.
         self._reports: dict[str, tuple[CallReport, float | None]] = {}
-        self._edge: asyncio.TimerHandle | None = None
-        # What was reported to the controller last.
+        self._edge_timer: asyncio.TimerHandle | None = None
+        # The activity that was reported to the controller last.
         self._last_edge: _ActivityEdge = (False, 0.0, None, False)
         self._logs_left = 0
         self._probes: set[asyncio.Task[None]] = set()
@@ -139,12 +140,12 @@ class Session:
             self.send(structs.replace(message, text=message.text[:TEXT_CHARACTERS]))
 
     def report_call(self, message: CallReport) -> None:
-        """News of a spawned call; repeated on later sessions until it has certainly arrived."""
+        """Report a spawned call; the report is sent on later sessions too, until it has arrived."""
         is_sent = self.send(message)
         self._reports[message.id] = (message, time.monotonic() if is_sent else None)
 
     def beat(self, interval: float) -> None:
-        """Give signs of life in this interval, from now on."""
+        """Send heartbeats in this interval from now on."""
         is_sooner, self._heartbeat = interval < self._heartbeat, interval
         if is_sooner and self._endpoint is not None:
             self._endpoint.wake()
@@ -171,18 +172,18 @@ class Session:
         self.send(Probed(id=message.id, is_reached=is_reached))
 
     def activity_changed(self) -> None:
-        if self._edge is None and self._endpoint is not None:
+        if self._edge_timer is None and self._endpoint is not None:
             loop = asyncio.get_running_loop()
-            self._edge = loop.call_later(EDGE_INTERVAL, self._send_edge)
+            self._edge_timer = loop.call_later(EDGE_INTERVAL, self._send_edge)
 
     def report_activity(self) -> None:
         """Report at once that the app began or ended, or that the agent stops."""
-        if self._edge is not None:
-            self._edge.cancel()
+        if self._edge_timer is not None:
+            self._edge_timer.cancel()
         self._send_edge()
 
     def _send_edge(self) -> None:
-        self._edge = None
+        self._edge_timer = None
         activity = self.activity()
         # A call that began and ended since then counts as well: its service was used.
         if _activity_edge(activity) != self._last_edge:
@@ -190,7 +191,7 @@ class Session:
             self.send(activity)
 
     def send(self, message: FromAgent) -> bool:
-        """Send a message; whether there is a session."""
+        """Send a message; false without a session."""
         return self._endpoint is not None and self._endpoint.send(message)
 
     def _forget_settled(self) -> None:
@@ -204,18 +205,18 @@ class Session:
     # --------------------------------------------------------------------------------- to run
 
     async def run(self) -> None:
-        """Keep a session until this is cancelled, or there can be none any more."""
-        delays, refusal = _delays(), ""
+        """Keep a session until this is cancelled, or the controller is lost for good."""
+        delays, last_reason = _delays(), ""
         while not self.address.is_lost:
             try:
                 if await self._run_once():
-                    delays, refusal = _delays(), ""
+                    delays, last_reason = _delays(), ""
             except websocket_protocol.UpgradeRefusedError as error:
-                said = error.body[:500].decode("utf-8", "replace")
-                # A pod may wait for days until a service is deployed that it is one of.
-                level = logging.DEBUG if said == refusal else logging.WARNING
-                _log.log(level, "session refused status=%s body=%s", error.status, said)
-                refusal = said
+                reason = error.body[:500].decode("utf-8", "replace")
+                # A pod may wait for days until the service that it belongs to is deployed.
+                level = logging.DEBUG if reason == last_reason else logging.WARNING
+                _log.log(level, "session refused status=%s body=%s", error.status, reason)
+                last_reason = reason
             except (
                 OSError,
                 TimeoutError,
@@ -227,7 +228,7 @@ class Session:
         self.on_abandoned()
 
     async def _run_once(self) -> bool:
-        """One session, from its connect to its end; whether the controller took part in it."""
+        """Run one session to its end; true if the controller sent anything."""
         endpoint = _SessionEndpoint(self._on_text)
         await websocket.connect(
             self.address.url() + routes.SESSIONS,
@@ -265,7 +266,7 @@ class Session:
         message: FromController
         try:
             message = messages.decode(FromController, text)  # type: ignore[arg-type]  # a union
-        except ProtocolError as error:  # a newer controller may say what this agent does not know
+        except ProtocolError as error:  # a newer controller may send unknown messages
             _log.warning("message ignored error=%s", error)
             return
         self.on_message(message)
@@ -278,7 +279,7 @@ class _SessionEndpoint(Endpoint):
         self._woken = asyncio.Event()
         self.is_closed = False
         self.reason = ""
-        #: Whether anything came: a controller that does not know the pod only closes.
+        #: True once a message came: a controller that does not know the pod only closes.
         self.has_received = False
 
     async def wait_closed(self, timeout: float) -> None:

@@ -34,11 +34,11 @@ from kubetorch.wire.pod_commands import (
 
 #: Shells at one time.
 SHELL_LIMIT = 32
-#: Bytes that wait for a shell that does not read; then the client is not read either.
+#: Bytes that may wait for a shell that does not read; beyond, the client is not read either.
 INPUT_WAITING = 256 * 1024
-_PIECE = 64 * 1024
+_PIECE_BYTES = 64 * 1024
 
-#: Makes a terminal that is named in `$1` the one of the session, and runs what follows.
+#: Makes the terminal of `$1` that of the session, and runs the command that follows.
 _ON_TERMINAL = 'cd -- "$0" && exec <"$1" >"$1" 2>&1 && shift && exec "$@"'
 _ON_PIPES = 'cd -- "$0" && exec "$@"'
 
@@ -55,7 +55,7 @@ class Shells:
 
     def __post_init__(self) -> None:
         self._shells: set[Shell] = set()
-        #: The time of the last end of one.
+        #: When the last shell ended (`time.time`).
         self.last = 0.0
 
     @property
@@ -103,10 +103,10 @@ class Shell(Endpoint):
         self._input = -1
         self._waiting = bytearray()
         self._is_input_over = False
-        # Descriptors that are read, and what stands in front of their messages.
+        # Descriptors that are read, and the byte that their messages begin with.
         self._outputs: dict[int, bytes] = {}
         self._exiting: asyncio.Task[None] | None = None
-        self._goodbye: asyncio.TimerHandle | None = None
+        self._close_timer: asyncio.TimerHandle | None = None
 
     # --------------------------------------------------------------------------- the connection
 
@@ -118,7 +118,7 @@ class Shell(Endpoint):
             self._feed(payload)
             return
         try:
-            self._take(messages.decode(FromClient, bytes(payload)))  # type: ignore[arg-type]  # a union
+            self._on_client_message(messages.decode(FromClient, bytes(payload)))  # type: ignore[arg-type]  # a union
         except (ProtocolError, OSError) as error:
             if self._connection is not None:
                 self._connection.close(websocket_protocol.PROTOCOL_ERROR, str(error))
@@ -129,15 +129,15 @@ class Shell(Endpoint):
 
     def on_close(self, reason: str) -> None:  # Endpoint's
         self._connection = None
-        if self._goodbye is not None:
-            self._goodbye.cancel()
+        if self._close_timer is not None:
+            self._close_timer.cancel()
         if self._pid:
             self._signal(signal.SIGHUP)
             self._signal(signal.SIGKILL)
         else:
             self._on_over(self)
 
-    def _take(self, message: FromClient) -> None:
+    def _on_client_message(self, message: FromClient) -> None:
         if isinstance(message, ShellOpen):
             if not self._pid:
                 self._start(message)
@@ -149,13 +149,13 @@ class Shell(Endpoint):
 
     # -------------------------------------------------------------------------------- the shell
 
-    def _start(self, wanted: ShellOpen) -> None:
+    def _start(self, request: ShellOpen) -> None:
         env, folder = {**self._env, MARKER: self._marker.partition("=")[2]}, self._folder
         begin: tuple[str, ...]
-        if wanted.terminal:
+        if request.terminal:
             self._terminal, theirs = os.openpty()
-            self._resize(ShellResize(rows=wanted.rows, columns=wanted.columns))
-            env["TERM"] = wanted.kind
+            self._resize(ShellResize(rows=request.rows, columns=request.columns))
+            env["TERM"] = request.kind
             begin = ("/bin/sh", "-c", _ON_TERMINAL, folder, os.ttyname(theirs))
             standard = {"stdin": theirs, "output": theirs, "errors": theirs}
             self._input = os.dup(self._terminal)
@@ -168,7 +168,7 @@ class Shell(Endpoint):
             standard = {"stdin": stdin, "output": stdout, "errors": stderr}
             self._outputs = {output: OUTPUT, errors: ERRORS}
         try:
-            self._pid = processes.spawn((*begin, *_program(wanted.command)), env, **standard)
+            self._pid = processes.spawn((*begin, *_program(request.command)), env, **standard)
         finally:
             for descriptor in set(standard.values()):
                 os.close(descriptor)
@@ -188,10 +188,10 @@ class Shell(Endpoint):
             self._loop.remove_reader(descriptor)
             return
         try:
-            data = os.read(descriptor, _PIECE)
+            data = os.read(descriptor, _PIECE_BYTES)
         except BlockingIOError:
             return
-        except OSError:  # a terminal that nobody has open any more
+        except OSError:  # a terminal that no process has open any more
             data = b""
         if data:
             self._send(self._outputs[descriptor], data)
@@ -203,21 +203,21 @@ class Shell(Endpoint):
             self._connection.send(kind, data)
 
     def _feed(self, data: bytes | memoryview) -> None:
-        if self._exiting is None:  # else nobody is there to read it
+        if self._exiting is None:  # else the shell has ended
             self._waiting += data
             self._write()
 
     def _write(self) -> None:
-        """Give the shell what waits for it."""
+        """Write the waiting input to the shell."""
         if self._input < 0:
             return
         self._loop.remove_writer(self._input)
         try:
             while self._waiting:
-                del self._waiting[: os.write(self._input, self._waiting[:_PIECE])]
+                del self._waiting[: os.write(self._input, self._waiting[:_PIECE_BYTES])]
         except BlockingIOError:
             self._loop.add_writer(self._input, self._write)
-        except OSError:  # it reads no more
+        except OSError:  # the shell reads no more
             self._waiting.clear()
         if self._connection is not None:
             self._connection.read_on(len(self._waiting) < INPUT_WAITING)
@@ -254,16 +254,18 @@ class Shell(Endpoint):
 
     async def _finish_exit(self) -> None:
         status = processes.exit_status(self._pid)
-        # Twice: what the shell started last may be between two programs, and shows no marker then.
+        # Twice: the shell's last child may be between two programs, and shows no marker then.
         for _ in range(2):
-            left = await asyncio.to_thread(processes.kill_session, self._pid, marker=self._marker)
-            for pid in left:
+            leftover_pids = await asyncio.to_thread(
+                processes.kill_session, self._pid, marker=self._marker
+            )
+            for pid in leftover_pids:
                 process_watch.reap(pid)
         self._close_input()
         for descriptor, kind in self._outputs.items():
             self._loop.remove_reader(descriptor)
             with contextlib.suppress(OSError):
-                while data := os.read(descriptor, _PIECE):
+                while data := os.read(descriptor, _PIECE_BYTES):
                     self._send(kind, data)
             os.close(descriptor)
         self._outputs.clear()
@@ -271,9 +273,9 @@ class Shell(Endpoint):
         if self._connection is not None:
             code = ShellExit(code=exit_code(status))
             self._connection.send(messages.encode(code), opcode=websocket_protocol.TEXT)
-            # The client closes: one that still sends input would see a reset, and not the code.
+            # The client closes: a client that still sends input would see a reset, not the code.
             self._connection.read_on(True)
-            self._goodbye = self._loop.call_later(CLOSE_TIMEOUT, self._connection.close)
+            self._close_timer = self._loop.call_later(CLOSE_TIMEOUT, self._connection.close)
         self._on_over(self)
 
 

@@ -4,24 +4,23 @@
             └── waits ──┬── starts later ───┘
                         └── end (nobody waits for it any more)
 
-A *slot* is a place in a process, or in several at once for a call that runs on all of them; a
-process has as many as the service declares. Calls that wait begin in the order in which they came,
-callers taking turns. A call that several processes are to run takes its slots all at once, or waits
-without any; nothing overtakes it in a process that it waits for.
+A *slot* is the right to run in a process, or in several at once for a call that runs on all of
+them; a process has as many slots as the service declares. Calls that wait begin in the order in
+which they came, callers taking turns. A call that several processes are to run takes its slots all
+at once, or waits without any; no call overtakes it in a process that it waits for.
 
-A slot is held by a *chain*: the call that it was taken for, and calls that descend from that one.
-A descendant runs in the slot as soon as every call that runs there is an ancestor of its own, so a
-process with one slot runs what it would run if the calls were calls of functions, and a chain does
-not wait for itself. Siblings take turns there, or take other slots that are free.
+A slot is held by a *chain*: the call that took the slot, and calls that descend from that call.
+A descendant runs in the slot as soon as every call that runs there is an ancestor of its own: with
+one slot a process runs calls within calls as a program runs functions, and a chain does not wait
+for itself. Siblings take turns there, or take other slots that are free.
 
-A process without a bound runs everything at once. Only where very many calls run in it, those
-that descend from them begin one inside the other: a tree of calls ends before it has used up all
-threads.
+A process without a bound runs all calls at once. Only where very many calls run in it, their
+descendants begin one inside the other: a tree of calls ends before it has used up all threads.
 
 Calls that say how many of their kind may run *beside* one another in a process, such as the items
-of a map, have such a bound of their own: they wait for one another, and nothing else waits for
-them. Those that descend from one of them run in its slot. Of quick ones a process gets a few
-*ahead*, which it runs one after the other.
+of a map, have that bound alone: they wait for one another, and other calls do not wait for them.
+Their descendants run in their slots. Of quick calls a process gets a few *ahead*, which it runs one
+after the other.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ from kubetorch.wire.messages import calls_that_wait
 
 #: Bytes of the arguments of calls that wait for one process.
 MOST_WAITING_BYTES = 1024**3
-#: Calls in a process without a bound from which on descendants begin one inside the other. It
-#: leaves room, below the threads that a process has, for the longest chain that anybody makes.
+#: Calls in a process without a bound from which on descendants begin one inside the other. This
+#: leaves room, below the number of threads of a process, for the longest chain of calls.
 BREADTH = 700
 #: Slots that a call names as those of its ancestors: the nearest ones.
 _MOST_ANCESTORS = 64
@@ -52,12 +51,12 @@ class Ticket(NamedTuple):
 
     Attributes:
         call: Its identity.
-        caller: Whoever takes turns with other callers.
+        caller: The client, which takes turns with other clients.
         ancestors: The slots that its ancestors hold, those of the nearest ancestor last.
         size: Bytes of its arguments.
-        processes: Those that run it, all at the same time; `None` is any one.
-        beside: Calls with the same number here that run side by side in a process; 0 is any.
-        may_be_ahead: A process may have it before its turn, and sees to it itself that it waits.
+        processes: The processes that run it, all at the same time; `None` is any process.
+        beside: How many calls with this same number run side by side in a process; 0 is any number.
+        may_be_ahead: True if a process may have the call before its turn, and lets it wait there.
     """
 
     call: str
@@ -73,8 +72,8 @@ class Start(NamedTuple):
     """A call is to begin now.
 
     Attributes:
-        processes: Where.
-        ancestors: What calls that it makes name as their ancestors.
+        processes: The processes that run it.
+        ancestors: The ancestors of calls that it makes.
     """
 
     call: str
@@ -91,11 +90,11 @@ class Start(NamedTuple):
 class _Slot:
     id: str
     processes: frozenset[int]
-    #: As that of the ticket that it was taken for.
+    #: `beside` of the ticket that took the slot.
     beside: int = 0
     #: The calls that run in it, in the order in which they began.
     running: dict[str, None] = field(default_factory=dict)
-    #: Descendants that wait, by their nearest ancestor that runs here; `None`: that is not known.
+    #: Descendants that wait, by their nearest ancestor that runs in the slot; `None` if unknown.
     waiting: dict[str | None, OrderedDict[str, Ticket]] = field(default_factory=dict)
 
 
@@ -104,7 +103,7 @@ class _Process:
     #: Slots that are taken, and calls that run.
     taken: int = 0
     running: int = 0
-    #: It takes no new calls for the moment.
+    #: True while the process gets no new calls.
     is_paused: bool = False
     #: Calls that were begun one inside the other, since there were so many.
     lane: list[str] = field(default_factory=list)
@@ -132,13 +131,13 @@ class Slots:
         self._processes: dict[int, _Process] = {}
         self._slots: dict[str, _Slot] = {}
         self._running: dict[str, _Run] = {}
-        # Calls that run and have made none that is known here, by the process and how many run
-        # beside them: they get their slots when they do.
-        self._light: dict[str, tuple[int, int]] = {}
+        # Running calls that have made no calls so far, with their process and `beside`: such a call
+        # gets a slot when it makes one.
+        self._without_slot: dict[str, tuple[int, int]] = {}
         self._tickets: OrderedDict[str, Ticket] = OrderedDict()
-        # How many of them are of each kind, by how many may run beside one another.
+        # The number of waiting calls of each kind, by how many may run beside one another.
         self._kinds: Counter[int] = Counter()
-        # The same by caller, whose turn it is first.
+        # The waiting calls by caller; the first caller's turn is next.
         self._line: OrderedDict[str, OrderedDict[str, Ticket]] = OrderedDict()
         self._bytes = 0
 
@@ -146,7 +145,7 @@ class Slots:
 
     @property
     def running(self) -> int:
-        return len(self._running) + len(self._light)
+        return len(self._running) + len(self._without_slot)
 
     @property
     def waiting(self) -> int:
@@ -170,21 +169,21 @@ class Slots:
     # ------------------------------------------------------------------------------------ events
 
     def add(self, process: int) -> list[Start]:
-        """A process takes calls from now on."""
+        """Let a process run calls from now on."""
         self._processes[process] = _Process()
         return self._fill()
 
     def remove(self, process: int) -> None:
-        """A process takes no more calls; those that run in it still have to `end`."""
+        """Remove a process; the calls that run in it still have to `end`."""
         self._processes.pop(process, None)
 
     def resize(self, limit: int | None, most_waiting: int) -> list[Start]:
-        """Processes have so many slots from now on; those that are taken stay so."""
+        """Change the number of slots of processes; slots that are taken stay taken."""
         self.limit, self.most_waiting = limit, most_waiting
         return self._fill()
 
     def pause(self, process: int) -> None:
-        """A process takes no calls until `resume`: it may be about to go."""
+        """Give a process no calls until `resume`: it may be about to end."""
         if process in self._processes:
             self._processes[process].is_paused = True
 
@@ -197,9 +196,9 @@ class Slots:
         return starts + self._fill()
 
     def begin(self, call: str, beside: int = 0, *, may_be_ahead: bool = False) -> int | None:
-        """A call without ancestors wants to run: its process, if it does not have to wait.
+        """Start a call without ancestors; returns its process, or `None` if it has to wait.
 
-        It is `offer` for the many calls that need no more, at a tenth of the price.
+        This is `offer` for most calls, which need no more, at a tenth of the cost.
         """
         if self.limit is not None or (beside and self._tickets):
             return None
@@ -210,18 +209,18 @@ class Slots:
         state.running += 1
         if beside:
             state.beside[beside] += 1
-        self._light[call] = process, beside
+        self._without_slot[call] = process, beside
         return process
 
     def offer(self, ticket: Ticket, *, is_first: bool = False) -> Start | None:
-        """A call wants to run: the start, or it waits, `is_first` before all others of its caller.
+        """Start a call, or let it wait; with `is_first` before all other calls of its caller.
 
         Raises:
-            QueueFullError: It would have to wait, and too many do already.
+            QueueFullError: The call would have to wait, and too many calls wait already.
         """
         if len(ticket.ancestors) > _MOST_ANCESTORS:
             ticket = ticket._replace(ancestors=ticket.ancestors[-_MOST_ANCESTORS:])
-        # Who came before is not overtaken, but in the slots of one's ancestors.
+        # Calls that came before are not overtaken, but in the slots of the call's ancestors.
         is_bound = self.limit is not None or ticket.beside > 0
         must_enter = is_bound and bool(self._tickets) and not is_first
         start = self._start(ticket, must_enter=must_enter)
@@ -231,14 +230,14 @@ class Slots:
                 self._tickets.move_to_end(ticket.call, last=False)
                 self._line[ticket.caller].move_to_end(ticket.call, last=False)
             is_mixed = self.limit is not None or len(self._kinds) > 1
-            if must_enter and is_mixed and any(first.beside for first in self._first()):
-                # Those before it may wait for others of their kind alone, and it for none.
+            if must_enter and is_mixed and any(first.beside for first in self._oldest_tickets()):
+                # The calls before it may wait for their kind alone, and this call for none.
                 start = next(iter(self._fill()), None)
         return start
 
     def end(self, call: str) -> list[Start]:
-        """A call has ended, or is not to begin any more."""
-        light = self._light.pop(call, None)
+        """End a call, which may still wait."""
+        light = self._without_slot.pop(call, None)
         if light is not None:
             process, beside = light
             state = self._processes.get(process)
@@ -265,7 +264,7 @@ class Slots:
         return starts + self._fill()
 
     def clear(self) -> list[str]:
-        """Nothing waits any more; the calls that did, in the order in which they came."""
+        """Remove all waiting calls; returns them in the order in which they came."""
         calls = list(self._tickets)
         for call in calls:
             self._forget(call)
@@ -291,11 +290,11 @@ class Slots:
         self._bytes += ticket.size
         self._line.setdefault(ticket.caller, OrderedDict())[ticket.call] = ticket
         if self.limit is not None or ticket.beside:
-            for slot, parent in self._held(ticket):
+            for slot, parent in self._slots_of_ancestors(ticket):
                 slot.waiting.setdefault(parent, OrderedDict())[ticket.call] = ticket
 
     def _forget(self, call: str) -> None:
-        """A call waits no more."""
+        """Remove a call from the waiting ones."""
         ticket = self._tickets.pop(call)
         self._kinds[ticket.beside] -= 1
         if not self._kinds[ticket.beside]:
@@ -305,16 +304,16 @@ class Slots:
         del line[call]
         if not line:
             del self._line[ticket.caller]
-        for slot, _ in self._held(ticket):
+        for slot, _ in self._slots_of_ancestors(ticket):
             for children in slot.waiting.values():
                 children.pop(call, None)
 
-    def _first(self) -> Iterator[Ticket]:
-        """Of each caller the call that has waited longest."""
+    def _oldest_tickets(self) -> Iterator[Ticket]:
+        """The call of each caller that has waited longest."""
         return (next(iter(line.values())) for line in self._line.values())
 
     def _in_order(self) -> Iterator[Ticket]:
-        """What waits, callers taking turns; to be used up before anything changes."""
+        """The waiting calls, callers taking turns; to be used up before a call starts or ends."""
         lines = [iter(line.values()) for line in self._line.values()]
         while lines:
             for line in tuple(lines):
@@ -336,7 +335,7 @@ class Slots:
     # ---------------------------------------------------------------------------------- starting
 
     def _fill(self) -> list[Start]:
-        """Start what waits, in its order, as far as there are slots."""
+        """Start waiting calls, in their order, as far as there are slots."""
         starts: list[Start] = []
         while self._tickets:
             if self.limit is None:
@@ -367,7 +366,7 @@ class Slots:
         return None
 
     def _next_nested(self) -> tuple[Ticket, Start] | None:
-        """Of calls that wait since very many run, the one that came last ends soonest."""
+        """Start the latest of the calls that wait since very many run: it ends soonest."""
         for ticket in reversed(self._tickets.values()) if self._kinds[0] else ():
             start = None if ticket.beside else self._start(ticket)
             if start is not None:
@@ -375,7 +374,7 @@ class Slots:
         return None
 
     def _next_of_kind(self) -> tuple[Ticket, Start] | None:
-        """Of calls that wait for others of their kind, the one whose turn it is."""
+        """Start the next of the calls that wait for others of their kind."""
         is_blocked: set[int] = set()
         for ticket in self._in_order():
             if not ticket.beside or ticket.beside in is_blocked:
@@ -402,13 +401,15 @@ class Slots:
         return []
 
     def _start(self, ticket: Ticket, *, must_enter: bool = False) -> Start | None:
-        """Begin a call if it may begin now; `must_enter`: not ahead of those that wait."""
-        held = list(self._held(ticket)) if ticket.ancestors else []
+        """Begin a call if it may begin now; `must_enter`: not before calls that wait."""
+        ancestor_slots = list(self._slots_of_ancestors(ticket)) if ticket.ancestors else []
         if ticket.processes is not None:
-            return self._start_on_all(ticket, ticket.processes, held, must_enter=must_enter)
+            return self._start_on_all(
+                ticket, ticket.processes, ancestor_slots, must_enter=must_enter
+            )
         if self.limit is None and not ticket.beside:
-            return self._start_unbounded(ticket, held)
-        for slot, parent in held:
+            return self._start_unbounded(ticket, ancestor_slots)
+        for slot, parent in ancestor_slots:
             is_right = self.limit is not None or slot.beside == ticket.beside
             if is_right and self._may_enter(slot, parent):
                 return self._begin(ticket, (slot,), frozenset())
@@ -416,20 +417,24 @@ class Slots:
         process = None if must_enter else self._least_busy(ticket.beside, ahead)
         return None if process is None else self._begin(ticket, (), frozenset((process,)))
 
-    def _start_unbounded(self, ticket: Ticket, held: Sequence[_Held]) -> Start | None:
+    def _start_unbounded(
+        self, ticket: Ticket, ancestor_slots: Sequence[_AncestorSlot]
+    ) -> Start | None:
         process = self._least_busy()
         if process is None:
             return None
-        if held and self._processes[process].running >= BREADTH:
-            return self._start_in_lane(ticket, held)
-        for slot, _ in held:
+        if ancestor_slots and self._processes[process].running >= BREADTH:
+            return self._start_in_lane(ticket, ancestor_slots)
+        for slot, _ in ancestor_slots:
             if process in slot.processes:
                 return self._begin(ticket, (slot,), frozenset())
         return self._begin(ticket, (), frozenset((process,)))
 
-    def _start_in_lane(self, ticket: Ticket, held: Sequence[_Held]) -> Start | None:
-        """Begin a descendant although very many calls run: inside the last that began so."""
-        for slot, parent in held:
+    def _start_in_lane(
+        self, ticket: Ticket, ancestor_slots: Sequence[_AncestorSlot]
+    ) -> Start | None:
+        """Begin a descendant although very many calls run: inside the last one in the lane."""
+        for slot, parent in ancestor_slots:
             for process in slot.processes & self._processes.keys():
                 state = self._processes[process]
                 if not state.is_paused and (not state.lane or state.lane[-1] == parent):
@@ -441,13 +446,13 @@ class Slots:
         self,
         ticket: Ticket,
         processes: frozenset[int],
-        held: Sequence[_Held],
+        ancestor_slots: Sequence[_AncestorSlot],
         *,
         must_enter: bool,
     ) -> Start | None:
         entered = []
         rest = processes
-        for slot, parent in held:
+        for slot, parent in ancestor_slots:
             if not slot.processes & rest:
                 continue
             if self.limit is not None and not self._may_enter(slot, parent):
@@ -456,14 +461,14 @@ class Slots:
             rest -= slot.processes
         if not all(map(self._is_free, rest)):
             return None
-        # A descendant that needs further processes does not wait for those in line: they may wait
+        # A descendant that needs further processes does not wait for calls in line: these may wait
         # for the slot that its ancestor holds.
         if rest and must_enter and not entered and rest & self._reserved():
             return None
         return self._begin(ticket, tuple(entered), rest)
 
-    def _held(self, ticket: Ticket) -> Iterator[_Held]:
-        """The slots of its ancestors here, the nearest first, and who of them runs in it."""
+    def _slots_of_ancestors(self, ticket: Ticket) -> Iterator[_AncestorSlot]:
+        """The slots of a call's ancestors, the nearest first, each with the ancestor in it."""
         for slot_id, call in reversed(ticket.ancestors):
             slot = self._slots.get(slot_id) or self._slot_of(slot_id)
             if slot is not None:
@@ -471,7 +476,7 @@ class Slots:
 
     def _slot_of(self, call: str) -> _Slot | None:
         """The slot of a call that `begin` has let run without one."""
-        light = self._light.pop(call, None)
+        light = self._without_slot.pop(call, None)
         if light is None:
             return None
         process, beside = light
@@ -487,7 +492,7 @@ class Slots:
         """True if all calls in a slot are ancestors of a call that `parent` made."""
         if any(map(self._is_paused, slot.processes)):
             return False
-        # The call that the slot was taken for is an ancestor, whoever is nearer and has ended.
+        # The call that took the slot is an ancestor, even if nearer ones have ended.
         return next(reversed(slot.running)) == (parent or slot.id)
 
     def _is_paused(self, process: int) -> bool:
@@ -552,4 +557,4 @@ class Slots:
 
 
 #: A slot of an ancestor, and the nearest ancestor that runs in it, if it does.
-_Held = tuple[_Slot, str | None]
+_AncestorSlot = tuple[_Slot, str | None]

@@ -1,8 +1,8 @@
-"""`python -m kubetorch.pod.spare`: an agent that is told later which pod it is.
+"""`python -m kubetorch.pod.spare`: a spare agent, which becomes the agent of a pod later.
 
-It goes into a mount namespace, forks a zygote, imports all that an agent needs, and waits on its
-standard input for one line of JSON with `environment`, which is added to its own, and `log`, the
-file that its output goes to. Without a line it ends.
+The process enters a mount namespace, forks a zygote, imports the modules of an agent, and waits on
+its standard input for one line of JSON: `environment`, variables that are added to its own, and
+`log`, the file that its output goes to. Without a line the process ends.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from kubetorch.pod.worker_process import zygotes
 
 
 def wait() -> int:
-    """Become the agent of a pod, or end; the exit status."""
-    # A tenth of the time of the imports; the agent turns it on again.
+    """Become the agent of a pod, or end; returns the exit status."""
+    # Garbage collection costs a tenth of the imports' time; the agent turns it on again.
     gc.disable()
     refusal = mounts.separate()
     try:
         zygote = zygotes.fork_zygote()
     except OSError:
-        zygote = None  # the agent will start its own, and meet the error
+        zygote = None  # the agent will start a zygote itself, and meet the error
     from kubetorch.pod.agent import main  # noqa: PLC0415  # only now: see above
 
     line = sys.stdin.buffer.readline()

@@ -5,11 +5,11 @@
 A stream belongs to the client, not to a connection: when one breaks, what was sent and not
 acknowledged is sent again on the next (`kubetorch.wire.frames`), and calls go on meanwhile.
 
-What a call sends keeps its order: once something waits, everything after it waits behind it. It
-waits for the connection (congested, or broken and not back yet) or for the client's credit. What
-waits for a slow reader is bounded: a generator is granted more values only when its values were
-sent, lines beyond the client's window are dropped and counted, and of reports of progress the last
-stays.
+The frames of a call keep their order: once a frame waits, all later frames wait behind it. A frame
+waits for the connection (congested, or broken and not back yet) or for the client's credit. The
+memory for a slow reader is bounded: a generator is granted more values only when its values were
+sent, lines beyond the client's window are dropped and counted, and the last report of progress
+replaces earlier ones.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _FROM_CLIENT = frozenset(map(int, (Kind.OPEN, Kind.CANCEL, Kind.CREDIT, Kind.ACK
 
 @dataclass
 class _QueuedFrame:
-    """Something that waits to be sent: a frame, and a payload after it or in it."""
+    """A frame that waits to be sent, with a payload after it or in it."""
 
     head: bytes
     payload: Payload | None = None
@@ -89,24 +89,24 @@ class StreamedCall:
         self._is_queued = False
         self._dropped = 0
         self._granted = 0
-        # Arguments that are on their way.
+        # The memory of arguments that come in, and its bytes so far.
         self._memory: Payload | None = None
         self._filled = 0
-        self._taken = 0
+        self._uncredited_bytes = 0
         self.number = number
         self.identity = stream.client
         self.call: Call | None = None
-        #: Whether the client wants BEGUN, and QUEUED before it.
+        #: True if the client wants BEGUN, and if it wants QUEUED before it.
         self.wants_queue_news = self.wants_queued = False
         self._is_begun = False
 
     # ------------------------------------------------------------------------------- arguments
 
     def receive_into(self, memory: Payload) -> None:
-        """Arguments follow in DATA frames."""
+        """Receive the arguments, which follow in DATA frames, into memory."""
         self._memory = memory
 
-    def place(self, size: int) -> memoryview | None:
+    def next_memory(self, size: int) -> memoryview | None:
         """The memory for the next `size` bytes of arguments; `None` if the call has ended."""
         if self._memory is None:
             return None
@@ -115,8 +115,8 @@ class StreamedCall:
             raise ProtocolError(f"call {self.number} gets other arguments than its OPEN announced")
         return view
 
-    def placed(self, size: int) -> int:
-        """So many bytes are where they belong; returns the credit to give."""
+    def on_filled(self, size: int) -> int:
+        """Count bytes of arguments that have come in; returns the credit for the client."""
         memory = self._memory
         if memory is None:
             return 0
@@ -125,24 +125,24 @@ class StreamedCall:
             self._memory = None
             self.begin(memory)
             return 0
-        self._taken += size
-        if self._taken < CREDIT_BYTES:
+        self._uncredited_bytes += size
+        if self._uncredited_bytes < CREDIT_BYTES:
             return 0
-        taken, self._taken = self._taken, 0
-        return taken
+        credit, self._uncredited_bytes = self._uncredited_bytes, 0
+        return credit
 
     def begin(self, arguments: Payload) -> None:
-        """All arguments are there."""
+        """Begin the call, whose arguments are complete."""
         call = self.call
         if call is not None:
             call.begin(arguments)
             if call.is_recorded and call.request.confirm:
                 self.confirm()
             if self.call is not None:
-                self.say_origin(call.other_origin)
+                self.report_origin(call.other_origin)
 
     def confirm(self) -> None:
-        """Say that the call is on disk."""
+        """Report to the client that the call is on disk."""
         self._send(frames.encode(Kind.ACCEPTED, self.number))
 
     def stop_receiving(self) -> None:
@@ -170,8 +170,8 @@ class StreamedCall:
             return
         pod = line.pod or self._pod_name
         meta = frames.Log(line.text, pod, line.source, line.level, line.time, line.rank)
-        # Once lines are dropped they are until there is room for many: a gap here and there would
-        # be harder to read than one.
+        # Once a line is dropped, the next ones are too until there is room for many: many small
+        # gaps would be harder to read than a large one.
         reserve = LOG_RESERVE + _LOG_ROOM if self._dropped else LOG_RESERVE
         frame = frames.encode(Kind.LOG, self.number, meta)
         if self._credit - (len(frame) - frames.HEADER_BYTES) < reserve:
@@ -184,12 +184,12 @@ class StreamedCall:
         meta = frames.Log(notice, self._pod_name, "logger", "WARNING", time.time(), None, instance)
         self._send_line(frames.encode(Kind.LOG, self.number, meta))
 
-    def say_origin(self, found: Origin | None) -> None:
-        """Say whose code runs, if it is not what the caller means."""
-        if found is None:
+    def report_origin(self, origin: Origin | None) -> None:
+        """Report the origin of the code that runs, if the caller means other code."""
+        if origin is None:
             return
-        text = f"now runs {found}, which is not what this program deployed or found"
-        meta = frames.Log(text, self._pod_name, time=time.time(), origin=found.key)
+        text = f"now runs {origin}, which is not what this program deployed or found"
+        meta = frames.Log(text, self._pod_name, time=time.time(), origin=origin.key)
         self._send_line(frames.encode(Kind.LOG, self.number, meta))
 
     def on_progress(self, report: frames.Progress) -> None:  # Caller's
@@ -239,7 +239,7 @@ class StreamedCall:
             self._take_turn()
 
     def send_next(self) -> bool:
-        """Send one frame of what waits; whether there may be more to send."""
+        """Send one waiting frame; true if more may be sent."""
         item = self._queue[0]
         piece: Buffer
         if item.payload is None:
@@ -256,7 +256,7 @@ class StreamedCall:
                 return False
             self._credit -= len(piece)
             if item.sent + len(piece) == len(view):
-                # It is kept until it is acknowledged: it must not keep all the others.
+                # A copy is kept until it is acknowledged: a view would keep the whole value.
                 piece = bytes(piece)
             if item.head:
                 self._stream.send(item.head + piece)
@@ -351,13 +351,13 @@ class ClientStream(Endpoint):
         self._outbox = Outbox()
         self._inbox = Inbox()
         self._streamed: dict[int, StreamedCall] = {}
-        # Numbers of calls that were opened elsewhere: others may have left them.
+        # Numbers of calls that were opened by other clients, which may have left them.
         self._attached: set[int] = set()
-        # Whether its connection is its first: later ones lead past Knative's queue-proxy.
+        # True on the client's first connection: later ones lead past Knative's queue-proxy.
         self._is_first = True
-        # Calls with something to send, in turn.
+        # Calls with frames to send, in turn.
         self._ready: deque[StreamedCall] = deque()
-        # Frames that the client says it has, on a connection that is being opened.
+        # The number of frames that the client has, on a connection that is being opened.
         self._resume_at: int | None = None
         self._linger: asyncio.TimerHandle | None = None
         self._is_over = False
@@ -365,7 +365,7 @@ class ClientStream(Endpoint):
     # ----------------------------------------------------------------------- the registry
 
     def expect(self, resume_at: int | None) -> None:
-        """A connection is about to be opened."""
+        """Prepare for a connection that is about to be opened."""
         if resume_at is not None:
             self._outbox.after(resume_at)
         self._resume_at = resume_at
@@ -375,12 +375,12 @@ class ClientStream(Endpoint):
         self._wait_for_client()
 
     def go_away(self, reason: str) -> None:
-        """Say that no more calls are taken; those that run go on."""
+        """Tell the client that no more calls are accepted; running calls go on."""
         if self._connection is not None:
             self._connection.send(frames.encode(Kind.GOAWAY, 0, frames.Goaway(reason)))
 
     def end(self, code: int = websocket_protocol.GOING_AWAY, reason: str = "") -> None:
-        """The client is gone for good, or is to be: its calls are cancelled."""
+        """End the stream, and cancel its calls: the client is gone for good, or is sent away."""
         if self._is_over:
             return
         self._is_over = True
@@ -400,8 +400,10 @@ class ClientStream(Endpoint):
         """The calls that Knative's queue-proxy counts: it sees the first connection alone."""
         if self._connection is None or not self._is_first:
             return set()
-        found = self._streamed.items()
-        return {r.call for n, r in found if r.call is not None and n not in self._attached}
+        calls_by_number = self._streamed.items()
+        return {
+            r.call for n, r in calls_by_number if r.call is not None and n not in self._attached
+        }
 
     def open_calls(self) -> set[Call]:
         return {streamed.call for streamed in self._streamed.values() if streamed.call is not None}
@@ -439,11 +441,11 @@ class ClientStream(Endpoint):
         if connection.close_code is None:
             self._wait_for_client()
         else:
-            # It said goodbye, or something that made no sense.
+            # The client has closed the stream, or broken the protocol.
             self.end()
 
     def _wait_for_client(self) -> None:
-        """There is no connection: the client is gone if it opens none in time."""
+        """End the stream if the client opens no connection in time."""
         self._connection = None
         if self._linger is not None:
             self._linger.cancel()
@@ -468,7 +470,7 @@ class ClientStream(Endpoint):
         if kind != Kind.DATA or meta_length or streamed is None:
             return None
         try:
-            return streamed.place(length - len(head))
+            return streamed.next_memory(length - len(head))
         except ProtocolError as error:
             self._break(error)
             return None
@@ -481,13 +483,13 @@ class ClientStream(Endpoint):
             if kind != _DATA:
                 self._on_frame(kind, number, rest[:meta_length], rest[meta_length:])
             else:
-                self._placed(number, len(rest))
+                self._on_filled(number, len(rest))
             self._count(kind, len(head) + len(rest))
         except ProtocolError as error:
             self._break(error)
 
     def _break(self, error: ProtocolError) -> None:
-        """The client does not speak the protocol: nothing that it says makes sense any more."""
+        """End the stream of a client that breaks the protocol."""
         self.end(websocket_protocol.PROTOCOL_ERROR, error.message)
 
     # -------------------------------------------------------------------------------- frames in
@@ -502,10 +504,10 @@ class ClientStream(Endpoint):
     def _on_frame(self, kind: int, number: int, meta: memoryview, payload: memoryview) -> None:
         if kind == _DATA:
             streamed = self._streamed.get(number)
-            place = streamed.place(len(payload)) if streamed is not None else None
-            if place is not None:
-                place[:] = payload
-                self._placed(number, len(payload))
+            view = streamed.next_memory(len(payload)) if streamed is not None else None
+            if view is not None:
+                view[:] = payload
+                self._on_filled(number, len(payload))
             return
         if kind not in _FROM_CLIENT:
             raise ProtocolError(f"a client may not send a frame of kind {kind}")
@@ -537,7 +539,7 @@ class ClientStream(Endpoint):
         streamed = self._new_call(number, request.log_level if request.stream_logs else None)
         streamed.wants_queue_news = request.queue_news
         streamed.wants_queued = request.queue_news and not request.is_item
-        earlier = self.calls.repeated(request)
+        earlier = self.calls.find_earlier(request)
         try:
             if earlier is not None:
                 if request.detached:
@@ -548,10 +550,10 @@ class ClientStream(Endpoint):
                 return
             streamed.call = call = self.calls.open(request, streamed)
         except KubetorchError as error:
-            # Of one that cannot be joined something runs: to send it again would not help.
+            # An earlier call that cannot be joined runs: to send the call again would not help.
             started = isinstance(earlier, Call)
-            if not request.detached:  # whoever spawns takes a line for the begin of the call
-                streamed.say_origin(self.calls.other_origin(request))
+            if not request.detached:  # a spawning client takes a line for the begin of the call
+                streamed.report_origin(self.calls.other_origin(request))
             streamed.on_failure(self.calls.describe(error, started=started).to_json())
             return
         if is_inline:
@@ -567,20 +569,20 @@ class ClientStream(Endpoint):
         streamed = self._new_call(number, "debug" if meta.stream_logs else None)
         self._attached.add(number)
         try:
-            found: Call | Outcome | None
+            earlier: Call | Outcome | None
             if meta.serialization == "pickle":
-                found = self.calls.kept_value(meta.id)
+                earlier = self.calls.kept_value(meta.id)
             else:
-                found = self.calls.find(meta.id)
-            if found is None:
+                earlier = self.calls.find(meta.id)
+            if earlier is None:
                 raise ResultExpiredError(f"pod {self.pod_name} knows no call {meta.id}")
-            streamed.call = join(found, streamed)
+            streamed.call = join(earlier, streamed)
         except KubetorchError as error:
             streamed.on_failure(self.calls.describe(error, started=True).to_json())
 
-    def _placed(self, number: int, size: int) -> None:
+    def _on_filled(self, number: int, size: int) -> None:
         streamed = self._streamed.get(number)
-        credit = streamed.placed(size) if streamed is not None else 0
+        credit = streamed.on_filled(size) if streamed is not None else 0
         if credit:
             self.send(frames.encode(Kind.CREDIT, number, frames.Credit(credit)))
 
@@ -609,18 +611,18 @@ class ClientStream(Endpoint):
             self._connection.send(*parts)
 
     def queue(self, streamed: StreamedCall) -> None:
-        """Let a call that has something to send take its turn."""
+        """Let a call that has frames to send take its turn."""
         self._ready.append(streamed)
         if len(self._ready) == 1:
             self._pump()
 
     def forget(self, streamed: StreamedCall) -> None:
-        """Nothing comes from this call any more."""
+        """Forget a call that has ended."""
         self._streamed.pop(streamed.number, None)
         self._attached.discard(streamed.number)
 
     def _pump(self) -> None:
-        """Send what waits, one frame of each call in turn, as long as the client reads."""
+        """Send waiting frames, one of each call in turn, as long as the client reads."""
         ready = self._ready
         while ready:
             if not self.can_send:
@@ -663,23 +665,23 @@ class Streams:
             raise refused(error, self.pod_name) from error
 
     def has_unseen_call(self) -> bool:
-        """True if there is a call that no client's first connection stands for.
+        """True if there is a call without a request that Knative counts.
 
-        One that was made by `POST` has its request.
+        A client's first connection counts for its calls, and a `POST` for its call.
         """
         streams = list(self._streams.values())
         counted = {call for stream in streams for call in stream.counted_calls()}
-        others = {call for stream in streams for call in stream.open_calls()}
-        return not counted.issuperset(others | self.calls.detached())
+        open_calls = {call for stream in streams for call in stream.open_calls()}
+        return not counted.issuperset(open_calls | self.calls.detached())
 
     def go_away(self, reason: str) -> None:
-        """Take no new clients, and send the present ones elsewhere."""
+        """Accept no new clients, and send the present ones to other pods."""
         self._draining = reason
         for stream in self._streams.values():
             stream.go_away(reason)
 
     def _identify(self, headers: Mapping[str, str]) -> tuple[str, int | None]:
-        """The client, and how many frames it has of what this incarnation sent to it."""
+        """The client, and how many frames of this incarnation it has received."""
         client = headers.get(routes.CLIENT.lower(), "")
         if not _NAME.fullmatch(client):
             raise ProtocolError(f"{routes.CLIENT} is {client[:80]!r}; it must name the client")
@@ -692,15 +694,15 @@ class Streams:
         return client, int(match[2]) if match[1] == self.incarnation else None
 
     def _stream(self, client: str, resume_at: int | None) -> ClientStream:
-        known = self._streams.get(client)
-        if known is not None:
+        present_stream = self._streams.get(client)
+        if present_stream is not None:
             try:
                 if resume_at is not None:
-                    known.expect(resume_at)
-                    return known
+                    present_stream.expect(resume_at)
+                    return present_stream
             except ProtocolError:  # it lacks frames that are gone: it starts from scratch
                 pass
-            known.end()
+            present_stream.end()
         if self._draining is not None:
             raise CallRefusedError(
                 f"pod {self.pod_name} is being stopped: {self._draining}",

@@ -1,7 +1,7 @@
 """The owner of a pod's workers: carries out what `kubetorch.pod.reload` decides.
 
-Supervisor ── GenerationLoader ──┬── ProjectCode            the project: blobs, slots, what the
-                                 │                          working directory shows of it
+Supervisor ── GenerationLoader ──┬── ProjectCode            the project: blobs, slots, its files in
+                                 │                          the working directory
                                  ├── Images                 the steps of the image
                                  ├── WorkerHost or AppHost  a worker, one for each rank, or an app
                                  └── framework_nodes        the node of Ray or Monarch beside ranks
@@ -60,12 +60,12 @@ PRUNE_DELAY = 10.0
 #: Seconds that calls of an older generation may go on after a reload.
 DRAIN_GRACE = 3600.0
 #: Seconds in which pods that have not reloaded yet may call ranks of the generation before.
-LATE = 1.0
+LATE_CALL_SECONDS = 1.0
 #: Older generations that may still have calls; with one more, the oldest is ended.
 DRAINING_LIMIT = 2
 
-#: How many of many names a warning has.
-_NAMED = 5
+#: How many names a warning lists.
+_SHOWN_NAMES = 5
 
 _log = logging.getLogger(__name__)
 
@@ -75,14 +75,14 @@ class ProjectCode:
 
     def __init__(self, root: Path, working_dir: Path, store: BlobStore, blobs: Transfers) -> None:
         self._slots = CodeSlots(root / "code")
-        # What hides entries of the project in the working directory, as far as was reported.
-        self._taken: list[str] = []
+        # Entries of the working directory that hide the project's, as far as they were reported.
+        self._hidden_entries: list[str] = []
         self._working_dir = working_dir
         self._store = store
         self._blobs = blobs
 
     async def fetch(self, spec: WorkloadSpec, on_wait: Callable[[str], object]) -> str | None:
-        """Have everything that a generation consists of; its constructor's arguments."""
+        """Fetch all blobs of a generation; returns the arguments of its constructor."""
         arguments = [] if spec.init_args is None else [spec.init_args]
         await self._blobs.fetch([*spec.trees, *arguments], on_wait)
         for digest in spec.trees:
@@ -93,7 +93,7 @@ class ProjectCode:
         return (await asyncio.to_thread(self._store.read, spec.init_args)).decode()
 
     def hurry(self) -> None:
-        """A deploy may have brought what the controller did not have."""
+        """Fetch again at once: a deploy may have brought blobs that the controller did not have."""
         self._blobs.hurry()
 
     async def materialise(self, spec: WorkloadSpec) -> Slot | None:
@@ -111,7 +111,7 @@ class ProjectCode:
         try:
             return await asyncio.shield(update)
         except asyncio.CancelledError:
-            # The thread goes on, and holds a slot that nobody will use.
+            # The thread goes on, and holds a slot that no worker will use.
             update.add_done_callback(self._release_unused)
             raise
 
@@ -120,30 +120,35 @@ class ProjectCode:
             self._slots.release(slot)
 
     async def show(self, slot: Slot | None) -> str:
-        """Let the project be seen in the working directory; what the user should know of that."""
+        """Show the project in the working directory; returns a warning for the user, or ""."""
         if slot is None:
             return ""
         try:
-            taken = await asyncio.to_thread(self._slots.show, slot, self._working_dir)
+            hidden_entries = await asyncio.to_thread(self._slots.show, slot, self._working_dir)
         except DataStoreError as error:
             return f"relative paths do not find the project: {error.message}"
-        is_new, self._taken = taken != self._taken, taken
-        if not (taken and is_new):
+        is_new, self._hidden_entries = hidden_entries != self._hidden_entries, hidden_entries
+        if not (hidden_entries and is_new):
             return ""
-        more = f" and {len(taken) - _NAMED} more" if len(taken) > _NAMED else ""
+        more = (
+            f" and {len(hidden_entries) - _SHOWN_NAMES} more"
+            if len(hidden_entries) > _SHOWN_NAMES
+            else ""
+        )
+        names = ", ".join(hidden_entries[:_SHOWN_NAMES])
         return (
-            f"the working directory {self._working_dir} has {', '.join(taken[:_NAMED])}{more} of "
-            "its own: relative paths find these, and not those of the project"
+            f"the working directory {self._working_dir} has {names}{more} of its own: "
+            "relative paths find these, and not those of the project"
         )
 
-    def shown(self, slot: Slot | None, path: str) -> str:
-        """The place of a path in the working directory, which is the same in every pod."""
+    def visible_path(self, slot: Slot | None, path: str) -> str:
+        """The path of a project's file in the working directory, which is the same in every pod."""
         if slot is None or not Path(path).is_relative_to(slot.path):
             return path
         return str(self._working_dir / slot.path.name / Path(path).relative_to(slot.path))
 
     def prune(self, keep: Iterable[WorkloadSpec]) -> None:
-        """Forget the blobs of all other generations."""
+        """Delete the blobs of all other generations."""
         needed: set[str] = set()
         for spec in keep:
             needed.update(spec.trees if spec.init_args is None else (*spec.trees, spec.init_args))
@@ -165,7 +170,7 @@ class ProjectCode:
 
 @dataclass
 class Serving:
-    """A loaded worker or an app that runs, and what it lives in."""
+    """A loaded worker or a running app, with its code slot and its framework's node."""
 
     process: Worker | WorkerPool | RankGroup | AppProcess
     spec: WorkloadSpec
@@ -198,24 +203,24 @@ class GenerationLoader:
     on_line: Callable[[Line, int], None]
 
     def __post_init__(self) -> None:
-        # Held while blobs are brought in, used, or deleted.
-        self._storing = asyncio.Lock()
+        # Held while blobs are fetched, used, or deleted.
+        self._store_lock = asyncio.Lock()
         self._pruning: asyncio.Task[None] | None = None
-        #: What the latest generation starts with.
+        #: The interpreter and the environment of the latest generation.
         self.prepared: Prepared | None = None
-        #: The world that the processes which are being started belong to.
-        self.joined: World | None = None
-        # The node of processes that ended by themselves, and the epoch of its world.
-        self._kept: tuple[Node, int] | None = None
+        #: The world of the processes that are being started.
+        self.joining_world: World | None = None
+        # The node that outlived its processes, and the epoch of its world.
+        self._lasting_node: tuple[Node, int] | None = None
         self._ending: set[asyncio.Task[None]] = set()
-        # Before any step of an image could install it.
+        # Checked before any step of an image could install Ray.
         self._lacks_ray = framework_nodes.lacks_ray(self.environ)
 
     async def load_worker(self, generation: int, spec: WorkloadSpec, *, is_first: bool) -> Serving:
         loop = asyncio.get_running_loop()
         preparing: asyncio.Task[Prepared] | None = None
         slot: Slot | None = None
-        self.joined = None
+        self.joining_world = None
         distribution = spec.compute.distribution
         if _needs_operator(spec) and self._lacks_ray:
             raise ResourceNotAvailableError(
@@ -229,7 +234,7 @@ class GenerationLoader:
             slot, init_args = await self._fetch_code(generation, spec)
             if preparing is None:  # steps find the project as it will be
                 preparing = loop.create_task(self._prewarm(generation, spec, is_first=is_first))
-            wanted = environment.worker_spec(
+            worker_spec = environment.worker_spec(
                 generation,
                 spec,
                 pod=self.pod,
@@ -240,11 +245,11 @@ class GenerationLoader:
             process: Worker | WorkerPool | RankGroup
             node = None
             if distribution is None:
-                await self._kept_node()
-                wanted = replace(wanted, own_env=self._pool_environ(spec))
-                process = await self._start_processes(wanted, spec)
+                await self._reuse_node()
+                worker_spec = replace(worker_spec, own_env=self._pool_environ(spec))
+                process = await self._start_processes(worker_spec, spec)
             else:
-                process, node = await self._start_ranks(wanted, spec, slot)
+                process, node = await self._start_ranks(worker_spec, spec, slot)
         except BaseException:
             if preparing is not None:
                 preparing.cancel()
@@ -252,29 +257,35 @@ class GenerationLoader:
             raise
         return Serving(process, spec, slot, time.monotonic(), node)
 
-    async def _start_processes(self, wanted: WorkerSpec, spec: WorkloadSpec) -> Worker | WorkerPool:
+    async def _start_processes(
+        self, worker_spec: WorkerSpec, spec: WorkloadSpec
+    ) -> Worker | WorkerPool:
         """The processes of this pod that run calls side by side."""
-        count = environment.process_count(spec.compute, self.pod, wanted.env)
+        count = environment.process_count(spec.compute, self.pod, worker_spec.env)
         shares = [
-            rank_environment.devices_of(spec.compute, local, count, wanted.env)
+            rank_environment.devices_of(spec.compute, local, count, worker_spec.env)
             for local in range(count)
         ]
-        specs = [replace(wanted, own_env={**wanted.own_env, **devices}) for devices in shares]
+        specs = [
+            replace(worker_spec, own_env={**worker_spec.own_env, **devices}) for devices in shares
+        ]
         workers = await self._start_workers(specs, spec)
         return workers[0] if count == 1 else WorkerPool(workers)
 
-    async def start_again(self, wanted: WorkerSpec, spec: WorkloadSpec) -> Worker:
-        """A process in the place of one that has ended."""
-        [worker] = await self._start_workers([wanted], spec)
+    async def start_again(self, worker_spec: WorkerSpec, spec: WorkloadSpec) -> Worker:
+        """Start a process that replaces one that ended."""
+        [worker] = await self._start_workers([worker_spec], spec)
         return worker
 
     async def _start_ranks(
-        self, wanted: WorkerSpec, spec: WorkloadSpec, slot: Slot | None
+        self, worker_spec: WorkerSpec, spec: WorkloadSpec, slot: Slot | None
     ) -> tuple[RankGroup, Node | None]:
-        """The processes of this pod, in the world of the generation once that is formed."""
-        self._on_stage(wanted.generation, "joining", "the world of its pods")
+        """Start the ranks of this pod, once the world of the generation is formed."""
+        self._on_stage(worker_spec.generation, "joining", "the world of its pods")
         async with deadlines.timeout(float(spec.compute.launch_timeout)):
-            world = self.joined = await self.membership.wait_for_world(wanted.generation)
+            world = self.joining_world = await self.membership.wait_for_world(
+                worker_spec.generation
+            )
         distribution = spec.compute.distribution
         assert distribution is not None
         nodes = [
@@ -284,28 +295,33 @@ class GenerationLoader:
         ]
         specs = []
         for node, local in itertools.product(nodes, range(world.processes)):
-            own = rank_environment.rank_environ(spec.compute, world, node, local, wanted.env)
-            if distribution.distribution_type == "ray" and framework_nodes.OPERATED in self.environ:
-                paths = [self.code.shown(slot, path) for path in wanted.sys_path]
-                own |= framework_nodes.job_environ(paths, wanted.env)
+            rank_env = rank_environment.rank_environ(
+                spec.compute, world, node, local, worker_spec.env
+            )
+            if (
+                distribution.distribution_type == "ray"
+                and framework_nodes.KUBERAY_START_COMMAND in self.environ
+            ):
+                paths = [self.code.visible_path(slot, path) for path in worker_spec.sys_path]
+                rank_env |= framework_nodes.job_environ(paths, worker_spec.env)
             rank = rank_environment.rank_of(world, node, local)
             if distribution.threads is not None:
-                wanted = replace(wanted, threads=distribution.threads, may_wait=True)
-            specs.append(replace(wanted, own_env=own, rank=rank))
-        own_node = await self._kept_node(world.epoch)
+                worker_spec = replace(worker_spec, threads=distribution.threads, may_wait=True)
+            specs.append(replace(worker_spec, own_env=rank_env, rank=rank))
+        own_node = await self._reuse_node(world.epoch)
         if own_node is None and nodes and distribution.distribution_type in SINGLE_CONTROLLER:
-            own_node = await self._start_node(wanted, spec, world, nodes[0])
+            own_node = await self._start_node(worker_spec, spec, world, nodes[0])
         try:
             workers = await self._start_workers(specs, spec)
         except BaseException:
             if own_node is not None:
-                await self._end(own_node)
+                await self._end_node(own_node)
             raise
         group = RankGroup(
             world,
             nodes[0] if nodes else None,
             workers,
-            generation=wanted.generation,
+            generation=worker_spec.generation,
             membership=self.membership,
             peers=self.peers,
             compute=spec.compute,
@@ -313,76 +329,77 @@ class GenerationLoader:
         return group, own_node
 
     async def _start_node(
-        self, wanted: WorkerSpec, spec: WorkloadSpec, world: World, node: int
+        self, worker_spec: WorkerSpec, spec: WorkloadSpec, world: World, node: int
     ) -> Node | None:
-        """The process of the framework beside the workers, unless an operator has started it."""
+        """Start the framework's node beside the workers, unless an operator has started it."""
         distribution = spec.compute.distribution
         assert distribution is not None
         kind = distribution.distribution_type
-        self._on_stage(wanted.generation, "joining", f"the {kind.title()} cluster of its pods")
+        self._on_stage(worker_spec.generation, "joining", f"the {kind.title()} cluster of its pods")
         timeout = float(spec.compute.launch_timeout)
-        if framework_nodes.OPERATED in self.environ:
+        if framework_nodes.KUBERAY_START_COMMAND in self.environ:
             if _needs_operator(spec):
                 await framework_nodes.wait_until_joined(self.environ, timeout)
             return None
-        paths = [*wanted.sys_path, *wanted.env.get("PYTHONPATH", "").split(os.pathsep)]
-        env = {**wanted.env, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-        started: RayNode | MonarchNode
+        paths = [*worker_spec.sys_path, *worker_spec.env.get("PYTHONPATH", "").split(os.pathsep)]
+        env = {**worker_spec.env, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        framework_node: RayNode | MonarchNode
         if kind == "ray":
-            started = RayNode(wanted.python, env, _log.debug)
-            starting = started.start(world, node)
+            framework_node = RayNode(worker_spec.python, env, _log.debug)
+            starting = framework_node.start(world, node)
         else:
-            on_line = functools.partial(self._on_node_line, wanted.generation)
-            started = MonarchNode(wanted.python, env, on_line)
+            on_line = functools.partial(self._on_node_line, worker_spec.generation)
+            framework_node = MonarchNode(worker_spec.python, env, on_line)
             addresses = rank_environment.monarch_hosts(world, distribution.port)
-            starting = started.start(addresses, node)
+            starting = framework_node.start(addresses, node)
         try:
             async with deadlines.timeout(timeout):
                 await starting
         except BaseException:
-            await self._end(started)
+            await self._end_node(framework_node)
             raise
-        return started
+        return framework_node
 
-    def keep(self, node: Node, world: World) -> None:
-        """Processes of this world have ended: those that take their place go on with the node."""
-        self._kept = node, world.epoch
+    def keep_node(self, node: Node, world: World) -> None:
+        """Keep the node of a world whose processes ended, for the processes that replace them."""
+        self._lasting_node = node, world.epoch
 
-    async def _kept_node(self, epoch: int = 0) -> Node | None:
-        """The node that was kept of this world; that of another one is ended."""
-        if self._kept is None:
+    async def _reuse_node(self, epoch: int = 0) -> Node | None:
+        """The node that was kept of this world; the node of another world is ended."""
+        if self._lasting_node is None:
             return None
-        (node, its_epoch), self._kept = self._kept, None
-        if its_epoch == epoch and node.is_alive:
+        (node, node_epoch), self._lasting_node = self._lasting_node, None
+        if node_epoch == epoch and node.is_alive:
             return node
-        await self._end(node)
+        await self._end_node(node)
         return None
 
-    async def _end(self, node: Node) -> None:
-        """End it, also if nobody waits for that any more."""
+    async def _end_node(self, node: Node) -> None:
+        """End a node, also if the caller is cancelled."""
         ending = asyncio.get_running_loop().create_task(node.kill())
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
         await asyncio.shield(ending)
 
     def _on_node_line(self, generation: int, text: str) -> None:
-        """Actors print where their host does."""
+        """Handle a line of a host, whose actors print to its output."""
         self.on_line(Line(text, "stdout", None, time.time(), None), generation)
 
     async def _start_workers(self, specs: Sequence[WorkerSpec], spec: WorkloadSpec) -> list[Worker]:
-        """Loaded workers, all of them at the same time; none is left if one cannot be made."""
+        """Start and load all workers at the same time; if one fails, all are ended."""
         workers: list[Worker] = []
 
-        async def start(wanted: WorkerSpec) -> Worker:
+        async def start(worker_spec: WorkerSpec) -> Worker:
             worker = await self.host.start(
-                wanted, lambda stage, message: self._on_stage(wanted.generation, stage, message)
+                worker_spec,
+                lambda stage, message: self._on_stage(worker_spec.generation, stage, message),
             )
             workers.append(worker)
-            self._on_stage(wanted.generation, "importing", "")
+            self._on_stage(worker_spec.generation, "importing", "")
             await worker.load(float(spec.compute.launch_timeout))
             return worker
 
-        tasks = [asyncio.ensure_future(start(one)) for one in specs]
+        tasks = [asyncio.ensure_future(start(worker_spec)) for worker_spec in specs]
         try:
             return list(await asyncio.gather(*tasks))
         except BaseException:
@@ -391,7 +408,7 @@ class GenerationLoader:
             raise
 
     def _pool_environ(self, spec: WorkloadSpec) -> dict[str, str]:
-        """Variables of a pool of replicas, as far as the controller has said who is there."""
+        """Variables of a pool of replicas, as far as the controller has reported its members."""
         members = self.membership.members
         ordinals = [member.ordinal for member in members if member.pod == self.pod.pod]
         if spec.compute.broadcast is None or not ordinals:
@@ -407,15 +424,15 @@ class GenerationLoader:
     async def load_app(
         self, generation: int, spec: WorkloadSpec, *, make_room: Callable[[], Awaitable[None]]
     ) -> Serving:
-        """An app of this generation that serves, or runs if it serves nothing."""
+        """Start an app, and wait until it serves; an app without a port only has to run."""
         slot: Slot | None = None
         app: AppProcess | None = None
-        await self._kept_node()
+        await self._reuse_node()
         try:
             slot, _ = await self._fetch_code(generation, spec)
             prepared = await self._prepare(generation, spec)
             await make_room()
-            wanted = environment.app_run(
+            app_run = environment.app_run(
                 generation,
                 spec,
                 pod=self.pod,
@@ -423,8 +440,8 @@ class GenerationLoader:
                 code=slot.path if slot is not None else None,
                 own_port=self._own_port(spec),
             )
-            self._on_stage(generation, "starting", wanted.app.command)
-            app = await self.apps.start(wanted)
+            self._on_stage(generation, "starting", app_run.app.command)
+            app = await self.apps.start(app_run)
             await app.wait_until_serving(environment.health_timeout(spec))
         except BaseException:
             if app is not None:
@@ -436,14 +453,14 @@ class GenerationLoader:
     async def _fetch_code(
         self, generation: int, spec: WorkloadSpec
     ) -> tuple[Slot | None, str | None]:
-        """The project in a slot, and the arguments of a class's constructor."""
-        async with self._storing:
+        """Fetch the project into a slot; returns also the arguments of a class's constructor."""
+        async with self._store_lock:
             self._on_stage(generation, "fetching", "")
             init_args = await self.code.fetch(
                 spec, lambda reason: self._on_stage(generation, "fetching", f"waits: {reason}")
             )
             slot = await self.code.materialise(spec)
-        try:  # before any code of it runs
+        try:  # before any code of the project runs
             warning = await self.code.show(slot)
         except BaseException:
             self.code.release(slot)
@@ -454,14 +471,14 @@ class GenerationLoader:
 
     async def _prepare(self, generation: int, spec: WorkloadSpec) -> Prepared:
         if spec.runtime.umask is not None:
-            # Also for apps, shells and steps, which inherit it; the folder of the pod is private.
+            # For apps, shells and steps too, which inherit it; the folder of the pod is private.
             os.umask(spec.runtime.umask & 0o077)
         environ = environment.program_environ(self.environ, spec)
         self.prepared = await self.images.prepare(generation, spec, environ)
         return self.prepared
 
     async def _prewarm(self, generation: int, spec: WorkloadSpec, *, is_first: bool) -> Prepared:
-        """Run the image's steps; then import what the project imports, for the workers."""
+        """Run the image's steps; then preload the modules that the project imports."""
         prepared = await self._prepare(generation, spec)
         preload = spec.runtime.preload
         if is_first and preload:
@@ -477,13 +494,13 @@ class GenerationLoader:
     # -------------------------------------------------------------------------------- afterwards
 
     def prune_later(self, keep: Callable[[], list[WorkloadSpec]]) -> None:
-        """Forget blobs of older generations, once the deploy that waits for this one is done."""
+        """Delete blobs of older generations, once the deploy that waits for this one is done."""
         self._stop_pruning()
         self._pruning = asyncio.get_running_loop().create_task(self._prune(keep))
 
     async def close(self) -> None:
         self._stop_pruning()
-        await self._kept_node()
+        await self._reuse_node()
         await asyncio.gather(*self._ending)
         await self.host.close()
         await self.images.close()
@@ -494,7 +511,7 @@ class GenerationLoader:
 
     async def _prune(self, keep: Callable[[], list[WorkloadSpec]]) -> None:
         await asyncio.sleep(PRUNE_DELAY)
-        async with self._storing:
+        async with self._store_lock:
             await asyncio.to_thread(self.code.prune, keep())
 
 
@@ -513,7 +530,7 @@ class Supervisor:
     filesystem: PodFilesystem
 
     def __post_init__(self) -> None:
-        #: Notified of every change of what is served.
+        #: Notified of every change of the served generation.
         self.changes = Changes()
         self._machine = reload.Reconciler()
         self._specs: dict[int, WorkloadSpec] = {}
@@ -522,23 +539,23 @@ class Supervisor:
         self._loaded: Serving | None = None
         self._serving: Serving | None = None
         self._draining: dict[asyncio.Task[None], Worker | WorkerPool | RankGroup | AppProcess] = {}
-        # One for each process of a pool that is started again.
+        # A task for each process of a pool that is being replaced.
         self._replacing: set[asyncio.Task[None]] = set()
         self._restart: asyncio.TimerHandle | None = None
         self._is_closing = False
-        # Why what served a generation is gone, until something else serves.
-        self._gone: dict[int, str] = {}
+        # Why the process of a generation is gone, until the next one serves.
+        self._loss_reasons: dict[int, str] = {}
 
     # ------------------------------------------------------------------------------------ state
 
     @property
     def generation(self) -> int:
-        """The generation that serves calls; 0 when none does."""
+        """The generation that serves calls; 0 if none serves."""
         return self._machine.serving if self._machine.has_worker else 0
 
     @property
     def is_starting(self) -> bool:
-        """True if it has served nothing yet, and may still."""
+        """True if the pod has served no generation yet, and may still."""
         machine = self._machine
         may_load = machine.loading is not None or self._failure is None
         return not machine.serving and may_load and not self._is_closing
@@ -563,11 +580,11 @@ class Supervisor:
         return serving.slot.path if serving is not None and serving.slot is not None else None
 
     def shell_environment(self) -> tuple[str, Mapping[str, str]]:
-        """Working directory and environment of what else runs in the pod, as a worker has them."""
+        """A worker's working directory and environment, for shells in the pod."""
         spec = self._specs.get(max(self._specs, default=0))
         if spec is None:
             raise CallRefusedError(f"pod {self.pod.pod} is being started", hint="try again")
-        with contextlib.suppress(OSError):  # whatever runs there says what is wrong
+        with contextlib.suppress(OSError):  # the shell reports that the folder is missing
             self._make_working_dir()
         prepared = self.loader.prepared or environment.unprepared(
             self.loader.environ, self.pod, spec
@@ -580,15 +597,15 @@ class Supervisor:
     def on_reload(self, message: Reload) -> None:
         self._specs[message.generation] = message.spec
         if message.replaces is not None:
-            self._gone.setdefault(message.generation, message.replaces)
+            self._loss_reasons.setdefault(message.generation, message.replaces)
         for generation in list(self._specs):
             if generation not in (message.generation, self._machine.serving):
                 del self._specs[generation]
-        self._handle(reload.Asked(message.generation))
+        self._handle(reload.Requested(message.generation))
         self.project.hurry()
 
     def on_line(self, line: Line, generation: int) -> None:
-        """A worker or an app wrote a line: the deploy that waits for it shows it."""
+        """Send a line of a loading worker or app to the deploy that waits for it."""
         if line.call is None and generation == self._machine.loading:
             self.session.report_line(
                 LogReport(
@@ -643,16 +660,16 @@ class Supervisor:
             return
 
     def on_members(self) -> None:
-        """The controller says who the siblings of the pod are: perhaps there is a new world."""
+        """Start new processes if the controller has formed a new world."""
         group = self._serving.process if self._serving is not None else None
         generation = self._machine.loading or self._machine.serving
         world = self.membership.world_of(generation)
         if world is None:
             return
-        joined = group.world if isinstance(group, RankGroup) else None
+        current_world = group.world if isinstance(group, RankGroup) else None
         if self._machine.loading is not None:
-            joined = self.loader.joined
-        if joined is not None and world.epoch > joined.epoch:
+            current_world = self.loader.joining_world
+        if current_world is not None and world.epoch > current_world.epoch:
             self._handle(reload.WorldFormed(generation))
 
     def on_app_exit(self, app: AppProcess) -> None:
@@ -669,10 +686,10 @@ class Supervisor:
         if serving is None or serving.process is not process or self._is_closing:
             return
         self._serving = None
-        self._gone[process.generation] = why
+        self._loss_reasons[process.generation] = why
         self.project.release(serving.slot)
         if serving.node is not None and isinstance(process, RankGroup):
-            self.loader.keep(serving.node, process.world)
+            self.loader.keep_node(serving.node, process.world)
         lived = time.monotonic() - serving.loaded
         self._handle(reload.Died(process.generation, lived, had_calls))
 
@@ -727,9 +744,9 @@ class Supervisor:
     def _switch(self) -> None:
         loaded, self._loaded = self._loaded, None
         assert loaded is not None
-        before, self._serving = self._serving, loaded
-        why = self._gone.get(loaded.process.generation)
-        self._gone.clear()
+        previous, self._serving = self._serving, loaded
+        loss_reason = self._loss_reasons.get(loaded.process.generation)
+        self._loss_reasons.clear()
         if isinstance(loaded.process, AppProcess):
             self.apps.serve(loaded.process)
             self.calls.hold(loaded.spec)
@@ -741,9 +758,9 @@ class Supervisor:
             )
         else:
             self.apps.hold()
-            self.calls.serve(loaded.spec, loaded.process, why)
-        if before is not None:
-            self._drain(before)
+            self.calls.serve(loaded.spec, loaded.process, loss_reason)
+        if previous is not None:
+            self._drain(previous)
         self.loader.prune_later(lambda: list(self._specs.values()))
 
     def _drain(self, old: Serving) -> None:
@@ -758,10 +775,10 @@ class Supervisor:
     async def _drain_and_release(self, old: Serving) -> None:
         try:
             if isinstance(old.process, RankGroup):
-                await asyncio.sleep(LATE)
+                await asyncio.sleep(LATE_CALL_SECONDS)
             await old.process.drain(DRAIN_GRACE)
         finally:
-            # Also when this is cancelled: then calls that still run are lost.
+            # Also if this task is cancelled: then calls that still run are lost.
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.shield(old.process.kill())
                 if old.node is not None:
@@ -802,12 +819,12 @@ class Supervisor:
         self._handle(reload.Failed(generation))
 
     async def _report_denials(self, generation: int) -> None:
-        """Report which paths the pod does not have, or cannot use."""
-        found = [self.filesystem.warning] if self.filesystem.warning else []
+        """Report paths that the pod does not have, or cannot use."""
+        warnings = [self.filesystem.warning] if self.filesystem.warning else []
         if self.filesystem.is_container:
             spec = self._specs[generation]
-            found += await asyncio.to_thread(environment.denials, spec, self.pod)
-        for text in found:
+            warnings += await asyncio.to_thread(environment.denials, spec, self.pod)
+        for text in warnings:
             self.session.report_stage(StageReport(generation, "starting", text, warning=True))
 
     def _make_working_dir(self) -> None:
@@ -829,26 +846,26 @@ class Supervisor:
 
     async def _leave_world(self, generation: int) -> None:
         """End the processes of an earlier world of the generation: their memory is needed."""
-        before = self._serving
-        if before is None or not isinstance(before.process, RankGroup):
+        previous = self._serving
+        if previous is None or not isinstance(previous.process, RankGroup):
             return
-        if before.process.generation == generation:
+        if previous.process.generation == generation:
             self._serving = None
             try:
-                await asyncio.shield(before.process.kill())
-                if before.node is not None:
-                    await asyncio.shield(before.node.kill())
+                await asyncio.shield(previous.process.kill())
+                if previous.node is not None:
+                    await asyncio.shield(previous.node.kill())
             finally:
-                self.project.release(before.slot)
+                self.project.release(previous.slot)
 
     async def _make_room(self, generation: int) -> None:
         """End the app that serves."""
-        before = self._serving
-        if before is not None and isinstance(before.process, AppProcess):
+        previous = self._serving
+        if previous is not None and isinstance(previous.process, AppProcess):
             self._serving = None
             self._handle(reload.Stopped(generation))
             try:
-                await before.process.drain(DRAIN_GRACE)
+                await previous.process.drain(DRAIN_GRACE)
             finally:
-                await asyncio.shield(before.process.kill())
-                self.project.release(before.slot)
+                await asyncio.shield(previous.process.kill())
+                self.project.release(previous.slot)

@@ -1,4 +1,4 @@
-"""Blobs between the pod and its controller: what a generation needs, what calls leave behind."""
+"""Blobs between the pod and its controller: the code of a generation, the results of calls."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from kubetorch.lib.http_client import HttpClient, Response
 from kubetorch.pod.session import ControllerAddress
 from kubetorch.wire import blobs, exceptions, routes
 
-#: First and longest delay until a controller that cannot do it yet is asked again, in seconds.
+#: First and longest delay until a transfer is tried again, in seconds.
 DELAYS = (0.1, 2.0)
-#: Answers of a controller that has just started, or is about to end: it does not know pods or
-#: blobs that it will know, or cannot ask for rights.
-_PASSING = (401, 403, 404, 408, 429, 500, 502, 503, 504)
+#: Answers of a controller that has just started, or is about to end: it does not know yet all pods
+#: and blobs, or cannot check rights.
+_TEMPORARY_STATUSES = (401, 403, 404, 408, 429, 500, 502, 503, 504)
 #: Seconds that a transfer may go without any progress.
 STALL_TIMEOUT = 30.0
 #: Threads that fetch at one time, and as many that send: each may hold a blob in memory.
 MOST_THREADS = 8
 
-#: Makes the pieces of a blob, as often as they are wanted.
+#: Makes the pieces of a blob; may be called several times.
 Pieces = Callable[[], Iterable[bytes]]
 
 _log = logging.getLogger(__name__)
@@ -41,19 +41,20 @@ _T = TypeVar("_T")
 
 
 class _NotYetError(Exception):
-    """The controller cannot do it now; the message is the reason."""
+    """The controller cannot transfer blobs now; the message is the reason."""
 
 
 class Transfers:
     """Fetches and uploads blobs.
 
-    Everything that blocks runs in threads; what a deploy waits for does not wait for uploads.
+    Transfers block, so they run in threads; those of fetches and of uploads are separate, so that a
+    deploy does not wait for uploads.
     """
 
     def __init__(
         self, store: BlobStore, address: ControllerAddress, *, workload: str = "", pod: str = ""
     ) -> None:
-        # For whom, so that the controller knows where to get what it does not have.
+        # The pod and its workload tell the controller where to get blobs that it does not have.
         query = urlencode({"workload": workload, "pod": pod})
         self._fetch_path = f"{routes.BLOBS_FETCH}?{query}"
         self._store = store
@@ -62,26 +63,26 @@ class Transfers:
         self._sending = _Threads()
         self._lock = threading.Lock()
         self._client: HttpClient | None = None
-        # What the client was made for.
-        self._reached = ("", "")
-        self._returning: asyncio.Task[None] | None = None
-        # What the controller has asked for, and has not got: blobs, and trees with their files.
+        # URL and token that the client was made for.
+        self._client_address = ("", "")
+        self._return_task: asyncio.Task[None] | None = None
+        # Digests that the controller has lost and asked for: blobs, and trees with their files.
         self._lost: tuple[dict[str, None], dict[str, None]] = ({}, {})
-        # Set when there may be what was missing.
-        self._hurried = asyncio.Event()
+        # Set when a retry need not wait any longer.
+        self._retry_now = asyncio.Event()
 
     async def fetch(self, digests: Iterable[str], on_wait: Callable[[str], object] = len) -> int:
         """Fetch missing blobs into the store; returns how many were fetched.
 
-        However long that takes: a controller may be away, and may have to get them from other pods
-        or from the next deploy. Whoever does not want them any more cancels this.
+        A fetch has no deadline: a controller may be away, and may have to get the blobs from other
+        pods or from the next deploy. A caller that does not need them any more cancels it.
 
         Args:
             digests: The blobs.
             on_wait: Is called with the reason when the controller does not have them yet.
         """
-        wanted = list(digests)
-        missing = await self._fetching.run(lambda: self._store.missing(wanted))
+        requested_digests = list(digests)
+        missing = await self._fetching.run(lambda: self._store.missing(requested_digests))
         if missing:
             await self._until_done(
                 self._fetching, lambda: self._fetch(self._store.missing(missing)), on_wait
@@ -89,23 +90,23 @@ class Transfers:
         return len(missing)
 
     def hurry(self) -> None:
-        """Ask the controller at once for what it did not have."""
-        self._hurried.set()
+        """Ask the controller at once for the blobs that it did not have."""
+        self._retry_now.set()
 
-    async def upload(self, made: Sequence[Pieces]) -> list[str]:
-        """Store blobs in the controller, each given by what makes its pieces; their digests."""
-        return await self._sending.run(lambda: self._upload(made))
+    async def upload(self, blob_pieces: Sequence[Pieces]) -> list[str]:
+        """Store blobs in the controller, each as a maker of its pieces; returns their digests."""
+        return await self._sending.run(lambda: self._upload(blob_pieces))
 
     def send_later(self, digests: tuple[str, ...], of_trees: tuple[str, ...]) -> None:
-        """Give the controller back what it lost, as far as it is here."""
-        for lost, wanted in zip(self._lost, (digests, of_trees), strict=True):
-            lost.update(dict.fromkeys(wanted))
-        if self._returning is None or self._returning.done():
-            self._returning = asyncio.get_running_loop().create_task(self._return())
+        """Give the controller back the blobs that it lost, as far as this pod has them."""
+        for lost_digests, requested_digests in zip(self._lost, (digests, of_trees), strict=True):
+            lost_digests.update(dict.fromkeys(requested_digests))
+        if self._return_task is None or self._return_task.done():
+            self._return_task = asyncio.get_running_loop().create_task(self._return_lost())
 
     def close(self) -> None:
-        if self._returning is not None:
-            self._returning.cancel()
+        if self._return_task is not None:
+            self._return_task.cancel()
         if self._client is not None:
             self._client.close()
 
@@ -125,45 +126,45 @@ class Transfers:
             receiver.finish()
         finally:
             receiver.close()
-        lacking = self._store.missing(missing)
-        if lacking:
+        missing_blobs = self._store.missing(missing)
+        if missing_blobs:
             raise _NotYetError(
-                f"the controller does not have {len(lacking)} blobs that the code consists of, "
-                f"such as {lacking[0]}"
+                f"the controller does not have {len(missing_blobs)} blobs that the code consists "
+                f"of, such as {missing_blobs[0]}"
             )
 
-    def _upload(self, made: Sequence[Pieces]) -> list[str]:
-        found: dict[str, tuple[int, Pieces]] = {}
+    def _upload(self, blob_pieces: Sequence[Pieces]) -> list[str]:
+        blobs_by_digest: dict[str, tuple[int, Pieces]] = {}
         digests = []
-        for pieces in made:
+        for pieces in blob_pieces:
             hasher, size = blake3(), 0
             for piece in pieces():
                 hasher.update(piece)
                 size += len(piece)
             digests.append(hasher.hexdigest())
-            found[digests[-1]] = size, pieces
+            blobs_by_digest[digests[-1]] = size, pieces
 
         def source(digest: str) -> tuple[int, Iterable[bytes]]:
-            size, pieces = found[digest]
+            size, pieces = blobs_by_digest[digest]
             return size, pieces()
 
-        self._post(list(found), source)
+        self._post(list(blobs_by_digest), source)
         return digests
 
-    async def _return(self) -> None:
+    async def _return_lost(self) -> None:
         while any(self._lost):
             (digests, of_trees), self._lost = self._lost, ({}, {})
             try:
-                await self._return_these(digests, of_trees)
+                await self._return_blobs(digests, of_trees)
             except (KubetorchError, OSError) as error:
                 _log.warning("blobs not returned to the controller error=%s", error)
 
-    async def _return_these(self, digests: Iterable[str], of_trees: Iterable[str]) -> None:
-        here = await self._sending.run(lambda: self._here(digests, of_trees))
-        if here:
-            post = functools.partial(self._post, here, self._store.stream)
+    async def _return_blobs(self, digests: Iterable[str], of_trees: Iterable[str]) -> None:
+        stored_digests = await self._sending.run(lambda: self._stored(digests, of_trees))
+        if stored_digests:
+            post = functools.partial(self._post, stored_digests, self._store.stream)
             await self._until_done(self._sending, post, len)
-        _log.info("blobs returned to the controller sent=%s", len(here))
+        _log.info("blobs returned to the controller sent=%s", len(stored_digests))
 
     async def _until_done(
         self, threads: _Threads, attempt: Callable[[], None], on_wait: Callable[[str], object]
@@ -171,7 +172,7 @@ class Transfers:
         first, limit = DELAYS
         reason = ""
         for delay in backoff.jittered(backoff.exponential(first=first, limit=limit)):
-            self._hurried.clear()
+            self._retry_now.clear()
             try:
                 await threads.run(attempt)
                 return
@@ -181,16 +182,16 @@ class Transfers:
                     _log.warning("controller asked again reason=%s", reason)
                     on_wait(reason)
             with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-                await asyncio.wait_for(self._hurried.wait(), delay)
+                await asyncio.wait_for(self._retry_now.wait(), delay)
 
-    def _here(self, digests: Iterable[str], of_trees: Iterable[str]) -> list[str]:
-        wanted = dict.fromkeys(digests)
+    def _stored(self, digests: Iterable[str], of_trees: Iterable[str]) -> list[str]:
+        requested_digests = dict.fromkeys(digests)
         for tree in of_trees:
             if self._store.has(tree):
                 files = trees.decode(self._store.read(tree)).digests()
-                wanted |= dict.fromkeys([tree, *files])
-        missing = set(self._store.missing(wanted))
-        return [digest for digest in wanted if digest not in missing]
+                requested_digests |= dict.fromkeys([tree, *files])
+        missing = set(self._store.missing(requested_digests))
+        return [digest for digest in requested_digests if digest not in missing]
 
     def _post(self, digests: list[str], source: Source) -> None:
         with self._http().request(
@@ -209,21 +210,21 @@ class Transfers:
         except OSError as error:
             raise ControllerUnavailableError(f"the controller's URL is unknown: {error}") from error
         with self._lock:
-            if self._client is None or self._reached != (url, token):
+            if self._client is None or self._client_address != (url, token):
                 if self._client is not None:
                     self._client.close()
                 try:
                     self._client = HttpClient(url, token, timeout=STALL_TIMEOUT)
                 except ValueError as error:
                     raise ConfigError(f"the controller's URL: {error}") from error
-                self._reached = url, token
+                self._client_address = url, token
             return self._client
 
 
 class _Threads:
-    """Threads for what blocks, which do not keep the process alive.
+    """Threads for blocking functions, which do not keep the process alive.
 
-    A controller that hangs would otherwise hold up the end of the agent.
+    Other threads would hold up the end of the agent while a controller hangs.
     """
 
     def __init__(self) -> None:
@@ -232,7 +233,7 @@ class _Threads:
     async def run(self, function: Callable[[], _T]) -> _T:
         loop = asyncio.get_running_loop()
         future: Future[_T] = Future()
-        future.set_running_or_notify_cancel()  # nobody can cancel it: the thread goes on anyhow
+        future.set_running_or_notify_cancel()  # it cannot be cancelled: the thread goes on anyhow
 
         def run() -> None:
             try:
@@ -260,7 +261,7 @@ def _check(answer: Response) -> None:
     error = exceptions.rebuild(exceptions.parse_json(answer.read()))
     if answer.status in (502, 503, 504):
         raise ControllerUnavailableError(f"the controller answered {answer.status}: {error}")
-    if answer.status in _PASSING:
+    if answer.status in _TEMPORARY_STATUSES:
         message = error.message if isinstance(error, KubetorchError) else str(error)
         raise _NotYetError(message or f"the controller answered {answer.status}")
     if isinstance(error, KubetorchError):

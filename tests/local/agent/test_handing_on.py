@@ -11,7 +11,7 @@ import pytest
 
 from kubetorch.lib import http_server, sockets
 from kubetorch.lib.asgi import Receive, Responder, Scope, Send
-from kubetorch.pod.http.handing_on import FRESH, HandingOn
+from kubetorch.pod.http.handing_on import LOAD_VALID_SECONDS, HandingOn
 from kubetorch.pod.membership import Membership
 from kubetorch.wire import routes
 from kubetorch.wire.messages import Member, Members
@@ -118,7 +118,7 @@ def test_requests_that_come_together_are_spread_without_asking_for_each() -> Non
             assert sorted(expected) == ["one", "one", "one", "two", "two"]
             assert sorted(siblings.asked) == ["one", "two"]
             siblings.calls["one"] = 0
-            await asyncio.sleep(2 * FRESH)
+            await asyncio.sleep(2 * LOAD_VALID_SECONDS)
             # What was handed on has not ended, whatever a sibling says.
             assert await chosen(handing_on) == "two"
 

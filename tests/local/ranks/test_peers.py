@@ -203,7 +203,7 @@ def test_a_generator_is_held_until_its_rounds_are_taken():
     async def scenario() -> None:
         peers = Peers("train-0", lambda: "token")
         opened, sink = call(peers, member(agent), "values")
-        room = module.AHEAD + WINDOW // CHUNK
+        room = module.ROUNDS_AHEAD + WINDOW // CHUNK
         while len(sink.values) < room:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.2)

@@ -69,7 +69,7 @@ def test_a_call_that_hangs_is_found_also_while_it_holds_the_interpreter(folder, 
             assert (
                 f'shop.py", line {SHOP[: SHOP.index(f"def {method}")].count(chr(10)) + 2}' in text
             )
-            assert stacks.OWN not in text
+            assert stacks.LIBRARY_FOLDER not in text
             assert (await worker.stacks()).rank == 3
 
     run(main())
@@ -158,28 +158,28 @@ def test_a_worker_that_cannot_answer_is_explained(folder):
 def test_what_is_ours_is_left_out_of_stacks():
     text = (
         "Thread 0x1 (most recent call first):\n"
-        f'  File "{stacks.OWN}thread_pool.py", line 3 in run\n'
+        f'  File "{stacks.LIBRARY_FOLDER}thread_pool.py", line 3 in run\n'
         '  File "/lib/threading.py", line 9 in _bootstrap\n\n'
         "Current thread 0x2 (most recent call first):\n"
         '  File "/app/a.py", line 4 in train\n'
-        f'  File "{stacks.OWN}call_runner.py", line 1 in _run\n'
+        f'  File "{stacks.LIBRARY_FOLDER}call_runner.py", line 1 in _run\n'
     )
-    assert stacks.shown(text) == (
+    assert stacks.user_stacks(text) == (
         'Current thread 0x2 (most recent call first):\n  File "/app/a.py", line 4 in train'
     )
-    assert stacks.shown(text.partition("\n\n")[0]) == "no thread runs your code"
+    assert stacks.user_stacks(text.partition("\n\n")[0]) == "no thread runs your code"
 
 
 def test_the_event_loop_is_left_out_of_stacks():
     loop = (
         '  File "/lib/asyncio/base_events.py", line 1884 in _run_once\n'
         '  File "/lib/asyncio/base_events.py", line 607 in run_forever\n'
-        f'  File "{stacks.OWN}thread_pool.py", line 1 in _run\n'
+        f'  File "{stacks.LIBRARY_FOLDER}thread_pool.py", line 1 in _run\n'
     )
     head, own = "Thread 0x1 (most recent call first):\n", '  File "/app/a.py", line 4 in train'
-    assert stacks.shown(f'{head}  File "/lib/selectors.py", line 468 in select\n{loop}') == (
+    assert stacks.user_stacks(f'{head}  File "/lib/selectors.py", line 468 in select\n{loop}') == (
         "no thread runs your code"
     )
-    assert stacks.shown(
+    assert stacks.user_stacks(
         f'{head}{own}\n  File "/lib/asyncio/events.py", line 84 in _run\n{loop}'
     ) == (head + own)

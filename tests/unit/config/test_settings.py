@@ -37,6 +37,7 @@ def test_defaults_are_those_of_the_documents(file: Path) -> None:
     found = dict(KubetorchConfig({"KUBECONFIG": "/nowhere"}, file))
     assert found == {
         "username": None,
+        "prefix_username": True,
         "namespace": "default",
         "install_namespace": "kubetorch",
         "install_url": None,

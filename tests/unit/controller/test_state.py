@@ -133,6 +133,7 @@ def test_a_file_for_which_there_is_no_room_is_an_error_of_its_kind(tmp_path: Pat
 
 def test_a_file_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "state.sqlite"
+    database.open_database(path).close()
     connection = sqlite3.connect(path)
     connection.execute(f"pragma user_version={database.SCHEMA + 1}")
     connection.close()
@@ -140,45 +141,23 @@ def test_a_file_of_a_newer_version_is_refused(tmp_path: Path) -> None:
         database.open_database(path)
 
 
-_FIRST = """
-create table workloads (
-    namespace text not null, name text not null, generation integer not null,
-    good integer not null, failure text not null, epoch integer not null,
-    created real not null, updated real not null, active real not null,
-    primary key (namespace, name)
-) without rowid;
-create table pods (
-    namespace text not null, workload text not null, name text not null primary key,
-    ordinal integer not null, port integer not null, template text not null, mark text not null,
-    pid integer not null, start_time text not null, restarts integer not null,
-    started real not null
-) without rowid;
-create table calls (
-    id text not null primary key, namespace text not null, workload text not null,
-    pod text not null, callable text not null, state text not null,
-    started real not null, ended real, result text, result_bytes integer not null
-) without rowid;
-insert into calls values ('call-1', 'ns', 'f', 'f-1', 'f', 'failed', 1.0, 2.0, null, 0);
-insert into pods values ('ns', 'f', 'f-1', 0, 18000, 'template', 'mark', 7, 'now', 2, 1.5);
-pragma user_version=1;
-"""
-
-
-def test_a_file_of_the_first_schema_is_brought_up_to_date(tmp_path: Path) -> None:
+@pytest.mark.parametrize("schema", [0, 1, 6])
+def test_a_file_of_an_unreleased_version_is_refused_with_what_to_delete(
+    tmp_path: Path, schema: int
+) -> None:
     path = tmp_path / "state.sqlite"
     connection = sqlite3.connect(path)
-    connection.executescript(_FIRST)
+    connection.execute("create table workloads (name text)")
+    connection.execute(f"pragma user_version={schema}")
     connection.close()
-    state = opened(path)
-    old = replace(POD, mark="mark", pid=7, start_time="now", restarts=2, started=1.5)
-    assert state.pods() == [old]
-    assert [call.attempts for call in state.calls()] == [1]
-    state.put_pod(replace(POD, namespace="other"))
-    assert len(state.pods()) == 2
-    state.close()
-    again = opened(path)
-    assert len(again.pods()) == 2
-    again.close()
+    with pytest.raises(VersionMismatchError) as caught:
+        database.open_database(path)
+    assert str(caught.value) == (
+        f"{path} was written by an unreleased version of Kubetorch: run kt local stop, and delete "
+        f"{path}"
+    )
+    path.unlink()
+    opened(path).close()
 
 
 def test_a_generation_that_cannot_be_read_is_left_out(state: SqliteState, tmp_path: Path) -> None:
@@ -191,18 +170,3 @@ def test_a_generation_that_cannot_be_read_is_left_out(state: SqliteState, tmp_pa
     contents = state.contents()
     assert contents.workloads == (WORKLOAD,)
     assert contents.generations == {("ns", "f"): (Generation(1, SPEC),)}
-
-
-def test_tables_of_another_version_are_an_error_that_says_what_to_do(
-    state: SqliteState, tmp_path: Path
-) -> None:
-    connection = sqlite3.connect(tmp_path / "state.sqlite")
-    connection.execute("alter table pods add column more text")
-    connection.execute(
-        "insert into pods values ('a', 'b', 'c', 0, 1, '', '', 1, '', 0, 0.0, '', 'more')"
-    )
-    connection.commit()
-    connection.close()
-    with pytest.raises(ControllerError, match="tables are those of another version") as caught:
-        state.pods()
-    assert "move" in str(caught.value)

@@ -570,16 +570,16 @@ def test_a_second_call_with_a_key_joins_the_first_or_gets_its_outcome():
         calls, runner = started()
         one, two = FakeCaller(), FakeCaller()
         begin(calls, opening(idempotency_key="k"), one)
-        running = calls.repeated(opening(id="call-0002", idempotency_key="k"))
+        running = calls.find_earlier(opening(id="call-0002", idempotency_key="k"))
         assert isinstance(running, Call)
         running.join(two)
         runner.give(1, b"42")
         assert one.events == two.events == [("result", b"42", 1)]
-        assert calls.repeated(opening(idempotency_key="k")) == Returned(
+        assert calls.find_earlier(opening(idempotency_key="k")) == Returned(
             "json", (2,), b"42", False, 1
         )
-        assert calls.repeated(opening(idempotency_key="other")) is None
-        assert calls.repeated(opening(method="m", idempotency_key="k")) is None
+        assert calls.find_earlier(opening(idempotency_key="other")) is None
+        assert calls.find_earlier(opening(method="m", idempotency_key="k")) is None
 
     run(scenario())
 
@@ -589,7 +589,7 @@ def test_a_failure_is_kept_for_its_key_too():
         calls, runner = started()
         begin(calls, opening(idempotency_key="k"), FakeCaller())
         runner.sink(1).on_error(b'{"error_type": "ValueError", "message": "no"}')
-        kept = calls.repeated(opening(idempotency_key="k"))
+        kept = calls.find_earlier(opening(idempotency_key="k"))
         assert isinstance(kept, Raised)
         assert kept.failure.error_type == "ValueError"
 
@@ -604,7 +604,7 @@ def test_a_call_that_never_ran_can_be_sent_again_with_its_key():
         begin(calls, opening(idempotency_key="k"), caller)
         calls.refuse(CallRefusedError("generation 1 could not be loaded"))
         assert not caller.failure.started
-        assert calls.repeated(opening(idempotency_key="k")) is None
+        assert calls.find_earlier(opening(idempotency_key="k")) is None
 
     run(scenario())
 
@@ -679,7 +679,7 @@ def test_a_generator_that_has_ended_cannot_be_joined_either():
         begin(calls, opening(idempotency_key="k"), FakeCaller())
         runner.give_one(1, b"1")
         runner.give(1, b"null", streamed=True)
-        kept = calls.repeated(opening(idempotency_key="k"))
+        kept = calls.find_earlier(opening(idempotency_key="k"))
         assert isinstance(kept, Raised)
         assert "streams its values" in kept.failure.message
 

@@ -26,9 +26,16 @@ from kubetorch.errors import (
 )
 from kubetorch.lib import memory
 from kubetorch.pod.logs import Line
-from kubetorch.pod.membership import REPEAT, Membership
+from kubetorch.pod.membership import RESEND_INTERVAL, Membership
 from kubetorch.pod.peers import fan_out
-from kubetorch.pod.rank_calls import DOUBT, HANGING, NEWS, SETTLING, RankGroup, select
+from kubetorch.pod.rank_calls import (
+    HANG_REPORT_SECONDS,
+    LOSS_REASON_DELAY,
+    LOSS_SETTLE_SECONDS,
+    SETTLE_SECONDS,
+    RankGroup,
+    select,
+)
 from kubetorch.pod.worker_process.worker import CallSink, OwnedPayload, Payload
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.distribution import DistributionSpec
@@ -282,7 +289,7 @@ def test_the_first_rank_that_fails_cancels_the_others_and_names_itself():
         assert pod.workers[0].cancelled
         peer.fail(KeyError("worse"), rank=3, pod_name="train-1")
         assert sink.failing is None
-        await pause(SETTLING)
+        await pause(SETTLE_SECONDS)
         assert isinstance(sink.error, ValueError)
         assert (sink.failing.rank, sink.failing.pod_name) == (1, "train-0")
         assert [(one.rank, type(one)) for one in sink.error.other_errors] == [(3, KeyError)]
@@ -367,7 +374,7 @@ def test_a_rank_that_hangs_is_named_once():
         _, sink = pod.call()
         pod.workers[0].give(1, b"0")
         pod.workers[2].give(1, b"2")
-        await pause(HANGING + 1)
+        await pause(HANG_REPORT_SECONDS + 1)
         [told] = sink.lines
         assert "rank 1 in pod train-0" in told.text
         assert "kt stacks" in told.text
@@ -383,7 +390,7 @@ def test_a_member_that_is_lost_ends_its_calls_and_new_ones_with_the_reason():
         pod = Pod(3)
         _, sink = pod.call()
         pod.lose(2, reason="OOMKilled")
-        await pause(SETTLING)
+        await pause(SETTLE_SECONDS)
         error = sink.error
         assert isinstance(error, WorkerMembershipChanged)
         assert error.reasons == {"train-2": "OOMKilled"}
@@ -431,7 +438,7 @@ def test_without_monitoring_a_loss_is_that_of_its_rank():
         _, sink = pod.call()
         pod.lose(1)
         pod.peers.calls[0].sink.on_lost(AgentDiedError("train-1", "Deleted"))
-        await pause(SETTLING)
+        await pause(SETTLE_SECONDS)
         assert isinstance(sink.error, AgentDiedError)
 
     run(scenario())
@@ -442,10 +449,10 @@ def test_what_fails_because_of_a_loss_waits_for_the_news_of_it():
         pod = Pod(2)
         _, sink = pod.call()
         pod.workers[0].fail(1, RuntimeError("gloo: Connection closed by peer"))
-        await pause(SETTLING * 1.5)
+        await pause(SETTLE_SECONDS * 1.5)
         assert sink.failing is None
         pod.lose(1)
-        await pause(DOUBT)
+        await pause(LOSS_SETTLE_SECONDS)
         assert isinstance(sink.error, WorkerMembershipChanged)
         assert [type(one) for one in sink.error.other_errors] == [RuntimeError]
 
@@ -457,7 +464,7 @@ def test_a_stream_that_ends_is_a_loss_even_without_news():
         pod = Pod(2)
         _, sink = pod.call()
         pod.peers.calls[0].sink.on_lost(AgentDiedError("train-1", "AgentRestarted"))
-        await pause(NEWS + SETTLING)
+        await pause(LOSS_REASON_DELAY + SETTLE_SECONDS)
         assert sink.error.reasons == {"train-1": "AgentRestarted"}
 
     run(scenario())
@@ -492,7 +499,7 @@ def test_a_newer_world_is_asked_for_as_long_as_the_controller_waits_for_it(setti
         pod = Pod(2, launch_timeout=2000, **settings)
         assert not pod.group.takes(opening(restart_procs=True), time.time())
         await pause(3000)
-        assert len(pod.sent) == pytest.approx(seconds / REPEAT, abs=2)
+        assert len(pod.sent) == pytest.approx(seconds / RESEND_INTERVAL, abs=2)
 
     run(scenario())
 
@@ -513,7 +520,7 @@ def test_restart_procs_waits_for_a_newer_world_and_asks_until_it_comes():
         request = opening(restart_procs=True, id="call-9")
         assert not pod.group.takes(request, time.time())
         assert pod.group.takes(opening(), time.time())
-        await pause(2.5 * REPEAT)
+        await pause(2.5 * RESEND_INTERVAL)
         assert set(pod.sent) == {Regroup(id="call-9", epoch=1, is_quorum_awaited=True)}
         assert len(pod.sent) == 3
         waiting_since = time.time()
@@ -522,7 +529,7 @@ def test_restart_procs_waits_for_a_newer_world_and_asks_until_it_comes():
         assert not pod.group.takes(opening(), time.time())
         newer = pod.start()
         assert newer.takes(request, time.time())
-        await pause(2.5 * REPEAT)
+        await pause(2.5 * RESEND_INTERVAL)
         assert len(pod.sent) == 3
         another = opening(restart_procs=True, id="call-10")
         assert newer.takes(another, waiting_since)

@@ -1,4 +1,4 @@
-"""The app of a pod: its runs, from the first process to the last, and which one takes requests."""
+"""The app of a pod: its runs, and the run that gets the requests."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ from kubetorch.specs.compute import MOST_WAITING
 from kubetorch.wire import routes
 from kubetorch.wire.messages import AppView, QueueView
 
-#: What a shell adds to the number of the signal that ended its command.
+#: The number that a shell adds to the signal that ended its command.
 _SIGNALLED = 128
-#: An app may listen on one of them only.
+#: Loopback addresses, of which an app may listen on a single one.
 ADDRESSES = ("127.0.0.1", "::1")
 #: First and longest pause between two attempts, in seconds.
 _PAUSES = (0.02, 0.25)
 #: Seconds that one attempt may take.
-_ATTEMPT = 5.0
+_ATTEMPT_TIMEOUT = 5.0
 #: Characters of a path that stay as they are.
 _QUOTED = "/?&=%:@,;+$!*'()~#[]"
 _PIECE = 4096
@@ -55,16 +55,16 @@ _PIECE = 4096
 STOP_GRACE = 10.0
 #: Seconds for a killed app to be gone.
 KILL_TIMEOUT = 10.0
-#: Seconds of these for what the shell of a killed app has left.
+#: Seconds of these for leftover processes of a killed app's shell.
 REST_TIMEOUT = 5.0
 #: Seconds in which a command that cannot be run at all is noticed.
 SETTLE = 0.2
 #: Seconds that an app has to listen on its own port once it listens on another one.
-DOUBT = 2.0
+OTHER_PORT_GRACE = 2.0
 #: Lines that an error about an app ends with.
 LAST_LINES = 20
-#: What a shell ends with when there is no such command, or it is no program.
-_NOT_RUN = (126, 127)
+#: Exit codes of a shell whose command does not exist, or is no program.
+_NOT_RUN_CODES = (126, 127)
 _SHELL = "/bin/sh"
 _SCRIPT = f'cd -- "$0" && exec {_SHELL} -c "$1"'
 #: Said where a command does not listen on the port of its pod.
@@ -73,7 +73,7 @@ OWN_PORT = (
     "listen on PORT of its environment, which is {port} in the command"
 )
 #: Seconds that a request waits for an app that is being started.
-PATIENCE = 30.0
+SERVING_TIMEOUT = 30.0
 #: Requests and WebSockets at one time.
 REQUEST_LIMIT = 2000
 
@@ -94,7 +94,7 @@ class AppRun:
 
 
 class AppExit(msgspec.Struct, frozen=True):
-    """The end of a run that is not to be repeated."""
+    """The end of a run that must not be repeated."""
 
     generation: int
     exit_code: int
@@ -109,38 +109,38 @@ class AppExit(msgspec.Struct, frozen=True):
 
 
 def exit_code(status: int | None) -> int:
-    """An exit status as shells count it: 128 and the signal's number for one that was killed."""
+    """An exit status as shells count it: 128 plus the signal's number for a killed process."""
     if status is None:
         return _SIGNALLED
     return _SIGNALLED - status if status < 0 else status
 
 
 class AppExitFile:
-    """Remembers on disk how the app ended: an agent that is started again leaves it at that."""
+    """Remembers on disk how the app ended: a restarted agent does not run it again."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
 
     def find(self, generation: int) -> AppExit | None:
         try:
-            found = json_decoder(AppExit).decode(self._file.read_bytes())
+            app_exit = json_decoder(AppExit).decode(self._file.read_bytes())
         except (OSError, msgspec.MsgspecError):
             return None
-        return found if found.generation == generation else None
+        return app_exit if app_exit.generation == generation else None
 
-    def keep(self, ended: AppExit) -> None:
-        """A run ended. On a full disk it is forgotten: then it would be repeated."""
+    def write(self, ended: AppExit) -> None:
+        """Write the end of a run. On a full disk it is lost, and the run would be repeated."""
         with contextlib.suppress(OSError):
             files.write_atomically(self._file, msgspec.json.encode(ended))
 
 
 async def wait_until_healthy(port: int, path: str | None) -> str:
-    """Wait until a server on this port answers; the address that it listens on."""
+    """Wait until a server on this port answers; returns the address that it listens on."""
     pauses = backoff.exponential(first=_PAUSES[0], limit=_PAUSES[1])
     while True:
         for address in ADDRESSES:
             try:
-                async with deadlines.timeout(_ATTEMPT):
+                async with deadlines.timeout(_ATTEMPT_TIMEOUT):
                     if await _answers(address, port, path):
                         return address
             except (OSError, TimeoutError, asyncio.TimeoutError):
@@ -162,7 +162,7 @@ async def _answers(address: str, port: int, path: str | None) -> bool:
         if path is None:
             return True
         host = f"[{address}]" if ":" in address else address
-        # A path that was declared with blanks is asked for as a browser would.
+        # A path with blanks is requested as a browser does.
         target = quote(path, safe=_QUOTED)
         headers = [("Host", f"{host}:{port}"), ("Connection", "close")]
         writer.write(request_head("GET", target, encoded(headers)))
@@ -176,9 +176,9 @@ async def _answers(address: str, port: int, path: str | None) -> bool:
 
 @dataclass(eq=False)
 class AppProcess:
-    """An app that runs, or has run."""
+    """A run of an app, which may have ended."""
 
-    wanted: AppRun
+    app_run: AppRun
     pod_name: str
     service: str
     on_line: Callable[[Line, int], None]
@@ -186,12 +186,12 @@ class AppProcess:
     ended: AppExit | None = None
 
     def __post_init__(self) -> None:
-        self.app, self.port = self.wanted.app, self.wanted.port
-        self.generation = self.wanted.generation
-        #: Where it listens.
+        self.app, self.port = self.app_run.app, self.app_run.port
+        self.generation = self.app_run.generation
+        #: The address that the app listens on.
         self.address = ADDRESSES[0]
-        #: Whether it was asked to end.
-        self.is_asked = False
+        #: True once the agent ends the app.
+        self.is_stopping = False
         self._is_settled = self.ended is not None
         self._last: deque[str] = deque(maxlen=LAST_LINES)
         self._exited = asyncio.Event()
@@ -201,16 +201,16 @@ class AppProcess:
         self._marker = f"{MARKER}={secrets.token_hex(8)}"
         self.pid, self.started = 0, time.time()
         if self.ended is None:
-            self._start(self.wanted)
+            self._start(self.app_run)
         else:
             self._exited.set()
 
-    def _start(self, wanted: AppRun) -> None:
+    def _start(self, app_run: AppRun) -> None:
         output, theirs = os.pipe()
         try:
             self.pid = processes.spawn(
-                (_SHELL, "-c", _SCRIPT, wanted.folder, wanted.app.command),
-                {**wanted.env, MARKER: self._marker.partition("=")[2]},
+                (_SHELL, "-c", _SCRIPT, app_run.folder, app_run.app.command),
+                {**app_run.env, MARKER: self._marker.partition("=")[2]},
                 output=theirs,
                 errors=theirs,
             )
@@ -237,7 +237,7 @@ class AppProcess:
 
     @property
     def is_script(self) -> bool:
-        """True for an app that serves nothing, and is done when it ends."""
+        """True for an app without a port, which is done when it ends."""
         return self.port is None
 
     @property
@@ -258,11 +258,11 @@ class AppProcess:
         return AppView(state=state, pid=self.pid, started=self.started)
 
     async def wait(self) -> None:
-        """Wait until it has ended, and everything that it wrote was read."""
+        """Wait until the app has ended, and all of its output was read."""
         await self._exited.wait()
 
     async def ends_within(self, seconds: float) -> bool:
-        """True if it has ended, or does so in this time."""
+        """True if the app has ended, or ends within this time."""
         with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
             async with deadlines.timeout(seconds):
                 await self._exited.wait()
@@ -271,7 +271,7 @@ class AppProcess:
     # -------------------------------------------------------------------------------- its begin
 
     async def wait_until_serving(self, timeout: float) -> None:
-        """Wait until it serves, or, if it serves nothing, until it is sure that it runs."""
+        """Wait until the app serves; an app without a port only has to run for a moment."""
         if self._is_settled:
             return
         exit_ = asyncio.ensure_future(self._exited.wait())
@@ -289,7 +289,9 @@ class AppProcess:
             )
             if elsewhere.done():
                 ends = (exit_, healthy)
-                await asyncio.wait(ends, timeout=DOUBT, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(
+                    ends, timeout=OTHER_PORT_GRACE, return_when=asyncio.FIRST_COMPLETED
+                )
                 if not healthy.done() and not exit_.done():
                     raise self._failure(f"listens on port {declared}, and not on {port}")
             if self.ended is not None:
@@ -298,11 +300,11 @@ class AppProcess:
                     raise self._failure(
                         f"ended with exit code {code} before it answered on port {port}"
                     )
-                if code in _NOT_RUN:
+                if code in _NOT_RUN_CODES:
                     raise self._failure(f"could not be run: exit code {code}")
             elif not healthy.done():
-                asked = f"GET {path} with 200 " if path else ""
-                raise self._failure(f"did not answer {asked}on port {port}", timeout)
+                request_text = f"GET {path} with 200 " if path else ""
+                raise self._failure(f"did not answer {request_text}on port {port}", timeout)
             else:
                 self.address = healthy.result()
         finally:
@@ -310,13 +312,13 @@ class AppProcess:
         self._is_settled = True
         self.on_change(self)
 
-    def _failure(self, what: str, seconds: float | None = None) -> ServiceHealthError:
+    def _failure(self, problem: str, seconds: float | None = None) -> ServiceHealthError:
         within = "" if seconds is None else f" within {seconds:.0f} s"
         if self.port != self.app.port:
-            what = f"{what}, a port of this pod alone"
+            problem = f"{problem}, a port of this pod alone"
         lines = "".join(f"\n  {line}" for line in self._last)
         error = ServiceHealthError(
-            f"the app {self.app.command!r} in {self.pod_name} {what}{within}"
+            f"the app {self.app.command!r} in {self.pod_name} {problem}{within}"
             + (f"; its last lines:{lines}" if lines else "; it wrote nothing"),
             hint=OWN_PORT
             if self.port != self.app.port
@@ -330,8 +332,8 @@ class AppProcess:
     # ---------------------------------------------------------------------------------- its end
 
     async def drain(self, grace: float) -> None:
-        """End it: SIGTERM to all its processes, and SIGKILL for those that stay."""
-        self.is_asked = True
+        """End the app: SIGTERM to all its processes, and SIGKILL for those that stay."""
+        self.is_stopping = True
         if self.is_alive:
             self._signal(signal.SIGTERM)
             with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
@@ -340,8 +342,8 @@ class AppProcess:
         await self.kill()
 
     async def kill(self) -> None:
-        """End it and all that it started, now."""
-        self.is_asked = True
+        """End the app and all processes that it started, now."""
+        self.is_stopping = True
         self._is_out_of_time.set()
         if self.is_alive:
             self._signal(signal.SIGKILL)
@@ -349,7 +351,7 @@ class AppProcess:
             await self._exited.wait()
 
     def abort(self, error: OutOfMemoryError) -> None:
-        """End it because it used too much memory; its log says so."""
+        """End the app because it used too much memory; its log says so."""
         self._deliver(Line(error.message, "stderr", None, time.time(), None))
         self._signal(signal.SIGKILL)
 
@@ -362,12 +364,12 @@ class AppProcess:
             self._exiting = self._loop.create_task(self._finish_exit())
 
     async def _finish_exit(self) -> None:
-        """The first process has ended: end the others, read what they wrote, say so."""
+        """End the app's other processes after its first one, read their output, report the end."""
         status = processes.exit_status(self.pid)
-        if self.is_asked:
-            await self._let_others_end()
+        if self.is_stopping:
+            await self._wait_for_descendants()
         self._signal(signal.SIGKILL)
-        # Until they are gone, its port is taken.
+        # Until these processes are gone, the app's port is taken.
         with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
             async with deadlines.timeout(REST_TIMEOUT):
                 await process_watch.wait_for_ends(await self._find(processes.kill_session))
@@ -377,16 +379,16 @@ class AppProcess:
         self._exited.set()
         self.on_change(self)
 
-    async def _let_others_end(self) -> None:
-        """Shells end at SIGTERM at once; what they run has the rest of the time that was given."""
-        others = await self._find(processes.members)
-        ends = asyncio.ensure_future(process_watch.wait_for_ends(others))
+    async def _wait_for_descendants(self) -> None:
+        """Wait for the shell's children: the shell ends at SIGTERM at once, they get the grace."""
+        pids = await self._find(processes.members)
+        ends = asyncio.ensure_future(process_watch.wait_for_ends(pids))
         no_time = asyncio.ensure_future(self._is_out_of_time.wait())
         await asyncio.wait((ends, no_time), return_when=asyncio.FIRST_COMPLETED)
         await cancel_all((ends, no_time))
 
     async def _find(self, look: Callable[..., list[int]]) -> list[int]:
-        # What left the session is found by its marker.
+        # Processes that left the session are found by their marker.
         return await asyncio.to_thread(look, self.pid, marker=self._marker)
 
     # ----------------------------------------------------------------------------------- output
@@ -398,7 +400,7 @@ class AppProcess:
 
 @dataclass(eq=False, kw_only=True)
 class AppHost:
-    """Starts apps, and knows the one that serves."""
+    """Starts apps, and leads requests to the app that serves."""
 
     root: Path
     pod_name: str
@@ -409,13 +411,14 @@ class AppHost:
     on_activity: Callable[[], None]
 
     def __post_init__(self) -> None:
-        self._memory = AppExitFile(self.root / "app.json")
+        self._exit_file = AppExitFile(self.root / "app.json")
         self._process: AppProcess | None = None
         self._latest: AppProcess | None = None
         self._refusal: KubetorchError | None = None
         self._changes = Changes()
         self._requests = 0
-        # The slots of the requests, where they are bounded, and whose turn is awaited since when.
+        # The slots of the requests, where they are bounded; and each waiting request with the
+        # future of its turn and the time since which it waits.
         self._slots = Slots()
         self._slots.add(0)
         self._turns: dict[str, tuple[asyncio.Future[None], float]] = {}
@@ -425,37 +428,37 @@ class AppHost:
 
     # --------------------------------------------------------------------------- the supervisor
 
-    async def start(self, wanted: AppRun) -> AppProcess:
-        """Start an app; it may not serve yet. One that is done is left at that."""
-        port = wanted.port
+    async def start(self, app_run: AppRun) -> AppProcess:
+        """Start an app, which may not serve yet; an app that is done is not run again."""
+        port = app_run.port
         if port is not None and not sockets.is_free(port):
             raise StartupError(
                 f"port {port} is taken on the machine of {self.pod_name}, "
-                f"so the app {wanted.app.command!r} cannot listen on it",
+                f"so the app {app_run.app.command!r} cannot listen on it",
                 hint="choose another port; pods without a cluster share the ports of the machine",
             )
         self._latest = AppProcess(
-            wanted,
+            app_run,
             pod_name=self.pod_name,
             service=self.service,
             on_line=self.on_line,
             on_change=self._changed,
-            ended=self._memory.find(wanted.generation),
+            ended=self._exit_file.find(app_run.generation),
         )
         return self._latest
 
     def serve(self, process: AppProcess) -> None:
-        """Requests go to this one."""
+        """Lead requests to this app."""
         self._process, self._refusal = process, None
-        self._let_in(self._slots.resize(process.wanted.concurrency, process.wanted.max_queue))
+        self._let_in(self._slots.resize(process.app_run.concurrency, process.app_run.max_queue))
         self._changes.notify()
 
     def hold(self) -> None:
-        """Requests wait for the next one."""
+        """Let requests wait for the next app."""
         self._process, self._refusal = None, None
 
     def refuse(self, error: KubetorchError) -> None:
-        """None serves, and none is about to."""
+        """Refuse requests: no app serves, and none is about to."""
         self._process, self._refusal = None, error
         self._changes.notify()
 
@@ -463,9 +466,9 @@ class AppHost:
         ended = process.ended
         if ended is not None:
             self.last = time.time()
-            if process.is_done and not process.is_asked:
-                self._memory.keep(ended)
-            elif process is self._process and not process.is_asked:
+            if process.is_done and not process.is_stopping:
+                self._exit_file.write(ended)
+            elif process is self._process and not process.is_stopping:
                 self.on_exit(process)
         self._changes.notify()
         self.on_change()
@@ -474,7 +477,7 @@ class AppHost:
 
     @property
     def view(self) -> AppView | None:
-        """The app, as the controller gets it; `None` when there is none."""
+        """The app, as the controller gets it; `None` without an app."""
         return None if self._latest is None else self._latest.view
 
     @property
@@ -498,9 +501,9 @@ class AppHost:
         return self._latest is not None and self._latest.app.public
 
     async def serving(self) -> AppProcess:
-        """The app that takes requests, once there is one."""
+        """Wait for the app that serves requests, and return it."""
         with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-            async with deadlines.timeout(PATIENCE):
+            async with deadlines.timeout(SERVING_TIMEOUT):
                 while self._refusal is None and (self._process is None or self._process.is_ending):
                     await self._changes.wait()
         if self._refusal is not None:
@@ -508,7 +511,7 @@ class AppHost:
         process = self._process
         if process is None:
             raise CallRefusedError(
-                f"pod {self.pod_name} has had no app that serves for {PATIENCE:g} s",
+                f"pod {self.pod_name} has had no app that serves for {SERVING_TIMEOUT:g} s",
                 hint="kt logs shows what it does",
             )
         if process.is_script:
@@ -521,19 +524,19 @@ class AppHost:
         return process
 
     async def end(self, generation: int) -> None:
-        """Wait for the end of the app of this generation, or until another one takes its place."""
+        """Wait for the end of the app of this generation, or until another app replaces it."""
         while True:
             latest = self._latest
             if latest is not None and latest.generation > generation:
                 return
             if latest is not None and latest.generation == generation:
                 await latest.wait()
-                if latest.is_done or latest.is_asked:
+                if latest.is_done or latest.is_stopping:
                     return
             await self._changes.wait()
 
     def begin(self) -> None:
-        """A request begins, which counts as activity until `finish`."""
+        """Count a request that begins as activity, until `finish`."""
         if self._requests - self._slots.waiting >= REQUEST_LIMIT:
             raise CallRefusedError(f"pod {self.pod_name} has {REQUEST_LIMIT} requests")
         self._count(1)
@@ -558,7 +561,7 @@ class AppHost:
         """Wait until a request of this caller may go to the app, where they are bounded.
 
         Returns:
-            What gives the slot back. It may be called twice.
+            A function that gives the slot back. It may be called twice.
 
         Raises:
             QueueFullError: Too many wait.

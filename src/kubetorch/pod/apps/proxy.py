@@ -31,8 +31,8 @@ COOKIE_AGE = 12 * 3600
 
 _MOUNT = Mount(outside=routes.APP, inside="")
 _PREFIX = b"x-forwarded-prefix"
-#: Seconds until the end of an app is noticed whose port refuses connections.
-_NOTICED = 2.0
+#: Seconds within which the end of an app is noticed whose port refuses connections.
+_EXIT_NOTICE_SECONDS = 2.0
 _PATH = re.compile(rb"/[!-:<-~]*")
 _HINT = (
     "send it as Authorization: Bearer <token>; a browser is sent to the page with "
@@ -60,21 +60,24 @@ def cookie(name: str, token: str, *, path: str, is_secure: bool) -> str:
 class AppNames:
     """The names by which a browser may call the app of a pod in a cluster.
 
-    Any other name may be somebody else's that leads here (DNS rebinding). Addresses and `localhost`
-    cannot be made to.
+    Any other name may be an attacker's that leads here (DNS rebinding). Addresses and `localhost`
+    cannot.
     """
 
     def __init__(self, namespace: str, workload: str) -> None:
         self._namespace = namespace
         self._workload = workload
-        #: Names that the controller said, `*.` before those of a whole domain; `None` from one that
-        #: says none, and then nothing is refused.
-        self.told: tuple[str, ...] | None = None
+        #: Names that the controller reported, with `*.` before a whole domain; `None` from a
+        #: controller that reports none: then no request is refused.
+        self.controller_names: tuple[str, ...] | None = None
 
     def has(self, name: str) -> bool:
-        if self.told is None or asgi.is_loopback(name) or _is_address(name):
+        if self.controller_names is None or asgi.is_loopback(name) or _is_address(name):
             return True
-        if any(name == one or (one[:1] == "*" and name.endswith(one[1:])) for one in self.told):
+        if any(
+            name == pattern or (pattern[:1] == "*" and name.endswith(pattern[1:]))
+            for pattern in self.controller_names
+        ):
             return True
         inner = name.removesuffix(".cluster.local").removesuffix(".svc")
         first, *rest = inner.split(".")
@@ -139,7 +142,7 @@ class AppProxy:
     async def _less_busy(self, headers: list[Header], path: bytes) -> Member | None:
         """The pod that is to answer a request, if it is not this one."""
         latest = self._host.latest
-        if latest is None or not latest.wanted.is_balanced or is_alone(headers):
+        if latest is None or not latest.app_run.is_balanced or is_alone(headers):
             return None
         return None if _is_probe(latest, path) else await self._handing_on.choose()
 
@@ -167,17 +170,17 @@ class AppProxy:
             await send(message)
 
         process = await self._host.serving()
-        asked = {**scope, "query_string": passage.query}
+        app_scope = {**scope, "query_string": passage.query}
         passed = _passed(passage, headers)
         try:
             try:
-                await proxy.relay(asked, passed, receive, send_on, _target(process, headers))
+                await proxy.relay(app_scope, passed, receive, send_on, _target(process, headers))
             except ConnectionRefusedError:
                 # Nothing was sent. If it has just ended, its successor gets the request.
-                if not await process.ends_within(_NOTICED):
+                if not await process.ends_within(_EXIT_NOTICE_SECONDS):
                     raise
                 process = await self._host.serving()
-                await proxy.relay(asked, passed, receive, send_on, _target(process, headers))
+                await proxy.relay(app_scope, passed, receive, send_on, _target(process, headers))
         except (OSError, TimeoutError, asyncio.TimeoutError) as error:
             if has_begun:
                 raise ClientGoneError from error
@@ -224,8 +227,8 @@ class AppProxy:
     ) -> AppRequest:
         """Refuse who may not ask; else the request without what is not the app's business."""
         is_token = self._guard.is_token
-        found = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
-        self._check_page(found, method)
+        header_texts = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
+        self._check_page(header_texts, method)
         # Those of other services are not the app's business either.
         passage = tokens.inspect(
             headers, query, is_ours=lambda token: tokens.is_signed(token) or is_token(token)
@@ -247,7 +250,7 @@ class AppProxy:
             return
         # A proxy that calls the app by another name says what the browser called.
         called = headers.get("x-forwarded-host", host or "").split(",")
-        names = {asgi.host_of(one) for one in (host, *called)}
+        names = {asgi.host_of(host_name) for host_name in (host, *called)}
         if origin is not None and asgi.host_of_origin(origin) not in names:
             raise ForeignOriginError(f"requests of pages from {origin[:200]!r} are refused")
         unknown = [name for name in names if not self._names.has(name)]
@@ -264,12 +267,12 @@ class AppProxy:
         respond = Responder(send, {})
         headers: Mapping[str, str] = {}
         if self._guard.is_token(passage.query_token):
-            known = dict(scope["headers"])
-            is_secure = known.get(b"x-forwarded-proto") == b"https"
-            path = _seen(scope["headers"]) or routes.APP
+            header_values = dict(scope["headers"])
+            is_secure = header_values.get(b"x-forwarded-proto") == b"https"
+            path = _browser_prefix(scope["headers"]) or routes.APP
             text = cookie(self._cookie, passage.query_token, path=path, is_secure=is_secure)
             headers = {"set_cookie": text}
-        # Relative, since who is in between may call this path otherwise.
+        # Relative, since a proxy in between may call this path otherwise.
         name = scope["raw_path"].rpartition(b"/")[2].decode("latin-1")
         query = f"?{passage.query.decode('latin-1')}" if passage.query else ""
         location = f"./{name}{query}"
@@ -286,29 +289,31 @@ def _is_probe(process: AppProcess, path: bytes) -> bool:
 
 def _target(process: AppProcess, headers: list[Header]) -> Target:
     assert process.port is not None
-    return Target(process.address, process.port, _MOUNT._replace(browser_prefix=_seen(headers)))
+    return Target(
+        process.address, process.port, _MOUNT._replace(browser_prefix=_browser_prefix(headers))
+    )
 
 
-def _seen(headers: list[Header]) -> str:
+def _browser_prefix(headers: list[Header]) -> str:
     """The URL at which a browser sees the app, if the sender of the request named one."""
-    told = dict(headers).get(_PREFIX, b"")
-    return told.decode() if _PATH.fullmatch(told) else ""
+    prefix = dict(headers).get(_PREFIX, b"")
+    return prefix.decode() if _PATH.fullmatch(prefix) else ""
 
 
 def _passed(passage: AppRequest, headers: list[Header]) -> list[Header]:
     """The headers that the app gets."""
-    own = [header for header in passage.headers if not is_alone((header,))]
-    return [*own, *_forwarded(headers)]
+    app_headers = [header for header in passage.headers if not is_alone((header,))]
+    return [*app_headers, *_forwarded(headers)]
 
 
 def _forwarded(headers: list[Header]) -> list[Header]:
     """The headers that describe the way of the request."""
-    known = dict(headers)
+    header_values = dict(headers)
     more = []
-    if _PREFIX not in known:
+    if _PREFIX not in header_values:
         more.append((_PREFIX, _MOUNT.outside.encode()))
-    if b"host" in known and b"x-forwarded-host" not in known:
-        more.append((b"x-forwarded-host", known[b"host"]))
-    if b"x-forwarded-proto" not in known:
+    if b"host" in header_values and b"x-forwarded-host" not in header_values:
+        more.append((b"x-forwarded-host", header_values[b"host"]))
+    if b"x-forwarded-proto" not in header_values:
         more.append((b"x-forwarded-proto", b"http"))
     return more

@@ -1,4 +1,4 @@
-"""The agent's HTTP routes, but for the stream: what a token must open for each, and its answer."""
+"""The agent's HTTP routes without the stream: the verbs that a token needs, and the answers."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class Route(NamedTuple):
     is_open: bool = False
 
 
-#: Seconds that a question may wait for its answer, at most.
-_LONGEST = 3600.0
+#: Most seconds that a request may wait for its answer.
+_LONGEST_WAIT = 3600.0
 _CALL = (tokens.CALL,)
 _EXEC = (tokens.EXEC,)
 
@@ -88,7 +88,7 @@ def required_verbs(method: str, path: str) -> tuple[str, ...] | None:
 
     An open path may only be read: a callable may have the same name.
     """
-    if path == routes.RUN:  # whatever the method, as nobody else has any business there
+    if path == routes.RUN:  # whatever the method
         return _EXEC
     route = _ROUTES.get(("GET" if method == "HEAD" else method, path))
     if route is None:
@@ -130,8 +130,8 @@ class App:
             return
         request = Request(scope, receive)
         name = routes.REQUEST_ID.lower()
-        request.headers[name] = given = request_id(request.headers.get(name, ""))
-        respond = Responder(send, {routes.REQUEST_ID: given})
+        request.headers[name] = identity = request_id(request.headers.get(name, ""))
+        respond = Responder(send, {routes.REQUEST_ID: identity})
         try:
             if self.gate.takes(scope["raw_path"]):
                 await self.gate.answer(scope, receive, send)
@@ -166,7 +166,7 @@ class App:
         await route(request, respond)
 
     async def _call(self, request: Request, respond: Responder, send: Send) -> None:
-        """Run a call here, on all pods, or on the least busy one."""
+        """Run a call in this pod, on all pods, or on the least busy pod."""
         name, method = _target(request.path)
         spec = self.calls.spec
         if spec is not None and routes.ALONE.lower() not in request.headers:
@@ -182,7 +182,7 @@ class App:
         await calling.call(request, respond, self.calls, name, method)
 
     async def _hand_on(self, request: Request, send: Send, ordinals: Sequence[int]) -> bool:
-        """Have a less busy pod run a call, or the one of its key, if that is not this pod."""
+        """Let a less busy pod run a call, or the pod of its key; false if this pod has to."""
         key = request.headers.get(routes.IDEMPOTENCY_KEY.lower())
         if key is None:
             member = await self.handing_on.choose()
@@ -190,7 +190,7 @@ class App:
             member = self.handing_on.choose_by(key, ordinals)
         if member is None:
             return False
-        headers, receive = request.again()
+        headers, receive = request.replay()
         return await self.handing_on.relay(member, request.scope, headers, receive, send)
 
     async def _fail(self, error: Exception, respond: Responder) -> None:
@@ -215,7 +215,9 @@ class App:
         """See `routes.serving`."""
         wait = request.query("wait")
         with contextlib.suppress(TimeoutError):
-            async with deadlines.timeout(min(float(wait), _LONGEST) if wait.isdecimal() else 0.0):
+            async with deadlines.timeout(
+                min(float(wait), _LONGEST_WAIT) if wait.isdecimal() else 0.0
+            ):
                 while self.supervisor.is_starting:
                     await self.supervisor.changes.wait()
         status, text = (200, "serving") if self._is_serving else (503, "starting")
@@ -227,14 +229,18 @@ class App:
         return bool(self.supervisor.generation) and (is_app or self.calls.is_serving)
 
     async def _ready(self, request: Request, respond: Responder) -> None:
-        wanted = request.query("launch_id") or None
+        requested_generation = request.query("launch_id") or None
         generation = self.supervisor.generation
-        if not self._is_serving or (wanted is not None and wanted != str(generation)):
+        if not self._is_serving or (
+            requested_generation is not None and requested_generation != str(generation)
+        ):
             raise CallRefusedError(
                 f"pod {self.pod_name} serves generation {generation}"
                 if generation
                 else f"pod {self.pod_name} serves nothing yet",
-                hint=None if wanted is None else f"generation {wanted} was asked for",
+                hint=None
+                if requested_generation is None
+                else f"generation {requested_generation} was asked for",
             )
         spec = self._spec()
         await respond.answer_json(
@@ -255,7 +261,7 @@ class App:
     async def _metrics(self, _request: Request, respond: Responder) -> None:
         calls = self.calls
         restarts, dropped = self.supervisor.restarts, self.log.dropped
-        lost = "Lines that could not be written to the log."
+        lost_lines = "Lines that could not be written to the log."
         figures = (
             ("calls_total", "counter", "Calls that were begun.", calls.total),
             ("calls_failed_total", "counter", "Calls that failed.", calls.failed),
@@ -263,7 +269,7 @@ class App:
             ("last_activity_timestamp", "gauge", "Last begin or end.", calls.last),
             ("generation", "gauge", "Generation that is served.", calls.generation),
             ("worker_restarts_total", "counter", "Workers that died and were replaced.", restarts),
-            ("log_lines_dropped_total", "counter", lost, dropped),
+            ("log_lines_dropped_total", "counter", lost_lines, dropped),
         )
         text = "".join(
             f"# HELP kubetorch_{name} {about}\n# TYPE kubetorch_{name} {kind}\n"
@@ -276,15 +282,15 @@ class App:
         from kubetorch.pod.http import openapi  # noqa: PLC0415  # rarely needed, and imports ast
 
         spec = self._spec()
-        found = await asyncio.to_thread(
+        operations = await asyncio.to_thread(
             openapi.operations, spec, self.supervisor.code, self._together(spec)
         )
         if request.path == routes.OPENAPI:
-            document = openapi.document(spec.callable, spec.name, found)
+            document = openapi.document(spec.callable, spec.name, operations)
             await respond.answer(200, json.dumps(document, indent=2).encode())
         else:
             base = f"http://{request.headers.get('host', '')}"
-            text = openapi.page(spec.callable, spec.name, found, base)
+            text = openapi.page(spec.callable, spec.name, operations, base)
             await respond.answer(200, text.encode(), "text/html; charset=utf-8")
 
     def _together(self, spec: WorkloadSpec) -> tuple[int, ...] | None:
@@ -292,12 +298,12 @@ class App:
 
     async def _app_status(self, _request: Request, respond: Responder) -> None:
         view = self.apps.view if self.supervisor.serves_app else None
-        found: dict[str, object] = {"running": None if view is None else view.state != "exited"}
+        status: dict[str, object] = {"running": None if view is None else view.state != "exited"}
         if view is not None and view.state == "exited":
-            found["exit_code"] = view.exit_code
+            status["exit_code"] = view.exit_code
         elif view is not None:
-            found["pid"] = view.pid
-        await respond.answer_json(200, found)
+            status["pid"] = view.pid
+        await respond.answer_json(200, status)
 
     async def _logs(self, request: Request, respond: Responder) -> None:
         count = min(_number(request.query("tail", str(TAIL))), _TAIL_LIMIT)
@@ -325,9 +331,11 @@ class App:
     async def _stacks(self, request: Request, respond: Responder) -> None:
         text = request.query("rank")
         rank = _number(text) if text else None
-        workers = [one for one in self.workers.alive if rank in (None, one.rank)]
-        found = await asyncio.gather(*(worker.stacks() for worker in workers))
-        await respond.answer(200, messages.encode(sorted(found, key=lambda one: one.rank or 0)))
+        workers = [worker for worker in self.workers.alive if rank in (None, worker.rank)]
+        stacks = await asyncio.gather(*(worker.stacks() for worker in workers))
+        await respond.answer(
+            200, messages.encode(sorted(stacks, key=lambda stack: stack.rank or 0))
+        )
 
     def _spec(self) -> WorkloadSpec:
         if self.calls.spec is None:

@@ -26,7 +26,7 @@ from kubetorch.lib.http_server import Refusal
 from kubetorch.wire import exceptions, tokens
 
 #: Seconds for which the agent's own tokens are good: it uses them at once.
-OWN_SECONDS = 300.0
+OWN_TOKEN_SECONDS = 300.0
 #: Genuine tokens that are remembered, so that each is verified once.
 _CACHE_SIZE = 256
 
@@ -40,8 +40,8 @@ class Credentials:
     @classmethod
     def read(cls, path: str) -> Credentials:
         try:
-            found = json.loads(Path(path).read_bytes())
-            return cls(bytes.fromhex(found["key"]), str(found["session"]), str(found["user"]))
+            fields = json.loads(Path(path).read_bytes())
+            return cls(bytes.fromhex(fields["key"]), str(fields["session"]), str(fields["user"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(
                 f"the credentials in {path} cannot be read: {type(error).__name__}"
@@ -61,23 +61,23 @@ class Guard:
         self._key, self._user = credentials.key, credentials.user
         self._audience = audience
         self.token_command = tokens.command(audience)
-        #: Whether it listens on loopback, where pages of other sites could reach it.
+        #: True if the agent listens on loopback, where pages of other sites could reach it.
         self.is_local = asgi.is_loopback(host)
         self._clock = clock
-        # Genuine tokens: when they end, and what they open.
-        self._known: dict[str, tuple[float, tuple[str, ...]]] = {}
+        # The genuine tokens: when each expires, and the verbs that it allows.
+        self._verified_tokens: dict[str, tuple[float, tuple[str, ...]]] = {}
 
-    def take_key(self, key: bytes) -> None:
+    def set_key(self, key: bytes) -> None:
         if key != self._key:
             self._key = key
-            self._known.clear()
+            self._verified_tokens.clear()
 
     def own_token(self) -> str | None:
         """A token for calls of this workload; `None` without a key."""
         if not self._key:
             return None
         now = self._clock()
-        claims = tokens.Claims(self._audience, now + OWN_SECONDS, issued=now)
+        claims = tokens.Claims(self._audience, now + OWN_TOKEN_SECONDS, issued=now)
         return tokens.sign(self._key, claims)
 
     def check_origin(self, host: str | None, origin: str | None) -> None:
@@ -111,7 +111,7 @@ class Guard:
     def _verify(self, token: str) -> tuple[str, ...]:
         """The verbs that a token allows."""
         now = self._clock()
-        expires, verbs = self._known.get(token, (0.0, ()))
+        expires, verbs = self._verified_tokens.get(token, (0.0, ()))
         if expires > now:
             return verbs
         if self._user and hmac.compare_digest(tokens.fingerprint(token), self._user):
@@ -123,7 +123,7 @@ class Guard:
             raise CallRefusedError(
                 "this pod is not ready: its controller has not said yet whom to let in"
             )
-        if len(self._known) >= _CACHE_SIZE:
-            self._known.clear()
-        self._known[token] = expires, verbs
+        if len(self._verified_tokens) >= _CACHE_SIZE:
+            self._verified_tokens.clear()
+        self._verified_tokens[token] = expires, verbs
         return verbs

@@ -1,8 +1,8 @@
 """A `POST` to a service with several pods: the pod that gets it passes it on to all of them.
 
-It is a client of its siblings, and of itself: each runs the call as if it were alone, with the same
-arguments and the same token. The answer is the JSON list of theirs, in pod order; of a generator
-their lines, as they come, each with the number of its pod.
+That pod is a client of its siblings, and of itself: each runs the call as if it were alone, with
+the same arguments and the same token. The answer is the JSON list of their answers, in pod order;
+for a generator it is their lines, as they come, each with the number of its pod.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from kubetorch.pod.membership import Membership
 from kubetorch.wire import exceptions, routes
 from kubetorch.wire.messages import Member
 
-#: Seconds that a pod which is away is waited for.
+#: Seconds that the call waits for a pod that cannot be reached.
 PATIENCE = 30.0
 #: Seconds that the other pods get to say how their calls ended once one has failed.
-SETTLING = 0.2
-_CONNECTING = 5.0
+SETTLE_SECONDS = 0.2
+_CONNECT_TIMEOUT = 5.0
 #: Bytes that one value of a generator may have as JSON.
 _VALUE_LIMIT = 1024 * 1024 * 1024
 _PASSED_ON = (
@@ -71,7 +71,7 @@ class _Answer:
 async def call(
     request: Request, respond: Responder, members: Membership, ordinals: Sequence[int]
 ) -> None:
-    """Run the call that a request describes on these pods, and answer with what comes of it."""
+    """Run the call that a request describes on these pods, and answer with their answers."""
     body = await request.body(calling.BODY_LIMIT)
     headers = {
         name: request.headers[name.lower()]
@@ -87,25 +87,25 @@ async def call(
         )
         for ordinal in ordinals
     ]
-    gone = asyncio.ensure_future(request.disconnected())
+    disconnect = asyncio.ensure_future(request.disconnected())
     try:
-        await _settle(tasks, gone)
-        if not gone.done():
+        await _settle(tasks, disconnect)
+        if not disconnect.done():
             answers = [task.result() if task.done() else None for task in tasks]
             await _answer(answers, respond)
     finally:
-        await cancel_all((*tasks, gone))
+        await cancel_all((*tasks, disconnect))
 
 
-async def _settle(tasks: Sequence[asyncio.Task[_Answer]], gone: asyncio.Task[None]) -> None:
-    """Wait for all answers, or for one that is a failure and those that come with it."""
+async def _settle(tasks: Sequence[asyncio.Task[_Answer]], disconnect: asyncio.Task[None]) -> None:
+    """Wait for all answers, or for the first failure and answers within a moment of it."""
     pending = set(tasks)
-    while pending and not gone.done():
-        await asyncio.wait({*pending, gone}, return_when=asyncio.FIRST_COMPLETED)
+    while pending and not disconnect.done():
+        await asyncio.wait({*pending, disconnect}, return_when=asyncio.FIRST_COMPLETED)
         pending = {task for task in pending if not task.done()}
         if any(task.done() and task.result().has_failed for task in tasks):
             if pending:
-                await asyncio.wait(pending, timeout=SETTLING)
+                await asyncio.wait(pending, timeout=SETTLE_SECONDS)
             return
 
 
@@ -116,8 +116,8 @@ async def _answer(answers: Sequence[_Answer | None], respond: Responder) -> None
             await respond.write(answer.body + b"\n")
         await respond.write(b"", more=False)
     elif failed:
-        first, *others = (json.loads(answer.body) for answer in failed)
-        first["other_errors"] = others
+        first, *other_failures = (json.loads(answer.body) for answer in failed)
+        first["other_errors"] = other_failures
         await respond.answer(failed[0].status, json.dumps(first, ensure_ascii=False).encode())
     else:
         values = [answer.as_json() for answer in answers if answer is not None]
@@ -164,7 +164,7 @@ class _Part:
                     member.url + path,
                     headers,
                     body,
-                    connect_timeout=_CONNECTING,
+                    connect_timeout=_CONNECT_TIMEOUT,
                     timeout=None,
                 )
                 with contextlib.suppress(transports.UnreachableError):
@@ -172,11 +172,11 @@ class _Part:
                     if not answer.is_refusal:
                         return answer
                     refused = answer
-            left = deadline - loop.time()
-            if left <= 0:
+            remaining_seconds = deadline - loop.time()
+            if remaining_seconds <= 0:
                 break
             with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-                async with deadlines.timeout(min(delay, left)):
+                async with deadlines.timeout(min(delay, remaining_seconds)):
                     await self.members.changes.wait()
         error = CallRefusedError(f"pod {self.ordinal} could not be reached")
         return refused or _failure(error, None, started=False)

@@ -28,10 +28,11 @@ from kubetorch.wire.rank_values import Buffer
 
 #: Bytes that the body of a `POST` may have, decompressed; streams take more.
 BODY_LIMIT = 64 * 1024 * 1024
-#: Bytes that are parsed in the event loop, and who parses more: the parser holds the interpreter.
+#: Most bytes that are parsed in the event loop, and the thread that parses longer bodies: the
+#: parser holds the interpreter.
 _LONG, _parser = 1024 * 1024, ThreadPoolExecutor(1, "kubetorch-parse")
 _BYTES = "application/octet-stream"
-#: What a header takes of a content type that user code made itself.
+#: The content types of user code that a header accepts.
 _CONTENT_TYPE = re.compile(rb"[\x20-\x7e]{1,200}")
 
 
@@ -63,7 +64,7 @@ _decoder = msgspec.json.Decoder(_Arguments | str)
 async def call(
     request: Request, respond: Responder, calls: Calls, name: str, method: str | None
 ) -> None:
-    """Run the call that a request describes, and answer with what it comes to."""
+    """Run the call that a request describes, and answer with its outcome."""
     codec = request.headers.get(routes.SERIALIZATION.lower(), "json").strip().lower()
     if codec in codecs.OFFERED:
         raise SerializationError(
@@ -100,7 +101,7 @@ async def call(
 
 
 async def is_for_any(request: Request) -> bool:
-    """True if a request asks for the least busy pod; one that makes no sense asks for nothing."""
+    """True if a request asks for the least busy pod; a malformed request does not."""
     body = await request.body(BODY_LIMIT)
     if b'"any"' not in body:
         return False
@@ -126,7 +127,7 @@ def parse_arguments(body: bytes, codec: str) -> Arguments:
             return Arguments(pickle.dumps({"args": [], "kwargs": {}}))
         return Arguments(b'{"args":[],"kwargs":{}}')
     try:
-        found = _decoder.decode(body)
+        decoded = _decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         _check_text(body)
         _check_keys(str(error))
@@ -134,42 +135,42 @@ def parse_arguments(body: bytes, codec: str) -> Arguments:
             f"the body is not JSON of the form {_FORM}: {error}",
             hint="with Content-Type: application/json",
         ) from error
-    asked = _Arguments() if isinstance(found, str) else found
-    choice = (asked.workers, bool(asked.restart_procs))
+    options = _Arguments() if isinstance(decoded, str) else decoded
+    choice = (options.workers, bool(options.restart_procs))
     if codec == "pickle":
-        data = found if isinstance(found, str) else found.data
+        data = decoded if isinstance(decoded, str) else decoded.data
         if data is None:
             raise ProtocolError('the body has no "data": the pickled arguments in base64')
         try:
             return Arguments(base64.b64decode(data, validate=True), *choice)
         except (binascii.Error, ValueError) as error:
             raise ProtocolError(f'"data" is not base64: {error}') from error
-    if isinstance(found, str):
+    if isinstance(decoded, str):
         raise ProtocolError(f"the body is a string; it must be {_FORM}")
-    if found.data is not None:
+    if decoded.data is not None:
         raise ProtocolError(
             f'"data" is for pickled arguments; this body is {codec}',
             hint=f'{routes.SERIALIZATION}: pickle says so; in JSON there are "args" and "kwargs"',
         )
-    args, kwargs = bytes(found.args), bytes(found.kwargs)
+    args, kwargs = bytes(decoded.args), bytes(decoded.kwargs)
     if not args.startswith(b"[") or not kwargs.startswith(b"{"):
         raise ProtocolError(f'"args" must be a list and "kwargs" an object: {_FORM}')
     return Arguments(b'{"args":%b,"kwargs":%b}' % (args, kwargs), *choice)
 
 
 def _check_text(body: bytes) -> None:
-    """Refuse half of a character, of which the parser says that something is cut."""
-    found = _LONE.search(body, 0, _LONG)
-    if found is not None:
+    """Refuse half of a character, for which the parser's own error would be misleading."""
+    lone_surrogate = _LONE_SURROGATE.search(body, 0, _LONG)
+    if lone_surrogate is not None:
         raise ProtocolError(
-            f"the body has {found[1].decode()} at byte {found.start(1)}, half of a character that "
-            "JSON writes as a pair of such escapes",
+            f"the body has {lone_surrogate[1].decode()} at byte {lone_surrogate.start(1)}, half of "
+            "a character that JSON writes as a pair of such escapes",
             hint="write text as UTF-8; bytes that are no text travel as base64",
         )
 
 
 #: A surrogate without the other one of its pair, as an escape of JSON.
-_LONE = re.compile(
+_LONE_SURROGATE = re.compile(
     rb"(?<!\\)(?:\\\\)*"
     rb"(\\u[dD][89abAB][\da-fA-F]{2}(?!\\u[dD][c-fC-F])"
     rb"|(?<!\\u[dD][89abAB][\da-fA-F]{2})\\u[dD][c-fC-F][\da-fA-F]{2})"
@@ -177,18 +178,18 @@ _LONE = re.compile(
 
 
 def _check_keys(error: str) -> None:
-    """Refuse a body with a key that means nothing: it may be one that is misspelt."""
-    found = _UNKNOWN_KEY.match(error)
-    if found is not None:
-        key, known = found[1], _Arguments.__struct_fields__
+    """Refuse a body with an unknown key, which may be misspelt."""
+    unknown_key = _UNKNOWN_KEY.match(error)
+    if unknown_key is not None:
+        key, known_keys = unknown_key[1], _Arguments.__struct_fields__
         raise ProtocolError(
             f"the body has the key {json.dumps(key)[:_SHOWN]}, which means nothing: it must be "
             f"{_FORM}",
-            hint=did_you_mean(key, known) or f"arguments by name lie in kwargs: {_EXAMPLE}",
+            hint=did_you_mean(key, known_keys) or f"arguments by name lie in kwargs: {_EXAMPLE}",
         )
 
 
-#: What msgspec says of one, and how much of it is shown.
+#: The error of msgspec for an unknown key, and how many characters of the key are shown.
 _UNKNOWN_KEY, _SHOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL), 80
 _EXAMPLE = '{"kwargs": {"x": 1}}'
 _FORM = '{"args": [...], "kwargs": {...}}'
@@ -212,7 +213,7 @@ def timeout_of(headers: Mapping[str, str], header: str = routes.TIMEOUT) -> floa
 
 
 def _open(calls: Calls, opening: Open, caller: HttpCaller, arguments: bytes) -> Call | None:
-    earlier = calls.repeated(opening)
+    earlier = calls.find_earlier(opening)
     if earlier is not None:
         return join(earlier, caller)
     running = calls.open(opening, caller)
@@ -253,7 +254,10 @@ async def _answer(result: _Value, respond: Responder) -> None:
             await respond.begin(200, NDJSON)
         await respond.write(_lines("return", codec, segments), more=False)
     elif codec == rank_values.CODEC:
-        values = (_json(one.codec, one.segments) for one in rank_values.unpack(segments))
+        values = (
+            _json(rank_value.codec, rank_value.segments)
+            for rank_value in rank_values.unpack(segments)
+        )
         await respond.answer(200, b"[%b]" % b",".join(values), JSON)
     elif codec == "none" and len(segments) == 2:
         # Raw content and its type, which the user's code made itself.
@@ -268,10 +272,11 @@ def _lines(key: str, codec: str, segments: Sequence[Buffer]) -> bytes:
     if codec != rank_values.CODEC:
         return b'{"%b":%b}\n' % (key.encode(), _json(codec, segments))
     return b"".join(
-        b'{"rank":%d,"%b":%b}\n' % (one.rank, key.encode(), _json(one.codec, one.segments))
-        for one in rank_values.unpack(segments)
+        b'{"rank":%d,"%b":%b}\n'
+        % (rank_value.rank, key.encode(), _json(rank_value.codec, rank_value.segments))
+        for rank_value in rank_values.unpack(segments)
         # A rank that has ended returns its value with the others, at the end.
-        if key == "return" or not one.is_streamed
+        if key == "return" or not rank_value.is_streamed
     )
 
 
@@ -297,7 +302,7 @@ def _check_json(text: Buffer) -> None:
 
 
 class _Value(NamedTuple):
-    """What a generator yielded, or the call returned: still encoded, in memory that stays."""
+    """A value that a generator yielded or the call returned: encoded, in memory that stays."""
 
     codec: str
     segments: list[memoryview]
@@ -317,7 +322,7 @@ class HttpCaller:
         #: Values, a failure as JSON, or `None` when the client is gone. At most as many values as a
         #: generator may be ahead of its grants.
         self.events: asyncio.Queue[_Value | bytes | None] = asyncio.Queue()
-        #: That the instance was made anew, and why, as a header can say it.
+        #: The notice that the instance was made anew, as text for a header.
         self.notice: str | None = None
 
     def on_queued(self) -> None:

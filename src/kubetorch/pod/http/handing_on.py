@@ -1,12 +1,12 @@
-"""A request that any pod may answer: the pod that gets it hands it on if a sibling is less busy.
+"""A request that any pod may answer: the pod that gets it passes it on to a less busy sibling.
 
     client ── agent ──┬── its own workers, or its own app
                       └── agent of the sibling with the fewest calls, which keeps it
 
-It asks its siblings how many calls they have, not more often than every `FRESH` seconds, and counts
-those that it hands on meanwhile. In a cluster a Service spreads requests already, so a pod without
-calls keeps what it gets. On one machine all requests come to one pod, which takes turns with those
-that are as busy.
+The pod asks its siblings for the numbers of their calls, at most once in `LOAD_VALID_SECONDS`, and
+counts the requests that it passes on meanwhile. In a cluster a Service spreads requests already, so
+a pod without calls answers its requests itself. On one machine all requests come to one pod, which
+takes turns with pods that are as busy.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from kubetorch.pod.membership import Membership
 from kubetorch.wire import routes
 from kubetorch.wire.messages import Member
 
-#: Seconds for which the numbers of calls of siblings are known, and that a sibling has to say its.
-FRESH, ANSWERING = 0.05, 0.5
-#: Siblings that are asked, chosen by chance where there are more.
-ASKED = 8
+#: Seconds for which the siblings' numbers of calls are valid, and that a sibling has to answer.
+LOAD_VALID_SECONDS, ANSWER_TIMEOUT = 0.05, 0.5
+#: Most siblings that are asked; where there are more, chance chooses.
+SIBLING_LIMIT = 8
 #: Bytes of a sibling's answer.
 _ANSWER_LIMIT = 1000
 _ALONE = routes.ALONE.lower().encode()
@@ -43,7 +43,7 @@ _SAME_PATHS = Mount(outside="", inside="")
 
 
 def is_alone(headers: Iterable[Header]) -> bool:
-    """True if another pod has handed a request on: it stays here."""
+    """True if another pod has passed a request on: this pod answers it."""
     return any(name == _ALONE for name, _ in headers)
 
 
@@ -52,21 +52,21 @@ class HandingOn:
     pod_name: str
     members: Membership
     token: Callable[[], str | None]
-    #: Calls that this pod has.
+    #: The number of calls of this pod.
     load: Callable[[], int]
-    #: Whether all requests come to one pod of several.
+    #: True if all requests come to one pod of several.
     takes_turns: bool
-    #: False where a scaler decides, which counts the requests of each pod.
+    #: False under a scaler, which counts the requests of each pod.
     is_on: bool = True
 
     def __post_init__(self) -> None:
-        self._pool = HttpPool(connect_timeout=ANSWERING)
-        self._asking = asyncio.Lock()
-        self._asked_at = -FRESH
-        # Calls of siblings by pod: as they said, and handed on since.
+        self._pool = HttpPool(connect_timeout=ANSWER_TIMEOUT)
+        self._loads_lock = asyncio.Lock()
+        self._loads_time = -LOAD_VALID_SECONDS
+        # Calls of siblings by pod: the numbers that they reported, and requests passed on since.
         self._loads: Counter[str] = Counter()
-        # Requests that a sibling has from here.
-        self._handed: Counter[str] = Counter()
+        # Requests of this pod that a sibling has.
+        self._forwarded: Counter[str] = Counter()
         # When each pod was chosen last, as numbers.
         self._turns: Counter[str] = Counter()
         self._numbers = itertools.count(1)
@@ -80,7 +80,7 @@ class HandingOn:
         """The sibling that is to answer a request; `None`: this pod."""
         if not self.is_on or not self._siblings or not (self.load() or self.takes_turns):
             return None
-        await self._ask_all()
+        await self._refresh_loads()
         siblings = {member.pod: member for member in self._siblings if member.pod in self._loads}
         loads = {self.pod_name: self.load(), **{pod: self._loads[pod] for pod in siblings}}
 
@@ -93,7 +93,7 @@ class HandingOn:
         return siblings.get(chosen)
 
     def choose_by(self, key: str, ordinals: Sequence[int]) -> Member | None:
-        """The sibling that answers all requests with a key, as every client chooses it."""
+        """The sibling that answers all requests with a key; every client chooses the same."""
         member = self.members.find(ordinals[zlib.crc32(key.encode()) % len(ordinals)])
         is_sibling = member is not None and member.url and member.pod != self.pod_name
         return member if self.is_on and is_sibling else None
@@ -104,30 +104,30 @@ class HandingOn:
             member for member in self.members.members if member.url and member.pod != self.pod_name
         ]
 
-    async def _ask_all(self) -> None:
+    async def _refresh_loads(self) -> None:
         loop = asyncio.get_running_loop()
-        async with self._asking:
-            if loop.time() - self._asked_at < FRESH:
+        async with self._loads_lock:
+            if loop.time() - self._loads_time < LOAD_VALID_SECONDS:
                 return
             siblings = self._siblings
-            if len(siblings) > ASKED:
-                siblings = random.sample(siblings, ASKED)
-            counts = await asyncio.gather(*map(self._ask, siblings))
+            if len(siblings) > SIBLING_LIMIT:
+                siblings = random.sample(siblings, SIBLING_LIMIT)
+            counts = await asyncio.gather(*map(self._load_of, siblings))
             self._loads.clear()
             for member, calls in zip(siblings, counts, strict=True):
                 if calls is not None:
-                    self._loads[member.pod] = max(calls, self._handed[member.pod])
-            self._asked_at = loop.time()
+                    self._loads[member.pod] = max(calls, self._forwarded[member.pod])
+            self._loads_time = loop.time()
 
-    async def _ask(self, member: Member) -> int | None:
-        """The number of calls of a sibling that serves; `None` of any other."""
+    async def _load_of(self, member: Member) -> int | None:
+        """The number of calls of a sibling; `None` if it does not serve."""
         parts = urlsplit(member.url)
         route = transports.Route(parts.hostname or "", parts.port or 80)
-        asked = Request("GET", routes.LOAD, ((routes.AUTHORIZATION, f"Bearer {self.token()}"),))
+        request = Request("GET", routes.LOAD, ((routes.AUTHORIZATION, f"Bearer {self.token()}"),))
         try:
-            async with deadlines.timeout(ANSWERING):
-                answer = await self._pool.send(route, asked, timeout=ANSWERING)
-                text = await answer.read(_ANSWER_LIMIT, timeout=ANSWERING)
+            async with deadlines.timeout(ANSWER_TIMEOUT):
+                answer = await self._pool.send(route, request, timeout=ANSWER_TIMEOUT)
+                text = await answer.read(_ANSWER_LIMIT, timeout=ANSWER_TIMEOUT)
             return int(json.loads(text)["calls"]) if answer.status == 200 else None
         except (OSError, TimeoutError, asyncio.TimeoutError, ValueError, KeyError):
             return None
@@ -135,16 +135,16 @@ class HandingOn:
     # -------------------------------------------------------------------------------- the request
 
     def begin(self, member: Member) -> Callable[[], None]:
-        """A sibling has one request more, until what is returned is called."""
+        """Count one more request of a sibling, until the returned function is called."""
         pod, is_over = member.pod, False
         self._loads[pod] += 1
-        self._handed[pod] += 1
+        self._forwarded[pod] += 1
 
         def end() -> None:
             nonlocal is_over
             if not is_over:
                 self._loads[pod] -= self._loads[pod] > 0
-                self._handed[pod] -= 1
+                self._forwarded[pod] -= 1
             is_over = True
 
         return end
@@ -156,13 +156,13 @@ class HandingOn:
 
     @staticmethod
     def headers(headers: Sequence[Header]) -> list[Header]:
-        """Those of a request that is handed on."""
+        """The headers of a request that is passed on."""
         return [*headers, (_ALONE, b"1")]
 
     async def relay(
         self, member: Member, scope: Scope, headers: Sequence[Header], receive: Receive, send: Send
     ) -> bool:
-        """Have a sibling answer a request; false if it cannot be reached, and has got nothing."""
+        """Let a sibling answer a request; false if it cannot be reached, and has read nothing."""
         has_begun = has_read = False
 
         async def receive_on() -> Message:

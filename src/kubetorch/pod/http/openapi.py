@@ -1,7 +1,7 @@
 """A description of the deployed callable for people and programs that call it by HTTP.
 
-It is made from the source, which is parsed and never run: the agent does not import user code. What
-stands only at run time (parameters that a decorator adds) is not in it.
+The description is made from the source, which is parsed and never run: the agent does not import
+user code. Parameters that exist only at run time, as those that a decorator adds, are missing.
 """
 
 from __future__ import annotations
@@ -65,31 +65,36 @@ def operations(
 
     Several pods that are called `together` answer with the list of their results.
     """
-    found = _operations(spec.callable, code)
+    declared_operations = _read_operations(spec.callable, code)
     if together is None:
-        return found
+        return declared_operations
     size = {"minItems": len(together), "maxItems": len(together)}
-    return [replace(one, result={"type": "array", "items": one.result, **size}) for one in found]
+    return [
+        replace(operation, result={"type": "array", "items": operation.result, **size})
+        for operation in declared_operations
+    ]
 
 
-def _operations(ref: CallableRef, code: Path | None) -> list[Operation]:
+def _read_operations(ref: CallableRef, code: Path | None) -> list[Operation]:
     fallback = [Operation(None, f"{ref.name}(...)", "", (), True, {})]
     if code is None or ref.source_file is None:
         return fallback
     project = Sources([code / root for root in (ref.root, *ref.roots)])
-    found = project.find(code / ref.source_file, ref.module, ref.qualname)
-    if isinstance(found, Class):
-        return [_operation(node, name) for name, node in project.methods(found).items()]
-    return fallback if found is None else [_operation(found, None)]
+    definition = project.find(code / ref.source_file, ref.module, ref.qualname)
+    if isinstance(definition, Class):
+        return [_operation(node, name) for name, node in project.methods(definition).items()]
+    return fallback if definition is None else [_operation(definition, None)]
 
 
-def document(ref: CallableRef, service: str, found: Sequence[Operation]) -> dict[str, Any]:
+def document(
+    ref: CallableRef, service: str, declared_operations: Sequence[Operation]
+) -> dict[str, Any]:
     return {
         "openapi": "3.1.0",
         "info": {"title": service, "version": "1"},
         "paths": {
             routes.callable_path(ref.name, operation.method): {"post": _post(ref, operation)}
-            for operation in found
+            for operation in declared_operations
         },
         "security": [{"token": []}],
         "components": {
@@ -99,10 +104,12 @@ def document(ref: CallableRef, service: str, found: Sequence[Operation]) -> dict
     }
 
 
-def page(ref: CallableRef, service: str, found: Sequence[Operation], base: str) -> str:
-    """A page for people; it loads nothing from anywhere."""
+def page(
+    ref: CallableRef, service: str, declared_operations: Sequence[Operation], base: str
+) -> str:
+    """A page for people; the page loads no scripts, styles or images."""
     parts = [_HEAD.format(title=html.escape(service))]
-    for operation in found:
+    for operation in declared_operations:
         path = routes.callable_path(ref.name, operation.method)
         types = [(p, p.schema.get("type", "…")) for p in operation.parameters]
         example = {
@@ -154,7 +161,9 @@ def _operation(node: Function, method: str | None) -> Operation:
         method,
         f"{prefix}{node.name}({ast.unparse(arguments)}){returns}",
         ast.get_docstring(node) or "",
-        tuple(_parameter(one, default, one in by_position) for one, default in pairs),
+        tuple(
+            _parameter(argument, default, argument in by_position) for argument, default in pairs
+        ),
         arguments.kwarg is not None,
         _schema(node.returns),
         _yields(node),
@@ -225,15 +234,17 @@ def _any_of(options: Sequence[ast.expr]) -> dict[str, Any]:
     return {"anyOf": schemas} if all(schemas) else {}
 
 
-def _described(parameter: Parameter) -> dict[str, Any]:
-    said = {} if parameter.default is None else {"description": f"default: {parameter.default}"}
-    return {**parameter.schema, **said}
+def _described_schema(parameter: Parameter) -> dict[str, Any]:
+    description = (
+        {} if parameter.default is None else {"description": f"default: {parameter.default}"}
+    )
+    return {**parameter.schema, **description}
 
 
 def _post(ref: CallableRef, operation: Operation) -> dict[str, Any]:
     by_name = [p for p in operation.parameters if not p.by_position]
     by_position = [p for p in operation.parameters if p.by_position]
-    properties = {p.name: _described(p) for p in by_name}
+    properties = {p.name: _described_schema(p) for p in by_name}
     required = [p.name for p in operation.parameters if p.is_required]
     kwargs: dict[str, Any] = {
         "type": "object",
@@ -246,7 +257,7 @@ def _post(ref: CallableRef, operation: Operation) -> dict[str, Any]:
     }
     if by_position:
         body["properties"]["args"] |= {
-            "prefixItems": [{"title": p.name, **_described(p)} for p in by_position],
+            "prefixItems": [{"title": p.name, **_described_schema(p)} for p in by_position],
             "minItems": sum(p.is_required for p in by_position),
         }
     if required:
@@ -274,7 +285,7 @@ def _post(ref: CallableRef, operation: Operation) -> dict[str, Any]:
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-#: How often a name may lead to another one before that is taken for a circle.
+#: How many names may lead to each other before they are taken for a circle.
 _STEPS = 30
 #: Decorators that make a value of a function, not a method.
 _OF_VALUES = frozenset({"property", "cached_property", "getter", "setter", "deleter"})
@@ -289,17 +300,17 @@ class Module:
 
 @dataclass(frozen=True)
 class Class:
-    """A class, and the module whose names it knows its bases by."""
+    """A class, and the module in which the names of its bases are looked up."""
 
     node: ast.ClassDef
     module: Module
 
 
-Found = Module | Class | Function
+Definition = Module | Class | Function
 
 
 class Sources:
-    """The source of a project, with what its classes inherit from each other."""
+    """The source of a project, in which names are followed from module to module."""
 
     def __init__(self, roots: Sequence[Path]) -> None:
         self._roots = roots
@@ -307,73 +318,83 @@ class Sources:
 
     def find(self, file: Path, module: str, qualname: str) -> Class | Function | None:
         """The definition with this qualified name in a file."""
-        read = _read(file, tuple(module.split(".")))
-        if read is None:
+        parsed_module = _read(file, tuple(module.split(".")))
+        if parsed_module is None:
             return None
-        self._modules[read.name] = read
+        self._modules[parsed_module.name] = parsed_module
         first, *rest = qualname.split(".")
-        found: Found | None = self._name(read, first, _STEPS)
+        definition: Definition | None = self._resolve_name(parsed_module, first, _STEPS)
         for name in rest:
-            found = self._attribute(found, name, _STEPS)
-        return None if isinstance(found, Module) else found
+            definition = self._resolve_attribute(definition, name, _STEPS)
+        return None if isinstance(definition, Module) else definition
 
-    def methods(self, found: Class) -> dict[str, Function]:
+    def methods(self, definition: Class) -> dict[str, Function]:
         """The methods of a class that can be called: its own first, then the inherited ones."""
         members: dict[str, Function | None] = {}
-        for one in self._order(found, _STEPS):
-            own = _members(one.node)
-            members |= {name: node for name, node in own.items() if name not in members}
+        for ancestor in self._resolution_order(definition, _STEPS):
+            class_members = _members(ancestor.node)
+            members |= {name: node for name, node in class_members.items() if name not in members}
         return {
             name: node
             for name, node in members.items()
             if node is not None and (name == "__call__" or not name.startswith("_"))
         }
 
-    def _order(self, found: Class, steps: int) -> list[Class]:
+    def _resolution_order(self, definition: Class, steps: int) -> list[Class]:
         """A class and its bases as attributes are looked up; a common base comes last."""
-        above: list[Class] = []
-        for expression in found.node.bases:
-            base = self._expression(found.module, expression, steps)
-            if isinstance(base, Class) and steps and base.node is not found.node:
-                above += self._order(base, steps - 1)
-        last = {id(one.node): position for position, one in enumerate(above)}
-        kept = [one for position, one in enumerate(above) if last[id(one.node)] == position]
-        return [found, *kept]
+        bases: list[Class] = []
+        for expression in definition.node.bases:
+            base = self._resolve_expression(definition.module, expression, steps)
+            if isinstance(base, Class) and steps and base.node is not definition.node:
+                bases += self._resolution_order(base, steps - 1)
+        last_positions = {id(ancestor.node): position for position, ancestor in enumerate(bases)}
+        distinct_bases = [
+            ancestor
+            for position, ancestor in enumerate(bases)
+            if last_positions[id(ancestor.node)] == position
+        ]
+        return [definition, *distinct_bases]
 
-    def _expression(self, module: Module, expression: ast.expr, steps: int) -> Found | None:
+    def _resolve_expression(
+        self, module: Module, expression: ast.expr, steps: int
+    ) -> Definition | None:
         match expression:
             case ast.Name(id=name):
-                return self._name(module, name, steps)
+                return self._resolve_name(module, name, steps)
             case ast.Attribute(value=value, attr=name):
-                return self._attribute(self._expression(module, value, steps), name, steps)
+                return self._resolve_attribute(
+                    self._resolve_expression(module, value, steps), name, steps
+                )
             case ast.Subscript(value=value):
-                return self._expression(module, value, steps)
+                return self._resolve_expression(module, value, steps)
         return None
 
-    def _attribute(self, found: Found | None, name: str, steps: int) -> Found | None:
-        if isinstance(found, Module):
-            return self._name(found, name, steps) or self._module((*found.name, name))
-        if isinstance(found, Class):
-            return _defined(found.node.body, name, found.module)
+    def _resolve_attribute(
+        self, owner: Definition | None, name: str, steps: int
+    ) -> Definition | None:
+        if isinstance(owner, Module):
+            return self._resolve_name(owner, name, steps) or self._find_module((*owner.name, name))
+        if isinstance(owner, Class):
+            return _definition_in(owner.node.body, name, owner.module)
         return None
 
-    def _name(self, module: Module, name: str, steps: int) -> Found | None:
+    def _resolve_name(self, module: Module, name: str, steps: int) -> Definition | None:
         """The meaning of a name in a module: the last definition or import of the name."""
         if steps == 0:
             return None
         for statement in reversed(list(_statements(module.body))):
-            found: Found | None = _defined([statement], name, module)
-            if found is None and isinstance(statement, ast.ImportFrom):
-                found = self._from(module, statement, name, steps - 1)
-            elif found is None and isinstance(statement, ast.Import):
-                found = self._imported(statement, name)
-            if found is not None:
-                return found
+            definition: Definition | None = _definition_in([statement], name, module)
+            if definition is None and isinstance(statement, ast.ImportFrom):
+                definition = self._resolve_from_import(module, statement, name, steps - 1)
+            elif definition is None and isinstance(statement, ast.Import):
+                definition = self._resolve_import(statement, name)
+            if definition is not None:
+                return definition
         return None
 
-    def _from(
+    def _resolve_from_import(
         self, module: Module, statement: ast.ImportFrom, name: str, steps: int
-    ) -> Found | None:
+    ) -> Definition | None:
         start: tuple[str, ...] = ()
         if statement.level:
             up = statement.level - (1 if module.is_package else 0)
@@ -382,29 +403,29 @@ class Sources:
         for alias in statement.names:
             if alias.name != "*" and (alias.asname or alias.name) != name:
                 continue
-            source = self._module(parts)
-            wanted = name if alias.name == "*" else alias.name
-            found = None if source is None else self._name(source, wanted, steps)
-            return found or self._module((*parts, wanted))
+            source = self._find_module(parts)
+            source_name = name if alias.name == "*" else alias.name
+            definition = None if source is None else self._resolve_name(source, source_name, steps)
+            return definition or self._find_module((*parts, source_name))
         return None
 
-    def _imported(self, statement: ast.Import, name: str) -> Module | None:
+    def _resolve_import(self, statement: ast.Import, name: str) -> Module | None:
         for alias in statement.names:
             parts = tuple(alias.name.split("."))
             if (alias.asname or parts[0]) == name:
-                return self._module(parts if alias.asname else parts[:1])
+                return self._find_module(parts if alias.asname else parts[:1])
         return None
 
-    def _module(self, name: tuple[str, ...]) -> Module | None:
+    def _find_module(self, name: tuple[str, ...]) -> Module | None:
         if not name:
             return None
         if name not in self._modules:
             self._modules[name] = None
             for root in self._roots:
-                place = root.joinpath(*name)
-                found = _read(place.with_suffix(".py"), name) or _read(place / "__init__.py", name)
-                if found is not None or place.is_dir():
-                    self._modules[name] = found or Module(name, is_package=True, body=())
+                path = root.joinpath(*name)
+                module = _read(path.with_suffix(".py"), name) or _read(path / "__init__.py", name)
+                if module is not None or path.is_dir():
+                    self._modules[name] = module or Module(name, is_package=True, body=())
                     break
         return self._modules[name]
 
@@ -428,7 +449,7 @@ def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
                 yield from _statements(handler.body)
 
 
-def _defined(body: Sequence[ast.stmt], name: str, module: Module) -> Class | Function | None:
+def _definition_in(body: Sequence[ast.stmt], name: str, module: Module) -> Class | Function | None:
     """The definition of a name; the last one, as at run time."""
     for node in reversed(list(_statements(body))):
         if isinstance(node, (*_FUNCTIONS, ast.ClassDef)) and node.name == name:
@@ -438,17 +459,19 @@ def _defined(body: Sequence[ast.stmt], name: str, module: Module) -> Class | Fun
 
 def _members(node: ast.ClassDef) -> dict[str, Function | None]:
     """The members that a class defines itself; `None` for members that are no methods."""
-    found: dict[str, Function | None] = {}
+    members: dict[str, Function | None] = {}
     for statement in _statements(node.body):
         if isinstance(statement, _FUNCTIONS):
-            found[statement.name] = None if _is_value(statement) else statement
+            members[statement.name] = None if _is_value(statement) else statement
         elif isinstance(statement, ast.ClassDef):
-            found[statement.name] = None
+            members[statement.name] = None
         elif isinstance(statement, ast.Assign):
-            found |= {one.id: None for one in statement.targets if isinstance(one, ast.Name)}
+            members |= {
+                target.id: None for target in statement.targets if isinstance(target, ast.Name)
+            }
         elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            found[statement.target.id] = None
-    return found
+            members[statement.target.id] = None
+    return members
 
 
 def _is_value(node: Function) -> bool:

@@ -1,8 +1,8 @@
 """Steps in a pod that serves (`POST /v1/run`): `Compute.run_bash`, `pip_install`, `sync_package`.
 
-The workers' environment is not touched: it may be one that others share. What is installed goes to
-a folder of the pod's own that its workers import from first, so they find it without being started
-again. It stays as long as the pod does.
+The workers' environment is not changed: other pods may share it. Packages are installed into a
+folder of the pod's own that its workers import from first, so the workers find them without a
+restart. The folder stays as long as the pod does.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import messages
 from kubetorch.wire.pod_commands import RunEnd, RunLine, RunStepNow
 
-#: Exit code of what was ended because its time was over, as that of `timeout`.
+#: Exit code of a command that was ended because its time was over, as that of `timeout`.
 TIMED_OUT = 124
 
-#: Told of a line, and of where it was written.
+#: Receives a line, and the stream that it was written to.
 OnLine = Callable[[str, str], None]
 
 _PIP = """#!/bin/sh
@@ -63,7 +63,7 @@ class CommandRunner:
     def __post_init__(self) -> None:
         self._programs = self.root / "bin"
         self._installing = asyncio.Lock()
-        #: Where packages are installed that no image has.
+        #: The folder of packages that are installed beside the image's.
         self.packages = self.root / "packages"
         self.packages.mkdir(parents=True, exist_ok=True)
 
@@ -86,13 +86,13 @@ class CommandRunner:
                         await asyncio.to_thread(self._link, step)
                     return 0
                 if isinstance(step, RunStep):
-                    return await self._shell(image_steps.background(step.command), environ, on_line)
+                    return await self._shell(image_steps.watched(step.command), environ, on_line)
                 if not isinstance(step, PipStep):
                     raise ProtocolError(f"{step!r} cannot be run in a pod that serves")
                 install = image.install_cmd or "pip install"
                 venv = Path(prepared.python).parents[1]
-                own = [str(path) for path in venv.glob("lib/python*/site-packages")]
-                site = [*own, *runtime.site]
+                venv_site = [str(path) for path in venv.glob("lib/python*/site-packages")]
+                site = [*venv_site, *runtime.site]
                 async with self._installing:
                     await asyncio.to_thread(venvs.put_stand_ins, self.packages, site)
                     try:
@@ -104,7 +104,7 @@ class CommandRunner:
             return TIMED_OUT
 
     def _link(self, step: CopyStep) -> None:
-        """Let a package be imported from where it was copied to."""
+        """Link the modules of a copied package into the folder that workers import from first."""
         target = Path(self.copier.target(step))
         modules = [target] if (target / "__init__.py").exists() else []
         for entry in () if modules else self.copier.entries(step):
@@ -125,7 +125,7 @@ class CommandRunner:
         )
 
     def _environ(self, prepared: Prepared) -> dict[str, str]:
-        """The workers' variables, but that every installer installs for this pod alone."""
+        """The workers' variables, with installers that install for this pod alone."""
         python, uv = prepared.python, venvs.find_uv()
         target = ["--python", python, "--target", str(self.packages)]
         words = {
@@ -133,7 +133,7 @@ class CommandRunner:
             "python": shlex.quote(python),
             "uv": shlex.quote(uv),
         }
-        # User code may have removed them.
+        # User code may have removed these folders.
         for folder in (self.working_dir, self._programs, self.packages):
             Path(folder).mkdir(parents=True, exist_ok=True)
         for name in (*_PIPS, "uv"):
@@ -141,15 +141,15 @@ class CommandRunner:
             program.write_text((_UV if name == "uv" else _PIP).format(**words))
             program.chmod(0o755)
         path = [str(self._programs), str(Path(python).parent), prepared.env.get("PATH", os.defpath)]
-        found = {
-            **image_steps.installing(prepared.env, python=python),
+        environ = {
+            **image_steps.installer_variables(prepared.env, python=python),
             "PATH": os.pathsep.join(path),
             "PYTHONPATH": os.pathsep.join(prepared.path),
             "PIP_TARGET": str(self.packages),
         }
-        found.setdefault("UV_CACHE_DIR", str(self.downloads))
-        found.update(image_steps.QUIET)
-        return found
+        environ.setdefault("UV_CACHE_DIR", str(self.downloads))
+        environ.update(image_steps.QUIET)
+        return environ
 
 
 async def run(
@@ -157,7 +157,7 @@ async def run(
     respond: Responder,
     run_step: Callable[[RunStepNow, OnLine], Awaitable[int]],
 ) -> None:
-    """Run the step that a request describes. It ends when the client goes away."""
+    """Run the step that a request describes. The step ends when the client disconnects."""
     order = messages.decode(RunStepNow, await request.body(BODY_LIMIT))
     lines: asyncio.Queue[RunLine | None] = asyncio.Queue(_LINES + 2)
     dropped = 0
@@ -169,18 +169,18 @@ async def run(
         else:
             dropped += 1
 
-    running = asyncio.ensure_future(run_step(order, on_line))
-    running.add_done_callback(lambda _: lines.put_nowait(None))
-    gone = asyncio.ensure_future(request.disconnected())
-    gone.add_done_callback(lambda _: running.cancel())
+    step_task = asyncio.ensure_future(run_step(order, on_line))
+    step_task.add_done_callback(lambda _: lines.put_nowait(None))
+    disconnect = asyncio.ensure_future(request.disconnected())
+    disconnect.add_done_callback(lambda _: step_task.cancel())
     try:
         while (line := await lines.get()) is not None:
             if not respond.has_begun:
                 await respond.begin(200, NDJSON)
             await respond.write(messages.encode(line) + b"\n")
-        if gone.done():
+        if disconnect.done():
             return
-        exit_code = await running
+        exit_code = await step_task
         if not respond.has_begun:
             await respond.begin(200, NDJSON)
         if dropped:
@@ -188,5 +188,5 @@ async def run(
             await respond.write(messages.encode(last) + b"\n")
         await respond.write(messages.encode(RunEnd(exit_code=exit_code)) + b"\n", more=False)
     finally:
-        gone.cancel()
-        running.cancel()
+        disconnect.cancel()
+        step_task.cancel()

@@ -1,8 +1,8 @@
-"""The steps of an image: what can be said of one without running it, and running its commands.
+"""The steps of an image: what can be known of a step before it runs, and running its commands.
 
-Requirements that lead a list of steps make the same environment wherever they are installed, so it
-is made once and shared (`shared_steps`). A command may do anything to the pod that it runs in:
-with the first one an environment becomes the pod's own.
+Requirements that lead a list of steps make the same environment wherever they are installed, so the
+environment is made once and shared (`shared_steps`). A command may do anything to the pod that it
+runs in: from the first command on, the environment is the pod's own.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ PACKAGE_MANAGERS = frozenset(
 )
 #: Variables that change what an installer does.
 _INSTALLER = ("PIP_", "UV_")
-#: Those that say where it installs. Where packages come from (indexes, links, files of settings),
-#: and which are taken, is the user's to say.
-_PLACES = frozenset(
+#: Variables that say where an installer installs. The user alone says where packages come from
+#: (indexes, links, files of settings), and which are chosen.
+_LOCATIONS = frozenset(
     {
         *("PIP_PREFIX", "PIP_PYTHON", "PIP_REQUIRE_VIRTUALENV", "PIP_ROOT", "PIP_SRC"),
         *("PIP_TARGET", "PIP_USER", "PYTHONUSERBASE", "UV_PREFIX", "UV_PROJECT"),
@@ -57,7 +57,7 @@ _PLACES = frozenset(
         *("UV_WORKING_DIR", "UV_WORKING_DIRECTORY", "VIRTUAL_ENV"),
     }
 )
-#: What a shell would make something of.
+#: Quoted text, and characters that mean something to a shell.
 _QUOTED = re.compile(r"'[^']*'|\"[^\"$`\\\\]*\"")
 _SHELL = re.compile(r"[$`;|&<>()\n]")
 #: Where a flag or a comment begins, outside of quotes.
@@ -70,20 +70,20 @@ _PATH_OPTIONS = frozenset(
         *("--requirements", "--root", "-t", "--target"),
     }
 )
-#: What stands before a command and is none.
+#: Words that may stand before a command.
 _PREFIXES = frozenset(
     {"sudo", "env", "exec", "nohup", "time", "command", "then", "do", "else", "!"}
 )
 #: Lines of a step's output that its error shows.
 SHOWN_LINES = 30
-#: Runs commands.
+#: The shell that runs commands.
 SHELL = "/bin/bash" if Path("/bin/bash").exists() else "/bin/sh"
-#: A progress bar is of no use in a log.
+#: Variables that switch off progress bars and colours, which are of no use in a log.
 QUIET = {"UV_NO_PROGRESS": "1", "NO_COLOR": "1", "PIP_PROGRESS_BAR": "off"}
-#: Says whether a command that goes on in the background fails at once.
-_BACKGROUND = "{command} &\njob=$!; sleep 0.5; kill -0 $job 2>/dev/null || wait $job"
+#: Waits half a second whether a command that goes on in the background fails at once.
+_WATCHED = "{command} &\njob=$!; sleep 0.5; kill -0 $job 2>/dev/null || wait $job"
 #: Removes byte code: Python would take a same-size edit within one second for no edit.
-_FORGET = (
+_REMOVE_BYTE_CODE = (
     "find . -type d -exec sh -c 'for folder; do rm -rf \"$0/$folder/__pycache__\"; done' "
     "{target} {{}} +"
 )
@@ -141,14 +141,17 @@ def _is_local(word: str) -> bool:
 def installation(steps: Sequence[Step], number: int, end: int) -> PipStep | None:
     """The requirements that one command installs at this step; `None` if a later step has them.
 
-    Requirements without flags that were given together are resolved together. The command of one
-    names those before it too, so it cannot undo what they ask for.
+    Requirements without flags that were given together are resolved together. The command of a
+    requirement names those before it too, so it cannot undo what they ask for.
     """
     step, following = steps[number], steps[number + 1 : end][:1]
     assert isinstance(step, PipStep)
     if not _has_no_flags(step):
         return step
-    if any(isinstance(one, PipStep) and one.joins and _has_no_flags(one) for one in following):
+    if any(
+        isinstance(next_step, PipStep) and next_step.joins and _has_no_flags(next_step)
+        for next_step in following
+    ):
         return None
     together = [step.requirement]
     while isinstance(step, PipStep) and step.joins and number:
@@ -169,9 +172,9 @@ def digest(above: str, requirement: str, variables: Mapping[str, str]) -> str:
     relevant = {
         name: value
         for name, value in variables.items()
-        if name.startswith(_INSTALLER) and name not in _PLACES
+        if name.startswith(_INSTALLER) and name not in _LOCATIONS
     }
-    # Where it keeps its downloads makes no difference.
+    # The folder of an installer's downloads makes no difference.
     relevant.pop("UV_CACHE_DIR", None)
     return digest_of(json.dumps([above, requirement, sorted(relevant.items())]).encode())
 
@@ -198,45 +201,45 @@ def describe(step: Step) -> str:
     return text if len(text) <= 200 else f"{text[:200]}…"
 
 
-def variables(environ: Mapping[str, str], *, venv: Path, downloads: Path) -> dict[str, str]:
+def venv_variables(environ: Mapping[str, str], *, venv: Path, downloads: Path) -> dict[str, str]:
     """The variables of programs that use an environment."""
     path = environ.get("PATH", os.defpath)
-    found = {
+    venv_environ = {
         **environ,
         "VIRTUAL_ENV": str(venv),
         "PATH": f"{venv / 'bin'}{os.pathsep}{path}",
         INSTALL_VARIABLE: "uv pip install",
     }
-    found.setdefault("UV_CACHE_DIR", str(downloads))
-    return found
+    venv_environ.setdefault("UV_CACHE_DIR", str(downloads))
+    return venv_environ
 
 
-def without_places(environ: Mapping[str, str]) -> dict[str, str]:
+def without_locations(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables without those that say where something is installed."""
-    return {name: value for name, value in environ.items() if name not in _PLACES}
+    return {name: value for name, value in environ.items() if name not in _LOCATIONS}
 
 
-def installing(environ: Mapping[str, str], *, python: str) -> dict[str, str]:
-    """The variables of a command, whose installers take the environment of an interpreter."""
-    found = without_places(environ)
+def installer_variables(environ: Mapping[str, str], *, python: str) -> dict[str, str]:
+    """The variables of a command, whose installers install into the interpreter's environment."""
+    installer_environ = without_locations(environ)
     for name in environ:
         if name.startswith("CONDA_"):
-            del found[name]
+            del installer_environ[name]
     venv = environ.get("VIRTUAL_ENV")
     if venv and python.startswith(f"{venv}/"):
-        found["VIRTUAL_ENV"] = venv
+        installer_environ["VIRTUAL_ENV"] = venv
     prefix = Path(python).resolve().parents[1]
     if (prefix / "conda-meta").is_dir():
-        found["CONDA_PREFIX"] = str(prefix)
-    # uv goes by the first even with `--system`; settings of pip's own may say the second.
-    return {**found, "UV_PYTHON": python, "PIP_USER": "0"}
+        installer_environ["CONDA_PREFIX"] = str(prefix)
+    # uv obeys UV_PYTHON even with `--system`; pip's own settings may switch PIP_USER on.
+    return {**installer_environ, "UV_PYTHON": python, "PIP_USER": "0"}
 
 
-def background(command: str) -> str:
+def watched(command: str) -> str:
     """A shell command; one that ends in `&` is watched for half a second."""
     stripped = command.rstrip()
     if re.search(r"(?<!&)&$", stripped):
-        return _BACKGROUND.format(command=stripped[:-1])
+        return _WATCHED.format(command=stripped[:-1])
     return command
 
 
@@ -248,24 +251,26 @@ async def run(
     on_line: OnLine,
 ) -> None:
     """Run a command of the shell, or a program, for a step."""
-    last: deque[str] = deque(maxlen=SHOWN_LINES)
+    last_lines: deque[str] = deque(maxlen=SHOWN_LINES)
 
-    def take(text: str) -> None:
-        last.append(text)
+    def on_output_line(text: str) -> None:
+        last_lines.append(text)
         on_line(text)
 
     program = [SHELL, "-c", command] if isinstance(command, str) else command
-    status = await process_watch.run(program, {**QUIET, **environ}, folder=folder, on_line=take)
+    status = await process_watch.run(
+        program, {**QUIET, **environ}, folder=folder, on_line=on_output_line
+    )
     if status != 0:
-        raise failure(step, f"ended with exit code {status}", last, exit_code=status)
+        raise failure(step, f"ended with exit code {status}", last_lines, exit_code=status)
 
 
 def failure(
-    step: Step, what: str, lines: Iterable[str] = (), *, exit_code: int | None = None
+    step: Step, problem: str, lines: Iterable[str] = (), *, exit_code: int | None = None
 ) -> ImageStepError:
-    shown = "".join(f"\n  {line}" for line in lines)
+    output = "".join(f"\n  {line}" for line in lines)
     error = ImageStepError(
-        f"the image's step {describe(step)!r} {what}{shown and ':'}{shown}",
+        f"the image's step {describe(step)!r} {problem}{output and ':'}{output}",
         hint="correct the step and deploy again; the steps before it do not run again",
     )
     if os.geteuid() and any("permission denied" in line.lower() for line in lines):
@@ -310,7 +315,7 @@ class Copier:
             await asyncio.to_thread(shutil.rmtree, source, ignore_errors=True)
 
     def _uncover(self, step: CopyStep, source: Path) -> None:
-        """Have what is copied into the working directory there, and not in the project."""
+        """Let files that are copied into the working directory replace the project's links."""
         folder, target = Path(self._working_dir), Path(self.target(step))
         if target.is_relative_to(folder):
             inner = target.relative_to(folder).parts
@@ -330,7 +335,7 @@ class Copier:
         if step.is_folder:
             folder = shlex.quote(str(source))
             copy = f"mkdir -p {target} && cp -RPp {folder}/. {target}/"
-            return f"{copy} && cd {folder} && {_FORGET.format(target=target)}"
+            return f"{copy} && cd {folder} && {_REMOVE_BYTE_CODE.format(target=target)}"
         (file,) = source.iterdir()
         if step.target.endswith("/"):
             return f"mkdir -p {target} && cp -p {shlex.quote(str(file))} {target}/"

@@ -1,21 +1,22 @@
-"""Virtual environments on top of an interpreter and all that is installed in it.
+"""Virtual environments on top of an interpreter and its packages.
 
-They are made by uv. The packages of the interpreter are visible through a `.pth` file. While
-something is installed, each of them has a stand-in, so that the installer takes it for installed:
-with torch in the interpreter, what needs torch does not bring another one. When another version
-is wanted the stand-in makes place for it, and the interpreter's own stays as it is.
+uv makes the environments. The packages of the interpreter are visible through a `.pth` file. While
+a step installs packages, each package of the interpreter has a stand-in, so that the installer
+takes it for installed: with torch in the interpreter, a package that needs torch does not bring
+another one. An installer that needs another version replaces the stand-in, and the interpreter's
+own package stays as it is.
 
 A copy shares its files with the original (hard links): installers replace files and write none.
 
 The pods of a machine share environments, which are made once, never changed, collected when unused:
 
     <folder>/<digest>/        an environment
-    <folder>/<digest>.lock    locked by the agents that use it; its time says when that was last
-    <folder>/.<random>/       one that is being made
+    <folder>/<digest>.lock    locked by the agents that use it; its time says when they last did
+    <folder>/.<random>/       an environment that is being made
     <folder>/uv/              uv's downloads
 
-An environment gets its name by a rename once it is whole, so one that was cut short is never used.
-Two pods that make the same one at the same time both make it, and one of the two is kept.
+A whole environment gets its name by a rename, so an unfinished environment is never used.
+Two pods that need the same environment at the same time both make it, and one of the two is kept.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from kubetorch.errors import StartupError
 #: Lets an environment see the packages of its interpreter.
 _PTH = "_kubetorch.pth"
 _RECORD = "RECORD"
-#: What the record of a stand-in begins with: a file that is never there.
+#: The first line of a stand-in's record: it names a file that never exists.
 _STAND_IN = "kubetorch-stand-in,,\n"
 _PIP = """#!/bin/sh
 here=$(dirname "$0")
@@ -50,13 +51,13 @@ _PROGRAM = b"""#!/bin/sh
 '''exec' "$(dirname -- "$(realpath -- "$0")")"/'python' "$0" "$@"
 ' '''
 """
-#: Environments that nobody used for so many seconds are removed.
+#: Environments that no agent used for so many seconds are removed.
 LONGEST_UNUSED = 14 * 86400.0
-#: Bytes that all environments may have together before those that nobody uses are removed.
+#: Bytes that all environments may have together before unused environments are removed.
 TOTAL_BYTES = 20 * 1024**3
-#: Environments that an agent holds: those of the generations that it may still serve.
-_HELD = 8
-#: Seconds after which what is being made was left behind.
+#: Environments that an agent keeps locked: those of the generations that it may still serve.
+_LOCKED_VENVS = 8
+#: Seconds after which an unfinished environment counts as abandoned.
 _ABANDONED = 86400.0
 _log = logging.getLogger(__name__)
 
@@ -74,9 +75,9 @@ def find_uv() -> str:
 
 
 def base_digest(python: str, version: str | None, site: Sequence[str]) -> str:
-    """Identity of an interpreter with what is installed in it."""
-    found = [str(path) for path in _distributions(site)]
-    return digest_of(json.dumps([2, python, version, found]).encode())
+    """Identity of an interpreter with its packages."""
+    packages = [str(path) for path in _distributions(site)]
+    return digest_of(json.dumps([2, python, version, packages]).encode())
 
 
 def create_command(uv: str, python: str, folder: Path) -> list[str]:
@@ -94,11 +95,11 @@ def finish_creation(folder: Path, site: Sequence[str], uv: str) -> None:
         (folder / "bin" / name).write_text(_PIP)
         (folder / "bin" / name).chmod(0o755)
     for program in _programs(site):
-        place = folder / "bin" / program.name
-        code = None if place.exists() else _code_of(program)
+        target = folder / "bin" / program.name
+        code = None if target.exists() else _code_of(program)
         if code is not None:
-            place.write_bytes(_PROGRAM + code)
-            place.chmod(0o755)
+            target.write_bytes(_PROGRAM + code)
+            target.chmod(0o755)
     # Byte code of modules at the top level must not look like another package.
     (site_packages(folder) / "__pycache__").mkdir()
     lines = [f"import site; site.addsitedir({entry!r})\n" for entry in site]
@@ -119,7 +120,7 @@ def _programs(site: Sequence[str]) -> Iterator[Path]:
 
 
 def _code_of(program: Path) -> bytes | None:
-    """A Python program without the lines that name its interpreter; `None` if it is none."""
+    """A Python program without the lines that name its interpreter; `None` for other files."""
     try:
         head, _, code = program.read_bytes().partition(b"\n")
     except OSError:
@@ -136,24 +137,24 @@ def python_of(folder: Path) -> str:
 
 
 def site_packages(folder: Path) -> Path:
-    for found in folder.glob("lib/python*/site-packages"):
-        return found
+    for path in folder.glob("lib/python*/site-packages"):
+        return path
     raise StartupError(f"{folder} is no virtual environment")
 
 
 def clone(source: Path, target: Path) -> None:
-    """A copy of an environment, at a path of its own. What was at the target is removed."""
+    """Copy an environment to a path of its own. Whatever was at the target is removed."""
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(source, target, symlinks=True, copy_function=_link)
-    here, there = os.fsencode(source), os.fsencode(target)
+    source_path, target_path = os.fsencode(source), os.fsencode(target)
     for program in (target / "bin").iterdir():
         if program.is_symlink() or not program.is_file():
             continue
         content = program.read_bytes()
-        if here in content:  # it names the interpreter that it is for
+        if source_path in content:  # the program names its interpreter
             mode = program.stat().st_mode
             program.unlink()
-            program.write_bytes(content.replace(here, there))
+            program.write_bytes(content.replace(source_path, target_path))
             program.chmod(mode)
 
 
@@ -177,8 +178,8 @@ def measure(folder: Path) -> int:
 
 
 def _distributions(site: Sequence[str]) -> list[Path]:
-    """The metadata folders of what is installed, what is found first before what it hides."""
-    found: dict[str, Path] = {}
+    """The metadata folders of installed packages: of each project the one found first."""
+    metadata_folders: dict[str, Path] = {}
     for folder in site:
         try:
             paths = sorted(Path(folder).iterdir())
@@ -187,36 +188,39 @@ def _distributions(site: Sequence[str]) -> list[Path]:
         for path in paths:
             if path.suffix in (".dist-info", ".egg-info"):
                 project = path.stem.partition("-")[0].lower().replace("_", "-").replace(".", "-")
-                found.setdefault(project, path)
-    return list(found.values())
+                metadata_folders.setdefault(project, path)
+    return list(metadata_folders.values())
 
 
-def put_stand_ins(own: Path, site: Sequence[str]) -> None:
-    """Let the installer see what lies elsewhere."""
-    for path in _distributions([str(own), *site]):
+def put_stand_ins(site_folder: Path, site: Sequence[str]) -> None:
+    """Let the installer see the packages of other folders."""
+    for path in _distributions([str(site_folder), *site]):
         project, _, rest = path.stem.partition("-")
         version = rest.partition("-")[0]
-        if path.parent != own and version:
-            _put_stand_in(own / f"{project}-{version}.dist-info", path)
+        if path.parent != site_folder and version:
+            _put_stand_in(site_folder / f"{project}-{version}.dist-info", path)
 
 
-def _put_stand_in(place: Path, original: Path) -> None:
-    place.mkdir(exist_ok=True)
+def _put_stand_in(stand_in: Path, original: Path) -> None:
+    stand_in.mkdir(exist_ok=True)
     is_folder = original.is_dir()
-    found = {"METADATA": original}
+    metadata_files = {"METADATA": original}
     if is_folder:
         kind = "METADATA" if original.suffix == ".dist-info" else "PKG-INFO"
-        found = {"METADATA": original / kind, "entry_points.txt": original / "entry_points.txt"}
-    for name, path in found.items():
+        metadata_files = {
+            "METADATA": original / kind,
+            "entry_points.txt": original / "entry_points.txt",
+        }
+    for name, path in metadata_files.items():
         if path.exists():
-            (place / name).symlink_to(path)
-    lines = [f"{place.name}/{name},,\n" for name in (*found, _RECORD)]
-    (place / _RECORD).write_text(_STAND_IN + "".join(lines))
+            (stand_in / name).symlink_to(path)
+    lines = [f"{stand_in.name}/{name},,\n" for name in (*metadata_files, _RECORD)]
+    (stand_in / _RECORD).write_text(_STAND_IN + "".join(lines))
 
 
-def remove_stand_ins(own: Path) -> None:
-    """Leave what is installed in the folder alone."""
-    for record in own.glob(f"*.dist-info/{_RECORD}"):
+def remove_stand_ins(site_folder: Path) -> None:
+    """Remove the stand-ins, and leave the packages that are installed in the folder."""
+    for record in site_folder.glob(f"*.dist-info/{_RECORD}"):
         if record.read_bytes()[: len(_STAND_IN)] == _STAND_IN.encode():
             shutil.rmtree(record.parent)
 
@@ -233,67 +237,67 @@ class SharedVenvs:
         return self.folder / "uv"
 
     def use(self, digest: str) -> Path | None:
-        """The environment of this digest, kept from now on; `None` if there is none."""
-        place = self.folder / digest
-        if not place.is_dir():
+        """Return the environment of this digest, and lock it; `None` if it does not exist."""
+        venv = self.folder / digest
+        if not venv.is_dir():
             return None
         if digest in self._locks:
             self._locks.move_to_end(digest)
-            return place
+            return venv
         descriptor = self._lock(digest)
-        if not place.is_dir():  # it was collected in between
+        if not venv.is_dir():  # another agent collected it in between
             os.close(descriptor)
             return None
         self._locks[digest] = descriptor
-        while len(self._locks) > _HELD:
+        while len(self._locks) > _LOCKED_VENVS:
             os.close(self._locks.popitem(last=False)[1])
-        return place
+        return venv
 
     def new(self) -> Path:
-        """A place to make an environment in."""
+        """The path of an environment that is to be made."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return self.folder / f".{os.urandom(8).hex()}"
 
-    def publish(self, made: Path, digest: str) -> Path:
-        """Give an environment its name, unless somebody was faster."""
-        (made / "size").write_text(str(measure(made)))
+    def publish(self, new_venv: Path, digest: str) -> Path:
+        """Give an environment its name, unless another pod was faster."""
+        (new_venv / "size").write_text(str(measure(new_venv)))
         try:
-            made.rename(self.folder / digest)
+            new_venv.rename(self.folder / digest)
         except OSError:
             if not (self.folder / digest).is_dir():
                 raise
-            shutil.rmtree(made, ignore_errors=True)
-        found = self.use(digest)
-        assert found is not None, "it was collected while it was made"
-        return found
+            shutil.rmtree(new_venv, ignore_errors=True)
+        venv = self.use(digest)
+        assert venv is not None, "it was collected while it was made"
+        return venv
 
     def close(self) -> None:
         while self._locks:
             os.close(self._locks.popitem()[1])
 
     def collect(self, *, longest_unused: float = LONGEST_UNUSED, total: int = TOTAL_BYTES) -> int:
-        """Remove what nobody uses and is old, or too much; how many environments that were."""
+        """Remove unused environments that are old, or too many; returns how many were removed."""
         now = time.time()
-        found = []
-        for place in self.folder.iterdir():
+        venvs = []
+        for folder in self.folder.iterdir():
             with contextlib.suppress(OSError, ValueError):
-                if place.name.startswith("."):
-                    if now - place.stat().st_mtime > _ABANDONED:
-                        shutil.rmtree(place, ignore_errors=True)
-                elif (place / "size").is_file():
-                    used = (self.folder / f"{place.name}.lock").stat().st_mtime
-                    found.append((used, int((place / "size").read_text()), place.name))
-        bytes_left = sum(size for _, size, _ in found)
+                if folder.name.startswith("."):
+                    if now - folder.stat().st_mtime > _ABANDONED:
+                        shutil.rmtree(folder, ignore_errors=True)
+                elif (folder / "size").is_file():
+                    last_use = (self.folder / f"{folder.name}.lock").stat().st_mtime
+                    venvs.append((last_use, int((folder / "size").read_text()), folder.name))
+        bytes_left = sum(size for _, size, _ in venvs)
         removed = 0
-        for used, size, digest in sorted(found):
-            is_wanted = now - used <= longest_unused and bytes_left <= total
-            if not is_wanted and self._remove(digest):
+        for last_use, size, digest in sorted(venvs):
+            is_needed = now - last_use <= longest_unused and bytes_left <= total
+            if not is_needed and self._remove(digest):
                 bytes_left -= size
                 removed += 1
         return removed
 
     def _lock(self, digest: str) -> int:
-        """Say that an environment is used, for as long as the descriptor is open."""
+        """Mark an environment as used, for as long as the descriptor is open."""
         path = self.folder / f"{digest}.lock"
         while True:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -309,13 +313,13 @@ class SharedVenvs:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            removed = self.new()
-            (self.folder / digest).rename(removed)
+            trash = self.new()
+            (self.folder / digest).rename(trash)
             path.unlink()
-        except OSError:  # somebody uses it
+        except OSError:  # another agent uses it
             return False
         finally:
             os.close(descriptor)
-        shutil.rmtree(removed, ignore_errors=True)
+        shutil.rmtree(trash, ignore_errors=True)
         _log.info("environment collected digest=%s", digest)
         return True

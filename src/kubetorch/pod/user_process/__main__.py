@@ -3,9 +3,8 @@
     python .../kubetorch/pod/user_process/__main__.py zygote
     python .../kubetorch/pod/user_process/__main__.py worker <socket> <pipe>
 
-The numbers are descriptors; a zygote's socket is its standard input. The interpreter need not have
-this package installed, and what it has installed of it is not used: agent and worker are of one
-version.
+The arguments are descriptors; a zygote's socket is its standard input. The interpreter need not
+have this package installed, and does not use an installed one: agent and worker are of one version.
 """
 
 import gc
@@ -28,13 +27,13 @@ def _find_package() -> None:
 
 def main() -> None:
     """Start a worker or a zygote, as the arguments say."""
-    here = str(Path(__file__).parent)
-    sys.path[:] = [entry for entry in sys.path if entry != here]
+    script_folder = str(Path(__file__).parent)
+    sys.path[:] = [entry for entry in sys.path if entry != script_folder]
     _find_package()
     kind, *rest = sys.argv[1:]
     if kind == "zygote":
         gc.disable()  # before its imports; its workers turn it on again
-        from kubetorch.pod.user_process import zygote  # noqa: PLC0415  # only now it can be found
+        from kubetorch.pod.user_process import zygote  # noqa: PLC0415  # now Python can find it
 
         zygote.main()
     else:

@@ -1,8 +1,8 @@
 """The standard output of the C library, which extensions print to: written line by line.
 
 The library would collect whole blocks for a pipe, and `os._exit`, with which a worker ends, writes
-none of them. So every whole line is in the pipe even when the process crashes, and the beginning
-of another is written when its call ends.
+no collected block. With line buffering every whole line is in the pipe even when the process
+crashes, and an unfinished line is written when its call ends.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class COutput:
             os.register_at_fork(before=self.flush)
 
     def flush(self) -> None:
-        """Write what was printed of an unfinished line."""
-        # Not all streams: one that another thread reads is locked until something comes.
+        """Write the unfinished line of `stdout`."""
+        # Not all streams: a stream that another thread reads is locked until input comes.
         self._flush(self._stream)
 
     def flush_all(self) -> None:
-        """Write what all streams hold, those of files too, as a program does that ends."""
+        """Write the buffers of all streams, those of files too, as at the end of a program."""
         self.flush()
         self._flush(None)

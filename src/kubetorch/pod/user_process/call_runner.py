@@ -47,12 +47,12 @@ _MAIN_THREAD = (
     "set handlers of signals in the constructor of a class (kt.cls), or at the top level of the "
     "module: calls may run in other threads"
 )
-_NOTHING = object()
+_MISSING = object()
 
 _set_exception = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _set_exception.argtypes = (ctypes.c_ulong, ctypes.py_object)
 _set_exception.restype = ctypes.c_int
-_take_back = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p)(
+_clear_exception = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p)(
     ("PyThreadState_SetAsyncExc", ctypes.pythonapi)
 )
 
@@ -61,7 +61,7 @@ class Interruptible:
     """A stretch of code that can be interrupted once.
 
     The interpreter delivers the exception at some later moment; leaving the block waits for the
-    interrupter and takes back what was not delivered, so none ever arrives behind it:
+    interrupter and clears an exception that was not delivered, so none ever arrives behind it:
 
         with call.interruptible:
             user_code()
@@ -87,7 +87,7 @@ class Interruptible:
             # then there is none left to take back.
             self._gate = None
             gate.acquire()
-            _take_back(threading.get_ident(), None)
+            _clear_exception(threading.get_ident(), None)
 
     def interrupt(self, error: type[KubetorchError]) -> None:
         """Raise `error` in the block, if a thread is in it. To be called at most once."""
@@ -107,33 +107,33 @@ class Interruptible:
 class RunningCall:
     number: int
     request_id: str
-    #: What calls that it makes are sent with.
+    #: The chain that is sent with the calls that it makes.
     chain: str
     method: str | None
     codec: str
     #: Names of the errors after which it is to run again.
     retry_on: list[str]
-    #: The encoded arguments; taken away when they are decoded, so that memory is freed.
+    #: The encoded arguments; removed when they are decoded, so that memory is freed.
     segments: list[memoryview]
     agent: AgentSocket
     loop: asyncio.AbstractEventLoop
-    #: It runs after those that came before it in the same line.
+    #: True if it runs after the calls before it in the line.
     in_line: bool = False
 
     def __post_init__(self) -> None:
         self.interruptible = Interruptible()
-        #: Why it is to end.
+        #: Why the call was cancelled; `None` if it was not.
         self.cancelled: KubetorchError | None = None
-        # Taken, atomically, by whoever deals with it: its thread, or its cancellation before.
+        # Popped, atomically, by the thread that runs the call, or by a cancellation before.
         self._claims = [None]
-        #: Set at its end, where a thread waits for it.
+        #: Set at the end of the call, if a thread waits for it.
         self.has_ended: threading.Event | None = None
-        # Whether its thread has been interrupted, and the threads that wait for other calls.
+        # True once its thread was interrupted; and its threads that wait for other calls.
         self._is_interrupted = False
         self._waits: list[tuple[Callable[[], object], tuple[str, str]]] = []
         #: The task that runs it, for a call on the event loop.
         self.task: asyncio.Task[Any] | None = None
-        # Values that a generator may still send.
+        # Values that the call's generator may still send.
         self._grant = protocol.FIRST_GRANT
         self._grants: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._granted: asyncio.Future[None] | None = None
@@ -151,13 +151,13 @@ class RunningCall:
     # --------------------------------------------------------------------------- cancellation
 
     def cancel(self, reason: str, *, timed_out: bool) -> None:
-        """End it soon: by an exception where it runs."""
+        """End the call soon, by an exception in its thread or task."""
         if self.cancelled is not None:
             return
         error = CallTimeoutError if timed_out else CallCancelledError
         self.cancelled = error(reason)
         self.interruptible.interrupt(error)
-        # From here on its own thread raises whatever it does next; others see this.
+        # From here on the call's own thread raises in its next step; its other threads see this.
         self._is_interrupted = True
         for wake, _ in tuple(self._waits):
             wake()
@@ -166,9 +166,10 @@ class RunningCall:
 
     @contextlib.contextmanager
     def waiting(self, wake: Callable[[], object], awaited: tuple[str, str]) -> Iterator[None]:
-        """While a thread waits for another call: when this one is cancelled, wake it, raise why.
+        """While a thread waits for another call: if this call is cancelled, wake it and raise.
 
-        The interpreter interrupts no thread that waits. Who waits after the cancellation cleans up.
+        The interpreter interrupts no waiting thread. A wait after the cancellation is a clean-up,
+        and goes on.
         """
         was_interrupted = self._is_interrupted
         wait = (wake, awaited)
@@ -182,7 +183,7 @@ class RunningCall:
 
     @property
     def waits_for(self) -> str:
-        """What its first thread that waits for another call waits for; empty without any."""
+        """The call that the first waiting thread of this call waits for; empty without any."""
         for _, (name, service) in tuple(self._waits):
             return f"{name} of {service}" if service else name
         return ""
@@ -229,7 +230,7 @@ class RunningCall:
     def progress(self, current: float, total: float | None, message: str | None) -> None:
         # Numbers of NumPy are numbers, too.
         numbers = [float(current), None if total is None else float(total)]
-        text = None if message is None else _cut(str.__str__(str(message)))
+        text = None if message is None else _shortened(str.__str__(str(message)))
         report = json.dumps([*numbers, text]).encode()
         now = time.monotonic()
         due = self._progress_sent + PROGRESS_INTERVAL
@@ -243,7 +244,7 @@ class RunningCall:
             self.loop.call_soon_threadsafe(self.loop.call_later, due - now, self.finish_progress)
 
     def finish_progress(self) -> None:
-        """Send the last report if it is still to be sent."""
+        """Send the last report, if it was not sent yet."""
         report, self._progress = self._progress, None
         if report is not None:
             self._progress_sent = time.monotonic()
@@ -251,7 +252,7 @@ class RunningCall:
 
 
 class ValueFile:
-    """A file on the pod's disk that has no name, so that it is gone when nobody has it open."""
+    """A file on the pod's disk without a name, so that it is gone once no process has it open."""
 
     def __init__(self, folder: str) -> None:
         path = Path(folder, os.urandom(8).hex())
@@ -286,14 +287,14 @@ class CallRunner:
     working_dir: str
     code: str | None
     stacks: int | None
-    #: Whether calls wait, rather than be refused, while all threads run others.
+    #: True if calls wait, rather than be refused, while all threads run others.
     may_wait: bool = False
     #: Folder on the pod's disk for values that cannot travel; without one they are lost.
     values: str | None = None
 
     def __post_init__(self) -> None:
         self._pid = os.getpid()
-        #: The agent has asked this process to end.
+        #: True once the agent has asked this process to end.
         self.is_stopped = False
         self._calls: dict[int, RunningCall] = {}
         self._deployed: DeployedCallable
@@ -321,20 +322,20 @@ class CallRunner:
                 self.loop.call_soon_threadsafe(self.loop.stop)
                 return None
             elif frame.kind == protocol.DUMP:
-                # Later than that, nobody reads it, or somebody who has asked again.
+                # After that time the agent reads the stacks no more, or has asked again.
                 if self.stacks is not None and time.monotonic() * 1000 < frame.call:
                     faulthandler.dump_traceback(self.stacks)
             elif frame.kind == protocol.ASK:
-                self._tell_waits()
+                self._report_waits()
             elif frame.kind == protocol.PREEMPT:
                 callbacks.run(lambda: self.agent.send(protocol.PREEMPTED))
             else:
                 self._control(frame)
 
-    def _tell_waits(self) -> None:
+    def _report_waits(self) -> None:
         calls = tuple(self._calls.values())
-        awaited = [(each.number, each.waits_for[: protocol.WAITS_LENGTH]) for each in calls]
-        waits = [each for each in awaited if each[1]][: protocol.WAITS_MOST]
+        awaited = [(call.number, call.waits_for[: protocol.WAITS_LENGTH]) for call in calls]
+        waits = [wait for wait in awaited if wait[1]][: protocol.WAITS_MOST]
         self.agent.send(protocol.WAITS, payload=json.dumps(dict(waits)).encode())
 
     def _control(self, frame: Frame) -> None:
@@ -353,7 +354,7 @@ class CallRunner:
                 self._fail(call, call.cancelled, started=False)
 
     def _give_back(self, call: RunningCall) -> None:
-        """Let the agent run it elsewhere, unless it has begun."""
+        """Give a call back to the agent, unless it has begun."""
         if call.claim():
             del self._calls[call.number]
             self.agent.send(protocol.RETURNED, call.number)
@@ -436,7 +437,7 @@ class CallRunner:
         self._succeed(call, value, streamed=streamed)
 
     def _stream(self, call: RunningCall, generator: Generator[Any, Any, Any]) -> object:
-        """Send what a generator yields, as fast as the caller takes it; what it returns."""
+        """Send the values of a generator, as fast as the caller reads; returns its result."""
         try:
             while True:
                 call.wait_for_grant()
@@ -456,7 +457,7 @@ class CallRunner:
         self.loop.call_soon_threadsafe(self.loop.create_task, coroutine, context=context)
 
     async def _run_async(self, call: RunningCall, value: Any) -> None:  # noqa: ANN401  # the user's
-        """Run the callable, or go on with what it returned."""
+        """Run the callable, or go on with the coroutine or generator that it returned."""
         if value is None and not call.claim():
             return
         try:
@@ -539,19 +540,19 @@ class CallRunner:
         try:
             self.agent.send_value(protocol.RESULT, call.number, call.codec, value, flags)
         except BaseException as error:  # noqa: BLE001  # encoding runs the user's code
-            kept = None
+            value_file = None
             if introspection.is_a(error, SerializationError):
-                kept = self._pickled(call, value, error)
+                value_file = self._pickled(call, value, error)
             del value
             failure = self._failure(error, started=True, retry_on=call.retry_on)
-            if kept is None:
+            if value_file is None:
                 self.agent.send(protocol.ERROR, call.number, failure)
             else:
-                self.agent.send_kept(call.number, failure, kept.descriptor)
-                kept.close()
+                self.agent.send_failure_with_value(call.number, failure, value_file.descriptor)
+                value_file.close()
 
     def _pickled(self, call: RunningCall, value: object, error: Any) -> ValueFile | None:  # noqa: ANN401
-        """A value that cannot travel, in a file; `None`, and why in the error, if it cannot be."""
+        """Pickle a value that cannot travel into a file; if that fails, the error says why."""
         if self.values is None or call.codec == "pickle":
             return None
         file: ValueFile | None = None
@@ -579,19 +580,19 @@ class CallRunner:
             trace = exceptions.trace_of(error)
             error = type(cancelled)(cancelled.message).with_traceback(trace)
         if introspection.is_a(error, (ValueError, RuntimeError)):
-            introspection.safely(_explain, None, error)
+            introspection.safely(_explain_signal_handlers, None, error)
         if introspection.is_a(error, (NameError, AttributeError)):
             introspection.safely(loader.explain_call, None, error, self._deployed.value)
         self._send_failure(call.number, error, started=started, retry_on=call.retry_on)
 
     def _give_up(self, call: RunningCall, error: BaseException) -> None:
-        """End a call whose end itself failed: nobody is to wait for it."""
+        """End a call whose result or failure could not be sent, so that no caller waits."""
         if os.getpid() != self._pid:
             _leave_child(1, self.pipe)
         self._calls.pop(call.number, None)
-        what = f"the end of the call could not be reported: {introspection.name_of(type(error))}"
-        told = exceptions.Failure("RemoteError", what, pod_name=self.pod_name)
-        self.agent.send(protocol.ERROR, call.number, told.to_json())
+        problem = f"the end of the call could not be reported: {introspection.name_of(type(error))}"
+        failure = exceptions.Failure("RemoteError", problem, pod_name=self.pod_name)
+        self.agent.send(protocol.ERROR, call.number, failure.to_json())
 
     def _finish(self, call: RunningCall) -> None:
         self._calls.pop(call.number, None)
@@ -622,20 +623,20 @@ def decode(
     codec: str, segments: list[memoryview], modules: Mapping[str, str]
 ) -> tuple[list[Any], dict[str, Any]]:
     """The positional and keyword arguments of a call."""
-    found = codecs.decode(codec, segments, modules=modules)
-    if found is None:
+    decoded = codecs.decode(codec, segments, modules=modules)
+    if decoded is None:
         return [], {}
-    args = found.get("args", []) if isinstance(found, dict) else None
-    kwargs = found.get("kwargs", {}) if isinstance(found, dict) else None
+    args = decoded.get("args", []) if isinstance(decoded, dict) else None
+    kwargs = decoded.get("kwargs", {}) if isinstance(decoded, dict) else None
     if not isinstance(args, (list, tuple)) or not isinstance(kwargs, dict):
         raise SerializationError(
             'arguments must be {"args": [...], "kwargs": {...}}, '
-            f"not a value of type {type(found).__name__}"
+            f"not a value of type {type(decoded).__name__}"
         )
     return list(args), kwargs
 
 
-def _cut(text: str) -> str:
+def _shortened(text: str) -> str:
     """The message of a report, of so many bytes that it fits into a frame."""
     data = text.encode(errors="replace")
     if len(data) > protocol.MESSAGE_LIMIT:
@@ -646,11 +647,11 @@ def _cut(text: str) -> str:
 def _is_unbound(error: BaseException) -> bool:
     """True if the arguments did not fit the function, so that none of its code ran."""
     trace = exceptions.trace_of(error)
-    # The only frame is ours, which made the call.
+    # The only frame is Kubetorch's, which made the call.
     return introspection.is_a(error, TypeError) and trace is not None and trace.tb_next is None
 
 
-def _explain(error: BaseException) -> None:
+def _explain_signal_handlers(error: BaseException) -> None:
     """Explain where handlers of signals can be set."""
     if not str(error).endswith("only works in main thread of the main interpreter"):
         return
@@ -667,7 +668,7 @@ def _exit_status(error: BaseException) -> int:
 
 
 def _leave_child(status: int, pipe: OutputPipe) -> None:
-    """End a process that user code forked and that returned into ours."""
+    """End a process that user code forked and that returned into this module."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -689,11 +690,11 @@ class DeployedCallable:
     def runs_on_loop(self, method: str | None) -> bool:
         """True if the event loop runs the method: `async def`, with or without `yield`.
 
-        A method that does not exist, or raises when it is looked up, is a matter of `find`.
+        For a method that does not exist, or raises when it is looked up, `find` raises the error.
         """
-        known = self._async.get(method)
-        if known is not None:
-            return known
+        cached_answer = self._async.get(method)
+        if cached_answer is not None:
+            return cached_answer
         try:
             is_async = _is_async(self.find(method))
         except BaseException:  # noqa: BLE001  # the user's __getattr__; the thread that reads asks
@@ -723,28 +724,28 @@ class DeployedCallable:
         if isinstance(inspect.getattr_static(type(self.value), method, None), property):
             raise self._no_method(method, "is a property")
         # Not None, which an attribute may be.
-        found = getattr(self.value, method, _NOTHING)
-        if found is _NOTHING:
+        member = getattr(self.value, method, _MISSING)
+        if member is _MISSING:
             raise CallableNotFoundError(
                 f"{self._name!r} has no method {method!r}", hint=self._methods_hint(method)
             )
-        if not callable(found):
-            kind = introspection.name_of(type(found))
+        if not callable(member):
+            kind = introspection.name_of(type(member))
             raise self._no_method(method, f"is a value of type {kind}")
-        return found
+        return member
 
-    def callables(self, wanted: str) -> dict[str, Any]:
+    def callables(self, name: str) -> dict[str, Any]:
         """The names that can be called, and why `wanted` cannot be: empty if it can."""
         missing = ""
         try:
-            self.find(wanted)
+            self.find(name)
         except CallableNotFoundError as error:
             missing = str(error)
         return {"names": sorted(self._callables()), "missing": missing}
 
     @property
     def loop_methods(self) -> list[str | None]:
-        """What the event loop runs; `None` stands for the callable itself."""
+        """The methods that the event loop runs; `None` stands for the callable itself."""
         names = [*self._callables(), "__call__", None] if self._is_instance else [None]
         return [name for name in names if self.runs_on_loop(name)]
 
@@ -761,21 +762,21 @@ class DeployedCallable:
         own_call = introspection.safely(getattr, None, type(self.value), "__call__", None)
         return not any(map(_is_async, (*self._callables().values(), own_call)))
 
-    def _no_method(self, method: str, what: str) -> CallableNotFoundError:
+    def _no_method(self, method: str, problem: str) -> CallableNotFoundError:
         return CallableNotFoundError(
-            f"{self._name}.{method} {what}, not a method",
+            f"{self._name}.{method} {problem}, not a method",
             hint=f"give {self._name} a method that returns it",
         )
 
-    def _methods_hint(self, wanted: str = "") -> str:
+    def _methods_hint(self, name: str = "") -> str:
         names = sorted(self._callables())
-        meant = did_you_mean(wanted, names, likeness=0.6)
+        meant = did_you_mean(name, names, likeness=0.6)
         if meant:
             return meant
         return f"it has {', '.join(names[:20])}" if names else "it has no public methods"
 
     def _callables(self) -> dict[str, Callable[..., Any]]:
-        """The public ones of the class and of the instance."""
+        """The public callables of the class and of the instance."""
         cls, safely = type(self.value), introspection.safely
         names: list[str] = safely(dir, [], cls)
         members: dict[str, Any] = {name: safely(getattr, None, cls, name, None) for name in names}
@@ -788,7 +789,7 @@ class DeployedCallable:
 
 
 def _is_async(function: object) -> bool:
-    """True for `async def`; an object whose class raises when it is looked at is none."""
+    """True for `async def`; false for an object whose attributes raise."""
     return introspection.safely(_looks_async, False, function)
 
 

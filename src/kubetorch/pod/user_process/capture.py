@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 #: Bytes of an unfinished line that are collected before they are written.
 _PENDING_LIMIT = 2048
-#: What a printed line counts as in programs that have their own handlers write their messages.
+#: Levels of printed lines in programs whose messages are written by their own handlers.
 _LEVELS = {protocol.STDOUT: b"INFO", protocol.STDERR: b"ERROR"}
 
 
@@ -36,7 +36,7 @@ class OutputPipe:
     """The pipe to the agent, and the unfinished lines that wait here."""
 
     def __init__(self, descriptor: int, nonce: bytes, c_output: COutput) -> None:
-        #: What extensions print by the C library goes into the pipe, too.
+        #: The output of the C library, which goes into the pipe too.
         self.c_output = c_output
         self._descriptor = descriptor
         self._nonce = nonce
@@ -48,27 +48,27 @@ class OutputPipe:
         os.register_at_fork(after_in_child=self._after_fork)
 
     def write(self, source: int, data: bytes) -> None:
-        """A piece of a stream: whole lines are written, the rest is kept."""
+        """Write the whole lines of a piece of a stream; the rest waits for the next piece."""
         number = _current_number()
         key = (number, source)
         with self._lock:
-            kept = self._pending.pop(key, b"")
+            pending = self._pending.pop(key, b"")
             end = data.rfind(b"\n") + 1
-            if len(kept) + len(data) - end > _PENDING_LIMIT or b"\r" in data:
+            if len(pending) + len(data) - end > _PENDING_LIMIT or b"\r" in data:
                 end = len(data)
             if end == 0:
-                self._pending[key] = kept + data
+                self._pending[key] = pending + data
                 return
             if end < len(data):
                 self._pending[key] = data[end:]
-            self._emit(source, number, kept + data[:end])
+            self._emit(source, number, pending + data[:end])
 
     def flush(self, source: int) -> None:
-        """Write what this call has of an unfinished line."""
+        """Write the unfinished line of this call."""
         self._flush(source, _current_number())
 
     def finish(self, number: int) -> None:
-        """A call ended: write its unfinished lines."""
+        """Write the unfinished lines of a call that ended."""
         self.c_output.flush()
         if self._pending:
             self._flush(protocol.STDOUT, number)
@@ -76,39 +76,43 @@ class OutputPipe:
 
     def _flush(self, source: int, number: int) -> None:
         with self._lock:
-            kept = self._pending.pop((number, source), b"")
-            if kept:
-                self._emit(source, number, kept)
+            pending = self._pending.pop((number, source), b"")
+            if pending:
+                self._emit(source, number, pending)
 
     def log(self, level: str, text: str, created: float) -> None:
         data = text.encode(errors="backslashreplace")
         name = level.encode(errors="replace")[: protocol.LEVEL_LIMIT]
         with self._lock:
-            self._records(protocol.LOGGER, _current_number(), data, name, created)
+            self._write_records(protocol.LOGGER, _current_number(), data, name, created)
 
     def _emit(self, source: int, number: int, data: bytes) -> None:
-        redirected = self._redirected(source)
+        redirected = self._redirected_descriptor(source)
         if redirected is not None:
             _write_all(redirected, data)
         else:
             level = _LEVELS[source] if _has_handlers() else b""
-            self._records(source, number, data, level, time.time())
+            self._write_records(source, number, data, level, time.time())
 
-    def _redirected(self, source: int) -> int | None:
-        """Descriptor 1 or 2, when user code has made it something else than the pipe."""
+    def _redirected_descriptor(self, source: int) -> int | None:
+        """Descriptor 1 or 2, if user code has redirected it away from the pipe."""
         try:
             return None if _identity(source) == self._identity else source
         except OSError:  # closed
             return None
 
-    def _records(self, source: int, number: int, data: bytes, level: bytes, at: float) -> None:
+    def _write_records(
+        self, source: int, number: int, data: bytes, level: bytes, created: float
+    ) -> None:
         room = protocol.RECORD_LIMIT - protocol.RECORD_HEADER_BYTES - len(level)
         origin = protocol.Origin(self._nonce, self._writer, number, source, level)
         view = memoryview(data)
         for begin in range(0, max(len(view), 1), room):
             is_last = source == protocol.LOGGER and begin + room >= len(view)
             flags = protocol.END_OF_MESSAGE if is_last else 0
-            record = protocol.pack_record(origin, view[begin : begin + room], time=at, flags=flags)
+            record = protocol.pack_record(
+                origin, view[begin : begin + room], time=created, flags=flags
+            )
             _write_all(self._descriptor, record)
 
     def _after_fork(self) -> None:
@@ -123,24 +127,24 @@ def _current_number() -> int:
 
 
 def _identity(descriptor: int) -> tuple[int, int]:
-    found = os.fstat(descriptor)
-    return found.st_dev, found.st_ino
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
-    """Write all of it, also when a child made the shared pipe non-blocking."""
+    """Write all bytes, also when a child made the shared pipe non-blocking."""
     done = 0
     while done < len(data):
         try:
             done += os.write(descriptor, data[done:] if done else data)
         except BlockingIOError:
             select.select([], [descriptor], [])
-        except OSError:  # nobody reads any more: output is lost, the program goes on
+        except OSError:  # the reader is gone: output is lost, the program goes on
             return
 
 
 class _Stream(io.IOBase):
-    """What the text and the bytes of a captured stream have in common."""
+    """The base of a captured stream's text and bytes."""
 
     def __init__(self, pipe: OutputPipe, source: int) -> None:
         self._pipe = pipe
@@ -160,7 +164,7 @@ class _Stream(io.IOBase):
         return False
 
     def close(self) -> None:
-        """Nothing: prints go on to arrive, and a wrapper around it may be collected at any time."""
+        """Flush alone: prints must go on to arrive after a wrapper of the stream is collected."""
         self.flush()
 
 
@@ -176,7 +180,7 @@ class BinaryStream(_Stream, io.BufferedIOBase):
 
     @property
     def raw(self) -> BinaryStream:
-        """Itself: nothing is buffered that `flush` does not write."""
+        """The stream itself: it has no buffer of its own."""
         return self
 
 
@@ -215,8 +219,8 @@ class TextStream(_Stream, io.TextIOBase):
         write_through: bool | None = None,
     ) -> None:
         """As of `io.TextIOWrapper`. Lines are always written at once, and always as UTF-8."""
-        wanted = (encoding or "utf-8").lower().replace("_", "-")
-        if wanted not in ("utf-8", "utf8"):
+        encoding_name = (encoding or "utf-8").lower().replace("_", "-")
+        if encoding_name not in ("utf-8", "utf8"):
             warnings.warn(f"output is UTF-8; {encoding} is not used", stacklevel=2)
         if newline not in (None, "", "\n"):
             warnings.warn("lines end in \\n; newline is not used", stacklevel=2)
@@ -227,7 +231,7 @@ class TextStream(_Stream, io.TextIOBase):
 
 
 class UnhandledRecords(logging.Handler):
-    """Takes the messages that no handler of the program's does, as records with their level."""
+    """Handles messages for which the program has no handler, as records with their level."""
 
     def __init__(self, pipe: OutputPipe, level: int) -> None:
         super().__init__(level)
@@ -267,7 +271,7 @@ class _Levels:
             self._is_set |= logger is logging.root
             set_level(logger, level)
 
-        # Setting a level makes loggers forget which of their messages are wanted.
+        # Setting a level makes loggers forget which levels they have found to be enabled.
         def add_handler(logger: logging.Logger, handler: logging.Handler) -> None:
             add(logger, handler)
             set_level(logger, logger.level)
@@ -297,11 +301,11 @@ class _Levels:
 
 def _has_handlers() -> bool:
     """True if the program has configured the root logger."""
-    return any(not isinstance(each, logging.NullHandler) for each in logging.root.handlers)
+    return any(not isinstance(handler, logging.NullHandler) for handler in logging.root.handlers)
 
 
 def install(pipe: OutputPipe, level: str) -> None:
-    """Replace the standard streams, and take the messages that no handler takes."""
+    """Replace the standard streams, and handle messages that no handler of the program handles."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()

@@ -24,15 +24,15 @@ class CurrentCall(Protocol):
     chain: str
 
     def progress(self, current: float, total: float | None, message: str | None) -> None:
-        """Tell the caller how far the call has come."""
+        """Report the progress of the call to its caller."""
 
     def waiting(
         self, wake: Callable[[], object], awaited: tuple[str, str]
     ) -> AbstractContextManager[None]:
-        """While a thread waits for another call: when this one is cancelled, wake it, raise why."""
+        """While a thread waits for another call: if this call is cancelled, wake it and raise."""
 
 
-#: Whether this process is a worker; `run` of the module `process` says so.
+#: True in a worker; `run` of the module `process` sets it.
 is_worker = False
 
 #: The call that runs in this context; `None` outside of calls, and in threads that user code
@@ -49,7 +49,7 @@ def request_id() -> str | None:
 def chain() -> str:
     """The running call and those that wait for it, for the calls that it makes.
 
-    Of code outside of the context of a call it is not known: the call may wait for it.
+    Outside of the context of a call the chain is not known: a call may wait for that code.
     """
     call = current.get()
     return UNKNOWN_CHAIN if call is None else call.chain
@@ -76,47 +76,56 @@ class Callbacks:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._found: dict[int, list[_Registered]] = {}
+        self._by_call: dict[int, list[_Registered]] = {}
 
     def add(self, callback: Callable[[], Any]) -> None:
         """Run the callback before the pod ends."""
         call = current.get()
         with self._lock:
-            known = self._found.setdefault(0 if call is None else call.number, [])
-            if not any(_is_same(callback, other) for other, _ in known):
-                known.append((callback, contextvars.copy_context()))
+            registered = self._by_call.setdefault(0 if call is None else call.number, [])
+            if not any(
+                _is_same(callback, registered_callback) for registered_callback, _ in registered
+            ):
+                registered.append((callback, contextvars.copy_context()))
 
     def forget(self, call: int) -> None:
-        if call in self._found:
+        if call in self._by_call:
             with self._lock:
-                del self._found[call]
+                del self._by_call[call]
 
     def run(self, on_end: Callable[[], None]) -> None:
         """Run them all in another thread, then `on_end`."""
         with self._lock:
-            found = [one for known in self._found.values() for one in known]
-        if not found:
+            registered = [
+                registration
+                for registered_in_call in self._by_call.values()
+                for registration in registered_in_call
+            ]
+        if not registered:
             on_end()
             return
-        args = (found, on_end)
+        args = (registered, on_end)
         threading.Thread(target=_run, args=args, name="kubetorch-preempt", daemon=True).start()
 
 
-def _is_same(callback: object, other: object) -> bool:
-    """True for one object, and for one method of one object; no `__eq__` of the user is asked."""
-    if type(callback) is MethodType and type(other) is MethodType:
-        return callback.__func__ is other.__func__ and callback.__self__ is other.__self__
-    return callback is other
+def _is_same(callback: object, registered_callback: object) -> bool:
+    """True for one object, and for one method of one object; no `__eq__` of the user is called."""
+    if type(callback) is MethodType and type(registered_callback) is MethodType:
+        return (
+            callback.__func__ is registered_callback.__func__
+            and callback.__self__ is registered_callback.__self__
+        )
+    return callback is registered_callback
 
 
-def _run(found: list[_Registered], on_end: Callable[[], None]) -> None:
-    for callback, context in found:
+def _run(registered: list[_Registered], on_end: Callable[[], None]) -> None:
+    for callback, context in registered:
         try:
             context.run(callback)
-        except BaseException:  # noqa: BLE001  # the others are to run, whatever this one does
+        except BaseException:  # noqa: BLE001  # the other callbacks must run all the same
             traceback.print_exc()
     on_end()
 
 
-#: Those of this process.
+#: The callbacks of this process.
 callbacks = Callbacks()

@@ -1,8 +1,8 @@
 """The event loops of threads that run calls: each thread is a main thread to `asyncio`.
 
 `asyncio.get_event_loop()` makes a loop in a main thread that never had one, up to Python 3.13, and
-raises in all other threads. Calls run in threads of a pool, so each call finds what the code finds
-at home: the loop of its thread, or a new one.
+raises in all other threads. Calls run in threads of a pool, so each call gets what its code gets
+on the user's machine: the loop of its thread, or a new one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAKES_LOOPS = sys.version_info < (3, 14)
 
 class _Thread(threading.local):
     is_of_calls = False
-    #: The call that has set a loop, or none, in this thread.
+    #: The call that has set this thread's loop, to a loop or to `None`.
     setter: object = None
 
 

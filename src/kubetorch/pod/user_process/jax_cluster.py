@@ -1,7 +1,8 @@
 """Lets `jax.distributed.initialize()` find its arguments by itself in a rank.
 
-Without arguments JAX asks the first of its classes of clusters that is present; a class is one of
-them once it is defined. Ours goes before those of JAX: the one for Kubernetes asks the API server.
+Without arguments JAX asks the first of its cluster classes that says it is present; JAX lists each
+such class when it is defined. Kubetorch's class goes before those of JAX: JAX's class for
+Kubernetes would ask the API server.
 
 https://docs.jax.dev/en/latest/_autosummary/jax.distributed.initialize.html
 """
@@ -29,7 +30,7 @@ def install() -> None:
 
 
 class _Finder:
-    """Notices the import of JAX, and finds nothing."""
+    """Notices the import of JAX, and finds no module."""
 
     @staticmethod
     def find_spec(
@@ -43,7 +44,7 @@ def _define() -> None:
     try:
         base: Any = importlib.import_module("jax._src.clusters").ClusterEnv
         classes: list[Any] = base._cluster_types
-    except (ImportError, AttributeError):  # JAX has it elsewhere, and says itself what it lacks
+    except (ImportError, AttributeError):  # another version, which says itself what it lacks
         return
 
     class KubetorchCluster(base):  # type: ignore[misc]  # a class of JAX, which may not be here

@@ -1,8 +1,8 @@
 """From the name of a callable to the callable: `sys.path`, import, constructor.
 
-A program may deploy at module level, without a `__main__` guard. When a pod imports that file, what
-follows the first `.to()`, `kt.app` or call of a handle is the deploying program, not the deployed
-code. So the SDK asks here, before it does any of these:
+A program may deploy at module level, without a `__main__` guard. When a pod imports that file, the
+statements after the first `.to()`, `kt.app` or call of a handle are the deploying program, not the
+deployed code. So the SDK calls this module before each of these operations:
 
     importing = sys.modules.get("kubetorch.pod.user_process.loader")
     if importing is not None and importing.is_deploying():
@@ -16,20 +16,21 @@ its handle as it is, which the callable may want to call later; a call, which ha
 on with, ends the import. The name of a decorated callable means the callable itself here, which has
 no `.deploy()`: that ends it too.
 
-A callable that is defined below the statement that ended the import, as the next one that the
-program deploys, is found all the same: of the rest of the file those statements run that define
-something (imports, functions, classes, assignments, and conditions around them). One that fails,
-since it needs what a deploy would have returned, is passed over.
+A callable that is defined below the statement that ended the import, such as the next callable that
+the program deploys, is found all the same: the defining statements of the rest of the file run
+(imports, functions, classes, assignments, and conditions around them). A statement that fails,
+since it needs the result of a deploy, is passed over.
 
 A process serves calls only once its import is over, and never imports the file a second time. So
-what other threads do meanwhile, which the file began and may wait for, is module level too: there
-it returns true. A thread that outlives the import goes on deploying nothing, else each pod would
-deploy the next one; it may call.
+the threads that the file started, and may wait for, belong to the module level too: `is_deploying`
+is true in them. A thread that outlives the import still deploys nothing, else each pod would
+deploy the next service; the thread may call.
 
 A process that user code starts and that imports the deployed file again (a spawned
-`multiprocessing` child) has no loader of ours. The variable `FILE_VARIABLE` names the file to it:
-the SDK may call `is_deploying` there too, which is then true while any thread runs the file's own
-module level. The command of an app, which `APPS_VARIABLE` tells, runs the file as a program.
+`multiprocessing` child) does not have this loader. The variable `FILE_VARIABLE` names the file to
+that process: the SDK may call `is_deploying` there too, which is then true while any thread runs
+the file's own module level. The command of an app, which `APPS_VARIABLE` names, runs the file as a
+program.
 """
 
 from __future__ import annotations
@@ -58,15 +59,15 @@ from kubetorch.wire import codecs, exceptions, introspection
 
 #: Environment variable with the path of the deployed file.
 FILE_VARIABLE = "KT_DEPLOYED_FILE"
-#: Environment variable with the app that a command belongs to, and those that deployed it.
+#: Environment variable with the app that a command belongs to, and the apps that deployed it.
 APPS_VARIABLE = "KT_DEPLOYED_APPS"
-#: Folder of what interpreters that user code starts run first.
+#: Folder of the `sitecustomize` of interpreters that user code starts.
 CHILDREN = str(Path(__file__).with_name("children"))
 #: The import of the deployed file; at most one.
 _under_way: list[Import] = []
 #: The same import, if it ended early.
 _ended: list[EndedImport] = []
-#: Threads that it began, and that go on.
+#: Threads that the import started, and that outlived it.
 _left_behind: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 _DEFINING = (
     ast.Import,
@@ -81,8 +82,8 @@ _DEFINING = (
     ast.Try,
 )
 _FUTURES = [getattr(__future__, name).compiler_flag for name in __future__.all_feature_names]
-#: What to install for a module that is called otherwise; the usual suspects.
-_DISTRIBUTIONS = {
+#: Distributions of well-known modules that have another name.
+_DISTRIBUTION_NAMES = {
     "attr": "attrs",
     "bs4": "beautifulsoup4",
     "Crypto": "pycryptodome",
@@ -129,9 +130,9 @@ class EndedImport:
     """An import of the deployed file that ended early.
 
     Attributes:
-        module: The module, which lacks what is bound below.
-        path: Its file.
-        line: The line of the statement that ended it.
+        module: The module, which lacks the names that are bound below `line`.
+        path: The file of the module.
+        line: The line of the statement that ended the import.
         source: The text of the file.
     """
 
@@ -142,8 +143,12 @@ class EndedImport:
 
     def binds_below(self, name: str) -> bool:
         """True if the statement that ended the import, or one below it, binds a global name."""
-        below = (each for each in ast.parse(self.source).body if _last_line(each) >= self.line)
-        return any(name in _bound_names(each) for each in below)
+        statements_below = (
+            statement
+            for statement in ast.parse(self.source).body
+            if _last_line(statement) >= self.line
+        )
+        return any(name in _bound_names(statement) for statement in statements_below)
 
 
 def _last_line(statement: ast.stmt) -> int:
@@ -193,24 +198,30 @@ class Import:
     @property
     def is_defined(self) -> bool:
         """True if the callable exists by now."""
-        found: object = self._module
+        definition: object = self._module
         for part in self._qualname.split("."):
-            found = getattr(found, part, None)
-        return found is not None
+            definition = getattr(definition, part, None)
+        return definition is not None
 
     def deploys(self, error: AttributeError) -> bool:
-        """True if a statement deployed the callable, whose decorators made no handle of it here."""
-        return type(error.name) is str and error.name in _DEPLOYS and self.wants(error.obj)
+        """True if the failed statement deploys the callable, which is no handle in its own pods."""
+        return type(error.name) is str and error.name in _DEPLOYS and self.defines(error.obj)
 
-    def wants(self, definition: object) -> bool:
+    def defines(self, definition: object) -> bool:
         """True if this function or class is the callable."""
-        names = (self._module.__name__, self._qualname)
-        given = [introspection.attribute(definition, one) for one in ("__module__", "__qualname__")]
-        return all(type(one) is str for one in given) and tuple(given) == names
+        expected_names = (self._module.__name__, self._qualname)
+        actual_names = [
+            introspection.attribute(definition, attribute)
+            for attribute in ("__module__", "__qualname__")
+        ]
+        return (
+            all(type(name) is str for name in actual_names)
+            and tuple(actual_names) == expected_names
+        )
 
 
 def is_deploying(*, is_call: bool = False) -> bool:
-    """True if the asking statement must have no effect."""
+    """True if the calling statement of the SDK must have no effect."""
     if not _under_way:
         is_left_behind = not is_call and threading.current_thread() in _left_behind
         return is_left_behind or (APPS_VARIABLE not in os.environ and is_imported_again())
@@ -228,7 +239,7 @@ def is_under_way() -> bool:
 
 def is_wanted(definition: object) -> bool:
     """True if the running import is that of this function or class."""
-    return any(each.wants(definition) for each in _under_way)
+    return any(running_import.defines(definition) for running_import in _under_way)
 
 
 def is_imported_again() -> bool:
@@ -259,7 +270,7 @@ def run_rest(
     ended: BaseException,
     is_complete: Callable[[], bool],
 ) -> None:
-    """Run the defining statements of `module` below the one that ended its import."""
+    """Run the defining statements of `module` below the statement that ended its import."""
     failure: BaseException | None = None
     for code in _codes(path, source, after=_line(ended.__traceback__, module)):
         if is_complete():
@@ -288,7 +299,7 @@ def _codes(path: str, source: bytes, *, after: int) -> Iterator[CodeType]:
     flags = sum(flag for flag in _FUTURES if whole.co_flags & flag)
     for statement in tree.body:
         decorators = getattr(statement, "decorator_list", ())
-        first = min([statement.lineno, *(each.lineno for each in decorators)])
+        first = min([statement.lineno, *(decorator.lineno for decorator in decorators)])
         if first > after and isinstance(statement, _DEFINING):
             alone = ast.Module([statement], [])
             yield compile(alone, path, "exec", flags=flags, dont_inherit=True)
@@ -296,7 +307,7 @@ def _codes(path: str, source: bytes, *, after: int) -> Iterator[CodeType]:
 
 @dataclass(frozen=True)
 class Source:
-    """The place of the callable; see `kubetorch.specs.callable.CallableRef`."""
+    """Where the callable is defined; see `kubetorch.specs.callable.CallableRef`."""
 
     kind: str
     module: str
@@ -320,27 +331,27 @@ def prepare_path(entries: Sequence[str]) -> None:
 
 def load(source: Source, hosts: MonarchHosts | None = None) -> Any:  # noqa: ANN401  # the user's
     """Import the callable; a class is constructed."""
-    found = _callable(source)
-    _check_kind(found, source)
-    # The module has been imported: it has the classes of what is among them.
+    user_callable = _import_callable(source)
+    _check_kind(user_callable, source)
+    # After the import of the module, whose classes the arguments may be instances of.
     arguments = codecs.decode_arguments(source.init_args, source.module)
     if hosts is not None:
-        monarch_hosts.check(found)
+        monarch_hosts.check(user_callable)
     if source.kind == "cls":
         if hosts is not None:
-            hosts.give(found, (), arguments)
+            hosts.give(user_callable, (), arguments)
         try:
-            return found(**arguments)
+            return user_callable(**arguments)
         except TypeError as error:
-            _explain_arguments(error, found, arguments)
+            _explain_arguments(error, user_callable, arguments)
             raise
-    return found
+    return user_callable
 
 
-def _explain_arguments(error: TypeError, cls: Any, given: Mapping[str, Any]) -> None:  # noqa: ANN401  # the user's own class
+def _explain_arguments(error: TypeError, cls: Any, init_args: Mapping[str, Any]) -> None:  # noqa: ANN401  # the user's own class
     """Explain how a class gets the arguments that it lacks."""
     try:
-        inspect.signature(cls).bind(**given)
+        inspect.signature(cls).bind(**init_args)
     except TypeError:
         name = introspection.name_of(cls)
         exceptions.add_note(
@@ -351,7 +362,7 @@ def _explain_arguments(error: TypeError, cls: Any, given: Mapping[str, Any]) -> 
 
 
 def explain_call(error: BaseException, called: object) -> None:
-    """Explain what a call meets because its file is no program here.
+    """Explain an error that a call meets because its file does not run as a program in pods.
 
     Args:
         error: What the call raised: a name, or an attribute of the callable, is missing.
@@ -360,10 +371,12 @@ def explain_call(error: BaseException, called: object) -> None:
     if isinstance(error, NameError) and type(error.name) is str:
         _explain_name(error, error.name)
     elif isinstance(error, AttributeError) and error.name in _HANDLE_NAMES:
-        own = introspection.unwrapped(called)
-        own = own if isinstance(own, (type, FunctionType)) else type(own)
-        if error.obj is own:
-            _explain_handle(error, own)
+        definition = introspection.unwrapped(called)
+        definition = (
+            definition if isinstance(definition, (type, FunctionType)) else type(definition)
+        )
+        if error.obj is definition:
+            _explain_handle(error, definition)
 
 
 def _explain_name(error: NameError, name: str) -> None:
@@ -371,8 +384,8 @@ def _explain_name(error: NameError, name: str) -> None:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     for ended in _ended:
-        is_here = trace is not None and trace.tb_frame.f_globals is ended.module.__dict__
-        if is_here and ended.binds_below(name):
+        is_same_module = trace is not None and trace.tb_frame.f_globals is ended.module.__dict__
+        if is_same_module and ended.binds_below(name):
             file = Path(ended.path).name
             exceptions.add_note(
                 error,
@@ -383,9 +396,11 @@ def _explain_name(error: NameError, name: str) -> None:
             )
 
 
-def _explain_handle(error: AttributeError, own: type | FunctionType) -> None:
-    is_class = isinstance(own, type)
-    name = introspection.name_of(own) if isinstance(own, type) else own.__name__
+def _explain_handle(error: AttributeError, definition: type | FunctionType) -> None:
+    is_class = isinstance(definition, type)
+    name = (
+        introspection.name_of(definition) if isinstance(definition, type) else definition.__name__
+    )
     service = os.environ.get("KT_SERVICE_NAME", name)
     exceptions.add_note(
         error,
@@ -405,14 +420,14 @@ def _explain_guard(error: BaseException, source: Source) -> None:
         )
 
 
-def _callable(source: Source) -> Any:  # noqa: ANN401
+def _import_callable(source: Source) -> Any:  # noqa: ANN401
     path = _path(source)
     finder = _Finder(source.module, source.qualname, path)
     sys.meta_path.insert(0, finder)
     try:
         module = _import(source, path)
     except ModuleNotFoundError as error:
-        _explain(error, source)
+        _explain_missing_module(error, source)
         raise
     except BaseException as error:  # argparse ends with SystemExit
         _explain_guard(error, source)
@@ -420,28 +435,31 @@ def _callable(source: Source) -> Any:  # noqa: ANN401
     finally:
         sys.meta_path.remove(finder)
     if source.is_script:
-        # Pickles that were written where the file was `__main__` name their classes so.
+        # In pickles of the program, where the file was `__main__`, its classes belong to that.
         sys.modules["__main__"] = module
     return _unwrap(_resolve(module, source.qualname))
 
 
-def _check_kind(found: object, source: Source) -> None:
-    """Refuse what calls could not use, while the generation before still serves."""
-    is_class = isinstance(found, type)
-    if is_class if source.kind == "cls" else callable(found) and not is_class:
+def _check_kind(user_callable: object, source: Source) -> None:
+    """Refuse an object that calls could not use, while the generation before still serves."""
+    is_class = isinstance(user_callable, type)
+    if is_class if source.kind == "cls" else callable(user_callable) and not is_class:
         return
-    wanted = "class" if source.kind == "cls" else "function"
-    what = "a class" if is_class else f"a value of type {introspection.name_of(type(found))}"
+    expected_kind = "class" if source.kind == "cls" else "function"
+    actual_kind = (
+        "a class" if is_class else f"a value of type {introspection.name_of(type(user_callable))}"
+    )
     raise CallableNotFoundError(
-        f"{source.qualname!r} of module {source.module!r} is {what}, not a {wanted}",
+        f"{source.qualname!r} of module {source.module!r} is {actual_kind}, not a {expected_kind}",
         hint="deploy it with kt.cls(...)"
         if is_class
-        else f"the last statement of its file that binds {source.qualname!r} must make a {wanted}",
+        else f"the last statement of its file that binds {source.qualname!r} must make a "
+        f"{expected_kind}",
     )
 
 
 def _path(source: Source) -> str | None:
-    """The file of the module, if it is a synced one."""
+    """The file of the module, if it was synced."""
     if source.source_file is None:
         return None
     for entry in source.sys_path:
@@ -452,9 +470,9 @@ def _path(source: Source) -> str | None:
 
 
 def _import(source: Source, path: str | None) -> ModuleType:
-    known = sys.modules.get(source.module)
-    if known is not None and path is not None and not _is_same(known, path):
-        # A file that is called like a module of the library which is loaded already.
+    loaded_module = sys.modules.get(source.module)
+    if loaded_module is not None and path is not None and not _is_same(loaded_module, path):
+        # The file has the name of another module, which is loaded already.
         return _import_file(source, path)
     try:
         # Not importlib's own function, whose frame would stand in the user's tracebacks.
@@ -528,7 +546,7 @@ class _Finder:
         if fullname != self._name:
             return None
         for finder in sys.meta_path:
-            # As Python itself, pass over finders of before Python 3.4.
+            # As Python itself, pass over finders in the form of before Python 3.4.
             find = getattr(finder, "find_spec", None)
             spec = None if finder is self or find is None else find(fullname, path, target)
             if spec is not None:
@@ -540,32 +558,32 @@ class _Finder:
 
 
 def _resolve(module: ModuleType, qualname: str) -> Any:  # noqa: ANN401
-    found: Any = module
+    definition: Any = module
     for part in qualname.split("."):
         try:
-            found = getattr(found, part)
+            definition = getattr(definition, part)
         except AttributeError:
             file = getattr(module, "__file__", None)
             raise CallableNotFoundError(
                 f"module {module.__name__!r} ({file}) has no {qualname!r}",
                 hint="it must be defined at the top level of its file",
             ) from None
-    return found
+    return definition
 
 
-def _unwrap(found: Any) -> Any:  # noqa: ANN401
+def _unwrap(handle: Any) -> Any:  # noqa: ANN401
     """The user's own object, if the name is bound to one of our handles: `f = kt.fn(f)`."""
-    while introspection.is_ours(found) and hasattr(found, "__wrapped__"):
-        found = found.__wrapped__
-    return found
+    while introspection.is_ours(handle) and hasattr(handle, "__wrapped__"):
+        handle = handle.__wrapped__
+    return handle
 
 
-def _explain(error: ModuleNotFoundError, source: Source) -> None:
+def _explain_missing_module(error: ModuleNotFoundError, source: Source) -> None:
     """Explain where a module was looked for, and how to get it."""
     if error.name is None:
         return
     top = error.name.partition(".")[0]
-    package = _DISTRIBUTIONS.get(error.name) or _DISTRIBUTIONS.get(top, top)
+    package = _DISTRIBUTION_NAMES.get(error.name) or _DISTRIBUTION_NAMES.get(top, top)
     roots = ", ".join(source.sys_path) or "none"
     message = (
         f"{error}\n"

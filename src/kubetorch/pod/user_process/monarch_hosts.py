@@ -13,11 +13,11 @@ from urllib.parse import urlsplit
 from kubetorch.errors import SpecError
 from kubetorch.wire import introspection
 
-#: Their addresses, in the order of the pods, separated by commas.
+#: The addresses of the hosts, in the order of the pods, separated by commas.
 HOSTS = "KT_MONARCH_HOSTS"
 _MESH = "host_mesh"
-#: What a parameter was called while Monarch had process allocators.
-_FORMER = "allocator"
+#: The name of the parameter while Monarch had process allocators.
+_FORMER_PARAMETER = "allocator"
 
 
 class MonarchHosts:
@@ -30,30 +30,32 @@ class MonarchHosts:
     def give(
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> None:
-        """Put the hosts among the arguments, where the function takes them and was given none."""
+        """Add the hosts to the arguments, if the function takes them and the caller passes none."""
         parameters = _parameters(function)
         if _MESH in parameters and _MESH not in kwargs and len(args) <= parameters.index(_MESH):
-            kwargs[_MESH] = self._attached()
+            kwargs[_MESH] = self._host_mesh()
 
-    def _attached(self) -> Any:  # noqa: ANN401  # Monarch's own
-        """The hosts; whatever is done with them first waits for the connections."""
+    def _host_mesh(self) -> Any:  # noqa: ANN401  # Monarch's own
+        """The hosts; their first use waits for the connections."""
         with self._attaching:
             if self._mesh is None and os.environ["RANK"] == "0":
                 self._mesh = _attach(os.environ[HOSTS].split(","))
             return self._mesh
 
 
-def check(found: Callable[..., Any]) -> None:
-    """Refuse a function, or a class with a method, that takes what Monarch has not any more."""
-    functions = [found]
-    if isinstance(found, type):
-        names = (name for name in dir(found) if not name.startswith("_"))
-        functions += filter(callable, (introspection.attribute(found, name) for name in names))
+def check(user_callable: Callable[..., Any]) -> None:
+    """Refuse a function, or a class with a method, that takes a process allocator."""
+    functions = [user_callable]
+    if isinstance(user_callable, type):
+        names = (name for name in dir(user_callable) if not name.startswith("_"))
+        functions += filter(
+            callable, (introspection.attribute(user_callable, name) for name in names)
+        )
     for function in functions:
-        if _FORMER in _parameters(function):
+        if _FORMER_PARAMETER in _parameters(function):
             raise SpecError(
-                f"{introspection.attribute(function, '__qualname__')} has a parameter {_FORMER!r}, "
-                "and Monarch has no process allocators any more",
+                f"{introspection.attribute(function, '__qualname__')} has a parameter "
+                f"{_FORMER_PARAMETER!r}, and Monarch has no process allocators any more",
                 hint=f"a parameter {_MESH!r} gets the hosts, whose spawn_procs() starts processes "
                 "on them",
             )
@@ -66,7 +68,9 @@ def _parameters(function: Callable[..., Any]) -> Sequence[str]:
 
 def _attach(addresses: Sequence[str]) -> Any:  # noqa: ANN401  # Monarch's own
     actor = importlib.import_module("monarch.actor")
-    # The hosts answer at the address of this pod, whose name they may not know.
-    own = urlsplit(addresses[0])
-    actor.enable_transport(own._replace(netloc=own.netloc.rpartition(":")[0] + ":0").geturl())
+    # The hosts answer to the address of this pod, since they may not know its name.
+    first_host = urlsplit(addresses[0])
+    actor.enable_transport(
+        first_host._replace(netloc=first_host.netloc.rpartition(":")[0] + ":0").geturl()
+    )
     return actor.attach_to_workers(ca="trust_all_connections", workers=list(addresses))

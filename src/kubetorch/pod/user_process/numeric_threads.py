@@ -34,8 +34,8 @@ _OPENBLAS = tuple(
     for prefix in ("scipy_", "")
     for suffix in ("64_", "", "_64", "64")
 )
-#: Name of the library, its functions (the first that exists is used), the variable it follows,
-#: whether it counts hyper-threads, whether the number holds for the calling thread only.
+#: Name of the library, its functions (the first that exists is used), the variable that it reads,
+#: true if it counts hyper-threads, true if the number holds for the calling thread only.
 _LIBRARIES = (
     (re.compile(r"openblas"), _OPENBLAS, "OPENBLAS_NUM_THREADS", True, False),
     (re.compile(r"libmkl_rt|mkl_rt\."), ("MKL_Set_Num_Threads",), "MKL_NUM_THREADS", False, False),

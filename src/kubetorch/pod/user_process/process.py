@@ -77,10 +77,10 @@ def run(
 
 
 def _disregard_interrupts() -> None:
-    """Have SIGINT do nothing here, and in children what it does in any program.
+    """Let SIGINT do nothing in this process, and have its usual effect in children.
 
-    A signal that is ignored would be ignored in the programs that user code starts, too; one that
-    is handled is not. A forked child of user code has Python's own handler again.
+    An ignored signal would be ignored in the programs that user code starts, too; a handled one is
+    not. A forked child of user code has Python's own handler again.
     """
     signal.signal(signal.SIGINT, _disregard)
     signal.siginterrupt(signal.SIGINT, False)
@@ -88,7 +88,7 @@ def _disregard_interrupts() -> None:
 
 
 def _disregard(_number: int, _frame: object) -> None:
-    """Nothing: a worker ends when its agent says so."""
+    """Do nothing: a worker ends when its agent says so."""
 
 
 def _regard_interrupts() -> None:
@@ -121,7 +121,7 @@ class _Worker:
         )
 
     def start(self, numeric: numeric_threads.NumericThreads | None) -> None:
-        """Begin to read: the end of the agent is noticed also while user code is imported."""
+        """Begin to read, so that the end of the agent is noticed while user code is imported."""
 
         def on_thread() -> None:
             event_loops.enter_thread()
@@ -135,7 +135,7 @@ class _Worker:
 
     def run(self) -> None:
         """Load the callable and serve until the agent stops this process."""
-        self._name_who_exits()
+        self._report_exits()
         deployed = self._load()
         if deployed is None:
             return
@@ -143,13 +143,13 @@ class _Worker:
             self._own_loop.close()
             # User code may have run a loop of its own, which leaves none set.
             asyncio.set_event_loop(self._loop)
-            self._say_loaded(deployed)
+            self._report_loaded(deployed)
             self._run_loop()
             return
-        # What was set while user code was imported is the user's, who may run it in a call.
+        # The loop that was set during the import is the user's, who may run it in a call.
         self._loop = self._runner.loop = self._own_loop
         if not deployed.is_sync_class:
-            self._say_loaded(deployed)
+            self._report_loaded(deployed)
             self._run_loop()
             return
         if not event_loops.MAKES_LOOPS:
@@ -160,7 +160,7 @@ class _Worker:
         aside.start()
         self._agent.before_end = self._pool.job_is_done
         self._pool.make_home()
-        self._say_loaded(deployed)
+        self._report_loaded(deployed)
         try:
             self._pool.run_at_home()
         except BaseException:  # noqa: BLE001  # a handler of signals raised in the middle of our code
@@ -168,20 +168,20 @@ class _Worker:
             os._exit(1)
         has_left.set()
 
-    def _name_who_exits(self) -> None:
-        """Calls that run in the process when code calls `os._exit` are told whose code it was."""
+    def _report_exits(self) -> None:
+        """Report the call whose code calls `os._exit`, for the errors of calls beside it."""
         leave, agent = os._exit, self._agent
 
         @functools.wraps(leave)
         def _exit(status: int) -> NoReturn:
             call = current_call.current.get()
             if call is not None:
-                agent.say_exit(call.number)
+                agent.report_exit(call.number)
             leave(status)
 
         os._exit = _exit
 
-    def _say_loaded(self, deployed: DeployedCallable) -> None:
+    def _report_loaded(self, deployed: DeployedCallable) -> None:
         names = json.dumps(deployed.loop_methods).encode()
         self._agent.send(protocol.LOADED, payload=names[: protocol.NAMES_LIMIT])
 

@@ -98,9 +98,9 @@ STOP: Final = 5
 TRIM: Final = 6
 RELEASE: Final = 7
 FORGET: Final = 8
-#: The pod is about to end: run what user code has for this; PREEMPTED says that it is done.
+#: The pod is about to end: run the callbacks of user code; PREEMPTED is sent after them.
 PREEMPT: Final = 9
-#: Write down what the threads do.
+#: Write the stacks of all threads.
 DUMP: Final = 10
 #: Say which calls wait for calls of their own, and for what: WAITS is the answer.
 ASK: Final = 11
@@ -111,13 +111,13 @@ ERROR: Final = 19
 YIELD: Final = 20
 PROGRESS: Final = 21
 PREEMPTED: Final = 22
-#: Code of a call calls `os._exit`.
+#: The code of a call has called `os._exit`.
 EXITS: Final = 23
-#: A call has not begun, and will not.
+#: A call comes back that has not begun.
 RETURNED: Final = 24
-#: What calls wait for, by their numbers, as JSON.
+#: The calls that calls wait for, by the waiting calls' numbers, as JSON.
 WAITS: Final = 25
-#: Calls that it names, and characters of what each waits for.
+#: Calls that WAITS names, and characters of the call that each waits for.
 WAITS_MOST: Final = 100
 WAITS_LENGTH: Final = 200
 
@@ -137,10 +137,10 @@ _FROM_WORKER: Final = {
 
 #: Seconds that a process which is to end waits for the turn to say so.
 _EXIT_PATIENCE = 0.5
-#: What `breakpoint()` calls in a pod, where nobody is at a terminal, unless a user says another.
+#: The function that `breakpoint()` calls in a pod, which has no terminal, by default.
 BREAKPOINT = ("PYTHONBREAKPOINT", "kubetorch.sdk.debugger.refuse_breakpoint")
-#: The signal at which a worker that does not read writes down what its threads do: one that nobody
-#: else uses. On Linux it is near the end of the real-time signals, on macOS it asks for a status.
+#: The signal at which a worker that does not read writes the stacks of its threads: one that no
+#: library uses. On Linux it is near the end of the real-time signals, on macOS it is SIGINFO.
 STACKS: Final[int | None] = (
     signal.SIGRTMAX - 2 if hasattr(signal, "SIGRTMAX") else getattr(signal, "SIGINFO", None)
 )
@@ -207,7 +207,7 @@ class Frame(NamedTuple):
 
 
 class FrameError(Exception):
-    """A frame that no worker of ours sends."""
+    """A frame that no worker sends by itself: user code wrote to the socket."""
 
 
 # ------------------------------------------------------------------------------- codec and sizes
@@ -238,7 +238,7 @@ def unpack_sizes(frame: Frame) -> tuple[str, tuple[int, ...], bytes]:
 
 
 def unpack_progress(frame: Frame) -> tuple[float, float | None, str | None]:
-    """How far a call has come."""
+    """The progress of a call: the current number, the total, the message."""
     try:
         current, total, message = json.loads(frame.payload)
         str.encode(message or "")
@@ -251,10 +251,10 @@ def unpack_progress(frame: Frame) -> tuple[float, float | None, str | None]:
 
 
 def unpack_waits(payload: bytes) -> dict[int, str]:
-    """What calls wait for, by their numbers."""
+    """The calls that calls wait for, by the waiting calls' numbers."""
     try:
-        found = json.loads(payload)
-        waits = {int(number): str.encode(text).decode() for number, text in found.items()}
+        decoded = json.loads(payload)
+        waits = {int(number): str.encode(text).decode() for number, text in decoded.items()}
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise FrameError(f"what calls wait for: {error}") from error
     return {number: text[:WAITS_LENGTH] for number, text in waits.items()}
@@ -316,32 +316,32 @@ class _LongPayload(bytearray):
 
 
 class StreamMemory:
-    """The memory of long frames from all workers of a pod, until what they carry is passed on."""
+    """The memory of long frames from all workers of a pod, until their payloads are passed on."""
 
     def __init__(self, limit: int) -> None:
         #: Bytes that the pod may use: no worker has more to send.
         self.limit = limit
-        self._held = 0
+        self._used_bytes = 0
 
     def hold(self, size: int) -> _LongPayload:
-        """An empty buffer that counts for so many bytes as long as anybody has it."""
-        if self._held + size > self.limit:
+        """An empty buffer that counts for so many bytes until it is garbage."""
+        if self._used_bytes + size > self.limit:
             raise FrameError(
-                f"frames of {self._held + size} bytes, of a pod that may use {self.limit}"
+                f"frames of {self._used_bytes + size} bytes, of a pod that may use {self.limit}"
             )
-        self._held += size
+        self._used_bytes += size
         payload = _LongPayload()
         weakref.finalize(payload, self._free, size).atexit = False
         return payload
 
     def _free(self, size: int) -> None:
-        self._held -= size
+        self._used_bytes -= size
 
 
 class Receiver:
     """Frames out of the agent's end of a socket.
 
-    What a header claims is not there yet: memory is taken as the bytes come.
+    A header may claim any length: memory is allocated as the bytes come.
     """
 
     def __init__(self, sock: socket.socket, stream_memory: StreamMemory) -> None:
@@ -357,7 +357,7 @@ class Receiver:
         self._filled = self._total = 0
 
     def receive(self) -> bool:
-        """Take what the socket has. False at its end."""
+        """Read the bytes that the socket has. False at its end."""
         if self._long is not None:
             if self._filled == len(self._long):
                 self._grow(self._long)
@@ -408,7 +408,7 @@ class Receiver:
         return Frame(kind, flags, argument, call, meta, length, payload, descriptor)
 
     def close(self) -> None:
-        """Free what has come of a frame, and close descriptors that belong to none."""
+        """Free an unfinished frame, and close descriptors that belong to no frame."""
         self._long = None
         for descriptor in self._descriptors:
             if descriptor is not None:
@@ -426,7 +426,7 @@ class Receiver:
             raise FrameError(f"a frame of kind {kind} that claims {meta_length} and {length} bytes")
 
     def _check_descriptors(self) -> None:
-        if len(self._descriptors) > 1:  # that of the frame which is not whole
+        if len(self._descriptors) > 1:  # one belongs to the unfinished frame
             raise FrameError("descriptors without a frame")
 
     def _descriptor(self) -> int | None:
@@ -435,7 +435,7 @@ class Receiver:
         return self._descriptors.popleft()
 
     def _grow(self, frame: _LongPayload) -> None:
-        """Make room for as much as there is already."""
+        """Double the room of a frame."""
         frame += bytes(min(self._total - len(frame), max(len(frame), _LEAST_ROOM)))
 
     def _next_long(self, frame: _LongPayload) -> Frame | None:
@@ -453,11 +453,11 @@ class Receiver:
 
 def descriptors(ancillary: Sequence[tuple[int, int, bytes]]) -> Sequence[int]:
     """The descriptors that came beside bytes."""
-    found = array.array("i")
+    received = array.array("i")
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            found.frombytes(data[: len(data) - len(data) % _DESCRIPTOR_BYTES])
-    return found
+            received.frombytes(data[: len(data) - len(data) % _DESCRIPTOR_BYTES])
+    return received
 
 
 def _descriptors_or_loss(ancillary: Sequence[tuple[int, int, bytes]]) -> Sequence[int | None]:
@@ -492,7 +492,7 @@ def unpack_record(
     return _RECORD_HEADER.unpack_from(data, offset)[1:]
 
 
-#: Buffers that one system call takes; POSIX promises no more than 1024 at the places we run.
+#: Buffers that one system call takes; Linux and macOS allow 1024.
 _MOST_PARTS = 512
 
 
@@ -519,14 +519,14 @@ class AgentSocket:
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._head = memoryview(bytearray(HEADER_BYTES))
-        # They come with the first frame of those that were sent at once.
+        # Descriptors come with the first frame of those that were sent at once.
         self._descriptors: deque[int | None] = deque()
         self._wait = _waiter(sock)
         #: Waits until there is a frame that no thread waits for in `read`.
         self.wait_for_unread = _waiter(sock)
         self._mappings = Mappings()
         self._lending = Lending()
-        #: In the environment of all that this process starts; known once it is loaded.
+        #: In the environment of all processes that this one starts; set with LOAD.
         self.marker = ""
         #: Called in the thread that is about to write the end of a call.
         self.before_end: Callable[[], None] = lambda: None
@@ -568,7 +568,7 @@ class AgentSocket:
             self.end()
 
     def _next(self) -> Frame:
-        """Take one frame and no more: as long as there is another, the socket can be read."""
+        """Read one frame and no more: as long as there is another, the socket can be read."""
         count, ancillary, flags, _ = self._socket.recvmsg_into(
             [self._head], _ANCILLARY, _CLOSE_ON_EXEC
         )
@@ -608,7 +608,7 @@ class AgentSocket:
             self.before_end()
         self._write([head, payload] if payload else [head])
 
-    def send_kept(self, call: int, failure: bytes, descriptor: int) -> None:
+    def send_failure_with_value(self, call: int, failure: bytes, descriptor: int) -> None:
         """Send the failure of a call whose value lies in a file."""
         head = pack(ERROR, call, flags=DESCRIPTOR, length=len(failure))
         self.before_end()
@@ -691,8 +691,8 @@ class AgentSocket:
         except OSError:
             self.end()
 
-    def say_exit(self, call: int) -> None:
-        """Code of a call ends this process. The signal handler of a user may have the lock."""
+    def report_exit(self, call: int) -> None:
+        """Report that a call ends this process. The user's signal handler may have the lock."""
         if os.getpid() != self._pid or not self._lock.acquire(timeout=_EXIT_PATIENCE):
             return
         with contextlib.suppress(OSError):

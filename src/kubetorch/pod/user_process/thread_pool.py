@@ -1,19 +1,19 @@
-"""The threads that run sync calls, one of which always reads.
+"""The threads that run sync calls; one of them always reads.
 
     leader ── reads a job ──┬── is usually quick: runs it, and goes on reading
                             └── else: gives the lead to an idle thread, runs it
 
 The thread that read a job runs it, so no job is handed over between threads, and as long as jobs
-are quick no thread wakes another at all. A quick one that takes long this time does not hold up the
-others: a *deputy* wakes when something comes that the leader does not read, and takes the lead away
-from a leader that is still at the same job a millisecond later.
+are quick no thread wakes another at all. A usually quick job that takes long this time does not
+hold up the others: a *deputy* wakes when a job comes that the leader does not read, and takes the
+lead away from a leader that is still at the same job a millisecond later.
 
-Threads are made when they are needed: one reads, and up to `limit` others run jobs. What comes
-while all of them do, or when the system has no thread for it, is refused, or waits in line.
+Threads are made when they are needed: one reads, and up to `limit` others run jobs. A job that
+comes while all of them run jobs, or when the system has no thread for it, is refused, or waits.
 
-One thread may be the *home*, where jobs run as long as it is free: what is bound to the thread that
-made it can be used there. A leader that reads a job while the home is free gives it the job and the
-lead, so the home reads what comes next itself.
+One thread may be the *home*, where jobs run as long as it is free: objects that are bound to the
+thread that made them can be used there. A leader that reads a job while the home is free gives the
+home the job and the lead, so the home reads the next job itself.
 
 Some jobs stand in a *line*: one of them runs at a time, in the order in which they were read. The
 thread that ran one of them runs the next.
@@ -36,24 +36,25 @@ from kubetorch.pod.user_process import protocol
 QUICK: Final = 0.0001
 #: Seconds that the deputy leaves to a job that should have been quick.
 GRACE: Final = 0.001
-#: How fast, from one job to the next, the memory fades that a job was quick. It is the quick ones
-#: that tell what a kind of job takes: the others may have waited for the interpreter's lock.
-_FADING: Final = 1.25
+#: By how much, from one job to the next, the remembered time of a kind of job may grow. The quick
+#: jobs tell how long a kind of job takes: the others may have waited for the interpreter's lock.
+_FADE_FACTOR: Final = 1.25
 
 
 class Job(NamedTuple):
     kind: str | None
     run: Callable[[], None]
-    #: Called in place of `run` if there is no thread for it; `None`: it waits.
+    #: Called in place of `run` if there is no thread for the job; `None`: the job waits.
     refuse: Callable[[], None] | None = None
+    #: True if the job stands in the line.
     in_line: bool = False
 
 
 @dataclass(eq=False)
 class ThreadPool:
-    """Runs `limit` jobs at once, which its threads take from `read`; `None` is the end.
+    """Runs `limit` jobs at once, which its threads get from `read`; `None` is the end.
 
-    `wait_for_unread` waits until there is a job that nobody waits for in `read`.
+    `wait_for_unread` waits until a job comes while no thread waits in `read`.
     """
 
     limit: int
@@ -68,15 +69,15 @@ class ThreadPool:
         self._lead = threading.Lock()
         self._state = threading.Lock()
         self._waiting: deque[Job] = deque()
-        # The job of the line that runs, or is about to, and those behind it.
-        self._first: Job | None = None
+        # The job at the head of the line, which runs or is about to run, and those behind it.
+        self._line_head: Job | None = None
         self._line: deque[Job] = deque()
         self._running = 0
         self._threads = 0
         # Threads that wait for the lead, or are on their way to it; the leader counts.
         self._idle = 1
-        # The home waits at its gate, where it gets the lead, perhaps with a job. It is free from
-        # the moment that its job is done, so that what follows an answer finds it so.
+        # The home waits at its gate, where it gets the lead, perhaps with a job. The home is free
+        # from the moment that its job is done, so that a job right after an answer finds it free.
         self._home: int | None = None
         self._is_home_free = False
         self._is_home_called = False
@@ -84,7 +85,8 @@ class ThreadPool:
         self._job_at_home: Job | None = None
         self._gate = threading.Lock()
         self._gate.acquire()
-        self._usual: dict[str | None, float] = {}
+        # How long a job of each kind usually takes.
+        self._usual_seconds: dict[str | None, float] = {}
         # Number of the job that the leader runs itself; 0 when it reads.
         self._turn = 0
         self._turns = 0
@@ -105,7 +107,7 @@ class ThreadPool:
         self._work(self._next(self._wait_at_gate()))
 
     def job_is_done(self) -> None:
-        """The job of this thread only has to answer."""
+        """Note that the job of this thread only has to answer."""
         if threading.get_ident() == self._home:
             with self._state:
                 self._is_home_free = self._leave_line(self._job_at_home)
@@ -129,21 +131,21 @@ class ThreadPool:
             job = self._waiting_job(job) or self._next(self._take_lead())
 
     def _is_first(self, job: Job) -> bool:
-        """False for a job that stands in line from now on; to be called with `_state` held."""
-        if not job.in_line or job is self._first:
+        """False for a job that has to wait in line; to be called with `_state` held."""
+        if not job.in_line or job is self._line_head:
             return True
-        if self._first is not None:
+        if self._line_head is not None:
             self._line.append(job)
             return False
-        self._first = job
+        self._line_head = job
         return True
 
     def _leave_line(self, job: Job | None) -> bool:
-        """A job has ended: true unless one stands behind it; to be called with `_state` held."""
-        if job is None or job is not self._first:
+        """End a job; true unless one waits in line behind it; to be called with `_state` held."""
+        if job is None or job is not self._line_head:
             return True
         if not self._line:
-            self._first = None
+            self._line_head = None
         return not self._line
 
     def _waiting_job(self, ended: Job) -> Job | None:
@@ -151,8 +153,8 @@ class ThreadPool:
         with self._state:
             is_home = threading.get_ident() == self._home
             if not self._leave_line(ended):
-                self._first = self._line.popleft()
-                return self._first
+                self._line_head = self._line.popleft()
+                return self._line_head
             if self._waiting and not (is_home and self._is_home_called):
                 self._is_home_free &= not is_home
                 return self._waiting.popleft()
@@ -175,7 +177,7 @@ class ThreadPool:
         while True:
             try:
                 self._gate.acquire()
-            except BaseException:  # noqa: BLE001  # what the user's handler of a signal raised
+            except BaseException:  # noqa: BLE001  # the user's signal handler raised an error
                 traceback.print_exc()
             else:
                 break
@@ -193,7 +195,7 @@ class ThreadPool:
             self._lead.release()
 
     def _next(self, job: Job | None) -> Job | None:
-        """Lead, with a job that was read already, until there is one to run without the lead."""
+        """Lead until there is a job to run without the lead; begins with a job already read."""
         while not self._is_over:
             job = job or self.read()
             with self._state:
@@ -204,7 +206,7 @@ class ThreadPool:
                     job = None
                     continue
                 goes_home = self._is_home_free and threading.get_ident() != self._home
-                is_slow = not goes_home and self._usual.get(job.kind, QUICK) >= QUICK
+                is_slow = not goes_home and self._usual_seconds.get(job.kind, QUICK) >= QUICK
                 has_room = self._running < self.limit and (not is_slow or self._has_successor())
                 if not has_room and job.refuse is None:
                     self._waiting.append(job)
@@ -237,13 +239,13 @@ class ThreadPool:
         return None
 
     def _run_as_leader(self, job: Job) -> bool:
-        """Run a job that is usually quick; whether this thread still leads after it."""
+        """Run a job that is usually quick; true if this thread still leads after it."""
         self._turns += 1
         turn = self._turn = self._turns
         self._run(job)
         with self._state:
             is_leader = self._turn == turn
-            if is_leader:  # nobody else has read: nothing stands behind it
+            if is_leader:  # no other thread has read: no job waits behind this one
                 self._turn = 0
                 self._leave_line(job)
             return is_leader
@@ -254,7 +256,9 @@ class ThreadPool:
         begin = time.perf_counter()
         job.run()
         took = time.perf_counter() - begin
-        self._usual[job.kind] = min(took, _FADING * self._usual.get(job.kind, took))
+        self._usual_seconds[job.kind] = min(
+            took, _FADE_FACTOR * self._usual_seconds.get(job.kind, took)
+        )
 
     def _hand_over(self) -> None:
         """Run without the lead; to be called with `_state` held."""
@@ -263,7 +267,7 @@ class ThreadPool:
         self._pass_lead()
 
     def _has_successor(self) -> bool:
-        """Whether a thread reads if this one runs a job; to be called with `_state` held."""
+        """True if another thread will read while this one runs; to be called with `_state` held."""
         if self._idle == 1:
             self._idle += self._spawn()
         return self._idle > 1
@@ -274,9 +278,9 @@ class ThreadPool:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [protocol.STACKS])
         while not self._is_over:
             self.wait_for_unread()
-            seen = self._turn
+            turn = self._turn
             time.sleep(GRACE)
             with self._state:
-                if self._turn and self._turn == seen and self._has_successor():
+                if self._turn and self._turn == turn and self._has_successor():
                     self._turn = 0
                     self._hand_over()

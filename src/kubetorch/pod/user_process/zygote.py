@@ -1,6 +1,6 @@
 """The zygote: imports third-party modules once, then forks a worker for each request.
 
-It talks with the agent in JSON lines on a Unix socket, descriptors beside them:
+The zygote and the agent exchange JSON lines on a Unix socket, with descriptors beside them:
 
     agent    {"op": "begin", "path": [...]} + stdout, stderr
              {"op": "preload", "modules": [...]}      {"op": "fork", "id": 1, …} + socket, pipe
@@ -8,9 +8,9 @@ It talks with the agent in JSON lines on a Unix socket, descriptors beside them:
              {"op": "ready", "unfit": null, …}        {"op": "failed", "id": 1, "message": "...", …}
                                                       {"op": "exited", "pid": 42, "status": 0}
 
-Both `ready` and `failed` say as `outdated` why another zygote has to do what was asked, if so.
+In `ready` and `failed`, `outdated` is the reason why another zygote has to preload or fork, if any.
 
-It has one thread, never imports the user's own modules, and ends with the agent.
+A zygote has one thread, never imports the user's own modules, and ends with the agent.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from kubetorch.wire import (
     introspection,
 )
 
-#: What runs in a fresh interpreter.
+#: The program that runs in a fresh interpreter.
 PROGRAM = str(Path(__file__).with_name("__main__.py"))
-#: Threads that are known to survive a fork, by name: their libraries start them anew.
+#: Names of threads that survive a fork: their libraries start them anew.
 SAFE_THREADS = ("jemalloc_bg_thd",)
 
 
 class Snapshot:
-    """The state of the files behind the modules that are imported now.
+    """The times of the files behind the modules that are imported now.
 
-    For installed packages it is enough to look at the folder that they are installed in: its time
-    changes with every package that comes, goes, or changes its version. Modules from elsewhere
-    (editable installs, entries of `PYTHONPATH`) are compared one by one.
+    For installed packages the time of their folder is enough: it changes with every package that
+    is installed, removed, or changes its version. Modules from elsewhere (editable installs,
+    entries of `PYTHONPATH`) are compared one by one.
     """
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class Zygote:
         self._control = control
         self._buffer = b""
         self._descriptors: list[int] = []
-        # The workers, and what marks all that they start.
+        # The workers, each with the marker of all processes that it starts.
         self._children: dict[int, str] = {}
         self._preloaded: set[str] = set()
         # Why forks of this process would not be sound any more.
@@ -154,7 +154,7 @@ class Zygote:
     def _send(self, message: dict[str, Any], descriptor: int | None = None) -> None:
         data = json.dumps(message).encode() + b"\n"
         rights = [] if descriptor is None else protocol.rights(descriptor)
-        with contextlib.suppress(OSError):  # its end is noticed when it is read
+        with contextlib.suppress(OSError):  # the next read notices that the agent is gone
             self._control.sendmsg([data], rights)
 
     def _begin(self, path: list[str], output: int, errors: int) -> None:
@@ -188,8 +188,8 @@ class Zygote:
     def _why_outdated(self) -> str | None:
         """Why another zygote has to preload or fork, if it has to.
 
-        The agent may not know that this one is unfit: it does not wait for a preload to its end
-        when nobody wants that any more.
+        The agent may not know that this zygote is unfit: it stops waiting for a preload that no
+        start needs any more.
         """
         if self._unfit is not None:
             return self._unfit
@@ -269,7 +269,7 @@ class Zygote:
                 self._send({"op": "exited", "pid": pid, "status": code})
 
     def _end_children(self) -> None:
-        """The agent is gone; a worker that is stuck would not notice."""
+        """End the workers when the agent is gone: a stuck worker would not notice."""
         for pid, marker in self._children.items():
             kill_session(pid, marker=marker)
 
@@ -293,7 +293,9 @@ def _why_unfit(name: str) -> str | None:
 
 def _other_threads() -> list[str]:
     if sys.platform != "linux":
-        return [each.name for each in threading.enumerate() if each is not threading.main_thread()]
+        return [
+            thread.name for thread in threading.enumerate() if thread is not threading.main_thread()
+        ]
     tasks = [task for task in Path("/proc/self/task").iterdir() if task.name != str(os.getpid())]
     names = [Path(task, "comm").read_text().strip() for task in tasks]
     return [name for name in names if name not in SAFE_THREADS]

@@ -1,7 +1,7 @@
-"""The processes of a pod that serve one callable side by side, where a single worker would stand.
+"""The workers of a pod that serve one callable side by side, in place of a single worker.
 
-Each runs calls of its own; which one runs a call is the matter of `kubetorch.pod.slots`. One that
-ends takes nobody along, and another one comes in its place.
+Each worker runs calls of its own; `kubetorch.pod.slots` chooses the worker of a call. The end of
+one worker does not end the others, and another worker replaces it.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ class WorkerPool:
 
     def __init__(self, workers: Sequence[Worker]) -> None:
         self.generation = workers[0].generation
-        #: Those that live, by a number that is not used again.
+        #: The living workers, by numbers that are not used again.
         self.workers = dict(enumerate(workers))
         self._next = len(workers)
-        #: Processes that ended since one had calls: each is started again later than the last.
+        #: Workers that ended since one had calls: each is restarted after a longer delay.
         self.deaths = 0
-        #: Called when a worker has come, or is gone.
+        #: Called when a worker is added, or removed.
         self.on_added: Callable[[int, Worker], None] = lambda number, worker: None
         self.on_removed: Callable[[int], None] = lambda number: None
 
     @property
     def pid(self) -> int:
-        """Stands for its processes where one is asked for."""
+        """The process of the first living worker; 0 without one."""
         return next(iter(self.workers.values())).pid if self.workers else 0
 
     @property
@@ -40,22 +40,22 @@ class WorkerPool:
         return self.takes_calls
 
     def add(self, worker: Worker) -> None:
-        """A worker has come in the place of one that has ended."""
+        """Add a worker that replaces one that ended."""
         number, self._next = self._next, self._next + 1
         self.workers[number] = worker
         self.on_added(number, worker)
 
     def remove(self, worker: Worker) -> bool:
-        """A worker has ended; whether it was one of these."""
-        for number, known in self.workers.items():
-            if known is worker:
+        """Remove a worker that ended; false if it is no worker of this pool."""
+        for number, pool_worker in self.workers.items():
+            if pool_worker is worker:
                 del self.workers[number]
                 self.on_removed(number)
                 return True
         return False
 
     async def drain(self, grace: float) -> None:
-        """Take no more calls, let those that run end, then end the processes."""
+        """Accept no more calls, let the running ones end, then end the processes."""
         await asyncio.gather(*(worker.drain(grace) for worker in list(self.workers.values())))
 
     async def kill(self) -> None:

@@ -3,10 +3,10 @@
     agent ── frame DUMP ─────► worker: `faulthandler` writes a file in memory ──► agent reads it
           └─ signal `STACKS`
 
-The worker writes while it holds the interpreter, so that no thread runs meanwhile: to look at the
-frames of one that runs may end the process. A worker that does not answer is held up, by a
-collective that waits for another rank in C, say; its threads stand still, and the signal has a
-handler in C write. No process has to look into another.
+The worker writes while it holds the interpreter, so that no thread runs meanwhile: to read the
+frames of a running thread may crash the process. A worker that does not answer is blocked, for
+example by a collective that waits for another rank in C; its threads stand still, and the signal's
+handler in C writes the file. No process has to read the memory of another.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from kubetorch.lib import memory, processes
 from kubetorch.pod import user_process
 from kubetorch.pod.user_process import protocol
 
-#: Seconds that a worker has to answer, then its handler of the signal, and those without another
-#: byte after which it has.
+#: Seconds that a worker has to answer, then seconds that its handler of the signal has. An answer
+#: is complete after the last number of seconds without another byte.
 TIMEOUT, HANDLING, QUIET = 1.5, 1.5, 0.1
 #: Bytes that are read of an answer.
 LIMIT = 1024 * 1024
-#: Files whose frames are ours: a thread is shown from where it calls code of the user.
-OWN = str(Path(user_process.__file__).parent) + os.sep
+#: Folder of the library's own frames: a thread is shown from its first frame of user code on.
+LIBRARY_FOLDER = str(Path(user_process.__file__).parent) + os.sep
 _STATES = {
     "D": "it waits in the kernel, such as for a device or a network file system",
     "T": "it is stopped by a signal",
@@ -37,7 +37,7 @@ _STATES = {
     "Z": "it has ended",
 }
 _FILE = re.compile(r'^  File "(.*)", line ')
-#: Frames of the event loop below what it runs, and its wait, which is all that an idle one has.
+#: Frames of the event loop: those below the code that it runs, and its wait.
 _LOOP = re.compile(r'[/\\](asyncio[/\\](base_events|events|runners)|selectors)\.py", line ')
 
 
@@ -51,7 +51,7 @@ class StackFile:
         self._is_closed = False
 
     async def ask(self, pid: int, send: Callable[[bytes], object]) -> str:
-        """The stacks of the process that frames are sent to, or why there are none."""
+        """The stacks of the process that `send` sends frames to, or why there are none."""
         async with self._lock:
             if self._is_closed or protocol.STACKS is None:
                 return "it has ended"
@@ -66,24 +66,24 @@ class StackFile:
                     return "it has ended"
                 text = await self._answer(HANDLING)
         if text:
-            return shown(text)
+            return user_stacks(text)
         why = _STATES.get(
             processes.state(pid) or "", "it may be starting, or have closed its files"
         )
         return f"no answer within {TIMEOUT + HANDLING:.0f} s: {why}"
 
     async def _answer(self, seconds: float) -> str:
-        """Read the answer until nothing more comes."""
+        """Read the answer until no more bytes come."""
         until = time.monotonic() + seconds
-        found = b""
+        answer = b""
         while time.monotonic() < until:
             await asyncio.sleep(QUIET)
             if self._is_closed:
                 break
-            before, found = found, os.pread(self.descriptor, LIMIT, 0)
-            if found and found == before:
+            previous_answer, answer = answer, os.pread(self.descriptor, LIMIT, 0)
+            if answer and answer == previous_answer:
                 break
-        return found.decode(errors="replace")
+        return answer.decode(errors="replace")
 
     def close(self) -> None:
         if not self._is_closed:
@@ -91,19 +91,19 @@ class StackFile:
             os.close(self.descriptor)
 
 
-def shown(text: str) -> str:
-    """The threads that run code of the user, each from where it does."""
+def user_stacks(text: str) -> str:
+    """The threads that run user code, each from its first frame of user code on."""
     threads = []
     for block in re.split(r"\n(?=\S)", text.strip("\n")):
         head, *frames = block.strip("\n").split("\n")
-        kept = []
+        user_frames = []
         for frame in frames:
             file = _FILE.match(frame)
-            if file is not None and file[1].startswith(OWN):
+            if file is not None and file[1].startswith(LIBRARY_FOLDER):
                 break
-            kept.append(frame)
-        while kept and _LOOP.search(kept[-1]):
-            kept.pop()
-        if kept:
-            threads.append("\n".join([head, *kept]).rstrip("\n"))
+            user_frames.append(frame)
+        while user_frames and _LOOP.search(user_frames[-1]):
+            user_frames.pop()
+        if user_frames:
+            threads.append("\n".join([head, *user_frames]).rstrip("\n"))
     return "\n\n".join(threads) or "no thread runs your code"

@@ -4,8 +4,8 @@ WorkerHost ── Zygotes ── Zygote ══ zygote process
     │                                  │ forks
     └─ Worker ── WorkerSocket, LogPipe ══ worker process
 
-Everything here runs on the agent's event loop, and nothing blocks; what a call produces is handed
-to its `CallSink` right in the loop's callback. See docs/design/workers.md.
+All of this module runs on the agent's event loop, and nothing blocks; the events of a call go to
+its `CallSink` right in the loop's callback. See docs/design/workers.md.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ from kubetorch.wire.exceptions import Failure
 from kubetorch.wire.frames import Open, Progress
 from kubetorch.wire.messages import WorkerStacks
 
-#: Variable by which all that a worker started is found.
+#: Variable that marks the processes that a worker started.
 MARKER = "KT_WORKER"
-#: Bytes that the pipe of output holds; where that is not allowed, it holds what the system gives.
+#: Bytes that the pipe of output holds; where that is not allowed, it keeps the system's size.
 _PIPE_BYTES = 256 * 1024
 _F_SETPIPE_SZ = 1031
 #: Seconds that a cancelled call has before its worker is killed.
@@ -70,13 +70,13 @@ STOP_GRACE = 5.0
 KILL_TIMEOUT = 10.0
 #: Calls that an error names.
 _LABELS = 10
-#: Calls that one worker takes at a time, running or waiting for a thread.
+#: Calls that one worker has at a time, running or waiting for a thread.
 CALL_LIMIT = 2000
 #: Threads that calls of `def` may have.
 MOST_THREADS = 1000
-#: Reads of what a worker leaves behind in its socket, which takes a few hundred at most.
-_REST = 1000
-#: Seconds between two looks for memory files that can be given back, as long as there are any.
+#: Most reads of the frames that an ended worker left in its socket, of which there are hundreds.
+_REST_READS = 1000
+#: Seconds between two checks for memory files that can be given back, as long as there are any.
 TRIM_DELAY = 1.5
 
 _HIERARCHY = Path("/sys/fs/cgroup")
@@ -102,13 +102,13 @@ class WorkerSpec:
     preload: tuple[str, ...]
     log_level: str
     modules: Mapping[str, str] = field(default_factory=dict)
-    #: Calls of `def` that it runs at the same time, and whether more of them wait or are refused.
+    #: Calls of `def` that it runs at the same time, and true if more calls wait, not are refused.
     threads: int = MOST_THREADS
     may_wait: bool = False
     library_path: tuple[str, ...] = ()
-    #: More of its environment, which other workers that run the same do not have.
+    #: Variables of this worker alone, not of other workers of the generation.
     own_env: Mapping[str, str] = field(default_factory=dict)
-    #: In a distributed service.
+    #: The rank in a distributed service.
     rank: int | None = None
     code: str | None = None
     umask: int | None = None
@@ -117,7 +117,7 @@ class WorkerSpec:
 
 
 class Payload(Protocol):
-    """Bytes on their way. Whoever has it last releases it."""
+    """Bytes on their way. The last owner releases them."""
 
     @property
     def view(self) -> memoryview:
@@ -128,7 +128,7 @@ class Payload(Protocol):
 
 
 class OwnedPayload:
-    """A payload whose memory lives as long as something was made from its view."""
+    """A payload whose memory lives as long as objects that were made from its view."""
 
     __slots__ = ("view",)
 
@@ -140,18 +140,18 @@ class OwnedPayload:
 
 
 def shared(payload: Payload) -> Payload:
-    """The same bytes, for a worker to release, when the payload itself stays."""
+    """The same bytes for a worker, which releases them, while the payload itself stays."""
     return payload.share() if isinstance(payload, Memory) else OwnedPayload(payload.view)
 
 
 class CallSink(Protocol):
-    """Receives what one call produces; exactly one of result, error and lost comes, as the last."""
+    """Receives the events of one call; exactly one of result, error and lost comes, as the last."""
 
     def on_queued(self) -> None:
         """The call waits for a slot elsewhere."""
 
     def on_begun(self) -> None:
-        """It waits no more, and runs."""
+        """The call waits no more, and runs."""
 
     def on_log(self, line: Line) -> None:
         """The call wrote a line."""
@@ -173,20 +173,20 @@ class CallSink(Protocol):
     def on_kept(self, descriptor: int) -> None:
         """The value of the call cannot travel, as `on_error` says next; it is pickled in a file.
 
-        Whoever gets the descriptor closes it.
+        The sink closes the descriptor.
         """
 
     def on_failing(self, failure: bytes) -> None:
         """The call has failed, and will end with `on_error`, although a part of it still runs."""
 
     def on_returned(self) -> None:
-        """Nothing of it has run, and it is to run elsewhere: it stood in line."""
+        """The call stood in line, has not begun, and is to run elsewhere."""
 
     def on_lost(self, error: KubetorchError) -> None:
         """The worker is gone, or was ended because the call did not end when it was cancelled."""
 
 
-#: Takes a line of a worker, its generation, and the identity of the request of the line's call.
+#: Receives a line of a worker, its generation, and the identity of the request of the line's call.
 OnLine = Callable[[Line, int, str | None], None]
 
 
@@ -200,7 +200,7 @@ class LoadFailed(Exception):
 
 @dataclass(frozen=True)
 class WorkerProcess:
-    """A process that was started as a worker, and what belongs to it."""
+    """A process that was started as a worker, with its socket, pipe and file of stacks."""
 
     pid: int
     pidfd: int | None
@@ -211,7 +211,7 @@ class WorkerProcess:
     marker: str
 
     async def exit_status(self) -> int | None:
-        """The status that it ended with, from its zygote or, if that is gone, from the system."""
+        """The exit status, from the zygote or, if that is gone, from the system."""
         status = await self.zygote.status(self.pid)
         self.zygote.forget(self.pid)
         # An orphan of a zygote that is gone is a child of this process, a subreaper.
@@ -228,8 +228,8 @@ class _Running:
     timer: asyncio.TimerHandle | None = None
     # Values that a generator may still send.
     granted: int = protocol.FIRST_GRANT
-    #: It is wanted back, unless it has begun.
-    is_asked_for: bool = False
+    #: True if the agent wants the call back, unless it has begun.
+    is_recalled: bool = False
 
 
 @dataclass(eq=False)
@@ -248,38 +248,38 @@ class Worker:
         #: In a distributed service.
         self.rank = self.spec.rank
         self._loop = asyncio.get_running_loop()
-        #: What the event loop of the process runs; `None` stands for the callable itself.
+        #: Methods that the event loop of the process runs; `None` stands for the callable itself.
         self.loop_methods: frozenset[str | None] = frozenset()
         self._running: dict[int, _Running] = {}
-        # Those that run one after the other, of which the first one runs.
+        # The calls that run one after the other, of which the first one runs.
         self._line: dict[int, None] = {}
         self._numbers = itertools.count(1)
         self._loaded: asyncio.Future[None] = self._loop.create_future()
         self._has_loaded = False
         self._is_draining = False
-        #: What calls wait for, as the process said last; see `ask_waits`.
+        #: The calls that calls wait for, as the process reported last; see `ask_waits`.
         self.waits: dict[int, str] = {}
         # The call whose code has called `os._exit`.
         self._exits: int | None = None
         # Calls that were cancelled and have not ended: the process may be about to go.
         self._interrupting = 0
         self._is_killed = False
-        # Whether it was asked to end.
-        self._is_asked = False
+        # True once the agent ends the process.
+        self._is_stopping = False
         self._idle = asyncio.Event()
         self._idle.set()
-        # Why it was ended, when that was done on purpose.
+        # Why the agent ended the process; `None` if it did not.
         self._reason: WorkerDiedError | None = None
         self._exiting: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()
-        # Whether callbacks of user code run before the pod ends, and whether they have.
+        # True while callbacks of user code run before the pod ends; set once they have run.
         self._is_preempting = False
         self._preempted = asyncio.Event()
         self._kills = OomKills(self.pid)
         self._nonce = b"\x1eKT" + os.urandom(13)
         self._output = LogPipe(self.process.output, self._nonce, self._deliver)
-        # At its end the process is about to end too, or user code closed the socket: nothing more
-        # can come.
+        # At the socket's end the process is about to end too, or user code closed the socket: no
+        # more frames can come.
         self._socket = WorkerSocket(
             self.process.sock, self.stream_memory, self._on_frame, self._on_socket_end
         )
@@ -363,9 +363,9 @@ class Worker:
         *,
         in_line: bool = False,
     ) -> int:
-        """Run a call, after those before it if it stands in line.
+        """Run a call; a call in line runs after those before it.
 
-        Those that it makes are sent with this chain.
+        The calls that it makes are sent with this chain.
         """
         is_going = self._is_draining or self._is_killed or self._exiting is not None
         if is_going or len(self._running) >= CALL_LIMIT:
@@ -389,14 +389,14 @@ class Worker:
         return number
 
     def is_ahead(self, number: int) -> bool:
-        """True for a call that begins when those before it in line have ended."""
+        """True for a call that begins after the calls before it in line."""
         return number in self._line and number != next(iter(self._line))
 
     def take_back(self, number: int) -> None:
-        """Have a call that stands in line returned, unless it has begun."""
+        """Ask the process for a call in line, unless it has begun."""
         call = self._running.get(number)
-        if call is not None and not call.is_asked_for:
-            call.is_asked_for = True
+        if call is not None and not call.is_recalled:
+            call.is_recalled = True
             self._socket.send(protocol.pack(protocol.CANCEL, number, flags=protocol.UNLESS_BEGUN))
 
     def cancel(self, number: int, reason: str, *, timed_out: bool) -> None:
@@ -419,7 +419,7 @@ class Worker:
             self._socket.send(protocol.pack(protocol.GRANT, number, argument=count))
 
     def _recycle(self, call: _Running) -> None:
-        if self._is_preempting:  # user code saves what it has
+        if self._is_preempting:  # user code saves its state
             call.timer = self._loop.call_later(CANCEL_GRACE, self._recycle, call)
             return
         error = WorkerRecycledError(
@@ -450,8 +450,8 @@ class Worker:
             self._is_preempting = False
 
     async def drain(self, grace: float) -> None:
-        """Take no more calls, let those that run end, then end the process."""
-        self._is_draining = self._is_asked = True
+        """Accept no more calls, let the running ones end, then end the process."""
+        self._is_draining = self._is_stopping = True
         with contextlib.suppress(TimeoutError):
             async with deadlines.timeout(grace):
                 await self._idle.wait()
@@ -464,8 +464,8 @@ class Worker:
         await self.kill()
 
     async def kill(self) -> None:
-        """End the process and all that it started, now."""
-        self._is_asked = True
+        """End the process and all processes that it started, now."""
+        self._is_stopping = True
         if self._exiting is None:
             self.abort(self._stopped())
         async with deadlines.timeout(KILL_TIMEOUT):
@@ -503,7 +503,7 @@ class Worker:
             self._exiting = self._loop.create_task(self._finish_exit())
 
     async def _finish_exit(self) -> None:
-        """Take what the process left behind, and notify everybody that it is gone."""
+        """Read the remaining frames and output of the process, and report that it is gone."""
         with contextlib.suppress(OSError):
             os.killpg(self.pid, signal.SIGKILL)
         self._socket.read_rest()
@@ -521,22 +521,22 @@ class Worker:
             call.sink.on_lost(call.cancelled or errors[number])
         if not self._loaded.done():
             self._loaded.set_exception(error)
-            self._loaded.exception()  # it may be that nobody waits
+            self._loaded.exception()  # perhaps no task waits
         self._socket.close()
         self.process.stacks.close()
         if self._watch is not None:
             self._watch.close()
         self._ended.set()
         self._preempted.set()
-        if self._has_loaded and not self._is_asked:
+        if self._has_loaded and not self._is_stopping:
             self.on_exit(self, error)
-        # What it started may have become a child of this process.
+        # Processes that the worker started may have become children of this process.
         marker = self.process.marker
         for pid in await asyncio.to_thread(processes.kill_session, self.pid, marker=marker):
             process_watch.reap(pid)
 
     def _errors_of_calls(self, error: KubetorchError) -> dict[int, KubetorchError]:
-        """How the process ended, for each call that ran in it, and which call did that."""
+        """The error of each running call, which names the call that ended the process, if any."""
         running = self._running
         errors = dict.fromkeys(running, error)
         if self._reason is not None or len(running) < 2:
@@ -567,7 +567,7 @@ class Worker:
         if self._reason is not None and self.spec.ref.kind == "cls":
             if frame.descriptor is not None and not frame.flags & protocol.FILE:
                 os.close(frame.descriptor)
-            return  # its state is given up: what it says is true no more
+            return  # the state of the instance is given up, and its frames are ignored
         # Lines that were written before this frame are delivered before it.
         self._output.drain()
         if frame.kind == protocol.ERROR:
@@ -579,18 +579,18 @@ class Worker:
         self._on_value(frame, call)
 
     def _on_report(self, frame: Frame, call: _Running) -> None:
-        """A frame that neither ends a call nor has a value of it."""
+        """Handle a frame that neither ends a call nor has a value."""
         if frame.kind == protocol.EXITS:
             self._exits = frame.call
         elif frame.kind == protocol.PROGRESS:
             call.sink.on_progress(Progress(*protocol.unpack_progress(frame), self.rank))
-        elif call.is_asked_for:
+        elif call.is_recalled:
             self._return(frame.call, call)
         else:
             raise FrameError("a call comes back that nobody has asked for")
 
     def _on_value(self, frame: Frame, call: _Running) -> None:
-        """A frame with the result of a call, or with the next value of a generator."""
+        """Handle a frame with the result of a call, or with the next value of a generator."""
         codec, sizes, _ = protocol.unpack_sizes(frame)
         if frame.kind == protocol.YIELD:
             call.granted -= 1
@@ -616,7 +616,7 @@ class Worker:
             self.waits = protocol.unpack_waits(bytes(frame.payload))
             return
         if frame.kind not in (protocol.LOADED, protocol.FAILED, protocol.PREEMPTED):
-            # Its call has ended meanwhile; the worker may use the file for others.
+            # The call has ended meanwhile; the worker may use the file for other calls.
             if frame.flags & protocol.FILE:
                 with contextlib.suppress(OSError):
                     self._socket.payload(frame)
@@ -639,14 +639,18 @@ class Worker:
         call.sink.on_returned()
 
     def _forget(self, number: int, call: _Running) -> None:
-        """A call ends: its last lines, and nothing of it stays."""
+        """Forget a call that ends, after its last lines."""
         self._output.finish(number)
         if call.timer is not None:
             call.timer.cancel()
         self._interrupting -= call.cancelled is not None
         del self._running[number]
         self._line.pop(number, None)
-        begun = (other for other in reversed(self._running) if not self.is_ahead(other))
+        begun = (
+            running_number
+            for running_number in reversed(self._running)
+            if not self.is_ahead(running_number)
+        )
         self._output.attribute_to(next(begun, None))
         if not self._running:
             self._idle.set()
@@ -676,7 +680,7 @@ class WorkerSocket:
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         self._receiver = protocol.Receiver(sock, stream_memory)
-        # Whether a frame came that no worker sends: nothing after it makes sense.
+        # True once a frame came that no worker sends: later frames make no sense.
         self._is_broken = False
         self._lending = Lending()
         self._mappings = Mappings()
@@ -732,7 +736,7 @@ class WorkerSocket:
         except BlockingIOError:
             sent = 0
         except OSError:
-            return  # its end is noticed when it is read
+            return  # the next read notices the end of the socket
         total = sum(map(len, parts))
         if sent < total:
             self._wait(b"".join(parts)[sent:], None if sent else descriptor)
@@ -740,8 +744,8 @@ class WorkerSocket:
 
     def _wait(self, data: bytes, descriptor: int | None) -> None:
         # A duplicate: the file may be closed before its turn comes.
-        held = None if descriptor is None else os.dup(descriptor)
-        self._waiting.append((memoryview(data), held))
+        duplicate = None if descriptor is None else os.dup(descriptor)
+        self._waiting.append((memoryview(data), duplicate))
 
     def _flush(self) -> None:
         while self._waiting:
@@ -780,10 +784,10 @@ class WorkerSocket:
         return OwnedPayload(view)
 
     def read_rest(self) -> None:
-        """Take what the worker sent before it ended."""
+        """Read the frames that the worker sent before it ended."""
         with contextlib.suppress(OSError):
-            # Something that it started may have its end of the socket, and go on writing.
-            for _ in range(_REST):
+            # A process that the worker started may have its end of the socket, and go on writing.
+            for _ in range(_REST_READS):
                 if self._is_broken or self._socket.fileno() < 0 or not self._receiver.receive():
                     return
                 self._dispatch()
@@ -804,14 +808,14 @@ class WorkerSocket:
     def _dispatch(self) -> None:
         try:
             while (frame := self._receiver.next()) is not None:
-                self._take(frame)
+                self._handle_frame(frame)
         except FrameError as error:
             self._is_broken = True
             self._receiver.close()
             self._loop.remove_reader(self._socket.fileno())
             self._on_end(error)
 
-    def _take(self, frame: Frame) -> None:
+    def _handle_frame(self, frame: Frame) -> None:
         if frame.kind == protocol.RELEASE:
             is_spent = bool(frame.flags & protocol.SPENT)
             self._lending.take_back(frame.argument, is_spent=is_spent)
@@ -842,7 +846,7 @@ class WorkerSocket:
             return
         if self._trim is not None:
             self._trim.cancel()
-            # What it looked at is free at once, and some of it when the callers have it.
+            # Memory of arguments is free at once, that of results once the callers have them.
             self._loop.call_soon(memory.trim)
             self._loop.call_later(TRIM_DELAY, memory.trim)
         self._loop.remove_reader(self._socket.fileno())
@@ -863,7 +867,7 @@ class WorkerHost:
     on_line: OnLine
     on_exit: Callable[[Worker, KubetorchError], None]
     zygote: Launched | None = None
-    #: Bytes that all processes of the pod may use; `None` where a control group says it, or nobody.
+    #: Bytes that all processes of the pod may use; `None` with a control group, or without a limit.
     memory_limit: int | None = None
 
     def __post_init__(self) -> None:
@@ -883,9 +887,9 @@ class WorkerHost:
         return self._zygotes.pid
 
     async def start(self, spec: WorkerSpec, on_stage: OnStage) -> Worker:
-        """Start a worker; it has loaded nothing yet.
+        """Start a worker, which has loaded nothing yet.
 
-        It is a fork of a zygote where that is sound, else a fresh interpreter.
+        The worker is a fork of a zygote where that is sound, else a fresh interpreter.
         """
         stacks = StackFile()
         sock, theirs = socket.socketpair()
@@ -922,7 +926,9 @@ class WorkerHost:
             on_exit=self.on_exit,
             stream_memory=self._stream_memory,
         )
-        self._workers = {each for each in self._workers if each.is_alive} | {worker}
+        self._workers = {live_worker for live_worker in self._workers if live_worker.is_alive} | {
+            worker
+        }
         return worker
 
     async def prewarm(self, spec: ZygoteSpec) -> None:
@@ -931,7 +937,7 @@ class WorkerHost:
             await self._zygotes.prewarm(spec)
 
     async def preempt(self, grace: float) -> None:
-        """The pod is about to end: user code has so many seconds for what it wants to do then."""
+        """Give user code so many seconds for its callbacks before the pod ends."""
         await asyncio.gather(*(worker.preempt(grace) for worker in self._workers))
 
     async def close(self) -> None:
@@ -948,48 +954,48 @@ class OomKills:
 
     def __init__(self, pid: int) -> None:
         self._files = [file for file in _counters(pid) if _count(file) is not None][:1]
-        self._before = self._now()
+        self._before = self._kill_count()
 
     def has_risen(self) -> bool:
         """True if the kernel has killed since this object was made."""
-        return self._now() > self._before
+        return self._kill_count() > self._before
 
     @property
     def limit(self) -> int | None:
         """Bytes that the cgroup may use, if it has a limit."""
-        return self._beside("memory.max", "memory.limit_in_bytes")
+        return self._number_beside("memory.max", "memory.limit_in_bytes")
 
     @property
     def peak(self) -> int | None:
-        """Bytes that it used at most."""
-        return self._beside("memory.peak", "memory.max_usage_in_bytes")
+        """The most bytes that the cgroup used."""
+        return self._number_beside("memory.peak", "memory.max_usage_in_bytes")
 
-    def _beside(self, *names: str) -> int | None:
-        """A number in the folder of the counter, whichever version of cgroups it is of."""
+    def _number_beside(self, *names: str) -> int | None:
+        """A number from a file beside the counter, of either version of cgroups."""
         for file in self._files:
             for name in names:
                 with contextlib.suppress(OSError, ValueError):  # "max" is no limit
-                    found = int((file.parent / name).read_text())
-                    return found if found < _UNLIMITED else None
+                    size = int((file.parent / name).read_text())
+                    return size if size < _UNLIMITED else None
         return None
 
-    def _now(self) -> int:
+    def _kill_count(self) -> int:
         return sum(_count(file) or 0 for file in self._files)
 
 
 def _counters(pid: int) -> list[Path]:
-    """Files that may have the counter, the most specific first."""
-    found = []
+    """The files that may have the counter, the most specific first."""
+    files = []
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             below = path.lstrip("/")
             if "memory" in controllers.split(","):
-                found.append(_HIERARCHY / "memory" / below / "memory.oom_control")
+                files.append(_HIERARCHY / "memory" / below / "memory.oom_control")
             elif not controllers:
-                found.append(_HIERARCHY / below / "memory.events")
+                files.append(_HIERARCHY / below / "memory.events")
     return [
-        *found,
+        *files,
         _HIERARCHY / "memory.events",
         _HIERARCHY / "memory" / "memory.oom_control",
         Path("/proc/vmstat"),
@@ -1009,7 +1015,7 @@ def _count(file: Path) -> int | None:
 
 
 def _label(request: Open) -> str:
-    """A call, for the errors of others."""
+    """The name of a call in the errors of other calls."""
     name = f"{request.callable}.{request.method}" if request.method else request.callable
     if request.item is not None:
         return f"item {request.item} of a map of {name}"

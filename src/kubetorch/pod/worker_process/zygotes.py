@@ -1,6 +1,6 @@
 """The zygotes of an agent: starting one, having it preload and fork, replacing an outdated one.
 
-Imports nothing of weight: a spare agent makes a zygote of itself before it imports the rest.
+Imports no large module: a spare agent makes a zygote of itself before it imports the rest.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kubetorch.pod.user_process.numeric_threads import VARIABLES
 OnStage = Callable[[str, str], None]
 _T = TypeVar("_T")
 
-#: What an agent runs in the user's interpreter.
+#: The program that an agent runs in the user's interpreter.
 PROGRAM = str(Path(__file__).parents[1] / "user_process" / "__main__.py")
 #: Seconds until a preload, a fork and an exit status are given up. The first fork waits for the
 #: start of an interpreter, which takes long in a small pod on a node that is full.
@@ -39,12 +39,12 @@ STATUS_TIMEOUT = 1.0
 NOT_PRELOADED = frozenset(
     {"deepspeed", "horovod", "jax", "jaxlib", "mpi4py", "tensorflow", "torch_xla", "vllm"}
 )
-#: Variables that are for workers alone: a change of theirs does not need another zygote.
+#: Prefixes of variables for workers alone: a change of them does not need another zygote.
 _WORKER_VARIABLES = ("KT_", "POD_", "HOSTNAME")
-#: How often a zygote may be lost over one preload before that is not tried any more.
-_LOSSES = 2
+#: How many zygotes may be lost over one preload before it is not tried any more.
+_LOSS_LIMIT = 2
 #: How often a worker is tried to be started.
-_ATTEMPTS = _LOSSES + 1
+_ATTEMPT_LIMIT = _LOSS_LIMIT + 1
 
 _STDOUT, _STDERR = 1, 2
 #: Bytes of one message from a zygote.
@@ -52,7 +52,7 @@ _LINE_LIMIT = 1024 * 1024
 
 
 class Launched(NamedTuple):
-    """A zygote that was started and has not been told anything yet; it ends with its socket."""
+    """A zygote that was started and has no message yet; it ends when its socket is closed."""
 
     pid: int
     control: socket.socket
@@ -63,8 +63,8 @@ class Launched(NamedTuple):
 def fork_zygote() -> Launched:
     """Make a zygote of this process, for workers with its interpreter and environment.
 
-    What takes a zygote longest to import, an agent needs too; so both have it for the time of one.
-    To be called before this process has threads, or anything that is not to be in a worker.
+    An agent imports the same large modules as a zygote: a fork imports them once for both. To be
+    called before this process has threads, or any state that workers must not have.
     """
     ours, theirs = socket.socketpair()
     try:
@@ -116,11 +116,11 @@ def launch_zygote(python: str, environ: Mapping[str, str]) -> Launched:
 
 
 class ZygoteError(Exception):
-    """A zygote cannot do what was asked; its text says why, for the user."""
+    """A zygote cannot preload or fork; the text is the reason, for the user."""
 
 
 class ZygoteLost(ZygoteError):
-    """A zygote is gone, or outdated by what it imported: another one may do it."""
+    """A zygote is gone, or its imported modules are outdated: another zygote may succeed."""
 
     def __init__(self, message: str, *, is_outdated: bool = False) -> None:
         super().__init__(message)
@@ -139,9 +139,9 @@ class Zygote:
         self._loop = asyncio.get_running_loop()
         self._control = launched.control
         self.pid = launched.pid
-        #: Why workers must not be forks of it: they are fresh interpreters then.
+        #: Why workers cannot be forks of this zygote, and are fresh interpreters; `None`: they can.
         self.unfit: str | None = None
-        #: Modules that it has preloaded.
+        #: Modules that this zygote has preloaded.
         self.preloaded: set[str] = set()
         self._numbers = itertools.count(1)
         self._buffer = b""
@@ -192,29 +192,29 @@ class Zygote:
         return None
 
     def retire(self) -> None:
-        """End it as soon as the last of its workers has ended.
+        """End the zygote as soon as the last of its workers has ended.
 
-        Until then it stands by: it knows what they end with, and ends them when the agent dies.
+        Until then it reports their exit statuses, and ends them when the agent dies.
         """
         self._is_retired = True
         if not self._statuses:
             self._lose("it was replaced")
 
     async def close(self) -> None:
-        """End it now. Its workers live on."""
+        """End the zygote now. Its workers live on."""
         self._lose("it was closed")
         async with deadlines.timeout(STATUS_TIMEOUT):
             await self._reaped.wait()
 
     # --------------------------------------------------------------------------------- internals
 
-    async def _within(self, future: asyncio.Future[_T], timeout: float, what: str) -> _T:
+    async def _within(self, future: asyncio.Future[_T], timeout: float, action: str) -> _T:
         try:
             async with deadlines.timeout(timeout):
                 return await asyncio.shield(future)
         except TimeoutError:
-            self._lose(f"it took more than {timeout:.0f} s to {what}")
-            raise ZygoteLost(f"the zygote took more than {timeout:.0f} s to {what}") from None
+            self._lose(f"it took more than {timeout:.0f} s to {action}")
+            raise ZygoteLost(f"the zygote took more than {timeout:.0f} s to {action}") from None
 
     def _send(self, message: dict[str, Any], *descriptors: int) -> None:
         data = json.dumps(message).encode() + b"\n"
@@ -223,7 +223,7 @@ class Zygote:
             sent = self._control.sendmsg([data], rights)
         except OSError:
             sent = 0
-        if sent < len(data):  # far less is ever under way than the socket takes
+        if sent < len(data):  # the socket's buffer holds far more than is ever under way
             self._lose("it does not listen")
             raise ZygoteLost("the zygote has ended")
 
@@ -244,7 +244,7 @@ class Zygote:
             for line in lines:
                 self._handle(json.loads(line))
         except (ValueError, LookupError, TypeError, RecursionError) as error:
-            # A package that it imported may write to its connection.
+            # An imported package may write to the zygote's connection.
             self._lose(f"it sent what no zygote sends: {error}")
         if len(self._buffer) > _LINE_LIMIT:
             self._lose("it sent a line without an end")
@@ -259,7 +259,7 @@ class Zygote:
             ready = self._readies.popleft()
             if message["outdated"]:
                 ready.set_exception(ZygoteLost(message["outdated"], is_outdated=True))
-                ready.exception()  # it may be that nobody waits
+                ready.exception()  # perhaps no task waits
             else:
                 ready.set_result(message["unfit"])
         elif operation == "forked":
@@ -282,7 +282,7 @@ class Zygote:
         pid = message["pid"]
         pidfd = self._descriptors.popleft() if message["pidfd"] else None
         future = self._forks.get(message["id"])
-        if future is None or future.done():  # nobody waits for it any more
+        if future is None or future.done():  # no task waits for the worker any more
             if pidfd is not None:
                 os.close(pidfd)
             with contextlib.suppress(OSError):
@@ -292,7 +292,7 @@ class Zygote:
         future.set_result(Forked(pid, pidfd))
 
     def forget(self, pid: int) -> None:
-        """The end of this worker has been dealt with."""
+        """Forget a worker whose end has been handled."""
         self._statuses.pop(pid, None)
         if self._is_retired:
             self.retire()
@@ -300,7 +300,7 @@ class Zygote:
     def _lose(self, reason: str) -> None:
         if not self.is_alive:
             return
-        # Before it sees the end of the socket, at which it would end its workers.
+        # Kill the zygote before it sees the end of the socket, at which it would end its workers.
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         self._loop.remove_reader(self._control.fileno())
@@ -318,7 +318,7 @@ class Zygote:
         for future in [*waiting, *self._statuses.values()]:
             if not future.done():
                 future.set_exception(error)
-                future.exception()  # it may be that nobody waits
+                future.exception()  # perhaps no task waits
 
     def _reap(self) -> None:
         processes.exit_status(self.pid)
@@ -326,7 +326,7 @@ class Zygote:
 
 
 class ZygoteSpec(NamedTuple):
-    """The interpreter of workers, their environment, what they import from, what they import."""
+    """The interpreter of workers, their environment, their `sys.path`, the modules to preload."""
 
     python: str
     env: Mapping[str, str]
@@ -343,7 +343,7 @@ class ZygoteEnvironment(NamedTuple):
 
 
 class Zygotes:
-    """The zygotes of one agent: the present one, and those that only wait for their workers."""
+    """The zygotes of one agent: the present one, and retired ones whose workers still live."""
 
     def __init__(self, first: Launched | None = None) -> None:
         self._lock = asyncio.Lock()
@@ -351,7 +351,7 @@ class Zygotes:
         self._present: Zygote | None = None
         self._environment: ZygoteEnvironment | None = None
         self._retired: set[Zygote] = set()
-        # Why forks are not sound, for an environment and what is preloaded in it.
+        # Why forks are not sound, for an environment and the modules that are preloaded in it.
         self._unfit: dict[tuple[ZygoteEnvironment, frozenset[str]], str] = {}
         self._losses: Counter[tuple[ZygoteEnvironment, frozenset[str]]] = Counter()
 
@@ -369,32 +369,32 @@ class Zygotes:
             while True:
                 attempt += 1
                 try:
-                    zygote = await self._ready(spec, on_stage)
+                    zygote = await self._ready_zygote(spec, on_stage)
                     if zygote.unfit is not None:
                         on_stage("starting", f"a fresh interpreter: {zygote.unfit}")
                     return zygote, await fork(zygote)
                 except ZygoteLost:
                     self._retire()
-                    if attempt == _ATTEMPTS:
+                    if attempt == _ATTEMPT_LIMIT:
                         raise
 
     async def prewarm(self, spec: ZygoteSpec) -> None:
         async with self._lock:
-            await self._ready(spec, lambda _stage, _message: None)
+            await self._ready_zygote(spec, lambda _stage, _message: None)
 
     async def close(self) -> None:
         async with self._lock:
-            self._take_first(None)
+            self._use_first_zygote(None)
             self._retire()
             await asyncio.gather(*(zygote.close() for zygote in self._retired))
             self._retired.clear()
 
-    async def _ready(self, spec: ZygoteSpec, on_stage: OnStage) -> Zygote:
+    async def _ready_zygote(self, spec: ZygoteSpec, on_stage: OnStage) -> Zygote:
         """The zygote for this environment, with these modules imported if that is sound."""
         python, env, sys_path, preload = spec
         environment = _zygote_environment(python, env, sys_path)
-        wanted = frozenset(name for name in preload if name.partition(".")[0] not in NOT_PRELOADED)
-        unfit = self._unfit.get((environment, wanted))
+        modules = frozenset(name for name in preload if name.partition(".")[0] not in NOT_PRELOADED)
+        unfit = self._unfit.get((environment, modules))
         zygote = self._present
         is_usable = (
             zygote is not None
@@ -404,38 +404,38 @@ class Zygotes:
         )
         if zygote is None or not is_usable:
             self._retire()
-            launched = self._take_first(environment._replace(sys_path=())) or launch_zygote(
+            launched = self._use_first_zygote(environment._replace(sys_path=())) or launch_zygote(
                 python, env
             )
             zygote = self._present = Zygote(launched, sys_path)
             self._environment = environment
         if unfit is not None:
             zygote.unfit = unfit
-        elif not zygote.preloaded.issuperset(wanted):
-            await self._preload(zygote, environment, wanted, on_stage)
+        elif not zygote.preloaded.issuperset(modules):
+            await self._preload(zygote, environment, modules, on_stage)
         return zygote
 
     async def _preload(
         self,
         zygote: Zygote,
         environment: ZygoteEnvironment,
-        wanted: frozenset[str],
+        modules: frozenset[str],
         on_stage: OnStage,
     ) -> None:
-        names = sorted(wanted)
+        names = sorted(modules)
         on_stage("preloading", ", ".join(names))
         try:
             await zygote.preload(names, lambda name: on_stage("preloading", name))
         except ZygoteLost as error:
-            self._losses[environment, wanted] += not error.is_outdated
-            if self._losses[environment, wanted] >= _LOSSES:
-                self._unfit[environment, wanted] = str(error)
+            self._losses[environment, modules] += not error.is_outdated
+            if self._losses[environment, modules] >= _LOSS_LIMIT:
+                self._unfit[environment, modules] = str(error)
             raise
         if zygote.unfit is not None:
-            self._unfit[environment, wanted] = zygote.unfit
+            self._unfit[environment, modules] = zygote.unfit
 
-    def _take_first(self, environment: ZygoteEnvironment | None) -> Launched | None:
-        """The zygote that was there first, if it is still there and fits; else it ends."""
+    def _use_first_zygote(self, environment: ZygoteEnvironment | None) -> Launched | None:
+        """The zygote of the spare agent, if it is unused and has this environment; else it ends."""
         first, self._first = self._first, None
         if first is None or _zygote_environment(first.python, first.environ, ()) == environment:
             return first
@@ -447,7 +447,9 @@ class Zygotes:
         zygote, self._present = self._present, None
         if zygote is not None:
             zygote.retire()
-            self._retired = {each for each in self._retired if each.is_alive} | {zygote}
+            self._retired = {
+                retired_zygote for retired_zygote in self._retired if retired_zygote.is_alive
+            } | {zygote}
 
 
 def _zygote_environment(

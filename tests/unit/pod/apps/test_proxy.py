@@ -7,6 +7,8 @@ from kubetorch.errors import CallRefusedError, ForeignOriginError, UnauthorizedE
 from kubetorch.lib.http_server import Refusal, Upgrade
 from kubetorch.pod.apps import proxy
 from kubetorch.pod.http.auth import Credentials, Guard
+from kubetorch.pod.http.handing_on import HandingOn
+from kubetorch.pod.membership import Membership
 from kubetorch.wire import tokens
 
 
@@ -51,6 +53,7 @@ class App:
 
     is_public = False
     view = object()
+    latest = None
 
     def __init__(self, *, is_public=False, user="") -> None:
         self.is_public = is_public
@@ -62,7 +65,16 @@ class App:
         )
         names = proxy.AppNames("team", "web")
         names.told = ("kt.example.com",)
-        self.proxy = proxy.AppProxy(pod_name="web-0", guard=guard, host=self, names=names)
+        handing_on = HandingOn(
+            pod_name="web-0",
+            members=Membership(),
+            token=lambda: None,
+            load=lambda: 0,
+            takes_turns=False,
+        )
+        self.proxy = proxy.AppProxy(
+            pod_name="web-0", guard=guard, host=self, names=names, handing_on=handing_on
+        )
 
     def begin(self) -> None:
         self.requests += 1

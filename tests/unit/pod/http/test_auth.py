@@ -77,11 +77,11 @@ def test_without_a_key_nobody_is_let_in_and_that_passes():
     for authorization in (f"Bearer {signed()}", "Bearer x"):
         with pytest.raises(CallRefusedError, match="not ready"):
             checked.check_token(authorization)
-    checked.take_key(KEY)
+    checked.set_key(KEY)
     checked.check_token(f"Bearer {signed()}", "call")
     with pytest.raises(UnauthorizedError):
         checked.check_token("Bearer x")
-    checked.take_key(b"another key")
+    checked.set_key(b"another key")
     with pytest.raises(UnauthorizedError):
         checked.check_token(f"Bearer {signed()}", "call")
 

@@ -115,14 +115,14 @@ def test_installers_see_where_packages_come_from_and_not_where_else_to_put_them(
     outside = {"UV_PYTHON": "/p", "PIP_TARGET": "/t", "CONDA_PREFIX": "/c", "CONDA_SHLVL": "1"}
     environ = {**sources, **outside, "VIRTUAL_ENV": "/mine", "HOME": "/h"}
 
-    found = image_steps.installing(environ, python=str(python))
+    found = image_steps.installer_variables(environ, python=str(python))
     own = {"UV_PYTHON": str(python), "PIP_USER": "0"}
     assert found == {**sources, **own, "HOME": "/h"}
 
     # An interpreter of conda's: `conda install` finds its environment.
     (tmp_path / "venv" / "conda-meta").mkdir(parents=True)
     environ["VIRTUAL_ENV"] = str(tmp_path / "venv")
-    found = image_steps.installing(environ, python=str(python))
+    found = image_steps.installer_variables(environ, python=str(python))
     assert found["CONDA_PREFIX"] == found["VIRTUAL_ENV"] == str(tmp_path / "venv")
 
 

@@ -14,14 +14,14 @@ def test_a_pod_that_starts_has_run_nothing_and_has_no_environments(tmp_path):
 
 def test_what_was_run_is_not_run_again(tmp_path):
     records = StepRecords(tmp_path)
-    records.ran = RanSteps(steps=(A,), generation=1)
+    records.last_run = RanSteps(steps=(A,), generation=1)
     assert records.todo(2, (A, B)).run == (B,)
     assert records.todo(2, (A,)).run == ()
 
 
 def test_a_forced_step_runs_once_for_each_generation(tmp_path):
     records = StepRecords(tmp_path)
-    records.ran = RanSteps(steps=(A, FORCED), generation=1)
+    records.last_run = RanSteps(steps=(A, FORCED), generation=1)
     assert records.todo(1, (A, FORCED)).run == ()
     assert records.todo(2, (A, FORCED)).run == (FORCED,)
 
@@ -29,9 +29,9 @@ def test_a_forced_step_runs_once_for_each_generation(tmp_path):
 def test_environments_go_when_no_worker_can_use_them_any_more(tmp_path):
     records = StepRecords(tmp_path)
     for _ in range(8):
-        number = records.new_own()
-        records.own(number).mkdir(parents=True)
-        records.ran = RanSteps(own=number)
-        records.use(records.own(number))
+        number = records.new_venv_number()
+        records.private_venv(number).mkdir(parents=True)
+        records.last_run = RanSteps(venv_number=number)
+        records.use(records.private_venv(number))
     left = sorted(int(path.name) for path in (tmp_path / "own").iterdir())
     assert left == [5, 6, 7, 8]
