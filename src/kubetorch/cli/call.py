@@ -97,7 +97,7 @@ def call(
 
 
 def _array(words: list[str]) -> str:
-    """Words of a command line as the JSON array that they probably mean, quoted for a shell."""
+    """Words of a command line as the JSON array that the user may mean, quoted for a shell."""
     values: list[object] = []
     for word in words:
         try:

@@ -112,7 +112,7 @@ def _set(key: str, value: str, output: Output) -> None:
 
 
 def _warn_of_others(key: str, output: Output) -> None:
-    """Warn that another source decides on a setting, whatever the file says."""
+    """Warn that another source than the file decides on a setting."""
     origin = config.origin(key)
     if origin in (SETTINGS[key].variable, "install_namespace"):
         shown = _shown(config.get(key))

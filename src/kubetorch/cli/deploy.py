@@ -118,7 +118,7 @@ def load(target: Target) -> list[Callable[..., Any]]:
 
 def is_decorated(member: object) -> bool:
     """True for the handle that `@kt.compute` made of a function or class."""
-    # What else a module holds may raise when it is looked at.
+    # Other objects of a module may raise when their attributes are read.
     handle = member if issubclass(type(member), (Fn, Cls)) else None
     return isinstance(handle, (Fn, Cls)) and handle.is_decorated
 

@@ -80,7 +80,7 @@ def status(name: ServiceName, namespace: Namespace = None, as_json: AsJson = Fal
 
 
 def show(service: WorkloadView, output: Output) -> None:
-    """A line about the service, the table of its pods, and why it failed, if it did."""
+    """Show a line about the service, the table of its pods, and its failure, if it failed."""
     ready, pods = views.ready_pods(service), service.pods_wanted or len(service.pods)
     waiting = sum(pod.queue.waiting for pod in service.pods if pod.queue is not None)
     calls = sum(pod.calls for pod in service.pods) - waiting
@@ -106,7 +106,7 @@ def show(service: WorkloadView, output: Output) -> None:
 
 # A port of this machine, where one is needed.
 _PORT = 8080
-# What follows the first line of a fact stands below it.
+# The separator of the lines of one fact, which stand below each other.
 _NEXT_LINE = "\n" + " " * 12
 
 
@@ -182,7 +182,7 @@ def _address_of(services: Services, service: WorkloadView) -> Address:
 
 
 def without_ingress(address: Address) -> list[str]:
-    """The ways to a service that only pods of its cluster reach by a URL."""
+    """The ways to reach a service whose URL only the pods of its cluster reach."""
     return [
         "From outside of the cluster a forwarded port leads to it, as below; in its pods it is",
         f"http://{address.service}.{address.namespace}.svc.cluster.local/",
@@ -270,7 +270,7 @@ def _answers(service: WorkloadView) -> str | None:
 
 # ------------------------------------------------------------------ how a service is called
 
-#: Stands for a method where the service's own cannot be found out.
+#: Stands for a method where the methods of the service are unknown.
 PLACEHOLDER = "METHOD_OR_CLS_NAME"
 
 
@@ -310,7 +310,7 @@ def read_operations(page: object, callable_: CallableRef) -> list[Operation]:
 
 
 def unknown_operation(callable_: CallableRef) -> Operation:
-    """Stands for what can be called when the page is out of reach."""
+    """The operation to show when the page cannot be read."""
     method = PLACEHOLDER if callable_.kind == "cls" else None
     return Operation(method, f"{method or callable_.name}(...)", {})
 
@@ -323,7 +323,7 @@ def _arguments(post: Schema) -> Schema:
 
 
 def _positional(arguments: Schema) -> tuple[Any, ...]:
-    """A fitting value for each parameter that is given by its place, and has no default."""
+    """A fitting value for each positional parameter without a default."""
     args = _mapping(arguments.get("args"))
     items, count = args.get("prefixItems"), args.get("minItems")
     if not isinstance(items, list) or not isinstance(count, int):
@@ -332,7 +332,7 @@ def _positional(arguments: Schema) -> tuple[Any, ...]:
 
 
 def _example(arguments: Schema) -> dict[str, Any]:
-    """A fitting value for each parameter that has a name, and no default."""
+    """A fitting value for each keyword parameter without a default."""
     parameters = _mapping(_mapping(arguments.get("kwargs")).get("properties"))
     return {
         name: _value(_mapping(schema))
@@ -357,7 +357,7 @@ _EXAMPLES: Mapping[str, Any] = {
 
 
 def _value(schema: Schema) -> Any:  # noqa: ANN401  # any JSON value
-    """A value that a schema allows; 1 where it says nothing."""
+    """A value that a schema allows; 1 for a schema without a type."""
     choices = schema.get("anyOf")
     if isinstance(choices, list) and choices:
         return _value(_mapping(choices[0]))
@@ -373,7 +373,7 @@ class Address(NamedTuple):
 
     @property
     def curl(self) -> str:
-        """The command; what runs meanwhile takes a moment until it listens."""
+        """The command; a forwarding program takes a moment until it listens."""
         return "curl --retry 9 --retry-connrefused" if self.before else "curl"
 
     @property
@@ -430,7 +430,7 @@ def _identifier(service: str) -> str:
 
 
 def app_by_curl(address: Address, app: AppSpec) -> str:
-    """The shell command that asks an app; without a port, the one that shows what it writes."""
+    """The shell command that requests an app; without a port, that shows the app's output."""
     if app.port is None:
         return f"kt logs {address.service} -n {address.namespace} -f"
     request = (

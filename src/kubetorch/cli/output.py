@@ -46,7 +46,7 @@ _STATUSES = {
         ("Creating", "Pending", "Scaling", "Terminating", "Waiting", "waiting"), "yellow"
     ),
 }
-#: What an error says that writing to stdout has raised.
+#: The file name in an error that writing to stdout has raised.
 _STDOUT = "<stdout>"
 
 
@@ -81,16 +81,16 @@ class Output:
     def panel(self, title: str, lines: Iterable[str], *, style: Style = "blue") -> None:
         """A titled block on stdout, unless that is for JSON.
 
-        Its lines are as they are, without a frame beside them, so that they can be copied.
+        Its lines have no frame beside them, so that they can be copied.
         """
         _panel(self._reports, title, lines, style)
 
     def table(self, rows: Sequence[Mapping[str, str]], *, spare: Sequence[str] = ()) -> None:
         """A table on stdout, of the cells of each row by column. Cells may have several lines.
 
-        On a terminal that is too narrow, columns in which there is nothing (`-`) are left out, then
-        those of `spare`, one after the other, until the table fits; if it never does, cells go on
-        in the next line. No cell is cut; in a pipe the table is whole.
+        On a terminal that is too narrow, empty columns (`-`) are left out, then the columns of
+        `spare`, one after the other, until the table fits; if it never does, cells go on in the
+        next line. No cell is cut; in a pipe the table is whole.
         """
         table = [[column, *(row[column] for row in rows)] for column in rows[0]]
         if self._stdout.isatty():
@@ -115,7 +115,7 @@ class Output:
             _write(sys.stderr, f"hint: {hint}", "plain")
 
     def exception(self, error: BaseException) -> None:
-        """Why the command failed: an error of the user's code comes with where it was raised."""
+        """Show the error of the command; an error of the user's code with its traceback."""
         if isinstance(error, KubetorchError):
             message, hint = error.message or type(error).__name__, error.hint
         else:
@@ -136,7 +136,7 @@ class Output:
 
 @contextlib.contextmanager
 def _interrupted() -> Iterator[None]:
-    """Treat Ctrl-C at a question as Ctrl-C, which `typer` takes for a no."""
+    """Raise Ctrl-C at a question as such, which `typer` takes for a no."""
     try:
         yield
     except typer.Abort as error:
@@ -202,14 +202,14 @@ def _drawn(table: Sequence[Column], width: int) -> str:
 
 
 def _where(error: BaseException) -> str:
-    """The traceback that a user wants to see, if any: of code that is not ours."""
+    """The traceback of an error in code that is not ours; empty for other errors."""
     remote = getattr(error, "remote_traceback", None)
     if remote:
-        # What the agent refused was raised at no line of the user's.
+        # A refusal of the agent was raised at no line of the user's code.
         is_refusal = isinstance(error, KubetorchError) and 'File "' not in remote
         return "" if is_refusal else str(remote)
     if not tracebacks.is_full():
-        # The text of a SyntaxError says itself where it is.
+        # The text of a SyntaxError has its line.
         if isinstance(error, (KubetorchError, TimeoutError, SyntaxError)):
             return ""
         tracebacks.shorten(error)
@@ -221,7 +221,7 @@ def _json(value: object, indent: int | None = None) -> str:
 
 
 def _jsonable(value: object) -> object:
-    """A value for `json.dumps`, which writes numbers and refuses keys that JSON has not."""
+    """A value for `json.dumps`, which writes numbers that JSON lacks, and refuses other keys."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
@@ -270,7 +270,7 @@ def is_unwritten(error: OSError) -> bool:
     except OSError:
         is_lost = True
     else:
-        # A stream without a buffer has forgotten what it could not write.
+        # A stream without a buffer does not fail again.
         is_lost = error.filename == _STDOUT
     if is_lost:
         with Path(os.devnull).open("wb") as nowhere:

@@ -62,7 +62,7 @@ class Services:
         self.namespace: str = namespace or config.get("namespace")
         self.username: str | None = config.username
         self._output = output
-        #: The way to the controller.
+        #: The session with the controller.
         self.session = open_session(self.namespace, output, is_changing=is_changing)
 
     def all(self, *, all_namespaces: bool = False) -> list[WorkloadView]:
@@ -74,7 +74,7 @@ class Services:
         return self.session.find(self.namespace, (name,))
 
     def find(self, name: str) -> WorkloadView:
-        """The service that the user means: as named, or with the user name in front."""
+        """The service of this name, or of this name behind the user name."""
         service = self.session.find(self.namespace, self._candidates(name))
         if service is None:
             raise self._missing(name)
@@ -82,10 +82,10 @@ class Services:
         return service
 
     def find_to_change(self, name: str, *, exact_match: bool = False) -> WorkloadView:
-        """The service that the user means to change: the user's own before one of anybody else.
+        """The service of this name to change: the user's own before another user's.
 
         Raises:
-            SpecError: It is another user's, and `exact_match` does not say that it is meant.
+            SpecError: It is another user's, and `exact_match` is not set.
         """
         candidates = [name.lower()] if exact_match else self._candidates(name)
         views = [view for view in map(self.get, candidates) if view is not None]
@@ -118,7 +118,7 @@ class Services:
         if not lowered or "/" in lowered:
             raise SpecError(f"{name!r} is no name of a service", hint="kt list shows their names")
         prefix = f"{self.username}-" if self.username else ""
-        # As its function is called, and as its service is.
+        # The name of a function, and of the service that it becomes.
         spellings = dict.fromkeys([lowered, lowered.replace("_", "")])
         candidates = [
             candidate
@@ -135,7 +135,7 @@ class Services:
         return service.is_own and creator.username == self.username
 
     def is_foreign(self, service: WorkloadView) -> bool:
-        """True if somebody else created it; what an earlier version deployed is anybody's."""
+        """True if another user created it; services of an earlier version belong to every user."""
         return service.creator is not None and not self.is_own(service)
 
     def delete(self, service: WorkloadView, *, force: bool) -> list[str]:
@@ -154,10 +154,10 @@ class Services:
     def call_service(
         self, service: WorkloadView, method: str | None, args: list[Any], kwargs: dict[str, Any]
     ) -> Any:  # noqa: ANN401  # what the user's callable returns
-        """Call it, or a method of it: by JSON, or by what it allows instead.
+        """Call a service, or a method of it: by JSON, or by a codec that it allows instead.
 
-        All keywords are the user's own, also those that are options of a call in a program; and
-        the method is one of the pods, whatever members a handle has.
+        All keywords are the user's own, also names that are options of a call in a program; and the
+        method is one in the pods, also if a handle has a member of that name.
         """
         if target.is_failed(service):
             raise target.failure_of(service, None)
@@ -197,7 +197,7 @@ class Services:
         rank: int | None = None,
         system: bool = False,
     ) -> Iterator[DeployLog]:
-        """The last lines of a service, and with `follow` those that come."""
+        """The last lines of a service, and with `follow` the following ones."""
         spec = service.spec
         service_logs = ServiceLogs(
             self.session,
@@ -215,7 +215,7 @@ class Services:
         try:
             candidates = [self.find(name).spec.name]
         except ServiceNotFoundError:
-            # Calls are kept longer than the service that they went to.
+            # Calls are kept longer than their service.
             candidates = self._candidates(name)
             if not any(map(self._calls_of, candidates)):
                 raise

@@ -57,7 +57,7 @@ class SecretKeeper(_Keeper):
 
     def find(self, name: str) -> SecretView:
         view = self._session.ask(lambda controller: controller.secrets.find(self.namespace, name))
-        # A list says who uses each.
+        # Only views of a list have their users.
         listed_views = self._session.ask(lambda controller: controller.secrets.list(self.namespace))
         return next(
             (
@@ -87,7 +87,7 @@ class SecretKeeper(_Keeper):
 
 class VolumeKeeper(_Keeper):
     def all(self) -> list[VolumeView]:
-        """All of them that were made as volumes."""
+        """All claims that Kubetorch made as volumes."""
         views = self._session.ask(
             lambda controller: controller.volumes.list(self._listed_namespace)
         )
@@ -101,7 +101,7 @@ class VolumeKeeper(_Keeper):
         return view
 
     def delete(self, view: VolumeView, *, is_forced: bool) -> bool:
-        """Delete a volume and its data; whether it is gone."""
+        """Delete a volume and its data; true if it is gone."""
         return self._session.ask(
             lambda controller: controller.volumes.delete(
                 view.namespace, view.claim, wait=DELETE_TIMEOUT, is_forced=is_forced
@@ -222,7 +222,7 @@ def secrets(  # noqa: PLR0913  # the documented options
 
 
 def _check_words(action: str, name: str | None, options: list[str]) -> None:
-    """Refuse what the action would leave out."""
+    """Refuse a name and options that the action does not use."""
     for option in options:
         if option not in _SECRET_OPTIONS[action]:
             takers = [
@@ -354,7 +354,7 @@ _SECRET_ACTIONS: dict[str, Callable[[_SecretRequest], None]] = {
 
 
 _SOURCES = ("--path", "--provider", "--env-vars")
-#: The options that each action takes, but for those that all take.
+#: The options of each action, without the options of all.
 _SECRET_OPTIONS: dict[str, tuple[str, ...]] = {
     "list": ("--prefix", "--all-namespaces"),
     "create": _SOURCES,
@@ -380,7 +380,7 @@ def _secret_json(view: SecretView) -> dict[str, Any]:
     }
 
 
-#: What is said of a volume that was created.
+#: The facts that are shown of a created volume.
 _VOLUME_FACTS = ("Name", "Namespace", "Size", "Storage Class", "Access Mode", "Mount Path")
 #: Columns that a narrow terminal can do without, the first to go first.
 _SPARE_VOLUME_COLUMNS = ("PVC Name", "Storage Class", "Access Mode", "Used By", "Size")
@@ -482,7 +482,7 @@ def _delete_volume(
     keeper: VolumeKeeper, output: Output, volume: Volume, *, yes: bool, force: bool
 ) -> None:
     view = keeper.get(volume)
-    # A list says who uses each.
+    # Only views of a list have their users.
     users = next(
         (volume_view.used_by for volume_view in keeper.all() if volume_view.claim == view.claim), ()
     )

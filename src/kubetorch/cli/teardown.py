@@ -18,7 +18,7 @@ from kubetorch.wire.messages import WorkloadView
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
-#: Deletions that run at the same time; services of others that are named.
+#: Deletions that run at the same time; other users' services that are named.
 _AT_ONCE, _NAMED = 8, 5
 
 
@@ -195,7 +195,7 @@ def _targeted(services: Services, target: str, *, exact_match: bool) -> list[Wor
         except ServiceNotFoundError:
             if exact_match:
                 return []
-    # Others of the namespace may have a checkout of the same project.
+    # Other users of the namespace may have a checkout of the same project.
     own_services = filter(services.is_own, services.all())
     return [service for service in own_services if _comes_from(service, target)]
 
@@ -203,7 +203,7 @@ def _targeted(services: Services, target: str, *, exact_match: bool) -> list[Wor
 def _comes_from(service: WorkloadView, target: str) -> bool:
     """True if a service was deployed from `file.py`, `module`, or a `:name` of it.
 
-    Decided by what the service's spec says; no code of the user runs.
+    The service's spec decides; no code of the user runs.
     """
     source, _, qualname = target.partition(":")
     callable_ = service.spec.callable
@@ -231,7 +231,7 @@ def _report_nothing(output: Output, target: str | None, services: Services, *, y
 def _delete(
     services: Services, targets: list[WorkloadView], output: Output, *, force: bool
 ) -> tuple[list[str], dict[str, list[str]]]:
-    """Delete them at the same time; the names of those that are gone, and what they leave."""
+    """Delete services at the same time; returns the deleted names, and the remaining objects."""
     deleted, remaining_objects = [], {}
     verb = "Force deleted" if force else "Deleted"
     with ThreadPoolExecutor(min(_AT_ONCE, len(targets))) as threads:

@@ -1,6 +1,6 @@
 """Services, pods and calls as `kt` shows them: as JSON objects and as rows of tables.
 
-The JSON has every key always, `null` where there is nothing to say.
+The JSON always has every key, with `null` for a missing value.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Json = dict[str, Any]
 
 def mode(service: WorkloadView) -> str:
     """The kind of a service, in the words of `kt`: `deployment`, `knative`, `job`."""
-    # Of the kinds of this name, only Knative's has pods.
+    # The other kind `Service`, Kubernetes' own, has no pods.
     return "knative" if service.kind == "Service" else service.kind.lower()
 
 
@@ -86,7 +86,7 @@ def _callable_json(callable_: CallableRef) -> Json:
 
 
 def ranks_of_pods(service: WorkloadView) -> dict[str, list[int]]:
-    """The ranks of each pod of a world, by its name; the lost ones too."""
+    """The ranks of each pod of a world, lost pods included, by name."""
     world = service.world
     if world is None:
         return {}
@@ -221,7 +221,7 @@ def line_text(line: DeployLog) -> str:
 
 
 def queue_lines(service: WorkloadView, now: float) -> list[tuple[str, bool]]:
-    """What holds the slots of each pod whose calls are bounded; whether calls wait there."""
+    """Lines about the slots of each pod whose calls are bounded, each with whether it warns."""
     lines = []
     for pod in service.pods:
         queue = pod.queue
@@ -338,7 +338,7 @@ def app_words(app: AppView | None) -> str:
     return f"its app is {app.state}"
 
 
-#: What a narrow terminal can do without, the first to go first.
+#: Columns that a narrow terminal can do without, the first to go first.
 SPARE_CALL_COLUMNS = ("CALLABLE", "TOOK", "AGE", "ATTEMPTS")
 
 
@@ -371,7 +371,7 @@ def progress_words(progress: CallProgress | None, *, brief: bool = False) -> str
 
 
 def pods_wanted(service: WorkloadView) -> int:
-    """Number of pods that there should be; an earlier controller does not say."""
+    """The wanted number of pods; an earlier controller does not report it."""
     return service.pods_wanted or service.spec.compute.pods
 
 
@@ -381,12 +381,12 @@ def ready_pods(service: WorkloadView) -> int:
 
 
 def is_at_zero(service: WorkloadView) -> bool:
-    """True if a service has no pods because nobody calls it."""
+    """True if a service has no pods because it gets no calls."""
     return bool(service.scaler) and not service.pods and service.status == "Ready"
 
 
 def failure_lines(failure: Mapping[str, Any]) -> list[str]:
-    """A failure for people: its traceback, or what there is instead."""
+    """A failure for people: its traceback, or else its type and message."""
     text = failure.get("traceback") or f"{failure.get('error_type')}: {failure.get('message')}"
     return str(text).rstrip().splitlines()
 

@@ -1,4 +1,4 @@
-"""Which backend runs the pods, and the sessions of this process with controllers; `kt.globals`.
+"""The choice of the backend, and the sessions of this process with controllers; `kt.globals`.
 
 `choose` decides on the backend. `local` is this machine, with a background service of the user that
 is started on demand; `kubernetes` is the cluster of the kubeconfig's context, or the cluster of
@@ -117,7 +117,7 @@ __all__ = [
     "session",
 ]
 
-#: Whether `@kt.compute` and its like leave functions and classes as they are.
+#: True if `@kt.compute` and its like leave functions and classes as they are.
 disable_decorators = False
 
 

@@ -51,7 +51,7 @@ def method_of(controller: Controller, session: Callable[[], Session], name: str)
     """The method of this name; a call of one that changed objects is refused."""
     if name in REPLACED:
 
-        def refuse(*_args: Any, **_kwargs: Any) -> None:  # noqa: ANN401  # whatever it took
+        def refuse(*_args: Any, **_kwargs: Any) -> None:  # noqa: ANN401  # arguments of any type
             raise SpecError(
                 f"controller_client().{name}() changed the cluster past Kubetorch, and is gone",
                 hint=f"instead: {REPLACED[name]}",

@@ -1004,7 +1004,7 @@ class Compute:
         return [] if self._service_name is None else self._pods().running_names()
 
     def is_up(self) -> bool:
-        """True if there are pods, and all of them run; false if nobody can be asked."""
+        """True if there are pods, and all of them run; false if the controller does not answer."""
         try:
             pods = self.pods()
         except KubetorchError:
@@ -1147,9 +1147,8 @@ class Compute:
     def client_port(self) -> int:
         """A port of this machine that leads to the pods, for as long as this program runs.
 
-        Whoever asks there needs a token, as at the pods: `.request_headers` of what was deployed,
-        or `kt token`. Paths may begin with `/<namespace>/<service>:<port>`, as an `Endpoint` has
-        them.
+        Requests need a token there, as at the pods: `.request_headers` of the deployed module, or
+        `kt token`. Paths may begin with `/<namespace>/<service>:<port>`, as an `Endpoint` has them.
 
         Raises:
             SpecError: Nothing was deployed to it.

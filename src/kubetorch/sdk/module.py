@@ -49,7 +49,7 @@ _KINDS = {"fn": "a function", "cls": "a class", "app": "an app"}
 _CALLED = {"fn": "f", "cls": "handle", "app": "app"}
 
 
-#: What a deploy returns: the module itself, typed as what the user works with.
+#: The result of a deploy: the module itself, typed as the handle that the user works with.
 HandleT = TypeVar("HandleT")
 ModuleT = TypeVar("ModuleT", bound="Module[Any]")
 P = ParamSpec("P")
@@ -111,7 +111,7 @@ class Module(Generic[HandleT]):
     if not TYPE_CHECKING:  # which would believe that every name can be set
 
         def __setattr__(self, name, value):
-            # What `functools.wraps` sets begins with `_`, too.
+            # Attributes that `functools.wraps` sets begin with `_`, too.
             is_setting = hasattr(getattr(type(self), name, None), "__set__")
             if not (name.startswith("_") or is_setting or name in self._PLAIN):
                 raise AttributeError(
@@ -568,7 +568,7 @@ class Module(Generic[HandleT]):
     async def teardown_async(self) -> None:
         """Stop the service and forget it, if it is there. An error is logged, not raised."""
         if not self._has_no_effect():
-            import asyncio  # noqa: PLC0415  # loaded already by whoever awaits
+            import asyncio  # noqa: PLC0415  # an awaiting program has loaded it
 
             await asyncio.to_thread(self._delete)
 

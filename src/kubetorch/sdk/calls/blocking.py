@@ -7,18 +7,18 @@ from types import FrameType
 
 from kubetorch.lib import terminal
 
-# Of a function's code, as `inspect` has them, whose import costs 10 ms.
+# Flags of a function's code, as in `inspect`, whose import costs 10 ms.
 _COROUTINE, _ASYNC_GENERATOR = 0x80, 0x200
 #: Packages that run plain code in a coroutine of their own: the cells of a notebook.
 _RUNNERS = ("IPython", "ipykernel")
 
 
 def warn_in_loop(name: str, instead: str) -> None:
-    """Report once that a call has a coroutine of the user's wait, and all others of its loop.
+    """Report once that a call blocks a coroutine of the user's, and all others of its loop.
 
     Args:
-        name: What is called.
-        instead: What a coroutine says instead.
+        name: The call.
+        instead: The expression that a coroutine awaits instead.
     """
     asyncio = sys.modules.get("asyncio")
     if asyncio is None or asyncio._get_running_loop() is None:

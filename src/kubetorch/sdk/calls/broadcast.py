@@ -102,8 +102,8 @@ class _Broadcast:
             call.invocation.begin_to_expire()
             self.calls.start(call)
 
-    def take(self) -> Done | None:
-        for call, step in self.calls.take():
+    def advance(self) -> Done | None:
+        for call, step in self.calls.take_steps():
             if _has_left(step) and len(self._outcomes) > 1:
                 del self._outcomes[call]
                 continue
@@ -154,7 +154,7 @@ def call(invocation: Invocation) -> Done:
     broadcast = _Broadcast(invocation, wakeup.set, RemoteIterator)
     try:
         broadcast.start()
-        while (done := broadcast.take()) is None:
+        while (done := broadcast.advance()) is None:
             wakeup.wait(broadcast.calls.seconds_left)
     except BaseException:
         broadcast.cancel()
@@ -168,7 +168,7 @@ async def call_async(invocation: Invocation) -> Done:
     broadcast = _Broadcast(invocation, wakeup.set, RemoteAsyncIterator)
     try:
         broadcast.start()
-        while (done := broadcast.take()) is None:
+        while (done := broadcast.advance()) is None:
             await wakeup.wait(broadcast.calls.seconds_left)
     except BaseException:
         broadcast.cancel()

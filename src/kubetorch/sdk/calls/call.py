@@ -1,7 +1,7 @@
 """One call under way: a future that the thread that reads its stream completes.
 
     new ─► connecting ─► running ─► over          events wait in a queue;
-              ▲             │                     `take` handles them
+              ▲             │                     `handle_event` takes them
               └── paused ◄──┘
 
 The thread or coroutine that waits for the result handles the events: in `Call.next`, in
@@ -89,7 +89,7 @@ class Call:
             if not self.is_started:
                 self.start()
             while True:
-                step = self.take(self._wait())
+                step = self.handle_event(self._wait())
                 if step is not None:
                     return step
         except BaseException:  # Ctrl-C too: a call without a waiting caller must not go on
@@ -105,7 +105,7 @@ class Call:
                 self.start()
             while True:
                 event = self.arrived()
-                step = self.take(event)
+                step = self.handle_event(event)
                 if step is not None:
                     return step
                 if event is None:
@@ -137,7 +137,7 @@ class Call:
 
     @property
     def deadline(self) -> float | None:
-        """The time at which `take` is due at the latest, also if nothing arrives."""
+        """The time at which `handle_event` is due at the latest, also if nothing arrives."""
         expires = self.invocation.expires
         if self._stream is not None and self._recalled_until is None:
             return expires
@@ -153,7 +153,7 @@ class Call:
         except Empty:
             return None
 
-    def take(self, event: Event | Connected | None) -> Done | Yielded | None:
+    def handle_event(self, event: Event | Connected | None) -> Done | Yielded | None:
         """Handle an event; `None` stands for time that has passed."""
         if event is None:
             return self._on_deadline()
@@ -193,7 +193,7 @@ class Call:
             return self._give_up()
         if expires is not None and now >= expires:
             if stream is not None and pending is not None:
-                return self.take(Event(pending, EXPIRED, None, None, 0))
+                return self.handle_event(Event(pending, EXPIRED, None, None, 0))
             self.cancel()
             return Done(None, self.invocation.timed_out())
         if self._resume_at is not None and now >= self._resume_at:
@@ -239,7 +239,7 @@ class Call:
         self.start()
         try:
             while self._pending is None:
-                self.take(self._wait())
+                self.handle_event(self._wait())
         except BaseException:
             self.cancel()
             raise
@@ -248,7 +248,7 @@ class Call:
         """Wait until the call runs in its pod; returns its value or end, if that came first."""
         try:
             while not self.invocation.has_begun:
-                step = self.take(self._wait())
+                step = self.handle_event(self._wait())
                 if step is not None:
                     return step
         except BaseException:
@@ -335,7 +335,7 @@ class CallSet:
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds after which to `take`, also without a wakeup."""
+        """Seconds after which to `take_steps`, also without a wakeup."""
         if not self._deadlines:
             return None
         return max(self._deadlines[0][0] - time.monotonic(), 0.0)
@@ -355,7 +355,7 @@ class CallSet:
         self._woken.append(call)
         self._wake()
 
-    def take(self) -> Iterator[tuple[Call, Done | Yielded]]:
+    def take_steps(self) -> Iterator[tuple[Call, Done | Yielded]]:
         """The values, errors and yielded values of calls. Never blocks.
 
         A call that has ended, or yields, is no longer in the set.
@@ -363,18 +363,18 @@ class CallSet:
         while self._woken:
             call = self._woken.popleft()
             if call in self._running:
-                yield from self._take(call, call.arrived())
+                yield from self._steps_of(call, call.arrived())
         while self._deadlines and self._deadlines[0][0] <= time.monotonic():
             call = heapq.heappop(self._deadlines)[2]
             if call in self._running:
-                yield from self._take(call, None)
+                yield from self._steps_of(call, None)
 
-    def _take(
+    def _steps_of(
         self, call: Call, event: Event | Connected | None
     ) -> Iterator[tuple[Call, Done | Yielded]]:
         before = call.deadline
         try:
-            step = call.take(event)
+            step = call.handle_event(event)
         except KubetorchError as error:
             step = Done(None, error)
             call.cancel()
@@ -404,7 +404,7 @@ def ends_with_call(
     """Have a wait end with an error when the call of this worker that waits is cancelled.
 
     Args:
-        wake: Ends the wait, in whichever thread it is called.
+        wake: Ends the wait; it is called by any thread.
         awaited: Name of the callable, and of its service if that is known.
     """
     context = sys.modules.get("kubetorch.pod.user_process.current_call")
@@ -592,7 +592,7 @@ class Rounds:
             else:
                 self._values[rank].append(value)
 
-    def take(self, rank: int, end: type[Exception]) -> tuple[bool, Any]:
+    def take_value(self, rank: int, end: type[Exception]) -> tuple[bool, Any]:
         """The next value for a rank, if one is there; raises `end` after the last."""
         if self._values[rank]:
             return True, self._values[rank].popleft()
@@ -634,7 +634,7 @@ class RankIterator(_ValuesOfRank, Iterator[Any]):
 
     def __next__(self) -> Any:  # noqa: ANN401  # the user's own value
         while True:
-            is_there, value = self._rounds.take(self.rank, StopIteration)
+            is_there, value = self._rounds.take_value(self.rank, StopIteration)
             if is_there:
                 return value
             self._rounds.add(self._rounds.call.next())
@@ -645,7 +645,7 @@ class RankAsyncIterator(_ValuesOfRank, AsyncIterator[Any]):
 
     async def __anext__(self) -> Any:  # noqa: ANN401  # the user's own value
         while True:
-            is_there, value = self._rounds.take(self.rank, StopAsyncIteration)
+            is_there, value = self._rounds.take_value(self.rank, StopAsyncIteration)
             if is_there:
                 return value
             self._rounds.add(await self._rounds.call.next_async())

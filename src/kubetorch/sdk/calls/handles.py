@@ -156,7 +156,7 @@ class SpawnedCall:
             return
         with self._working, contextlib.suppress(Empty):
             while True:
-                self._take(self._arrived.get_nowait())
+                self._handle_event(self._arrived.get_nowait())
         if self.outcome is not None:
             self._wake()
 
@@ -198,7 +198,7 @@ class SpawnedCall:
             with ends_with_call(lambda: self._end_wait(stream, self._arrived), awaited):
                 event = stream.wait(call, self._arrived, glance)
             if event is not None:
-                self._take(event)
+                self._handle_event(event)
             elif call.upload is None or call.upload.is_done:  # an older agent
                 self._ask(invocation)
         elif self._unstarted is not None:
@@ -390,7 +390,7 @@ class SpawnedCall:
         for waker in list(self._wakers):
             waker()
 
-    def _take(self, event: Event | None) -> None:
+    def _handle_event(self, event: Event | None) -> None:
         if event is None or event.call is not self._call or self._stream is None:
             return
         kind = event.kind
@@ -637,7 +637,7 @@ class CallHandle:
             raise self._still_running(timeout)
         if serialization is None:
             return self._value()
-        import asyncio  # noqa: PLC0415  # loaded already by whoever awaits
+        import asyncio  # noqa: PLC0415  # an awaiting program has loaded it
 
         return await asyncio.to_thread(self._unpickled)
 

@@ -1,8 +1,8 @@
 """Many calls of one callable: some of them at a time, results in order or as they come.
 
-Without a window the pods decide how many items run: of a `def` one in each process. Every pod is
-supplied with what it runs and a little more (`kubetorch.sdk.calls.placement`). Of an autoscaled
-service all items that its pods could run are offered at once, so that its scaler sees them.
+Without a window the pods decide how many items run: of a `def` one in each process. Every pod gets
+the items that it runs and a few more (`kubetorch.sdk.calls.placement`). An autoscaled service gets
+all items that its pods could run at once, so that its scaler counts them.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Results:
     def complete(self, number: int, done: Done) -> None:
         self._ready[number] = done
 
-    def take(self) -> Iterator[Any]:
+    def take_due(self) -> Iterator[Any]:
         while self._ready:
             if self._options.ordered:
                 done = self._ready.pop(self._next, None)
@@ -106,7 +106,7 @@ def results(invocations: Iterator[Make], options: MapOptions) -> Iterator[Any]:
     work = _Map(invocations, options, wakeup.set)
     try:
         while not work.is_over:
-            yield from work.take()
+            yield from work.advance()
             if work.must_wait:
                 with work.waiting():
                     wakeup.wait(work.seconds_left)
@@ -120,7 +120,7 @@ async def results_for_loop(invocations: Iterator[Make], options: MapOptions) -> 
     work = _Map(invocations, options, wakeup.set)
     try:
         while not work.is_over:
-            for value in work.take():
+            for value in work.advance():
                 yield value
             if work.must_wait:
                 with work.waiting():
@@ -142,14 +142,14 @@ class _Map:
         self._bar = Bar(options.label)
         self._ended = 0
         self._has_more = True
-        # The number of the result of each call.
+        #: The number of each call's result.
         self._numbers: dict[Call, int] = {}
         self._placement: Placement[Call, Stream] = Placement()
         self._id = new_call_id()
         self._begun = itertools.count(1)
-        # The pod of the first item.
+        #: The stream to the pod of the first item.
         self._first: Stream | None = None
-        # The way to all pods, once a call was made.
+        #: The route to all pods, once a call was made.
         self._route: Route | None = None
         self._is_placing = options.window is None
 
@@ -164,7 +164,7 @@ class _Map:
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds after which to `take`, also without a wakeup."""
+        """Seconds after which to `advance`, also without a wakeup."""
         seconds_left = self.calls.seconds_left
         if not self._is_placing or not (self._has_more or self._placement.has_waiting):
             return seconds_left
@@ -176,14 +176,14 @@ class _Map:
         return self._results.has_room and (not self._is_placing or self._placement.has_room)
 
     def waiting(self) -> Bar:
-        """Shown while a result is waited for, and never while the user has one."""
+        """The bar, which is shown while a result is waited for, and not while the user has one."""
         of, share = "", None
         if self._options.count:
             of, share = f" of {self._options.count}", self._ended / self._options.count
         self._bar.update(f"{self._ended}{of} calls ended", share)
         return self._bar
 
-    def take(self) -> Iterator[Any]:
+    def advance(self) -> Iterator[Any]:
         """Start calls; the results that are due now."""
         self._update_pods()
         self._complete()
@@ -191,14 +191,14 @@ class _Map:
             while self._has_more and self._has_room:
                 self._start_next()
         except Exception:
-            # The input raised: what is due goes first.
-            yield from self._results.take()
+            # The input raised: the results that are due go first.
+            yield from self._results.take_due()
             raise
         self._complete()
         if self._is_placing and not (self._has_more and self._results.has_room):
             for call in self._placement.take_back():
                 call.take_back()
-        yield from self._results.take()
+        yield from self._results.take_due()
 
     def _start_next(self) -> None:
         try:
@@ -227,7 +227,7 @@ class _Map:
         self.calls.start(call)
 
     def _complete(self) -> None:
-        for call, step in self.calls.take():
+        for call, step in self.calls.take_steps():
             if is_generator(step):
                 call.cancel()
                 step = Done(None, _refused_generator(call.invocation))

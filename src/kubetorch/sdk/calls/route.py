@@ -353,7 +353,7 @@ class Connector:
                 self._attempt(stream, url, token, timeout)
             except UnauthorizedError:
                 self._attempt(stream, url, self.ask().token, timeout)
-        except BaseException:  # Ctrl-C too: nobody else has the stream, to close it
+        except BaseException:  # Ctrl-C too: no one else could close the stream
             stream.close()
             raise
         self._was_reached = True
@@ -724,7 +724,7 @@ class Route:
             )
             try:
                 thread.start()
-            except BaseException:  # Ctrl-C too: calls would join an attempt that nobody makes
+            except BaseException:  # Ctrl-C too: calls would join an attempt without a thread
                 self._attempt = None
                 raise
         return request
@@ -840,7 +840,7 @@ class Route:
     def _connect_within(self, backoff: Backoff, is_wanted: Callable[[], bool]) -> Stream:
         while True:
             try:
-                return self._take(backoff)
+                return self._acquire_stream(backoff)
             except FINAL:
                 raise
             except TRANSIENT as failed:
@@ -889,7 +889,7 @@ class Route:
             default=None,
         )
 
-    def _take(self, backoff: Backoff) -> Stream:
+    def _acquire_stream(self, backoff: Backoff) -> Stream:
         """The stream that calls share, or with a scaler a stream for a single call."""
         with self._connecting:
             stream = self.stream()

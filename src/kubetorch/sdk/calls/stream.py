@@ -222,7 +222,7 @@ class Link:
         self._parser.feed(rest)
         while not is_done():
             size = self._connection.recv_into(self._parser.get_buffer())
-            self._take(size)
+            self._parse(size)
         self._connection.settimeout(None)
 
     def read(self, timeout: float, *, may_stay_awake: bool = False) -> None:
@@ -238,7 +238,7 @@ class Link:
         except BlockingIOError:
             return
         self._last_received = time.monotonic()
-        self._take(size)
+        self._parse(size)
 
     def was_closed(self) -> bool:
         """True if the peer closed the connection and has sent nothing for a while."""
@@ -254,7 +254,7 @@ class Link:
     def close(self) -> None:
         self._connection.close()
 
-    def _take(self, size: int) -> None:
+    def _parse(self, size: int) -> None:
         if not size:
             raise ConnectionResetError("the agent closed the connection")
         self._parser.advance(size)
@@ -278,7 +278,7 @@ class Incoming:
     def __init__(self, sender: Sender, stream: Stream) -> None:
         self.calls: dict[int, PendingCall] = {}
         self.inbox = Inbox()
-        # Whether a large value is complete.
+        #: True if a large value has just become complete, which is acknowledged at once.
         self._is_due = False
         self._sender = sender
         self._stream = stream

@@ -17,7 +17,7 @@ from kubetorch.specs.logging import LoggingConfig
 from kubetorch.wire import exceptions, introspection
 from kubetorch.wire.messages import WorkloadView, called_together
 
-# Of a function's code, as `inspect` has them, whose import costs 10 ms.
+# Flags of a function's code, as in `inspect`, whose import costs 10 ms.
 _GENERATOR, _ASYNC_GENERATOR = 0x20, 0x200
 
 

@@ -54,11 +54,11 @@ from kubetorch.sdk import backend, logs, parameters, tracebacks
 from kubetorch.sdk.bars import Bar
 from kubetorch.sdk.calls.target import is_served, local_modules
 from kubetorch.sdk.controller import Controller, deploy_events
+from kubetorch.sdk.deployed_services import deployed_services
 from kubetorch.sdk.deploys import attachments, origin, source
 from kubetorch.sdk.deploys.source import Source
 from kubetorch.sdk.logs import Screen
 from kubetorch.sdk.secret import Secret
-from kubetorch.sdk.services_left import services_left
 from kubetorch.sdk.transport.session import Session
 from kubetorch.specs.logging import LoggingConfig
 from kubetorch.specs.workload import WorkloadSpec
@@ -221,7 +221,7 @@ class Deployment:
 
     async def run_async(self) -> WorkloadView:
         """Awaitable form of `run`."""
-        import asyncio  # noqa: PLC0415  # loaded already by whoever awaits
+        import asyncio  # noqa: PLC0415  # an awaiting program has loaded it
 
         try:
             return await asyncio.to_thread(self.run)
@@ -271,7 +271,7 @@ class Deployment:
             try:
                 last = self._attempt(controller, bundle, fresh, deadline)
                 if isinstance(last, Ready):
-                    services_left.note(self._session, last.workload)
+                    deployed_services.note(self._session, last.workload)
                     return last.workload
                 fresh = []
                 controller.upload(bundle.packed(last.blobs, bar), bundle.spec.namespace)

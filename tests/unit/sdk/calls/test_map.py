@@ -27,7 +27,7 @@ def test_ordered_results_come_in_order_however_calls_end(order: list[int], windo
         waiting.remove(number)
         running.remove(number)
         results.complete(number, Done(number))
-        taken += results.take()
+        taken += results.take_due()
     assert taken == list(range(12))
     assert results.is_empty
 
@@ -40,7 +40,7 @@ def test_unordered_results_come_as_calls_end(order: list[int]) -> None:
     taken = []
     for number in order:
         results.complete(number, Done(number))
-        taken += results.take()
+        taken += results.take_due()
     assert taken == list(order)
 
 
@@ -49,10 +49,10 @@ def test_a_result_that_waits_takes_room() -> None:
     results.admit()
     results.admit()
     results.complete(1, Done("later"))
-    assert list(results.take()) == []
+    assert list(results.take_due()) == []
     assert not results.has_room
     results.complete(0, Done("first"))
-    assert list(results.take()) == ["first", "later"]
+    assert list(results.take_due()) == ["first", "later"]
     assert results.has_room
 
 
@@ -64,9 +64,9 @@ def test_an_error_is_raised_in_its_place_or_returned() -> None:
             results.admit()
             results.complete(number, Done(number, error if number == 1 else None))
         if return_exceptions:
-            assert list(results.take()) == [0, error, 2]
+            assert list(results.take_due()) == [0, error, 2]
         else:
-            due = results.take()
+            due = results.take_due()
             assert next(due) == 0
             with pytest.raises(ValueError, match="bad"):
                 next(due)

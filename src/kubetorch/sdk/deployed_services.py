@@ -18,7 +18,7 @@ from kubetorch.wire.messages import WorkloadView
 _PATIENCE = 1.0
 
 
-class ServicesLeft:
+class DeployedServices:
     def __init__(self) -> None:
         self._deployed: dict[tuple[str, str], Session] = {}
         self._pid = os.getpid()
@@ -73,4 +73,4 @@ def _described(view: WorkloadView) -> str:
     return f"{view.spec.name} ({', '.join(texts)})"
 
 
-services_left = ServicesLeft()
+deployed_services = DeployedServices()
