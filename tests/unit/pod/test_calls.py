@@ -896,7 +896,7 @@ def test_of_files_that_workers_have_written_the_oldest_go_and_are_closed(tmp_pat
             with (tmp_path / str(key)).open("w+b") as file:
                 file.write(b"x" * 100)
                 descriptors.append(os.dup(file.fileno()))
-            outcomes.take(key, descriptors[-1])
+            outcomes.keep_file(key, descriptors[-1])
         assert outcomes.get(0) is None
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(descriptors[0])

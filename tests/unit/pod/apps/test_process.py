@@ -13,7 +13,7 @@ def test_an_end_is_remembered_for_its_generation_alone(tmp_path):
     memory = AppExitFile(tmp_path / "app.json")
     assert memory.find(1) is None
     ended = AppExit(1, 3, 10.0, 20.0)
-    memory.keep(ended)
+    memory.write(ended)
 
     assert AppExitFile(tmp_path / "app.json").find(1) == ended
     assert memory.find(2) is None

@@ -39,7 +39,7 @@ FOREIGN = [
 def test_an_app_has_the_names_of_its_services_and_those_of_the_controller(name, expected):
     names = proxy.AppNames("team", "web")
     assert names.has(name)  # an older controller says nothing
-    names.told = ("kt.example.com", "*.apps.example.com")
+    names.controller_names = ("kt.example.com", "*.apps.example.com")
     assert names.has(name) is expected
 
 
@@ -64,7 +64,7 @@ class App:
             Credentials(KEY, user=user), audience="team/web", host="10.0.0.5", clock=lambda: 0.0
         )
         names = proxy.AppNames("team", "web")
-        names.told = ("kt.example.com",)
+        names.controller_names = ("kt.example.com",)
         handing_on = HandingOn(
             pod_name="web-0",
             members=Membership(),
