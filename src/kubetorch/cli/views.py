@@ -68,8 +68,7 @@ def service_json(service: WorkloadView) -> Json:
 
 
 def creator(service: WorkloadView) -> str | None:
-    known = service.creator
-    return service.spec.username if known is None else str(known) or None
+    return str(service.creator or "") or None
 
 
 def _callable_json(callable_: CallableRef) -> Json:
@@ -359,7 +358,7 @@ def progress_words(progress: CallProgress | None, *, brief: bool = False) -> str
 
 
 def pods_wanted(service: WorkloadView) -> int:
-    """Number of pods that there should be; an earlier controller does not say."""
+    """Number of pods that there should be; as declared while that is not known."""
     return service.pods_wanted or service.spec.compute.pods
 
 

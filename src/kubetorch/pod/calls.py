@@ -360,7 +360,7 @@ class Call:
         self._end(is_failure=True)
 
     def _time_out(self) -> None:
-        whole = self.request.whole_timeout  # an earlier client says what was left of it
+        whole = self.request.whole_timeout  # `timeout` is what was left of it
         timeout = round(whole or self.request.timeout or 0.0, 2)
         reason = f"the call did not end within its timeout of {timeout:g} s"
         if self.worker is None:
@@ -798,7 +798,7 @@ class Calls:
                     f"Found '{deployed}' instead"
                 )
             codecs.check_allowed(codec, self.spec.compute.allowed_serialization)
-        elif codec not in (*codecs.CODECS, *codecs.OFFERED):
+        elif codec not in (*codecs.CODECS, codecs.VALUES):
             raise SerializationError(f"Serialization format {codec!r} is unknown")
 
     def open(self, request: Open, caller: Caller) -> Call:
@@ -1081,17 +1081,12 @@ class Calls:
         return True
 
     def _record(self, call: Call) -> bool:
-        """Write a spawned call down before it runs; false if it ends here, because it cannot be.
-
-        Older clients do not wait for it, and have the call run all the same.
-        """
+        """Write a spawned call down before it runs; false if it ends here, because it cannot be."""
         if not call.request.detached or call.is_recorded:
             return True
         try:
             self.results.begin(_report(call.request, "running", call.opened))
         except OSError as error:
-            if not call.request.confirm:
-                return True
             call.fail(self._unwritten(error), started=False)
             return False
         call.is_recorded = True

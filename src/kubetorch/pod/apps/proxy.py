@@ -68,8 +68,8 @@ class AppNames:
     def __init__(self, namespace: str, workload: str) -> None:
         self._namespace = namespace
         self._workload = workload
-        #: Names that the controller said, `*.` before those of a whole domain; `None` from one that
-        #: says none, and then nothing is refused.
+        #: Names that the controller said, `*.` before those of a whole domain; `None` before it has
+        #: said them, and on one machine, where nothing is refused.
         self.told: tuple[str, ...] | None = None
 
     def has(self, name: str) -> bool:

@@ -179,7 +179,6 @@ class Invocation:
     # When and where it was sent, and whether its pod says when it begins.
     _sent_at = 0.0
     _sent_on: Stream | None = None
-    _is_lined_up = False
     # It is under way in one of several pods, any of which may take it, and how often a pod said
     # that another one is less busy.
     _is_placed = False
@@ -303,19 +302,15 @@ class Invocation:
                 most_calls = self.service_route.most_calls(stream)
         self._sent_at = time.monotonic()
         self.has_begun = self.is_asked_for = False
-        self._is_lined_up = self.is_item and stream.lines_up
         self._instance = self.route.instance
         timeout = None
         if self.expires is None:  # an attempt before this one had to wait
             self.begin_to_expire()
         if self.expires is not None:
             timeout = max(self.expires - GRACE - time.monotonic(), 0.001)
-        if self._is_lined_up:  # its pod says when it begins
+        if self.is_item:  # its pod says when it begins
             self.expires = None
         body, segments = self.body, self.segments
-        if body.codec == codecs.VALUES and body.codec not in stream.codecs:
-            segments = codecs.to_json(segments)
-            body = _body("json", segments)
         meta = frames.Open(
             self.id,
             target.callable,
@@ -329,7 +324,6 @@ class Invocation:
             self.is_detached,
             None,
             self._instance,
-            self.is_detached,
             self.options.wire_workers if target.is_distributed else None,
             bool(self.options.restart_procs),
             None,
@@ -339,7 +333,7 @@ class Invocation:
             self.options.queue_timeout,
             not self.is_detached,
             self.collective,
-            self._is_lined_up,
+            self.is_item,
             self._is_again,
             self.map_id,
             self.item,
@@ -424,7 +418,7 @@ class Invocation:
 
     def again_after_loss(self, event: Event) -> Again | None:
         """The same about a call that was lost with its stream before it was sent."""
-        if self._is_lined_up and not self.has_begun and isinstance(event.meta, PodTerminatedError):
+        if self.is_item and not self.has_begun and isinstance(event.meta, PodTerminatedError):
             # The pod, which says so before an item begins, has ended.
             self._renew_patience()
             return self._again() if self.patience > 0 else None
@@ -541,7 +535,7 @@ class Invocation:
     def _renew_patience(self) -> None:
         """A pod had the call for a while: that was no time of waiting for a pod."""
         now = time.monotonic()
-        if self._is_lined_up and now - self._sent_at > _ACCEPTED:
+        if self.is_item and now - self._sent_at > _ACCEPTED:
             self._patient_from = now
 
     def _again(self, *, at_once: bool = False) -> Again:

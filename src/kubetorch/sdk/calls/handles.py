@@ -188,12 +188,9 @@ class SpawnedCall:
         if self.outcome is not None:
             self.is_accepted = True
         elif stream is not None and call is not None:
-            glance = None if stream.confirms else time.monotonic() + _GLANCE
-            event = stream.wait(call, self._arrived, glance)
+            event = stream.wait(call, self._arrived)
             if event is not None:
                 self._take(event)
-            elif call.upload is None or call.upload.is_done:  # an older agent
-                self._ask(invocation)
         elif self._unstarted is not None:
             self._send_again(self._unstarted)
         else:
@@ -434,8 +431,6 @@ class SpawnedCall:
         return Location(urls, session.call_token(workload))
 
 
-#: Seconds that an older agent has to say something of a call before the controller is asked.
-_GLANCE = 0.02
 #: Seconds that asking for a call may take, however little time there is: else it is never found.
 _ASKING = 2.0
 #: Characters that are shown of what is no id.

@@ -250,7 +250,6 @@ class _Map:
             self._places, self._results.room = False, max(WINDOW, route.scale)
             return
         streams = route.streams()
-        self._places = all(stream.lines_up for stream in streams)
         self._placement.update(streams)
         self._results.room = max(WINDOW, 2 * self._placement.most)
 

@@ -440,12 +440,6 @@ class Stream:
         self.accepts_calls = False
         self.pod = ""
         self.incarnation = ""
-        #: Whether the agent says of detached calls that it has them.
-        self.confirms = False
-        #: Codecs that the agent has beside those that every agent has.
-        self.codecs: tuple[str, ...] = ()
-        #: Whether the agent knows items of maps, and gives back what it has not begun.
-        self.lines_up = False
         # Calls that the pod said that it has, also those of others, and when.
         self._load, self._load_said = 0, 0.0
         self._reconnect = reconnect
@@ -618,8 +612,6 @@ class Stream:
             self._incoming.inbox = Inbox()
             self._sender.restart(self.calls)
         self.pod = welcome.pod
-        self.confirms, self.codecs = welcome.confirms, welcome.codecs
-        self.lines_up = welcome.lines_up
         self._sender.attach(connection, welcome.received if is_known else 0, self.calls)
 
     def on_goaway(self) -> None:
