@@ -127,8 +127,6 @@ class Client:
             protocol=versions.PROTOCOL,
             received=self.inbox.received,
             resumed=is_resumed,
-            confirms=self.agent.confirms,
-            codecs=self.agent.codecs,
         )
         connection.send(frames.encode(Kind.WELCOME, 0, welcome))
         if is_resumed:
@@ -170,7 +168,7 @@ class Client:
             handler = self.agent.handlers[call.opened.method or call.opened.callable]
             loop = asyncio.get_running_loop()
             call.task = loop.create_task(handler(call))
-            if call.opened.confirm and self.agent.confirms and self.agent.accepts:
+            if call.opened.detached and self.agent.accepts:
                 loop.call_soon(self.accept, call)  # unless the handler refuses it at once
         elif call.taken >= frames.WINDOW // 4:
             self.send(frames.encode(Kind.CREDIT, call.number, frames.Credit(call.taken)))
@@ -219,9 +217,7 @@ class ScriptedAgent:
         closed: Some connection was closed.
         tokens: Tokens that are taken; `None`: all.
         refusal: Answers every upgrade, if there is one.
-        confirms: It says that it will say that it has a detached call, as older ones do not.
-        accepts: It says so.
-        codecs: Codecs that it offers; older ones offer none.
+        accepts: It says that it has a detached call.
     """
 
     pod = "fake-0"
@@ -237,8 +233,7 @@ class ScriptedAgent:
         self.closed = threading.Event()
         self.tokens: set[str] | None = None
         self.refusal: KubetorchError | None = None
-        self.confirms = self.accepts = True
-        self.codecs: tuple[str, ...] = ()
+        self.accepts = True
         self.incarnation = os.urandom(4).hex()
         self.clients: dict[str, Client] = {}
         self.port = port

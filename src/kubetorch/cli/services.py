@@ -130,12 +130,10 @@ class Services:
     def is_own(self, service: WorkloadView) -> bool:
         """True if the user created the service with the configured user name."""
         creator = service.creator
-        if creator is None:  # an earlier version deployed it
-            return self.username is not None and service.spec.username == self.username
-        return service.is_own and creator.username == self.username
+        return creator is not None and service.is_own and creator.username == self.username
 
     def is_foreign(self, service: WorkloadView) -> bool:
-        """True if another user created it; services of an earlier version belong to every user."""
+        """True if another user created it; a service that was written by hand is of every user."""
         return service.creator is not None and not self.is_own(service)
 
     def delete(self, service: WorkloadView, *, force: bool) -> list[str]:

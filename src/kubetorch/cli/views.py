@@ -69,8 +69,7 @@ def service_json(service: WorkloadView) -> Json:
 
 
 def creator(service: WorkloadView) -> str | None:
-    service_creator = service.creator
-    return service.spec.username if service_creator is None else str(service_creator) or None
+    return str(service.creator or "") or None
 
 
 def _callable_json(callable_: CallableRef) -> Json:
@@ -371,7 +370,7 @@ def progress_words(progress: CallProgress | None, *, brief: bool = False) -> str
 
 
 def pods_wanted(service: WorkloadView) -> int:
-    """The wanted number of pods; an earlier controller does not report it."""
+    """The wanted number of pods; the declared one while that is not known."""
     return service.pods_wanted or service.spec.compute.pods
 
 

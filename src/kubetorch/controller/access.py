@@ -67,13 +67,17 @@ class Grant(msgspec.Struct, frozen=True):
         user: The user who deployed; `None` where the generation was written by hand.
         secrets, volumes: Name and identity of each that the generation named.
         creator: The user that the deploy is for: a pod deploys for the creator of its workload.
-            `None` where an earlier version deployed.
+            `None` where the generation was written by hand.
     """
 
     user: User | None = None
     secrets: tuple[tuple[str, str], ...] = ()
     volumes: tuple[tuple[str, str], ...] = ()
     creator: Creator | None = None
+
+
+#: Of a generation that was written by hand, and of all generations on one machine.
+NO_GRANT = Grant()
 
 
 class Need(msgspec.Struct, frozen=True):
@@ -107,7 +111,7 @@ class Access(Protocol):
     async def authorize(self, principal: Principal, need: Need) -> None:
         """Refuse a sender without this right."""
 
-    async def check_deploy(self, principal: Principal, spec: WorkloadSpec) -> Grant | None:
+    async def check_deploy(self, principal: Principal, spec: WorkloadSpec) -> Grant:
         """Refuse a deploy whose objects the sender could not make; returns its grant.
 
         The grant is stored with the generation.
@@ -116,7 +120,7 @@ class Access(Protocol):
     async def check_mounts(
         self,
         spec: WorkloadSpec,
-        grants: Sequence[Grant | None],
+        grants: Sequence[Grant],
         mounted: Mounted,
         *,
         is_running: bool,
@@ -160,7 +164,7 @@ class Asker:
     async def require(self, need: Need) -> None:
         await self._access.authorize(self.principal, need)
 
-    async def check_deploy(self, spec: WorkloadSpec) -> Grant | None:
+    async def check_deploy(self, spec: WorkloadSpec) -> Grant:
         return await self._access.check_deploy(self.principal, spec)
 
     async def may(self, need: Need) -> bool:
@@ -234,13 +238,14 @@ class LocalAccess:
                 "the token of a pod is not for this", hint="use the user's token"
             )
 
-    async def check_deploy(self, principal: Principal, spec: WorkloadSpec) -> None:
+    async def check_deploy(self, principal: Principal, spec: WorkloadSpec) -> Grant:
         """See `Access`: pods are processes of the user."""
+        return NO_GRANT
 
     async def check_mounts(
         self,
         spec: WorkloadSpec,
-        grants: Sequence[Grant | None],
+        grants: Sequence[Grant],
         mounted: Mounted,
         *,
         is_running: bool,

@@ -51,19 +51,16 @@ def check_owner(
 ) -> str:
     """Refuse a deploy that would take a service from its owner; returns what it replaces, in words.
 
-    The words are empty for an edit. A service that an earlier version deployed, and a service that
-    only selects pods, has no owner. A service whose deploys have all failed may be replaced by its
-    own creator.
+    The words are empty for an edit, which a deploy without an origin is. A service without an
+    origin, and a service that only selects pods, has no owner. A service whose deploys have all
+    failed may be replaced by its own creator.
     """
-    earlier_origin, new_origin = before.origin, deploy.spec.origin
+    earlier_origin = before.origin
     if earlier_origin is None or before.compute.is_selector_only:
         return ""
+    new_origin = deploy.spec.origin or earlier_origin
     is_foreign = owner is not None and owner != creator
-    # An earlier client sends no origin.
-    is_other_project = new_origin is not None and new_origin.project != earlier_origin.project
-    if not is_foreign and (
-        new_origin is None or new_origin.key == earlier_origin.key or use.never_served
-    ):
+    if not is_foreign and (new_origin.key == earlier_origin.key or use.never_served):
         return ""
     deployed_by = f", deployed by {_creator_in_words(owner)}" if is_foreign and owner else ""
     replacement = (
@@ -72,15 +69,15 @@ def check_owner(
     )
     if deploy.replace:
         return replacement
-    if is_foreign or new_origin is None:
-        ownership = f"belongs to {_creator_in_words(owner)}, and " if owner else ""
+    if is_foreign and owner:
         raise _taken_error(
             before,
             owner,
-            f"{ownership}runs {earlier_origin}; this deploy is by {_creator_in_words(creator)}",
-            is_foreign=is_foreign,
+            f"belongs to {_creator_in_words(owner)}, and runs {earlier_origin}; this deploy is by "
+            f"{_creator_in_words(creator)}",
+            is_foreign=True,
         )
-    if new_origin.is_named and not is_other_project:
+    if new_origin.is_named and new_origin.project == earlier_origin.project:
         return replacement
     if _is_namesake(earlier_origin, new_origin) and deploy.renames != earlier_origin.callable:
         raise _namesake_error(before, owner, earlier_origin, new_origin)

@@ -214,8 +214,7 @@ class Session(Endpoint):
         if welcome is not None:
             self.send(welcome)
         workload.connected(hello, self)
-        if hello.calls is not None:
-            self._workloads.on_calls(pod, hello.calls)
+        self._workloads.on_calls(pod, hello.calls)
         if hello.generation:
             self._on_begin(workload, self)
 

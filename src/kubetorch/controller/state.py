@@ -19,7 +19,7 @@ import msgspec
 from msgspec.structs import astuple
 
 from kubetorch.controller import database
-from kubetorch.controller.access import Grant
+from kubetorch.controller.access import NO_GRANT, Grant
 from kubetorch.errors import ProtocolError
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import messages
@@ -51,14 +51,11 @@ class WorkloadRecord(msgspec.Struct, frozen=True):
 
 
 class Generation(msgspec.Struct, frozen=True):
-    """One generation of a workload: its number, its spec, and the grant of its deploy.
-
-    Only clusters have grants.
-    """
+    """A generation of a workload: its number, spec and grant, which only clusters store."""
 
     number: int
     spec: WorkloadSpec
-    grant: Grant | None = None
+    grant: Grant = NO_GRANT
 
 
 class PodRecord(msgspec.Struct, frozen=True):

@@ -16,7 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from kubetorch.controller import rollout, views, world
-from kubetorch.controller.access import Grant
+from kubetorch.controller.access import NO_GRANT, Grant
 from kubetorch.controller.backends.base import (
     DELETED,
     Backend,
@@ -153,17 +153,16 @@ class Workload:
         return [self._specs[number] for number in sorted(self._specs, reverse=True)]
 
     @property
-    def grants(self) -> list[Grant | None]:
+    def grants(self) -> list[Grant]:
         """The grants of the stored generations, in the order of `specs`."""
-        return [self._grants.get(number) for number in sorted(self._specs, reverse=True)]
+        return [self._grants[number] for number in sorted(self._specs, reverse=True)]
 
     @property
     def creator(self) -> messages.Creator | None:
-        """The user who deployed the wanted generation; `None` if an earlier version deployed it."""
-        grant = self.grants[0]
-        if grant is None and self._services.backend.name == "local":
+        """The user who deployed the wanted generation; `None` if it was written by hand."""
+        if self._services.backend.name == "local":
             return messages.Creator("", self.spec.username)
-        return None if grant is None else grant.creator
+        return self.grants[0].creator
 
     def mounted(self, pod: str) -> Mounted:
         """The mounts of a pod that the user who deployed it must not see."""
@@ -271,7 +270,7 @@ class Workload:
 
     # --------------------------------------------------------------------------------- deploys
 
-    async def deploy(self, spec: WorkloadSpec, grant: Grant | None = None) -> DeployProgress:
+    async def deploy(self, spec: WorkloadSpec, grant: Grant = NO_GRANT) -> DeployProgress:
         """Make this spec the wanted generation; returns the events on the way to it."""
         running = self._deploys.find(self.record.generation)
         # A second deploy of the same spec follows the one that runs.
@@ -288,7 +287,7 @@ class Workload:
             self._grants[generation.number] = grant
         return await self._wait(messages.Accepted(generation=self.record.generation, changed=False))
 
-    async def _begin(self, spec: WorkloadSpec, grant: Grant | None) -> DeployProgress:
+    async def _begin(self, spec: WorkloadSpec, grant: Grant) -> DeployProgress:
         before, now = self.record, self._services.clock.time()
         number = before.generation + 1
         keep = {number, before.generation, before.good} - {0}
@@ -300,7 +299,7 @@ class Workload:
         self.record, self._idle_since = record, now
         kept_specs = {earlier: specs[earlier] for earlier in specs if earlier in keep}
         self._specs = kept_specs | {number: spec}
-        self._grants = {earlier: grants.get(earlier) for earlier in self._specs} | {number: grant}
+        self._grants = {earlier: grants[earlier] for earlier in kept_specs} | {number: grant}
         try:
             await self._services.state.flush(*self.key)
         except KubetorchError:

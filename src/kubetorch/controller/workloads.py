@@ -12,7 +12,7 @@ from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from kubetorch.controller import views
-from kubetorch.controller.access import Grant, PodIdentity
+from kubetorch.controller.access import NO_GRANT, Grant, PodIdentity
 from kubetorch.controller.backends.base import Backend
 from kubetorch.controller.blobs import BlobStores
 from kubetorch.controller.calls import Calls
@@ -122,7 +122,7 @@ class Workloads:
             workload = Workload(record, usable_generations, self._services)
             try:
                 _check_spec(workload.spec, self.backend)
-            except Exception as error:  # noqa: BLE001  # another version or a user wrote it
+            except Exception as error:  # noqa: BLE001  # a user may have written it
                 _log.exception("workload cannot be read workload=%s/%s", *key)
                 self._state.reject_workload(*key, f"{type(error).__name__}: {error}")
                 self._rejected.add(key)
@@ -249,7 +249,7 @@ class Workloads:
         return check_owner(workload.spec, workload.creator, deploy, creator, use)
 
     async def deploy(
-        self, deploy: Deploy, creator: Creator, grant: Grant | None = None
+        self, deploy: Deploy, creator: Creator, grant: Grant = NO_GRANT
     ) -> AsyncIterator[DeployEvent]:
         """Deploy; returns the events until the deploy is over, or `Missing` alone.
 
@@ -275,7 +275,7 @@ class Workloads:
         events = progress.follow(logs=deploy.stream_logs)
         return _after(Stage("replaced", replaced, warning=True), events) if replaced else events
 
-    async def _deploy(self, spec: WorkloadSpec, grant: Grant | None) -> DeployProgress:
+    async def _deploy(self, spec: WorkloadSpec, grant: Grant) -> DeployProgress:
         key = (spec.namespace, spec.name)
         workload = self._workloads.get(key)
         if workload is None:
@@ -410,7 +410,7 @@ def _attached(spec: WorkloadSpec, manifest: Manifest) -> Attached:
 
 
 def _check_spec(spec: WorkloadSpec, backend: Backend) -> None:
-    """Refuse an impossible spec: of a deploy, or one that another version or a user stored."""
+    """Refuse an impossible spec: of a deploy, or one that a user wrote by hand."""
     compute = spec.compute
     for label in (spec.namespace, spec.name):
         if names.clean(label) != label or len(label) > names.SERVICE_LIMIT:

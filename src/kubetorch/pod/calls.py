@@ -851,7 +851,7 @@ class Calls:
                     f"Found '{deployed}' instead"
                 )
             codecs.check_allowed(codec, self.spec.compute.allowed_serialization)
-        elif codec not in (*codecs.CODECS, *codecs.OFFERED):
+        elif codec not in (*codecs.CODECS, codecs.VALUES):
             raise SerializationError(f"Serialization format {codec!r} is unknown")
 
     def open(self, request: Open, caller: Caller) -> Call:
@@ -1134,17 +1134,12 @@ class Calls:
         return True
 
     def _record(self, call: Call) -> bool:
-        """Record a spawned call on disk before it runs; false if that fails, which ends the call.
-
-        Calls of older clients, which do not wait for the record, run all the same.
-        """
+        """Record a spawned call on disk before it runs; a failure ends it, and returns false."""
         if not call.request.detached or call.is_recorded:
             return True
         try:
             self.results.begin(_report(call.request, call.state, call.opened))
         except OSError as error:
-            if not call.request.confirm:
-                return True
             call.fail(self._unwritten(error), started=False)
             return False
         call.is_recorded = True

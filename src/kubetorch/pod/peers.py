@@ -20,14 +20,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from msgspec import structs
-
 from kubetorch.errors import (
     AgentDiedError,
     CallLostError,
     KubetorchError,
     ProtocolError,
-    SerializationError,
 )
 from kubetorch.lib import backoff, memory, websocket, websocket_protocol
 from kubetorch.lib.websocket import Connection, Endpoint
@@ -50,7 +47,6 @@ ROUNDS_AHEAD = 16
 _LINE_CREDIT_BYTES = frames.CHUNK
 #: A value from this size on lies in a memory file.
 _MEMORY_FILE_BYTES = 1024 * 1024
-_UPGRADE_HINT = f"{versions.FIX_PODS}, or call with values that JSON has"
 _MESSAGE_LIMIT = frames.HEADER_BYTES + frames.META_LIMIT + frames.CHUNK
 
 Buffer = bytes | bytearray | memoryview
@@ -69,9 +65,6 @@ class PeerCall:
         # Bytes of rounds that are credited once the caller has taken earlier ones.
         self._withheld: deque[int] = deque()
         self._lines = 0
-        # The request and its arguments, until the sibling has said which codecs it offers.
-        self._opening: tuple[Open, memoryview] | None = None
-        self._cancelled: str | None = None
         # Arguments that are still to be sent, and the bytes that the sibling has room for.
         self._arguments: memoryview | None = None
         self._room = frames.WINDOW
@@ -86,9 +79,7 @@ class PeerCall:
 
     def cancel(self, reason: str) -> None:
         """Ask the sibling to end the call, whose result then says how it ended."""
-        if self._opening is not None:
-            self._cancelled = reason
-        elif not self.is_over:
+        if not self.is_over:
             self._arguments = None
             self._stream.send(frames.encode(Kind.CANCEL, self.number, frames.Cancel(reason)))
 
@@ -108,28 +99,6 @@ class PeerCall:
     # ------------------------------------------------------------------------------- arguments
 
     def begin(self, request: Open, arguments: memoryview) -> None:
-        """Open the call, now or when the sibling has said which codecs it offers."""
-        self._opening = request, arguments
-        self.open()
-
-    def open(self) -> None:
-        """Open the call, unless it is open or the sibling's codecs are not known yet."""
-        offered = self._stream.codecs
-        if self._opening is None or offered is None:
-            return
-        (request, arguments), self._opening = self._opening, None
-        body = request.body
-        if body.codec in codecs.OFFERED and body.codec not in offered:
-            # The sibling is older. Nothing is decoded here; text without tags is JSON already.
-            if not codecs.is_plain(body.codec, arguments):
-                pod = self._stream.member.pod
-                error = SerializationError(
-                    f"pod {pod} is older and takes JSON alone", hint=_UPGRADE_HINT
-                )
-                # Later, once the opener of the call has the call.
-                asyncio.get_running_loop().call_soon(self.lose, error)
-                return
-            request = structs.replace(request, body=structs.replace(body, codec="json"))
         head = frames.encode(Kind.OPEN, self.number, request)
         if len(arguments) <= frames.CHUNK:
             self._stream.send(head + arguments)
@@ -137,8 +106,6 @@ class PeerCall:
             self._stream.send(head)
             self._arguments = arguments
             self.send_arguments()
-        if self._cancelled is not None:
-            self.cancel(self._cancelled)
 
     def on_credit(self, size: int) -> None:
         self._room += size
@@ -229,7 +196,7 @@ class PeerCall:
 
     def drop(self) -> None:
         self.is_over = True
-        self._arguments = self._opening = None
+        self._arguments = None
         if self._value is not None:
             self._value[2].release()
             self._value = None
@@ -264,8 +231,6 @@ class PeerStream(Endpoint):
         #: True if frames go out now.
         self.is_connected = False
         self._incarnation = ""
-        #: Codecs that the sibling offers, once it has said so.
-        self.codecs: tuple[str, ...] | None = None
         self._outbox, self._inbox = Outbox(), Inbox()
         self._is_over = False
         self._idle: asyncio.TimerHandle | None = None
@@ -395,9 +360,6 @@ class PeerStream(Endpoint):
         self.is_connected = True
         for frame in self._outbox.after(welcome.received):
             self._connection.send(*frame)
-        self.codecs = welcome.codecs
-        for call in list(self._calls.values()):
-            call.open()
         self.on_writable()
 
     # ---------------------------------------------------------------------------------- frames

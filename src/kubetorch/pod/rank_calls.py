@@ -834,7 +834,6 @@ class PeerPart(RankPart):
             detached=False,
             idempotency_key=None,
             timeout=None,
-            confirm=False,
             instance=None,
             queue_news=self._needs_slots,
         )

@@ -32,7 +32,7 @@ from kubetorch.pod.logs import Line
 from kubetorch.pod.worker_process.worker import OwnedPayload, Payload
 from kubetorch.specs.logging import LEVELS
 from kubetorch.specs.workload import Origin
-from kubetorch.wire import codecs, frames, routes, tokens, versions
+from kubetorch.wire import frames, routes, tokens, versions
 from kubetorch.wire.calls import ARGUMENTS_LIMIT, Outcome, Returned
 from kubetorch.wire.frames import CHUNK, WINDOW, Body, Inbox, Kind, Outbox
 
@@ -136,7 +136,7 @@ class StreamedCall:
         call = self.call
         if call is not None:
             call.begin(arguments)
-            if call.is_recorded and call.request.confirm:
+            if call.is_recorded:
                 self.confirm()
             if self.call is not None:
                 self.report_origin(call.other_origin)
@@ -424,9 +424,6 @@ class ClientStream(Endpoint):
             received=self._inbox.received,
             resumed=resume_at is not None,
             max_payload=ARGUMENTS_LIMIT,
-            confirms=True,
-            codecs=codecs.OFFERED,
-            lines_up=True,
         )
         connection.send(frames.encode(Kind.WELCOME, 0, welcome))
         if resume_at is not None:
@@ -544,8 +541,7 @@ class ClientStream(Endpoint):
             if earlier is not None:
                 if request.detached:
                     self.calls.add_twin(earlier, request)
-                    if request.confirm:
-                        streamed.confirm()
+                    streamed.confirm()
                 streamed.call = join(earlier, streamed)
                 return
             streamed.call = call = self.calls.open(request, streamed)

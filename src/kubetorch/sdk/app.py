@@ -234,11 +234,7 @@ class App(Module["App"]):
         return (bool(names) and inpod.runs_deployed_file()) or super()._has_no_effect(compute)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Pickles of an earlier version have neither attribute.
-        app_state = {
-            name: value for name, value in vars(self).items() if name in ("_app", "run_async")
-        }
-        return super().__getstate__() | app_state
+        return super().__getstate__() | {"_app": self._app, "run_async": self.run_async}
 
     def _source_of(self, ref: CallableRef, placement: Placement) -> Source:
         spec = importlib.util.find_spec(ref.module)

@@ -22,7 +22,6 @@ from kubetorch.errors import (
     ControllerRequestError,
     KubernetesUnavailableError,
     KubetorchError,
-    ProtocolError,
     SecretNotFound,
     did_you_mean,
 )
@@ -126,10 +125,7 @@ class Controller:
 
     def describe_pods(self, namespace: str, name: str) -> list[dict[str, Any]]:
         """The pods of a workload as their cluster describes them; none without a cluster."""
-        try:
-            answer = self.ask("GET", routes.workload(namespace, name, "pods"))
-        except ProtocolError:  # a controller of an earlier version has no such route
-            return []
+        answer = self.ask("GET", routes.workload(namespace, name, "pods"))
         pods: list[dict[str, Any]] = json.loads(answer)
         return pods
 
@@ -141,8 +137,7 @@ class Controller:
         wait = (routes.DELETE_GRACE if grace is None else grace) + routes.DELETE_SLACK
         path = routes.workload(namespace, name) + query
         answer = self.ask("DELETE", path, timeout=wait + routes.MARGIN)
-        # A controller of an earlier version does not say.
-        return list(json.loads(answer).get("left") or ())
+        return list(json.loads(answer)["left"])
 
     def get_token(
         self,

@@ -79,7 +79,7 @@ class DistributionSpec:
     options: str = "{}"
 
     def check(self) -> None:
-        """Refuse an impossible spec: a user, or an earlier version, may have written it."""
+        """Refuse an impossible spec, which a user may have written by hand."""
         _framework({"framework": self.distribution_type})
         for name in ("workers", "quorum_timeout", "quorum_workers"):
             _whole_number(name, getattr(self, name))

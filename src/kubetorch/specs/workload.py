@@ -96,7 +96,7 @@ class WorkloadSpec:
             settings.
         instance: Identity of a deploy that has an effect though the spec has not changed: a class
             gets a new instance, an app runs again, and forced steps of an image run. Else `None`.
-        origin: The project and the callable of its code; `None` for a deploy by an earlier version.
+        origin: The project and the callable of its code; `None` if it is not known.
     """
 
     namespace: str

@@ -3,9 +3,8 @@
 The module imports only the standard library: the worker, which runs in the user's interpreter, uses
 it, too.
 
-Between a client and a worker that both have it, `json` is the codec `values` on the wire
-(`kubetorch.wire.values`): lossless, and safe. An agent lists its codecs in WELCOME. Plain HTTP,
-older peers and the arguments of constructors have strict JSON, which is `json` on the wire.
+On a stream `json` is the codec `values` (`kubetorch.wire.values`): lossless, and safe. Plain HTTP
+and the arguments of constructors have strict JSON, which is `json` on the wire.
 
 An encoded value is a list of *segments*. `json` has one, `values` one or two, and `none` one,
 except that a result which is text, bytes or a web response has two: the content, and its content
@@ -49,9 +48,8 @@ class Writer(Protocol):
 
 #: The codecs that users name.
 CODECS: tuple[Codec, ...] = ("json", "pickle", "none")
-#: The codec for `json` on a stream, if its agent offers it.
+#: The codec for `json` on a stream.
 VALUES = "values"
-OFFERED = (VALUES,)
 DEFAULT_ALLOWED: tuple[Codec, ...] = ("json",)
 
 values.PACKERS.update(arrays.PACKERS)
@@ -123,14 +121,8 @@ def encode(codec: str, value: object, root: str = "result") -> list[Segment]:
     return [text.encode()]
 
 
-def to_json(segments: Sequence[Segment]) -> list[Segment]:
-    """The segments of `values`, made in this process, as strict JSON for an older peer."""
-    buffers = [b"".join(join([segment])) for segment in segments]
-    return encode("json", values.decode(buffers, {}))
-
-
 def is_plain(codec: str, payload: Buffer) -> bool:
-    """True if a payload is JSON without tags, which every peer can decode."""
+    """True if a payload is JSON without tags."""
     return codec in ("json", "none") or (codec == VALUES and bytes(payload[:1]) != values.HEAD)
 
 

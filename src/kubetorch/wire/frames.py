@@ -106,7 +106,7 @@ class Body(msgspec.Struct, frozen=True, array_like=True):
     """The codec and the segments of a payload.
 
     Attributes:
-        codec: `json`, `pickle`, `none` or one that the agent offers.
+        codec: `json`, `values`, `pickle` or `none`.
         sizes: Bytes of each segment; see `kubetorch.wire.codecs.layout` for where they lie.
         total: Bytes of the whole payload, padding included, over all frames.
     """
@@ -158,10 +158,10 @@ class Open(msgspec.Struct, frozen=True, omit_defaults=True):
         idempotency_key: A second call with the same key gets the result of the first.
         stream_logs: Whether the client wants LOG frames.
         log_level: Lowest level of logger lines: `debug`, `info`, `warning`, `error`, `critical`.
-        detached: The call goes on when the client is gone; its result is kept.
+        detached: The call goes on when the client is gone; its result is kept. ACCEPTED says
+            that the agent has it.
         traceparent: W3C trace context of the caller.
         instance: The instance of the class that answered the program last.
-        confirm: The client wants ACCEPTED; an agent tells in WELCOME whether it sends it.
         workers: Nodes of a distributed service that it runs on: `any`, the least busy one, `ready`,
             text that addresses contain, or node ranks, addresses and pod names; `None` is all of
             the world.
@@ -171,7 +171,7 @@ class Open(msgspec.Struct, frozen=True, omit_defaults=True):
         whole_timeout: The caller's timeout in seconds, of which `timeout` remained at the send.
         chain: The calls that wait for it, from the worker that makes it; see `Chain`.
         queue_timeout: Seconds that it may wait for its turn.
-        queue_news: The client wants QUEUED and BEGUN, which older clients do not know.
+        queue_news: The client wants QUEUED and BEGUN.
         collective: Identity that the calls of one broadcast share: all pods count them as one
             ancestor. The client wants BEGUN even if the call has not waited.
         is_item: It is an item of a map: if the service does not bound its calls, a process runs one
@@ -198,7 +198,6 @@ class Open(msgspec.Struct, frozen=True, omit_defaults=True):
     detached: bool = False
     traceparent: str | None = None
     instance: str | None = None
-    confirm: bool = False
     workers: str | tuple[int | str, ...] | None = None
     restart_procs: bool = False
     part: Part | None = None
@@ -331,15 +330,12 @@ class Welcome(msgspec.Struct, frozen=True, omit_defaults=True):
     """Meta of WELCOME, the agent's first frame on a connection.
 
     Attributes:
-        incarnation: Identity of the agent's process; another one knows nothing of older calls.
+        incarnation: Identity of the agent's process; another one knows nothing of calls before it.
         generation: Generation that serves calls now.
         protocol: Version that the agent speaks on this stream.
         received: Counted frames of this client that the agent has seen.
         resumed: The agent remembers this client; frames that it has not acknowledged follow.
         max_payload: Largest payload that it accepts, in bytes.
-        confirms: It answers a detached call with ACCEPTED if OPEN asks for it.
-        codecs: Codecs that it accepts beside those that every agent has.
-        lines_up: It knows items of maps, and calls that are cancelled unless they have begun.
     """
 
     incarnation: str
@@ -349,9 +345,6 @@ class Welcome(msgspec.Struct, frozen=True, omit_defaults=True):
     received: int = 0
     resumed: bool = False
     max_payload: int = 0
-    confirms: bool = False
-    codecs: tuple[str, ...] = ()
-    lines_up: bool = False
 
 
 class Goaway(msgspec.Struct, frozen=True, omit_defaults=True):

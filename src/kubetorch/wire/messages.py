@@ -1,8 +1,7 @@
 """Control messages: deploys, the session of a pod with the controller, descriptions.
 
 All are JSON. Structs that travel on one stream are tagged by `type`. Unknown fields are ignored by
-the receiver, and every field that was added later has a default: so neighbours in version
-understand each other. Times are seconds since the epoch, 0 where the time is not known.
+the receiver. Times are seconds since the epoch, 0 where the time is not known.
 
 A session is the WebSocket that an agent keeps to the controller, text messages:
 
@@ -102,8 +101,7 @@ class Hello(Message, tag="hello", frozen=True):
         url: Base URL at which the agent answers, such as `http://127.0.0.1:41234`.
         generation: Generation that serves calls; 0 when none does.
         python: Version of the interpreter that runs the user's code.
-        calls: Ids of all spawned calls that run, or whose end was not reported; `None` from an
-            agent that does not tell.
+        calls: Ids of all spawned calls that run, or whose end was not reported.
     """
 
     namespace: str
@@ -115,7 +113,7 @@ class Hello(Message, tag="hello", frozen=True):
     version: str
     generation: int = 0
     python: str = ""
-    calls: tuple[str, ...] | None = None
+    calls: tuple[str, ...] = ()
 
 
 class Observed(Message, tag="observed", frozen=True):
@@ -242,13 +240,13 @@ class Welcome(Message, tag="welcome", frozen=True):
     Attributes:
         key: Key of the workload's tokens (`kubetorch.wire.tokens.workload_key`), in hex.
         app_hosts: Host names by which browsers may call the workload's app, beside those of its
-            Services; `None` from a controller that does not tell.
+            Services.
     """
 
     key: str
     version: str
     protocol: int
-    app_hosts: tuple[str, ...] | None = None
+    app_hosts: tuple[str, ...] = ()
 
 
 class Reload(Message, tag="reload", frozen=True):

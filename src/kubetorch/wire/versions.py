@@ -1,7 +1,7 @@
 """The protocol version, one integer, and the order of versions of the package.
 
 The protocol version is raised when a message changes in a way that the other end would misread. New
-optional fields do not raise it. Each end speaks with every version from `OLDEST` to its own.
+optional fields do not raise it. Both ends speak the same version.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import re
 from kubetorch.errors import VersionMismatchError
 
 PROTOCOL = 1
-OLDEST = 1
 
 #: The command that updates a client.
 FIX_CLIENT = "pip install -U kubetorch"
@@ -24,15 +23,15 @@ FIX_CONTROLLER = {
 }
 
 
-def check(theirs: int | None, *, peer: str, fix_peer: str, fix_self: str) -> int:
-    """The protocol version to speak with `peer`."""
-    if theirs is not None and OLDEST <= theirs <= PROTOCOL:
-        return theirs
+def check(theirs: int | None, *, peer: str, fix_peer: str, fix_self: str) -> None:
+    """Refuse a `peer` of another protocol version."""
+    if theirs == PROTOCOL:
+        return
     their_protocol = "no protocol version" if theirs is None else f"protocol {theirs}"
-    is_older = theirs is None or theirs < OLDEST
+    is_older = theirs is None or theirs < PROTOCOL
     older_side, fix = (peer, fix_peer) if is_older else ("this side", fix_self)
     raise VersionMismatchError(
-        f"{peer} speaks {their_protocol}; this side speaks {OLDEST} to {PROTOCOL}",
+        f"{peer} speaks {their_protocol}; this side speaks {PROTOCOL}",
         hint=f"make {older_side} newer: {fix}",
     )
 

@@ -263,16 +263,6 @@ def test_a_call_that_may_have_run_is_never_sent_again() -> None:
             assert len(agent.opened) == 1
 
 
-def test_an_older_agent_says_nothing_and_the_controller_is_asked_for_the_call() -> None:
-    with ScriptedAgent(never=never) as agent:
-        agent.confirms = False
-        controller = Controller(agent)
-        with spawning(agent, controller) as to:
-            to("never").spawn("x" * 3_000_000)
-            assert controller.asked.is_set()
-            assert len(agent.opened) == 1
-
-
 def test_a_call_that_nobody_knows_and_whose_agent_died_is_not_spawned() -> None:
     class Forgetful(Controller):
         def get_call(self, call_id: str) -> CallView:

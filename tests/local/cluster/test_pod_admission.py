@@ -454,7 +454,7 @@ def test_a_secret_that_is_gone_lets_running_pods_go_on_and_no_new_one_in(
     assert "welcome" not in world.hello(token, "f", "f-0")
 
 
-@pytest.mark.parametrize("by", ["hand", "an earlier version", "this version"])
+@pytest.mark.parametrize("by", ["hand", "this version"])
 def test_what_a_workload_without_a_record_may_mount(tmp_path: Path, by: str) -> None:
     with World(tmp_path / "first") as world:
         secret(world, "s", is_ours=False)
@@ -464,16 +464,11 @@ def test_what_a_workload_without_a_record_may_mount(tmp_path: Path, by: str) -> 
     record = world.server.of("kubetorchworkloads", "f")
     if by == "hand":
         del record["status"]
-    elif by == "an earlier version":
-        del record["status"]["grants"]
     with World(tmp_path / "second", world.server) as world:
         world.reviews.rights = {one for one in world.reviews.rights if one[2] != "deployments"}
         seconds = 1.0 if by == "hand" else 20.0
         told = world.hello(world.token(pod), "f", "f-0", seconds=seconds)
         assert ("welcome" in told) == (by != "hand"), told
-        # Its next deploy is like any other.
-        if by == "an earlier version":
-            assert deploy_again(world, "ann") == 403
 
 
 def test_a_workload_that_was_written_by_hand_selects_no_pods(

@@ -278,28 +278,6 @@ def test_what_a_program_has_called_first_is_json_for_plain_http_or_refused(work)
     assert _post(work.endpoint(), {"args": ["echo", 1]}, headers) == (200, {"a": 2})
 
 
-# ------------------------------------------------------------------------------------ older peers
-
-
-def test_an_older_agent_gets_strict_json():
-    with ScriptedAgent() as agent, route_to(agent.locate) as route:
-        echo = caller(route, "echo")
-        assert echo({1: (2,)}, "a") == [{"1": [2]}, "a"]
-        assert agent.opened[-1].body.codec == "json"
-        with pytest.raises(SerializationError, match="JSON cannot carry a value of type set"):
-            echo({1, 2})
-        assert echo("goes on") == ["goes on"]
-        assert [kind for kind in [one.body.codec for one in agent.opened] if kind != "json"] == []
-
-
-def test_a_newer_agent_is_called_as_it_offers():
-    with ScriptedAgent() as agent, route_to(agent.locate) as route:
-        agent.codecs = ("something", "values")
-        echo = caller(route, "echo")
-        assert echo({1: 2}) == [{1: 2}]
-        assert agent.opened[-1].body.codec == "values"
-
-
 AGENT_SOURCE = """
 class Service:
     def __init__(self, start=0):
@@ -329,9 +307,8 @@ def agent(tmp_path):
         controller.close()
 
 
-def test_an_older_client_of_a_stream_gets_strict_json(agent):
+def test_a_client_gets_the_codec_that_it_sends(agent):
     client = agent.client()
-    assert client.welcome.codecs == ("values",)
     client.open(1, TAG, name="Service", method="kind")
     assert client.result(1) == ["dict", TAG, {"1": 2}]
     client.open(2, {1: 2}, name="Service", method="kind", codec="values")
@@ -385,7 +362,6 @@ def test_a_pod_does_not_reach_the_memory_of_a_program():
         call.send(Kind.RESULT, frames.Result(body), memoryview(payload))
 
     with ScriptedAgent(lie=lie) as agent, route_to(agent.locate) as route:
-        agent.codecs = codecs.OFFERED
         for number in range(len(_BEYOND)):
             with pytest.raises(SerializationError, match="whose fields do not lie in it"):
                 caller(route, "lie")(number)
@@ -406,6 +382,3 @@ def test_a_pod_that_answers_with_a_pickle_is_not_believed():
         for codec in ("json", "none"):
             with pytest.raises(SerializationError, match="has not asked for"):
                 caller(route, "bomb", serialization=codec)()
-        agent.codecs = codecs.OFFERED
-        with pytest.raises(SerializationError, match="has not asked for"):
-            caller(route, "bomb")()

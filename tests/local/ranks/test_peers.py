@@ -17,14 +17,13 @@ from kubetorch.errors import (
     CallLostError,
     KubetorchError,
     ProtocolError,
-    SerializationError,
 )
 from kubetorch.lib import deadlines
 from kubetorch.pod import peers as module
 from kubetorch.pod.logs import Line
 from kubetorch.pod.peers import PeerCall, Peers
 from kubetorch.pod.worker_process.worker import Payload
-from kubetorch.wire import codecs, exceptions
+from kubetorch.wire import exceptions
 from kubetorch.wire.frames import CHUNK, WINDOW, Body, Kind, Open, Part, Progress, Result
 from kubetorch.wire.messages import Member
 from tests.local.scripted_agent import Call, ScriptedAgent
@@ -346,36 +345,6 @@ def test_a_sibling_that_is_known_to_be_gone_loses_its_calls():
             raise AssertionError("it is not lost")
 
     with ScriptedAgent(never=never) as agent:
-        run(scenario())
-
-
-def trust_call(peers: Peers, to: Member, argument: object) -> Sink:
-    """A call of a program that has the default codec of this version."""
-    sink = Sink()
-    segments = codecs.encode("values", {"args": [argument], "kwargs": {}})
-    sizes = tuple(map(len, segments))
-    payload = b"".join(codecs.join(segments))
-    request = Open("id", "echo", Body("values", sizes, len(payload)), part=Part(3, (1, 2)))
-    peers.call(to, request, memoryview(payload), sink)
-    return sink
-
-
-def test_an_older_sibling_gets_json_or_the_call_says_that_it_is_older():
-    async def echo(one: Call) -> None:
-        await one.result(one.args[0])
-
-    async def scenario() -> None:
-        peers = Peers("train-0", lambda: "token")
-        sinks = [trust_call(peers, member(agent), one) for one in ({"a": 1}, {1: 2}, "b")]
-        assert await sinks[0].ended() == {"a": 1}
-        with pytest.raises(SerializationError, match=f"pod {agent.pod} is older"):
-            await sinks[1].ended()
-        assert await sinks[2].ended() == "b"
-        assert await trust_call(peers, member(agent), 3).ended() == 3
-        assert {one.body.codec for one in agent.opened} == {"json"}
-        peers.close()
-
-    with ScriptedAgent(echo=echo) as agent:
         run(scenario())
 
 

@@ -53,7 +53,7 @@ def test_what_never_served_is_nothing_that_its_creator_could_lose() -> None:
         pytest.param(MINE, Creator("ann", "lab"), ("user ann", "by lab (user ann)"), id="username"),
         pytest.param(OTHER_PROJECT, ANN, ("github.com/acme/shop", "kiwi:~/lab"), id="project"),
         pytest.param(OTHER_CALLABLE, ANN, ("train.py:train", "serve.py:train"), id="callable"),
-        pytest.param(None, BOB, ("belongs to user ann",), id="an earlier client"),
+        pytest.param(None, BOB, ("belongs to user ann",), id="no origin"),
     ],
 )
 def test_a_deploy_over_what_is_used_or_somebody_elses_is_refused_and_says_whose_it_is(
@@ -186,7 +186,7 @@ def test_a_callable_that_is_in_its_file_no_more_was_renamed() -> None:
 @pytest.mark.parametrize(
     "before",
     [
-        pytest.param(replace(SPEC, origin=None), id="deployed before there was a record"),
+        pytest.param(replace(SPEC, origin=None), id="no origin"),
         pytest.param(
             replace(SPEC, compute=ComputeSpec(selector=(("app", "x"),))), id="selects pods alone"
         ),
@@ -196,7 +196,7 @@ def test_some_services_are_anybodys(before: WorkloadSpec) -> None:
     assert check_owner(before, ANN, deploy(OTHER_PROJECT), BOB, USED) == ""
 
 
-def test_an_earlier_client_deploys_over_its_own_service() -> None:
+def test_a_deploy_without_an_origin_is_an_edit_of_its_own_service() -> None:
     assert check_owner(SPEC, ANN, deploy(None), ANN, USED) == ""
 
 

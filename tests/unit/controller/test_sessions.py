@@ -74,7 +74,7 @@ class Recorder:
         self.noted.append(("call", pod, report))
 
     def on_calls(self, pod: PodIdentity, ids: Collection[str]) -> None:
-        self.noted.append(("calls", pod, ids))
+        self.running = pod, ids
 
     def send(self, data: bytes, *, opcode: int) -> None:
         self.sent.append(data)
@@ -136,7 +136,7 @@ def test_a_session_takes_little_until_hello(principal: Principal, first: int) ->
 def test_hello_says_which_spawned_calls_the_agent_knows() -> None:
     hello = msgspec.structs.replace(HELLO, calls=("call-0001",))
     case = Case(hello=hello)
-    assert case.world.noted[1:] == [("calls", POD, ("call-0001",))]
+    assert case.world.running == (POD, ("call-0001",))
 
 
 def test_the_user_may_speak_for_a_pod() -> None:

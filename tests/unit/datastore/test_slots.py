@@ -485,7 +485,7 @@ def test_what_somebody_else_has_there_stays(code: CodeSlots, blobs: Blobs, tmp_p
     (folder / "project").mkdir(parents=True)
     (folder / "a").write_text("own")
     (folder / "b").symlink_to("/nowhere")
-    (folder / "old").symlink_to(tmp_path / "code" / "0" / "project")  # an earlier version made it
+    (folder / "old").symlink_to(tmp_path / "code" / "0" / "project")  # of an earlier tree
     files = {"a": "1", "b": "1", "c": "1"}
     slot = code.update(blobs.tree(files), blobs.stream, "project")
     assert code.show(slot, folder) == ["a", "b", "project"]

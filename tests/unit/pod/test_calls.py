@@ -699,21 +699,16 @@ def test_a_spawned_call_does_not_get_the_values_of_a_generator_with_its_key():
     run(scenario())
 
 
-@pytest.mark.parametrize("confirm", [True, False])
-def test_a_spawned_call_that_cannot_be_written_down_runs_only_for_who_waits_for_no_word(confirm):
+def test_a_spawned_call_that_cannot_be_written_down_does_not_run():
     async def scenario():
         results, caller = FakeResults(), FakeCaller()
         calls, runner = started(results)
         results.is_full = True
-        begin(calls, opening(detached=True, confirm=confirm), caller)
-        if confirm:
-            assert caller.failure.error_type == "DataStoreError"
-            assert "cannot write the call to its disk: no space left" in caller.failure.message
-            assert not caller.failure.started
-            assert runner.calls == {}
-        else:
-            runner.give(1, b"42")
-            assert caller.events == [("result", b"42", 1)]
+        begin(calls, opening(detached=True), caller)
+        assert caller.failure.error_type == "DataStoreError"
+        assert "cannot write the call to its disk: no space left" in caller.failure.message
+        assert not caller.failure.started
+        assert runner.calls == {}
 
     run(scenario())
 

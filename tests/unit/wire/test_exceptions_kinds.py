@@ -256,14 +256,6 @@ def test_an_exception_whose_text_cannot_be_made_here_is_told_by_a_subclass():
         assert (str(again), again.count) == ("about Opaque 3", 3)
 
 
-def test_one_that_an_earlier_version_pickled_is_read():
-    now = pickle.dumps(sent(ObjectTextError(Opaque())), protocol=0)
-    then = now.replace(b"exceptions\nwith_text", b"rebuilding\nmake_telling")
-
-    assert then != now
-    assert str(pickle.loads(then)) == "about Opaque 3"
-
-
 def test_the_text_survives_where_the_bytes_are_too_many():
     error = raised((b"\xff" * 1_000_000).decode)
 

@@ -196,15 +196,6 @@ def test_what_json_carries_is_text_that_every_end_reads(value: Any) -> None:
     assert codecs.is_plain("values", bytes(segment))
 
 
-@given(json_values)
-def test_what_older_peers_get_is_what_json_makes_of_it(value: Any) -> None:
-    try:
-        expected = codecs.encode("json", value)
-    except SerializationError:
-        return
-    assert codecs.to_json(codecs.encode("values", value)) == expected
-
-
 @pytest.mark.parametrize(
     "value", [{1: 2}, {True: 1}, {None: 1, "null": 2}, {1.5: "a"}, {1: {2: 3}}]
 )

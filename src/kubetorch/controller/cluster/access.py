@@ -504,7 +504,7 @@ class ClusterAccess:
     async def check_mounts(
         self,
         spec: WorkloadSpec,
-        grants: Sequence[Grant | None],
+        grants: Sequence[Grant],
         mounted: Mounted,
         *,
         is_running: bool,
@@ -514,13 +514,9 @@ class ClusterAccess:
         Users who deploy may see the secrets and volumes that Kubetorch made, those that existed at
         the time of their deploy, and those that they have the right to mount.
         """
-        latest = grants[0]
-        if latest is None:
-            return  # an earlier version deployed it
         secrets, volumes = await self._mounted_objects(spec.namespace, mounted)
-        known_grants = [grant for grant in grants if grant is not None]
-        granted = {("secret", *secret) for grant in known_grants for secret in grant.secrets}
-        granted |= {("volume", *volume) for grant in known_grants for volume in grant.volumes}
+        granted = {("secret", *secret) for grant in grants for secret in grant.secrets}
+        granted |= {("volume", *volume) for grant in grants for volume in grant.volumes}
         for mounted_object in (*secrets, *volumes):
             if not mounted_object.identity:
                 if not is_running and mounted_object.name not in mounted.optional:
@@ -530,7 +526,7 @@ class ClusterAccess:
                         hint="another pod takes its place; deploy again if that is refused too",
                     )
             elif not (mounted_object.is_unrestricted or mounted_object[:3] in granted):
-                await self._check_replaced(spec, latest.user, mounted_object)
+                await self._check_replaced(spec, grants[0].user, mounted_object)
 
     async def _check_replaced(
         self, spec: WorkloadSpec, user: User | None, mounted_object: MountedObject

@@ -22,7 +22,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from kubetorch.controller.access import Grant, User
+from kubetorch.controller.access import NO_GRANT, Grant, User
 from kubetorch.controller.state import Generation, Summary, WorkloadRecord
 from kubetorch.errors import ProtocolError, SpecError
 from kubetorch.k8s.resources import Object, Resource, seconds
@@ -182,14 +182,8 @@ def status(content: Content, summary: Summary | None, earlier_status: Mapping[st
         "generation": record.generation,
         "good": record.good,
         "epoch": record.epoch,
+        "grants": [_grant_fields(generation) for generation in content.generations],
     }
-    granted = [generation for generation in content.generations if generation.grant is not None]
-    if granted:
-        status_fields["grants"] = [
-            _grant_fields(generation, generation.grant)
-            for generation in granted
-            if generation.grant
-        ]
     if record.active:
         status_fields["lastActive"] = _timestamp(record.active)
     if record.worlds:
@@ -277,8 +271,9 @@ def _generation_fields(generation: Generation) -> Object:
     return {"generation": generation.number, **spec_fields}
 
 
-def _grant_fields(generation: Generation, grant: Grant) -> Object:
+def _grant_fields(generation: Generation) -> Object:
     """The user who deployed a generation, and the secrets and volumes that its pods may mount."""
+    grant = generation.grant
     grant_fields: Object = {"generation": generation.number, "spec": _digest(generation.spec)}
     if grant.user is not None:
         user = grant.user
@@ -377,13 +372,8 @@ def _digest(spec: WorkloadSpec) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _granted(status: Mapping[str, Any], number: int, spec: WorkloadSpec) -> Grant | None:
-    """The grant of a generation: an empty one for a generation that a user wrote or edited by hand.
-
-    A status without grants is that of an earlier version, which stored none: then it is `None`.
-    """
-    if "grants" not in status and "generation" in status:
-        return None
+def _granted(status: Mapping[str, Any], number: int, spec: WorkloadSpec) -> Grant:
+    """The grant of a generation: `NO_GRANT` if a user wrote or edited it by hand."""
     for grant_fields in status.get("grants") or ():
         if grant_fields["generation"] == number and grant_fields.get("spec") == _digest(spec):
             parts = (grant_fields.get(part) or () for part in ("secrets", "volumes"))
@@ -397,7 +387,7 @@ def _granted(status: Mapping[str, Any], number: int, spec: WorkloadSpec) -> Gran
                 else Creator(creator_fields["user"], creator_fields.get("username"))
             )
             return Grant(_user(grant_fields.get("user")), secrets, volumes, creator)
-    return Grant()
+    return NO_GRANT
 
 
 def _user(user_fields: Mapping[str, Any] | None) -> User | None:

@@ -140,10 +140,6 @@ class PendingWrite:
         self._is_own_change = False
         self._pause_until = self._replaced_at = self._status_due = self._status_written_at = 0.0
         self._pauses: Iterator[float] | None = None
-        # The last status that was sent, and what an older definition left of it.
-        self._sent_status: tuple[Object, Object] | None = None
-        # The worlds in the last status that was sent.
-        self._sent_worlds = ""
 
     @property
     def uid(self) -> str:
@@ -159,11 +155,11 @@ class PendingWrite:
 
     @property
     def has_worlds(self) -> bool:
-        """True if the present worlds were written, even if an older definition dropped them."""
+        """True if the present worlds were written."""
         if self.desired_content is None:
             return True
         status = (self.server_object or {}).get("status") or {}
-        return self.desired_content.record.worlds in (status.get("worlds") or "", self._sent_worlds)
+        return bool(self.desired_content.record.worlds == (status.get("worlds") or ""))
 
     @property
     def is_over(self) -> bool:
@@ -248,9 +244,6 @@ class PendingWrite:
         self._pauses = None
         if isinstance(step, ReplaceStatus):
             self._status_written_at = now
-            if answer is not None:
-                self._sent_status = (step.patch[-1]["value"], answer.get("status") or {})
-                self._sent_worlds = self._sent_status[0].get("worlds") or ""
         elif isinstance(step, (Create, Replace)):
             self._replaced_at, self._is_own_change = now, False
             sent_spec = step.body["spec"] if isinstance(step, Create) else step.patch[-1]["value"]
@@ -323,7 +316,7 @@ class PendingWrite:
         self._status_due = now + STATUS_INTERVAL
         server_status = server_object.get("status") or {}
         status = resource.status(desired_content, summary(self.namespace, self.name), server_status)
-        if status == server_status or (status, server_status) == self._sent_status:
+        if status == server_status:
             self._is_status_touched = False
             return Rest()
         if _without_active(status) == _without_active(server_status):
@@ -685,7 +678,7 @@ class KubernetesState:
 
 def _check_deployed(generation: Generation) -> None:
     """Refuse a generation that was written by hand if its deploy would need further rights."""
-    if generation.grant is None or generation.grant.user is not None:
+    if generation.grant.user is not None:
         return
     compute = generation.spec.compute
     why = "its pods are found by labels" if compute.selector else beyond_rendered(generation.spec)

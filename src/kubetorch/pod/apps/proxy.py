@@ -67,8 +67,8 @@ class AppNames:
     def __init__(self, namespace: str, workload: str) -> None:
         self._namespace = namespace
         self._workload = workload
-        #: Names that the controller reported, with `*.` before a whole domain; `None` from a
-        #: controller that reports none: then no request is refused.
+        #: Names that the controller reported, with `*.` before a whole domain; `None` before it has
+        #: reported them, and on one machine: then no request is refused.
         self.controller_names: tuple[str, ...] | None = None
 
     def has(self, name: str) -> bool:

@@ -66,7 +66,7 @@ async def call(
 ) -> None:
     """Run the call that a request describes, and answer with its outcome."""
     codec = request.headers.get(routes.SERIALIZATION.lower(), "json").strip().lower()
-    if codec in codecs.OFFERED:
+    if codec == codecs.VALUES:
         raise SerializationError(
             f"Serialization format {codec!r} is for streams; formats are {', '.join(codecs.CODECS)}"
         )
@@ -287,7 +287,7 @@ def _json(codec: str, segments: Sequence[Buffer]) -> bytes:
         return json.dumps({"data": data}).encode()
     if codec == "none" and len(segments) == 2:
         return json.dumps(bytes(segments[0]).decode(errors="replace")).encode()
-    if codec in codecs.OFFERED:  # of a call on a stream that has the same idempotency key
+    if codec == codecs.VALUES:  # of a call on a stream that has the same idempotency key
         _check_json(segments[0])
     return bytes(segments[0]) if segments and len(segments[0]) else b"null"
 

@@ -145,7 +145,7 @@ STACKS: Final[int | None] = (
     signal.SIGRTMAX - 2 if hasattr(signal, "SIGRTMAX") else getattr(signal, "SIGINFO", None)
 )
 
-_CODECS: Final = (*codecs.CODECS, *codecs.OFFERED)
+_CODECS: Final = (*codecs.CODECS, codecs.VALUES)
 _CODEC_NUMBERS: Final = {codec: number for number, codec in enumerate(_CODECS)}
 _CODEC_BITS: Final = 0x03
 #: Meta begins with the sizes of the segments; else there is one segment.

@@ -184,7 +184,6 @@ class Invocation:
     #: When and where it was sent, and true if its pod reports when it begins.
     _sent_at = 0.0
     _sent_on: Stream | None = None
-    _is_lined_up = False
     #: True if it is under way in one of several pods, any of which may take it; and the number of
     #: pods that refused it because another one is less busy.
     _is_placed = False
@@ -310,19 +309,15 @@ class Invocation:
                 most_calls = self.service_route.most_calls(stream)
         self._sent_at = time.monotonic()
         self.has_begun = self.is_taken_back = False
-        self._is_lined_up = self.is_item and stream.lines_up
         self._instance = self.route.instance
         timeout = None
         if self.expires is None:  # an attempt before this one had to wait
             self.begin_to_expire()
         if self.expires is not None:
             timeout = max(self.expires - GRACE - time.monotonic(), 0.001)
-        if self._is_lined_up:  # its pod says when it begins
+        if self.is_item:  # its pod says when it begins
             self.expires = None
         body, segments = self.body, self.segments
-        if body.codec == codecs.VALUES and body.codec not in stream.codecs:
-            segments = codecs.to_json(segments)
-            body = _body("json", segments)
         meta = frames.Open(
             self.id,
             target.callable,
@@ -336,7 +331,6 @@ class Invocation:
             self.is_detached,
             None,
             self._instance,
-            self.is_detached,
             self.options.wire_workers if target.is_distributed else None,
             bool(self.options.restart_procs),
             None,
@@ -346,7 +340,7 @@ class Invocation:
             self.options.queue_timeout,
             not self.is_detached,
             self.collective,
-            self._is_lined_up,
+            self.is_item,
             self._lost_its_worker,
             self.map_id,
             self.item,
@@ -444,8 +438,8 @@ class Invocation:
 
     def retry_after_loss(self, event: Event) -> RetryAfter | None:
         """Decide about a call that was lost with its stream, before it can have run."""
-        if self._is_lined_up and not self.has_begun and isinstance(event.meta, PodTerminatedError):
-            # The pod has ended, and had not reported that the item began.
+        if self.is_item and not self.has_begun and isinstance(event.meta, PodTerminatedError):
+            # The pod, which reports an item before it begins, has ended.
             self._renew_patience()
             return self._retry() if self.patience > 0 else None
         is_transport = isinstance(event.meta, (CallLostError, AgentDiedError))
@@ -561,7 +555,7 @@ class Invocation:
     def _renew_patience(self) -> None:
         """Restart the patience if a pod had the call for a while, which was no wait for a pod."""
         now = time.monotonic()
-        if self._is_lined_up and now - self._sent_at > _ACCEPTED:
+        if self.is_item and now - self._sent_at > _ACCEPTED:
             self._patient_from = now
 
     def _retry(self, *, at_once: bool = False) -> RetryAfter:

@@ -192,15 +192,12 @@ class SpawnedCall:
         if self.outcome is not None:
             self.is_accepted = True
         elif stream is not None and call is not None:
-            glance = None if stream.confirms else time.monotonic() + _GLANCE
             target = invocation.target
             awaited = (f"{target.name}.spawn(...)", target.service)
             with ends_with_call(lambda: self._end_wait(stream, self._arrived), awaited):
-                event = stream.wait(call, self._arrived, glance)
+                event = stream.wait(call, self._arrived)
             if event is not None:
                 self._handle_event(event)
-            elif call.upload is None or call.upload.is_done:  # an older agent
-                self._ask(invocation)
         elif self._unstarted is not None:
             self._send_again(self._unstarted)
         else:
@@ -478,8 +475,6 @@ class SpawnedCall:
         return Location(urls, session.call_token(workload))
 
 
-#: Seconds that an older agent has to report a call before the controller is asked.
-_GLANCE = 0.02
 #: Seconds that a search may take at least, or a short timeout would never find the call.
 _ASKING = 2.0
 #: Characters of a wrong id that an error shows.

@@ -251,7 +251,6 @@ class _Map:
             self._is_placing, self._results.room = False, max(WINDOW, route.scale)
             return
         streams = route.streams()
-        self._is_placing = all(stream.lines_up for stream in streams)
         self._placement.update(streams)
         self._results.room = max(WINDOW, 2 * self._placement.most_items)
 

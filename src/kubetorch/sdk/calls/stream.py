@@ -440,12 +440,6 @@ class Stream:
         self.accepts_calls = False
         self.pod = ""
         self.incarnation = ""
-        #: True if the agent confirms that it has a detached call.
-        self.confirms = False
-        #: Codecs of the agent beyond those of every agent.
-        self.codecs: tuple[str, ...] = ()
-        #: True if the agent knows items of maps, and gives back items that have not begun.
-        self.lines_up = False
         #: The number of calls that the pod reported, those of other programs included, and when.
         self._load, self._load_said = 0, 0.0
         self._reconnect = reconnect
@@ -622,8 +616,6 @@ class Stream:
             self._incoming.inbox = Inbox()
             self._sender.restart(self.calls)
         self.pod = welcome.pod
-        self.confirms, self.codecs = welcome.confirms, welcome.codecs
-        self.lines_up = welcome.lines_up
         self._sender.attach(connection, welcome.received if is_known else 0, self.calls)
 
     def on_goaway(self) -> None:

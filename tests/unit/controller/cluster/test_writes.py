@@ -53,8 +53,7 @@ def test_a_world_of_ranks_is_written_at_once_before_pods_are_told_of_it() -> Non
     written = step(writing, 100.1)
     assert isinstance(written, ReplaceStatus)
     assert written.patch[-1]["value"]["worlds"] == "one"
-    # An older definition prunes what it does not know.
-    writing.written(written, {**there, "status": status}, 100.1)
+    writing.written(written, {**there, "status": {**status, "worlds": "one"}}, 100.1)
     assert writing.has_worlds
 
 

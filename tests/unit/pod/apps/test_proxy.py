@@ -38,7 +38,7 @@ FOREIGN = [
 )
 def test_an_app_has_the_names_of_its_services_and_those_of_the_controller(name, expected):
     names = proxy.AppNames("team", "web")
-    assert names.has(name)  # an older controller says nothing
+    assert names.has(name)
     names.controller_names = ("kt.example.com", "*.apps.example.com")
     assert names.has(name) is expected
 

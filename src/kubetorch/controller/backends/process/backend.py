@@ -127,13 +127,7 @@ class ProcessBackend(Backend):
 
     async def start(self, specs: Sequence[Sequence[WorkloadSpec]]) -> None:
         for spec, *_ in specs:
-            try:
-                pod_set = self._read(spec)
-            except SpecError:  # an earlier version of Kubetorch accepted the spec
-                _log.exception(
-                    "workload has no pods namespace=%s name=%s", spec.namespace, spec.name
-                )
-                continue
+            pod_set = self._read(spec)
             self._workloads[pod_set.namespace, pod_set.name] = _Workload(pod_set)
         unknown = [record for record in self._state.pods() if not self._adopt(record)]
         self._state.delete_pods((record.namespace, record.name) for record in unknown)
