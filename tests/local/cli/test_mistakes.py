@@ -171,7 +171,7 @@ MISTAKES = {
     "secret": "hint: did you mean hf-token? kt secrets -n default lists the secrets",
     "typo": "hint: did you mean long-job? kt list -n default shows the services",
     "absent 1": 'hint: kt.Compute(image=kt.Image().pip_install(["nosuchpackage"])) installs it',
-    "handle 1": 'result["rows"][1] is a _thread.lock, which cannot travel\nhint: a lock means ',
+    "handle 1": 'result["rows"][1] is a _thread.lock, which cannot travel; nor can it be kept: ',
     "option": "hint: options of a call are given so: f.options(timeout=60)(...)",
     "option-method": "hint: options of a call are given so: f.options(retries=3)(...)",
     "await": "hint: await remote(..., async_=True): without it, a call returns its value",
