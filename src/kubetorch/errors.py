@@ -835,6 +835,9 @@ class RemoteError(CallError):
     def __str__(self) -> str:
         return f"{self.error_type}: {self.message}" if self.message else self.error_type
 
+    def __repr__(self) -> str:
+        return f"RemoteError({str(self)!r})"
+
 
 class RemoteTraceback(Exception):
     """Cause of an exception that was raised in a pod; its text is the traceback there."""

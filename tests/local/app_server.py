@@ -51,6 +51,10 @@ async def app(scope, receive, send):
         await send({"type": "http.response.body", "body": b""})
     elif path == "/flood":
         await flood(send, receive)
+    elif path == "/exit":
+        os._exit(9)
+    elif path == "/killed":
+        os.kill(os.getpid(), 9)
     elif path == "/cut":
         headers = [(b"content-length", b"1000")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})

@@ -255,7 +255,8 @@ ALL_WAIT = (
 def holder_words(holder: SlotHolder, now: float) -> str:
     text = f"{holder.callable} runs for {max(0.0, now - holder.began):.0f} s"
     if holder.calls > 1:
-        text += f", and {holder.calls - 1} calls inside it"
+        inner = holder.calls - 1
+        text += f", and {inner} {'call' if inner == 1 else 'calls'} inside it"
     if holder.waits_for:
         return f"{text}; it waits for {holder.waits_for}"
     return f"{text}; its reader takes no values" if holder.is_paused else text

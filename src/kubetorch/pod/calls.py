@@ -163,7 +163,7 @@ class Call:
         self.callers = [caller]
         #: Seconds since the epoch.
         self.opened = time.time()
-        #: When the call began to run, and when it began to wait for a slot.
+        #: When the call began to run, and when it began to wait for a worker or a slot.
         self.begun: float | None = None
         self.queued: float | None = None
         #: True if its process runs it in line with others, and true if a process gave it back.
@@ -314,6 +314,10 @@ class Call:
     def wait_for_slot(self) -> None:
         """Let the call wait for its turn."""
         self._stop_waiting()
+        self._begin_to_wait()
+
+    def _begin_to_wait(self) -> None:
+        """Note that the call waits for a worker or a slot: `queue_timeout` bounds both together."""
         if self.queued is not None:  # already, for a process that is gone since
             return
         self.on_queued()
@@ -323,7 +327,7 @@ class Call:
             self._timer = loop.call_later(timeout, self._end_waiting, timeout)
 
     def on_queued(self) -> None:  # CallSink's
-        """The call waits for a slot; its timeout counts from the begin of its run."""
+        """The call waits; its timeout counts from the begin of its run."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -346,11 +350,14 @@ class Call:
             self._calls.report_state(self)
 
     def _end_waiting(self, timeout: float) -> None:
-        waiting = 0 if self.slots is None else self.slots.waiting
+        reason = "no process took it"
+        if self.slots is not None:
+            waiting = self.slots.waiting
+            reason = f"{calls_that_wait(waiting)} for {'its' if waiting == 1 else 'their'} turn"
+        service = self._calls.spec.name if self._calls.spec is not None else ""
         error = CallTimeoutError(
-            f"the call did not begin within its queue_timeout of {timeout:g} s: "
-            f"{calls_that_wait(waiting)} for their turn",
-            hint="kt status shows what runs",
+            f"the call did not begin within its queue_timeout of {timeout:g} s: {reason}",
+            hint=f"kt status {service} shows what runs",
         )
         self.fail(error, started=False)
 
@@ -363,6 +370,7 @@ class Call:
         """Call back if no worker has the call by then; false if it waits already."""
         if self._worker_timer is not None:
             return False
+        self._begin_to_wait()
         loop = asyncio.get_running_loop()
         self._worker_timer = loop.call_later(seconds, on_timeout, self)
         return True
@@ -387,7 +395,8 @@ class Call:
         timeout = round(whole or self.request.timeout or 0.0, 2)
         reason = f"the call did not end within its timeout of {timeout:g} s"
         if self.worker is None:
-            self.fail(CallTimeoutError(f"{reason}: no worker took it"), started=False)
+            missing = "its arguments had not arrived"
+            self.fail(CallTimeoutError(f"{reason}: {missing}"), started=False)
             return
         failure = self._calls.describe(CallTimeoutError(reason), started=True)
         if not self._repeats_after(failure):

@@ -392,7 +392,7 @@ class ClientStream(Endpoint):
         streamed = list(self._streamed.values())
         self._streamed.clear()
         self._ready.clear()
-        for call in streamed:
+        for call in reversed(streamed):  # else those that wait would begin in their turn
             call.abandon()
         self.on_over(self)
 

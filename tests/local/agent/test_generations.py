@@ -198,8 +198,8 @@ def test_calls_wait_for_the_first_generation_while_it_is_loaded(agent, controlle
     controller.send(Reload(generation=1, spec=controller.spec(slow, "f")))
     controller.wait_for(StageReport)
     client.open(2)
-    client.open(3, timeout=0.2)
-    with pytest.raises(CallFailed, match=r"CallTimeoutError: .*no worker took it") as caught:
+    client.open(3, queue_timeout=0.2)
+    with pytest.raises(CallFailed, match=r"CallTimeoutError: .*no process took it") as caught:
         client.result(3)
     assert caught.value.failure["started"] is False
     (agent.work / "go").touch()

@@ -319,6 +319,21 @@ def test_an_answer_that_breaks_off_is_no_complete_one(web):
     connection.close()
 
 
+@pytest.mark.parametrize(
+    ("path", "code", "text"),
+    [("/exit", 9, "with exit code 9 in"), ("/killed", -9, "with exit code 137 (SIGKILL) in")],
+)
+def test_a_request_in_which_the_app_ends_is_told_so(web, path, code, text):
+    status, _, body = web.ask(path)
+    failure = json.loads(body)
+    assert (status, failure["error_type"]) == (502, "WorkerDiedError")
+    assert text in failure["message"]
+    assert failure["message"].endswith("before it answered this request, and is started again")
+    assert failure["state"]["exit_code"] == code
+    assert web.app.service_name in failure["state"]["hint"]
+    assert web.about()["pid"]
+
+
 class Socket:
     """A WebSocket to the app, frame by frame."""
 

@@ -129,6 +129,13 @@ def test_any_is_the_only_worker_that_may_be_asked_for(work: Any) -> None:
     assert post(work, {"args": ["where"], "workers": "any"}) in pod_names(work)
     with pytest.raises(ValueError, match="workers= belongs to distributed services"):
         work("where", workers=[0])
+    assert set(work.options(workers="any").map(["where"] * 3)) <= set(pod_names(work))
+    with pytest.raises(kt.SpecError, match="no keyword 'workers'") as caught:
+        work.map(["where"], workers="any")
+    assert ".options(workers=...).map(" in str(caught.value.hint)
+    with pytest.raises(kt.SpecError, match="no keyword 'other'") as caught:
+        work.starmap_async([("where",)], other=1)
+    assert 'kwargs={"other"' in str(caught.value.hint)
     with pytest.raises(urllib.error.HTTPError) as refused:
         post(work, {"args": ["where"], "workers": [0]})
     with refused.value:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -308,3 +309,24 @@ def test_items_that_wait_in_a_pod_that_ends_run_in_another_one(deploy: Any, tmp_
     (tmp_path / "end").touch()
     results = items.join().value
     assert [i for i in range(12) if results[i] != i] == [int(number)]
+
+
+def test_ctrl_c_in_a_map_cancels_the_items_that_run_and_those_that_wait(
+    deploy: Any, tmp_path: Path
+) -> None:
+    deploy("hold", num_proc=2)
+    folder, end = tmp_path / "begun", tmp_path / "end"
+    folder.mkdir()
+    def calls() -> int:
+        view = backend.session().ask(lambda session: session.get_workload("default", "items-hold"))
+        return sum(pod.calls for pod in view.pods)
+
+    items = f"[{str(folder)!r}] * 60, range(60), [{str(end)!r}] * 60"
+    source = f"import kubetorch as kt\nlist(kt.fn(name='items-hold').map({items}))"
+    program = subprocess.Popen([sys.executable, "-c", source], stderr=subprocess.PIPE, text=True)
+    until(lambda: len(names(folder)) == 2 and calls() > 2)
+    program.send_signal(signal.SIGINT)
+    assert "calls that run are cancelled" in program.communicate(timeout=60)[1]
+    end.touch()
+    until(lambda: calls() == 0)
+    assert len(names(folder)) == 2

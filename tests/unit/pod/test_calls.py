@@ -175,7 +175,7 @@ def test_a_call_that_waits_too_long_for_a_worker_is_refused():
         caller = FakeCaller()
         begin(calls, opening(), caller)
         await pause(module.WORKER_TIMEOUT - 1)
-        assert not caller.events
+        assert caller.events == [("queued",)]
         await pause(2)
         assert caller.failure.error_type == "CallRefusedError"
         assert not caller.failure.started
@@ -487,13 +487,37 @@ def test_the_caller_of_a_call_is_told_of_its_timeout_at_once_and_of_nothing_late
     run(scenario())
 
 
-def test_a_timeout_before_a_worker_was_there_says_that_nothing_ran():
+def test_a_timeout_counts_from_the_begin_of_the_run_and_not_while_a_worker_is_awaited():
+    async def scenario():
+        calls, runner = started()
+        begin(calls, opening(), FakeCaller())
+        runner.takes_calls = False  # a call is being interrupted
+        caller = FakeCaller()
+        begin(calls, opening(id="call-0002", timeout=5.0), caller)
+        await pause(10)
+        runner.takes_calls = True
+        runner.sink(1).on_error(b"{}")
+        assert caller.events == [("queued",), ("begun",)]
+        await pause(4)
+        assert not runner.cancelled
+        await pause(2)
+        assert caller.failure.error_type == "CallTimeoutError"
+        assert caller.failure.started
+        assert [number for number, _, _ in runner.cancelled] == [2]
+
+    run(scenario())
+
+
+def test_a_call_whose_queue_timeout_ends_before_a_worker_is_there_does_not_run():
     async def scenario():
         calls = make_calls()
         calls.hold(spec())
         caller = FakeCaller()
-        begin(calls, opening(timeout=5.0), caller)
-        await pause(6)
+        begin(calls, opening(timeout=1.0, queue_timeout=5.0), caller)
+        await pause(4)
+        assert caller.events == [("queued",)]
+        await pause(2)
+        assert caller.failure.error_type == "CallTimeoutError"
         assert not caller.failure.started
         runner = FakeRunner()
         calls.serve(spec(), runner)
@@ -776,7 +800,7 @@ def test_only_a_call_for_new_processes_waits_for_as_long_as_a_launch_may_take():
         begin(calls, opening(id="call-0002", restart_procs=True), anew)
         await pause(module.WORKER_TIMEOUT + 1)
         assert plain.failure.error_type == "CallRefusedError"
-        assert anew.events == []
+        assert anew.events == [("queued",)]
         await pause(300 - module.WORKER_TIMEOUT)
         assert "has had no worker for 300 s" in anew.failure.message
 

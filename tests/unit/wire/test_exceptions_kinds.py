@@ -334,6 +334,12 @@ def test_the_class_of_an_exception_may_refuse_subclasses():
     assert "<opaque>" in str(arrived)
 
 
+def test_the_text_of_a_stand_in_names_the_class_that_was_raised():
+    arrived = sent(GeneratorExit())
+    assert isinstance(arrived, errors.RemoteError)
+    assert repr(arrived) == "RemoteError('GeneratorExit')"
+
+
 def test_values_that_are_too_large_together_say_so():
     error = NeedsArgumentsError(3, detail="full")
     for number in range(6):

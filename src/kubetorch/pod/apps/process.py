@@ -25,6 +25,7 @@ from kubetorch.errors import (
     PodContainerError,
     ServiceHealthError,
     StartupError,
+    WorkerDiedError,
 )
 from kubetorch.lib import backoff, deadlines, files, process_watch, processes, sockets
 from kubetorch.lib.changes import Changes
@@ -249,6 +250,22 @@ class AppProcess:
     def ending(self) -> str:
         code = "" if self.ended is None else f" with exit code {self.ended.exit_code}"
         return f"the app ended{code}"
+
+    def died(self) -> WorkerDiedError:
+        """The error of a request that the app ran when it ended."""
+        code = None if self.ended is None else self.ended.exit_code
+        number = 0 if code is None else code - _SIGNALLED
+        is_by_signal = 0 < number < signal.NSIG
+        by_signal = f" ({processes.signal_name(number)})" if is_by_signal else ""
+        rest = "is not started again" if self.is_done or self.is_stopping else "is started again"
+        error = WorkerDiedError(
+            f"{self.ending}{by_signal} in {self.pod_name} before it answered this request, "
+            f"and {rest}",
+            exit_code=-number if is_by_signal else code,
+            hint=f"the request may have had an effect; kt logs {self.service} shows why it ended",
+        )
+        error.pod_name = self.pod_name
+        return error
 
     @property
     def view(self) -> AppView:

@@ -14,8 +14,16 @@ from collections.abc import Callable, Mapping
 
 from kubetorch.errors import ForeignOriginError, KubetorchError, UnauthorizedError
 from kubetorch.lib import asgi, proxy
-from kubetorch.lib.asgi import ClientGoneError, Receive, Responder, Scope, Send, refusal
-from kubetorch.lib.http1 import BrokenError, Header
+from kubetorch.lib.asgi import (
+    ClientGoneError,
+    Receive,
+    Responder,
+    Scope,
+    Send,
+    refusal,
+    with_status,
+)
+from kubetorch.lib.http1 import BrokenError, Header, UnansweredError
 from kubetorch.lib.http_server import Message, Upgrade
 from kubetorch.lib.proxy import Mount, Passage, Target
 from kubetorch.pod.apps.process import AppHost, AppProcess
@@ -31,7 +39,7 @@ COOKIE_AGE = 12 * 3600
 
 _MOUNT = Mount(outside=routes.APP, inside="")
 _PREFIX = b"x-forwarded-prefix"
-#: Seconds within which the end of an app is noticed whose port refuses connections.
+#: Seconds within which the end of an app is noticed that refuses or cuts off a connection.
 _EXIT_NOTICE_SECONDS = 2.0
 _PATH = re.compile(rb"/[!-:<-~]*")
 _HINT = (
@@ -184,6 +192,9 @@ class AppProxy:
         except (OSError, TimeoutError, asyncio.TimeoutError) as error:
             if has_begun:
                 raise ClientGoneError from error
+            is_cut_off = isinstance(error, UnansweredError | ConnectionResetError)
+            if is_cut_off and await process.ends_within(_EXIT_NOTICE_SECONDS):
+                raise with_status(process.died(), 502) from error
             why = str(error) if isinstance(error, BrokenError) else type(error).__name__
             raise refusal(
                 502,

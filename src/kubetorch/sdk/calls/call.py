@@ -323,7 +323,8 @@ class CallSet:
 
     def __init__(self, wake: Callable[[], object]) -> None:
         self._wake = wake
-        self._running: set[Call] = set()
+        #: A dict, for the order in which they started.
+        self._running: dict[Call, None] = {}
         #: The calls with events to handle, once for each event.
         self._woken: deque[Call] = deque()
         #: The deadlines of calls; the number breaks ties.
@@ -343,7 +344,7 @@ class CallSet:
     def start(self, call: Call) -> None:
         call.wake = functools.partial(self._notify, call)
         call.note = functools.partial(self._woken.append, call)
-        self._running.add(call)
+        self._running[call] = None
         call.start()
         self._schedule(call)
 
@@ -379,7 +380,7 @@ class CallSet:
             step = Done(None, error)
             call.cancel()
         if step is not None:
-            self._running.discard(call)
+            self._running.pop(call, None)
             yield call, step
         elif event is None or call.deadline != before:
             self._schedule(call)
@@ -390,7 +391,8 @@ class CallSet:
             heapq.heappush(self._deadlines, (deadline, next(self._ties), call))
 
     def cancel(self) -> None:
-        for call in self._running:
+        """End all calls, the last one first: else those that wait would begin in their turn."""
+        for call in reversed(self._running):
             call.cancel()
         self._running.clear()
 

@@ -27,7 +27,7 @@ from kubetorch.sdk.calls.call import (
     Rounds,
 )
 from kubetorch.sdk.calls.handles import CallHandle
-from kubetorch.sdk.calls.options import CallOptions
+from kubetorch.sdk.calls.options import CallOptions, unknown_map_keyword
 from kubetorch.sdk.calls.remote import Configured, Handle
 from kubetorch.sdk.calls.route import Route
 from kubetorch.specs import hints
@@ -134,6 +134,7 @@ class Caller:
         ordered: bool = True,
         window: int | None = None,
         return_exceptions: bool = False,
+        **unknown: object,
     ) -> Iterator[Any]:
         """Call it for each item, as the built-in `map` does, in all processes at the same time.
 
@@ -152,9 +153,9 @@ class Caller:
             return_exceptions: Yield what a call raises instead of raising it.
 
         Raises:
-            SpecError: `window` is impossible.
+            SpecError: `window` is impossible, or a map has no such keyword.
         """
-        options = self._map_options(ordered, window, return_exceptions, *iterables)
+        options = self._map_options(ordered, window, return_exceptions, unknown, *iterables)
         return maps.results(self._invocations(zip(*iterables, strict=False), kwargs), options)
 
     def starmap(
@@ -165,9 +166,10 @@ class Caller:
         ordered: bool = True,
         window: int | None = None,
         return_exceptions: bool = False,
+        **unknown: object,
     ) -> Iterator[Any]:
         """As `map`, with items that are the positional arguments of one call each."""
-        options = self._map_options(ordered, window, return_exceptions, iterable)
+        options = self._map_options(ordered, window, return_exceptions, unknown, iterable)
         return maps.results(self._invocations(iterable, kwargs), options)
 
     def map_async(
@@ -177,9 +179,10 @@ class Caller:
         ordered: bool = True,
         window: int | None = None,
         return_exceptions: bool = False,
+        **unknown: object,
     ) -> AsyncIterator[Any]:
         """As `map`, for `async for`."""
-        options = self._map_options(ordered, window, return_exceptions, *iterables)
+        options = self._map_options(ordered, window, return_exceptions, unknown, *iterables)
         items = zip(*iterables, strict=False)
         return maps.results_for_loop(self._invocations(items, kwargs), options)
 
@@ -191,9 +194,10 @@ class Caller:
         ordered: bool = True,
         window: int | None = None,
         return_exceptions: bool = False,
+        **unknown: object,
     ) -> AsyncIterator[Any]:
         """As `starmap`, for `async for`."""
-        options = self._map_options(ordered, window, return_exceptions, iterable)
+        options = self._map_options(ordered, window, return_exceptions, unknown, iterable)
         return maps.results_for_loop(self._invocations(iterable, kwargs), options)
 
     def _map_options(
@@ -201,8 +205,11 @@ class Caller:
         ordered: bool,
         window: int | None,
         return_exceptions: bool,
+        unknown: Mapping[str, object],
         *inputs: Iterable[Any],
     ) -> maps.MapOptions:
+        for name in unknown:
+            raise unknown_map_keyword(self._target.name, name)
         # Only for the bar: the `__len__` of a data set may raise anything.
         lengths = (introspection.attempt(operator.length_hint, -1, items, -1) for items in inputs)
         shortest = min(lengths, default=-1)

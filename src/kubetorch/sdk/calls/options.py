@@ -179,6 +179,15 @@ def _warn_of_metrics(value: object) -> None:
 _NAMES = frozenset(item.name for item in fields(CallOptions))
 
 
+def unknown_map_keyword(callable_name: str, keyword: str) -> SpecError:
+    """The error for a keyword that a map does not have."""
+    if keyword in {field.name for field in fields(CallOptions)}:
+        hint = f"it is an option of calls: {callable_name}.options({keyword}=...).map(...)"
+    else:
+        hint = f'keywords that are the same for all calls: kwargs={{"{keyword}": ...}}'
+    return SpecError(f"a map of {callable_name} has no keyword {keyword!r}", hint=hint)
+
+
 def _check_workers(workers: object) -> None:
     named = [workers] if isinstance(workers, str) else workers
     wrong: object = workers

@@ -411,7 +411,8 @@ class Incoming:
 #: Seconds of silence after which the agent is asked for a sign of life; after twice as many it is
 #: given up.
 PING_AFTER = 10.0
-#: Seconds that a farewell waits for a connection that broke and is being made again.
+#: Seconds that a farewell waits for a connection that broke and is being made again, and then for
+#: the agent's answer.
 _FAREWELL = 1.0
 _POLL_SECONDS = 0.005
 #: Seconds for which a pod's number of calls, those of other programs included, is valid.
@@ -655,10 +656,7 @@ class Stream:
         """Close: the agent cancels this client's calls, which end with `error`."""
         if self.calls:
             # A connection that just broke may be made again at once, for the farewell.
-            # Not with an Event: a signal handler that raises in its methods can leave it locked.
-            end = time.monotonic() + _FAREWELL
-            while self._link is None and time.monotonic() < end:
-                time.sleep(_POLL_SECONDS)
+            self._wait_while(lambda: self._link is None or self._sender.is_detached)
         # The agent's answer to the farewell is no reason to connect again.
         self._is_closing = True
         self._sender.submit(
@@ -667,8 +665,19 @@ class Stream:
                 websocket_protocol.close_payload(websocket_protocol.NORMAL),
             )
         )
-        self.end(error or CallLostError("the connection was closed by this program"))
         self._wake.put(None)
+        if self.calls and error is None:
+            # To close a socket that has bytes to read resets the connection. The agent would lose
+            # what it has not read, such as the cancellations of calls, and wait for this client.
+            self._wait_while(lambda: self._link is not None)
+        self.end(error or CallLostError("the connection was closed by this program"))
+
+    def _wait_while(self, is_open: Callable[[], bool]) -> None:
+        """Wait for a moment, in which the stream's thread reads."""
+        # Not with an Event: a signal handler that raises in its methods can leave it locked.
+        end = time.monotonic() + _FAREWELL
+        while is_open() and time.monotonic() < end:
+            time.sleep(_POLL_SECONDS)
 
     def abandon(self) -> None:
         """Release everything, in a forked child: the connection is the parent's."""

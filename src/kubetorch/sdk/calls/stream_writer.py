@@ -338,6 +338,11 @@ class Sender:
     def is_retired(self) -> bool:
         return self._end is not None
 
+    @property
+    def is_detached(self) -> bool:
+        """True without a connection to write on."""
+        return self._socket is None
+
     # --------------------------------------------------------------------- from any thread
 
     def submit(self, operation: Frame | Callable[[], None]) -> None:
