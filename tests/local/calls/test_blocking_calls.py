@@ -99,7 +99,7 @@ def test_the_users_exception_is_raised_as_itself_with_the_remote_traceback() -> 
         assert "Remote traceback in fake-0" in str(error.__cause__)
         # What the user sees of this package are two frames.
         files = [Path(entry.path).name for entry in raised.traceback]
-        assert files == ["test_calls_blocking.py", "caller.py"]
+        assert files == ["test_blocking_calls.py", "caller.py"]
 
 
 def test_an_exception_that_ends_processes_arrives_as_a_remote_error() -> None:
