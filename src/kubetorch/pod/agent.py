@@ -32,7 +32,7 @@ from kubetorch.pod.environment import Interpreters, container_environ, user_envi
 from kubetorch.pod.filesystem import PodFilesystem
 from kubetorch.pod.http.app import App
 from kubetorch.pod.http.auth import Credentials, Guard
-from kubetorch.pod.http.handing_on import HandingOn
+from kubetorch.pod.http.forwarding import RequestForwarder
 from kubetorch.pod.image.preparation import Images
 from kubetorch.pod.knative_keepalive import REVISION, KnativeKeepAlive
 from kubetorch.pod.logs import AgentLines, Line, LogLine, PodLog
@@ -281,7 +281,7 @@ class Agent:
         )
         self._keepalive = KnativeKeepAlive(self._streams.has_unseen_call, guard.own_token, environ)
         self._app_names = AppNames(pod.namespace, pod.workload)
-        self._handing_on = HandingOn(
+        self._forwarder = RequestForwarder(
             pod_name=pod.pod,
             members=self._members,
             token=guard.own_token,
@@ -294,7 +294,7 @@ class Agent:
             guard=guard,
             host=self._apps,
             names=self._app_names,
-            handing_on=self._handing_on,
+            forwarder=self._forwarder,
         )
         app = App(
             pod_name=pod.pod,
@@ -307,7 +307,7 @@ class Agent:
             apps=self._apps,
             gate=gate,
             log=self._log,
-            handing_on=self._handing_on,
+            forwarder=self._forwarder,
         )
         self._shells = Shells(
             pod_name=pod.pod,
@@ -318,7 +318,9 @@ class Agent:
         upgrade = websocket.upgrader(self._accept, max_message=MESSAGE_LIMIT)
         self._server = http_server.Server(
             app,
-            upgrade=proxy.tunnels(lambda request: gate.takes(request.raw_path), gate.open, upgrade),
+            upgrade=proxy.tunnels(
+                lambda request: gate.has_path(request.raw_path), gate.open, upgrade
+            ),
         )
 
     def _accept(self, path: str, headers: Mapping[str, str]) -> Endpoint:
@@ -376,14 +378,14 @@ class Agent:
 
     async def _drain(self, reason: str, grace: float) -> None:
         _log.info("agent stops reason=%s grace=%s", reason, grace)
-        self._streams.go_away(reason)
+        self._streams.stop_accepting(reason)
         preempting = asyncio.ensure_future(self._workers.preempt(grace))
         # Awaited here, not in a task: no call is accepted from this turn of the loop on.
         await self._calls.drain(grace, reason)
         await preempting
         self._peers.close()
         self._keepalive.close()
-        await self._handing_on.close()
+        await self._forwarder.close()
         await self._shells.close()
         await self._server.close(SERVER_CLOSE_TIMEOUT)
         await asyncio.gather(
@@ -410,7 +412,7 @@ class Agent:
         )
 
     def _activity(self) -> Activity:
-        self._calls.ask_waits()
+        self._calls.request_waits()
         return Activity(
             calls=self._calls.running + self._apps.busy + self._shells.running,
             last=max(self._calls.last, self._apps.last, self._shells.last),

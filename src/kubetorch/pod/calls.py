@@ -103,7 +103,7 @@ class Caller(Protocol):
     """The client that opened a call, or joined one. Nothing follows a result or a failure.
 
     Attributes:
-        identity: The client, which takes turns with other clients.
+        identity: The client, which accepts turns with other clients.
     """
 
     identity: str
@@ -707,12 +707,12 @@ class Calls:
             ),
         )
 
-    def ask_waits(self) -> None:
+    def request_waits(self) -> None:
         """If calls wait for slots, ask what the slots' holders wait for, for the next `queue`."""
         if self._slots.limit is not None and self._slots.waiting:
             for worker in self._processes.values():
                 if isinstance(worker, Worker):
-                    worker.ask_waits()
+                    worker.request_waits()
 
     @property
     def generation(self) -> int:
@@ -915,7 +915,7 @@ class Calls:
     def dispatch(self, call: Call) -> None:
         """Run a call whose arguments are complete, or let it wait."""
         worker = self._worker_for(call.request)
-        if worker is None or not worker.takes(call.request, call.opened):
+        if worker is None or not worker.accepts(call.request, call.opened):
             self._wait(call)
             return
         if call.spec is not self.spec and not self._is_still_right(call):
@@ -933,7 +933,7 @@ class Calls:
 
     def _answer_about_names(self, call: Call) -> None:
         """Run a handle's question about names, which needs no slot: no user code runs."""
-        workers = (candidate for candidate in self._processes.values() if candidate.takes_calls)
+        workers = (candidate for candidate in self._processes.values() if candidate.accepts_calls)
         worker = next(workers, None)
         if worker is None:
             self._wait(call)
@@ -1022,7 +1022,7 @@ class Calls:
     def _run(self, call: Call, process: int, chain: str, *, in_line: bool = False) -> None:
         worker = self._processes.get(process)
         is_stale = call.slots is not self._slots
-        if is_stale or worker is None or not worker.takes(call.request, call.opened):
+        if is_stale or worker is None or not worker.accepts(call.request, call.opened):
             self._give_slot_back(call)
             self._wait(call)
             return
@@ -1048,7 +1048,7 @@ class Calls:
         """How many items of a map run; 0 if processes mostly wait for the next item."""
         return len(self._items_of(map_id)) if self._item_seconds >= LEAST_ITEM else 0
 
-    def _note_item(self, begun: float, process: int) -> None:
+    def _learn_from_item(self, begun: float, process: int) -> None:
         """Learn from the duration of an item how many items go ahead; the latest count most."""
         seconds = self.last - max(begun, self._item_ends.get(process, 0.0))
         self._item_seconds = (seconds + self._item_seconds) / 2
@@ -1261,8 +1261,8 @@ class Calls:
             self.lost_with = call.worker.pid
 
     def on_left_process(self, call: Call) -> None:
-        """Pause the process that a call has left, if it takes no calls any more."""
-        if isinstance(call.worker, Worker) and not call.worker.takes_calls:
+        """Pause the process that a call has left, if it accepts no calls any more."""
+        if isinstance(call.worker, Worker) and not call.worker.accepts_calls:
             self.on_interrupted(call)
 
     def on_end(self, call: Call, *, is_failure: bool) -> None:
@@ -1276,12 +1276,12 @@ class Calls:
         self.failed += is_failure
         self.last = time.time()
         if call.is_in_line and call.begun is not None and call.process is not None:
-            self._note_item(call.begun, call.process)
+            self._learn_from_item(call.begun, call.process)
         self.on_change()
         if self._idle is not None and not self._open:
             self._idle.set()
         self.leave_slot(call)
-        if self._waiting and self._worker is not None and self._worker.takes_calls:
+        if self._waiting and self._worker is not None and self._worker.accepts_calls:
             self._dispatch_waiting()
 
     def leave_slot(self, call: Call) -> None:
@@ -1290,7 +1290,7 @@ class Calls:
         call.process = None
         for process in tuple(self._paused):
             worker = self._processes.get(process)
-            if worker is not None and worker.takes_calls:
+            if worker is not None and worker.accepts_calls:
                 self._paused.discard(process)
                 self._begin(self._slots.resume(process))
 

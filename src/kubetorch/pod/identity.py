@@ -77,7 +77,7 @@ def address(url: str) -> str:
         raise ConfigError(
             f"the controller's host {parts.hostname!r} is not known here: {error.strerror}",
             hint="kt server start --controller-url URL, or KT_INSTALL_NAMESPACE, if Kubetorch is "
-            "install_namespace in another namespace",
+            "installed in another namespace",
         ) from error
 
 

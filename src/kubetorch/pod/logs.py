@@ -216,7 +216,7 @@ class Assembler:
     def _bar(self, key: _Key, unfinished: _Unfinished, when: float) -> Iterator[Line]:
         """Show a line that is written over and over, now and then."""
         text = _visible(bytes(unfinished.data))
-        # What was written over is forgotten.
+        # Text that was written over is dropped.
         del unfinished.data[: unfinished.data.rfind(text)]
         now = self._clock()
         if text and text != unfinished.shown and now - unfinished.shown_at >= BAR_INTERVAL:

@@ -142,15 +142,15 @@ class RankGroup:
         return not self._is_over and all(worker.is_alive for worker in self.workers)
 
     @property
-    def takes_calls(self) -> bool:
+    def accepts_calls(self) -> bool:
         """True if all workers will live on."""
-        return not self._is_over and all(worker.takes_calls for worker in self.workers)
+        return not self._is_over and all(worker.accepts_calls for worker in self.workers)
 
     @property
     def running(self) -> int:
         return len(self._runs)
 
-    def takes(self, request: Open, opened: float) -> bool:
+    def accepts(self, request: Open, opened: float) -> bool:
         """True if a call of this time may run now; else it waits for processes of a newer world.
 
         This method also requests the new processes that a call wants (`restart_procs`), unless
@@ -159,7 +159,7 @@ class RankGroup:
         older.
         """
         newest = self._membership.world_of(self.generation)
-        if not self.takes_calls or (newest is not None and newest.epoch > self.world.epoch):
+        if not self.accepts_calls or (newest is not None and newest.epoch > self.world.epoch):
             return False
         if request.part is not None:
             return request.part.epoch <= self.world.epoch
@@ -511,7 +511,7 @@ class Run:
             part.cancel(error.message, timed_out=False)
         if not self._failures:
             self._failures.append(self.describe(error, None, self.group.pod_name))
-        self._settle()
+        self._end_if_done()
 
     # ------------------------------------------------------------------------------- membership
 
@@ -567,7 +567,7 @@ class Run:
         """End the call with the result of the single controller."""
         if self._failures:  # a pod was lost before the result came
             payload.release()
-            self._settle()
+            self._end_if_done()
             return
         self._is_ended = True
         self._close()
@@ -579,7 +579,7 @@ class Run:
         self._payloads.append(payload)
         if self._has_rounds:
             self.on_round()
-        self._settle()
+        self._end_if_done()
         if not self._is_ended:
             self._progressed = asyncio.get_running_loop().time()
             self.group.watch()
@@ -592,8 +592,8 @@ class Run:
         if is_first and not self._is_cancelled:
             self._began = asyncio.get_running_loop().time()
             self.cancel(RECALLED)
-            self._later("settle", SETTLE_SECONDS, self._conclude)
-        self._settle()
+            self._later("settle", SETTLE_SECONDS, self._answer_failures)
+        self._end_if_done()
 
     def describe(self, error: Exception, rank: int | None, pod: str | None) -> dict[str, Any]:
         """An error of an agent as a failure in JSON."""
@@ -606,7 +606,7 @@ class Run:
     def _open(self) -> list[RankPart]:
         return [part for part in self._parts if not part.is_over]
 
-    def _settle(self) -> None:
+    def _end_if_done(self) -> None:
         """End the call, if no part of it runs any more."""
         if self._is_ended or self.unfinished_parts:
             return
@@ -622,7 +622,7 @@ class Run:
         self._release()
         self.sink.on_result(rank_values.CODEC, sizes, payload, streamed=is_streamed)
 
-    def _conclude(self) -> None:
+    def _answer_failures(self) -> None:
         """Answer with the failures so far, unless they may be the consequence of a lost pod."""
         if self._is_ended or self._answer is not None:
             return
@@ -630,7 +630,7 @@ class Run:
         best, _ = min(map(_cause_order, self._failures))
         is_broken = best == _CONSEQUENCE or any(not part.is_connected for part in self._open())
         if is_broken and best > _DEATH and remaining_seconds > 0 and self.group.is_monitored:
-            self._later("settle", min(remaining_seconds, SETTLE_SECONDS), self._conclude)
+            self._later("settle", min(remaining_seconds, SETTLE_SECONDS), self._answer_failures)
             return
         self._answer = combine(self._failures)
         self.sink.on_failing(self._answer)
@@ -992,12 +992,12 @@ def combine(failures: Sequence[dict[str, Any]]) -> bytes:
             room -= size
             attached.append(failure)
     state = dict(first.get("state") or {})
-    notes = [*(state.get("__notes__") or []), _note(first, other_failures)]
+    notes = [*(state.get("__notes__") or []), _note_text(first, other_failures)]
     combined = {**first, "other_errors": attached, "state": state | {"__notes__": notes}}
     return exceptions.parse(combined).to_json()
 
 
-def _note(first: Mapping[str, Any], other_failures: Sequence[Mapping[str, Any]]) -> str:
+def _note_text(first: Mapping[str, Any], other_failures: Sequence[Mapping[str, Any]]) -> str:
     rank_failures = [failure for failure in other_failures if _cause_order(failure)[0] < _RECALL]
     text = f"on {_location(first)}"
     if not rank_failures:

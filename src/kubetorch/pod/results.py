@@ -459,7 +459,7 @@ class Results:
             oldest = min(
                 self._waiting.values(), key=lambda waiting_end: waiting_end.report.ended or 0.0
             )
-            self._settle(oldest, oldest.report)
+            self._report_end(oldest, oldest.report)
         if self._delivery is None or self._delivery.done():
             self._delivery = asyncio.get_running_loop().create_task(self._deliver())
 
@@ -520,7 +520,7 @@ class Results:
             most, delays = _BATCH, backoff.exponential(first=first, limit=limit)
             for ended, digest in zip(batch, digests, strict=True):
                 report = replace(ended.report, result=digest, result_bytes=ended.size)
-                self._settle(ended, report)
+                self._report_end(ended, report)
                 await asyncio.sleep(0)  # calls come first
 
     def _next_batch(self, most: int) -> list[_Ended]:
@@ -534,7 +534,7 @@ class Results:
             batch.append(ended)
         return batch
 
-    def _settle(self, ended: _Ended, report: CallReport) -> None:
+    def _report_end(self, ended: _Ended, report: CallReport) -> None:
         """Report the end of a call, with its result, or without one that is given up."""
         if self._waiting.get(report.id) is not ended:
             return  # it was sent again, or given up

@@ -59,7 +59,7 @@ TEXT_CHARACTERS = 64 * 1024
 #: Lines of a loading worker that wait for the session.
 LOG_LIMIT = 1000
 _log = logging.getLogger(__name__)
-#: Whether calls run, when one began or ended, the app, and whether the agent stops.
+#: True if calls run; when a call last began or ended; the app; true if the agent stops.
 _ActivityEdge = tuple[bool, float, AppView | None, bool]
 
 

@@ -2,7 +2,7 @@
 
     offer ──┬── starts at once ─────────────┬── running ── end
             └── waits ──┬── starts later ───┘
-                        └── end (nobody waits for it any more)
+                        └── end (no caller waits for it any more)
 
 A *slot* is the right to run in a process, or in several at once for a call that runs on all of
 them; a process has as many slots as the service declares. Calls that wait begin in the order in

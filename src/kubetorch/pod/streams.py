@@ -236,7 +236,7 @@ class StreamedCall:
     def on_credit(self, size: int) -> None:
         self._credit += size
         if self._queue:
-            self._take_turn()
+            self._queue_turn()
 
     def send_next(self) -> bool:
         """Send one waiting frame; true if more may be sent."""
@@ -244,7 +244,7 @@ class StreamedCall:
         piece: Buffer
         if item.payload is None:
             self._stream.send(item.head)
-            self._done(item)
+            self._finish_frame(item)
         elif item.head and len(item.payload.view) > CHUNK:
             self._stream.send(item.head)
             item.head = b""
@@ -264,7 +264,7 @@ class StreamedCall:
                 self._stream.send(frames.pack_header(Kind.DATA, self.number), piece)
             item.sent += len(piece)
             if item.sent == len(view):
-                self._done(item)
+                self._finish_frame(item)
         self._is_queued = bool(self._queue)
         return self._is_queued
 
@@ -274,7 +274,7 @@ class StreamedCall:
             self._stream.send(frame)
             return
         self._queue.append(_QueuedFrame(frame, is_progress=is_progress))
-        self._take_turn()
+        self._queue_turn()
 
     def _send_value(self, head: bytes, payload: Payload, *, is_yield: bool = False) -> None:
         """Send a frame with payload, in order."""
@@ -287,14 +287,14 @@ class StreamedCall:
                 self._grant()
             return
         self._queue.append(_QueuedFrame(head, payload, is_yield=is_yield))
-        self._take_turn()
+        self._queue_turn()
 
-    def _take_turn(self) -> None:
+    def _queue_turn(self) -> None:
         if not self._is_queued:
             self._is_queued = True
             self._stream.queue(self)
 
-    def _done(self, item: _QueuedFrame) -> None:
+    def _finish_frame(self, item: _QueuedFrame) -> None:
         self._queue.popleft()
         if item.payload is not None:
             item.payload.release()
@@ -374,7 +374,7 @@ class ClientStream(Endpoint):
             self._connection.abort("the client has opened another connection")
         self._wait_for_client()
 
-    def go_away(self, reason: str) -> None:
+    def stop_accepting(self, reason: str) -> None:
         """Tell the client that no more calls are accepted; running calls go on."""
         if self._connection is not None:
             self._connection.send(frames.encode(Kind.GOAWAY, 0, frames.Goaway(reason)))
@@ -429,7 +429,7 @@ class ClientStream(Endpoint):
         if resume_at is not None:
             for frame in self._outbox.after(resume_at):
                 connection.send(*frame)
-            self._pump()
+            self._send_waiting()
 
     def on_close(self, reason: str) -> None:  # Endpoint's
         connection = self._connection
@@ -449,7 +449,7 @@ class ClientStream(Endpoint):
         self._linger = asyncio.get_running_loop().call_later(LINGER, self.end)
 
     def on_writable(self) -> None:  # Endpoint's
-        self._pump()
+        self._send_waiting()
 
     def on_message(self, opcode: int, payload: memoryview) -> None:  # Endpoint's
         try:
@@ -514,7 +514,7 @@ class ClientStream(Endpoint):
         elif kind == _ACK:
             self._outbox.ack(content.frames)
             if self._ready:
-                self._pump()
+                self._send_waiting()
         elif kind == Kind.ATTACH:
             self._on_attach(number, content)
         else:
@@ -610,14 +610,14 @@ class ClientStream(Endpoint):
         """Let a call that has frames to send take its turn."""
         self._ready.append(streamed)
         if len(self._ready) == 1:
-            self._pump()
+            self._send_waiting()
 
     def forget(self, streamed: StreamedCall) -> None:
         """Forget a call that has ended."""
         self._streamed.pop(streamed.number, None)
         self._attached.discard(streamed.number)
 
-    def _pump(self) -> None:
+    def _send_waiting(self) -> None:
         """Send waiting frames, one of each call in turn, as long as the client reads."""
         ready = self._ready
         while ready:
@@ -670,11 +670,11 @@ class Streams:
         open_calls = {call for stream in streams for call in stream.open_calls()}
         return not counted.issuperset(open_calls | self.calls.detached())
 
-    def go_away(self, reason: str) -> None:
+    def stop_accepting(self, reason: str) -> None:
         """Accept no new clients, and send the present ones to other pods."""
         self._draining = reason
         for stream in self._streams.values():
-            stream.go_away(reason)
+            stream.stop_accepting(reason)
 
     def _identify(self, headers: Mapping[str, str]) -> tuple[str, int | None]:
         """The client, and how many frames of this incarnation it has received."""

@@ -41,7 +41,7 @@ class FakeRunner:
     def __init__(self, *, pid: int = 10, generation: int = 1) -> None:
         self.pid = pid
         self.generation = generation
-        self.takes_calls = True
+        self.accepts_calls = True
         self.refuses: Exception | None = None
         self.calls: dict[int, tuple[CallSink, Open]] = {}
         self.payloads: dict[int, bytes] = {}
@@ -49,8 +49,8 @@ class FakeRunner:
         self.cancelled: list[tuple[int, str, bool]] = []
         self.granted: list[tuple[int, int]] = []
 
-    def takes(self, request: Open, opened: float) -> bool:
-        return self.takes_calls
+    def accepts(self, request: Open, opened: float) -> bool:
+        return self.accepts_calls
 
     def call(self, sink: CallSink, request: Open, payload: Payload, chain: str = "") -> int:
         data = bytes(payload.view)

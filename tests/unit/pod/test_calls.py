@@ -202,7 +202,7 @@ def test_calls_that_wait_are_refused_with_the_reason_when_no_worker_comes():
 def test_a_call_that_comes_while_the_worker_is_dying_waits_for_the_next_one():
     async def scenario():
         calls, runner = started()
-        runner.takes_calls = False
+        runner.accepts_calls = False
         begin(calls, opening(), FakeCaller())
         assert not runner.calls
         after = FakeRunner(pid=11)
@@ -216,11 +216,11 @@ def test_calls_that_wait_for_an_interruption_run_once_that_has_ended():
     async def scenario():
         calls, runner = started()
         begin(calls, opening(), FakeCaller())
-        runner.takes_calls = False
+        runner.accepts_calls = False
         begin(calls, opening(id="call-0002"), FakeCaller())
         begin(calls, opening(id="call-0003"), FakeCaller())
         assert list(runner.calls) == [1]
-        runner.takes_calls = True
+        runner.accepts_calls = True
         runner.sink(1).on_error(b"{}")
         assert list(runner.calls) == [1, 2, 3]
 

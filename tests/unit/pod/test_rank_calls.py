@@ -332,7 +332,7 @@ def test_a_worker_that_ends_is_named_and_takes_the_others_along():
         _, sink = pod.call()
         pod.workers[1].sink(1).on_lost(WorkerDiedError("the worker ended with exit code 0"))
         pod.group.abort(pod.workers[1])
-        assert not pod.group.takes_calls
+        assert not pod.group.accepts_calls
         pod.workers[0].sink(1).on_lost(pod.workers[0].aborted)
         assert isinstance(sink.error, WorkerDiedError)
         assert sink.failure.rank == 1
@@ -400,7 +400,7 @@ def test_a_member_that_is_lost_ends_its_calls_and_new_ones_with_the_reason():
         assert error.is_critical
         with pytest.raises(WorkerMembershipChanged, match="train-2: OOMKilled"):
             pod.call()
-        assert pod.group.takes_calls
+        assert pod.group.accepts_calls
 
     run(scenario())
 
@@ -485,7 +485,7 @@ def test_restart_procs_of_those_that_are_ready_awaits_no_quorum():
     async def scenario():
         pod = Pod(2)
         request = opening(restart_procs=True, workers="ready", id="call-9")
-        assert not pod.group.takes(request, time.time())
+        assert not pod.group.accepts(request, time.time())
         assert [one.is_quorum_awaited for one in pod.sent] == [False]
 
     run(scenario())
@@ -497,7 +497,7 @@ def test_restart_procs_of_those_that_are_ready_awaits_no_quorum():
 def test_a_newer_world_is_asked_for_as_long_as_the_controller_waits_for_it(settings, seconds):
     async def scenario():
         pod = Pod(2, launch_timeout=2000, **settings)
-        assert not pod.group.takes(opening(restart_procs=True), time.time())
+        assert not pod.group.accepts(opening(restart_procs=True), time.time())
         await pause(3000)
         assert len(pod.sent) == pytest.approx(seconds / RESEND_INTERVAL, abs=2)
 
@@ -518,23 +518,23 @@ def test_restart_procs_waits_for_a_newer_world_and_asks_until_it_comes():
     async def scenario():
         pod = Pod(2)
         request = opening(restart_procs=True, id="call-9")
-        assert not pod.group.takes(request, time.time())
-        assert pod.group.takes(opening(), time.time())
+        assert not pod.group.accepts(request, time.time())
+        assert pod.group.accepts(opening(), time.time())
         await pause(2.5 * RESEND_INTERVAL)
         assert set(pod.sent) == {Regroup(id="call-9", epoch=1, is_quorum_awaited=True)}
         assert len(pod.sent) == 3
         waiting_since = time.time()
         pod.tell(world(2, epoch=2))
         # Its processes are about to be replaced.
-        assert not pod.group.takes(opening(), time.time())
+        assert not pod.group.accepts(opening(), time.time())
         newer = pod.start()
-        assert newer.takes(request, time.time())
+        assert newer.accepts(request, time.time())
         await pause(2.5 * RESEND_INTERVAL)
         assert len(pod.sent) == 3
         another = opening(restart_procs=True, id="call-10")
-        assert newer.takes(another, waiting_since)
+        assert newer.accepts(another, waiting_since)
         newer.world = structs.replace(newer.world, lost=(LostMember(member(1), "Deleted"),))
-        assert not newer.takes(another, waiting_since)
+        assert not newer.accepts(another, waiting_since)
 
     run(scenario())
 
@@ -543,9 +543,9 @@ def test_processes_of_one_pod_that_start_again_are_not_those_that_restart_procs_
     async def scenario():
         pod = Pod(2)
         request, opened = opening(restart_procs=True, id="call-9"), time.time()
-        assert not pod.start().takes(request, opened)
+        assert not pod.start().accepts(request, opened)
         pod.tell(world(2, epoch=2))
-        assert pod.start().takes(request, opened)
+        assert pod.start().accepts(request, opened)
 
     run(scenario())
 
@@ -563,7 +563,7 @@ def test_processes_that_end_after_a_call_are_not_those_that_cannot_start():
 def test_a_part_waits_for_its_epoch_and_one_of_the_past_is_refused():
     async def scenario():
         pod = Pod(2)
-        assert not pod.group.takes(opening(part=Part(2, (0,))), time.time())
+        assert not pod.group.accepts(opening(part=Part(2, (0,))), time.time())
         with pytest.raises(WorkerMembershipChanged, match="newer"):
             pod.call(part=Part(0, (0,)))
         with pytest.raises(ProtocolError):

@@ -489,7 +489,7 @@ def test_a_pod_that_is_being_stopped_takes_no_new_clients_and_keeps_those_that_i
     async def scenario():
         door = Door()
         known = door.accept()
-        door.streams.go_away("SIGTERM")
+        door.streams.stop_accepting("SIGTERM")
         assert door.accept(**{routes.RESUME.lower(): "one:0"}) is known
         _, failure = door.refused(**{routes.CLIENT.lower(): "another"})
         assert "pod demo-0 is being stopped: SIGTERM" in failure["message"]

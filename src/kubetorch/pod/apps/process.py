@@ -90,7 +90,7 @@ class AppRun:
     #: Requests that it gets at once, and that may wait.
     concurrency: int | None = None
     max_queue: int = MOST_WAITING
-    #: Whether each request goes to the least busy pod.
+    #: True if each request goes to the least busy pod.
     is_balanced: bool = False
 
 
@@ -150,7 +150,7 @@ async def wait_until_healthy(port: int, path: str | None) -> str:
 
 
 async def _wait_until_open(port: int | None) -> None:
-    """Wait until somebody listens on a port that is free now."""
+    """Wait until a program listens on a port that is free now."""
     if port is None or not sockets.is_free(port):
         await asyncio.Event().wait()
     assert port is not None
@@ -297,7 +297,7 @@ class AppProcess:
             healthy = asyncio.ensure_future(asyncio.sleep(SETTLE, self.address))
         else:
             healthy = asyncio.ensure_future(wait_until_healthy(port, path))
-        # One of its own choice would be that of its siblings, too.
+        # An app that ignores its own port listens on the declared one, as its siblings would.
         declared = self.app.port if port != self.app.port else None
         elsewhere = asyncio.ensure_future(_wait_until_open(declared))
         try:
@@ -563,7 +563,7 @@ class AppHost:
 
     @property
     def queue(self) -> QueueView | None:
-        """How many requests run and wait, where they are bounded."""
+        """The numbers of running and waiting requests, where they are bounded."""
         if self._slots.limit is None:
             return None
         line = self._slots.line

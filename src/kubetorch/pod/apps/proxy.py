@@ -29,7 +29,7 @@ from kubetorch.lib.proxy import Mount, Passage, Target
 from kubetorch.pod.apps.process import AppHost, AppProcess
 from kubetorch.pod.http import calling
 from kubetorch.pod.http.auth import Guard, refused
-from kubetorch.pod.http.handing_on import HandingOn, is_alone
+from kubetorch.pod.http.forwarding import RequestForwarder, is_alone
 from kubetorch.wire import routes, tokens
 from kubetorch.wire.messages import Member
 from kubetorch.wire.tokens import AppRequest
@@ -112,16 +112,16 @@ class AppProxy:
         guard: Guard,
         host: AppHost,
         names: AppNames,
-        handing_on: HandingOn,
+        forwarder: RequestForwarder,
     ) -> None:
         self._pod_name = pod_name
         self._names = names
         self._guard = guard
         self._host = host
-        self._handing_on = handing_on
+        self._forwarder = forwarder
         self._cookie = f"{routes.APP_COOKIE}{re.sub('[^a-zA-Z0-9-]', '-', pod_name)}"
 
-    def takes(self, path: bytes) -> bool:
+    def has_path(self, path: bytes) -> bool:
         """True if a quoted path belongs to the app."""
         return self._host.view is not None and _MOUNT.has(path)
 
@@ -132,7 +132,7 @@ class AppProxy:
             await self._exchange(scope, passage, send)
             return
         member = await self._less_busy(headers, scope["raw_path"])
-        if member is not None and await self._handing_on.relay(
+        if member is not None and await self._forwarder.relay(
             member, scope, headers, receive, send
         ):
             return
@@ -152,7 +152,7 @@ class AppProxy:
         latest = self._host.latest
         if latest is None or not latest.app_run.is_balanced or is_alone(headers):
             return None
-        return None if _is_probe(latest, path) else await self._handing_on.choose()
+        return None if _is_probe(latest, path) else await self._forwarder.choose()
 
     async def _enter(
         self, path: bytes, headers: list[Header], source: str
@@ -211,9 +211,9 @@ class AppProxy:
             passage = self._admit("socket", upgrade.headers, upgrade.query, upgrade.admit)
             member = await self._less_busy(upgrade.headers, upgrade.raw_path)
             if member is not None:
-                handing_on = self._handing_on
-                passed = handing_on.headers(upgrade.headers)
-                return Passage(handing_on.target(member), passed, on_end=handing_on.begin(member))
+                forwarder = self._forwarder
+                passed = forwarder.headers(upgrade.headers)
+                return Passage(forwarder.target(member), passed, on_end=forwarder.begin(member))
             self._host.begin()
             try:
                 process, leave = await self._enter(
@@ -236,11 +236,11 @@ class AppProxy:
     def _admit(
         self, method: str, headers: list[Header], query: bytes, on_token: Callable[[], None]
     ) -> AppRequest:
-        """Refuse who may not ask; else the request without what is not the app's business."""
+        """Refuse a request without a right; returns it without the headers for Kubetorch."""
         is_token = self._guard.is_token
         header_texts = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
         self._check_page(header_texts, method)
-        # Those of other services are not the app's business either.
+        # Tokens of other services are hidden from the app, too.
         passage = tokens.inspect(
             headers, query, is_ours=lambda token: tokens.is_signed(token) or is_token(token)
         )
@@ -252,7 +252,7 @@ class AppProxy:
         return passage
 
     def _check_page(self, headers: Mapping[str, str], method: str) -> None:
-        """Refuse what a page of another site sent, and names that nobody gave to the app."""
+        """Refuse requests of other sites' pages, and names that are not the app's."""
         host, origin = headers.get("host"), headers.get("origin")
         is_local = self._guard.is_local or asgi.is_loopback(asgi.host_of(host))
         asgi.check_link(headers, method, may_be_beside=is_local)

@@ -28,7 +28,7 @@ from kubetorch.pod.apps.proxy import AppProxy
 from kubetorch.pod.calls import Calls
 from kubetorch.pod.http import broadcast, calling
 from kubetorch.pod.http.auth import Guard
-from kubetorch.pod.http.handing_on import HandingOn
+from kubetorch.pod.http.forwarding import RequestForwarder
 from kubetorch.pod.image import commands
 from kubetorch.pod.image.preparation import Images
 from kubetorch.pod.logs import PodLog
@@ -108,7 +108,7 @@ class App:
     apps: AppHost
     gate: AppProxy
     log: PodLog
-    handing_on: HandingOn
+    forwarder: RequestForwarder
 
     def __post_init__(self) -> None:
         self._routes: dict[str, _Answer] = {
@@ -133,7 +133,7 @@ class App:
         request.headers[name] = identity = request_id(request.headers.get(name, ""))
         respond = Responder(send, {routes.REQUEST_ID: identity})
         try:
-            if self.gate.takes(scope["raw_path"]):
+            if self.gate.has_path(scope["raw_path"]):
                 await self.gate.answer(scope, receive, send)
             else:
                 await self._answer(request, respond, send)
@@ -177,21 +177,21 @@ class App:
                 await broadcast.call(request, respond, self.members, together)
                 return
             ordinals = together or range(spec.compute.pods)
-            if is_balanced and await self._hand_on(request, send, ordinals):
+            if is_balanced and await self._forward(request, send, ordinals):
                 return
         await calling.call(request, respond, self.calls, name, method)
 
-    async def _hand_on(self, request: Request, send: Send, ordinals: Sequence[int]) -> bool:
+    async def _forward(self, request: Request, send: Send, ordinals: Sequence[int]) -> bool:
         """Let a less busy pod run a call, or the pod of its key; false if this pod has to."""
         key = request.headers.get(routes.IDEMPOTENCY_KEY.lower())
         if key is None:
-            member = await self.handing_on.choose()
+            member = await self.forwarder.choose()
         else:
-            member = self.handing_on.choose_by(key, ordinals)
+            member = self.forwarder.choose_by(key, ordinals)
         if member is None:
             return False
         headers, receive = request.replay()
-        return await self.handing_on.relay(member, request.scope, headers, receive, send)
+        return await self.forwarder.relay(member, request.scope, headers, receive, send)
 
     async def _fail(self, error: Exception, respond: Responder) -> None:
         failure = exceptions.describe_refusal(error, pod_name=self.pod_name, started=False)
@@ -256,7 +256,7 @@ class App:
     async def _load(self, _request: Request, respond: Responder) -> None:
         if not self._is_serving:
             raise CallRefusedError(f"pod {self.pod_name} serves nothing yet")
-        await respond.answer_json(200, {"calls": self.handing_on.load()})
+        await respond.answer_json(200, {"calls": self.forwarder.load()})
 
     async def _metrics(self, _request: Request, respond: Responder) -> None:
         calls = self.calls

@@ -3,7 +3,7 @@
 Each request brings a token: one that is signed for this workload, which the agent checks offline
 with the workload's own key, or on the local backend the user's own, which it recognises by its
 fingerprint and which opens everything. In a cluster the key comes with the first session; until
-then nobody is let in. `Host` and `Origin` are checked too: a page in a browser can be made to send
+then all are refused. `Host` and `Origin` are checked too: a page in a browser can be made to send
 requests to loopback addresses (DNS rebinding), and must not reach user code even if it has a token.
 """
 

@@ -33,11 +33,11 @@ class WorkerPool:
         return next(iter(self.workers.values())).pid if self.workers else 0
 
     @property
-    def takes_calls(self) -> bool:
-        return any(worker.takes_calls for worker in self.workers.values())
+    def accepts_calls(self) -> bool:
+        return any(worker.accepts_calls for worker in self.workers.values())
 
-    def takes(self, request: Open, opened: float) -> bool:
-        return self.takes_calls
+    def accepts(self, request: Open, opened: float) -> bool:
+        return self.accepts_calls
 
     def add(self, worker: Worker) -> None:
         """Add a worker that replaces one that ended."""

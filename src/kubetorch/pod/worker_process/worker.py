@@ -257,7 +257,7 @@ class Worker:
         self._loaded: asyncio.Future[None] = self._loop.create_future()
         self._has_loaded = False
         self._is_draining = False
-        #: The calls that calls wait for, as the process reported last; see `ask_waits`.
+        #: The calls that calls wait for, as the process reported last; see `request_waits`.
         self.waits: dict[int, str] = {}
         # The call whose code has called `os._exit`.
         self._exits: int | None = None
@@ -292,12 +292,12 @@ class Worker:
         return self._exiting is None
 
     @property
-    def takes_calls(self) -> bool:
+    def accepts_calls(self) -> bool:
         """True if the worker lives on: it was not killed, and each cancelled call can end."""
         return self._exiting is None and not self._is_killed and not self._interrupting
 
-    def takes(self, request: Open, opened: float) -> bool:
-        return self.takes_calls
+    def accepts(self, request: Open, opened: float) -> bool:
+        return self.accepts_calls
 
     @property
     def running(self) -> int:
@@ -428,7 +428,7 @@ class Worker:
         )
         self.abort(_in_pod(error, self.pod_name))
 
-    def ask_waits(self) -> None:
+    def request_waits(self) -> None:
         """Ask for `waits`, which come soon."""
         if self._has_loaded and self._exiting is None:
             self._socket.send(protocol.pack(protocol.ASK))

@@ -7,7 +7,7 @@ from kubetorch.errors import CallRefusedError, ForeignOriginError, UnauthorizedE
 from kubetorch.lib.http_server import Refusal, Upgrade
 from kubetorch.pod.apps import proxy
 from kubetorch.pod.http.auth import Credentials, Guard
-from kubetorch.pod.http.handing_on import HandingOn
+from kubetorch.pod.http.forwarding import RequestForwarder
 from kubetorch.pod.membership import Membership
 from kubetorch.wire import tokens
 
@@ -65,7 +65,7 @@ class App:
         )
         names = proxy.AppNames("team", "web")
         names.controller_names = ("kt.example.com",)
-        handing_on = HandingOn(
+        forwarder = RequestForwarder(
             pod_name="web-0",
             members=Membership(),
             token=lambda: None,
@@ -73,7 +73,7 @@ class App:
             takes_turns=False,
         )
         self.proxy = proxy.AppProxy(
-            pod_name="web-0", guard=guard, host=self, names=names, handing_on=handing_on
+            pod_name="web-0", guard=guard, host=self, names=names, forwarder=forwarder
         )
 
     def begin(self) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from kubetorch.lib import http_server, sockets
 from kubetorch.lib.asgi import Receive, Responder, Scope, Send
-from kubetorch.pod.http.handing_on import LOAD_VALID_SECONDS, HandingOn
+from kubetorch.pod.http.forwarding import LOAD_VALID_SECONDS, RequestForwarder
 from kubetorch.pod.membership import Membership
 from kubetorch.wire import routes
 from kubetorch.wire.messages import Member, Members
@@ -41,7 +41,7 @@ class Siblings:
 @asynccontextmanager
 async def pods(
     siblings: Siblings, own: int, *, takes_turns: bool = False, is_on: bool = True
-) -> AsyncIterator[HandingOn]:
+) -> AsyncIterator[RequestForwarder]:
     servers, members = [], [Member("own", 0, "http://127.0.0.1:1")]
     for ordinal, pod in enumerate(siblings.calls, 1):
         listener = sockets.listen("127.0.0.1", 0)
@@ -51,7 +51,7 @@ async def pods(
         members.append(Member(pod, ordinal, f"http://127.0.0.1:{listener.getsockname()[1]}"))
     membership = Membership()
     membership.update(Members(epoch=1, members=(*members, Member("new", 9, ""))))
-    handing_on = HandingOn(
+    forwarder = RequestForwarder(
         pod_name="own",
         members=membership,
         token=lambda: "own",
@@ -60,15 +60,15 @@ async def pods(
         is_on=is_on,
     )
     try:
-        yield handing_on
+        yield forwarder
     finally:
-        await handing_on.close()
+        await forwarder.close()
         for server in servers:
             await server.close(1.0)
 
 
-async def chosen(handing_on: HandingOn) -> str:
-    member = await handing_on.choose()
+async def chosen(forwarder: RequestForwarder) -> str:
+    member = await forwarder.choose()
     return "own" if member is None else member.pod
 
 
@@ -85,8 +85,8 @@ def test_a_busy_pod_hands_a_request_on_to_the_least_busy_one(
     own: int, calls: dict[str, int | None], expected: str
 ) -> None:
     async def scenario() -> None:
-        async with pods(Siblings(calls), own) as handing_on:
-            assert await chosen(handing_on) == expected
+        async with pods(Siblings(calls), own) as forwarder:
+            assert await chosen(forwarder) == expected
 
     asyncio.run(scenario())
 
@@ -97,9 +97,9 @@ def test_a_pod_that_is_free_or_is_not_to_choose_keeps_a_request_and_asks_nobody(
 ) -> None:
     async def scenario() -> None:
         siblings = Siblings({"one": 0})
-        async with pods(siblings, own, is_on=is_on) as handing_on:
-            assert await chosen(handing_on) == "own"
-            assert (handing_on.choose_by("key", [1]) is not None) == is_on
+        async with pods(siblings, own, is_on=is_on) as forwarder:
+            assert await chosen(forwarder) == "own"
+            assert (forwarder.choose_by("key", [1]) is not None) == is_on
         assert siblings.asked == []
 
     asyncio.run(scenario())
@@ -108,27 +108,27 @@ def test_a_pod_that_is_free_or_is_not_to_choose_keeps_a_request_and_asks_nobody(
 def test_requests_that_come_together_are_spread_without_asking_for_each() -> None:
     async def scenario() -> None:
         siblings = Siblings({"one": 0, "two": 1})
-        async with pods(siblings, 3) as handing_on:
+        async with pods(siblings, 3) as forwarder:
             expected = []
             for _ in range(5):
-                member = await handing_on.choose()
+                member = await forwarder.choose()
                 assert member is not None
                 expected.append(member.pod)
-                handing_on.begin(member)
+                forwarder.begin(member)
             assert sorted(expected) == ["one", "one", "one", "two", "two"]
             assert sorted(siblings.asked) == ["one", "two"]
             siblings.calls["one"] = 0
             await asyncio.sleep(2 * LOAD_VALID_SECONDS)
             # What was handed on has not ended, whatever a sibling says.
-            assert await chosen(handing_on) == "two"
+            assert await chosen(forwarder) == "two"
 
     asyncio.run(scenario())
 
 
 def test_where_all_requests_come_to_one_pod_those_that_are_as_busy_take_turns() -> None:
     async def scenario() -> None:
-        async with pods(Siblings({"one": 0, "two": 0}), 0, takes_turns=True) as handing_on:
-            expected = [await chosen(handing_on) for _ in range(6)]
+        async with pods(Siblings({"one": 0, "two": 0}), 0, takes_turns=True) as forwarder:
+            expected = [await chosen(forwarder) for _ in range(6)]
         assert [expected.count(pod) for pod in ("own", "one", "two")] == [2, 2, 2]
 
     asyncio.run(scenario())

@@ -48,7 +48,7 @@ def is_alone(headers: Iterable[Header]) -> bool:
 
 
 @dataclass(eq=False, kw_only=True)
-class HandingOn:
+class RequestForwarder:
     pod_name: str
     members: Membership
     token: Callable[[], str | None]
@@ -150,7 +150,7 @@ class HandingOn:
         return end
 
     def target(self, member: Member) -> Target:
-        """Where a sibling answers."""
+        """The address of a sibling."""
         parts = urlsplit(member.url)
         return Target(parts.hostname or "", parts.port or 80, _SAME_PATHS)
 
