@@ -756,7 +756,7 @@ class Calls:
                 self._notice = self._log_replacement(spec.callable.name, worker, why)
         self._is_notice_pending = self._notice is not None
         self._leave_line()
-        self._slots = _slots_of(spec, worker)
+        self._slots = _slots_of(spec, worker, self.pod_name)
         if isinstance(worker, WorkerPool):
             worker.on_added, worker.on_removed = self._add_process, self._remove_process
             workers: dict[int, Worker | RankGroup] = dict(worker.workers)
@@ -962,7 +962,8 @@ class Calls:
             call.slots = self._slots
             self._queued[call.tag] = call
             if self._record(call):
-                self._run(call, process, f"{call.tag}:{call.tag}", in_line=call.is_in_line)
+                pod = self.pod_name if beside else ""
+                self._run(call, process, f"{call.tag}:{call.tag}:{pod}", in_line=call.is_in_line)
             return
         try:
             if isinstance(self._worker, RankGroup):
@@ -1385,11 +1386,11 @@ def _may_be_ahead(request: Open) -> bool:
     return is_plain and has_time and request.body.total <= ITEM_BYTES
 
 
-def _slots_of(spec: WorkloadSpec, worker: Served) -> Slots:
+def _slots_of(spec: WorkloadSpec, worker: Served, pod: str) -> Slots:
     """The slots of a worker that serves a workload."""
     compute = spec.compute
     processes = len(worker.workers) if isinstance(worker, WorkerPool) else 1
-    return Slots(compute.concurrency_of(processes), compute.max_queue or MOST_WAITING)
+    return Slots(compute.concurrency_of(processes), compute.max_queue or MOST_WAITING, pod)
 
 
 def _unanswered(call: Call | None) -> Call | None:

@@ -21,6 +21,9 @@ Calls that say how many of their kind may run *beside* one another in a process,
 of a map, have that bound alone: they wait for one another, and other calls do not wait for them.
 Their descendants run in their slots. Of quick calls a process gets a few *ahead*, which it runs one
 after the other.
+
+In another pod of its service a descendant could wait for a chain that waits for its own. So where
+calls wait for slots, an ancestor names its pod, and callers send its descendants there.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from typing import NamedTuple
 
 from kubetorch.errors import QueueFullError
 from kubetorch.specs.compute import MOST_WAITING
+from kubetorch.wire.frames import Ancestor
 from kubetorch.wire.messages import calls_that_wait
 
 #: Bytes of the arguments of calls that wait for one process.
@@ -41,9 +45,6 @@ MOST_WAITING_BYTES = 1024**3
 BREADTH = 700
 #: Slots that a call names as those of its ancestors: the nearest ones.
 _MOST_ANCESTORS = 64
-
-#: A slot, and the call of the chain that runs in it, nearest to the end of the chain.
-Ancestor = tuple[str, str]
 
 
 class Ticket(NamedTuple):
@@ -83,7 +84,7 @@ class Start(NamedTuple):
     @property
     def has_own_slot(self) -> bool:
         """False for a call that runs in the slots of its ancestors."""
-        return (self.call, self.call) in self.ancestors
+        return any(slot == call == self.call for slot, call, _ in self.ancestors)
 
 
 @dataclass(eq=False)
@@ -122,10 +123,13 @@ class Slots:
     A process is a number that is not used again for another one.
     """
 
-    def __init__(self, limit: int | None = None, most_waiting: int = MOST_WAITING) -> None:
+    def __init__(
+        self, limit: int | None = None, most_waiting: int = MOST_WAITING, pod: str = ""
+    ) -> None:
         #: Slots of each process; `None` is any number.
         self.limit = limit
         self.most_waiting = most_waiting
+        self.pod = pod
         #: How many calls a process may have ahead.
         self.ahead = 0
         self._processes: dict[int, _Process] = {}
@@ -469,7 +473,7 @@ class Slots:
 
     def _slots_of_ancestors(self, ticket: Ticket) -> Iterator[_AncestorSlot]:
         """The slots of a call's ancestors, the nearest first, each with the ancestor in it."""
-        for slot_id, call in reversed(ticket.ancestors):
+        for slot_id, call, _ in reversed(ticket.ancestors):
             slot = self._slots.get(slot_id) or self._slot_of(slot_id)
             if slot is not None:
                 yield slot, call if call in slot.running else None
@@ -532,8 +536,13 @@ class Slots:
                 self._processes[process].running += 1
         run = self._running[ticket.call] = _Run(slots, tuple(sorted(runs_in)))
         ids = {slot.id for slot in slots}
-        elsewhere = [ancestor for ancestor in ticket.ancestors if ancestor[0] not in ids]
-        return Start(ticket.call, run.processes, (*elsewhere, *((id_, ticket.call) for id_ in ids)))
+        elsewhere = (ancestor for ancestor in ticket.ancestors if ancestor.slot not in ids)
+        own = (Ancestor(slot.id, ticket.call, self._pod_of(slot)) for slot in slots)
+        return Start(ticket.call, run.processes, (*elsewhere, *own))
+
+    def _pod_of(self, slot: _Slot) -> str:
+        """The pod that descendants of a call in a slot have to run in; empty for any pod."""
+        return self.pod if self.limit is not None or slot.beside else ""
 
     # ------------------------------------------------------------------------------------ ending
 

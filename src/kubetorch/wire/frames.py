@@ -30,6 +30,7 @@ import enum
 import struct
 from collections import deque
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -215,23 +216,43 @@ class Open(msgspec.Struct, frozen=True, omit_defaults=True):
     most_calls: int | None = None
 
 
-class Chain(tuple[tuple[str, str], ...]):
-    """The calls that wait for a call, each by the slot that it holds and its own identity.
+class Ancestor(NamedTuple):
+    """A call that waits for another one.
+
+    Attributes:
+        slot: The slot that it holds.
+        call: Its identity.
+        pod: The pod in which it holds the slot, if other calls wait there for such a slot; else
+            empty: its descendants may then run in any pod.
+    """
+
+    slot: str
+    call: str
+    pod: str = ""
+
+
+class Chain(tuple[Ancestor, ...]):
+    """The calls that wait for a call, each with the slot that it holds.
 
     The chain names only the last call in each slot, so its length is at most the number of
-    processes. It travels as `slot:call,slot:call`, the nearest call last; only agents parse it.
-    Code of a worker outside of the context of a call sends
-    `kubetorch.specs.callable.UNKNOWN_CHAIN`.
+    processes. It travels as `slot:call:pod,slot:call:pod`, the nearest call last. Code of a worker
+    outside of the context of a call sends `kubetorch.specs.callable.UNKNOWN_CHAIN`.
     """
 
     @classmethod
     def parse(cls, text: str) -> Chain:
         """The chain of a text; malformed parts are left out."""
-        pairs = (pair.partition(":") for pair in text.split(",")) if text else ()
-        return cls((slot, call) for slot, _, call in pairs if slot and call)
+        entries = (entry.split(":") for entry in text.split(","))
+        ancestors = (Ancestor(*fields) for fields in entries if len(fields) in (2, 3))
+        return cls(ancestor for ancestor in ancestors if ancestor.slot and ancestor.call)
 
     def render(self) -> str:
-        return ",".join(f"{slot}:{call}" for slot, call in self)
+        return ",".join(f"{slot}:{call}:{pod}" for slot, call, pod in self)
+
+    @property
+    def pods(self) -> tuple[str, ...]:
+        """The pods that its descendants go to, if the calls are for them: the nearest first."""
+        return tuple(ancestor.pod for ancestor in reversed(self) if ancestor.pod)
 
 
 class Attach(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -20,6 +20,7 @@ from tests.local.user_project import UserProject
 
 SOURCE = """
 import os, time
+import kubetorch as kt
 
 def where():
     return os.environ["POD_NAME"]
@@ -37,6 +38,23 @@ def count(n):
 
 def work(name, *args):
     return globals()[name](*args)
+
+def tree(n):
+    return 1 if n == 0 else 1 + sum(kt.fn(name="tree").map([n - 1, n - 1]))
+
+def factorial(n, how, names):
+    first, *others = names
+    if n <= 1:
+        return 1
+    call = kt.fn(name=first)
+    rest = (n - 1, how, [*others, first])
+    return n * (call.spawn(*rest).result() if how == "spawn" else call(*rest))
+
+async def factorial_async(n):
+    return 1 if n <= 1 else n * await kt.fn(name="factorial-async").options(async_=True)(n - 1)
+
+def places(n):
+    return [where(), *kt.fn(name="places").map([0] * n)] if n else where()
 
 class Counter:
     def __init__(self):
@@ -174,6 +192,40 @@ def test_a_class_has_an_instance_in_each_pod_and_the_deploy_says_so(
 def test_a_class_whose_replacement_is_an_error_has_one_instance(jobs: Any) -> None:
     with pytest.raises(kt.SpecError, match='its dispatch is "any"'):
         kt.cls(jobs.Counter, on_replace="error").to(kt.Compute(dispatch="any"))
+
+
+def test_items_of_items_run_in_the_place_of_an_item_whatever_the_other_pods_do(jobs: Any) -> None:
+    tree: Any = kt.fn(jobs.tree)
+    for bounds in ({"dispatch": "any"}, {"dispatch": "any", "concurrency": 1}, {}):
+        tree.to(kt.Compute(cpus="0.01", replicas=2, **bounds))
+        assert list(tree.options(timeout=60).map([2, 2, 3])) == [7, 7, 15]
+        if bounds:
+            assert tree.spawn(2).result(timeout=60) == 7
+    tree.teardown()
+
+
+def test_calls_of_a_chain_run_in_its_slot_whatever_the_other_pods_do(jobs: Any) -> None:
+    computes = [
+        kt.Compute(cpus="0.01", replicas=2, dispatch="any", concurrency=1),
+        kt.Compute(cpus="0.01").autoscale(min_scale=2, concurrency=1),
+    ]
+    handles: list[Any] = [kt.fn(jobs.factorial, name=name) for name in ("ping", "pong")]
+    ping, _ = (handle.to(compute) for handle, compute in zip(handles, computes, strict=True))
+    for how, names in (("call", ["ping"]), ("spawn", ["ping"]), ("call", ["pong", "ping"])):
+        call = ping.options(timeout=60)
+        assert list(call.map([6] * 3, [how] * 3, [names] * 3)) == [720] * 3
+    handles.append(kt.fn(jobs.factorial_async, name="factorial-async"))
+    on_loop = handles[-1].to(computes[0])
+    assert list(on_loop.options(timeout=60).map([6] * 3)) == [720] * 3
+    for handle in handles:
+        handle.teardown()
+
+
+def test_items_of_a_call_that_nothing_bounds_are_spread(jobs: Any) -> None:
+    places: Any = kt.fn(jobs.places)
+    places.to(kt.Compute(cpus="0.01", replicas=2, dispatch="any"))
+    assert set(places(40)) == pod_names(places)
+    places.teardown()
 
 
 def test_requests_to_an_autoscaled_service_are_spread(jobs: Any) -> None:

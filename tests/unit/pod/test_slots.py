@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from kubetorch.errors import QueueFullError
 from kubetorch.pod.slots import BREADTH, Slots, Start, Ticket
+from kubetorch.wire.frames import Ancestor
 
 
 class Pod:
@@ -209,10 +210,10 @@ def test_a_call_that_began_without_a_slot_has_one_once_it_makes_a_call():
     for number in range(BREADTH):
         assert slots.begin(str(number)) == 0
     assert slots.running == BREADTH + 1
-    ancestors = (("root", "root"),)
+    ancestors = (Ancestor("root", "root"),)
     left = slots.offer(Ticket("left", "a", ancestors))
     assert left is not None
-    assert left.ancestors == (("root", "left"),)
+    assert left.ancestors == (Ancestor("root", "left"),)
     assert slots.offer(Ticket("right", "a", ancestors)) is None
     assert [start.call for start in slots.end("left")] == ["right"]
     assert slots.end("right") == slots.end("root") == []

@@ -188,6 +188,9 @@ class Invocation:
     #: pods that refused it because another one is less busy.
     _is_placed = False
     _passes = 0
+    #: Pods in which its ancestors hold slots, the nearest first; and true if it goes to one.
+    _ancestor_pods: tuple[str, ...] = ()
+    _is_with_ancestor = False
 
     def __init__(
         self,
@@ -229,6 +232,8 @@ class Invocation:
         self.is_detached = is_detached
         self.id = calls.new_call_id()
         self._chain = _ambient_chain()
+        if self._chain:
+            self._ancestor_pods = frames.Chain.parse(self._chain).pods
         self._patient_from = time.monotonic()
         self.begin_to_expire()
         if options.idempotency_key is not None:
@@ -237,9 +242,12 @@ class Invocation:
             self._retries = options.retries
             self._key = self._key or calls.new_call_id()
 
+        if self.is_balanced:
+            self._follow_ancestor()
         key, pods = options.idempotency_key, broadcast_pods or target.pods
         if self.is_balanced and key is not None and pods:
             # Only that pod has the outcome of this key.
+            self._ancestor_pods, self._is_placed, self._is_with_ancestor = (), False, False
             self.route = route.pod(pods[zlib.crc32(key.encode()) % len(pods)])
 
     def begin_to_expire(self) -> None:
@@ -275,12 +283,15 @@ class Invocation:
         return values[0] if together is None and len(values) == 1 else values
 
     def of_item(self, number: int) -> Invocation:
-        """The call of one item of a map, on the least busy pod.
+        """The call of one item of a map, on the least busy pod, or on that of an ancestor.
 
         With a key it is always the same pod, since only that pod has the outcome.
         """
         pods = self.broadcast
-        if pods is None or self.options.idempotency_key is None:
+        if pods is None:
+            return self
+        if self.options.idempotency_key is None:
+            self._follow_ancestor()
             return self
         return self._on(pods[number % len(pods)])
 
@@ -423,7 +434,10 @@ class Invocation:
             self._sent_on.note_load(error.calls)
             self._passes += 1
             return self._retry(at_once=True)
-        return self._retry() if isinstance(error, _LATER) else None
+        if not isinstance(error, _LATER):
+            return None
+        self.leave_ancestor()
+        return self._retry()
 
     def _retry_in_line(self) -> RetryAfter | None:
         """The retry of an item of a map, which waits here while the line of its pod is full."""
@@ -441,6 +455,7 @@ class Invocation:
         if self.is_item and not self.has_begun and isinstance(event.meta, PodTerminatedError):
             # The pod, which reports an item before it begins, has ended.
             self._renew_patience()
+            self.leave_ancestor()
             return self._retry() if self.patience > 0 else None
         is_transport = isinstance(event.meta, (CallLostError, AgentDiedError))
         if event.call.was_written or not is_transport or self.patience <= 0:
@@ -568,6 +583,24 @@ class Invocation:
     def _choose_pod(self, *, may_have_run: bool) -> None:
         if self._is_placed and not may_have_run:
             self.route = self.service_route
+            self._follow_ancestor()
+
+    def _follow_ancestor(self) -> None:
+        """Go to the pod in which the nearest ancestor holds a slot of the service, if there is one.
+
+        It runs there in that slot; elsewhere it could wait for calls that wait for that slot.
+        """
+        route = self.service_route.nearest(self._ancestor_pods) if self._ancestor_pods else None
+        if route is not None:
+            self.route, self._is_placed, self._is_with_ancestor = route, True, True
+
+    def leave_ancestor(self) -> bool:
+        """Go to any pod, since the one of its ancestor takes no calls; false if it went to none."""
+        if not self._is_with_ancestor:
+            return False
+        self._ancestor_pods, self._is_with_ancestor = (), False
+        self.route, self._patient_from = self.service_route, time.monotonic()
+        return True
 
 
 def _body(codec: str, segments: Sequence[codecs.Segment]) -> frames.Body:

@@ -214,7 +214,9 @@ class Call:
                 self._attempt()
         elif not isinstance(error, CallRefusedError):
             raise error
-        elif request is not None and connected.is_spent and request.deadline > time.monotonic():
+        elif self.invocation.leave_ancestor() or (
+            request is not None and connected.is_spent and request.deadline > time.monotonic()
+        ):
             self._attempt()
         else:
             raise self.invocation.refused(error)

@@ -292,7 +292,13 @@ class SpawnedCall:
             self._session().ask(lambda controller: controller.cancel_call(self.call_id))
 
     def _open(self, invocation: Invocation) -> None:
-        stream = invocation.route.stream() or invocation.route.connect(invocation.patience)
+        try:
+            stream = invocation.route.stream() or invocation.route.connect(invocation.patience)
+        except CallRefusedError:
+            if not invocation.leave_ancestor():
+                raise
+            self._open(invocation)
+            return
         self._lines = invocation.lines
         self._stream = stream
         self._unstarted = invocation

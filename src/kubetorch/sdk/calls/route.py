@@ -755,6 +755,13 @@ class Route:
         ordinal = next(numbers, None)
         return self if ordinal is None else self.pod(ordinal)
 
+    def nearest(self, pods: Iterable[str]) -> Route | None:
+        """The route to the first of these pods that is a pod of the service; `None` without one."""
+        location = self._location
+        known = {} if location is None else location.pods
+        views = (known[name] for name in pods if name in known)
+        return next((self.pod(view.ordinal) for view in views if view.ended is None), None)
+
     def locate(self, location: Location | None) -> None:
         """Use this location from now on; `None`: ask before the next connection."""
         self._location = location

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from kubetorch.errors import (
     WorkerDiedError,
     WorkerMembershipChanged,
 )
+from kubetorch.pod.user_process import current_call
 from kubetorch.sdk.calls.attempts import Done, Invocation, RetryAfter, Target, Yielded
 from kubetorch.sdk.calls.options import CallOptions
 from kubetorch.sdk.calls.route import Location, Route
@@ -27,6 +29,7 @@ from kubetorch.sdk.calls.stream import Stream
 from kubetorch.sdk.calls.stream_writer import EXPIRED, LOST, Event, PendingCall
 from kubetorch.wire import codecs, exceptions, frames, rank_values
 from kubetorch.wire.frames import Kind
+from kubetorch.wire.messages import PodView
 
 
 def invocation(*, is_distributed: bool = False, **options: Any) -> Invocation:
@@ -120,6 +123,28 @@ def test_what_started_is_made_again_only_as_often_as_was_asked(error: KubetorchE
     assert [type(step) for step in steps] == [RetryAfter, RetryAfter, Done]
     assert isinstance(steps[-1], Done)
     assert type(steps[-1].error) is type(error)
+
+
+def test_a_call_stays_with_its_ancestor_until_the_pod_takes_no_calls() -> None:
+    pods = {"pod-1": PodView(name="pod-1", ordinal=1, phase="Running")}
+    location = Location(("http://0", "http://1"), "", (0, 1), pods=pods)
+    route = Route("service", lambda: location, location)
+    target = Target("default", "service", "work", is_balanced=True, pods=(0, 1))
+    running: Any = SimpleNamespace(chain="slot:call:pod-1", request_id="r")
+    token = current_call.current.set(running)
+    try:
+        call, keyed = (
+            Invocation(target, route, CallOptions(**options), (), {})
+            for options in ({"retries": 1}, {"idempotency_key": "key of pod 0"})
+        )
+    finally:
+        current_call.current.reset(token)
+    assert call.route is route.pod(1)
+    call.step(stream(), failed(WorkerDiedError("died")))
+    assert call.route is route.pod(1)
+    call.step(stream(), failed(CallRefusedError("draining"), started=False))
+    assert call.route is route
+    assert keyed.route is route.pod(0)  # only that pod has the outcome
 
 
 def test_the_users_own_error_is_never_a_reason_to_run_again() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from kubetorch.sdk.calls.route import Location
+from kubetorch.sdk.calls.route import Location, Route
+from kubetorch.wire.messages import Ending, PodView
 
 PODS = Location(("http://a", "http://b", "http://c"), "token", (0, 2, 2))
 
@@ -25,3 +26,12 @@ def test_pods_that_are_left_out_take_their_numbers_with_them() -> None:
     )
     unnumbered = PODS._replace(ordinals=())
     assert unnumbered.only(["http://b"]) == Location(("http://b",), "token")
+
+
+def test_of_named_pods_the_first_of_the_service_that_has_not_ended_is_the_nearest() -> None:
+    ended = PodView(name="x", ordinal=1, phase="Gone", ended=Ending(reason="Evicted"))
+    running = PodView(name="a", ordinal=0, phase="Running")
+    pods = {"x": ended, "a": running}
+    route = Route("service", lambda: PODS, PODS._replace(pods=pods))
+    assert route.nearest(["another-service", "x", "a"]) is route.pod(0)
+    assert route.nearest(["another-service", "x"]) is None
