@@ -151,6 +151,7 @@ class Caller:
                 without a `concurrency`, a `def` runs one item at a time in each process, an
                 `async def` 64.
             return_exceptions: Yield what a call raises instead of raising it.
+            unknown: Keywords that a map does not have; each is an error.
 
         Raises:
             SpecError: `window` is impossible, or a map has no such keyword.
