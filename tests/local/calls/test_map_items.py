@@ -317,6 +317,7 @@ def test_ctrl_c_in_a_map_cancels_the_items_that_run_and_those_that_wait(
     deploy("hold", num_proc=2)
     folder, end = tmp_path / "begun", tmp_path / "end"
     folder.mkdir()
+
     def calls() -> int:
         view = backend.session().ask(lambda session: session.get_workload("default", "items-hold"))
         return sum(pod.calls for pod in view.pods)
