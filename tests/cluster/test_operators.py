@@ -182,7 +182,7 @@ async def _apply(client: Client, manifest: Object, **variables: str) -> tuple[Ob
     name = manifest["metadata"]["name"]
     main = rendering.render(compute, namespace=namespace, name=name, default_image=byo.IMAGE)
     agent.equip(main, workload=name, runtime=RUNTIME)
-    beside = await prepare.beside(client, main, RUNTIME)
+    beside = await prepare.companion_objects(client, main, RUNTIME)
     for one in beside:
         job = one["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]
         job["spec"]["template"]["spec"]["initContainers"][0]["command"] = ["true"]
