@@ -539,7 +539,7 @@ def test_an_agent_whose_controller_was_removed_with_its_folder_ends(tmp_path):
     controller.close()
 
 
-def test_a_full_disk_costs_lines_of_the_log_and_no_call(tmp_path, controller):
+def test_a_full_disk_costs_lines_of_the_log_and_calls_that_are_to_be_kept(tmp_path, controller):
     log = tmp_path / "pod" / "log"
     log.mkdir(parents=True)
     (log / "current.jsonl").symlink_to("/dev/full")  # every write to it fails with ENOSPC
@@ -550,9 +550,9 @@ def test_a_full_disk_costs_lines_of_the_log_and_no_call(tmp_path, controller):
         assert agent.post("/Service/say", "said") == (200, "said")
         client = agent.client()
         client.open(1, "spawned", name="Service", method="say", detached=True, id="spawned-3")
-        assert client.result(1) == "spawned"
-        report = controller.wait_for(CallReport, lambda m: m.id == "spawned-3" and bool(m.ended))
-        assert report.state == "succeeded"
+        with pytest.raises(CallFailed, match="cannot write the call to its disk"):
+            client.result(1)
+        assert agent.post("/Service/say", "goes on") == (200, "goes on")
         none_dropped = b"kubetorch_log_lines_dropped_total 0"
         wait_until(lambda: none_dropped not in agent.http("GET", "/metrics")[2])
         assert agent.http("GET", "/v1/logs")[0] == 200

@@ -11,7 +11,7 @@ from kubetorch.lib import deadlines
 from kubetorch.pod import results as module
 from kubetorch.pod.results import Results
 from kubetorch.wire.calls import Raised, Returned, unpack_outcome
-from kubetorch.wire.messages import CallReport
+from kubetorch.wire.messages import UNENDED, CallReport
 from tests.unit.pod.fakes import FakeCaller, FakeRunner, begin, make_calls, opening, spec
 
 
@@ -121,7 +121,7 @@ def test_a_call_that_was_refused_and_comes_again_has_only_its_second_end(tmp_pat
         runner.give(1, b"42")
         assert (await controller.ended()).state == "succeeded"
         states = [report.state for report in controller.reports]
-        assert states == ["running", "running", "succeeded"]
+        assert [state for state in states if state not in UNENDED] == ["succeeded"]
         assert unpack_outcome(controller.blobs[-1]) == Returned("json", (2,), b"42", False, 1)
         await results.close(1)
         assert [report.id for report in recovered(tmp_path)] == ["call-0001"]

@@ -491,11 +491,11 @@ def test_a_timeout_counts_from_the_begin_of_the_run_and_not_while_a_worker_is_aw
     async def scenario():
         calls, runner = started()
         begin(calls, opening(), FakeCaller())
-        runner.takes_calls = False  # a call is being interrupted
+        runner.accepts_calls = False  # a call is being interrupted
         caller = FakeCaller()
         begin(calls, opening(id="call-0002", timeout=5.0), caller)
         await pause(10)
-        runner.takes_calls = True
+        runner.accepts_calls = True
         runner.sink(1).on_error(b"{}")
         assert caller.events == [("queued",), ("begun",)]
         await pause(4)
