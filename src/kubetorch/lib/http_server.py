@@ -365,6 +365,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        self._unparsed, self._headers = b"", []
         self._server.connections.discard(self)
         self._cancel_timer()
         self._writable.set()
@@ -585,7 +586,9 @@ class _Connection(asyncio.Protocol):
         for cycle in filter(None, (self._cycle, parsed, *self._waiting)):
             cycle.disconnect()
         self._waiting.clear()
-        self._unparsed = b""
+        # The connection and its parser refer to each other, so they may live on for a while: the
+        # headers of a refused head are many.
+        self._unparsed, self._headers = b"", []
         self._cancel_timer()
         if self._transport is not None:
             if self._transport.can_write_eof():
