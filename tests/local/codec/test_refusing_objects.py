@@ -115,7 +115,7 @@ def registered():
     for other in (callback, Refusing(), callback, done.clear):
         kt.on_preempt(other)
     from kubetorch.pod.user_process.current_call import callbacks
-    return sum(len(known) for known in callbacks._found.values())
+    return sum(len(known) for known in callbacks._by_call.values())
 
 if __name__ == "__main__":
     compute = kt.Compute(cpus="0.1")
