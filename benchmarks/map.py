@@ -60,10 +60,10 @@ def _asking(started: AbstractContextManager[processes.Program]) -> Iterator[Meas
 
 
 def _measured(ask: Callable[..., dict[str, float]]) -> dict[str, float]:
-    found = {}
+    paces = {}
     for replicas, num_proc in SHAPES:
         for kind, (_, unit, *_) in KINDS.items():
             seconds = ask("map", kind=kind, replicas=replicas, num_proc=num_proc)["seconds"]
             value = seconds if unit == "ms" else COUNTS[kind] / seconds
-            found[f"{kind} {replicas}x{num_proc}"] = value
-    return found
+            paces[f"{kind} {replicas}x{num_proc}"] = value
+    return paces

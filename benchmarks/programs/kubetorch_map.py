@@ -28,8 +28,8 @@ def main() -> None:
         list(service.map(*items.arguments("array")))
 
     def over(kind: str, replicas: int, num_proc: int) -> dict[str, float]:
-        service, given = services[replicas, num_proc], items.arguments(kind)
-        return {"seconds": driving.clock(lambda: list(service.map(*given)))}
+        service, arguments = services[replicas, num_proc], items.arguments(kind)
+        return {"seconds": driving.clock(lambda: list(service.map(*arguments)))}
 
     answer({"map": over})
     for service in services.values():

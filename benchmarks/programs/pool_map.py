@@ -18,11 +18,11 @@ def main() -> None:
     pools = {shape: ProcessPoolExecutor(shape[0] * shape[1]) for shape in items.SHAPES}
 
     def over(kind: str, replicas: int, num_proc: int) -> dict[str, float]:
-        given = items.arguments(kind)
+        arguments = items.arguments(kind)
         if how == "loop":
-            return {"seconds": driving.clock(lambda: list(map(item, *given)))}
+            return {"seconds": driving.clock(lambda: list(map(item, *arguments)))}
         pool = pools[replicas, num_proc]
-        return {"seconds": driving.clock(lambda: list(pool.map(item, *given)))}
+        return {"seconds": driving.clock(lambda: list(pool.map(item, *arguments)))}
 
     if how == "pool":
         for replicas, num_proc in items.SHAPES:

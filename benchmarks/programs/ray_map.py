@@ -31,17 +31,19 @@ def main() -> None:
     }
 
     def over(kind: str, replicas: int, num_proc: int) -> dict[str, float]:
-        given = items.arguments(kind)
+        arguments = items.arguments(kind)
         count = replicas * num_proc
         task = ray.remote(num_cpus=CORES / count)(item)
         crew = actors[replicas, num_proc]
 
         def tasks() -> object:
-            return ray.get([task.remote(*each) for each in zip(*given, strict=True)])
+            return ray.get(
+                [task.remote(*item_arguments) for item_arguments in zip(*arguments, strict=True)]
+            )
 
         def calls() -> object:
-            each = enumerate(zip(*given, strict=True))
-            return ray.get([crew[n % count].item.remote(*values) for n, values in each])
+            item_arguments = enumerate(zip(*arguments, strict=True))
+            return ray.get([crew[n % count].item.remote(*values) for n, values in item_arguments])
 
         return {"seconds": min(driving.clock(tasks), driving.clock(calls))}
 

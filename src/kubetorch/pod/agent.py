@@ -32,7 +32,7 @@ from kubetorch.pod.environment import Interpreters, container_environ, user_envi
 from kubetorch.pod.filesystem import PodFilesystem
 from kubetorch.pod.http.app import App
 from kubetorch.pod.http.auth import Credentials, Guard
-from kubetorch.pod.http.forwarding import RequestForwarder
+from kubetorch.pod.http.request_forwarder import RequestForwarder
 from kubetorch.pod.image.preparation import Images
 from kubetorch.pod.knative_keepalive import REVISION, KnativeKeepAlive
 from kubetorch.pod.logs import AgentLines, Line, LogLine, PodLog

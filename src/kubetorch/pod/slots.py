@@ -537,8 +537,8 @@ class Slots:
         run = self._running[ticket.call] = _Run(slots, tuple(sorted(runs_in)))
         ids = {slot.id for slot in slots}
         elsewhere = (ancestor for ancestor in ticket.ancestors if ancestor.slot not in ids)
-        own = (Ancestor(slot.id, ticket.call, self._pod_of(slot)) for slot in slots)
-        return Start(ticket.call, run.processes, (*elsewhere, *own))
+        own_slots = (Ancestor(slot.id, ticket.call, self._pod_of(slot)) for slot in slots)
+        return Start(ticket.call, run.processes, (*elsewhere, *own_slots))
 
     def _pod_of(self, slot: _Slot) -> str:
         """The pod that descendants of a call in a slot have to run in; empty for any pod."""

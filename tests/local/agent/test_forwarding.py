@@ -11,7 +11,7 @@ import pytest
 
 from kubetorch.lib import http_server, sockets
 from kubetorch.lib.asgi import Receive, Responder, Scope, Send
-from kubetorch.pod.http.forwarding import LOAD_VALID_SECONDS, RequestForwarder
+from kubetorch.pod.http.request_forwarder import LOAD_VALID_SECONDS, RequestForwarder
 from kubetorch.pod.membership import Membership
 from kubetorch.wire import routes
 from kubetorch.wire.messages import Member, Members

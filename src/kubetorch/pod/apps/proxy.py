@@ -29,7 +29,7 @@ from kubetorch.lib.proxy import Mount, Passage, Target
 from kubetorch.pod.apps.process import AppHost, AppProcess
 from kubetorch.pod.http import calling
 from kubetorch.pod.http.auth import Guard, refused
-from kubetorch.pod.http.forwarding import RequestForwarder, is_alone
+from kubetorch.pod.http.request_forwarder import RequestForwarder, is_alone
 from kubetorch.wire import routes, tokens
 from kubetorch.wire.messages import Member
 from kubetorch.wire.tokens import AppRequest

@@ -28,7 +28,7 @@ from kubetorch.pod.apps.proxy import AppProxy
 from kubetorch.pod.calls import Calls
 from kubetorch.pod.http import broadcast, calling
 from kubetorch.pod.http.auth import Guard
-from kubetorch.pod.http.forwarding import RequestForwarder
+from kubetorch.pod.http.request_forwarder import RequestForwarder
 from kubetorch.pod.image import commands
 from kubetorch.pod.image.preparation import Images
 from kubetorch.pod.logs import PodLog

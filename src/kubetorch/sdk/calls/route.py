@@ -758,8 +758,8 @@ class Route:
     def nearest(self, pods: Iterable[str]) -> Route | None:
         """The route to the first of these pods that is a pod of the service; `None` without one."""
         location = self._location
-        known = {} if location is None else location.pods
-        views = (known[name] for name in pods if name in known)
+        pods_by_name = {} if location is None else location.pods
+        views = (pods_by_name[name] for name in pods if name in pods_by_name)
         return next((self.pod(view.ordinal) for view in views if view.ended is None), None)
 
     def locate(self, location: Location | None) -> None:

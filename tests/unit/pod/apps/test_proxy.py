@@ -7,7 +7,7 @@ from kubetorch.errors import CallRefusedError, ForeignOriginError, UnauthorizedE
 from kubetorch.lib.http_server import Refusal, Upgrade
 from kubetorch.pod.apps import proxy
 from kubetorch.pod.http.auth import Credentials, Guard
-from kubetorch.pod.http.forwarding import RequestForwarder
+from kubetorch.pod.http.request_forwarder import RequestForwarder
 from kubetorch.pod.membership import Membership
 from kubetorch.wire import tokens
 
