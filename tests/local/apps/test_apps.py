@@ -1,5 +1,6 @@
 """Apps in real pods: commands that run there, reached below /http/."""
 
+import contextlib
 import http.client
 import json
 import os
@@ -20,6 +21,8 @@ import pytest
 import kubetorch as kt
 from kubetorch.lib import sockets, websocket_protocol
 from kubetorch.local import lifetime
+from kubetorch.pod.http import request_forwarder
+from kubetorch.wire import routes
 
 TIMEOUT = 60.0
 SERVER = Path(__file__).parents[1] / "app_server.py"
@@ -802,33 +805,49 @@ def queue_of(app):
 # ---------------------------------------------------------------------------------- several pods
 
 
+def settle(web, websockets=0):
+    """Wait until the pods have no requests but WebSockets, and count no others any more."""
+
+    def counts():
+        headers = {"Authorization": f"Bearer {web.token}"}
+        for pod in view_of(web.app).pods:
+            request = urllib.request.Request(f"{pod.url}{routes.LOAD}", headers=headers)
+            with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
+                yield json.load(answer)["calls"]
+
+    wait_until(lambda: sum(counts()) == websockets)
+    time.sleep(2 * request_forwarder.LOAD_VALID_SECONDS)
+
+
 def test_requests_and_websockets_go_to_the_least_busy_pod_each_with_a_port_of_its_own(
     project, port
 ):
     any_of_two = {"replicas": 2, "dispatch": "any"}
     web = Deployed(project, port, argument="{port}", compute=any_of_two)
-    answers = [web.about()["env"] for _ in range(4)]
-    assert [answers.count(env) for env in answers] == [2, 2, 2, 2]
-    assert len({env["KT_APP_PORT"] for env in answers} - {str(port)}) == 2
-    assert "x-kubetorch-alone" not in web.about()["headers"]
-    echo = Socket(web)
-    echo.send(b"hello", websocket_protocol.TEXT)
-    assert echo.next() == (websocket_protocol.TEXT, b"hello")
-    # A pod may not have noted the end of a request when the next one comes.
-    pods = [web.about()["env"]["POD_NAME"] for _ in range(10)]
-    assert max(map(pods.count, pods)) >= 7
-    # Both have one now, wherever it came in.
-    other = Socket(web)
-    other.send(b"hello", websocket_protocol.TEXT)
-    assert other.next() == (websocket_protocol.TEXT, b"hello")
-    assert {web.about()["env"]["POD_NAME"] for _ in range(4)} == {
-        one["POD_NAME"] for one in answers
-    }
-    echo.sock.close()
-    other.sock.close()
-    large = os.urandom(3_000_000)
-    assert [web.ask("/echo", "POST", large)[2] == large for _ in range(2)] == [True, True]
-    web.app.teardown()
+
+    def pods_of_requests(websockets):
+        for _ in range(4):
+            settle(web, websockets)
+            yield web.about()["env"]
+
+    with contextlib.ExitStack() as at_end:
+        at_end.callback(web.app.teardown)
+        answers = [*pods_of_requests(0)]
+        assert [answers.count(env) for env in answers] == [2, 2, 2, 2]
+        assert len({env["KT_APP_PORT"] for env in answers} - {str(port)}) == 2
+        settle(web)
+        assert "x-kubetorch-alone" not in web.about()["headers"]
+        for websockets in (1, 2):
+            settle(web, websockets - 1)
+            echo = Socket(web)
+            at_end.enter_context(echo.sock)
+            echo.send(b"hello", websocket_protocol.TEXT)
+            assert echo.next() == (websocket_protocol.TEXT, b"hello")
+            # With the second one both have one, wherever it came in.
+            pods = {env["POD_NAME"] for env in pods_of_requests(websockets)}
+            assert len(pods) == websockets
+        large = os.urandom(3_000_000)
+        assert [web.ask("/echo", "POST", large)[2] == large for _ in range(2)] == [True, True]
 
 
 def of_two_pods(project, port, argument):
