@@ -145,13 +145,16 @@ def test_who_may_not_forward_ports_of_pods_calls_through_the_controller(
 
 
 def test_who_may_only_call_can_do_nothing_else(service: Path, user: dict[str, str]) -> None:
-    shell = run(KT, "ssh", "double", "--", "id", env=user, cwd=service)
-    assert shell.returncode == 1
-    assert "kubetorchworkloads/exec" in shell.stderr
-    assert "uid=" not in shell.stdout
-    gone = run(KT, "teardown", "double", "-y", env=user, cwd=service)
-    assert gone.returncode != 0
-    assert "delete" in gone.stderr
+    for command, words in (
+        (("ssh", "double", "--", "id"), "is not yours"),
+        (("ssh", "double", "--exact-match", "--", "id"), "kubetorchworkloads/exec"),
+        (("teardown", "double", "-y"), "is not yours"),
+        (("teardown", "double", "--exact-match", "-y"), "delete"),
+    ):
+        refused = run(KT, *command, env=user, cwd=service)
+        assert refused.returncode == 1
+        assert words in refused.stderr
+        assert "uid=" not in refused.stdout
 
 
 def test_a_user_of_another_namespace_is_refused(

@@ -100,7 +100,7 @@ class Services:
             raise SpecError(
                 f"the service {foreign_service} in namespace {self.namespace} is not yours: "
                 f"{str(creator or '') or 'somebody without a user name'} deployed it",
-                hint=f"{foreign_service} --exact-match means it all the same",
+                hint=f"to use it all the same, write {foreign_service} --exact-match",
             )
         raise self._missing(name)
 
