@@ -23,6 +23,7 @@ from kubetorch.k8s.resources import Object, Selection
 from kubetorch.k8s.watching import Change, Key, WatchState
 from kubetorch.lib import deadlines
 from kubetorch.lib.changes import Changes
+from kubetorch.lib.tasks import cancel_all
 
 #: Bounds of the random seconds after which the server ends a watch.
 WATCH_SECONDS = (240.0, 300.0)
@@ -64,9 +65,7 @@ class Informer:
     async def close(self) -> None:
         task, self._task = self._task, None
         if task is not None:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            await cancel_all([task])
 
     @property
     def objects(self) -> Mapping[Key, Object]:

@@ -107,3 +107,13 @@ def test_what_an_earlier_controller_gave_is_held(ports: WorldPorts, free: int) -
     ports.hold(F, [free])
     wanted = PortRequest(free, is_declared=False)
     assert ports.choose(G, wanted, agents=NOBODY) != (free,)
+
+
+def test_a_service_keeps_its_ports_if_no_others_can_be_chosen(ports: WorldPorts, free: int) -> None:
+    declared = PortRequest(free, is_declared=True)
+    ports.choose(F, declared, agents=NOBODY)
+    taken = sockets.choose({free})
+    with socket.create_server(("127.0.0.1", taken)), pytest.raises(ResourceNotAvailableError):
+        ports.choose(F, PortRequest(taken, is_declared=True), agents=NOBODY)
+    with pytest.raises(ResourceNotAvailableError, match="the service f"):
+        ports.choose(G, declared, agents=NOBODY)

@@ -492,25 +492,32 @@ class WorldPorts:
         self, key: tuple[str, str], request: PortRequest, *, agents: Set[int]
     ) -> tuple[int, ...]:
         """Choose ports for a new world of a service: the requested ports where they are free."""
-        previous_ports = self._claims.get(key, {})
+        previous_ports = tuple(self._claims.get(key, ()))
         users = {
             port: user for user, ports in self._claims.items() if user != key for port in ports
         }
         used_ports = users.keys() | agents
         self.release(key)
         chosen = self._claims[key] = {}
-        for number in range(request.first, request.first + request.count):
-            # The processes of the previous world may still hold the declared port; they end first.
-            is_previous = request.is_declared and number in previous_ports
-            if number not in used_ports and (is_previous or sockets.is_free(number, ANY_ADDRESS)):
-                chosen[number] = sockets.claim(number)
-            if request.is_declared and chosen.get(number) is None:
-                raise _port_taken(key, number, users.get(number), is_agent=number in agents)
-            if chosen.get(number) is None:
-                chosen.pop(number, None)
+        try:
+            for number in range(request.first, request.first + request.count):
+                # The processes of the previous world may still hold the declared port; they end
+                # first.
+                is_previous = request.is_declared and number in previous_ports
+                if number not in used_ports and (
+                    is_previous or sockets.is_free(number, ANY_ADDRESS)
+                ):
+                    chosen[number] = sockets.claim(number)
+                if request.is_declared and chosen.get(number) is None:
+                    raise _port_taken(key, number, users.get(number), is_agent=number in agents)
+                if chosen.get(number) is None:
+                    chosen.pop(number, None)
+                    self._choose_free(chosen, used_ports)
+            for _ in range(request.further):
                 self._choose_free(chosen, used_ports)
-        for _ in range(request.further):
-            self._choose_free(chosen, used_ports)
+        except ResourceNotAvailableError:
+            self.hold(key, previous_ports)  # the previous world goes on
+            raise
         return tuple(chosen)
 
     def _choose_free(self, chosen: dict[int, socket.socket | None], used_ports: Set[int]) -> None:

@@ -280,8 +280,10 @@ class Pod:
         self.is_leaving = True
         if self._end_done is not None:
             kill_timer = self._clock.call_later(grace + _EXIT_MARGIN, self._kill_all)
-            await asyncio.shield(self._end_done)
-            kill_timer.cancel()
+            try:
+                await asyncio.shield(self._end_done)
+            finally:
+                kill_timer.cancel()
             return
         self._end_done = asyncio.get_running_loop().create_future()
         self._cancel_restart()
