@@ -299,33 +299,38 @@ def deploy(  # noqa: PLR0913  # the documented options
     """Deploy functions or classes from a file or module."""
     output = Output(as_json=as_json)
     options = _Options(
-        compute=None if compute is None else json_value(compute, "--compute", dict),
+        compute=_object(compute, "--compute"),
         image=None if image is None else parse_image(image),
-        init_args=None if init_args is None else json_value(init_args, "--init-args", dict),
-        distribute=None if distribute is None else json_value(distribute, "--distribute", dict),
-        autoscale=None if autoscale is None else json_value(autoscale, "--autoscale", dict),
+        init_args=_object(init_args, "--init-args"),
+        distribute=_object(distribute, "--distribute"),
+        autoscale=_object(autoscale, "--autoscale"),
         namespace=namespace,
     )
     # The output of the user's files, here and in the pods, is no result of this command.
     with contextlib.redirect_stdout(sys.stderr):
-        definitions = [
-            (target, definition)
-            for target in map(locate, target_texts)
-            for definition in load(target)
-        ]
-        handles = [_handle(target, definition, options) for target, definition in definitions]
-        report_backends(
-            [declared.compute for declared in handles if declared.compute is not None], output
-        )
+        handles = _handles(target_texts, options)
+        computes = [handle.compute for handle in handles if handle.compute is not None]
+        report_backends(computes, output)
         for handle in handles:
             output.report(f"• {handle.name}")
         deployed = asyncio.run(_deploy(handles, options.init_args, output, replace=replace))
     if as_json:
-        services = Services(namespace, output)
-        views_ = [services.find(handle.service_name) for handle in deployed]
-        output.value([views.service_json(service) for service in views_])
+        services = [Services(namespace, output).find(handle.service_name) for handle in deployed]
+        output.value([views.service_json(service) for service in services])
     if len(deployed) < len(handles):
         raise typer.Exit(1)
+
+
+def _handles(target_texts: list[str], options: _Options) -> list[Handle]:
+    return [
+        _handle(target, definition, options)
+        for target in map(locate, target_texts)
+        for definition in load(target)
+    ]
+
+
+def _object(text: str | None, option: str) -> dict[str, Any] | None:
+    return None if text is None else json_value(text, option, dict)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated
@@ -70,40 +71,41 @@ def teardown(  # noqa: PLR0913  # the documented options
     output.report(f"{doing} {subject}...")
     if target is not None:
         targets = _targeted(services, target, exact_match=exact_match)
+    elif namespace_wide:
+        targets = services.all()
     else:
-        all_services = services.all()
-        targets = [
-            candidate
-            for candidate in all_services
-            if namespace_wide or _is_meant(services, candidate, prefix)
-        ]
-        if not namespace_wide:
-            _report_others(
-                output,
-                services,
-                [candidate for candidate in all_services if candidate not in targets],
-                prefix,
-            )
+        targets = _own_services(services, output, prefix)
     if not targets:
         _report_nothing(output, target, services, yes=yes)
         return
     if not yes or namespace_wide:
-        for service in targets:
-            output.report(
-                f"  • {views.mode(service)} {service.spec.name}{_owner_text(services, service)}"
-            )
+        _report_targets(output, services, targets)
     if namespace_wide:
         _check_count(output, services.namespace, len(targets), count, is_asked=not yes)
     elif not yes:
         output.confirm(f"Delete {_count(targets)}?")
     deleted, remaining_objects = _delete(services, targets, output, force=force)
     if as_json:
-        output.value(
-            {"deleted": deleted, **({"left": remaining_objects} if remaining_objects else {})}
-        )
+        remains = {"left": remaining_objects} if remaining_objects else {}
+        output.value({"deleted": deleted, **remains})
     if len(deleted) < len(targets):
         raise typer.Exit(1)
     output.report("Teardown completed successfully", "green")
+
+
+def _report_targets(output: Output, services: Services, targets: Sequence[WorkloadView]) -> None:
+    for service in targets:
+        owner = _owner_text(services, service)
+        output.report(f"  • {views.mode(service)} {service.spec.name}{owner}")
+
+
+def _own_services(services: Services, output: Output, prefix: str | None) -> list[WorkloadView]:
+    """The services to delete that the user deployed; prints which others there are."""
+    all_services = services.all()
+    targets = [service for service in all_services if _is_meant(services, service, prefix)]
+    others = [service for service in all_services if service not in targets]
+    _report_others(output, services, others, prefix)
+    return targets
 
 
 def _check_target(target: str | None, *, all_: bool, prefix: str | None) -> None:

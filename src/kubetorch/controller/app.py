@@ -183,19 +183,7 @@ class Controller:
             clock=clock,
         )
         blob_stores.on_full = self._garbage.hurry
-        service = ServiceRoutes(
-            self.workloads, backend=backend.name, started=clock.time(), stop=stop
-        )
-        all_routes = [
-            *service.routes(),
-            *WorkloadRoutes(self.workloads, blob_stores, hosts).routes(),
-            *BlobRoutes(blob_stores, self._ask_pods).routes(),
-            *CallRoutes(calls, self.workloads, blob_stores).routes(),
-            *SecretRoutes(backend.stores.secrets, self.workloads).routes(),
-            *VolumeRoutes(backend.stores.volumes, self.workloads).routes(),
-        ]
-        table = Table(route for route in all_routes if stop is not None or not route.is_local)
-        service.described = table.routes
+        table = self._routes(calls, blob_stores, hosts, stop)
         self._access = new_access(self.workloads)
         relay = Relay(self.workloads.get, secret=secret, clock=clock.time, hosts=hosts)
         self.app = App(
@@ -214,6 +202,29 @@ class Controller:
             sessions,
         )
         self._server = Server(self.app, upgrade=upgrade)
+
+    def _routes(
+        self,
+        calls: Calls,
+        blob_stores: BlobStores,
+        hosts: Hosts,
+        stop: Callable[[bool], None] | None,
+    ) -> Table:
+        service = ServiceRoutes(
+            self.workloads, backend=self._backend.name, started=self._clock.time(), stop=stop
+        )
+        stores = self._backend.stores
+        all_routes = [
+            *service.routes(),
+            *WorkloadRoutes(self.workloads, blob_stores, hosts).routes(),
+            *BlobRoutes(blob_stores, self._ask_pods).routes(),
+            *CallRoutes(calls, self.workloads, blob_stores).routes(),
+            *SecretRoutes(stores.secrets, self.workloads).routes(),
+            *VolumeRoutes(stores.volumes, self.workloads).routes(),
+        ]
+        table = Table(route for route in all_routes if stop is not None or not route.is_local)
+        service.described = table.routes
+        return table
 
     async def start(self, listener: socket.socket) -> None:
         await self.workloads.start()

@@ -60,6 +60,7 @@ from kubetorch.sdk.deploys.source import Source
 from kubetorch.sdk.logs import Screen
 from kubetorch.sdk.secret import Secret
 from kubetorch.sdk.transport.session import Session
+from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.logging import LoggingConfig
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import codecs, exceptions, frames, introspection, values, versions
@@ -366,14 +367,7 @@ class Deployment:
             image, copied = attachments.scan_copies(compute.image, cache=cache)
             compute = replace(compute, image=image)
             scans += copied
-        for scan in scans:
-            for warning in scan.warnings:
-                self._lines.warn(warning)
-        if compute.dispatch == "any" and compute.pods > 1 and order.spec.callable.kind == "cls":
-            self._lines.warn(
-                f"{order.spec.callable.name} has an instance in each of {compute.pods} pods, with "
-                'a state of its own, and a call reaches any of them (dispatch="any")'
-            )
+        self._warn(scans, compute)
         init_args = None
         if order.init_args is not None:
             init_args = codecs.encode_arguments(order.init_args, "init_args")
@@ -391,6 +385,17 @@ class Deployment:
             instance=self._id if _is_always_new(order.spec) else None,
         )
         return _Bundle(spec, tuple(scans), init_args)
+
+    def _warn(self, scans: Iterable[Scan], compute: ComputeSpec) -> None:
+        for scan in scans:
+            for warning in scan.warnings:
+                self._lines.warn(warning)
+        target = self._order.spec.callable
+        if compute.dispatch == "any" and compute.pods > 1 and target.kind == "cls":
+            self._lines.warn(
+                f"{target.name} has an instance in each of {compute.pods} pods, with a state of "
+                'its own, and a call reaches any of them (dispatch="any")'
+            )
 
     def _attempt(
         self, controller: Controller, bundle: _Bundle, fresh: Iterable[str], deadline: float

@@ -187,13 +187,9 @@ class KubernetesBackend(Backend):
         # The user of a manifest may have applied it already.
         user_manifest = main if spec.compute.manifest is not None else None
         permission = TakeoverPermission(objects.replaced_containers(spec))
+        timeout = spec.compute.launch_timeout
         plan = ApplyPlan(
-            manifests,
-            user_manifest,
-            permission,
-            self._owner(*key),
-            live_objects,
-            spec.compute.launch_timeout,
+            manifests, user_manifest, permission, self._owner(*key), live_objects, timeout
         )
         if main is not None:
             await self._apply_retry.check_form(key, plan)
