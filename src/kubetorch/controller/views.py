@@ -67,6 +67,7 @@ def pod_view(
         app=None if activity is None else activity.app,
         queue=None if activity is None else activity.queue,
         ended=pod.ending if is_over else None,
+        address=pod.address,
     )
 
 

@@ -907,7 +907,8 @@ class MemberList:
 
     def _member(self, name: str, reports: Mapping[str, PodReport]) -> messages.Member:
         pod = self._pods[name]
-        return messages.Member(name, pod.ordinal, views.url(pod, reports.get(name)))
+        url = views.url(pod, reports.get(name))
+        return messages.Member(name, pod.ordinal, url, address=pod.address)
 
 
 def lost_pods(

@@ -548,7 +548,13 @@ class Rendezvous:
             : plan.workers
         ]
         members = tuple(
-            Member(pod, ordinal, self._url(pod), self._agents[pod].incarnation)
+            Member(
+                pod,
+                ordinal,
+                self._url(pod),
+                self._agents[pod].incarnation,
+                self._pods[pod].address,
+            )
             for ordinal, pod in chosen_pods
         )
         requests, self._requests = self._requests, {}

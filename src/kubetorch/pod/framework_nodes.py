@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 from kubetorch.errors import ProtocolError, ResourceNotAvailableError, StartupError
 from kubetorch.lib import async_http, deadlines, process_watch, processes
 from kubetorch.lib.process_watch import ExitWatch, Output
+from kubetorch.pod.rank_environment import ray_host
 from kubetorch.specs.distribution import RAY_HEAD_PORTS, RAY_HEAD_VARIABLES, RAY_NODE_PORTS
 from kubetorch.wire.messages import World
 
@@ -164,7 +165,7 @@ class RayNode(Node):
         Workers listen where the system lets them: Ray would choose among 10002 to 19999.
         """
         is_head, port = node == 0, world.ports[0]
-        host, own_host = world.members[0].host, world.members[node].host
+        host, own_host = ray_host(world.members[0]), ray_host(world.members[node])
         ports = ray_ports(world, node)
         self._env |= {name: str(ports.pop(name)) for name in RAY_HEAD_VARIABLES if name in ports}
         options = [f"--node-ip-address={own_host}", "--disable-usage-stats", "--block"]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from kubetorch.lib import asgi, sockets
 from kubetorch.pod.user_process.monarch_hosts import HOSTS as MONARCH_HOSTS
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.wire.messages import Member, World
@@ -53,7 +54,7 @@ def rank_environ(
             variables |= {"MASTER_ADDR": hosts[0], "MASTER_PORT": str(port)}
         case "jax":
             variables |= {
-                "JAX_COORDINATOR_ADDRESS": _host_and_port(first_member, port),
+                "JAX_COORDINATOR_ADDRESS": _host_and_port(hosts[0], port),
                 "JAX_PROCESS_ID": str(rank),
                 "JAX_NUM_PROCESSES": str(size),
                 "JAX_LOCAL_DEVICE_IDS": ",".join(map(str, devices)) or str(local),
@@ -62,7 +63,7 @@ def rank_environ(
             ports = world.ports or (port,) * size
             members = [member for member in world.members for _ in range(world.processes)]
             names = [
-                _host_and_port(member, member_port)
+                _host_and_port(member.host, member_port)
                 for member, member_port in zip(members, ports, strict=False)
             ]
             task = {"type": "worker", "index": rank}
@@ -75,8 +76,8 @@ def rank_environ(
             variables |= {MONARCH_HOSTS: ",".join(monarch_hosts(world, port))}
         case "ray":
             variables |= {
-                "RAY_HEAD_NODE_IP": hosts[0],
-                "RAY_ADDRESS": _host_and_port(first_member, port),
+                "RAY_HEAD_NODE_IP": ray_host(first_member),
+                "RAY_ADDRESS": _host_and_port(ray_host(first_member), port),
             }
     return variables
 
@@ -96,7 +97,7 @@ def monarch_hosts(world: World, port: int) -> list[str]:
     """The addresses of the hosts of a world, as Monarch writes them."""
     ports = world.ports or (port,) * len(world.members)
     return [
-        f"tcp://{_host_and_port(member, member_port)}"
+        f"tcp://{_host_and_port(member.host, member_port)}"
         for member, member_port in zip(world.members, ports, strict=False)
     ]
 
@@ -113,9 +114,13 @@ def pool_environ(compute: ComputeSpec, ordinal: int, members: list[Member]) -> d
     }
 
 
-def _host_and_port(member: Member, port: int) -> str:
+def ray_host(member: Member) -> str:
+    """The address of a node of Ray, which listens at all addresses unless its own is 127.0.0.1."""
+    return sockets.LOOPBACK if asgi.is_loopback(member.host) else member.host
+
+
+def _host_and_port(host: str, port: int) -> str:
     """Host and port, as one text."""
-    host = member.host
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

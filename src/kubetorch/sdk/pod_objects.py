@@ -54,7 +54,7 @@ def _described(view: WorkloadView, pod: PodView) -> dict[str, Any]:
     }
     status = {
         "phase": "Running" if is_ending else pod.phase,
-        "podIP": urlsplit(pod.url).hostname,
+        "podIP": pod.address or urlsplit(pod.url).hostname,
         "startTime": started,
         "reason": pod.reason or None,
         "containerStatuses": [

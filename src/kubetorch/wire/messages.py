@@ -301,17 +301,19 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         pod, ordinal, url: The pod, and the base URL of its agent; empty while it does not answer.
         incarnation: Identity of the agent's process; only of a member of a world.
+        address: IP address of the pod where it is not the host of `url`.
     """
 
     pod: str
     ordinal: int
     url: str
     incarnation: str = ""
+    address: str = ""
 
     @property
     def host(self) -> str:
         """The pod's address; empty while its agent does not answer."""
-        return urlsplit(self.url).hostname or ""
+        return (self.url and self.address) or urlsplit(self.url).hostname or ""
 
 
 class LostMember(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -512,6 +514,7 @@ class PodView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         reason: Why it is not ready.
         pid: Process id of the agent, on the local backend.
         ended: Why it has ended, once it is certain that it has.
+        address: IP address of the pod where it is not the host of `url`.
     """
 
     name: str
@@ -528,6 +531,7 @@ class PodView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     app: AppView | None = None
     ended: Ending | None = None
     queue: QueueView | None = None
+    address: str = ""
 
 
 class Creator(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -119,7 +119,8 @@ def test_the_pods_of_a_compute_are_described_as_kubernetes_does(deployed):
     assert compute.is_up()
     (first, _) = pods
     assert first.metadata == first["metadata"]
-    assert (first.kind, first.status.phase, first.status.pod_ip) == ("Pod", "Running", "127.0.0.1")
+    assert (first.kind, first.status.phase) == ("Pod", "Running")
+    assert all(pod.status.pod_ip.startswith("127.0.") for pod in pods)
     assert first.metadata.labels["team"] == "ml"
     assert first.status.containerStatuses[0].ready is True
     with pytest.raises(AttributeError, match="the keys are phase"):

@@ -120,16 +120,27 @@ def pods(remote):
 
 
 def test_variables_of_a_rank_are_there_when_user_code_is_imported(deploy):
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
-    found = deploy("variables", of(2, 2))(*names)
-    assert found == [[str(r), "4", str(r % 2), str(r // 2), "2", "127.0.0.1"] for r in range(4)]
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "LOCAL_WORLD_SIZE")
+    addresses = ("MASTER_ADDR", "POD_IP", "POD_IPS")
+    found = deploy("variables", of(2, 2))(*names, *addresses)
+    assert [values[:5] for values in found] == [
+        [str(r), "4", str(r % 2), str(r // 2), "2"] for r in range(4)
+    ]
+    pod_ips = found[0][6], found[2][6]
+    assert [values[5:] for values in found] == [
+        [pod_ips[0], pod_ips[r // 2], ",".join(pod_ips)] for r in range(4)
+    ]
+    assert len({*pod_ips}) == (1 if sys.platform == "darwin" else 2)
 
 
 def test_replicas_know_their_number_and_each_other_without_waiting(deploy):
     remote = deploy("variables", kt.Compute(cpus="0.01", replicas=2, launch_timeout=60))
     found = sorted(remote("RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
     assert found == [["0", "0", "2", "0", "1"], ["1", "1", "2", "0", "1"]]
-    assert deploy("ips", kt.Compute(cpus="0.01", replicas=2))(2) == [["127.0.0.1"] * 2] * 2
+    by_pod = deploy("ips", kt.Compute(cpus="0.01", replicas=2))(2)
+    assert by_pod == [by_pod[0]] * 2
+    assert all(address.startswith("127.0.") for address in by_pod[0])
+    assert len({*by_pod[0]}) == (1 if sys.platform == "darwin" else 2)
 
 
 def test_all_ranks_of_a_pod_that_is_told_to_end_save_their_state(deploy, tmp_path):

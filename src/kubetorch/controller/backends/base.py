@@ -162,6 +162,7 @@ class PodStatus(msgspec.Struct, frozen=True):
 
     Attributes:
         name: The pod keeps its name as long as it lives.
+        address: IP address of the pod where it is not the host of `url`.
         is_retiring: The pod was made from an older template, or is surplus, and ends soon.
         restarts: How often the agent of the pod was started again.
         reason: Why the pod does not run; empty if it runs.
@@ -192,6 +193,7 @@ class PodStatus(msgspec.Struct, frozen=True):
     ending: Ending | None = None
     is_ours: bool = True
     last_ending: Ending | None = None
+    address: str = ""
 
     @property
     def may_run_calls(self) -> bool:

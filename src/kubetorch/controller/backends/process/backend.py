@@ -161,7 +161,9 @@ class ProcessBackend(Backend):
 
     async def apply(self, spec: WorkloadSpec) -> None:
         pod_set = self._read(spec)
-        await self._attachments.check(pod_set, pod_facts(pod_set, _pod_name(pod_set, 0), 0))
+        await self._attachments.check(
+            pod_set, pod_facts(pod_set, _pod_name(pod_set, 0), 0, sockets.LOOPBACK)
+        )
         key = (pod_set.namespace, pod_set.name)
         if not pod_set.pretends_gpus:
             self._devices.check(
@@ -281,7 +283,7 @@ class ProcessBackend(Backend):
         )
 
     def _pod_inputs(self, pod_set: DesiredPods, record: PodRecord, folder: Path) -> PodInputs:
-        facts = pod_facts(pod_set, record.name, record.ordinal)
+        facts = pod_facts(pod_set, record.name, record.ordinal, pods.address_of(record))
         inputs = self._attachments.inputs(pod_set, folder, facts)
         return inputs._replace(variables=inputs.variables | device_variables(pod_set, record))
 
@@ -339,7 +341,7 @@ class ProcessBackend(Backend):
         return Pod(
             record,
             pod_home=self._pod_home,
-            read_inputs=functools.partial(self._pod_inputs, pod_set, record),
+            read_inputs=functools.partial(self._pod_inputs, pod_set),
             state=self._state,
             spares=self._spares,
             clock=self._clock,
@@ -542,21 +544,20 @@ def _port_taken(
     )
 
 
-def pod_facts(pod_set: DesiredPods, name: str, ordinal: int) -> PodFacts:
+def pod_facts(pod_set: DesiredPods, name: str, ordinal: int, address: str) -> PodFacts:
     """The facts that variables of a pod may refer to; this machine is its node."""
     labels = dict(pod_set.labels)
     if pod_set.kind == "StatefulSet":
         labels["statefulset.kubernetes.io/pod-name"] = name
         labels["apps.kubernetes.io/pod-index"] = str(ordinal)
-    address = sockets.LOOPBACK
     fields = {
         "metadata.name": name,
         "metadata.namespace": pod_set.namespace,
         "metadata.uid": str(uuid.uuid5(uuid.NAMESPACE_DNS, f"{name}.{pod_set.namespace}")),
         "spec.nodeName": socket.gethostname(),
         "spec.serviceAccountName": pod_set.account,
-        **dict.fromkeys(("status.hostIP", "status.hostIPs", "status.podIP"), address),
-        "status.podIPs": address,
+        **dict.fromkeys(("status.hostIP", "status.hostIPs"), sockets.LOOPBACK),
+        **dict.fromkeys(("status.podIP", "status.podIPs"), address),
     }
     node = {
         "cpu": os.cpu_count() or 1,

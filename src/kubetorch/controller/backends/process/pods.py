@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -111,10 +112,28 @@ class PodHome(msgspec.Struct, frozen=True):
         inherited = self.environment.keys() - inputs.variables.keys() - {_SERVICE_HOME}
         return {
             **self.environment,
+            "POD_IP": address_of(pod),
             **inputs.variables,
             **pod_env.write(),
             INHERITED: ",".join(sorted(inherited)),
         }
+
+
+def address_of(pod: PodRecord) -> str:
+    """The address of a pod for its program, which no other pod of this machine has.
+
+    It follows from the port of the agent, which listens on 127.0.0.1: tools that forward ports of a
+    machine look there. macOS has only this loopback address, so its pods share it.
+    """
+    if pod.port not in sockets.PORTS or not _has_many_addresses():
+        return sockets.LOOPBACK
+    subnet, host = divmod(pod.port - sockets.PORTS.start, 250)
+    return f"127.0.{subnet + 2}.{host + 1}"
+
+
+@functools.cache
+def _has_many_addresses() -> bool:
+    return sockets.is_free(0, "127.0.2.1")
 
 
 class Pod:
@@ -123,7 +142,7 @@ class Pod:
         record: PodRecord,
         *,
         pod_home: PodHome,
-        read_inputs: Callable[[Path], PodInputs],
+        read_inputs: Callable[[PodRecord, Path], PodInputs],
         state: SqliteState,
         spares: SpareAgents,
         clock: Clock,
@@ -167,6 +186,7 @@ class Pod:
             ordinal=record.ordinal,
             phase=phase,
             url=f"http://{sockets.LOOPBACK}:{record.port}",
+            address=address_of(record),
             is_retiring=self.is_retiring or self.is_leaving,
             restarts=record.restarts,
             reason=self._reason,
@@ -195,9 +215,11 @@ class Pod:
             self._schedule_restart(f"its agent could not be started: {error}")
 
     def _start(self) -> None:
-        inputs = self._read_inputs(self.folder)
+        # Ahead of its spare, which a pod without its inputs would waste.
+        self.record = replace(self.record, port=self._port(), pid=0, start_time="")
+        inputs = self._read_inputs(self.record, self.folder)
         spare = self._spares.claim()
-        self._save(replace(self.record, port=self._port(), pid=0, start_time=""))
+        self._save(self.record)
         variables = self._pod_home.prepare(self.record, inputs, now=self._clock.time())
         pid = self._use_spare(spare, variables) or self._spawn(variables)
         started, start_time = self._clock.time(), processes.start_time(pid) or ""

@@ -36,7 +36,7 @@ def attachments(tmp_path: Path) -> PodAttachments:
 def variables(attachments: PodAttachments) -> Any:
     def variables(given: dict[str, Any]) -> dict[str, str]:
         wanted = desired_pods.read(given)
-        return attachments.resolve(wanted, backend.pod_facts(wanted, "web-1", 1))
+        return attachments.resolve(wanted, backend.pod_facts(wanted, "web-1", 1, "127.0.2.1"))
 
     return variables
 
@@ -88,9 +88,9 @@ def test_references_are_replaced_backwards_only(variables: Any) -> None:
         ("metadata.labels['none']", ""),
         ("metadata.annotations['example.com/note']", "b"),
         ("spec.serviceAccountName", "trainer"),
-        ("status.podIP", "127.0.0.1"),
+        ("status.podIP", "127.0.2.1"),
         ("status.hostIP", "127.0.0.1"),
-        ("status.podIPs", "127.0.0.1"),
+        ("status.podIPs", "127.0.2.1"),
     ],
 )
 def test_fields_of_the_pod_have_values(variables: Any, path: str, value: str) -> None:
