@@ -68,7 +68,7 @@ def until(condition: Callable[[], object], timeout: float = 20.0) -> None:
         time.sleep(0.01)
 
 
-def tell(pod: PodView, number: signal.Signals) -> float:
+def send_signal(pod: PodView, number: signal.Signals) -> float:
     """Send a signal to an agent; the time."""
     assert pod.pid is not None
     os.kill(pod.pid, number)
@@ -111,7 +111,7 @@ def test_ranks_every_agent_is_told_of_the_same_world(service: Service) -> None:
 def test_ranks_a_killed_agent_is_told_of_at_once(service: Service) -> None:
     view = launched(service, 2)
     first, second = view.pods
-    killed = tell(second, signal.SIGKILL)
+    killed = send_signal(second, signal.SIGKILL)
 
     def losses() -> list[tuple[float, str]]:
         formed_worlds = [
@@ -143,10 +143,10 @@ def test_ranks_a_frozen_agent_is_unreachable_within_three_seconds(service: Servi
         print(f"unreachable after {seconds:.2f} s")
         assert lost(later_view) == {victim.name: "unreachable"}
         assert seconds <= 15
-        tell(view.pods[0], signal.SIGUSR2)
+        send_signal(view.pods[0], signal.SIGUSR2)
         later_view = service.until("f", lambda view: world_of(view).epoch == 2)
         assert victim.name not in {member.pod for member in world_of(later_view).members}
-    tell(view.pods[0], signal.SIGUSR1)
+    send_signal(view.pods[0], signal.SIGUSR1)
     later_view = service.until("f", lambda view: world_of(view).epoch == 3)
     assert len(world_of(later_view).members) == 3
 
@@ -173,7 +173,7 @@ def test_ranks_a_controller_that_did_not_run_for_a_while_concludes_nothing(
 def test_ranks_an_agent_that_was_killed_with_its_controller_is_lost(service: Service) -> None:
     view = launched(service, 2)
     service.kill()
-    tell(view.pods[1], signal.SIGKILL)
+    send_signal(view.pods[1], signal.SIGKILL)
     service.start()
     later_view = service.until("f", lambda view: bool(lost(view)))
     assert list(lost(later_view)) == [view.pods[1].name]
@@ -182,9 +182,9 @@ def test_ranks_an_agent_that_was_killed_with_its_controller_is_lost(service: Ser
 
 def test_ranks_a_world_is_formed_again_with_the_pod_that_came_back(service: Service) -> None:
     view = launched(service, 2)
-    tell(view.pods[1], signal.SIGKILL)
+    send_signal(view.pods[1], signal.SIGKILL)
     service.until("f", lambda view: bool(lost(view)) and is_ready(view))
-    tell(view.pods[0], signal.SIGUSR1)
+    send_signal(view.pods[0], signal.SIGUSR1)
     later_view = service.until("f", lambda view: world_of(view).epoch == 2)
     assert lost(later_view) == {}
     assert len(world_of(later_view).members) == 2
@@ -196,7 +196,7 @@ def test_ranks_are_all_started_again_by_a_deploy_once_one_is_lost(service: Servi
     last_event = service.deploy("f", distribution=distribution)[-1]
     assert isinstance(last_event, Ready)
     assert last_event.generation == 1
-    tell(view.pods[1], signal.SIGKILL)
+    send_signal(view.pods[1], signal.SIGKILL)
     service.until("f", lambda view: bool(lost(view)))
     after = service.deploy("f", distribution=distribution)[-1]
     assert isinstance(after, Ready)
