@@ -28,7 +28,7 @@ from kubetorch.k8s.resources import PODS, Object, Ref, Resource
 from kubetorch.wire import routes
 from tests.cluster_controller import InCluster, open_session
 from tests.local.agent.test_attacks import Socket
-from tests.local.agent.test_fuzzed_routes import CONTROLLER, place, wrong_tokens
+from tests.local.agent.test_fuzzed_routes import CONTROLLER, filled_path, wrong_tokens
 from tests.local.service_harness import pack
 
 pytestmark = [pytest.mark.cluster, pytest.mark.security]
@@ -284,7 +284,7 @@ def test_without_an_api_server_nobody_gets_in(kubectl: Kubectl, tmp_path: Path) 
 def test_every_wrong_token_is_refused_in_one_sentence(world: World) -> None:
     asked = itertools.cycle([one for one in CONTROLLER if one[1] != routes.HEALTH])
     for token, (method, path) in zip(wrong_tokens() * 3, asked):  # noqa: B905  # it has no end
-        status, answer = world.request(method, place(path, []), token)
+        status, answer = world.request(method, filled_path(path, []), token)
         assert status == 401, (token, method, path, answer)
         assert re.fullmatch(r"[^\n]{5,300}", answer["message"]), answer
         assert (answer["traceback"], answer["cause"]) == ("", None), answer

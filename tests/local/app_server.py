@@ -26,7 +26,7 @@ async def app(scope, receive, send):
     if path == "/":
         await answer(send, 200, VERSION.encode(), (b"content-type", b"text/plain"))
     elif path == "/about":
-        found = {
+        about = {
             "method": scope["method"],
             "query": scope["query_string"].decode(),
             "headers": {k.decode(): v.decode() for k, v in scope["headers"]},
@@ -35,7 +35,7 @@ async def app(scope, receive, send):
             "sent": sent[0],
             "env": {k: v for k, v in os.environ.items() if k.startswith(("KT_", "POD_"))},
         }
-        await answer(send, 200, json.dumps(found).encode(), (b"x-app", b"yes"))
+        await answer(send, 200, json.dumps(about).encode(), (b"x-app", b"yes"))
     elif path == "/redirect":
         await answer(send, 302, b"", (b"location", b"/about?x=1"))
     elif path == "/nothing":
@@ -67,8 +67,8 @@ async def app(scope, receive, send):
 async def flood(send, receive):
     """A body without end; says when its reader is gone."""
     await send({"type": "http.response.start", "status": 200, "headers": []})
-    gone = asyncio.ensure_future(until_gone(receive))
-    while not gone.done():
+    disconnected = asyncio.ensure_future(until_gone(receive))
+    while not disconnected.done():
         await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
         sent[0] += 65536
         await asyncio.sleep(0)
@@ -105,7 +105,7 @@ class Echo:
 async def main(port):
     sockets_only = upgrader(lambda path, headers: Echo(), max_message=1 << 24)
     server = http_server.Server(
-        app, upgrade=lambda asked: sockets_only(asked) if asked.path == "/ws" else None
+        app, upgrade=lambda request: sockets_only(request) if request.path == "/ws" else None
     )
     await server.start(sockets.listen("127.0.0.1", port))
     print("listening", flush=True)

@@ -1,4 +1,4 @@
-"""`candidate.py URL NAMESPACE PLACE DURATION`: wants to lead, and prints when it does."""
+"""`candidate.py URL NAMESPACE POD DURATION`: wants to lead, and prints when it does."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from kubetorch.k8s.kubeconfig import Access, Cluster, User
 PERIOD = 0.5
 
 
-async def main(url: str, namespace: str, place: str, duration: str) -> None:
+async def main(url: str, namespace: str, pod: str, duration: str) -> None:
     """Until it has lost, or is told to stop.
 
     Args:
         url: Of the API server; that of the kubeconfig when empty.
         namespace: Of the lease.
-        place: Where this is.
+        pod: The name of this candidate.
         duration: Seconds that a lease is good for.
     """
     times = Times(duration=float(duration), tenure=float(duration) - 1, period=PERIOD)
@@ -31,22 +31,22 @@ async def main(url: str, namespace: str, place: str, duration: str) -> None:
     access = Access(Cluster(url), User(), namespace=namespace, origin="test")
     async with (
         Client(access if url else kubeconfig.find(), patience=0.0) as client,
-        Election(client, namespace=namespace, pod=place, times=times) as election,
+        Election(client, namespace=namespace, pod=pod, times=times) as election,
     ):
-        waits = [asyncio.ensure_future(one) for one in (election.won(), stopped.wait())]
+        waits = [asyncio.ensure_future(outcome) for outcome in (election.won(), stopped.wait())]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         if election.is_leading:
             say("leads")
             waits.append(asyncio.ensure_future(election.lost()))
             await asyncio.wait(waits[1:], return_when=asyncio.FIRST_COMPLETED)
         say("stops" if stopped.is_set() else "lost")
-        for one in waits:
-            one.cancel()
+        for wait in waits:
+            wait.cancel()
         await asyncio.gather(*waits, return_exceptions=True)
 
 
-def say(what: str) -> None:
-    sys.stdout.write(f"{what} {time.time()}\n")
+def say(event: str) -> None:
+    sys.stdout.write(f"{event} {time.time()}\n")
     sys.stdout.flush()
 
 

@@ -45,7 +45,7 @@ def item(i, kill, leave, eat, hang):
 #: Seconds that an item may run.
 TIMEOUT = 6.0
 LIMIT = {"name": "kubetorch", "resources": {"limits": {"memory": "300Mi"}}}
-WAYS = ("call", "map", "spawn")
+CALL_FORMS = ("call", "map", "spawn")
 #: The errors of the items that are the cause.
 CAUSES = ("kill", "leave", "eat", "hang")
 ERRORS = {
@@ -72,17 +72,19 @@ class Course(NamedTuple):
     @property
     def lost(self) -> dict[int, Exception]:
         """The items that failed although they did nothing."""
-        own = set(self.causes.values())
-        failed = {i: one for i, one in enumerate(self.outcomes) if isinstance(one, Exception)}
-        return {i: error for i, error in failed.items() if i not in own}
+        causes = set(self.causes.values())
+        failed = {
+            i: outcome for i, outcome in enumerate(self.outcomes) if isinstance(outcome, Exception)
+        }
+        return {i: error for i, error in failed.items() if i not in causes}
 
     @property
     def wrong(self) -> list[int]:
         """The items whose result is that of another."""
         return [
             i
-            for i, one in enumerate(self.outcomes)
-            if not isinstance(one, Exception) and one != i * i
+            for i, outcome in enumerate(self.outcomes)
+            if not isinstance(outcome, Exception) and outcome != i * i
         ]
 
     def cause(self, name: str) -> Any:
@@ -99,7 +101,7 @@ def project(folder: Path) -> Any:
 
 def run(
     function: Any,
-    way: str,
+    call_form: str,
     concurrency: int,
     retries: int,
     *,
@@ -107,7 +109,7 @@ def run(
     timeout: float = TIMEOUT,
 ) -> Course:
     """Call the function with each item; the service is torn down."""
-    handle = kt.fn(function, name=f"chaos-{way}-{concurrency}-{retries}")
+    handle = kt.fn(function, name=f"chaos-{call_form}-{concurrency}-{retries}")
     step = max(1, items // 5)
     causes = {name: step * (number + 1) - 1 for number, name in enumerate(CAUSES)}
     template = {"spec": {"template": {"spec": {"containers": [LIMIT]}}}}
@@ -116,7 +118,7 @@ def run(
     called = remote.options(retries=retries, timeout=timeout, backoff=0.01, stream_logs=False)
     began = time.monotonic()
     try:
-        outcomes = _outcomes(called, way, concurrency, items, causes)
+        outcomes = _outcomes(called, call_form, concurrency, items, causes)
     finally:
         handle.teardown()
     return Course(outcomes, causes, time.monotonic() - began)
@@ -124,17 +126,17 @@ def run(
 
 def _outcomes(
     called: Any,
-    way: str,
+    call_form: str,
     concurrency: int,
     items: int,
     causes: dict[str, int],
 ) -> list[Any]:
-    if way == "map":
+    if call_form == "map":
         calls = ((i, *causes.values()) for i in range(items))
         return list(called.starmap(calls, return_exceptions=True))
-    if way == "spawn":
+    if call_form == "spawn":
         handles = [called.spawn(i, **causes) for i in range(items)]
-        return [_outcome(lambda one=one: one.get(timeout=120)) for one in handles]
+        return [_outcome(lambda handle=handle: handle.get(timeout=120)) for handle in handles]
     with ThreadPoolExecutor(concurrency) as threads:
         jobs = [threads.submit(called, i, **causes) for i in range(items)]
         return [_outcome(job.result) for job in jobs]
@@ -147,16 +149,16 @@ def _outcome(get: Any) -> Any:
         return error
 
 
-def _report(course: Course, way: str, concurrency: int, retries: int) -> None:
-    print(f"\n{way}, concurrency {concurrency}, retries {retries}: {course.seconds:.1f} s")
+def _report(course: Course, call_form: str, concurrency: int, retries: int) -> None:
+    print(f"\n{call_form}, concurrency {concurrency}, retries {retries}: {course.seconds:.1f} s")
     for name, i in course.causes.items():
-        print(f"  {name:<5} {i:>2}  {_said(course.cause(name))}")
+        print(f"  {name:<5} {i:>2}  {_described(course.cause(name))}")
     for i, error in course.lost.items():
-        print(f"  lost  {i:>2}  {_said(error)}")
+        print(f"  lost  {i:>2}  {_described(error)}")
     print(f"  well: {len(course.outcomes) - len(CAUSES) - len(course.lost)}, wrong: {course.wrong}")
 
 
-def _said(outcome: Any) -> str:
+def _described(outcome: Any) -> str:
     if not isinstance(outcome, Exception):
         return f"returned {outcome!r}"
     attempts = getattr(outcome, "attempts", 1)
@@ -164,13 +166,18 @@ def _said(outcome: Any) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    ways = WAYS if not arguments else (arguments[0],)
+    call_forms = CALL_FORMS if not arguments else (arguments[0],)
     bounds = (1, 8) if not arguments else (int(arguments[1]),)
     retries = (0, 3) if not arguments else (int(arguments[2]),)
     with tempfile.TemporaryDirectory() as folder:
         function = project(Path(folder))
-        for way, concurrency, again in itertools.product(ways, bounds, retries):
-            _report(run(function, way, concurrency, again), way, concurrency, again)
+        for call_form, concurrency, retry_count in itertools.product(call_forms, bounds, retries):
+            _report(
+                run(function, call_form, concurrency, retry_count),
+                call_form,
+                concurrency,
+                retry_count,
+            )
 
 
 if __name__ == "__main__":

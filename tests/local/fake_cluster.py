@@ -77,13 +77,13 @@ class FakeCluster:
         """Be away: connections break, and no more are taken."""
         self._run(self._server.stop())
 
-    def _run(self, wanted: Any) -> None:
-        asyncio.run_coroutine_threadsafe(wanted, self._loop).result(60)
+    def _run(self, coroutine: Any) -> None:
+        asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60)
 
     @property
     def requests(self) -> list[str]:
         """What was asked: method and path."""
-        return [f"{one.method} {one.path}" for one in self._server.requests]
+        return [f"{request.method} {request.path}" for request in self._server.requests]
 
     def kubeconfig(self, folder: Path, *, token: str | None = None) -> Path:
         """A kubeconfig of a user with a certificate, or with a token."""
@@ -125,10 +125,10 @@ class FakeCluster:
         else:
             exchange.refuse(404, "NotFound")
 
-    def _refuses(self, exchange: Exchange, what: str) -> bool:
-        status = self.refused.get(what)
+    def _refuses(self, exchange: Exchange, action: str) -> bool:
+        status = self.refused.get(action)
         if status is not None:
-            exchange.answer(status, failure(status, "Refused", what))
+            exchange.answer(status, failure(status, "Refused", action))
         return status is not None
 
     def _list(self, exchange: Exchange) -> None:

@@ -103,12 +103,12 @@ class FakeController:
 
             def do_GET(self) -> None:
                 name = self.path.partition("?")[0].rpartition("/")[2]
-                known = fake._workloads.get(name)
-                if known is None:
+                workload = fake._workloads.get(name)
+                if workload is None:
                     failure = {"error_type": "x", "message": "none", "code": "service_not_found"}
                     self._answer(404, msgspec.json.encode(failure))
                 else:
-                    self._answer(200, messages.encode(known))
+                    self._answer(200, messages.encode(workload))
 
             def do_POST(self) -> None:
                 body = self._body()

@@ -48,8 +48,8 @@ class FakeReviews:
             exchange.cut()
         elif request.path in _DISCOVERY:
             kind, plural, namespaced = _DISCOVERY[request.path]
-            found = {"name": plural, "kind": kind, "namespaced": namespaced, "verbs": ["create"]}
-            exchange.answer(200, {"kind": "APIResourceList", "resources": [found]})
+            resource = {"name": plural, "kind": kind, "namespaced": namespaced, "verbs": ["create"]}
+            exchange.answer(200, {"kind": "APIResourceList", "resources": [resource]})
         elif request.path.endswith("/tokenreviews"):
             exchange.answer(201, {**request.json, "status": self._token(request.json["spec"])})
         elif request.path.endswith("/subjectaccessreviews"):
@@ -61,9 +61,11 @@ class FakeReviews:
 
     def _token(self, spec: dict[str, Any]) -> dict[str, Any]:
         self.reviews.append(spec)
-        asked = spec.get("audiences", [])
-        own = self.audiences.get(spec["token"], [])
-        if spec["token"] not in self.users or ((own or asked) and not set(own) & set(asked)):
+        audiences = spec.get("audiences", [])
+        token_audiences = self.audiences.get(spec["token"], [])
+        if spec["token"] not in self.users or (
+            (token_audiences or audiences) and not set(token_audiences) & set(audiences)
+        ):
             return {"authenticated": False}
         name, pod, uid = self.users[spec["token"]]
         extra = {}
@@ -71,15 +73,17 @@ class FakeReviews:
             prefix = "authentication.kubernetes.io"
             extra = {f"{prefix}/pod-name": [pod], f"{prefix}/pod-uid": [uid]}
         user = {"username": name, "uid": "1", "groups": ["system:authenticated"], "extra": extra}
-        return {"authenticated": True, "user": user, "audiences": asked}
+        return {"authenticated": True, "user": user, "audiences": audiences}
 
     def _rights(self, spec: dict[str, Any]) -> dict[str, Any]:
         self.reviews.append(spec)
-        asked = spec["resourceAttributes"]
-        kind = "/".join(filter(None, (asked["resource"], asked.get("subresource"))))
-        namespaces = (asked.get("namespace", "*"), "*")
-        found = {(spec["user"], asked["verb"], kind, one) for one in namespaces}
-        return {"allowed": bool(found & self.rights)}
+        attributes = spec["resourceAttributes"]
+        kind = "/".join(filter(None, (attributes["resource"], attributes.get("subresource"))))
+        namespaces = (attributes.get("namespace", "*"), "*")
+        sufficient_rights = {
+            (spec["user"], attributes["verb"], kind, namespace) for namespace in namespaces
+        }
+        return {"allowed": bool(sufficient_rights & self.rights)}
 
     def _secret(self, exchange: Exchange) -> None:
         request = exchange.request

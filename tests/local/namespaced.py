@@ -40,8 +40,8 @@ def in_namespace(folder: Path, program: str, *, before: str = "") -> Any:
         before: What runs before it goes into its namespace.
     """
     text = before + _BEGIN + textwrap.dedent(program)
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", text, str(folder)], capture_output=True, text=True, timeout=280
     )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    assert completed.returncode == 0, completed.stderr
+    return json.loads(completed.stdout)

@@ -34,7 +34,7 @@ class ObjectServer:
         self._versions = itertools.count(1)
         self._watchers: set[_Watcher] = set()
         #: All that happened, for watches that begin at an earlier version.
-        self._happened: list[tuple[str, str, Object]] = []
+        self._changes: list[tuple[str, str, Object]] = []
 
     async def __call__(self, exchange: Exchange) -> None:
         request = exchange.request
@@ -57,22 +57,22 @@ class ObjectServer:
 
     # ------------------------------------------------------------------------------------ for tests
 
-    def put(self, collection: str, found: Object) -> Object:
+    def put(self, collection: str, manifest: Object) -> Object:
         """Somebody else writes an object."""
-        key = (collection, found["metadata"]["name"])
+        key = (collection, manifest["metadata"]["name"])
         kind = "MODIFIED" if key in self.objects else "ADDED"
-        metadata = {**found["metadata"], "resourceVersion": str(next(self._versions))}
+        metadata = {**manifest["metadata"], "resourceVersion": str(next(self._versions))}
         metadata.setdefault("uid", f"uid-{metadata['resourceVersion']}")
         metadata.setdefault("creationTimestamp", "2026-01-01T00:00:00Z")
-        self.objects[key] = {**copy.deepcopy(found), "metadata": metadata}
-        self._tell(collection, kind, self.objects[key])
+        self.objects[key] = {**copy.deepcopy(manifest), "metadata": metadata}
+        self._publish(collection, kind, self.objects[key])
         return self.objects[key]
 
     def remove(self, collection: str, name: str) -> None:
         """Somebody else deletes an object."""
-        found = self.objects.pop((collection, name))
-        found["metadata"]["resourceVersion"] = str(next(self._versions))
-        self._tell(collection, "DELETED", found)
+        removed = self.objects.pop((collection, name))
+        removed["metadata"]["resourceVersion"] = str(next(self._versions))
+        self._publish(collection, "DELETED", removed)
 
     def go_away(self) -> None:
         """Cut all watches and requests, until `is_away` is false again."""
@@ -83,11 +83,11 @@ class ObjectServer:
     def names(self) -> list[str]:
         return [name for _, name in self.objects]
 
-    def _tell(self, collection: str, kind: str, found: Object) -> None:
-        happened = (collection, kind, copy.deepcopy(found))
-        self._happened.append(happened)
+    def _publish(self, collection: str, kind: str, changed: Object) -> None:
+        change = (collection, kind, copy.deepcopy(changed))
+        self._changes.append(change)
         for watcher in self._watchers:
-            watcher.tell(*happened)
+            watcher.notify(*change)
 
     # ------------------------------------------------------------------------------------- requests
 
@@ -101,17 +101,17 @@ class ObjectServer:
 
     async def _read(self, exchange: Exchange, collection: str, names: list[str]) -> None:
         if names:
-            found = self.objects.get((collection, names[0]))
-            exchange.answer(200, found) if found else exchange.refuse(404, "NotFound")
+            stored = self.objects.get((collection, names[0]))
+            exchange.answer(200, stored) if stored else exchange.refuse(404, "NotFound")
             return
         if "watch" in exchange.request.query:
             await self._watch(exchange, collection)
             return
         chosen = exchange.request.query.get("labelSelector", "")
         items = [
-            found
-            for (where, _), found in self.objects.items()
-            if where.startswith(collection) and _has(found, chosen)
+            stored
+            for (where, _), stored in self.objects.items()
+            if where.startswith(collection) and _has(stored, chosen)
         ]
         metadata = {"resourceVersion": str(next(self._versions))}
         exchange.answer(200, {"kind": "List", "metadata": metadata, "items": items})
@@ -120,18 +120,18 @@ class ObjectServer:
         chosen = exchange.request.query.get("labelSelector", "")
         watcher = _Watcher(collection, chosen)
         begun = int(exchange.request.query.get("resourceVersion", "0"))
-        for happened in self._happened:
-            if int(_version(happened[2])) > begun:
-                watcher.tell(*happened)
+        for change in self._changes:
+            if int(_version(change[2])) > begun:
+                watcher.notify(*change)
         self._watchers.add(watcher)
         try:
             await exchange.say()
             while True:
-                kind, found = await watcher.queue.get()
+                kind, changed = await watcher.queue.get()
                 if self.is_away:
                     exchange.cut()
                     return
-                await exchange.say({"type": kind, "object": found})
+                await exchange.say({"type": kind, "object": changed})
         finally:
             self._watchers.discard(watcher)
 
@@ -143,23 +143,23 @@ class ObjectServer:
         request = exchange.request
         body = request.json
         name = names[0] if names else body["metadata"]["name"]
-        known = self.objects.get((collection, name))
+        stored = self.objects.get((collection, name))
         if request.method == "POST":
-            status, found = (409, None) if known else (201, body)
-        elif known is None:
-            status, found = 404, None
+            status, updated = (409, None) if stored else (201, body)
+        elif stored is None:
+            status, updated = 404, None
         elif request.method == "DELETE":
-            status, found = 200, None
-            if (body.get("preconditions") or {}).get("uid", known["metadata"]["uid"]) != known[
+            status, updated = 200, None
+            if (body.get("preconditions") or {}).get("uid", stored["metadata"]["uid"]) != stored[
                 "metadata"
             ]["uid"]:
                 status = 409
         elif request.method == "PUT":
-            is_current = _version(body) == _version(known)
-            status, found = (200, body) if is_current else (409, None)
+            is_current = _version(body) == _version(stored)
+            status, updated = (200, body) if is_current else (409, None)
         else:
-            found = _patched(known, body, names[1:])
-            status = 200 if found else 422
+            updated = _patched(stored, body, names[1:])
+            status = 200 if updated else 422
         if status >= 400:
             exchange.refuse(status, {404: "NotFound", 409: "Conflict", 422: "Invalid"}[status])
             return
@@ -168,8 +168,8 @@ class ObjectServer:
             self.remove(collection, name)
             answer: Object = {"kind": "Status", "status": "Success"}
         else:
-            assert found is not None
-            answer = self.put(collection, found)
+            assert updated is not None
+            answer = self.put(collection, updated)
         if self.loses_answers:
             exchange.cut()
         else:
@@ -184,50 +184,53 @@ class _Watcher:
         self.labels = labels
         self.queue: asyncio.Queue[tuple[str, Object]] = asyncio.Queue()
 
-    def tell(self, collection: str, kind: str, found: Object) -> None:
-        if collection.startswith(self.collection) and _has(found, self.labels):
-            self.queue.put_nowait((kind, found))
+    def notify(self, collection: str, kind: str, changed: Object) -> None:
+        if collection.startswith(self.collection) and _has(changed, self.labels):
+            self.queue.put_nowait((kind, changed))
 
 
-def _has(found: Object, labels: str) -> bool:
+def _has(stored: Object, labels: str) -> bool:
     """Whether an object is one of those that a label selector chooses."""
-    there = found["metadata"].get("labels") or {}
-    wanted = (one.partition("=") for one in labels.split(",") if one)
-    return all(there.get(name) == value if sign else name in there for name, sign, value in wanted)
+    own_labels = stored["metadata"].get("labels") or {}
+    selector_terms = (term.partition("=") for term in labels.split(",") if term)
+    return all(
+        own_labels.get(name) == value if sign else name in own_labels
+        for name, sign, value in selector_terms
+    )
 
 
-def _version(found: Object) -> str:
-    return str(found["metadata"].get("resourceVersion"))
+def _version(stored: Object) -> str:
+    return str(stored["metadata"].get("resourceVersion"))
 
 
-def _merged(known: Any, patch: Any) -> Any:
+def _merged(stored: Any, patch: Any) -> Any:
     """What a merge patch makes of something."""
     if not isinstance(patch, dict):
         return patch
-    found = dict(known) if isinstance(known, dict) else {}
+    merged = dict(stored) if isinstance(stored, dict) else {}
     for key, value in patch.items():
         if value is None:
-            found.pop(key, None)
+            merged.pop(key, None)
         else:
-            found[key] = _merged(found.get(key), value)
-    return found
+            merged[key] = _merged(merged.get(key), value)
+    return merged
 
 
-def _patched(known: Object, operations: list[Object] | Object, part: list[str]) -> Object | None:
+def _patched(stored: Object, operations: list[Object] | Object, part: list[str]) -> Object | None:
     """What a patch makes of an object; `None` when a test of it fails."""
-    found = copy.deepcopy(known)
+    patched = copy.deepcopy(stored)
     if isinstance(operations, dict):
-        merged: Object = _merged(found, operations)
+        merged: Object = _merged(patched, operations)
         return merged
     for operation in operations:
         *path, last = operation["path"].strip("/").split("/")
-        at = found
+        node = patched
         for step in path:
-            at = at[step]
-        if operation["op"] == "test" and at.get(last) != operation["value"]:
+            node = node[step]
+        if operation["op"] == "test" and node.get(last) != operation["value"]:
             return None
         if operation["op"] == "add":
-            at[last] = operation["value"]
+            node[last] = operation["value"]
     if part:  # of a subresource, only that part is taken
-        return {**known, part[0]: found[part[0]]}
-    return {**found, "status": known["status"]} if "status" in known else found
+        return {**stored, part[0]: patched[part[0]]}
+    return {**patched, "status": stored["status"]} if "status" in stored else patched

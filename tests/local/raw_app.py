@@ -10,17 +10,17 @@ import asyncio
 import contextlib
 import sys
 
-seen = bytearray()
+received_bytes = bytearray()
 
 
 async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     head = await reader.readuntil(b"\r\n\r\n")
     path = head.split(b" ")[1].decode()
     if path in ("/", "/seen"):
-        body = b"up" if path == "/" else bytes(seen)
+        body = b"up" if path == "/" else bytes(received_bytes)
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
     else:
-        seen.extend(head)
+        received_bytes.extend(head)
         reading = asyncio.ensure_future(keep(reader))
         last = b""
         with contextlib.suppress(OSError):
@@ -38,7 +38,7 @@ async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 async def keep(reader: asyncio.StreamReader) -> None:
     with contextlib.suppress(OSError):
         while data := await reader.read(65536):
-            seen.extend(data)
+            received_bytes.extend(data)
 
 
 async def main() -> None:

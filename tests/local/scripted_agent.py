@@ -89,8 +89,8 @@ class Call:
             self.send(kind, meta, payload)
             return
         self.send(kind, meta)
-        for at in range(0, total, frames.CHUNK):
-            chunk = payload[at : at + frames.CHUNK]
+        for start in range(0, total, frames.CHUNK):
+            chunk = payload[start : start + frames.CHUNK]
             await self._take_room(len(chunk))
             self.send(Kind.DATA, None, chunk)
 
@@ -343,8 +343,8 @@ class ScriptedAgent:
             for call in client.calls.values():
                 if call.task is not None:
                     call.task.cancel()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        await asyncio.gather(*others, return_exceptions=True)
+        other_tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        await asyncio.gather(*other_tasks, return_exceptions=True)
         await self._server.close(1.0)
         # A client that connected again meanwhile may be about to be accepted.
         late = asyncio.all_tasks() - {asyncio.current_task()}

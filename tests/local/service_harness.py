@@ -54,8 +54,8 @@ class Service:
                 stderr=output,
             )
         assert self._process.stdout is not None
-        with self._process.stdout as said:
-            answer = json.loads(said.readline() or b"{}")
+        with self._process.stdout as lines:
+            answer = json.loads(lines.readline() or b"{}")
         assert "url" in answer, (answer, log.read_text())
         self.url = answer["url"]
         return self
@@ -147,7 +147,7 @@ def is_ready(view: WorkloadView) -> bool:
 
 def spec(name: str = "f", **compute: Any) -> WorkloadSpec:
     variables = compute.pop("env", {})
-    own = {key: compute.pop(key) for key in ("tree", "init_args") if key in compute}
+    workload_fields = {key: compute.pop(key) for key in ("tree", "init_args") if key in compute}
     return WorkloadSpec(
         namespace="default",
         name=name,
@@ -155,14 +155,14 @@ def spec(name: str = "f", **compute: Any) -> WorkloadSpec:
         compute=ComputeSpec(env_vars=tuple(variables.items()), launch_timeout=60, **compute)
         if "launch_timeout" not in compute
         else ComputeSpec(env_vars=tuple(variables.items()), **compute),
-        **own,
+        **workload_fields,
     )
 
 
-def deploy(wanted: WorkloadSpec, deploy_id: str = "") -> Deploy:
+def deploy(workload: WorkloadSpec, deploy_id: str = "") -> Deploy:
     return Deploy(
         id=deploy_id or uuid.uuid4().hex,
-        spec=wanted,
+        spec=workload,
         protocol=versions.PROTOCOL,
         version="0",
     )
@@ -170,10 +170,12 @@ def deploy(wanted: WorkloadSpec, deploy_id: str = "") -> Deploy:
 
 def pack(blobs: Iterable[bytes]) -> bytes:
     """Blobs as they travel."""
-    found = {digest_of(blob): blob for blob in blobs}
-    if not found:
+    blob_by_digest = {digest_of(blob): blob for blob in blobs}
+    if not blob_by_digest:
         return b""
-    return b"".join(transfer.compressed(found, lambda d: (len(found[d]), [found[d]])))
+    return b"".join(
+        transfer.compressed(blob_by_digest, lambda d: (len(blob_by_digest[d]), [blob_by_digest[d]]))
+    )
 
 
 def last(events: list[DeployEvent]) -> DeployEvent:

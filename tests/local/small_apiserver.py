@@ -96,9 +96,9 @@ class SmallApiServer(FakeApiServer):
         """An object, if it is there."""
         return next(
             (
-                one
-                for (_, _, namespace, named), one in self.objects.items()
-                if (one["kind"], namespace, named) == (kind, where, name)
+                stored
+                for (_, _, namespace, named), stored in self.objects.items()
+                if (stored["kind"], namespace, named) == (kind, where, name)
             ),
             None,
         )
@@ -107,15 +107,15 @@ class SmallApiServer(FakeApiServer):
         """The objects of a kind, `namespace/name`."""
         return {
             f"{namespace}/{name}"
-            for (_, _, namespace, name), one in self.objects.items()
-            if one["kind"] == kind
+            for (_, _, namespace, name), stored in self.objects.items()
+            if stored["kind"] == kind
         }
 
     # ------------------------------------------------------------------------------------ inside
 
     def _plural(self, api_version: str, kind: str) -> str:
-        found = self.kinds[api_version].items()
-        return next(plural for plural, named in found if named.lstrip("/") == kind)
+        plurals = self.kinds[api_version].items()
+        return next(plural for plural, named in plurals if named.lstrip("/") == kind)
 
     def _store(self, key: Key, manifest: Object) -> Object:
         before = self.objects.get(key)
@@ -151,17 +151,17 @@ class SmallApiServer(FakeApiServer):
             await self._serve_kind(exchange, (version, plural, namespace, "".join(name)))
 
     def _groups(self) -> list[Object]:
-        found: dict[str, list[str]] = {}
+        versions_by_group: dict[str, list[str]] = {}
         for version in self.kinds:
             if "/" in version:
-                found.setdefault(version.partition("/")[0], []).append(version)
+                versions_by_group.setdefault(version.partition("/")[0], []).append(version)
         return [
             {
                 "name": group,
-                "versions": [{"groupVersion": one} for one in versions],
+                "versions": [{"groupVersion": served_version} for served_version in versions],
                 "preferredVersion": {"groupVersion": versions[0]},
             }
-            for group, versions in found.items()
+            for group, versions in versions_by_group.items()
         ]
 
     def _resources(self, version: str) -> Object:
@@ -204,14 +204,18 @@ class SmallApiServer(FakeApiServer):
             exchange.answer(200, self.objects[key])
 
     def _delete(self, key: Key) -> None:
-        gone = self.objects.pop(key)
-        if gone["kind"] == DEFINITION.kind:
+        removed = self.objects.pop(key)
+        if removed["kind"] == DEFINITION.kind:
             self.kinds.pop(WORKLOADS, None)
-            for other in [other for other in self.objects if other[0] == WORKLOADS]:
-                del self.objects[other]
-        if gone["kind"] == "Namespace":
-            for other in [other for other in self.objects if other[2] == key[3]]:
-                del self.objects[other]
+            for workload_key in [
+                workload_key for workload_key in self.objects if workload_key[0] == WORKLOADS
+            ]:
+                del self.objects[workload_key]
+        if removed["kind"] == "Namespace":
+            for member_key in [
+                member_key for member_key in self.objects if member_key[2] == key[3]
+            ]:
+                del self.objects[member_key]
 
     async def _list(self, exchange: Exchange, version: str, plural: str, namespace: str) -> None:
         query = exchange.request.query
@@ -222,19 +226,19 @@ class SmallApiServer(FakeApiServer):
             await exchange.hang()
         else:
             selector, fields = query.get("labelSelector", ""), query.get("fieldSelector", "")
-            found = [
-                one
-                for (of, kind, where, name), one in self.objects.items()
+            selected = [
+                stored
+                for (of, kind, where, name), stored in self.objects.items()
                 if (of, kind) == (version, plural)
                 and namespace in ("", where)
                 and fields in ("", f"metadata.name={name}")
-                and _is_selected(one, selector)
+                and _is_selected(stored, selector)
             ]
-            exchange.answer(200, listing(next(self._numbers), *found))
+            exchange.answer(200, listing(next(self._numbers), *selected))
 
 
-def _is_selected(found: Object, selector: str) -> bool:
-    labels = found["metadata"].get("labels") or {}
+def _is_selected(stored: Object, selector: str) -> bool:
+    labels = stored["metadata"].get("labels") or {}
     for term in filter(None, selector.split(",")):
         name, has_value, value = term.partition("=")
         if labels.get(name) != value if has_value else name not in labels:
@@ -242,8 +246,8 @@ def _is_selected(found: Object, selector: str) -> bool:
     return True
 
 
-def _merged(found: Object, patch: Object) -> Object:
-    merged = copy.deepcopy(found)
+def _merged(stored: Object, patch: Object) -> Object:
+    merged = copy.deepcopy(stored)
     for key, value in patch.items():
         if value is None:
             merged.pop(key, None)

@@ -41,7 +41,7 @@ from kubetorch.errors import SerializationError
 from kubetorch.wire import codecs
 
 UTC = datetime.timezone.utc
-HERE = "tests.local.value_fuzzer"
+THIS_MODULE = "tests.local.value_fuzzer"
 ROOT = Path(__file__).parents[2]
 #: Bytes and seconds of the processor that the use of one input may take.
 MEMORY, SECONDS = 1 << 30, 10
@@ -64,7 +64,7 @@ class Finding(NamedTuple):
     """What is wrong with an input, whose number it has."""
 
     number: int
-    what: str
+    problem: str
 
 
 # -------------------------------------------------------------------------------------- samples
@@ -281,61 +281,61 @@ class Changer:
         return [bytearray(b"$" + json.dumps(tree).encode()), area]
 
     def _change_bytes(self, chance: random.Random, area: bytearray) -> None:
-        at = chance.randrange(len(area))
-        way = chance.random()
-        if way < 0.3:
-            area[at] ^= 1 << chance.randrange(8)
-        elif way < 0.8:
+        offset = chance.randrange(len(area))
+        draw = chance.random()
+        if draw < 0.3:
+            area[offset] ^= 1 << chance.randrange(8)
+        elif draw < 0.8:
             size = chance.choice((1, 2, 4, 4, 4, 8, 8))
-            at -= at % size
+            offset -= offset % size
             number = chance.choice(_NUMBERS) + chance.choice((0, 0, 0, 1, -1))
-            area[at : at + size] = (number % 256**size).to_bytes(size, "little")
-        elif way < 0.9:
+            area[offset : offset + size] = (number % 256**size).to_bytes(size, "little")
+        elif draw < 0.9:
             to, size = chance.randrange(len(area)), chance.randrange(1, 65)
-            piece = area[at : at + size]
+            piece = area[offset : offset + size]
             area[to : to + len(piece)] = piece
-        elif way < 0.95:
+        elif draw < 0.95:
             area += bytes(chance.randrange(1, 65))
         else:
-            area[at:] = b""
+            area[offset:] = b""
 
     def _change_tree(self, chance: random.Random, tree: Any) -> Any:
-        way: list[Any] = []
+        containers: list[Any] = []
         places: list[tuple[Any, Any]] = []
-        way.append(tree)
-        for node in way:
+        containers.append(tree)
+        for node in containers:
             keys = node if isinstance(node, dict) else range(len(node))
             for key in keys:
                 places.append((node, key))
                 if isinstance(node[key], (dict, list)) and node[key]:
-                    way.append(node[key])
+                    containers.append(node[key])
         if not places:
             return tree
         node, key = chance.choice(places)
-        node[key] = self._other(chance, node[key])
+        node[key] = self._other_value(chance, node[key])
         return tree
 
-    def _other(self, chance: random.Random, value: Any) -> Any:
-        way = chance.random()
-        if way < 0.05:
+    def _other_value(self, chance: random.Random, value: Any) -> Any:
+        draw = chance.random()
+        if draw < 0.05:
             text, _ = chance.choice(self.pairs)
             return json.loads(text)
-        if way < 0.1:
+        if draw < 0.1:
             return _dtype(chance)
-        if isinstance(value, (int, float)) and way < 0.9:
+        if isinstance(value, (int, float)) and draw < 0.9:
             near = value + chance.choice((-1, 1, 8, -8)) if abs(value) < 2**70 else 0
             return chance.choice([near, *_NUMBERS])
-        if isinstance(value, str) and way < 0.9:
+        if isinstance(value, str) and draw < 0.9:
             return _dtype(chance) if chance.random() < 0.2 else chance.choice(_TEXTS)
-        if isinstance(value, list) and value and way < 0.9:
+        if isinstance(value, list) and value and draw < 0.9:
             copied = list(value)
-            at, to = chance.randrange(len(value)), chance.randrange(len(value))
-            if way < 0.4:
-                copied[at], copied[to] = copied[to], copied[at]
-            elif way < 0.65:
-                copied.insert(at, copied[to])
+            index, to = chance.randrange(len(value)), chance.randrange(len(value))
+            if draw < 0.4:
+                copied[index], copied[to] = copied[to], copied[index]
+            elif draw < 0.65:
+                copied.insert(index, copied[to])
             else:
-                del copied[at]
+                del copied[index]
             return copied
         return chance.choice([None, True, 1.5, "", [], {}, chance.choice(_NUMBERS), [0, 8]])
 
@@ -355,11 +355,11 @@ def _fields(chance: random.Random) -> list[bytearray]:
 
 def _dtype(chance: random.Random, depth: int = 0) -> Any:
     """A dtype with fields, most of which make no sense."""
-    way = chance.random() if depth < 3 else 0.0
+    draw = chance.random() if depth < 3 else 0.0
     small = [0, 1, 1, 2, 4]
-    if way < 0.5 and depth:
+    if draw < 0.5 and depth:
         return chance.choice(_TEXTS[:23] if chance.random() < 0.2 else ["|u1", "<i4", "<U1", "<f8"])
-    if way < 0.7 and depth:
+    if draw < 0.7 and depth:
         counts = chance.choices(small * 6 + _NUMBERS, k=chance.randrange(1, 3))
         return [_dtype(chance, depth + 1), counts]
     count = chance.randrange(1, 4)
@@ -373,7 +373,7 @@ def _dtype(chance: random.Random, depth: int = 0) -> Any:
 
 
 def _encode(value: Any) -> tuple[bytes, bytes]:
-    head, *rest = (b"".join(codecs.join([one])) for one in codecs.encode("values", value))
+    head, *rest = (b"".join(codecs.join([segment])) for segment in codecs.encode("values", value))
     return head.removeprefix(b"$"), b"".join(rest)
 
 
@@ -389,11 +389,11 @@ def check(segments: list[bytearray]) -> str | None:
         return "memory: decoding" if "MemoryError" in str(error) else None
     except BaseException as error:
         return f"decoding raises {type(error).__name__}: {error}"
-    for way in (_print, _copy, _compare, _walk, _write):
+    for use in (_print, _copy, _compare, _walk, _write):
         try:
-            way(value)
+            use(value)
         except MemoryError as error:
-            return f"memory: {way.__name__} of {type(value).__name__}: {error}"
+            return f"memory: {use.__name__} of {type(value).__name__}: {error}"
         except KeyboardInterrupt:
             raise
         except BaseException:  # what makes no sense may be refused by its library at any time
@@ -409,7 +409,9 @@ def _send_on(value: Any) -> str | None:
     except BaseException as error:
         return f"encoding raises {type(error).__name__}: {error}"
     try:
-        codecs.decode("values", [bytearray(b"".join(codecs.join([one]))) for one in segments])
+        codecs.decode(
+            "values", [bytearray(b"".join(codecs.join([segment]))) for segment in segments]
+        )
     except BaseException as error:
         return f"encodes but does not decode: {error}"
     return None
@@ -426,32 +428,32 @@ def _copy(value: Any) -> None:
 
 
 def _compare(value: Any) -> None:
-    other = copy.copy(value)
-    bool(numpy.all(value == other))
+    copied = copy.copy(value)
+    bool(numpy.all(value == copied))
 
 
 def _walk(value: Any) -> None:
     """Look at the parts of a value, by all that its library has for that."""
-    ways: list[Callable[[], object]] = []
+    uses: list[Callable[[], object]] = []
     if isinstance(value, dict):
-        ways = [lambda one=one: _use(one) for one in [*value.values()][:_SOME]]
+        uses = [lambda part=part: _use(part) for part in [*value.values()][:_SOME]]
     elif isinstance(value, (list, tuple)):
-        ways = [lambda one=one: _use(one) for one in value[:_SOME]]
+        uses = [lambda part=part: _use(part) for part in value[:_SOME]]
     elif isinstance(value, (numpy.ndarray, numpy.void)):
-        ways = _ways_of_array(value)
+        uses = _uses_of_array(value)
     elif isinstance(value, (pandas.Series, pandas.Index, pandas.DataFrame)):
-        ways = _ways_of_pandas(value)
+        uses = _uses_of_pandas(value)
     elif type(value).__module__.startswith("pyarrow"):
-        ways = _ways_of_arrow(value)
+        uses = _uses_of_arrow(value)
     elif isinstance(value, (polars.Series, polars.DataFrame)):
-        ways = _ways_of_polars(value)
+        uses = _uses_of_polars(value)
     elif type(value).__module__.startswith("torch"):
-        ways = [value.sum, value.tolist, value.contiguous, value.nonzero, lambda: value[value > 0]]
+        uses = [value.sum, value.tolist, value.contiguous, value.nonzero, lambda: value[value > 0]]
     elif isinstance(value, Point):
-        ways = [lambda: _use(value.x), lambda: _use(value.more)]
-    for way in ways:
+        uses = [lambda: _use(value.x), lambda: _use(value.more)]
+    for use in uses:
         try:
-            way()
+            use()
         except (MemoryError, KeyboardInterrupt):
             raise
         except BaseException:
@@ -463,7 +465,7 @@ def _use(value: Any) -> None:
     _walk(value)
 
 
-def _ways_of_array(value: Any) -> list[Callable[[], object]]:
+def _uses_of_array(value: Any) -> list[Callable[[], object]]:
     names = value.dtype.names or ()
     fields = [lambda name=name: _use(value[name]) for name in names]
     if isinstance(value, numpy.void):
@@ -482,12 +484,12 @@ def _ways_of_array(value: Any) -> list[Callable[[], object]]:
     ]
 
 
-def _ways_of_pandas(value: Any) -> list[Callable[[], object]]:
+def _uses_of_pandas(value: Any) -> list[Callable[[], object]]:
     rows = value if isinstance(value, pandas.Index) else value.iloc
-    ways: list[Callable[[], object]] = [
+    uses: list[Callable[[], object]] = [
         lambda: rows[0],
         lambda: rows[-1],
-        lambda: [rows[at] for at in range(min(len(value), _SOME))],
+        lambda: [rows[row] for row in range(min(len(value), _SOME))],
         value.copy,
         value.isna,
         value.memory_usage,
@@ -497,21 +499,21 @@ def _ways_of_pandas(value: Any) -> list[Callable[[], object]]:
         lambda: value.take([0, -1]),
     ]
     if isinstance(value, pandas.Index):
-        ways += [value.unique, value.factorize, value.sort_values, value.to_series]
-        ways += [lambda: value.get_indexer(value), lambda: _use(value.array), value.to_frame]
+        uses += [value.unique, value.factorize, value.sort_values, value.to_series]
+        uses += [lambda: value.get_indexer(value), lambda: _use(value.array), value.to_frame]
     else:
-        ways += [value.sort_index, value.reset_index, value.describe, lambda: _use(value.index)]
+        uses += [value.sort_index, value.reset_index, value.describe, lambda: _use(value.index)]
     if isinstance(value, pandas.Series):
-        ways += [value.unique, value.factorize, value.value_counts, value.sort_values]
-        ways += [lambda: value.groupby(value, observed=False).size(), lambda: _print(value.array)]
-        ways += [lambda: value.dt.year, lambda: value.dt.to_timestamp(), value.sum]
+        uses += [value.unique, value.factorize, value.value_counts, value.sort_values]
+        uses += [lambda: value.groupby(value, observed=False).size(), lambda: _print(value.array)]
+        uses += [lambda: value.dt.year, lambda: value.dt.to_timestamp(), value.sum]
     if isinstance(value, pandas.DataFrame):
-        ways += [lambda: [_use(value.iloc[:, at]) for at in range(min(value.shape[1], 20))]]
-        ways += [lambda: value.groupby(list(value.columns[:1])).size(), value.T.head]
-    return ways
+        uses += [lambda: [_use(value.iloc[:, column]) for column in range(min(value.shape[1], 20))]]
+        uses += [lambda: value.groupby(list(value.columns[:1])).size(), value.T.head]
+    return uses
 
 
-def _ways_of_arrow(value: Any) -> list[Callable[[], object]]:
+def _uses_of_arrow(value: Any) -> list[Callable[[], object]]:
     return [
         lambda: value.validate(full=True),
         lambda: value.slice(0, _SOME).to_pylist(),
@@ -527,11 +529,11 @@ def _ways_of_arrow(value: Any) -> list[Callable[[], object]]:
         lambda: value.dictionary_encode(),
         lambda: value.flatten(),
         lambda: polars.from_arrow(value),
-        lambda: [value.column(at).to_pylist() for at in range(value.num_columns)],
+        lambda: [value.column(column).to_pylist() for column in range(value.num_columns)],
     ]
 
 
-def _ways_of_polars(value: Any) -> list[Callable[[], object]]:
+def _uses_of_polars(value: Any) -> list[Callable[[], object]]:
     return [
         lambda: value.head(_SOME).to_pandas(),
         lambda: value.to_arrow(),
@@ -553,9 +555,9 @@ def _write(value: Any) -> None:
     if isinstance(value, dict):
         value = [*value.values()]
     if isinstance(value, (list, tuple)):
-        for one in value[:_SOME]:
+        for part in value[:_SOME]:
             with contextlib.suppress(Exception):
-                _write(one)
+                _write(part)
     elif isinstance(value, numpy.ndarray):
         for name in value.dtype.names or ():
             value[name] = value[name].copy()
@@ -600,7 +602,7 @@ def _run_child(seed: int, first: int, last: int) -> None:
 def run(seed: int, first: int, last: int) -> Iterator[Finding]:
     """Try these inputs of a seed; what is found."""
     while first < last:
-        command = [sys.executable, "-m", HERE, "--child", str(seed), str(first), str(last)]
+        command = [sys.executable, "-m", THIS_MODULE, "--child", str(seed), str(first), str(last)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as child:
             assert child.stdout is not None
             reached = -1
@@ -627,7 +629,7 @@ def _show(seed: int, number: int) -> None:
         flush=True,
     )
     try:
-        value = codecs.decode("values", [bytearray(one) for one in segments])
+        value = codecs.decode("values", [bytearray(segment) for segment in segments])
         print(type(value), flush=True)
     except SerializationError:
         traceback.print_exc()
@@ -643,9 +645,9 @@ def main(arguments: list[str]) -> None:
         seed = int(arguments[0]) if arguments else random.randrange(2**32)
         step, count = 5000, 0
         for first in range(0, sys.maxsize, step):
-            for number, what in run(seed, first, first + step):
+            for number, problem in run(seed, first, first + step):
                 count += 1
-                print(f"seed {seed} input {number}: {what[:500]}", flush=True)
+                print(f"seed {seed} input {number}: {problem[:500]}", flush=True)
             print(f"seed {seed}: {first + step} inputs, {count} findings", flush=True)
 
 

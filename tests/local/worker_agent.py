@@ -48,18 +48,18 @@ async def orphans(a: Agent) -> None:
     while a.host.zygote_pid == before:
         await asyncio.sleep(0.01)
     alive = await a.call(worker, method="pid")
-    other = await a.worker("Shop")
+    second_worker = await a.worker("Shop")
     say(same=alive == worker.pid, new_zygote=a.host.zygote_pid not in (None, before))
     call = a.open(worker, method="exit")
     try:
         await call.result()
     except Exception as error:
         say(error=type(error).__name__, exit_code=getattr(error, "exit_code", None))
-    await other.drain(1)
+    await second_worker.drain(1)
     end = time.monotonic() + DEADLINE
-    while (found := remains(children)) != ([], []) and time.monotonic() < end:
+    while (remaining := remains(children)) != ([], []) and time.monotonic() < end:
         await asyncio.sleep(0.05)
-    say(zombies=found[0], left=found[1])
+    say(zombies=remaining[0], left=remaining[1])
 
 
 def remains(children: list[int]) -> tuple[list[str], list[int]]:

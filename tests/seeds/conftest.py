@@ -49,9 +49,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     lines = []
     for outcome in ("passed", "failed", "error", "skipped"):
         for report in terminalreporter.getreports(outcome):
-            found = dict(getattr(report, "user_properties", ())).get("example")
-            if found is not None:
-                lines.append((*found, outcome))
+            example = dict(getattr(report, "user_properties", ())).get("example")
+            if example is not None:
+                lines.append((*example, outcome))
     if lines:
         terminalreporter.section(f"{len(lines)} examples of the documents")
     for _, name, about, outcome in sorted(lines):

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-HERE = Path(__file__).parent
-PROGRAMS = HERE / "programs"
-INDEX = yaml.safe_load((HERE / "index.yaml").read_text())
+SEEDS_FOLDER = Path(__file__).parent
+PROGRAMS = SEEDS_FOLDER / "programs"
+INDEX = yaml.safe_load((SEEDS_FOLDER / "index.yaml").read_text())
 EXAMPLES = [
     (f"{document}/{name}", about)
     for document, examples in INDEX.items()
@@ -25,7 +25,12 @@ EXAMPLES = [
 ]
 #: The documents, where a checkout has them beside it.
 DOCUMENTS = next(
-    (folder / "shared/seeds" for folder in HERE.parents if (folder / "shared/seeds").is_dir()), None
+    (
+        folder / "shared/seeds"
+        for folder in SEEDS_FOLDER.parents
+        if (folder / "shared/seeds").is_dir()
+    ),
+    None,
 )
 #: How many examples each document has.
 COUNTS = {
@@ -62,7 +67,7 @@ def test_the_example_does_what_its_document_says(number, name, about, tmp_path, 
     record_property("example", (number, name, about))
     program = shutil.copy(PROGRAMS / f"{name}.py", tmp_path)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-W", "error", program],
         cwd=tmp_path,
         env={**os.environ, "PATH": path},
@@ -71,7 +76,7 @@ def test_the_example_does_what_its_document_says(number, name, about, tmp_path, 
         text=True,
         timeout=110,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert completed.returncode == 0, completed.stdout + completed.stderr
 
 
 # -------------------------------------------------------------- the programs and the documents
@@ -102,8 +107,10 @@ def test_the_examples_are_those_of_the_document(document):
                 continue
             assert example in text, f"{document}/{name}: {example}"
             text = text.replace(example, " ", 1)
-    left = STATEMENTS.search(text)
-    assert left is None, text[left.start() : left.start() + 200]
+    remaining_statement = STATEMENTS.search(text)
+    assert remaining_statement is None, text[
+        remaining_statement.start() : remaining_statement.start() + 200
+    ]
 
 
 @pytest.mark.skipif(DOCUMENTS is None, reason="the documents are not beside this checkout")
@@ -112,10 +119,10 @@ def test_every_block_of_the_reference_is_an_example():
     blocks = re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)
     assert len(blocks) == COUNTS["002_reference"]
     signature, *rest = map(words, blocks)
-    found = [
+    reference_examples = [
         example
         for name in INDEX["002_reference"]
         for example in examples_of(PROGRAMS / "002_reference" / f"{name}.py")
     ]
-    assert all(any(example in block for example in found) for block in rest)
+    assert all(any(example in block for example in reference_examples) for block in rest)
     assert all(name in signature for name in re.findall(r"^    (\w+):", blocks[0], re.M))

@@ -173,9 +173,9 @@ def test_a_broken_frame_ends_its_connection_and_its_calls_and_nothing_else(agent
         except ConnectionResetError:
             pass
         bad.close(None)
-        again = agent.client(client=f"bad-{name}", resume=f"{bad.welcome.incarnation}:0")
-        assert not again.welcome.resumed, name
-        again.close()
+        resumed_client = agent.client(client=f"bad-{name}", resume=f"{bad.welcome.incarnation}:0")
+        assert not resumed_client.welcome.resumed, name
+        resumed_client.close()
     assert good.result(1) == "slept"
     wait_until(lambda: b"kubetorch_calls_running 0" in agent.http("GET", "/metrics")[2])
     good.close()
@@ -209,9 +209,9 @@ def test_a_truncated_upload_holds_nobody_up(agent):
         websocket_protocol.frame_header(websocket_protocol.BINARY, 1000, masked=True) + b"xyz"
     )
     client.sock.close()
-    other = agent.client(client="other")
-    assert call(other, 1, "echo", 1) == 1
-    other.close()
+    second_client = agent.client(client="other")
+    assert call(second_client, 1, "echo", 1) == 1
+    second_client.close()
 
 
 # -------------------------------------------------------------------------- broken connections
@@ -223,28 +223,30 @@ def test_a_call_survives_its_connection(agent, tmp_path):
     client.open(2, "hello", name="Service", method="say")
     assert client.until(2, Kind.RESULT)[-1][3] == b'"hello"'
     client.sock.close()
-    again = agent.client(client="moving", resume=f"{client.welcome.incarnation}:{client.received}")
-    assert again.welcome.resumed
-    assert again.welcome.received == 2
+    resumed_client = agent.client(
+        client="moving", resume=f"{client.welcome.incarnation}:{client.received}"
+    )
+    assert resumed_client.welcome.resumed
+    assert resumed_client.welcome.received == 2
     (tmp_path / "end").touch()
-    assert again.result(1) == "held"
-    again.close()
+    assert resumed_client.result(1) == "held"
+    resumed_client.close()
 
 
 def test_frames_that_were_lost_with_a_connection_are_sent_again_and_no_others(agent, tmp_path):
     client = agent.client(client="lossy")
     client.open(1, 60, str(tmp_path / "end"), name="Service", method="count")
-    seen = [client.next()[3] for _ in range(5)]
-    seen += [payload for *_, payload in client.frames]  # that came with the fifth
+    payloads = [client.next()[3] for _ in range(5)]
+    payloads += [payload for *_, payload in client.frames]  # that came with the fifth
     received = client.received
     time.sleep(0.1)
     client.sock.close()  # what is on its way is lost
     time.sleep(0.2)
-    again = agent.client(client="lossy", resume=f"{client.welcome.incarnation}:{received}")
+    resumed_client = agent.client(client="lossy", resume=f"{client.welcome.incarnation}:{received}")
     (tmp_path / "end").touch()
-    found = again.until(1, Kind.RESULT)
-    assert seen + [f[3] for f in found[:-1]] == [str(i).encode() for i in range(60)]
-    again.close()
+    remaining_frames = resumed_client.until(1, Kind.RESULT)
+    assert payloads + [f[3] for f in remaining_frames[:-1]] == [str(i).encode() for i in range(60)]
+    resumed_client.close()
 
 
 def test_an_upload_goes_on_where_the_connection_broke(agent):
@@ -261,25 +263,25 @@ def test_an_upload_goes_on_where_the_connection_broke(agent):
     client.send_raw(header + half[: len(half) // 2])
     time.sleep(0.2)
     client.sock.close()
-    again = agent.client(client="uploader", resume=f"{client.welcome.incarnation}:0")
-    assert again.welcome.received == 3
-    for at in range(frames.CHUNK, len(payload), frames.CHUNK):
-        again.send(Kind.DATA, 1, None, payload[at : at + frames.CHUNK])
-    assert again.result(1) == text
-    again.close()
+    resumed_client = agent.client(client="uploader", resume=f"{client.welcome.incarnation}:0")
+    assert resumed_client.welcome.received == 3
+    for start in range(frames.CHUNK, len(payload), frames.CHUNK):
+        resumed_client.send(Kind.DATA, 1, None, payload[start : start + frames.CHUNK])
+    assert resumed_client.result(1) == text
+    resumed_client.close()
 
 
 def test_a_client_that_comes_back_before_its_end_was_noticed_takes_its_stream_over(agent, tmp_path):
     client = agent.client(client="double")
     begin(client, 1, "hold", str(tmp_path / "end"))
-    again = agent.client(client="double", resume=f"{client.welcome.incarnation}:0")
-    assert again.welcome.resumed
+    resumed_client = agent.client(client="double", resume=f"{client.welcome.incarnation}:0")
+    assert resumed_client.welcome.resumed
     (tmp_path / "end").touch()
-    assert again.result(1) == "held"
+    assert resumed_client.result(1) == "held"
     with pytest.raises((EOFError, ConnectionResetError)):
         client.next()
     client.close(None)
-    again.close()
+    resumed_client.close()
 
 
 def test_a_client_of_another_incarnation_starts_from_scratch(agent):
@@ -314,15 +316,15 @@ def test_500_calls_of_a_slow_reader_are_all_answered_and_stop_nobody(agent):
         assert call(quick, number, "echo", number) == number
     memory = psutil.Process(agent.pid).memory_info().rss
     assert memory < 400 * 1024 * 1024
-    seen = set()
-    while len(seen) < 500:
+    answered_calls = set()
+    while len(answered_calls) < 500:
         kind, number, meta, _ = slow.next()
         assert kind in (Kind.RESULT, Kind.ACK)
         if kind == Kind.RESULT:
             assert meta.body.total == size + 2
-            assert number not in seen
-            seen.add(number)
-            if len(seen) % 50 == 0:
+            assert number not in answered_calls
+            answered_calls.add(number)
+            if len(answered_calls) % 50 == 0:
                 slow.ack()
     slow.close()
     quick.close()
@@ -472,7 +474,7 @@ def test_a_spawned_call_that_ran_when_the_agent_was_killed_is_reported_as_failed
     controller.wait_for(CallReport, lambda m: m.id == "spawned-1")
     agent.kill()
     client.close(None)
-    again = AgentProcess(tmp_path, controller, port=agent.port)
+    restarted_agent = AgentProcess(tmp_path, controller, port=agent.port)
     try:
         report = controller.wait_for(CallReport, lambda m: m.id == "spawned-1" and bool(m.ended))
         assert report.state == "failed"
@@ -480,7 +482,7 @@ def test_a_spawned_call_that_ran_when_the_agent_was_killed_is_reported_as_failed
         assert isinstance(outcome, Raised)
         assert outcome.failure.error_type == "AgentDiedError"
     finally:
-        again.stop()
+        restarted_agent.stop()
 
 
 def test_the_log_outlives_a_killed_agent(agent, controller, tmp_path):
@@ -488,11 +490,11 @@ def test_the_log_outlives_a_killed_agent(agent, controller, tmp_path):
     log = agent.root / "log" / "current.jsonl"
     wait_until(lambda: log.exists() and b"before" in log.read_bytes())
     agent.kill()
-    again = AgentProcess(tmp_path, controller, port=agent.port)
+    restarted_agent = AgentProcess(tmp_path, controller, port=agent.port)
     try:
-        assert b'"text":"before"' in again.http("GET", "/v1/logs")[2]
+        assert b'"text":"before"' in restarted_agent.http("GET", "/v1/logs")[2]
     finally:
-        again.stop()
+        restarted_agent.stop()
 
 
 def test_what_user_code_leaves_behind_is_reaped_when_it_ends(agent):

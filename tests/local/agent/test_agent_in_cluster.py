@@ -86,14 +86,14 @@ Start = Callable[..., Container]
 
 
 @pytest.fixture
-def known() -> set[str]:
+def known_tokens() -> set[str]:
     """The tokens that the controller knows."""
     return {"first"}
 
 
 @pytest.fixture
-def controller(tmp_path: Path, known: set[str]) -> Iterator[FakeController]:
-    fake = FakeController(tmp_path, is_known=known.__contains__)
+def controller(tmp_path: Path, known_tokens: set[str]) -> Iterator[FakeController]:
+    fake = FakeController(tmp_path, is_known=known_tokens.__contains__)
     yield fake
     fake.close()
 
@@ -156,13 +156,13 @@ def test_a_token_opens_what_its_verbs_say(controller: FakeController, start: Sta
 
 
 def test_calls_go_on_without_a_controller_which_gets_the_token_of_the_day(
-    controller: FakeController, start: Start, known: set[str]
+    controller: FakeController, start: Start, known_tokens: set[str]
 ) -> None:
     container = start()
     welcome(controller)
     assert controller.deploy(1, SOURCE, "f").failure is None
-    known.clear()
-    known.add("second")
+    known_tokens.clear()
+    known_tokens.add("second")
     container.token_file.write_text("second\n")
     controller.refuse_status = 503
     controller.cut()
@@ -238,8 +238,8 @@ def test_a_container_without_python_says_so_at_once(
     welcome(controller)
     begun = time.monotonic()
     spec = controller.spec(SOURCE, "f")
-    wanted = ImageSpec(image_id="org/app:1", python_path=str(old))
-    spec = replace(spec, compute=replace(spec.compute, image=wanted))
+    image = ImageSpec(image_id="org/app:1", python_path=str(old))
+    spec = replace(spec, compute=replace(spec.compute, image=image))
     controller.send(messages.Reload(generation=1, spec=spec))
     failure = controller.wait_for(messages.Observed).failure
     assert time.monotonic() - begun < 30  # before the time to launch is over
@@ -277,7 +277,7 @@ def test_kt_server_start_joins_with_the_token_of_the_namespace(
 ) -> None:
     port = free_port()
     env = {k: v for k, v in os.environ.items() if not k.startswith(("KT_", "POD_"))}
-    given = {
+    pod_environ = {
         "POD_NAMESPACE": NAMESPACE,
         "KT_POD_TOKEN": "first",
         "KT_POD_ROOT": str(tmp_path / "root"),
@@ -287,7 +287,7 @@ def test_kt_server_start_joins_with_the_token_of_the_namespace(
     options = ["--workload", WORKLOAD, "-p", str(port), "-h", "127.0.0.1"]
     with (tmp_path / "log").open("ab") as log:
         process = subprocess.Popen(
-            [*command, *options], env={**env, **given}, stdout=log, stderr=log, cwd=tmp_path
+            [*command, *options], env={**env, **pod_environ}, stdout=log, stderr=log, cwd=tmp_path
         )
     try:
         hello = controller.wait_for(messages.Hello)
@@ -303,9 +303,9 @@ def test_kt_server_start_joins_with_the_token_of_the_namespace(
         client.close()
         # Its service is torn down; the pod is not the controller's to end.
         controller.send(messages.Terminate(grace=1.0, reason="torn down"))
-        again = controller.wait_for(messages.Hello)
-        assert (again.generation, process.poll()) == (0, None)
-        assert again.incarnation != hello.incarnation
+        second_hello = controller.wait_for(messages.Hello)
+        assert (second_hello.generation, process.poll()) == (0, None)
+        assert second_hello.incarnation != hello.incarnation
         welcome(controller)
         assert controller.deploy(2, source, "f").failure is None
     finally:
@@ -316,7 +316,7 @@ def test_kt_server_start_joins_with_the_token_of_the_namespace(
 def test_kt_server_start_says_what_is_missing(tmp_path: Path) -> None:
     env = {k: v for k, v in os.environ.items() if not k.startswith(("KT_", "POD_"))}
     for module in (["kubetorch"], ["kubetorch.pod.server_start"]):
-        done = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, "-m", *module, "server", "start", "-n", "train"],
             env={**env, "POD_NAMESPACE": "team", "POD_IP": "10.0.0.7"},
             capture_output=True,
@@ -324,6 +324,6 @@ def test_kt_server_start_says_what_is_missing(tmp_path: Path) -> None:
             timeout=TIMEOUT,
             check=False,
         )
-        assert done.returncode == 1
-        assert "no token for the controller" in done.stderr
-        assert "kubetorch-pod-token" in done.stderr
+        assert completed.returncode == 1
+        assert "no token for the controller" in completed.stderr
+        assert "kubetorch-pod-token" in completed.stderr

@@ -80,7 +80,7 @@ class Meanwhile:
         self._is_over = threading.Event()
         self.worst = 0.0
         #: When those began that were answered.
-        self.asked: list[float] = []
+        self.answered_begins: list[float] = []
         self._thread = threading.Thread(target=self._run)
 
     def __enter__(self) -> Meanwhile:
@@ -96,7 +96,7 @@ class Meanwhile:
             begun = time.monotonic()
             assert health(self._address).startswith(b"HTTP/1.1 200 ")
             self.worst = max(self.worst, time.monotonic() - begun)
-            self.asked.append(begun)
+            self.answered_begins.append(begun)
 
 
 def health(address: tuple[str, int]) -> bytes:
@@ -125,8 +125,8 @@ def flood(address: tuple[str, int], first: bytes, piece: bytes, is_over: Callabl
 def app(
     shared_service_home: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, Door]]:
-    with opened(tmp_path_factory.mktemp("raw") / "shop") as found:
-        yield {**found, "controller": Door(found["relay"].url, "", found["relay"].pid)}
+    with opened(tmp_path_factory.mktemp("raw") / "shop") as doors:
+        yield {**doors, "controller": Door(doors["relay"].url, "", doors["relay"].pid)}
 
 
 @pytest.fixture(params=["controller", "agent", "relay"])
@@ -146,17 +146,21 @@ def test_no_flood_of_strangers_holds_up_health_or_keeps_memory(door: Door) -> No
             begun = time.monotonic()
 
             def answered(
-                late: float = begun + SECONDS / 2, asked: list[float] = meanwhile.asked
+                late: float = begun + SECONDS / 2, begins: list[float] = meanwhile.answered_begins
             ) -> int:
                 """How many began in the middle of it or later."""
-                return sum(one > late for one in asked)
+                return sum(begin > late for begin in begins)
 
             def is_over(begun: float = begun, answered: Callable[[], int] = answered) -> bool:
                 passed = time.monotonic() - begun
                 return passed > (SECONDS if answered() >= ANSWERS else PATIENT)
 
-            each = (door.address, sent, piece, is_over)
-            closed = sum(threads.map(lambda _, each=each: flood(*each), range(CONNECTIONS)))
+            flood_arguments = (door.address, sent, piece, is_over)
+            closed = sum(
+                threads.map(
+                    lambda _, arguments=flood_arguments: flood(*arguments), range(CONNECTIONS)
+                )
+            )
             count = answered()
         until = time.monotonic() + PATIENT
         while (grown := door.rest() - before) > GROWTH and time.monotonic() < until:
@@ -216,19 +220,19 @@ def limited(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Limited]
 
 
 @pytest.mark.parametrize(
-    "said",
+    "sent_bytes",
     [b"", HEALTH, b"GET /v1/nothing HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", POST, HEALTH * 9],
     ids=["nothing", "health", "refused", "unfinished", "pipelined"],
 )
-def test_strangers_do_not_lock_the_owner_out(limited: Limited, said: bytes) -> None:
-    with contextlib.ExitStack() as held:
+def test_strangers_do_not_lock_the_owner_out(limited: Limited, sent_bytes: bytes) -> None:
+    with contextlib.ExitStack() as connections:
         taken = []
         for _ in range(2 * Limited.LIMIT):
             with contextlib.suppress(OSError):
-                sock = held.enter_context(
+                sock = connections.enter_context(
                     socket.create_connection(limited.address, timeout=PATIENCE)
                 )
-                sock.sendall(said)
+                sock.sendall(sent_bytes)
                 taken.append(sock)
         assert limited.is_open_for_its_owner()
         closed, until = 0, time.monotonic() + PATIENT
@@ -382,16 +386,16 @@ def test_what_is_no_request_is_refused_and_answered_once(door: Door) -> None:
     path = door.path(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok")
     requests = list(malformed(path if door.prefix else routes.workloads("default").encode()))
     assert len(requests) >= 72
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     with Meanwhile(door.address) as meanwhile, ThreadPoolExecutor(8) as threads:
         answers = list(threads.map(lambda data: say(door.address, data), requests))
     for request, answer in zip(requests, answers, strict=True):
         status = answer[9:12].decode()
-        found[status] = found.get(status, 0) + 1
+        counts[status] = counts.get(status, 0) + 1
         assert answer.count(b"HTTP/1.1 ") <= 1, (request, answer)
         assert status in ("", "200") or 400 <= int(status) < 500, (request[-200:], answer)
         assert b"Traceback" not in answer and b".py" not in answer, (request, answer)
-    print(f"  {len(requests)} requests: {found}, worst /health {meanwhile.worst * 1000:.0f} ms")
+    print(f"  {len(requests)} requests: {counts}, worst /health {meanwhile.worst * 1000:.0f} ms")
 
 
 # ------------------------------------------------------------------------------------- sessions
@@ -445,15 +449,15 @@ class Socket:
     def end(self, timeout: float = PATIENCE) -> bytes | None:
         """What comes until it is closed; `None` if it stays open."""
         self.sock.settimeout(timeout)
-        found = b""
+        received = b""
         try:
             while piece := self.sock.recv(65536):
-                found += piece
+                received += piece
         except TimeoutError:
             return None
         except ConnectionError:
             pass
-        return found
+        return received
 
 
 def frame(opcode: int, payload: bytes, *, is_last: bool = True) -> bytes:
@@ -471,21 +475,23 @@ def test_a_session_takes_little_before_it_says_hello(cluster: InCluster) -> None
     before = processes.resident([os.getpid()])
     opened: list[Socket] = []
     statuses: dict[int, int] = {}
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as open_sockets:
         for n in range(40):
             for _ in range(WAITING_LIMIT):
-                one = held.enter_context(Socket(address, routes.SESSIONS, f"token-{n}"))
-                statuses[one.status] = statuses.get(one.status, 0) + 1
-                if one.status == 101:
-                    opened.append(one)
+                websocket = open_sockets.enter_context(
+                    Socket(address, routes.SESSIONS, f"token-{n}")
+                )
+                statuses[websocket.status] = statuses.get(websocket.status, 0) + 1
+                if websocket.status == 101:
+                    opened.append(websocket)
         # Two tokens of one account are one identity.
         assert statuses == {101: 20 * WAITING_LIMIT, 429: 20 * WAITING_LIMIT}
-        for one in opened[::2]:
-            one.send(announced + b"x" * MIB)
-        for one in opened[1::2]:
-            one.send(in_parts)
+        for websocket in opened[::2]:
+            websocket.send(announced + b"x" * MIB)
+        for websocket in opened[1::2]:
+            websocket.send(in_parts)
         held_then = processes.resident([os.getpid()])
-        ends = [one.end() for one in opened[::2]]
+        ends = [websocket.end() for websocket in opened[::2]]
         pinged = bytes([0x80 | PING, 0])  # after a while
         ends = [end and end.replace(pinged, b"") for end in ends]
         assert all(end is not None and end[:1] in (b"", b"\x88") for end in ends)
@@ -499,15 +505,17 @@ def test_a_session_takes_little_before_it_says_hello(cluster: InCluster) -> None
 def test_a_pod_has_one_session_after_hello(cluster: InCluster) -> None:
     host, port = cluster.url.removeprefix("http://").split(":")
     hello = Hello("a", "f", "f-0", "i", "http://127.0.0.1:1", versions.PROTOCOL, "0")
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as open_sockets:
         opened = []
         for n in range(2 * WAITING_LIMIT):
-            one = held.enter_context(Socket((host, int(port)), routes.SESSIONS, PODS[n % 2]))
-            assert one.status == 101
-            one.send(frame(TEXT, messages.encode(hello)))
-            assert one.sock.recv(1)
-            opened.append(one)
-        assert all(one.end() is not None for one in opened[:-1])
+            websocket = open_sockets.enter_context(
+                Socket((host, int(port)), routes.SESSIONS, PODS[n % 2])
+            )
+            assert websocket.status == 101
+            websocket.send(frame(TEXT, messages.encode(hello)))
+            assert websocket.sock.recv(1)
+            opened.append(websocket)
+        assert all(websocket.end() is not None for websocket in opened[:-1])
         assert opened[-1].end(1.0) is None
 
 
@@ -551,26 +559,26 @@ ATTACKS = {
 def test_no_websocket_outlives_what_it_must_not_say(
     request: pytest.FixtureRequest, tmp_path: Path, kind: str
 ) -> None:
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         if kind == "session":
             host, port = request.getfixturevalue("cluster").url.removeprefix("http://").split(":")
             address, path, token, pid = (host, int(port)), routes.SESSIONS, PODS[0], os.getpid()
         else:
             controller = FakeController(tmp_path)
-            held.callback(controller.close)
+            stack.callback(controller.close)
             agent = AgentProcess(tmp_path, controller)
-            held.callback(agent.stop)
+            stack.callback(agent.stop)
             address, path = ("127.0.0.1", agent.port), routes.STREAM
             token, pid = USER_TOKEN, agent.pid
         before = processes.resident([pid])
         with Meanwhile(address) as meanwhile:
             for number, (name, (data, goes_on)) in enumerate(ATTACKS.items()):
-                with Socket(address, path, token, {routes.CLIENT: f"attack-{number}"}) as one:
-                    assert one.status == 101, name
-                    one.sock.settimeout(1.0)
+                with Socket(address, path, token, {routes.CLIENT: f"attack-{number}"}) as websocket:
+                    assert websocket.status == 101, name
+                    websocket.sock.settimeout(1.0)
                     with contextlib.suppress(TimeoutError):
-                        one.send(data)
-                    assert goes_on or one.end() is not None, name
+                        websocket.send(data)
+                    assert goes_on or websocket.end() is not None, name
         grown = processes.resident([pid]) - before
     print(
         f"  {len(ATTACKS)} attacks on a {kind}: worst /health {meanwhile.worst * 1000:.0f} ms, "

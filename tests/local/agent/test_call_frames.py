@@ -192,8 +192,8 @@ def test_arguments_beyond_the_limit_are_refused_before_they_are_sent(client):
 
 def test_lines_come_before_the_result_in_order_and_once(client):
     client.open(1, 3, name="Service", method="speak")
-    found = client.until(1, Kind.RESULT)
-    lines = [(f[2].text, f[2].source, f[2].level) for f in found if f[0] == Kind.LOG]
+    call_frames = client.until(1, Kind.RESULT)
+    lines = [(f[2].text, f[2].source, f[2].level) for f in call_frames if f[0] == Kind.LOG]
     assert lines == [
         ("line 0", "stdout", None),
         ("line 1", "stdout", None),
@@ -201,7 +201,7 @@ def test_lines_come_before_the_result_in_order_and_once(client):
         ("info", "logger", "INFO"),
         ("from a shell", "stdout", None),
     ]
-    assert all(f[2].pod == "demo-0" for f in found if f[0] == Kind.LOG)
+    assert all(f[2].pod == "demo-0" for f in call_frames if f[0] == Kind.LOG)
 
 
 def test_lines_are_not_sent_to_callers_that_do_not_want_them(client):
@@ -211,20 +211,20 @@ def test_lines_are_not_sent_to_callers_that_do_not_want_them(client):
 
 def test_loggers_below_the_callers_level_are_left_out(client):
     client.open(1, 0, name="Service", method="speak", log_level="warning")
-    found = client.until(1, Kind.RESULT)
-    assert [f[2].text for f in found if f[0] == Kind.LOG] == ["from a shell"]
+    call_frames = client.until(1, Kind.RESULT)
+    assert [f[2].text for f in call_frames if f[0] == Kind.LOG] == ["from a shell"]
 
 
 def test_lines_beyond_the_window_are_dropped_with_one_line_that_says_how_many(client):
     count, width = 30_000, 400
     client.open(1, count, width, name="Service", method="shout")
-    found = client.until(1, Kind.RESULT)
-    lines = [f[2].text for f in found if f[0] == Kind.LOG]
-    *told, last = lines
+    call_frames = client.until(1, Kind.RESULT)
+    lines = [f[2].text for f in call_frames if f[0] == Kind.LOG]
+    *delivered_lines, last = lines
     assert "lines left out" in last
-    assert len(told) + int(last.split()[1]) == count
-    assert told == [str(i).rjust(width, ".") for i in range(len(told))]
-    assert 7 * 1024 * 1024 < sum(len(text) for text in told) < frames.WINDOW
+    assert len(delivered_lines) + int(last.split()[1]) == count
+    assert delivered_lines == [str(i).rjust(width, ".") for i in range(len(delivered_lines))]
+    assert 7 * 1024 * 1024 < sum(len(text) for text in delivered_lines) < frames.WINDOW
 
 
 def test_lines_are_not_dropped_when_the_caller_takes_them(client):
@@ -248,8 +248,8 @@ def test_lines_are_not_dropped_when_the_caller_takes_them(client):
 
 def test_progress_is_passed_on(client):
     client.open(1, name="Service", method="steps")
-    found = client.until(1, Kind.RESULT)
-    reports = [f[2] for f in found if f[0] == Kind.PROGRESS]
+    call_frames = client.until(1, Kind.RESULT)
+    reports = [f[2] for f in call_frames if f[0] == Kind.PROGRESS]
     assert reports[-1] == frames.Progress(2, 3, "step 2")
 
 
@@ -267,16 +267,16 @@ def test_the_users_exception_comes_with_class_arguments_and_traceback(client):
 
 def test_a_generator_streams_its_values_and_then_what_it_returns(client):
     client.open(1, 40, name="Service", method="numbers")
-    found = client.until(1, Kind.RESULT)
-    assert [f[3] for f in found[:-1]] == [str(i).encode() for i in range(40)]
-    assert found[-1][2].streamed is True
-    assert found[-1][3] == b'"end"'
+    call_frames = client.until(1, Kind.RESULT)
+    assert [f[3] for f in call_frames[:-1]] == [str(i).encode() for i in range(40)]
+    assert call_frames[-1][2].streamed is True
+    assert call_frames[-1][3] == b'"end"'
 
 
 def test_an_async_generator_streams_its_values(client):
     client.open(1, 40, name="Service", method="numbers_async")
-    found = client.until(1, Kind.RESULT)
-    assert [f[0] for f in found] == [Kind.YIELD] * 40 + [Kind.RESULT]
+    call_frames = client.until(1, Kind.RESULT)
+    assert [f[0] for f in call_frames] == [Kind.YIELD] * 40 + [Kind.RESULT]
 
 
 def test_a_generator_runs_no_further_ahead_than_its_caller_reads(client, agent):
@@ -379,27 +379,27 @@ def test_a_repeated_idempotency_key_gets_the_first_outcome(client):
 
 
 def test_a_call_with_the_key_of_a_running_one_waits_for_it(client, agent):
-    other = agent.client(client="other")
+    second_client = agent.client(client="other")
     client.open(1, 0.4, name="Service", method="sleep", idempotency_key="k3")
     time.sleep(0.1)
-    other.open(7, 0.4, name="Service", method="sleep", idempotency_key="k3")
+    second_client.open(7, 0.4, name="Service", method="sleep", idempotency_key="k3")
     assert client.result(1) == "slept"
-    assert other.result(7) == "slept"
-    other.close()
+    assert second_client.result(7) == "slept"
+    second_client.close()
 
 
 def test_one_of_two_callers_that_cancels_does_not_end_the_call_of_the_other(client, agent):
-    other = agent.client(client="other")
+    second_client = agent.client(client="other")
     client.open(1, name="Service", method="hold", idempotency_key="k4")
     call(client, 2, "echo", 1)  # it came after the other, which is known now
-    other.open(7, name="Service", method="hold", idempotency_key="k4")
-    call(other, 8, "echo", 1)
+    second_client.open(7, name="Service", method="hold", idempotency_key="k4")
+    call(second_client, 8, "echo", 1)
     client.send(Kind.CANCEL, 1, frames.Cancel())
     with pytest.raises(CallFailed, match="CallCancelledError"):
         client.result(1)
     call(client, 3, "release")
-    assert other.result(7) == "held"
-    other.close()
+    assert second_client.result(7) == "held"
+    second_client.close()
 
 
 def test_a_detached_call_outlives_its_client_and_its_outcome_is_uploaded(agent, controller):

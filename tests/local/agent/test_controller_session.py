@@ -36,7 +36,7 @@ class Controller(Endpoint):
 
     def __init__(self) -> None:
         self.headers: list[dict[str, str]] = []
-        self.said: list[FromAgent] = []
+        self.received_messages: list[FromAgent] = []
         self.arrived = asyncio.Event()
         self.connection: Connection | None = None
 
@@ -48,7 +48,7 @@ class Controller(Endpoint):
         self.connection = connection
 
     def on_message(self, opcode: int, payload: memoryview) -> None:
-        self.said.append(messages.decode(FromAgent, bytes(payload)))  # type: ignore[arg-type]
+        self.received_messages.append(messages.decode(FromAgent, bytes(payload)))  # type: ignore[arg-type]
         self.arrived.set()
 
     async def until(self, is_there: Callable[[], bool]) -> None:
@@ -61,14 +61,14 @@ class Controller(Endpoint):
         self.connection.send(text, opcode=websocket_protocol.TEXT)
 
     def of(self, kind: type[FromAgent]) -> list[FromAgent]:
-        return [one for one in self.said if isinstance(one, kind)]
+        return [message for message in self.received_messages if isinstance(message, kind)]
 
 
 def run(scenario: Callable[[Controller, Session, list[FromController]], Awaitable[None]]) -> None:
     """With a session that is kept, and what the controller said on it."""
 
     async def main() -> None:
-        controller, heard = Controller(), list[FromController]()
+        controller, received = Controller(), list[FromController]()
         listener = sockets.listen(sockets.LOOPBACK, 0)
         upgrade = websocket.upgrader(controller.accept, max_message=2**20)
         server = http_server.Server(_nothing, upgrade=upgrade)
@@ -79,7 +79,7 @@ def run(scenario: Callable[[Controller, Session, list[FromController]], Awaitabl
             ),
             hello=lambda: HELLO,
             activity=lambda: Activity(calls=0, last=1.0),
-            on_message=heard.append,
+            on_message=received.append,
             on_settled=lambda call_id: None,
             on_abandoned=lambda: None,
         )
@@ -87,7 +87,7 @@ def run(scenario: Callable[[Controller, Session, list[FromController]], Awaitabl
         try:
             async with deadlines.timeout(20):
                 await controller.until(lambda: bool(controller.of(Activity)))
-                await scenario(controller, session, heard)
+                await scenario(controller, session, received)
         finally:
             running.cancel()
             await asyncio.wait([running])
@@ -103,29 +103,33 @@ async def _nothing(scope: object, receive: object, send: object) -> None:
 def test_a_session_begins_with_who_the_pod_is_and_what_it_serves() -> None:
     async def scenario(controller: Controller, session: Session, _: list[FromController]) -> None:
         assert controller.headers[0]["authorization"] == "Bearer token"
-        assert isinstance(controller.said[0], Hello)
+        assert isinstance(controller.received_messages[0], Hello)
         session.report_observed(Observed(generation=3, serving=3))
         await controller.until(lambda: bool(controller.of(Observed)))
         assert controller.connection is not None
-        controller.said.clear()
+        controller.received_messages.clear()
         controller.connection.abort("on purpose")
         await controller.until(lambda: bool(controller.of(Activity)))
-        assert [type(one) for one in controller.said] == [Hello, Observed, Activity]
+        assert [type(message) for message in controller.received_messages] == [
+            Hello,
+            Observed,
+            Activity,
+        ]
 
     run(scenario)
 
 
 def test_what_only_a_newer_controller_says_is_ignored() -> None:
     async def scenario(
-        controller: Controller, session: Session, heard: list[FromController]
+        controller: Controller, session: Session, received: list[FromController]
     ) -> None:
         controller.send(b'{"type":"of tomorrow"}')
         controller.send(b"no message")
-        known = Members(epoch=1, members=())
-        controller.send(messages.encode(known))
-        while not heard:
+        members = Members(epoch=1, members=())
+        controller.send(messages.encode(members))
+        while not received:
             await asyncio.sleep(0.01)
-        assert heard == [known]
+        assert received == [members]
         assert len(controller.headers) == 1
 
     run(scenario)
@@ -139,7 +143,9 @@ def test_an_import_that_prints_without_end_does_not_fill_the_session() -> None:
                 session.report_line(LogReport(generation=generation, text=f"line {number}"))
             session.report_observed(Observed(generation=generation, serving=generation))
         await controller.until(lambda: len(controller.of(Observed)) == 2)
-        lines = [one for one in controller.said if isinstance(one, LogReport)]
+        lines = [
+            message for message in controller.received_messages if isinstance(message, LogReport)
+        ]
         assert len(lines) == 2 * LOG_LIMIT
         last = lines[LOG_LIMIT - 1]
         assert (last.text, last.source) == (

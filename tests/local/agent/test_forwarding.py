@@ -22,11 +22,11 @@ class Siblings:
 
     def __init__(self, calls: Mapping[str, int | None]) -> None:
         self.calls = dict(calls)
-        self.asked: list[str] = []
+        self.asked_pods: list[str] = []
 
     def agent(self, pod: str) -> http_server.Server:
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            self.asked.append(pod)
+            self.asked_pods.append(pod)
             assert scope["path"] == routes.LOAD
             assert (b"authorization", b"Bearer own") in scope["headers"]
             calls = self.calls[pod]
@@ -40,7 +40,7 @@ class Siblings:
 
 @asynccontextmanager
 async def pods(
-    siblings: Siblings, own: int, *, takes_turns: bool = False, is_on: bool = True
+    siblings: Siblings, own_calls: int, *, takes_turns: bool = False, is_on: bool = True
 ) -> AsyncIterator[RequestForwarder]:
     servers, members = [], [Member("own", 0, "http://127.0.0.1:1")]
     for ordinal, pod in enumerate(siblings.calls, 1):
@@ -55,7 +55,7 @@ async def pods(
         pod_name="own",
         members=membership,
         token=lambda: "own",
-        load=lambda: own,
+        load=lambda: own_calls,
         takes_turns=takes_turns,
         is_on=is_on,
     )
@@ -73,7 +73,7 @@ async def chosen(forwarder: RequestForwarder) -> str:
 
 
 @pytest.mark.parametrize(
-    ("own", "calls", "expected"),
+    ("own_calls", "calls", "expected"),
     [
         (2, {"one": 1, "two": 0}, "two"),
         (2, {"one": 2, "two": 2}, "own"),
@@ -82,25 +82,25 @@ async def chosen(forwarder: RequestForwarder) -> str:
     ],
 )
 def test_a_busy_pod_hands_a_request_on_to_the_least_busy_one(
-    own: int, calls: dict[str, int | None], expected: str
+    own_calls: int, calls: dict[str, int | None], expected: str
 ) -> None:
     async def scenario() -> None:
-        async with pods(Siblings(calls), own) as forwarder:
+        async with pods(Siblings(calls), own_calls) as forwarder:
             assert await chosen(forwarder) == expected
 
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize(("own", "is_on"), [(0, True), (5, False)])
+@pytest.mark.parametrize(("own_calls", "is_on"), [(0, True), (5, False)])
 def test_a_pod_that_is_free_or_is_not_to_choose_keeps_a_request_and_asks_nobody(
-    own: int, is_on: bool
+    own_calls: int, is_on: bool
 ) -> None:
     async def scenario() -> None:
         siblings = Siblings({"one": 0})
-        async with pods(siblings, own, is_on=is_on) as forwarder:
+        async with pods(siblings, own_calls, is_on=is_on) as forwarder:
             assert await chosen(forwarder) == "own"
             assert (forwarder.choose_by("key", [1]) is not None) == is_on
-        assert siblings.asked == []
+        assert siblings.asked_pods == []
 
     asyncio.run(scenario())
 
@@ -116,7 +116,7 @@ def test_requests_that_come_together_are_spread_without_asking_for_each() -> Non
                 expected.append(member.pod)
                 forwarder.begin(member)
             assert sorted(expected) == ["one", "one", "one", "two", "two"]
-            assert sorted(siblings.asked) == ["one", "two"]
+            assert sorted(siblings.asked_pods) == ["one", "two"]
             siblings.calls["one"] = 0
             await asyncio.sleep(2 * LOAD_VALID_SECONDS)
             # What was handed on has not ended, whatever a sibling says.

@@ -25,15 +25,15 @@ def run_on_a_small_disk(folder: Path, program: str, *, inodes: int = 500) -> dic
         pytest.skip("this machine allows no mount namespaces")
     prefix = f"import json, pathlib; disk = pathlib.Path({str(folder)!r})\n"
     command = [*unshare, "sh", "-c", SHELL.format(inodes=inodes), str(folder)]
-    done = subprocess.run(
+    completed = subprocess.run(
         [*command, sys.executable, "-c", prefix + program],
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    assert completed.returncode == 0, completed.stderr
+    report: dict[str, Any] = json.loads(completed.stdout)
+    return report
 
 
 BLOBS = """
@@ -61,11 +61,11 @@ print(json.dumps({
 
 
 def test_fault_disk_full_while_a_blob_is_written(tmp_path: Path) -> None:
-    found = run_on_a_small_disk(tmp_path, BLOBS)
-    error = found.pop("error")
+    report = run_on_a_small_disk(tmp_path, BLOBS)
+    error = report.pop("error")
     assert f"no space left in {tmp_path}/blobs" in error
     assert "MiB free" in error
-    assert found == {"temporary": [], "kept": True, "lost": True, "next": True}
+    assert report == {"temporary": [], "kept": True, "lost": True, "next": True}
 
 
 STREAM = """
@@ -92,9 +92,9 @@ print(json.dumps({
 
 
 def test_fault_disk_full_while_a_stream_of_blobs_is_received(tmp_path: Path) -> None:
-    found = run_on_a_small_disk(tmp_path, STREAM)
-    assert "no space left" in found.pop("error")
-    assert found == {"temporary": [], "kept": True}
+    report = run_on_a_small_disk(tmp_path, STREAM)
+    assert "no space left" in report.pop("error")
+    assert report == {"temporary": [], "kept": True}
 
 
 SLOTS = """
@@ -124,13 +124,13 @@ print(json.dumps({
 
 
 def test_fault_disk_full_while_a_code_slot_is_written(tmp_path: Path) -> None:
-    found = run_on_a_small_disk(tmp_path, SLOTS)
-    assert f"no space left in {tmp_path}/code" in found.pop("error")
-    assert found == {"serving": ["a.py"], "again": ["c.bin"]}
+    report = run_on_a_small_disk(tmp_path, SLOTS)
+    assert f"no space left in {tmp_path}/code" in report.pop("error")
+    assert report == {"serving": ["a.py"], "again": ["c.bin"]}
 
 
 def test_fault_disk_without_room_for_another_file(tmp_path: Path) -> None:
-    found = run_on_a_small_disk(
+    report = run_on_a_small_disk(
         tmp_path,
         """
 from kubetorch.datastore.blobs import BlobStore, digest_of
@@ -145,8 +145,8 @@ print(json.dumps({"error": error, "temporary": [p.name for p in (disk / "tmp").i
 """,
         inodes=20,
     )
-    assert "no space left" in found["error"]
-    assert found["temporary"] == []
+    assert "no space left" in report["error"]
+    assert report["temporary"] == []
 
 
 CACHE = """
@@ -164,5 +164,5 @@ def test_fault_disk_full_while_a_scan_is_kept(tmp_path: Path) -> None:
     disk.mkdir()
     for number in range(200):
         (project / f"{number:03}.py").touch()
-    found = run_on_a_small_disk(disk, CACHE.format(project=str(project)))
-    assert found == {"files": 200, "cached": 0}
+    report = run_on_a_small_disk(disk, CACHE.format(project=str(project)))
+    assert report == {"files": 200, "cached": 0}

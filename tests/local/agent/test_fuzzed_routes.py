@@ -39,14 +39,14 @@ PATIENCE = 60.0
 # Read here: a test has no such variable.
 CONTROLLER = [(route.method, route.path) for route in of_controller()]
 # Stopping the service ends the test; pods and their apps have tests of their own.
-CONTROLLER_SAFE = [one for one in CONTROLLER if one[1] not in (routes.STOP, routes.HEALTH)]
-AGENT = [(one.method, one.path) for one in TABLE if one.method in ("GET", "POST")]
+CONTROLLER_SAFE = [route for route in CONTROLLER if route[1] not in (routes.STOP, routes.HEALTH)]
+AGENT = [(route.method, route.path) for route in TABLE if route.method in ("GET", "POST")]
 AGENT_ALL = sorted(
-    {(method, one.path) for one in TABLE for method in ("GET", "POST", "PUT")}
+    {(method, route.path) for route in TABLE for method in ("GET", "POST", "PUT")}
     - {("GET", "/{callable}"), ("GET", "/{callable}/{method}")}
 )
 SOCKETS = [routes.SESSIONS, routes.STREAM, routes.SHELL, "/a/f/v1/stream", "/a/f/v1/shell", "/x"]
-KNOWN = {"namespace": "a", "name": "f", "call_id": "0" * 32, "claim": "data"}
+KNOWN_PARAMETERS = {"namespace": "a", "name": "f", "call_id": "0" * 32, "claim": "data"}
 
 few = settings(
     max_examples=8,
@@ -96,7 +96,7 @@ class Target:
         return status, answer.partition(b"\r\n\r\n")[2]
 
     def upgrade(self, target: str, headers: dict[str, str]) -> int:
-        asked = {
+        upgrade_headers = {
             "Connection": "Upgrade",
             "Upgrade": "websocket",
             "Sec-WebSocket-Version": "13",
@@ -105,7 +105,7 @@ class Target:
             routes.PROTOCOL: str(versions.PROTOCOL),
             **headers,
         }
-        return self.ask("GET", target, {**asked, "Content-Length": "0"})
+        return self.ask("GET", target, {**upgrade_headers, "Content-Length": "0"})
 
 
 def jwt(**claims: object) -> str:
@@ -223,10 +223,14 @@ queries = st.one_of(
 )
 
 
-def place(path: str, parts: list[str]) -> str:
+def filled_path(path: str, parts: list[str]) -> str:
     """A path whose parameters are the ones that are known, or others."""
-    given = iter(parts)
-    return re.sub(r"\{(\w+)\}", lambda match: next(given, "") or KNOWN.get(match[1], "x"), path)
+    parameters = iter(parts)
+    return re.sub(
+        r"\{(\w+)\}",
+        lambda match: next(parameters, "") or KNOWN_PARAMETERS.get(match[1], "x"),
+        path,
+    )
 
 
 parts = st.lists(st.one_of(st.just(""), _part), max_size=3)
@@ -296,15 +300,15 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
 @pytest.fixture(scope="module", params=["cluster", "local"])
 def controller(request: pytest.FixtureRequest) -> Target:
     """Each kind of controller."""
-    found: Target = request.getfixturevalue(request.param)
-    return found
+    target: Target = request.getfixturevalue(request.param)
+    return target
 
 
 @pytest.fixture(scope="module", params=["cluster", "local", "agent"])
 def server(request: pytest.FixtureRequest) -> Target:
     """Everything that listens."""
-    found: Target = request.getfixturevalue(request.param)
-    return found
+    target: Target = request.getfixturevalue(request.param)
+    return target
 
 
 # ------------------------------------------------------------------------------ without credentials
@@ -324,7 +328,7 @@ def test_the_controller_answers_nobody_but_about_its_health(
         head: dict[str, str],
         body: bytes,
     ) -> None:
-        where = place(path, given_parts) + query
+        where = filled_path(path, given_parts) + query
         status = controller.ask(method, where, sent(authorization, head), body)
         if path == routes.HEALTH:
             assert status in (200, *refused(head)), (status, where)
@@ -338,7 +342,7 @@ def test_the_controller_answers_nobody_but_about_its_health(
 def test_the_agent_answers_nobody_but_about_its_health(
     agent: Target, method: str, path: str
 ) -> None:
-    is_open = any(one.is_open for one in TABLE if (one.method, one.path) == (method, path))
+    is_open = any(route.is_open for route in TABLE if (route.method, route.path) == (method, path))
 
     @few
     @given(credentials, parts, queries, heads, bodies)
@@ -349,7 +353,7 @@ def test_the_agent_answers_nobody_but_about_its_health(
         head: dict[str, str],
         body: bytes,
     ) -> None:
-        where = place(path, given_parts) + query
+        where = filled_path(path, given_parts) + query
         status = agent.ask(method, where, sent(authorization, head), body)
         if is_open:
             assert status in (200, 503, *refused(head)), (status, where)
@@ -365,14 +369,14 @@ def test_every_wrong_token_is_refused_in_one_sentence(
     caplog.set_level(logging.INFO)
     is_agent = request.node.callspec.params["server"] == "agent"
     where = AGENT_ALL if is_agent else CONTROLLER
-    is_open = {(one.method, one.path) for one in TABLE if one.is_open}
+    is_open = {(route.method, route.path) for route in TABLE if route.is_open}
     pairs = [(route, token) for route in where for token in wrong_tokens()]
     # All routes and all tokens, though not all pairs, unless all of it is wanted.
     pairs = pairs if WHOLE else pairs[::7]
     metrics = {"Authorization": f"Bearer {server.token}"}
     measured = server.answer("GET", routes.METRICS, metrics)[1], server.log_size()
     for (method, path), token in pairs:
-        target = place(path, [])
+        target = filled_path(path, [])
         bearer = {"Authorization": f"Bearer {token}"}
         status, body = server.answer(method, target, bearer)
         if path == routes.HEALTH or (is_agent and (method, path) in is_open):
@@ -412,7 +416,7 @@ def test_what_is_passed_on_to_pods_is_for_nobody_either(
     given_parts: list[str],
     query: str,
 ) -> None:
-    where = place("/{namespace}/{name}/{rest}", given_parts) + query
+    where = filled_path("/{namespace}/{name}/{rest}", given_parts) + query
     status = controller.ask(method, where, sent(authorization, {}))
     assert status in (400, 401), (status, where, authorization)
 
@@ -446,7 +450,7 @@ def test_nothing_that_a_user_sends_is_an_internal_error(
     def check(given_parts: list[str], query: str, head: dict[str, str], body: bytes) -> None:
         if head == complete or "follow" in query:
             return  # the body never comes, or the answer never ends: as it should be
-        where = place(path, [one if one != "f" else "" for one in given_parts]) + query
+        where = filled_path(path, [part if part != "f" else "" for part in given_parts]) + query
         if method == "DELETE" and where.startswith(f"{routes.WORKLOADS}/a/f"):
             return
         status = controller.ask(method, where, {**head, "Authorization": f"Bearer {token}"}, body)
@@ -456,7 +460,7 @@ def test_nothing_that_a_user_sends_is_an_internal_error(
     check()
 
 
-@pytest.mark.parametrize(("method", "path"), [one for one in AGENT if one[1] != routes.RUN])
+@pytest.mark.parametrize(("method", "path"), [route for route in AGENT if route[1] != routes.RUN])
 def test_nothing_that_a_caller_sends_is_an_internal_error_of_the_agent(
     agent: Target, method: str, path: str
 ) -> None:
@@ -465,7 +469,7 @@ def test_nothing_that_a_caller_sends_is_an_internal_error_of_the_agent(
     def check(given_parts: list[str], query: str, head: dict[str, str], body: bytes) -> None:
         if "Content-Length" in head or "follow" in query:
             return
-        where = place(path, given_parts) + query
+        where = filled_path(path, given_parts) + query
         given_token = {"Authorization": f"Bearer {USER_TOKEN}"}
         status = agent.ask(method, where, {**head, **given_token}, body)
         # 503: the answer of health where nothing serves.

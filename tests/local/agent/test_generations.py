@@ -14,8 +14,8 @@ from agent_harness import AgentProcess, CallFailed, FakeController, wait_until
 from kubetorch.wire.frames import Kind
 from kubetorch.wire.messages import Activity, LogReport, Observed, Reload, StageReport
 
-ONE = "def f(x=0): return ['one', x]\n"
-TWO = "def f(x=0): return ['two', x]\n"
+ANSWERS_ONE = "def f(x=0): return ['one', x]\n"
+ANSWERS_TWO = "def f(x=0): return ['two', x]\n"
 
 
 @pytest.fixture
@@ -34,9 +34,9 @@ def agent(tmp_path, controller):
 
 
 def test_an_edit_is_served_and_stages_are_reported(agent, controller):
-    assert controller.deploy(1, ONE, "f") == Observed(generation=1, serving=1)
+    assert controller.deploy(1, ANSWERS_ONE, "f") == Observed(generation=1, serving=1)
     assert agent.post("/f", 1) == (200, ["one", 1])
-    controller.send(Reload(generation=2, spec=controller.spec(TWO, "f")))
+    controller.send(Reload(generation=2, spec=controller.spec(ANSWERS_TWO, "f")))
     stages = [controller.wait_for(StageReport).stage for _ in range(2)]
     assert stages == ["fetching", "importing"]
     assert controller.wait_for(Observed) == Observed(generation=2, serving=2)
@@ -100,14 +100,14 @@ def test_a_call_under_way_ends_in_the_code_that_it_began_in(agent, controller):
     controller.deploy(1, slow, "f")
     client = agent.client()
     client.open(1, 1.0)
-    assert controller.deploy(2, TWO, "f").serving == 2
+    assert controller.deploy(2, ANSWERS_TWO, "f").serving == 2
     client.open(2, 5)
-    found = {}
-    while len(found) < 2:
+    results = {}
+    while len(results) < 2:
         kind, number, meta, payload = client.next()
         if kind == Kind.RESULT:
-            found[number] = (payload, meta.generation)
-    assert found == {1: (b'"slow"', 1), 2: (b'["two",5]', 2)}
+            results[number] = (payload, meta.generation)
+    assert results == {1: (b'"slow"', 1), 2: (b'["two",5]', 2)}
     client.close()
     wait_until(lambda: processes(agent) == 2)
 
@@ -126,13 +126,13 @@ def test_a_call_under_way_ends_in_the_code_that_it_began_in(agent, controller):
 def test_code_that_cannot_be_loaded_leaves_the_old_code_serving(
     agent, controller, source, error_type
 ):
-    controller.deploy(1, ONE, "f")
+    controller.deploy(1, ANSWERS_ONE, "f")
     observed = controller.deploy(2, source, "f")
     assert (observed.generation, observed.serving) == (2, 1)
     assert observed.failure is not None
     assert observed.failure["error_type"] == error_type
     assert agent.post("/f", 1) == (200, ["one", 1])
-    assert controller.deploy(3, TWO, "f").serving == 3
+    assert controller.deploy(3, ANSWERS_TWO, "f").serving == 3
     assert agent.post("/f", 1) == (200, ["two", 1])
 
 
@@ -165,11 +165,11 @@ def test_a_generation_that_failed_is_tried_again_when_it_is_asked_for_again(agen
 
 def test_a_newer_generation_supersedes_one_that_is_being_loaded(agent, controller):
     slow = "import time\nprint('loading')\ntime.sleep(60)\ndef f(): return 'never'\n"
-    controller.deploy(1, ONE, "f")
+    controller.deploy(1, ANSWERS_ONE, "f")
     controller.send(Reload(generation=2, spec=controller.spec(slow, "f")))
     controller.wait_for(LogReport)
     begin = time.monotonic()
-    assert controller.deploy(3, TWO, "f") == Observed(generation=3, serving=3)
+    assert controller.deploy(3, ANSWERS_TWO, "f") == Observed(generation=3, serving=3)
     assert time.monotonic() - begin < 30
     wait_until(lambda: processes(agent) == 2)
     assert agent.post("/f", 1) == (200, ["two", 1])
@@ -269,37 +269,37 @@ def test_the_controller_hears_when_the_pod_becomes_busy_and_idle(agent, controll
 def test_a_missing_blob_is_named_and_waited_for_while_the_generation_before_serves(
     agent, controller
 ):
-    controller.deploy(1, ONE, "f")
-    spec = controller.spec(TWO, "f")
-    digest = next(d for d, data in controller.blobs.items() if data == TWO.encode())
+    controller.deploy(1, ANSWERS_ONE, "f")
+    spec = controller.spec(ANSWERS_TWO, "f")
+    digest = next(d for d, data in controller.blobs.items() if data == ANSWERS_TWO.encode())
     del controller.blobs[digest]
     controller.send(Reload(generation=2, spec=spec))
     waiting = controller.wait_for(StageReport, lambda report: "waits" in report.message)
     assert digest in waiting.message
     assert agent.post("/f", 1) == (200, ["one", 1])
-    controller.blobs[digest] = TWO.encode()
+    controller.blobs[digest] = ANSWERS_TWO.encode()
     assert controller.wait_for(Observed) == Observed(generation=2, serving=2)
     assert agent.post("/f", 1) == (200, ["two", 1])
 
 
 def test_a_newer_generation_ends_the_wait_for_a_missing_blob(agent, controller):
-    spec = controller.spec(TWO, "f")
+    spec = controller.spec(ANSWERS_TWO, "f")
     controller.blobs.clear()
     controller.send(Reload(generation=1, spec=spec))
     controller.wait_for(StageReport, lambda report: "waits" in report.message)
-    assert controller.deploy(2, ONE, "f").serving == 2
+    assert controller.deploy(2, ANSWERS_ONE, "f").serving == 2
 
 
 def test_a_poisoned_blob_fails_the_reload_and_is_fetched_again(agent, controller):
-    controller.deploy(1, ONE, "f")
-    spec = controller.spec(TWO, "f")
-    digest = next(d for d, data in controller.blobs.items() if data == TWO.encode())
-    controller.blobs[digest] = b"evil" + TWO.encode()[4:]
+    controller.deploy(1, ANSWERS_ONE, "f")
+    spec = controller.spec(ANSWERS_TWO, "f")
+    digest = next(d for d, data in controller.blobs.items() if data == ANSWERS_TWO.encode())
+    controller.blobs[digest] = b"evil" + ANSWERS_TWO.encode()[4:]
     controller.send(Reload(generation=2, spec=spec))
     observed = controller.wait_for(Observed)
     assert observed.failure is not None
     assert "poisoned" in observed.failure["message"]
-    controller.blobs[digest] = TWO.encode()
+    controller.blobs[digest] = ANSWERS_TWO.encode()
     controller.send(Reload(generation=2, spec=spec))
     assert controller.wait_for(Observed).serving == 2
 
@@ -328,7 +328,7 @@ def test_a_worker_that_dies_again_and_again_by_itself_is_started_ever_more_slowl
     _, second, third, fourth, *_ = starts()
     assert third - second >= 0.5
     assert fourth - third >= 1.0
-    controller.deploy(2, ONE, "f")
+    controller.deploy(2, ANSWERS_ONE, "f")
     assert agent.post("/f", 1) == (200, ["one", 1])
 
 
@@ -344,7 +344,7 @@ def test_code_changed_on_disk_by_a_call_is_put_right_when_the_worker_is_replaced
 
 
 def test_an_interpreter_that_is_not_there_fails_the_reload(agent, controller):
-    spec = controller.spec(ONE, "f")
+    spec = controller.spec(ANSWERS_ONE, "f")
     spec = replace(spec, runtime=replace(spec.runtime, python="/nowhere/python"))
     controller.send(Reload(generation=1, spec=spec))
     observed = controller.wait_for(Observed)

@@ -24,12 +24,12 @@ class Controller:
         self.failures = 0
         self.arrived = asyncio.Event()
 
-    async def upload(self, made) -> list[str]:
+    async def upload(self, outcomes) -> list[str]:
         if self.failures:
             self.failures -= 1
             raise ControllerUnavailableError("not now")
-        self.blobs += [b"".join(pieces()) for pieces in made]
-        return [f"digest-{number + 1}" for number in range(len(self.blobs))][-len(made) :]
+        self.blobs += [b"".join(pieces()) for pieces in outcomes]
+        return [f"digest-{number + 1}" for number in range(len(self.blobs))][-len(outcomes) :]
 
     def report(self, report: CallReport) -> None:
         self.reports.append(report)
@@ -95,8 +95,8 @@ def test_a_call_that_was_refused_and_comes_again_has_only_its_second_end(tmp_pat
     class Stalling(Controller):
         """Its first answer comes late."""
 
-        async def upload(self, made) -> list[str]:
-            digests = await super().upload(made)
+        async def upload(self, outcomes) -> list[str]:
+            digests = await super().upload(outcomes)
             began.set()
             if digests == ["digest-1"]:
                 await goes_on.wait()
@@ -116,8 +116,8 @@ def test_a_call_that_was_refused_and_comes_again_has_only_its_second_end(tmp_pat
         calls.serve(spec(), runner)
         begin(calls, request, FakeCaller())
         goes_on.set()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        await asyncio.wait(others)
+        other_tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        await asyncio.wait(other_tasks)
         runner.give(1, b"42")
         assert (await controller.ended()).state == "succeeded"
         states = [report.state for report in controller.reports]
@@ -170,14 +170,14 @@ def test_what_was_not_uploaded_is_uploaded_by_the_next_process(tmp_path):
         await results.close(0.2)
         assert not controller.blobs
         controller.failures = 0
-        again = make(tmp_path, controller)
+        next_results = make(tmp_path, controller)
         controller.reports.clear()
-        again.recover()
+        next_results.recover()
         # The controller gives up calls that it is not told of.
         assert [report.state for report in controller.reports] == ["running"]
         assert (await controller.ended()).state == "succeeded"
         assert unpack_outcome(controller.blobs[0]) == Returned("json", (2,), b"42", False, 1)
-        await again.close(1)
+        await next_results.close(1)
 
     asyncio.run(scenario())
 
@@ -186,14 +186,14 @@ def test_a_call_that_ran_when_its_agent_died_is_reported_as_failed(tmp_path):
     async def scenario():
         controller = Controller()
         spawn(make(tmp_path, controller))
-        again = make(tmp_path, controller)
-        again.recover()
+        next_results = make(tmp_path, controller)
+        next_results.recover()
         ended = await controller.ended()
         assert (ended.state, ended.callable) == ("failed", "f.m")
         outcome = unpack_outcome(controller.blobs[0])
         assert isinstance(outcome, Raised)
         assert outcome.failure.error_type == "AgentDiedError"
-        await again.close(1)
+        await next_results.close(1)
 
     asyncio.run(scenario())
 
@@ -218,8 +218,8 @@ def test_records_that_cannot_be_read_are_ignored(tmp_path):
         report = CallReport(id="../../evil", callable="f", state="running", started=1)
         evil = msgspec.json.encode({"report": report})
         lost = CallReport(id="call-0002", callable="f", state="succeeded", started=1, ended=2)
-        gone = msgspec.json.encode({"report": lost, "outcome": ["../calls", 0, 10]})
-        (tmp_path / "calls").write_bytes(evil + b"\n\xff\n" + gone + b'\n{"report": {"id')
+        lost_record = msgspec.json.encode({"report": lost, "outcome": ["../calls", 0, 10]})
+        (tmp_path / "calls").write_bytes(evil + b"\n\xff\n" + lost_record + b'\n{"report": {"id')
         controller = Controller()
         results = make(tmp_path, controller)
         results.recover()
@@ -241,7 +241,7 @@ def test_outcomes_that_wait_for_the_controller_are_bounded(tmp_path):
             runner.give(number, bytes(2000))
             await asyncio.sleep(0.1)
         await results.close(0)
-        waiting = [one.id for one in recovered(tmp_path) if one.state == "running"]
+        waiting = [report.id for report in recovered(tmp_path) if report.state == "running"]
         assert waiting == ["call-0004", "call-0005"]
         ended = {report.id: report for report in controller.reports if report.ended is not None}
         assert sorted(ended) == ["call-0001", "call-0002", "call-0003"]
@@ -264,10 +264,10 @@ def test_an_outcome_that_cannot_be_uploaded_keeps_no_other_from_it(tmp_path):
         controller = Controller()
         uploaded = controller.upload
 
-        async def upload(made):
-            if any(b"poison" in b"".join(pieces()) for pieces in made):
+        async def upload(outcomes):
+            if any(b"poison" in b"".join(pieces()) for pieces in outcomes):
                 raise ControllerUnavailableError("this one never")
-            return await uploaded(made)
+            return await uploaded(outcomes)
 
         controller.upload = upload
         results = make(tmp_path, controller)
@@ -279,9 +279,11 @@ def test_an_outcome_that_cannot_be_uploaded_keeps_no_other_from_it(tmp_path):
                 controller.arrived.clear()
                 await controller.arrived.wait()
         await results.close(0)
-        ended = [one.id for one in controller.reports if one.ended is not None]
+        ended = [report.id for report in controller.reports if report.ended is not None]
         assert sorted(ended) == ["call-0002", "call-0003"]
-        assert [one.id for one in recovered(tmp_path) if one.state == "running"] == ["call-0001"]
+        assert [report.id for report in recovered(tmp_path) if report.state == "running"] == [
+            "call-0001"
+        ]
 
     asyncio.run(scenario())
 
@@ -294,7 +296,7 @@ def test_what_the_controller_knows_is_left_out_of_the_list_of_calls_some_day(tmp
             results.forget(f"call-{number:05}")
         assert len((tmp_path / "calls").read_bytes().splitlines()) < 200
         await results.close(1)
-        assert [one.id for one in recovered(tmp_path)][:1] == ["call-0000"]
+        assert [report.id for report in recovered(tmp_path)][:1] == ["call-0000"]
 
     asyncio.run(scenario())
 

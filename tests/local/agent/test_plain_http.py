@@ -188,8 +188,8 @@ def test_a_pickled_array_comes_back_in_one_ordinary_pickle(agent):
     ],
 )
 def test_bodies_are_checked(agent, body, status):
-    found, _, answer = agent.http("POST", "/Answer/echo", body)
-    assert found == status
+    answer_status, _, answer = agent.http("POST", "/Answer/echo", body)
+    assert answer_status == status
     if status != 200:
         envelope = json.loads(answer)
         assert {"error_type", "message", "traceback", "pod_name"} <= set(envelope)
@@ -234,8 +234,8 @@ def test_pickle_that_is_not_base64_is_a_bad_request(agent, data):
     ],
 )
 def test_the_users_exceptions_have_the_status_of_their_class(agent, name, status):
-    found, body = agent.post("/Answer/raises", name)
-    assert found == status
+    answer_status, body = agent.post("/Answer/raises", name)
+    assert answer_status == status
     assert body["error_type"] == name
     assert "raise {" in body["traceback"]
 
@@ -416,8 +416,8 @@ def test_what_the_workers_do_can_be_read(agent):
 
 
 def stacks(agent):
-    (found,) = json.loads(agent.http("GET", "/v1/stacks")[2])
-    return found
+    (process_stacks,) = json.loads(agent.http("GET", "/v1/stacks")[2])
+    return process_stacks
 
 
 # ------------------------------------------------------------------------- what is refused
@@ -451,9 +451,9 @@ def test_every_route_needs_a_token(agent, method, path, kind):
         "basic": f"Basic {USER_TOKEN}",
     }[kind]
     headers = {} if authorization is None else {"Authorization": authorization}
-    status, found, body = agent.http(method, path, None, headers, token=None)
+    status, answer_headers, body = agent.http(method, path, None, headers, token=None)
     assert status == 401
-    assert found["www-authenticate"].startswith("Bearer")
+    assert answer_headers["www-authenticate"].startswith("Bearer")
     envelope = json.loads(body)
     assert envelope["error_type"] == "UnauthorizedError"
     assert envelope["traceback"] == ""

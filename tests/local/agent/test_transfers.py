@@ -82,7 +82,7 @@ async def upload(transfers: Transfers, content: bytes) -> str:
 
 
 def transfer_threads() -> set[threading.Thread]:
-    return {one for one in threading.enumerate() if one.name == "kubetorch-transfer"}
+    return {thread for thread in threading.enumerate() if thread.name == "kubetorch-transfer"}
 
 
 def test_many_uploads_take_few_threads_and_hold_up_no_deploy(tmp_path: Path) -> None:
@@ -112,8 +112,8 @@ def test_uploads_that_nobody_waits_for_any_more_make_room_when_they_end(tmp_path
                 for number in range(2 * MOST_THREADS)
             ]
             await controller.is_busy.wait()
-            for one in uploads:
-                one.cancel()
+            for task in uploads:
+                task.cancel()
             await asyncio.wait(uploads)
             assert controller.uploads == MOST_THREADS
             controller.letting.set()

@@ -61,15 +61,15 @@ print(worst)
 @contextmanager
 def health(service: Service) -> Iterator[list[float]]:
     """The seconds of the slowest answer of `/health`, once it is left."""
-    address, found = urlsplit(service.url), []
+    address, worst_seconds = urlsplit(service.url), []
     command = [sys.executable, "-c", SAMPLER, str(address.hostname), str(address.port)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as sampler:
         assert sampler.stdout is not None
         assert sampler.stdout.readline() == "asking\n"
-        yield found
-        found.append(float(sampler.communicate(timeout=90)[0]))
+        yield worst_seconds
+        worst_seconds.append(float(sampler.communicate(timeout=90)[0]))
 
 
 def peak_mib(service: Service) -> int:
@@ -85,11 +85,11 @@ def bomb(size: int) -> tuple[str, bytes]:
     head, piece = b"\xdd" + count.to_bytes(4, "big"), entry * 10_000
     pieces = [head, *([piece] * (count // 10_000)), entry * (count % 10_000)]
     hasher, length = blake3(), sum(map(len, pieces))
-    for one in pieces:
-        hasher.update(one)
+    for part in pieces:
+        hasher.update(part)
     compressor = zstandard.ZstdCompressor(level=1).compressobj()
     packed = [compressor.compress(records.pack(hasher.hexdigest(), length))]
-    packed += [compressor.compress(one) for one in pieces]
+    packed += [compressor.compress(part) for part in pieces]
     return hasher.hexdigest(), b"".join((*packed, compressor.flush()))
 
 
@@ -98,9 +98,9 @@ def send(service: Service, tree: str, packed: bytes) -> tuple[int, str]:
     return answer(service, replace(spec("f"), tree=tree), packed)
 
 
-def answer(service: Service, wanted: WorkloadSpec, packed: bytes = b"") -> tuple[int, str]:
+def answer(service: Service, workload: WorkloadSpec, packed: bytes = b"") -> tuple[int, str]:
     """The status of a deploy, and the answer."""
-    body = messages.encode(deploy(wanted)) + b"\n" + packed
+    body = messages.encode(deploy(workload)) + b"\n" + packed
     return post(service, routes.workload("default", "f", "deploy"), body)
 
 
@@ -119,11 +119,11 @@ def test_a_tree_over_the_limits_is_refused_before_it_is_read(
     tree, packed = bomb(1_500_000_000 if WHOLE else 100_000_000)
     before = peak_mib(service)
     with health(service) as seconds:
-        status, said = send(service, tree, packed)
+        status, answer_text = send(service, tree, packed)
     grown = peak_mib(service) - before
     print(f"{len(packed):,} bytes sent, worst /health {max(seconds):.3f} s, {grown} MiB more")
-    assert (status, json.loads(said)["error_type"]) == (400, "ProjectTooLargeError")
-    assert ".ktignore" in said
+    assert (status, json.loads(answer_text)["error_type"]) == (400, "ProjectTooLargeError")
+    assert ".ktignore" in answer_text
     assert max(seconds) < SLOWEST
     assert grown < 50
 
@@ -142,37 +142,39 @@ def large_tree(seed: int = 0) -> Tree:
 
 
 def test_the_largest_tree_that_is_allowed_slows_nobody(service: Service) -> None:
-    found = large_tree()
-    packed = pack([found.encoded])
+    tree = large_tree()
+    packed = pack([tree.encoded])
     before = peak_mib(service)
     with health(service) as seconds:
         for _ in range(5 if WHOLE else 2):
-            status, said = send(service, found.digest, packed)
+            status, answer_text = send(service, tree.digest, packed)
     print(f"worst /health {max(seconds):.3f} s, {peak_mib(service) - before} MiB more")
-    assert (status, len(json.loads(said)["blobs"])) == (200, trees.ENTRY_LIMIT)
+    assert (status, len(json.loads(answer_text)["blobs"])) == (200, trees.ENTRY_LIMIT)
     assert max(seconds) < SLOWEST
 
 
 def test_many_who_deploy_at_once_slow_nobody(service: Service) -> None:
-    found = [large_tree(who) for who in range(8 if WHOLE else 2)]
+    trees_to_send = [large_tree(who) for who in range(8 if WHOLE else 2)]
     tiny = [str(index).encode() for index in range(20_000 if WHOLE else 500)]
-    sent = [(one.digest, pack([one.encoded, *tiny])) for one in found]
-    sent += [bomb(size) for size in range(20_000_000, 20_000_000 + len(found))]
-    named = json.dumps({"blobs": [digest for one in found for digest in one.digests()]}).encode()
+    sent = [(tree.digest, pack([tree.encoded, *tiny])) for tree in trees_to_send]
+    sent += [bomb(size) for size in range(20_000_000, 20_000_000 + len(trees_to_send))]
+    named = json.dumps(
+        {"blobs": [digest for tree in trees_to_send for digest in tree.digests()]}
+    ).encode()
     statuses: list[int] = []
 
     def flood(tree: str, packed: bytes) -> None:
         statuses.append(send(service, tree, packed)[0])
         statuses.append(post(service, routes.BLOBS_MISSING, named)[0])
 
-    threads = [threading.Thread(target=flood, args=one) for one in sent]
+    threads = [threading.Thread(target=flood, args=request) for request in sent]
     with health(service) as seconds:
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
     print(f"worst /health {max(seconds):.3f} s")
-    assert sorted(statuses) == [200] * (3 * len(found)) + [400] * len(found)
+    assert sorted(statuses) == [200] * (3 * len(trees_to_send)) + [400] * len(trees_to_send)
     assert max(seconds) < SLOWEST
 
 
@@ -180,11 +182,11 @@ def test_a_long_declaration_is_refused_and_slows_nobody(service: Service) -> Non
     variables = {f"VARIABLE_{number}": f"$VARIABLE_{number}0" for number in range(3000)}
     mounted = tuple(VolumeSpec(f"v{number}", f"/v{number}") for number in range(201))
     with health(service) as seconds:
-        status, said = answer(service, spec("f", env=variables))
+        status, answer_text = answer(service, spec("f", env=variables))
         refused = [answer(service, spec("f", env=variables | {"A": "x" * 100_000}))]
         refused.append(answer(service, spec("f", volumes=mounted)))
     service.delete("f")
-    assert (status, "ready" in said) == (200, True)
+    assert (status, "ready" in answer_text) == (200, True)
     assert [status for status, _ in refused] == [400, 400]
     assert "131,072 bytes" in refused[0][1]
     assert "201 secrets and volumes" in refused[1][1]
@@ -207,12 +209,15 @@ def test_unpacked_bytes_count_against_the_quota_of_a_namespace(
     async def body(cluster: Cluster, process: Process) -> None:
         cluster.answers.set()
         await until(lambda: cluster.marked == ["here-0"])
-        one, other = bytes(3_000_000), b"1" * 3_000_000
-        assert await asyncio.to_thread(upload, process.port, "team", one) == (200, '{"stored":1}')
-        status, said = await asyncio.to_thread(upload, process.port, "team", other)
-        assert (status, json.loads(said)["error_type"]) == (507, "StorageFullError")
-        assert "3,000,000 of its 5,000,000 bytes" in said
-        assert "blobs.namespaceQuota" in said
-        assert (await asyncio.to_thread(upload, process.port, "other", other))[0] == 200
+        first_blob, second_blob = bytes(3_000_000), b"1" * 3_000_000
+        assert await asyncio.to_thread(upload, process.port, "team", first_blob) == (
+            200,
+            '{"stored":1}',
+        )
+        status, answer_text = await asyncio.to_thread(upload, process.port, "team", second_blob)
+        assert (status, json.loads(answer_text)["error_type"]) == (507, "StorageFullError")
+        assert "3,000,000 of its 5,000,000 bytes" in answer_text
+        assert "blobs.namespaceQuota" in answer_text
+        assert (await asyncio.to_thread(upload, process.port, "other", second_blob))[0] == 200
 
     run(tmp_path, body, KT_BLOBS_QUOTA="5M")

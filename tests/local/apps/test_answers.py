@@ -36,8 +36,8 @@ SWITCH = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: w
 def app(
     shared_service_home: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, Door]]:
-    with opened(tmp_path_factory.mktemp("raw") / "shop") as found:
-        yield found
+    with opened(tmp_path_factory.mktemp("raw") / "shop") as doors:
+        yield doors
 
 
 @pytest.fixture(params=["agent", "relay"])
@@ -73,12 +73,12 @@ SPLITS = {
 }
 
 
-def at_once(asked: Iterable[tuple[Any, Callable[[], bytes]]]) -> list[tuple[Any, bytes]]:
+def at_once(asks: Iterable[tuple[Any, Callable[[], bytes]]]) -> list[tuple[Any, bytes]]:
     """What many requests at the same time are answered with."""
-    named = list(asked)
-    with ThreadPoolExecutor(len(named)) as threads:
-        found = [(name, threads.submit(ask)) for name, ask in named]
-        return [(name, answer.result()) for name, answer in found]
+    named_asks = list(asks)
+    with ThreadPoolExecutor(len(named_asks)) as threads:
+        answers = [(name, threads.submit(ask)) for name, ask in named_asks]
+        return [(name, answer.result()) for name, answer in answers]
 
 
 def test_a_second_answer_behind_the_first_is_not_passed_on(door: Door) -> None:
@@ -108,23 +108,23 @@ def test_connection_names_no_framing_header(door: Door) -> None:
 
 
 def test_what_follows_an_upgrade_goes_on_when_it_is_made(door: Door) -> None:
-    asked = b"GET %s HTTP/1.1\r\nHost: 127.0.0.1\r\n%s\r\n"
+    head = b"GET %s HTTP/1.1\r\nHost: 127.0.0.1\r\n%s\r\n"
     with door.connect() as sock:
-        sock.sendall(asked % (door.path(FIRST), UPGRADE) + b"GET /smuggled HTTP/1.1\r\n\r\n")
+        sock.sendall(head % (door.path(FIRST), UPGRADE) + b"GET /smuggled HTTP/1.1\r\n\r\n")
         with contextlib.suppress(ConnectionError):
             while sock.recv(65536):
                 pass
     with door.connect() as sock:
-        sock.sendall(asked % (door.path(SWITCH + b"early", b"later"), UPGRADE) + b"quick")
+        sock.sendall(head % (door.path(SWITCH + b"early", b"later"), UPGRADE) + b"quick")
         answer = b""
         while not answer.endswith(b"later"):
             answer += (piece := sock.recv(65536))
             assert piece, answer
         assert answer.startswith(b"HTTP/1.1 101 ") and b"\r\n\r\nearlylater" in answer
         deadline = time.monotonic() + PATIENCE
-        while b"quick" not in (seen := door.ask(f"{door.prefix}/seen".encode())):
-            assert time.monotonic() < deadline, seen
-        assert b"smuggled" not in seen
+        while b"quick" not in (seen_bytes := door.ask(f"{door.prefix}/seen".encode())):
+            assert time.monotonic() < deadline, seen_bytes
+        assert b"smuggled" not in seen_bytes
 
 
 def test_an_endless_head_ends_in_little_memory(door: Door) -> None:

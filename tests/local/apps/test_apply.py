@@ -83,10 +83,10 @@ def write(tmp_path):
     return write
 
 
-def seen(kt, name, wanted):
+def view_once_logged(kt, name, text):
     """The view of a service, once its log has what is wanted."""
     deadline = time.monotonic() + 60
-    while wanted not in kt("logs", name).stdout:
+    while text not in kt("logs", name).stdout:
         assert time.monotonic() < deadline, kt("logs", name)
         time.sleep(0.1)
     return json.loads(kt("describe", name, "--json").stdout)
@@ -96,13 +96,13 @@ def test_the_command_of_a_deployment_runs_in_all_its_pods(kt, write):
     applied = kt("apply", write(WEB))
     assert applied.returncode == 0, applied.stderr
     assert "Applying app.yaml as 'web'." in applied.stderr
-    view = seen(kt, "web", "tester test")
+    view = view_once_logged(kt, "web", "tester test")
     assert len(view["pods"]) == 2
 
 
 def test_a_job_that_has_ended_says_how(kt, write):
     assert kt("apply", write(ONCE)).returncode == 0
-    seen(kt, "once", "ended")
+    view_once_logged(kt, "once", "ended")
     deadline = time.monotonic() + 60
     while "exit code 3" not in (status := kt("status", "once").stdout):
         assert time.monotonic() < deadline, status
@@ -114,7 +114,9 @@ def test_the_command_of_a_dockerfile_is_taken_when_the_manifest_has_none(kt, wri
     assert applied.returncode == 0, applied.stderr
     assert "Using command from Dockerfile: echo from the file" in applied.stderr
     assert json.loads(applied.stdout)["name"] == "single"
-    assert [pod["name"] for pod in seen(kt, "single", "from the file")["pods"]] == ["single"]
+    assert [pod["name"] for pod in view_once_logged(kt, "single", "from the file")["pods"]] == [
+        "single"
+    ]
 
 
 @needs_views
@@ -123,17 +125,17 @@ def test_the_command_runs_in_the_last_folder_of_the_dockerfile(kt, write, tmp_pa
     text = 'FROM busybox\nWORKDIR /app\nCOPY main.py .\nCMD ["python", "main.py"]\n'
     applied = kt("apply", write(POD), "-d", write(text, "Dockerfile"))
     assert applied.returncode == 0, applied.stderr
-    seen(kt, "single", "runs in /app")
+    view_once_logged(kt, "single", "runs in /app")
 
 
 def test_the_folder_of_a_manifest_is_put_before_that_of_the_dockerfile(kt, write):
     text = "FROM busybox\nWORKDIR sub\nCMD echo runs in $(basename $PWD); sleep 600\n"
     dockerfile = write(text, "Dockerfile")
     assert kt("apply", write(POD), "-d", dockerfile).returncode == 0
-    seen(kt, "single", "runs in sub")
-    said = POD.replace("image: busybox", "image: busybox, workingDir: /srv")
-    assert kt("apply", write(said), "-d", dockerfile).returncode == 0
-    seen(kt, "single", "runs in srv")
+    view_once_logged(kt, "single", "runs in sub")
+    manifest = POD.replace("image: busybox", "image: busybox, workingDir: /srv")
+    assert kt("apply", write(manifest), "-d", dockerfile).returncode == 0
+    view_once_logged(kt, "single", "runs in srv")
 
 
 def test_a_pod_without_a_command_is_idle(kt, write):
@@ -142,17 +144,17 @@ def test_a_pod_without_a_command_is_idle(kt, write):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (POD.replace("metadata: {name: single}", "metadata: {}"), "has no name"),
         ("kind: [", "no valid YAML"),
         (POD.replace("kind: Pod", "kind: Fleet"), "'Fleet'"),
     ],
 )
-def test_what_cannot_be_applied_is_exit_status_1(kt, write, text, said):
+def test_what_cannot_be_applied_is_exit_status_1(kt, write, text, message):
     failed = kt("apply", write(text))
     assert failed.returncode == 1
-    assert said in failed.stderr
+    assert message in failed.stderr
 
 
 def test_a_command_that_fails_before_it_listens_fails_to_apply(kt, write):

@@ -81,8 +81,8 @@ class Deployed:
         try:
             connection.request(method, f"/http{path}", body=body, headers=sent)
             answer = connection.getresponse()
-            found = {name.lower(): value for name, value in answer.getheaders()}
-            return answer.status, found, answer.read()
+            answer_headers = {name.lower(): value for name, value in answer.getheaders()}
+            return answer.status, answer_headers, answer.read()
         finally:
             connection.close()
 
@@ -101,10 +101,10 @@ def web(project, port):
 
 def wait_until(condition, timeout=TIMEOUT):
     deadline = time.monotonic() + timeout
-    while not (found := condition()):
+    while not (outcome := condition()):
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.02)
-    return found
+    return outcome
 
 
 # ------------------------------------------------------------------------------------ requests
@@ -200,14 +200,14 @@ def test_a_request_needs_a_token(web):
 
 
 def test_the_app_never_sees_a_token_but_its_own_authorization(web):
-    seen = web.about(Cookie=f"kubetorch-app-other={web.token}; own=1")["headers"]
-    assert "authorization" not in seen
-    assert seen["cookie"] == "own=1"
+    app_headers = web.about(Cookie=f"kubetorch-app-other={web.token}; own=1")["headers"]
+    assert "authorization" not in app_headers
+    assert app_headers["cookie"] == "own=1"
 
-    own = {"X_Kubetorch_Token": web.token, "Authorization": "Basic abc"}
-    seen = web.about(token=False, **own)["headers"]
-    assert seen["authorization"] == "Basic abc"
-    assert "x-kubetorch-token" not in seen
+    headers = {"X_Kubetorch_Token": web.token, "Authorization": "Basic abc"}
+    app_headers = web.about(token=False, **headers)["headers"]
+    assert app_headers["authorization"] == "Basic abc"
+    assert "x-kubetorch-token" not in app_headers
 
 
 def test_a_browser_gets_a_cookie_for_the_token_in_the_address(web):
@@ -238,8 +238,8 @@ def test_pages_of_other_sites_are_refused_token_or_not(web, headers):
 
 
 def test_the_page_of_the_app_itself_may_ask_and_links_to_it_work(web):
-    own = f"http://127.0.0.1:{web.agent.port}"
-    assert web.ask(Origin=own, Sec_Fetch_Site="same-origin")[0] == 200
+    origin = f"http://127.0.0.1:{web.agent.port}"
+    assert web.ask(Origin=origin, Sec_Fetch_Site="same-origin")[0] == 200
     assert web.ask(Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate")[0] == 200
 
 
@@ -249,8 +249,8 @@ def test_a_public_app_needs_no_token_but_still_refuses_foreign_pages(project, po
         assert web.ask(token=False)[0] == 200
         assert web.ask("/about", token=False, Origin="https://evil.example")[0] == 403
         assert "authorization" not in web.about()["headers"]
-        seen = web.about(token=False, Authorization="Bearer of-the-app")["headers"]
-        assert seen["authorization"] == "Bearer of-the-app"
+        app_headers = web.about(token=False, Authorization="Bearer of-the-app")["headers"]
+        assert app_headers["authorization"] == "Bearer of-the-app"
         connection = web.connect()
         connection.request("POST", f"/{web.app.service_name}", body=b"{}")
         assert connection.getresponse().status == 401
@@ -304,13 +304,13 @@ def test_a_slow_reader_holds_the_app_up_and_its_end_is_noticed(web):
 
 
 def log(app):
-    done = subprocess.run(
+    completed = subprocess.run(
         [str(Path(sys.executable).with_name("kt")), "logs", app.service_name],
         capture_output=True,
         text=True,
         timeout=60,
     )
-    return done.stdout
+    return completed.stdout
 
 
 def test_an_answer_that_breaks_off_is_no_complete_one(web):
@@ -486,8 +486,8 @@ def test_teardown_ends_all_that_the_app_started(project):
         """,
     )
     app = script(project, "tree.py").to(kt.Compute(cpus="0.1"))
-    found = wait_until(lambda: [line for line in log(app).splitlines() if "child" in line])
-    child = int(found[0].split()[-1])
+    child_lines = wait_until(lambda: [line for line in log(app).splitlines() if "child" in line])
+    child = int(child_lines[0].split()[-1])
 
     app.teardown()
 
@@ -640,9 +640,9 @@ def followed(project):
 
 def test_lines_that_a_deploy_has_shown_are_not_followed_again(project, followed):
     project.write("job.py", "for n in range(4):\n    print('line', n, flush=True)\n")
-    done = project.run(followed)
-    assert done.returncode == 0, done.stderr
-    assert [done.stdout.count(f"line {n}") for n in range(4)] == [1, 1, 1, 1]
+    completed = project.run(followed)
+    assert completed.returncode == 0, completed.stderr
+    assert [completed.stdout.count(f"line {n}") for n in range(4)] == [1, 1, 1, 1]
 
 
 def test_ctrl_c_while_an_app_is_followed_says_what_goes_on(project, followed):
@@ -736,12 +736,12 @@ def test_requests_wait_for_their_turn_and_the_health_path_and_websockets_do_not(
         web.deploy(concurrency=1, max_queue=1)
         assert agent_pid(web.app) == pod
         echo = Socket(web)
-        held = web.connect()
-        held.putrequest("POST", "/http/echo")
-        held.putheader("Authorization", f"Bearer {web.token}")
-        held.putheader("Transfer-Encoding", "chunked")
-        held.endheaders(b"1\r\na\r\n")
-        answer = held.getresponse()
+        connection = web.connect()
+        connection.putrequest("POST", "/http/echo")
+        connection.putheader("Authorization", f"Bearer {web.token}")
+        connection.putheader("Transfer-Encoding", "chunked")
+        connection.endheaders(b"1\r\na\r\n")
+        answer = connection.getresponse()
         answers = []
         waiting = threading.Thread(target=lambda: answers.append(web.ask("/")))
         waiting.start()
@@ -756,9 +756,9 @@ def test_requests_wait_for_their_turn_and_the_health_path_and_websockets_do_not(
         # Nobody knows of a request that asks for an upgrade whether the app makes it.
         assert web.ask("/flood", **UPGRADE)[0] == 429
         assert answers == []
-        held.send(b"0\r\n\r\n")
+        connection.send(b"0\r\n\r\n")
         assert answer.read() == b"a"
-        held.close()
+        connection.close()
         waiting.join(TIMEOUT)
         assert [status for status, _, _ in answers] == [200]
     finally:
@@ -789,10 +789,10 @@ def test_a_request_for_an_upgrade_that_is_not_made_has_a_slot_until_its_end(proj
         answer.close()
         endless.close()
         assert web.ask("/")[0] == 200
-        made = Socket(web)
-        assert made.status == 101
+        websocket = Socket(web)
+        assert websocket.status == 101
         wait_until(lambda: queue_of(web.app) == (0, 0))
-        made.sock.close()
+        websocket.sock.close()
     finally:
         web.app.teardown()
 
@@ -867,6 +867,6 @@ def test_a_command_with_one_port_for_several_pods_is_refused(project, port):
 
 def test_an_app_that_listens_on_a_port_of_its_own_choice_is_told_of_the_pods(project, port):
     (project.folder / "port").write_text(str(port))
-    said = rf"listens on port {port}(?s:.*)each has one of its own(?s:.*){{port}}"
-    with pytest.raises(kt.ServiceHealthError, match=said):
+    message = rf"listens on port {port}(?s:.*)each has one of its own(?s:.*){{port}}"
+    with pytest.raises(kt.ServiceHealthError, match=message):
         of_two_pods(project, port, "$(cat port)")

@@ -78,7 +78,7 @@ def service(service_home):
 @pytest.mark.parametrize("guard", ['if __name__ == "__main__":', "if True:"])
 def test_a_script_of_kt_run_deploys_and_calls(project, guard):
     project.write("job.py", JOB.format(guard=guard))
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "kubetorch", "run", "python", "job.py"],
         cwd=project.folder,
         env={**os.environ, "NO_COLOR": "1"},
@@ -87,9 +87,9 @@ def test_a_script_of_kt_run_deploys_and_calls(project, guard):
         timeout=100,
     )
 
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "called [8, 'double'] 2\n" in done.stdout
-    assert "found 0.1 job\n" in done.stdout
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert "called [8, 'double'] 2\n" in completed.stdout
+    assert "found 0.1 job\n" in completed.stdout
 
 
 @pytest.mark.parametrize("username", ["", "ann"])
@@ -97,16 +97,16 @@ def test_apps_of_one_file_deploy_each_other_and_not_themselves(project, username
     monkeypatch.setenv("KT_USERNAME", username)
     first, second = sockets.choose(()), sockets.choose(())
     project.write("web.py", WEB)
-    done = project.run("web.py", str(first), str(second), timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
+    completed = project.run("web.py", str(first), str(second), timeout=120)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
 
     for port in (first, second):
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/abc", timeout=30) as answer:
             assert json.load(answer) == [[3, "abc"], "ABC"]
-    found = kt.globals.controller_client().list_workloads("default")
+    views = kt.globals.controller_client().list_workloads("default")
     prefix = f"{username}-" if username else ""
-    assert all(view.spec.name.startswith(prefix) for view in found)
-    generations = {view.spec.name.removeprefix(prefix): view.generation for view in found}
+    assert all(view.spec.name.startswith(prefix) for view in views)
+    generations = {view.spec.name.removeprefix(prefix): view.generation for view in views}
     assert generations.keys() == {f"web{first}", f"web{second}", "embedder", "upper"}
     # Each was deployed by the program, and once by the other.
     assert generations[f"web{first}"] <= 2

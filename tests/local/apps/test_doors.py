@@ -67,11 +67,11 @@ sys.exit(int(sys.argv[-1]))
 
 def test_run_shows_lines_and_ends_with_the_exit_code_of_the_command(project):
     project.write("work.py", SCRIPT.format(more=""))
-    done = kt_("run", "python", "work.py", "--epochs", "a b", "3")
+    completed = kt_("run", "python", "work.py", "--epochs", "a b", "3")
 
-    assert done.returncode == 3, done.stderr
-    assert done.stdout == "arguments ['--epochs', 'a b', '3']\nwas run\n"
-    assert "work ended with exit code 3" in done.stderr
+    assert completed.returncode == 3, completed.stderr
+    assert completed.stdout == "arguments ['--epochs', 'a b', '3']\nwas run\n"
+    assert "work ended with exit code 3" in completed.stderr
     listed = json.loads(kt_("describe", "work", "--json").stdout)
     assert listed["status"] == "Failed"
     assert listed["pods"][0]["app"]["exit_code"] == 3
@@ -80,15 +80,15 @@ def test_run_shows_lines_and_ends_with_the_exit_code_of_the_command(project):
 
 def test_run_says_which_options_behind_the_command_are_its_own(project):
     project.write("work.py", SCRIPT.format(more=""))
-    done = kt_("run", "python", "work.py", "--name", "exp", "--lr", "1", "0")
-    assert "kt run takes --name for itself, which belongs before the command: " in done.stderr
-    assert "kt run --name … python …; what follows -- is the command's: " in done.stderr
-    assert done.stdout.startswith("arguments ['--lr', '1', '0']")
+    completed = kt_("run", "python", "work.py", "--name", "exp", "--lr", "1", "0")
+    assert "kt run takes --name for itself, which belongs before the command: " in completed.stderr
+    assert "kt run --name … python …; what follows -- is the command's: " in completed.stderr
+    assert completed.stdout.startswith("arguments ['--lr', '1', '0']")
     assert kt_("teardown", "exp", "-y").returncode == 0
 
-    done = kt_("run", "--", "python", "work.py", "--name", "exp", "0")
-    assert "for itself" not in done.stderr
-    assert done.stdout.startswith("arguments ['--name', 'exp', '0']")
+    completed = kt_("run", "--", "python", "work.py", "--name", "exp", "0")
+    assert "for itself" not in completed.stderr
+    assert completed.stdout.startswith("arguments ['--name', 'exp', '0']")
     assert kt_("teardown", "work", "-y").returncode == 0
 
 
@@ -96,11 +96,11 @@ def test_run_async_returns_once_it_runs(project):
     project.write(
         "nap.py", "import kubetorch as kt\nkt.app(name='naps')\nimport time; time.sleep(99)"
     )
-    done = kt_("run", "--detach", "python", "nap.py")
+    completed = kt_("run", "--detach", "python", "nap.py")
 
-    assert done.returncode == 0, done.stderr
-    assert "kt logs naps" in done.stdout
-    assert "kt teardown naps" in done.stdout
+    assert completed.returncode == 0, completed.stderr
+    assert "kt logs naps" in completed.stdout
+    assert "kt teardown naps" in completed.stdout
     assert json.loads(kt_("describe", "naps", "--json").stdout)["status"] == "Running"
     assert "Access:" not in kt_("describe", "naps").stdout  # it has no port
     assert kt_("teardown", "naps", "-y").returncode == 0
@@ -121,10 +121,10 @@ def test_run_async_returns_once_it_runs(project):
 def test_run_refuses_what_it_cannot_run(project, arguments, status, message):
     project.write("plain.py", "print('nothing')\n")
     project.write("named.py", "import kubetorch as kt\nkt.app('mine')\n")
-    done = kt_("run", *arguments)
+    completed = kt_("run", *arguments)
 
-    assert done.returncode == status, done.stderr
-    assert message in done.stderr.replace("\n", " ")
+    assert completed.returncode == status, completed.stderr
+    assert message in completed.stderr.replace("\n", " ")
 
 
 def test_interrupting_run_leaves_the_app_alone(project):
@@ -160,10 +160,10 @@ def test_a_program_that_deploys_an_app_may_be_the_app_itself(project):
             http.server.ThreadingHTTPServer(("127.0.0.1", {port}), handler).serve_forever()
         """,
     )
-    done = project.run("serve.py")
+    completed = project.run("serve.py")
 
-    assert done.returncode == 0, done.stderr
-    assert "deployed serve" in done.stdout
+    assert completed.returncode == 0, completed.stderr
+    assert "deployed serve" in completed.stdout
     token = kt_("token", "serve").stdout.strip()
     url = json.loads(kt_("describe", "serve", "--json").stdout)["url"]
     assert "Access:     with a token\n" in kt_("describe", "serve").stdout
@@ -223,12 +223,12 @@ def test_calls_go_to_a_url_of_the_users_own(served, project):
     remote = kt.fn(module.where, name=f"where{project.suffix}")
     remote.to(kt.Compute(cpus="0.1"))
     front = remote.compute.client_port()
-    own = kt.Compute(cpus="0.1", endpoint=kt.Endpoint(url=f"127.0.0.1:{front}"))
-    again = kt.fn(module.where, name=f"where{project.suffix}").to(own)
+    compute = kt.Compute(cpus="0.1", endpoint=kt.Endpoint(url=f"127.0.0.1:{front}"))
+    redirected = kt.fn(module.where, name=f"where{project.suffix}").to(compute)
 
-    assert again.compute.endpoint == f"127.0.0.1:{front}"
-    assert again.base_endpoint == f"http://127.0.0.1:{front}"
-    assert again().startswith(f"where{project.suffix}-")
+    assert redirected.compute.endpoint == f"127.0.0.1:{front}"
+    assert redirected.base_endpoint == f"http://127.0.0.1:{front}"
+    assert redirected().startswith(f"where{project.suffix}-")
     remote.teardown()
 
 
@@ -249,12 +249,12 @@ def test_port_forward_leads_to_the_pod_until_interrupted(served):
 def test_port_forward_refuses_a_port_that_is_taken_or_leads_nowhere(served):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        done = kt_("port-forward", served.service_name, port)
-        assert done.returncode == 1
-        assert "is taken" in done.stderr
-    done = kt_("port-forward", served.service_name, str(sockets.choose(())), "9999")
-    assert done.returncode == 1
-    assert "nothing answers at port 9999" in done.stderr
+        completed = kt_("port-forward", served.service_name, port)
+        assert completed.returncode == 1
+        assert "is taken" in completed.stderr
+    completed = kt_("port-forward", served.service_name, str(sockets.choose(())), "9999")
+    assert completed.returncode == 1
+    assert "nothing answers at port 9999" in completed.stderr
 
 
 # ------------------------------------------------------------------------------------------ ssh
@@ -262,19 +262,19 @@ def test_port_forward_refuses_a_port_that_is_taken_or_leads_nowhere(served):
 
 def test_a_command_runs_in_the_environment_of_a_worker(served):
     command = "echo $STAGE $KT_SERVICE_NAME; pwd; command -v python; echo wrong >&2; exit 7"
-    done = kt_("ssh", served.service_name, "--", command)
+    completed = kt_("ssh", served.service_name, "--", command)
 
-    assert done.returncode == 7
-    stage, folder, python = done.stdout.splitlines()
+    assert completed.returncode == 7
+    stage, folder, python = completed.stdout.splitlines()
     assert stage == f"test {served.service_name}"
     assert folder.endswith("/work")
     assert Path(python).parent == Path(sys.executable).parent
-    assert "wrong" in done.stderr
+    assert "wrong" in completed.stderr
 
 
 def test_words_of_a_command_stay_apart_and_input_arrives_whole(served):
-    done = kt_("ssh", served.service_name, "--", "printf", "%s|", "a b", "c")
-    assert done.stdout == "a b|c|"
+    completed = kt_("ssh", served.service_name, "--", "printf", "%s|", "a b", "c")
+    assert completed.stdout == "a b|c|"
     body = "0123456789abcdef" * 100_000
     assert kt_("ssh", served.service_name, "--", "cat", input=body).stdout == body
 
@@ -283,8 +283,8 @@ def test_a_large_file_as_input_arrives_whole(served, tmp_path):
     file = tmp_path / "large"
     file.write_bytes(os.urandom(1 << 20) * 8)
     with file.open() as stdin:
-        done = kt_("ssh", served.service_name, "--", "sha256sum", stdin=stdin)
-    assert done.stdout.split()[0] == hashlib.sha256(file.read_bytes()).hexdigest()
+        completed = kt_("ssh", served.service_name, "--", "sha256sum", stdin=stdin)
+    assert completed.stdout.split()[0] == hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def test_a_file_as_input_is_read_only_as_fast_as_the_command_takes_it(served, tmp_path):
@@ -292,13 +292,13 @@ def test_a_file_as_input_is_read_only_as_fast_as_the_command_takes_it(served, tm
     larger_than_memory.touch()
     os.truncate(larger_than_memory, 64 << 30)
     with larger_than_memory.open() as stdin:
-        done = kt_("ssh", served.service_name, "--", "head -c 3 | wc -c; exit 7", stdin=stdin)
-    assert (done.stdout.strip(), done.returncode) == ("3", 7), done.stderr
+        completed = kt_("ssh", served.service_name, "--", "head -c 3 | wc -c; exit 7", stdin=stdin)
+    assert (completed.stdout.strip(), completed.returncode) == ("3", 7), completed.stderr
 
 
 def test_without_standard_input_a_command_has_none_either(served):
-    done = kt_("ssh", served.service_name, "--", "wc -c", stdin=subprocess.DEVNULL)
-    assert done.stdout.strip() == "0"
+    completed = kt_("ssh", served.service_name, "--", "wc -c", stdin=subprocess.DEVNULL)
+    assert completed.stdout.strip() == "0"
 
 
 def test_a_shell_has_a_terminal_and_ends_with_its_exit_code(served):
@@ -307,8 +307,8 @@ def test_a_shell_has_a_terminal_and_ends_with_its_exit_code(served):
         os.execv(KT, [KT, "ssh", served.service_name])
     try:
         os.write(terminal, b"PS1=; test -t 0 && echo is a $STAGE terminal; exit 5\n")
-        seen = read_until(terminal, b"is a test terminal\r\n")
-        assert b"is a test terminal\r\n" in seen
+        screen = read_until(terminal, b"is a test terminal\r\n")
+        assert b"is a test terminal\r\n" in screen
     finally:
         drain(terminal)
         _, status = os.waitpid(pid, 0)
@@ -317,11 +317,11 @@ def test_a_shell_has_a_terminal_and_ends_with_its_exit_code(served):
 
 
 def read_until(terminal, text):
-    seen, deadline = b"", time.monotonic() + TIMEOUT
-    while text not in seen and time.monotonic() < deadline:
+    screen, deadline = b"", time.monotonic() + TIMEOUT
+    while text not in screen and time.monotonic() < deadline:
         if select.select([terminal], [], [], 0.2)[0]:
-            seen += os.read(terminal, 65536)
-    return seen
+            screen += os.read(terminal, 65536)
+    return screen
 
 
 def drain(terminal):
@@ -351,8 +351,8 @@ def test_a_shell_needs_more_than_a_token_for_calls(served):
 
 
 def test_what_a_shell_started_ends_with_it(served):
-    done = kt_("ssh", served.service_name, "--", "setsid sleep 1000 & echo $!")
-    pid = int(done.stdout)
+    completed = kt_("ssh", served.service_name, "--", "setsid sleep 1000 & echo $!")
+    pid = int(completed.stdout)
     deadline = time.monotonic() + TIMEOUT
     while Path(f"/proc/{pid}").exists():
         assert time.monotonic() < deadline

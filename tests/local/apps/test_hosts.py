@@ -56,13 +56,13 @@ class Pod:
     """A pod's port on which somebody's own server answers, and tells what it was asked."""
 
     def __init__(self, set_cookie: bytes) -> None:
-        self.asked: list[tuple[str, dict[str, str]]] = []
+        self.requests: list[tuple[str, dict[str, str]]] = []
         self._set_cookie = set_cookie
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         target = scope["raw_path"] + (b"?" + scope["query_string"]).rstrip(b"?")
         headers = {name.decode(): value.decode() for name, value in scope["headers"]}
-        self.asked.append((target.decode(), headers))
+        self.requests.append((target.decode(), headers))
         answer = [(b"content-length", b"0"), (b"set-cookie", self._set_cookie)]
         await send({"type": "http.response.start", "status": 200, "headers": answer})
         await send({"type": "http.response.body", "body": b""})
@@ -100,19 +100,19 @@ async def controller(
         namespace, service, CallableRef("app", service, "m", "app", app=app), ComputeSpec()
     )
     url = f"http://{sockets.LOOPBACK}:{port}"
-    there = PodView(name="p-0", ordinal=0, phase="Running", is_ready=True, url=url)
-    view = WorkloadView(spec=spec, generation=1, status="Ready", pods=(there,))
+    pod_view = PodView(name="p-0", ordinal=0, phase="Running", is_ready=True, url=url)
+    view = WorkloadView(spec=spec, generation=1, status="Ready", pods=(pod_view,))
 
-    def find(*asked: str) -> Any:
-        if asked != (namespace, service):
-            raise ServiceNotFoundError("/".join(asked))
+    def find(*service_key: str) -> Any:
+        if service_key != (namespace, service):
+            raise ServiceNotFoundError("/".join(service_key))
         return SimpleNamespace(view=lambda: view, spec=spec)
 
     relay = Relay(find, secret=SECRET, clock=lambda: NOW, hosts=hosts)
     access = object.__new__(ClusterAccess)  # what the handlers need is of no interest here
     front = App(Table([]), access, relay, new_session=Any, on_request=lambda: None)
     upgrade = proxy.tunnels(
-        lambda one: relay.locate(one.raw_path, one.headers) is not None, relay.open, Any
+        lambda request: relay.locate(request.raw_path, request.headers) is not None, relay.open, Any
     )
     servers = [Server(pod), Server(front, upgrade=upgrade)]
     for server, listener in zip(servers, listeners, strict=True):
@@ -145,9 +145,9 @@ def test_tokens_of_other_services_do_not_reach_a_pod(header: str) -> None:
             async with controller("evil/page") as behind:
                 query, more = (text, []) if text.startswith("?") else ("", [text])
                 assert (await behind.ask(f"/evil/page/http/x{query}", HOST, *more))[0] == 200
-                assert (token_of(service) in json.dumps(behind.pod.asked)) is is_passed
+                assert (token_of(service) in json.dumps(behind.pod.requests)) is is_passed
                 if "own=1" in header:
-                    assert "own=1" in behind.pod.asked[0][1]["cookie"]
+                    assert "own=1" in behind.pod.requests[0][1]["cookie"]
 
     asyncio.run(main())
 
@@ -172,16 +172,16 @@ def test_a_relayed_path_is_decoded_once(path: str) -> None:
     async def main() -> None:
         async with controller("evil/page") as behind:
             assert (await behind.ask(path, HOST))[0] == 401
-            assert behind.pod.asked == []
+            assert behind.pod.requests == []
             assert (await behind.ask("/evil/page/http/a%2Fb%2520", HOST))[0] == 200
-            assert behind.pod.asked[0][0] == "/http/a%2Fb%2520"
+            assert behind.pod.requests[0][0] == "/http/a%2Fb%2520"
 
     asyncio.run(main())
 
 
 # ------------------------------------------------------------------------- a host per service
 
-OWN = "Host: page--evil.kt.example.com"
+OWN_HOST = "Host: page--evil.kt.example.com"
 HOSTS = Hosts("kt.example.com", are_per_service=True)
 
 
@@ -190,17 +190,17 @@ def test_all_of_a_services_own_host_is_its_app() -> None:
         cookie = b"a=1; Domain=kt.example.com; Path=/"
         async with controller("evil/page", set_cookie=cookie, hosts=HOSTS) as behind:
             for path in ("/", "/v1/workloads", "/health", "/team/web/http/x?y=%2F"):
-                status, headers = await behind.ask(path, OWN, "Origin: https://own.example")
+                status, headers = await behind.ask(path, OWN_HOST, "Origin: https://own.example")
                 assert (status, headers["set-cookie"]) == (200, "a=1; Path=/")
-                target, seen = behind.pod.asked[-1]
+                target, app_headers = behind.pod.requests[-1]
                 assert target == f"/http{path}"
-                assert seen["host"] == "page--evil.kt.example.com"
-                assert seen["x-forwarded-prefix"] == "/"
-            behind.pod.asked.clear()
+                assert app_headers["host"] == "page--evil.kt.example.com"
+                assert app_headers["x-forwarded-prefix"] == "/"
+            behind.pod.requests.clear()
             for name in ("web--team", "page--other", "page"):
                 assert (await behind.ask("/", f"Host: {name}.kt.example.com"))[0] == 401
             assert (await behind.ask("/health", HOST))[0] != 200  # this one has no such route
-            assert behind.pod.asked == []
+            assert behind.pod.requests == []
 
     asyncio.run(main())
 
@@ -210,9 +210,9 @@ def test_a_private_app_needs_its_token_at_its_own_host() -> None:
         async with controller("evil/page", public=False, hosts=HOSTS) as behind:
             for service, status in (("team/web", 401), ("evil/page", 200)):
                 authorization = f"Authorization: Bearer {token_of(service)}"
-                assert (await behind.ask("/", OWN, authorization))[0] == status
+                assert (await behind.ask("/", OWN_HOST, authorization))[0] == status
                 cookie = f"Cookie: kubetorch-app-p-0={token_of(service)}"
-                assert (await behind.ask("/", OWN, cookie))[0] == status
+                assert (await behind.ask("/", OWN_HOST, cookie))[0] == status
 
     asyncio.run(main())
 
@@ -222,8 +222,8 @@ def test_pages_are_at_their_own_host_alone() -> None:
         async with controller("evil/page", hosts=HOSTS) as behind:
             path, link = "/evil/page/http/a%2Fb?x=1", ("Sec-Fetch-Mode: navigate",)
             status, headers = await behind.ask(path, HOST, "Sec-Fetch-Site: none", *link)
-            own = "https://page--evil.kt.example.com"
-            assert (status, headers["location"]) == (307, f"{own}/a%2Fb?x=1")
+            app_url = "https://page--evil.kt.example.com"
+            assert (status, headers["location"]) == (307, f"{app_url}/a%2Fb?x=1")
             status, headers = await behind.ask(
                 path, f"{HOST}:8443", "Sec-Fetch-Site: none", *link, "X-Forwarded-Proto: http"
             )
@@ -232,7 +232,7 @@ def test_pages_are_at_their_own_host_alone() -> None:
                 assert (await behind.ask(path, HOST, page))[0] == 403
                 assert (await behind.ask(path, HOST, page, method="POST"))[0] == 403
                 assert (await behind.ask(path, HOST, page, *UPGRADE, KEY))[0] == 403
-            assert behind.pod.asked == []
+            assert behind.pod.requests == []
             assert (await behind.ask(path, HOST))[0] == 200  # a program's
         async with controller("evil/pa--ge", hosts=HOSTS) as behind:
             status, _ = await behind.ask("/evil/pa--ge/http/", HOST, "Sec-Fetch-Site: none", *link)
@@ -245,9 +245,12 @@ def test_programs_are_told_the_host_of_an_app() -> None:
     view = fake_controller.view("web", kind="app")
     base = "https://kt.example.com:8443/default/web"
     assert pod_transport.app_url(base, view) == f"{base}/http"
-    own = msgspec.structs.replace(view, app_host="web--default.kt.example.com")
-    assert pod_transport.app_url(base, own) == "https://web--default.kt.example.com:8443"
-    assert pod_transport.app_url("http://localhost:4000", own) == "http://localhost:4000/http"
+    view_with_host = msgspec.structs.replace(view, app_host="web--default.kt.example.com")
+    assert pod_transport.app_url(base, view_with_host) == "https://web--default.kt.example.com:8443"
+    assert (
+        pod_transport.app_url("http://localhost:4000", view_with_host)
+        == "http://localhost:4000/http"
+    )
 
 
 # ----------------------------------------------------------------------- pages of other sites
@@ -288,8 +291,8 @@ def test_apps_in_a_cluster_refuse_other_sites_and_strange_names(
 
         async def main() -> None:
             service = f"{WORKLOAD}.{NAMESPACE}.svc.cluster.local"
-            known = ["kt.example.com", "a.apps.example.com:443", service, "10.0.0.5:32300"]
-            for host in known:
+            known_hosts = ["kt.example.com", "a.apps.example.com:443", service, "10.0.0.5:32300"]
+            for host in known_hosts:
                 assert await ask(f"Host: {host}") == 200
                 origin = f"Origin: https://{host}"
                 assert await ask(f"Host: {host}", origin, "Sec-Fetch-Site: same-origin") == 200
@@ -313,7 +316,10 @@ def test_apps_in_a_cluster_refuse_other_sites_and_strange_names(
 
 @pytest.mark.parametrize(
     "foreign",
-    [{"Host": "evil.example"}, *(dict(one.split(": ") for one in page) for page in FOREIGN[:3])],
+    [
+        {"Host": "evil.example"},
+        *(dict(header.split(": ") for header in page) for page in FOREIGN[:3]),
+    ],
 )
 def test_a_forwarded_port_refuses_other_sites_and_strange_names(
     foreign: dict[str, str],
@@ -324,12 +330,15 @@ def test_a_forwarded_port_refuses_other_sites_and_strange_names(
         upgrade = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13"}
         key = {"Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ=="}
         assert get(forwarding, "/live", **foreign, **upgrade, **key).status == 403
-        assert ingress.asked == []
-        own = {"Origin": f"http://localhost:{forwarding.port}", "Sec-Fetch-Site": "same-origin"}
-        assert get(forwarding, "/", **own).status == 200
+        assert ingress.requests == []
+        own_page = {
+            "Origin": f"http://localhost:{forwarding.port}",
+            "Sec-Fetch-Site": "same-origin",
+        }
+        assert get(forwarding, "/", **own_page).status == 200
         # What is behind has another name than the page: there it is as a program's.
-        ((_, seen),) = ingress.asked
-        assert not {"origin", "sec-fetch-site"} & set(seen)
+        ((_, app_headers),) = ingress.requests
+        assert not {"origin", "sec-fetch-site"} & set(app_headers)
 
 
 # ----------------------------------------------------------------------------- in real pods
@@ -366,8 +375,8 @@ def deploy(project: UserProject, name: str, **more: Any) -> kt.App:
     name = f"{name}{project.suffix}"
     command = f"{sys.executable} page.py {port} {name}"
     pointers = (str(project.folder), "page", "app")
-    made = kt.App(None, command, pointers, name=name, port=port, **more)
-    return made.to(kt.Compute(cpus="0.1"))
+    app = kt.App(None, command, pointers, name=name, port=port, **more)
+    return app.to(kt.Compute(cpus="0.1"))
 
 
 def test_a_browser_gives_cookies_to_the_app_that_set_them(
@@ -386,7 +395,7 @@ def test_a_browser_gives_cookies_to_the_app_that_set_them(
         token = private.request_headers["Authorization"].partition(" ")[2]
         assert "cookie" not in visit(private, f"?kubetorch_token={token}")
         assert f"session={private.service_name}" in visit(private)["cookie"]
-        where = {(one.name, one.path) for one in jar}
+        where = {(cookie.name, cookie.path) for cookie in jar}
         assert {path for _, path in where} == {f"/default/{private.service_name}/http"}
         assert len(where) == 2
         assert "cookie" not in visit(public)

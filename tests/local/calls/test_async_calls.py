@@ -124,11 +124,11 @@ def test_the_loop_goes_on_while_a_connection_is_made() -> None:
 
 
 def test_many_calls_at_the_start_wait_for_one_connection() -> None:
-    asked = 0
+    resolve_count = 0
 
     def resolve() -> Location:
-        nonlocal asked
-        asked += 1
+        nonlocal resolve_count
+        resolve_count += 1
         return agent.locate()
 
     async def main() -> None:
@@ -137,7 +137,7 @@ def test_many_calls_at_the_start_wait_for_one_connection() -> None:
 
     with ScriptedAgent() as agent, route_to(resolve) as route:
         asyncio.run(main())
-        assert (asked, agent.connects) == (1, 1)
+        assert (resolve_count, agent.connects) == (1, 1)
 
 
 def test_an_error_while_connecting_reaches_all_that_wait() -> None:

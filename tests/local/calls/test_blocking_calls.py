@@ -162,13 +162,13 @@ def test_a_generator_that_raises_after_values_raises_after_them() -> None:
 
 
 def test_a_generator_is_as_fast_as_its_consumer() -> None:
-    given = 0
+    given_count = 0
 
     async def blocks(call: Call) -> None:
-        nonlocal given
+        nonlocal given_count
         for _ in range(100):
             await call.give("x" * 1_000_000)
-            given += 1
+            given_count += 1
         await call.result(streamed=True)
 
     with ScriptedAgent(blocks=blocks) as agent, route_to(agent.locate) as route:
@@ -176,7 +176,7 @@ def test_a_generator_is_as_fast_as_its_consumer() -> None:
         next(values)
         time.sleep(0.3)
         # A window of 8 MiB, and what was taken.
-        assert given <= 10
+        assert given_count <= 10
         assert sum(len(value) for value in values) == 99_000_000
 
 
@@ -271,11 +271,11 @@ def test_progress_is_told_step_by_step() -> None:
             call.progress(step, 3, f"step {step}")
         await call.result("done")
 
-    told: list[tuple[float, float | None, str | None]] = []
+    reports: list[tuple[float, float | None, str | None]] = []
     with ScriptedAgent(work=work) as agent, route_to(agent.locate) as route:
-        tell = caller(route, "work", on_progress=lambda *step: told.append(step))
+        tell = caller(route, "work", on_progress=lambda *step: reports.append(step))
         assert tell() == "done"
-    assert told == [(0, 3, "step 0"), (1, 3, "step 1"), (2, 3, "step 2")]
+    assert reports == [(0, 3, "step 0"), (1, 3, "step 1"), (2, 3, "step 2")]
 
 
 def test_a_timeout_is_kept_even_if_the_agent_says_nothing() -> None:

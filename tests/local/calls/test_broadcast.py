@@ -110,27 +110,27 @@ def jobs(service, tmp_path_factory):
 @pytest.fixture(scope="module")
 def deployed(jobs):
     """Services on three replicas, by the name of their callable."""
-    made = {}
+    handles = {}
 
     def deploy(name):
-        if name not in made:
+        if name not in handles:
             target = getattr(jobs, name)
             handle = (kt.cls if isinstance(target, type) else kt.fn)(target)
-            made[name] = handle.to(kt.Compute(cpus="0.1", replicas=3))
-        return made[name]
+            handles[name] = handle.to(kt.Compute(cpus="0.1", replicas=3))
+        return handles[name]
 
     yield deploy
-    for handle in made.values():
+    for handle in handles.values():
         handle.teardown()
 
 
 def eventually(condition):
     """What a condition says as soon as that is something."""
     deadline = time.monotonic() + 60
-    while not (found := condition()):
+    while not (outcome := condition()):
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.02)
-    return found
+    return outcome
 
 
 @contextlib.contextmanager
@@ -210,11 +210,11 @@ def test_the_pod_that_has_least_to_do_gets_the_next_item(deployed, tmp_path):
     # The first item keeps its pod busy until the others have ended.
     end = tmp_path / "end"
     pids = remote.map([str(end)] + [None] * 30, window=3, ordered=False)
-    others = {next(pids) for _ in range(30)}
+    other_pids = {next(pids) for _ in range(30)}
     end.touch()
     (busy,) = pids
-    assert busy not in others
-    assert len(others) == 2
+    assert busy not in other_pids
+    assert len(other_pids) == 2
 
 
 def test_an_item_with_a_key_goes_to_the_same_pod_again(deployed):
@@ -255,8 +255,8 @@ def test_an_item_that_runs_when_its_agent_is_killed_runs_once(deployed, tmp_path
     items = [(str(marks / str(number)), str(end)) for number in range(6)]
     with once_there_are(6, marks, kill):
         results = list(remote.starmap(items, window=6, return_exceptions=True))
-    lost = [one for one in results if isinstance(one, KubetorchError)]
-    assert [one.pod_name for one in lost] == [pod["name"]] * 2
+    lost = [result for result in results if isinstance(result, KubetorchError)]
+    assert [error.pod_name for error in lost] == [pod["name"]] * 2
     assert [path.read_text() for path in marks.iterdir()] == ["x"] * 6
 
 
@@ -270,9 +270,9 @@ def test_a_map_says_that_the_instance_of_a_pod_was_replaced(jobs):
         worker = counter.add(0)[2][1]
         os.kill(worker, signal.SIGKILL)
         eventually(lambda: not psutil.pid_exists(worker))
-        with pytest.warns(InstanceReplacedWarning) as said:
+        with pytest.warns(InstanceReplacedWarning) as warned:
             list(counter.add.map([0] * 12, window=3, return_exceptions=True))
-        assert len(said) == 1
+        assert len(warned) == 1
     finally:
         counter.teardown()
 
@@ -317,7 +317,7 @@ def test_the_first_error_in_pod_order_carries_the_others(deployed):
     error = eventually(attempt)
     assert str(error).startswith("bad 1")
     assert error.pod_name == names[1]
-    assert [str(other) for other in error.other_errors] == ["bad 2"]
+    assert [str(other_error) for other_error in error.other_errors] == ["bad 2"]
     assert error.__notes__ == [
         f"raised in pod 1 ({names[1]}); the call went to 3 pods\n"
         f"also in pod 2 ({names[2]}): ValueError: bad 2"
@@ -356,7 +356,9 @@ def test_a_timeout_ends_the_call_on_all_pods(deployed):
         with pytest.raises(CallTimeoutError) as caught:
             remote.options(timeout=0.3)(60)
         assert time.monotonic() - begun < 30
-        return [type(other) for other in caught.value.other_errors] == [CallTimeoutError] * 2
+        return [type(other_error) for other_error in caught.value.other_errors] == [
+            CallTimeoutError
+        ] * 2
 
     eventually(attempt)
 
@@ -392,8 +394,8 @@ def test_a_spawned_call_has_one_handle_for_all_pods(deployed):
     assert handle.get(timeout=20) == names
     assert handle.done()
     assert handle.status() == "succeeded"
-    again = pickle.loads(pickle.dumps(handle))
-    assert again.result(timeout=20) == names
+    unpickled = pickle.loads(pickle.dumps(handle))
+    assert unpickled.result(timeout=20) == names
     assert asyncio.run(_get(kt.CallHandle.from_id(handle.id))) == names
 
 
@@ -471,7 +473,7 @@ def test_a_post_that_fails_on_a_pod_says_how_it_failed_on_the_others(deployed):
     failure = eventually(attempt)
     assert (failure["error_type"], failure["message"]) == ("ValueError", "bad 1")
     assert failure["pod_name"] == names[1]
-    assert [other["message"] for other in failure["other_errors"]] == ["bad 2"]
+    assert [other_error["message"] for other_error in failure["other_errors"]] == ["bad 2"]
 
 
 def test_a_post_that_fails_on_a_pod_ends_the_calls_on_the_others(deployed, tmp_path):
@@ -489,9 +491,9 @@ def test_a_post_to_a_generator_gets_lines_with_the_number_of_their_pod(deployed)
     lines = [json.loads(line) for line in body.splitlines()]
     assert status == 200
     for pod in range(3):
-        own = [line for line in lines if line["pod"] == pod]
-        assert [line["yield"][0] for line in own if "yield" in line] == [0, 1]
-        assert own[-1] == {"pod": pod, "return": None}
+        pod_lines = [line for line in lines if line["pod"] == pod]
+        assert [line["yield"][0] for line in pod_lines if "yield" in line] == [0, 1]
+        assert pod_lines[-1] == {"pod": pod, "return": None}
 
 
 def test_a_post_has_a_timeout_on_all_pods(deployed):

@@ -92,8 +92,8 @@ def test_a_value_that_cannot_travel_is_kept_and_fetched_by_the_id_of_its_call(
     call_id = caught.value.call_id
     assert f'kt.calls.get("{call_id}").result(serialization="pickle")' in caught.value.hint
     call = kt.calls.get(call_id)
-    found = call.result(serialization="pickle")["best"]
-    assert (type(found), found.data) == (model.Model, b"x" * size)
+    best_model = call.result(serialization="pickle")["best"]
+    assert (type(best_model), best_model.data) == (model.Model, b"x" * size)
     with pytest.raises(kt.SerializationError):
         call.result()
     out = tmp_path / "model.pkl"
@@ -112,9 +112,9 @@ def test_so_is_that_of_a_spawned_call_and_of_one_over_http(train) -> None:
     assert fetched["best"].data == b"x" * 10
     with pytest.raises(urllib.error.HTTPError) as refused:
         post(train, "train", {"args": [20]})
-    told = json.loads(refused.value.read())
+    envelope = json.loads(refused.value.read())
     assert refused.value.code == 400
-    value = kt.calls.get(told["state"]["call_id"]).result(serialization="pickle")
+    value = kt.calls.get(envelope["state"]["call_id"]).result(serialization="pickle")
     assert value["best"].data == b"x" * 20
 
 

@@ -22,20 +22,22 @@ def service(shared_service_home: Path) -> Path:
     return shared_service_home
 
 
-@pytest.mark.parametrize("way", chaos.WAYS)
-def test_with_retries_only_the_calls_that_are_the_cause_fail(item: Any, way: str) -> None:
-    course = chaos.run(item, way, 8, 3, items=16, timeout=4.0)
+@pytest.mark.parametrize("call_form", chaos.CALL_FORMS)
+def test_with_retries_only_the_calls_that_are_the_cause_fail(item: Any, call_form: str) -> None:
+    course = chaos.run(item, call_form, 8, 3, items=16, timeout=4.0)
 
     assert (course.lost, course.wrong) == ({}, [])
     for name, error in chaos.ERRORS.items():
-        found = course.cause(name)
-        assert type(found) is error, f"{name}: {found!r}"
-        assert name == "hang" or found.attempts == 4
+        cause = course.cause(name)
+        assert type(cause) is error, f"{name}: {cause!r}"
+        assert name == "hang" or cause.attempts == 4
 
 
-@pytest.mark.parametrize("way", ["call", "spawn"])
-def test_one_at_a_time_each_call_has_its_own_fate_without_retries(item: Any, way: str) -> None:
-    course = chaos.run(item, way, 1, 0, items=8, timeout=4.0)
+@pytest.mark.parametrize("call_form", ["call", "spawn"])
+def test_one_at_a_time_each_call_has_its_own_fate_without_retries(
+    item: Any, call_form: str
+) -> None:
+    course = chaos.run(item, call_form, 1, 0, items=8, timeout=4.0)
 
     assert (course.lost, course.wrong) == ({}, [])
     assert {name: type(course.cause(name)) for name in chaos.ERRORS} == chaos.ERRORS

@@ -171,15 +171,19 @@ def module(shared_service_home: Path, tmp_path_factory: pytest.TempPathFactory) 
 def deploy(module: Any) -> Iterator[Callable[..., Any]]:
     deployed: list[Any] = []
 
-    def deploy(name: str, what: str = "Probe", **resources: Any) -> Any:
-        found = getattr(module, what)
-        handle = kt.cls(found, name=name) if isinstance(found, type) else kt.fn(found, name=name)
+    def deploy(name: str, callable_name: str = "Probe", **resources: Any) -> Any:
+        function = getattr(module, callable_name)
+        handle = (
+            kt.cls(function, name=name)
+            if isinstance(function, type)
+            else kt.fn(function, name=name)
+        )
         deployed.append(handle.to(kt.Compute(cpus="0.1", **resources)))
         return deployed[-1]
 
     yield deploy
-    for each in deployed:
-        each.teardown()
+    for handle in deployed:
+        handle.teardown()
 
 
 def test_a_process_runs_as_many_calls_as_are_declared_and_the_others_wait(deploy: Any) -> None:
@@ -228,7 +232,7 @@ def test_unrelated_calls_that_wait_do_not_keep_others_from_running(deploy: Any) 
     waiting = [hub.get.spawn() for _ in range(45)]
     for number in range(45):
         hub.put.options(timeout=60)(number)
-    assert sorted(each.result() for each in waiting) == list(range(45))
+    assert sorted(call.result() for call in waiting) == list(range(45))
 
 
 def test_a_timeout_counts_from_the_begin_of_the_run_and_queue_timeout_bounds_the_wait(
@@ -305,16 +309,18 @@ def test_more_calls_than_may_wait_are_refused(deploy: Any, tmp_path: Path) -> No
     with pytest.raises(kt.QueueFullError, match="2 calls wait already") as caught:
         probe.work(0, "refused")
     assert caught.value.status == 429
-    assert [each.status() for each in waiting] == ["waiting", "waiting"]
-    assert not any(each.done() for each in waiting)
+    assert [call.status() for call in waiting] == ["waiting", "waiting"]
+    assert not any(call.done() for call in waiting)
     # Items of a map wait in their program while they may not in the pod.
-    items = InThread(lambda: list(probe.work.map([0] * 8, [f"item {each}" for each in range(8)])))
+    items = InThread(
+        lambda: list(probe.work.map([0] * 8, [f"item {number}" for number in range(8)]))
+    )
     with pytest.raises(kt.QueueFullError):
         list(probe.work.options(queue_timeout=0.1).map([0], ["impatient"]))
     (tmp_path / "end").touch()
-    assert [each.result() for each in waiting] == [0, 1]
+    assert [call.result() for call in waiting] == [0, 1]
     assert first.join().value == "held"
-    assert items.join().value == [f"item {each}" for each in range(8)]
+    assert items.join().value == [f"item {number}" for number in range(8)]
     assert not {"refused", "impatient"} & set(probe.seen()[1])
 
 
@@ -333,7 +339,7 @@ def test_callers_take_turns(deploy: Any, tmp_path: Path) -> None:
     time.sleep(0.5)
     (tmp_path / "end").touch()
     alone.join()
-    assert [each.result() for each in many]
+    assert [call.result() for call in many]
     assert first.join().value == "held"
     assert probe.seen()[1].index("alone") <= 1
 
@@ -364,9 +370,9 @@ def test_calls_go_to_the_least_busy_process_of_a_pod(deploy: Any, tmp_path: Path
     assert where(str(tmp_path / "more"), str(tmp_path / "now"))["pid"] == free
     for end in ends:
         end.touch()
-    found = [each.join().value for each in pids]
-    assert len({one["pid"] for one in found}) == 3
-    assert {one["rank"] for one in found} == {found[0]["rank"]}
+    processes = [call.join().value for call in pids]
+    assert len({process["pid"] for process in processes}) == 3
+    assert {process["rank"] for process in processes} == {processes[0]["rank"]}
 
 
 def test_a_bound_holds_for_each_process(deploy: Any) -> None:
@@ -379,14 +385,14 @@ def test_a_process_that_ends_takes_nobody_along_and_another_one_comes(
     deploy: Any, tmp_path: Path
 ) -> None:
     where = deploy("dying", "where", num_proc=2, concurrency=1)
-    held = InThread(where, str(tmp_path / "began"), str(tmp_path / "end"))
+    first_call = InThread(where, str(tmp_path / "began"), str(tmp_path / "end"))
     until((tmp_path / "began").exists)
     with pytest.raises(kt.WorkerDiedError):
         where(str(tmp_path / "other"), "exit")
     (tmp_path / "now").touch()
     first = where(str(tmp_path / "third"), str(tmp_path / "now"))["pid"]
     (tmp_path / "end").touch()
-    second = held.join().value["pid"]
+    second = first_call.join().value["pid"]
     assert first != second
 
 
@@ -401,7 +407,7 @@ def test_auto_is_as_many_processes_as_the_pod_has_cpus_or_gpus(
         for number in range(3):
             until((tmp_path / f"began {number}").exists)
         (tmp_path / "end").touch()
-        assert len({each.join().value["pid"] for each in pids}) == 3
+        assert len({call.join().value["pid"] for call in pids}) == 3
     finally:
         handle.teardown()
     with pytest.raises(kt.SpecError, match="unknown number of instances"):
@@ -417,7 +423,7 @@ def test_what_runs_and_waits_and_holds_the_slots_is_shown(
     probe = deploy("watched", concurrency=2)
     values = probe.numbers()
     next(values)
-    held = InThread(probe.hold, str(tmp_path / "began"), str(tmp_path / "end"))
+    held_call = InThread(probe.hold, str(tmp_path / "began"), str(tmp_path / "end"))
     until((tmp_path / "began").exists)
     waiting = [probe.work.spawn(0, number) for number in range(3)]
 
@@ -437,24 +443,24 @@ def test_what_runs_and_waits_and_holds_the_slots_is_shown(
     assert "Probe.numbers runs for" in text
     values.close()
     (tmp_path / "end").touch()
-    assert held.join().value == "held"
-    assert [each.result() for each in waiting] == [0, 1, 2]
+    assert held_call.join().value == "held"
+    assert [call.result() for call in waiting] == [0, 1, 2]
 
 
 def test_two_chains_that_lock_each_other_are_shown(
     deploy: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    left, right = deploy("left", concurrency=1), deploy("right", concurrency=1)
+    left_handle, right_handle = deploy("left", concurrency=1), deploy("right", concurrency=1)
     crossing = [
-        left.cross.spawn("right", str(tmp_path), "from-left"),
-        right.cross.spawn("left", str(tmp_path), "from-right"),
+        left_handle.cross.spawn("right", str(tmp_path), "from-left"),
+        right_handle.cross.spawn("left", str(tmp_path), "from-right"),
     ]
     text = ""
     deadline = time.monotonic() + 60
     while "all slots wait for other calls" not in text:
         assert time.monotonic() < deadline, text
         time.sleep(0.1)
-        inspection.show(view(left), Output())
+        inspection.show(view(left_handle), Output())
         text = capsys.readouterr().out
     assert "Probe.cross runs for" in text
     assert "it waits for Probe.add of right" in text
@@ -462,7 +468,7 @@ def test_two_chains_that_lock_each_other_are_shown(
         call.cancel()
     for call in crossing:
         assert call.wait(60)
-    assert left.add(1) == right.add(1) == 1
+    assert left_handle.add(1) == right_handle.add(1) == 1
 
 
 def test_calls_of_a_thread_that_lost_its_context_are_shown_to_wait_for_their_caller(
@@ -481,8 +487,8 @@ def test_calls_of_a_thread_that_lost_its_context_are_shown_to_wait_for_their_cal
 
 
 def view(probe: Any) -> Any:
-    asked = ("default", probe.service_name)
-    return backend.session().ask(lambda session: session.get_workload(*asked))
+    service_key = ("default", probe.service_name)
+    return backend.session().ask(lambda session: session.get_workload(*service_key))
 
 
 # ----------------------------------------------------------------------------- calls of all pods
@@ -490,16 +496,17 @@ def view(probe: Any) -> Any:
 
 def test_calls_to_all_pods_take_their_slots_in_one_order(deploy: Any, tmp_path: Path) -> None:
     meet = deploy("pods", "meet", replicas=2, concurrency=1)
-    each = 60 if WHOLE else 12
+    calls_per_program = 60 if WHOLE else 12
 
     def program(name: str) -> list[Any]:
         return [
-            meet.options(timeout=120)(str(tmp_path), f"{name}-{number}") for number in range(each)
+            meet.options(timeout=120)(str(tmp_path), f"{name}-{number}")
+            for number in range(calls_per_program)
         ]
 
     programs = [InThread(program, name) for name in "abc"]
-    for one in programs:
-        assert one.join(500).value == [["0", "1"]] * each
+    for program_thread in programs:
+        assert program_thread.join(500).value == [["0", "1"]] * calls_per_program
 
 
 def test_a_call_to_all_pods_that_each_pod_makes_inside_one_runs_in_its_slots(

@@ -328,12 +328,12 @@ def test_a_forked_child_has_connections_of_its_own() -> None:
 
 
 def test_calls_go_to_the_pods_in_turn() -> None:
-    with ScriptedAgent() as one, ScriptedAgent() as two:
-        location = Location((one.url, two.url), "t")
+    with ScriptedAgent() as first_agent, ScriptedAgent() as second_agent:
+        location = Location((first_agent.url, second_agent.url), "t")
         with route_to(lambda: location) as route:
             for number in range(10):
                 assert caller(route, "echo")(number) == [number]
-        assert (len(one.opened), len(two.opened)) == (5, 5)
+        assert (len(first_agent.opened), len(second_agent.opened)) == (5, 5)
 
 
 def test_a_pod_that_cannot_be_reached_is_left_out() -> None:

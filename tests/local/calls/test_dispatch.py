@@ -85,8 +85,8 @@ def work(jobs: Any) -> Iterator[Any]:
 
 def post(handle: Any, body: object, path: str | None = None, **headers: str) -> Any:
     sent = {**handle.request_headers, **{k.replace("_", "-"): v for k, v in headers.items()}}
-    asked = urllib.request.Request(handle.endpoint(path), json.dumps(body).encode(), sent)
-    with urllib.request.urlopen(asked, timeout=60) as answer:
+    request = urllib.request.Request(handle.endpoint(path), json.dumps(body).encode(), sent)
+    with urllib.request.urlopen(request, timeout=60) as answer:
         return json.loads(answer.read())
 
 
@@ -96,23 +96,23 @@ def where(handle: Any, **headers: str) -> str:
 
 
 def pod_names(handle: Any) -> set[str]:
-    asked = ("default", handle.service_name)
-    view = backend.session().ask(lambda session: session.get_workload(*asked))
+    service_key = ("default", handle.service_name)
+    view = backend.session().ask(lambda session: session.get_workload(*service_key))
     return {pod.name for pod in view.pods}
 
 
 @contextmanager
 def held_pod(work: Any, folder: Path) -> Iterator[str]:
     """The name of a pod with one call, of another program."""
-    held, end = folder / "held", folder / "end"
-    call = InThread(post, work, {"args": ["hold", str(held), str(end)]})
+    pod_file, end_file = folder / "held", folder / "end"
+    call = InThread(post, work, {"args": ["hold", str(pod_file), str(end_file)]})
     try:
-        until(lambda: held.exists() and held.read_text())
-        yield held.read_text()
+        until(lambda: pod_file.exists() and pod_file.read_text())
+        yield pod_file.read_text()
     finally:
-        end.touch()
+        end_file.touch()
         call.join()
-    assert call.value == held.read_text()
+    assert call.value == pod_file.read_text()
 
 
 def test_a_call_runs_on_one_pod_and_each_pod_gets_its_share(work: Any) -> None:
@@ -166,14 +166,14 @@ def test_a_call_of_a_broadcast_service_can_ask_for_the_least_busy_pod(
     handle = kt.fn(jobs.work, name="all-of-them")
     work = handle.to(kt.Compute(cpus="0.01", replicas=2))
     assert len(work("where")) == len(where(work)) == 2
-    held, end = tmp_path / "held", tmp_path / "end"
-    first = work.options(workers="any").spawn("hold", str(held), str(end))
-    until(lambda: held.exists() and held.read_text())
-    [free] = pod_names(work) - {held.read_text()}
+    pod_file, end_file = tmp_path / "held", tmp_path / "end"
+    first = work.options(workers="any").spawn("hold", str(pod_file), str(end_file))
+    until(lambda: pod_file.exists() and pod_file.read_text())
+    [free] = pod_names(work) - {pod_file.read_text()}
     assert {work("where", workers="any") for _ in range(4)} == {free}
     assert {post(work, {"args": ["where"], "workers": "any"}) for _ in range(4)} == {free}
-    end.touch()
-    assert first.result() == held.read_text()
+    end_file.touch()
+    assert first.result() == pod_file.read_text()
     work.teardown()
 
 
@@ -232,10 +232,10 @@ def test_requests_to_an_autoscaled_service_are_spread(jobs: Any) -> None:
     handle = kt.fn(jobs.count, name="scaled")
     count = handle.to(kt.Compute(cpus="0.01").autoscale(min_scale=2))
     assert {pod for _, pod in (next(iter(count(1))) for _ in range(4))} == pod_names(count)
-    asked = urllib.request.Request(count.endpoint(), b'{"args": [2]}', count.request_headers)
+    request = urllib.request.Request(count.endpoint(), b'{"args": [2]}', count.request_headers)
     pods = set()
     for _ in range(4):
-        with urllib.request.urlopen(asked, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             lines = [json.loads(line) for line in answer]
         assert [line["yield"][0] for line in lines[:2]] == [0, 1]
         pods.add(lines[0]["yield"][1])

@@ -112,12 +112,12 @@ def test_the_base_class_finds_what_a_service_is(double, counter):
 
 
 def test_what_is_found_knows_what_it_runs_on(counter):
-    found = kt.cls(name="counter")
+    handle = kt.cls(name="counter")
 
-    assert found.compute.cpus == "0.1"
-    assert found.compute.allowed_serialization == ["json", "pickle"]
-    assert found.compute.service_name == found.service_name == "counter"
-    assert found.service_config["status"] == "Ready"
+    assert handle.compute.cpus == "0.1"
+    assert handle.compute.allowed_serialization == ["json", "pickle"]
+    assert handle.compute.service_name == handle.service_name == "counter"
+    assert handle.service_config["status"] == "Ready"
 
 
 def test_the_constructors_arguments_of_a_service_are_known_again(jobs, counter):
@@ -189,8 +189,12 @@ def test_without_the_prefix_a_bare_name_is_deployed_and_found_alone(jobs, double
             kt.Fn.from_name("shared", prefix_username=False)
         with pytest.raises(kt.ServiceTakenError):  # of whoever has no user name
             kt.fn(jobs.double).to(kt.Compute(cpus="0.1"), prefix_username=False)
-        found = kt.fn(name="double", prefix_username=False)
-        assert (found.service_name, found(1), found.prefix_username) == ("double", 2, False)
+        bare_handle = kt.fn(name="double", prefix_username=False)
+        assert (bare_handle.service_name, bare_handle(1), bare_handle.prefix_username) == (
+            "double",
+            2,
+            False,
+        )
         monkeypatch.setenv("KT_PREFIX_USERNAME", "false")
         with pytest.raises(kt.ServiceNotFoundError):
             kt.fn(jobs.double, name="shared")(1)
@@ -242,9 +246,11 @@ def test_a_pickled_handle_works_in_another_process(project, double):
     path = project.folder / "handle.pickle"
     path.write_bytes(pickle.dumps(double))
 
-    done = project.run("-c", "import pickle; print(pickle.load(open('handle.pickle', 'rb'))(21))")
+    completed = project.run(
+        "-c", "import pickle; print(pickle.load(open('handle.pickle', 'rb'))(21))"
+    )
 
-    assert done.stdout.splitlines()[-1] == "42", done.stderr
+    assert completed.stdout.splitlines()[-1] == "42", completed.stderr
 
 
 def test_a_handle_with_options_is_pickled_with_them(project, double, counter):
@@ -253,7 +259,7 @@ def test_a_handle_with_options_is_pickled_with_them(project, double, counter):
     assert keyed(5) == 10
     path.write_bytes(pickle.dumps([keyed, counter.add.options(timeout=60)]))
 
-    done = project.run(
+    completed = project.run(
         "-c",
         "import pickle\n"
         "keyed, add = pickle.load(open('options.pickle', 'rb'))\n"
@@ -262,7 +268,9 @@ def test_a_handle_with_options_is_pickled_with_them(project, double, counter):
         KT_STREAM_LOGS="false",
     )
 
-    assert (done.returncode, done.stdout.split()) == (0, ["10", "True", "14", "True"]), done.stderr
+    assert (completed.returncode, completed.stdout.split()) == (0, ["10", "True", "14", "True"]), (
+        completed.stderr
+    )
 
 
 def test_what_the_configuration_says_of_logs_counts_for_handles_that_were_called(double, capsys):
@@ -290,13 +298,13 @@ def test_what_the_configuration_says_of_logs_counts_for_handles_that_were_called
 
 def test_a_keyword_may_be_called_self(jobs):
     remote = kt.fn(jobs.keywords).to(kt.Compute(cpus="0.1"))
-    given = {"self": 1, "args": 2, "kwargs": 3, "options": 4, "method": 5}
+    keywords = {"self": 1, "args": 2, "kwargs": 3, "options": 4, "method": 5}
     try:
-        assert remote(**given) == given
-        assert remote.options(timeout=60)(**given) == given
-        assert remote.spawn(**given).result() == given
-        assert list(remote.starmap([()], kwargs=given)) == [given]
-        assert asyncio.run(remote(**given, async_=True)) == given
+        assert remote(**keywords) == keywords
+        assert remote.options(timeout=60)(**keywords) == keywords
+        assert remote.spawn(**keywords).result() == keywords
+        assert list(remote.starmap([()], kwargs=keywords)) == [keywords]
+        assert asyncio.run(remote(**keywords, async_=True)) == keywords
     finally:
         remote.teardown()
 
@@ -323,7 +331,7 @@ def test_a_call_in_none_gives_values_of_json_and_all_else_raw(jobs):
         remote.teardown()
     expected = ["h\u00e9llo", b"\x00", "<p>hi</p>", {"a": 1}, [1]]
     assert called == spawned == async_ == expected
-    assert [one.text for one in called[:3]] == ["h\u00e9llo", "\x00", "<p>hi</p>"]
+    assert [response.text for response in called[:3]] == ["h\u00e9llo", "\x00", "<p>hi</p>"]
     assert called[2].content_type == "text/html"
 
 
@@ -368,15 +376,15 @@ def test_the_controller_is_reached_through_globals(double):
 
 
 def test_namespaces_keep_services_apart(jobs, double):
-    other = kt.fn(jobs.double)
-    other.to(kt.Compute(cpus="0.1", namespace="research"))
+    research_double = kt.fn(jobs.double)
+    research_double.to(kt.Compute(cpus="0.1", namespace="research"))
     try:
-        assert other.namespace == "research"
+        assert research_double.namespace == "research"
         assert kt.Fn.from_name("double", namespace="research")(1) == 2
-        other.teardown()
+        research_double.teardown()
         assert double(1) == 2
     finally:
-        other.teardown()
+        research_double.teardown()
 
 
 def test_without_a_kubeconfig_the_kubernetes_backend_says_so(monkeypatch):

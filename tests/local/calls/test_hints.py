@@ -41,9 +41,9 @@ COMPUTE = kt.Compute(cpus="0.1")
 
 
 def errors_of(project, name, source):
-    done = project.run(project.write(name, source))
-    assert done.returncode == 1
-    return done.stderr
+    completed = project.run(project.write(name, source))
+    assert completed.returncode == 1
+    return completed.stderr
 
 
 # ------------------------------------------------------------------------------- event loops
@@ -72,9 +72,9 @@ asyncio.run(main())
 
 
 def test_calls_that_block_an_event_loop_warn_once_and_name_async(project):
-    done = project.run(project.write("looped.py", IN_LOOP.format(then="pass")))
-    assert done.returncode == 0, done.stderr
-    warnings = [line for line in done.stderr.splitlines() if "blocks the event loop" in line]
+    completed = project.run(project.write("looped.py", IN_LOOP.format(then="pass")))
+    assert completed.returncode == 0, completed.stderr
+    warnings = [line for line in completed.stderr.splitlines() if "blocks the event loop" in line]
     assert [line.rpartition("; ")[2] for line in warnings] == [
         "await one(..., async_=True) lets other coroutines run",
         "async for value in one.map_async(...) lets other coroutines run",
@@ -105,8 +105,8 @@ def test_calls_outside_of_a_loop_and_awaited_calls_warn_of_nothing(project):
     remote(1)
     asyncio.run(main())
     """
-    done = project.run(project.write("quiet.py", source))
-    assert (done.stdout, "blocks" in done.stderr) == ("[1, 2]\n", False)
+    completed = project.run(project.write("quiet.py", source))
+    assert (completed.stdout, "blocks" in completed.stderr) == ("[1, 2]\n", False)
 
 
 # ------------------------------------------------------------------------------------ values
@@ -280,8 +280,11 @@ def test_a_zipapp_says_that_pods_cannot_import_from_it(project):
         """,
     )
     zipapp.create_archive(project.folder / "packed", project.folder / "packed.pyz")
-    done = project.run(project.folder / "packed.pyz")
-    assert f"lies in the archive {project.folder / 'packed.pyz'}, which pods cannot" in done.stderr
+    completed = project.run(project.folder / "packed.pyz")
+    assert (
+        f"lies in the archive {project.folder / 'packed.pyz'}, which pods cannot"
+        in completed.stderr
+    )
 
 
 def test_an_import_error_in_a_pod_is_explained_once(project):
@@ -321,5 +324,5 @@ run(sys.argv[1])
 """
     for module, lines in (("IPython.core.interactiveshell", 0), ("__main__", 1)):
         words = [sys.executable, "-c", program, module]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=100)
-        assert done.stderr.count("blocks the event loop") == lines, done.stderr
+        completed = subprocess.run(words, capture_output=True, text=True, timeout=100)
+        assert completed.stderr.count("blocks the event loop") == lines, completed.stderr

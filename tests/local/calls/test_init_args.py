@@ -63,9 +63,9 @@ def test_a_constructor_gets_the_values_that_a_call_gets(trainer):
     settings = trainer.Settings(0.5, (1, 2))
     more = {1: math.inf, "shape": trainer.Shape(1, 2)}
     handle = deployed(trainer, settings=settings, more=more)
-    kind, same, other = handle.look()
-    assert (kind, same, other) == ("Settings", settings, more)
-    assert type(other["shape"]) is trainer.Shape
+    kind, same, received_more = handle.look()
+    assert (kind, same, received_more) == ("Settings", settings, more)
+    assert type(received_more["shape"]) is trainer.Shape
 
 
 def test_what_was_given_is_known_to_a_handle_by_name(trainer):
@@ -75,8 +75,8 @@ def test_what_was_given_is_known_to_a_handle_by_name(trainer):
 
 def test_arguments_that_are_plain_stay_a_json_object(trainer):
     handle = deployed(trainer, settings=[1, "a"])
-    view = backend.session().ask(lambda asked: asked.get_workload("default", "trainer"))
-    stored = backend.session().ask(lambda asked: asked.get_blob(view.spec.init_args, "default"))
+    view = backend.session().ask(lambda session: session.get_workload("default", "trainer"))
+    stored = backend.session().ask(lambda session: session.get_blob(view.spec.init_args, "default"))
     assert stored == b'{"settings":[1,"a"]}'
     assert handle.look() == ["list", [1, "a"], None]
 
@@ -97,6 +97,6 @@ def test_handles_travel_as_arguments_of_calls_and_of_constructors(trainer):
 
 def test_named_tuples_travel_to_a_function_and_back(trainer):
     collect = kt.fn(trainer.collect).to(kt.Compute(cpus="0.1"))
-    name, found = collect(trainer.Shape(1, 2))
-    assert (name, found) == ("Shape", trainer.Shape(1, 2))
-    assert type(found) is trainer.Shape
+    name, shape = collect(trainer.Shape(1, 2))
+    assert (name, shape) == ("Shape", trainer.Shape(1, 2))
+    assert type(shape) is trainer.Shape

@@ -152,16 +152,20 @@ def module(shared_service_home: Path, tmp_path_factory: pytest.TempPathFactory) 
 def deploy(module: Any) -> Iterator[Callable[..., Any]]:
     deployed: list[Any] = []
 
-    def deploy(what: str, **resources: Any) -> Any:
-        found = getattr(module, what)
-        name = f"items-{what.lower().replace('_', '-')}"
-        handle = kt.cls(found, name=name) if isinstance(found, type) else kt.fn(found, name=name)
+    def deploy(callable_name: str, **resources: Any) -> Any:
+        function = getattr(module, callable_name)
+        name = f"items-{callable_name.lower().replace('_', '-')}"
+        handle = (
+            kt.cls(function, name=name)
+            if isinstance(function, type)
+            else kt.fn(function, name=name)
+        )
         deployed.append(handle.to(kt.Compute(cpus="0.1", **resources)))
         return deployed[-1]
 
     yield deploy
-    for each in deployed:
-        each.teardown()
+    for handle in deployed:
+        handle.teardown()
 
 
 @pytest.mark.parametrize("resources", [{"replicas": 2}, {"num_proc": 2}], ids=["pods", "processes"])
@@ -222,14 +226,14 @@ def test_two_maps_wait_for_one_another_and_a_direct_call_for_none(
     hold, end = deploy("hold"), str(tmp_path / "end")
     folder = tmp_path / "begun"
     folder.mkdir()
-    one = InThread(lambda: list(hold.map([str(folder)] * 2, "ab", [end] * 2)))
-    two = InThread(lambda: list(hold.map([str(folder)] * 2, "cd", [end] * 2)))
+    first_map = InThread(lambda: list(hold.map([str(folder)] * 2, "ab", [end] * 2)))
+    second_map = InThread(lambda: list(hold.map([str(folder)] * 2, "cd", [end] * 2)))
     until(lambda: len(names(folder)) == 1)
     direct = InThread(hold, str(folder), "direct", end)
     until(lambda: len(names(folder)) == 2)
     (tmp_path / "end").touch()
     assert direct.join().value == "direct"
-    assert (one.join().value, two.join().value) == (["a", "b"], ["c", "d"])
+    assert (first_map.join().value, second_map.join().value) == (["a", "b"], ["c", "d"])
 
 
 def test_items_behind_a_long_one_run_in_a_pod_that_is_free(deploy: Any, tmp_path: Path) -> None:
@@ -301,8 +305,8 @@ def test_items_that_wait_in_a_pod_that_ends_run_in_another_one(deploy: Any, tmp_
     items = InThread(lambda: list(mapped))
     until(lambda: len(names(folder)) == 2)
     number, _, name = names(folder)[0].partition("-")
-    asked = ("default", "items-hold")
-    view = backend.session().ask(lambda session: session.get_workload(*asked))
+    service_key = ("default", "items-hold")
+    view = backend.session().ask(lambda session: session.get_workload(*service_key))
     [pod] = [pod for pod in view.pods if pod.name == name]
     assert pod.pid is not None
     os.kill(pod.pid, signal.SIGKILL)

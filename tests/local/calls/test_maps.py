@@ -54,13 +54,13 @@ def test_several_iterables_and_common_keywords() -> None:
         await call.result([call.args, call.value["kwargs"]])
 
     with ScriptedAgent(describe=describe) as agent, route_to(agent.locate) as route:
-        given = caller(route, "describe")
-        assert list(given.map([1, 2], "ab", kwargs={"k": 1})) == [
+        describe_call = caller(route, "describe")
+        assert list(describe_call.map([1, 2], "ab", kwargs={"k": 1})) == [
             [[1, "a"], {"k": 1}],
             [[2, "b"], {"k": 1}],
         ]
-        assert list(given.starmap([(1,), (2, 3)])) == [[[1], {}], [[2, 3], {}]]
-        assert list(given.map([])) == []
+        assert list(describe_call.starmap([(1,), (2, 3)])) == [[[1], {}], [[2, 3], {}]]
+        assert list(describe_call.map([])) == []
 
 
 def test_no_more_than_a_window_of_calls_is_under_way() -> None:

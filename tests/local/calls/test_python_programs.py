@@ -25,17 +25,19 @@ def service(shared_service_home):
 @pytest.fixture
 def deployed(project):
     """Deploys what a module defines; its service is torn down at the end."""
-    made = []
+    handles = []
 
     def deploy(source, name, **options):
         module = project.module(source)
         factory = kt.cls if name[:1].isupper() else kt.fn
         handle = factory(getattr(module, name), name=f"{name}-{project.suffix}".lower())
-        made.append(handle.to(kt.Compute(cpus="0.1", image=options.pop("image", None)), **options))
-        return module, made[-1]
+        handles.append(
+            handle.to(kt.Compute(cpus="0.1", image=options.pop("image", None)), **options)
+        )
+        return module, handles[-1]
 
     yield deploy
-    for handle in made:
+    for handle in handles:
         handle.teardown()
 
 
@@ -150,10 +152,10 @@ def names_in_a_pod(name):
 """
 
 
-def there_is_no(handle, name, *said):
+def there_is_no(handle, name, *parts):
     with pytest.raises(AttributeError) as caught:
         getattr(handle, name)
-    assert all(part in str(caught.value) for part in said), str(caught.value)
+    assert all(part in str(caught.value) for part in parts), str(caught.value)
 
 
 def test_only_callables_are_attributes_of_a_handle(deployed):
@@ -177,11 +179,11 @@ def test_only_callables_are_attributes_of_a_handle(deployed):
         return await handle.later(4, async_=True), hasattr(handle, "total")
 
     assert asyncio.run(on_a_loop()) == (4, False)
-    again = kt.fn(module.names_in_a_pod, name=f"{remote.name}-names")
+    nested = kt.fn(module.names_in_a_pod, name=f"{remote.name}-names")
     try:
-        assert again.to(kt.Compute(cpus="0.1"))(remote.name) == [9, False]
+        assert nested.to(kt.Compute(cpus="0.1"))(remote.name) == [9, False]
     finally:
-        again.teardown()
+        nested.teardown()
 
 
 def test_what_is_known_follows_new_code(deployed, project):
@@ -358,17 +360,17 @@ def test_requirements_that_are_given_together_are_resolved_together(project, ima
     more = ["alpha==1.0", "eager"] if first.startswith("-") else ["--no-deps gamma", "eager"]
 
     def to(requirements):
-        made = image()
+        own_image = image()
         if is_own:
-            made.run_bash("true")  # what follows is the pod's own
-        made.pip_install(requirements)
-        return remote.to(kt.Compute(cpus="0.1", image=made)), made
+            own_image.run_bash("true")  # what follows is the pod's own
+        own_image.pip_install(requirements)
+        return remote.to(kt.Compute(cpus="0.1", image=own_image)), own_image
 
     try:
-        deployed, made = to([first, *more])
+        deployed, own_image = to([first, *more])
         assert deployed("alpha", "eager", "gamma") == ["1.0", "1.0", "1.0"]
         lines = [f"RUN $KT_PIP_INSTALL_CMD {item}" for item in (first, *more)]
-        assert made.contents.splitlines()[-3:] == lines
+        assert own_image.contents.splitlines()[-3:] == lines
         if not WHOLE:
             return
         # A later item alone leaves what the earlier ones ask for; else the one command fails.
@@ -408,30 +410,30 @@ def in_program(count):
 
 
 @pytest.mark.parametrize(
-    "way",
+    "call_form",
     ["in_pool", pytest.param("in_executor", marks=whole), pytest.param("in_program", marks=whole)],
 )
-def test_prints_of_child_interpreters_arrive_all_and_whole(project, way):
+def test_prints_of_child_interpreters_arrive_all_and_whole(project, call_form):
     project.write("jobs.py", CHILDREN)
-    done = project.run(
+    completed = project.run(
         project.write(
             "main.py",
             f"""
             import jobs, kubetorch as kt
 
             if __name__ == "__main__":
-                remote = kt.fn(jobs.{way}, name="children-{way.replace("_", "-")}")
+                remote = kt.fn(jobs.{call_form}, name="children-{call_form.replace("_", "-")}")
                 remote.to(kt.Compute(cpus="0.1"))
                 print("returned", remote(100))
                 remote.teardown()
             """,
         )
     )
-    assert done.returncode == 0, done.stderr
-    *lines, last = done.stdout.splitlines()
+    assert completed.returncode == 0, completed.stderr
+    *lines, last = completed.stdout.splitlines()
     assert last in ("returned None", "returned []")
-    said = sorted(line.partition(") ")[2] for line in lines)
-    assert said == sorted(f"child {n}" for n in range(100))
+    texts = sorted(line.partition(") ")[2] for line in lines)
+    assert texts == sorted(f"child {n}" for n in range(100))
 
 
 PROGRAM = """
@@ -466,8 +468,8 @@ def test_a_program_may_be_run_by_runpy_have_archives_and_any_names(project, alte
         packed.writestr("zipped.py", "def double(n): return 2 * n\n")
     run = f"runpy.run_module('übung.größen', run_name='__main__', alter_sys={alters})"
     program = project.write("start.py", f"import runpy\n{run}\n")
-    done = project.run(program, PYTHONPATH=str(archive))
-    assert done.stdout.split() == ["4", "2", "3", "8"], done.stderr
+    completed = project.run(program, PYTHONPATH=str(archive))
+    assert completed.stdout.split() == ["4", "2", "3", "8"], completed.stderr
 
 
 def test_a_callable_in_an_archive_is_refused(project, monkeypatch):

@@ -155,9 +155,9 @@ def test_a_generator_runs_again_only_before_its_first_value(program, tmp_path):
     )
     numbers = numbers.options(backoff=0.01)
     assert list(numbers(str(tmp_path / "none"), 3)) == []
-    seen = []
+    received = []
     with pytest.raises(program.Busy):
-        seen.extend(numbers(str(tmp_path / "some"), 1))
+        received.extend(numbers(str(tmp_path / "some"), 1))
     assert (tmp_path / "none").read_text() == "ran\n" * 2
     assert (tmp_path / "some").read_text() == "ran\n"
     backend.route(backend.session(), "default", "numbers").close()
@@ -170,7 +170,7 @@ def test_a_spawned_call_that_waits_to_run_again_can_be_cancelled_and_counts_its_
     handle = flaky.options(backoff=1000, max_backoff=1000).spawn(str(trace), 9, "busy")
 
     def view():
-        return backend.session().ask(lambda asked: asked.get_call(handle.id))
+        return backend.session().ask(lambda session: session.get_call(handle.id))
 
     until(lambda: view().attempts == 2)
     assert view().state == "running"

@@ -45,11 +45,11 @@ class Controller:
         self.outcome: calls.Outcome | None = None
         self.answers = threading.Event()
         self.answers.set()
-        self.asked = threading.Event()
+        self.was_asked = threading.Event()
         self.cancelled: list[str] = []
 
     def get_call(self, call_id: str) -> CallView:
-        self.asked.set()
+        self.was_asked.set()
         assert self.answers.wait(60)
         return CallView(
             id=call_id,
@@ -99,10 +99,10 @@ def _caller(route: Route, name: str, level: str, options: dict[str, Any]) -> Cal
 
 def refusing(times: int, error: Exception) -> Callable[[Call], Any]:
     """Refuses a call so many times, then returns its arguments."""
-    left = iter(range(times))
+    refusals = iter(range(times))
 
     async def handle(call: Call) -> None:
-        if next(left, None) is None:
+        if next(refusals, None) is None:
             await call.result(call.args)
         else:
             call.error(error, started=False)
@@ -182,7 +182,7 @@ def test_a_call_that_runs_keeps_no_program_from_its_end() -> None:
         with spawning(agent, controller) as to:
             to("never").spawn()
             until(lambda: agent.opened)
-        assert not controller.asked.is_set()
+        assert not controller.was_asked.is_set()
         assert len(agent.opened) == 1
 
 
@@ -195,7 +195,7 @@ def test_streams_that_are_lost_have_nobody_asked_about_calls_that_nobody_waits_f
             until(lambda: len(agent.opened) == 20)
             agent.die()
             until(lambda: threading.active_count() <= threads)
-            assert not controller.asked.is_set()
+            assert not controller.was_asked.is_set()
             assert {handle.status() for handle in handles} == {"running"}
 
 
@@ -289,7 +289,7 @@ def test_a_call_whose_confirmation_is_lost_with_its_agent_is_spawned_if_it_is_kn
         controller = Controller(agent)
         with spawning(agent, controller) as to:
             handle = to("f").spawn()
-            assert controller.asked.is_set()
+            assert controller.was_asked.is_set()
             controller.outcome = returned("done")
             assert handle.get(timeout=20) == "done"
 
@@ -322,9 +322,9 @@ def test_a_pod_that_does_not_know_a_call_that_is_said_to_run_in_it_is_asked_for_
 
         def search() -> CallLostError | None:
             following.work()
-            found = following.search().error if following.is_lost else None
-            assert found is None or isinstance(found, CallLostError)
-            return found
+            error = following.search().error if following.is_lost else None
+            assert error is None or isinstance(error, CallLostError)
+            return error
 
         until(search)
         assert len(agent.attached) > 1
@@ -344,14 +344,16 @@ def test_a_call_that_is_attached_to_again_shows_what_its_caller_wanted(
     reports: list[Any] = []
     with ScriptedAgent(never=never) as agent, spawning(agent, Controller(agent)) as to:
         agent.on_attach = lambda call: asyncio.ensure_future(finish(call))
-        told = to("never", "warning", on_progress=lambda *report: reports.append(report)).spawn()
+        with_progress = to(
+            "never", "warning", on_progress=lambda *report: reports.append(report)
+        ).spawn()
         silent = to("never", stream_logs=False).spawn()
         until(lambda: len(agent.opened) == 2)
         agent.die()
 
-        assert [told.get(timeout=20), silent.get(timeout=20)] == ["end", "end"]
-        wanted = {meta.id: meta.stream_logs for meta in agent.attached}
-        assert wanted == {told.id: True, silent.id: False}
+        assert [with_progress.get(timeout=20), silent.get(timeout=20)] == ["end", "end"]
+        streams_logs = {meta.id: meta.stream_logs for meta in agent.attached}
+        assert streams_logs == {with_progress.id: True, silent.id: False}
         assert reports == [(1, 2, "half")]
     assert "loud" in (shown := capsys.readouterr().out)
     assert shown.count("quiet") == 1  # of the call whose agent sent it although it was not wanted
@@ -374,7 +376,7 @@ def test_a_deadline_is_kept_while_the_controller_says_nothing() -> None:
             with pytest.raises(TimeoutError, match="it goes on"):
                 handle.get(timeout=0.05)
             asyncio.run(main(handle))
-            assert controller.asked.wait(30)
+            assert controller.was_asked.wait(30)
         finally:
             controller.outcome = returned("done")
             controller.answers.set()
@@ -414,8 +416,8 @@ def test_progress_may_ask_how_its_call_is() -> None:
     states: list[str] = []
     handles: list[CallHandle] = []
     with ScriptedAgent(f=finish) as agent, spawning(agent, Controller(agent)) as to:
-        told = to("f", on_progress=lambda *_: states.append(handles[0].status()))
-        handles.append(told.spawn())
+        spawned = to("f", on_progress=lambda *_: states.append(handles[0].status()))
+        handles.append(spawned.spawn())
         assert handles[0].get(timeout=20) == "end"
     assert len(states) == 1
 
@@ -430,7 +432,7 @@ def test_what_is_wrong_with_a_handle_is_raised_to_all_who_wait_and_asked_again_l
 
     async def main() -> list[object]:
         both = asyncio.gather(handle.get_async(), handle.get_async(), return_exceptions=True)
-        while not controller.asked.is_set():
+        while not controller.was_asked.is_set():
             await asyncio.sleep(0)
         controller.answers.set()
         return list(await both)
@@ -440,7 +442,7 @@ def test_what_is_wrong_with_a_handle_is_raised_to_all_who_wait_and_asked_again_l
         controller.answers.clear()
         session = Session(lambda: controller)  # type: ignore[arg-type,return-value]
         handle = CallHandle("0" * 32, session=session)
-        assert {type(one) for one in asyncio.run(main())} == {ResultExpiredError}
+        assert {type(error) for error in asyncio.run(main())} == {ResultExpiredError}
         controller.outcome = returned("there")
         assert handle.get(timeout=20) == "there"
 

@@ -87,8 +87,8 @@ def test_calls_that_a_program_spawns_last_run(project, tmp_path):
     program, path = write(project, "last.py", body), tmp_path / "noted"
     for turn in range(PROGRAMS):
         numbers = str(turn * CALLS), str(CALLS)
-        done = project.run(program, str(path), *numbers, timeout=120, KT_QUIET="true")
-        assert (done.returncode, done.stderr) == (0, "")
+        completed = project.run(program, str(path), *numbers, timeout=120, KT_QUIET="true")
+        assert (completed.returncode, completed.stderr) == (0, "")
     assert noted(path, PROGRAMS * CALLS) == list(range(PROGRAMS * CALLS))
 
 
@@ -120,8 +120,8 @@ def test_calls_spawned_without_waiting_are_handed_over(project, tmp_path):
         asyncio.run(main())
         """
     program, path = write(project, "coroutine.py", body), tmp_path / "noted"
-    done = project.run(program, str(path), "0", "100", KT_QUIET="true")
-    assert (done.returncode, done.stderr) == (0, "")
+    completed = project.run(program, str(path), "0", "100", KT_QUIET="true")
+    assert (completed.returncode, completed.stderr) == (0, "")
     assert noted(path, 100) == list(range(100))
 
 
@@ -152,13 +152,13 @@ def test_a_program_says_which_calls_it_could_not_hand_over(project, tmp_path, fl
         """
     program, path = write(project, "lost.py", body), tmp_path / "noted"
     environ = {"FLUSHES": "1"} if flushes else {}
-    done = project.run(program, str(path), "0", "1", **environ)
-    lines = done.stderr.splitlines()
+    completed = project.run(program, str(path), "0", "1", **environ)
+    lines = completed.stderr.splitlines()
     reports = [line for line in lines if line.startswith("kubetorch: note (call ")]
-    lost, _, last = done.stdout.partition("the end of others\n")
+    lost, _, last = completed.stdout.partition("the end of others\n")
     if flushes:
         reports, lost = [*reports, f"kubetorch: {lost}"], ""
-    assert (done.returncode, lost, last, len(reports)) == (3, "", "", 1)
+    assert (completed.returncode, lost, last, len(reports)) == (3, "", "", 1)
     assert "was not spawned: DataStoreError: pod " in reports[0]
     assert noted(path, 1) == [1]
 
@@ -192,10 +192,10 @@ def test_ctrl_c_while_calls_are_handed_over_names_them(project, tmp_path):
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     running.wait(15)
                     break
-            said = running.stderr.read()
+            errors = running.stderr.read()
         finally:
             os.kill(agent, signal.SIGCONT)
-    assert said.count("was not spawned: the program ended first") == 3
+    assert errors.count("was not spawned: the program ended first") == 3
 
 
 def test_a_call_whose_agent_is_killed_ends_with_an_error(project, tmp_path):
@@ -224,7 +224,7 @@ def test_a_spawned_call_with_the_key_of_another_has_its_result(project, tmp_path
     remote, path = deployed(project), tmp_path / "noted"
     keyed = remote.options(idempotency_key="once")
     ids = [keyed.spawn(0.3, str(path)).id for _ in range(2)]
-    assert [kt.CallHandle.from_id(one).get(timeout=30) for one in ids] == [None, None]
+    assert [kt.CallHandle.from_id(call_id).get(timeout=30) for call_id in ids] == [None, None]
     ids.append(keyed.spawn(0.3, str(path)).id)
     assert kt.CallHandle.from_id(ids[2]).get(timeout=30) is None
     assert noted(path, 1) == [1]

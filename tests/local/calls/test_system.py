@@ -146,7 +146,7 @@ def _name() -> tuple[str, str]:
 
 
 def _agent_of(lab: Any) -> psutil.Process:
-    view = backend.session().ask(lambda asked: asked.get_workload(*_name()))
+    view = backend.session().ask(lambda session: session.get_workload(*_name()))
     assert view.pods[0].pid
     return psutil.Process(view.pods[0].pid)
 
@@ -217,11 +217,11 @@ def test_lines_of_a_nested_call_reach_the_caller_once_under_its_request(
 
 
 def test_progress_reaches_a_callback(lab: Any) -> None:
-    told: list[tuple[float, float | None, str | None]] = []
-    list(lab.numbers.options(on_progress=lambda *step: told.append(step))(3))
+    reports: list[tuple[float, float | None, str | None]] = []
+    list(lab.numbers.options(on_progress=lambda *step: reports.append(step))(3))
     # A worker tells of the latest step now and then.
-    assert told[0] == (0, 3, None)
-    assert told[-1] == (2, 3, None)
+    assert reports[0] == (0, 3, None)
+    assert reports[-1] == (2, 3, None)
 
 
 def test_arrays_travel_both_ways(lab: Any) -> None:
@@ -286,7 +286,7 @@ def test_fault_an_agent_stopped_in_a_call_is_a_timeout(lab: Any) -> None:
 def test_fault_a_connection_cut_in_a_call_resumes_and_runs_once(lab: Any, tmp_path: Path) -> None:
     lab.echo(1)
     route = backend.route(backend.session(), *_name())
-    view = backend.session().ask(lambda asked: asked.get_workload(*_name()))
+    view = backend.session().ask(lambda session: session.get_workload(*_name()))
     trace = tmp_path / "trace"
     with Relay(int(view.pods[0].url.rpartition(":")[2])) as relay:
         route.locate(Location((relay.url,), view.token))
@@ -309,7 +309,7 @@ def test_fault_a_local_service_killed_does_not_disturb_calls(lab: Any) -> None:
     os.kill(pid, signal.SIGKILL)
     assert call.join().value == 0.5
     assert lab.echo(2) == 2
-    assert backend.session().ask(lambda asked: asked.get_status()).pid != pid
+    assert backend.session().ask(lambda session: session.get_status()).pid != pid
 
 
 @pytest.mark.parametrize("method", ["sleep", "sleep_async"])

@@ -75,11 +75,11 @@ def dead(server="https://127.0.0.1:1"):
 
 
 def run(folder, *command, **environ):
-    given = {"KT_BACKEND": "auto", "KUBECONFIG": "", "NO_COLOR": "1", **environ}
+    settings = {"KT_BACKEND": "auto", "KUBECONFIG": "", "NO_COLOR": "1", **environ}
     return subprocess.run(
         [sys.executable, *command],
         cwd=folder,
-        env={**os.environ, **given},
+        env={**os.environ, **settings},
         capture_output=True,
         text=True,
         timeout=100,
@@ -87,20 +87,20 @@ def run(folder, *command, **environ):
 
 
 def program(folder, *arguments, **environ):
-    done = run(folder, "program.py", *arguments, **environ)
+    completed = run(folder, "program.py", *arguments, **environ)
     # What a slow deploy says of itself begins with its name.
-    said = [line for line in done.stderr.splitlines(True) if not line.startswith("(")]
-    done.stderr = "".join(said)
-    return done
+    error_lines = [line for line in completed.stderr.splitlines(True) if not line.startswith("(")]
+    completed.stderr = "".join(error_lines)
+    return completed
 
 
 def answered(folder):
     """A program whose cluster was in time to answer, which has 1.5 s for it on a busy machine."""
     for _ in range(10):
-        done = program(folder)
-        if "the API server does not answer" not in done.stderr:
+        completed = program(folder)
+        if "the API server does not answer" not in completed.stderr:
             break
-    return done
+    return completed
 
 
 def kt(folder, *arguments, **environ):
@@ -115,10 +115,10 @@ def kt(folder, *arguments, **environ):
     [("local", "the setting backend is local"), ("auto", "there is no kubeconfig")],
 )
 def test_a_program_says_once_on_stderr_where_its_pods_run(folder, backend, why):
-    done = program(folder, KT_BACKEND=backend)
+    completed = program(folder, KT_BACKEND=backend)
 
-    assert done.stdout == "4 6\n"
-    assert done.stderr == f"kubetorch: pods run on this machine ({why})\n"
+    assert completed.stdout == "4 6\n"
+    assert completed.stderr == f"kubetorch: pods run on this machine ({why})\n"
 
 
 def test_a_program_that_is_told_to_be_quiet_says_nothing(folder):
@@ -131,11 +131,11 @@ def test_pods_and_commands_in_pods_say_nothing(folder):
     assert run(folder, "program.py").returncode == 0  # the service `double`
     compute = ["--compute", '{"cpus": "0.1"}']
     assert kt(folder, "deploy", "program.py:outer", *compute).returncode == 0
-    done = kt(folder, "call", "outer", "--args", "[4]", "--json")
+    completed = kt(folder, "call", "outer", "--args", "[4]", "--json")
 
-    value, stdout, stderr = json.loads(done.stdout)
+    value, stdout, stderr = json.loads(completed.stdout)
     assert (value, stdout) == (8, "Result: 2\n")
-    for text in (done.stderr, stderr):
+    for text in (completed.stderr, stderr):
         assert "pods run" not in text
     assert "backend" not in stderr
 
@@ -156,10 +156,10 @@ if __name__ == "__main__":
 """
     assert run(folder, "program.py").returncode == 0  # the service `double`
     (folder / "children.py").write_text(code)
-    done = run(folder, "children.py")
+    completed = run(folder, "children.py")
 
-    assert done.stdout == "[2, 4] 6\n[2, 4] 6\n"
-    assert done.stderr.count("pods run on this machine") == 1
+    assert completed.stdout == "[2, 4] 6\n[2, 4] 6\n"
+    assert completed.stderr.count("pods run on this machine") == 1
 
 
 # --------------------------------------------------------------------- clusters that are not there
@@ -169,10 +169,10 @@ def test_a_default_kubeconfig_that_leads_nowhere_means_this_machine_and_the_line
     folder, default
 ):
     default(dead())
-    done = program(folder)
+    completed = program(folder)
 
-    assert done.stdout == "4 6\n"
-    (line,) = done.stderr.splitlines()
+    assert completed.stdout == "4 6\n"
+    (line,) = completed.stderr.splitlines()
     assert line.startswith("kubetorch: pods run on this machine (the API server does not answer:")
     assert "context 'dead'" in line
 
@@ -181,10 +181,10 @@ def test_a_default_cluster_without_kubetorch_means_this_machine(folder, default,
     file = cluster.kubeconfig(tmp_path, token="x")
     cluster.is_installed = False
     default(absolute(file))
-    done = answered(folder)
+    completed = answered(folder)
 
-    assert done.stdout == "4 6\n"
-    assert "Kubetorch is not installed in namespace kubetorch: context 'here'" in done.stderr
+    assert completed.stdout == "4 6\n"
+    assert "Kubetorch is not installed in namespace kubetorch: context 'here'" in completed.stderr
     listed = kt(folder, "list")
     assert listed.returncode == 0 and listed.stderr == ""
     torn = kt(folder, "teardown", "double", "-y")
@@ -207,17 +207,17 @@ def pointing(folder, tmp_path, default, server):
 
 
 @pytest.mark.parametrize(
-    "way", ["KUBECONFIG", "kubeconfig_path", "api_url", "backend", "missing file"]
+    "pointer", ["KUBECONFIG", "kubeconfig_path", "api_url", "backend", "missing file"]
 )
 def test_a_cluster_that_the_user_points_to_and_that_is_away_is_an_error(
-    folder, tmp_path, default, way
+    folder, tmp_path, default, pointer
 ):
-    arguments, environ = pointing(folder, tmp_path, default, "https://127.0.0.1:1")[way]
+    arguments, environ = pointing(folder, tmp_path, default, "https://127.0.0.1:1")[pointer]
     begun = time.monotonic()
-    done = program(folder, *arguments, **environ)
+    completed = program(folder, *arguments, **environ)
 
-    assert (done.returncode, done.stdout) == (1, "")
-    assert LOCAL in done.stderr.splitlines()[-1]
+    assert (completed.returncode, completed.stdout) == (1, "")
+    assert LOCAL in completed.stderr.splitlines()[-1]
     # Nothing is waited for that would take 15 s or more to be given up.
     assert time.monotonic() - begun < 14
     if not arguments:
@@ -230,42 +230,42 @@ def test_an_api_server_that_says_nothing_is_given_up_after_its_one_chance(folder
         file = tmp_path / "kubeconfig"
         file.write_text(dead(f"https://127.0.0.1:{silent.getsockname()[1]}"))
         begun = time.monotonic()
-        done = program(folder, KUBECONFIG=str(file))
+        completed = program(folder, KUBECONFIG=str(file))
 
-    assert done.returncode == 1 and LOCAL in done.stderr.splitlines()[-1]
+    assert completed.returncode == 1 and LOCAL in completed.stderr.splitlines()[-1]
     assert time.monotonic() - begun < 19
 
 
 def absolute(file):
     """A kubeconfig with its files named absolutely, to lie elsewhere."""
-    found = json.loads(file.read_text())
-    authority = found["clusters"][0]["cluster"]
+    kubeconfig = json.loads(file.read_text())
+    authority = kubeconfig["clusters"][0]["cluster"]
     authority["certificate-authority"] = str(file.parent / "ca.crt")
-    return json.dumps(found)
+    return json.dumps(kubeconfig)
 
 
 def test_a_context_that_was_deployed_to_is_meant_from_then_on(folder, default, cluster, tmp_path):
     service = lifetime.ensure()
     default(absolute(cluster.kubeconfig(tmp_path, token=service.token)))
-    done = answered(folder)
-    assert done.stdout == "4 6\n", done.stderr
-    (line,) = done.stderr.splitlines()
+    completed = answered(folder)
+    assert completed.stdout == "4 6\n", completed.stderr
+    (line,) = completed.stderr.splitlines()
     assert line.startswith("kubetorch: pods run in Kubernetes: context 'here' of ")
     assert line.endswith("(Kubetorch is installed there)")
 
     cluster.is_installed = False
-    done = program(folder)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "pods run in Kubernetes: context 'here'" in done.stderr
-    assert "deployed to before" in done.stderr
-    assert "not installed in namespace kubetorch" in done.stderr
-    assert LOCAL in done.stderr.splitlines()[-1]
+    completed = program(folder)
+    assert (completed.returncode, completed.stdout) == (1, "")
+    assert "pods run in Kubernetes: context 'here'" in completed.stderr
+    assert "deployed to before" in completed.stderr
+    assert "not installed in namespace kubetorch" in completed.stderr
+    assert LOCAL in completed.stderr.splitlines()[-1]
 
     cluster.stop()
     try:
-        done = program(folder)
-        assert (done.returncode, done.stdout) == (1, "")
-        assert LOCAL in done.stderr.splitlines()[-1]
+        completed = program(folder)
+        assert (completed.returncode, completed.stdout) == (1, "")
+        assert LOCAL in completed.stderr.splitlines()[-1]
         assert program(folder, KT_BACKEND="local").stdout == "4 6\n"
     finally:
         cluster.start()
@@ -315,31 +315,31 @@ def all_at_once(folder, **environ):
 @pytest.mark.usefixtures("files")
 def test_a_command_that_changes_something_refuses_to_guess_where(folder, default):
     default(dead())
-    for command, done in all_at_once(folder).items():
-        assert done.returncode == 1, (command, done)
-        assert "the API server does not answer: context 'dead'" in done.stderr, command
-        assert LOCAL in done.stderr, command
+    for command, completed in all_at_once(folder).items():
+        assert completed.returncode == 1, (command, completed)
+        assert "the API server does not answer: context 'dead'" in completed.stderr, command
+        assert LOCAL in completed.stderr, command
 
 
 @pytest.mark.usefixtures("files")
 def test_a_command_that_changes_something_says_where(folder):
-    for command, done in all_at_once(folder, KT_BACKEND="local", KT_NAMESPACE="team").items():
-        first, *others = done.stderr.splitlines()
+    for command, completed in all_at_once(folder, KT_BACKEND="local", KT_NAMESPACE="team").items():
+        first, *further_lines = completed.stderr.splitlines()
         assert first == "backend local: this machine, namespace team", command
-        assert not any("pods run" in line for line in others), command
+        assert not any("pods run" in line for line in further_lines), command
 
 
 def test_a_command_names_the_cluster_that_it_changes(folder, cluster, tmp_path):
     file = cluster.kubeconfig(tmp_path, token=lifetime.ensure().token)
-    done = kt(folder, "teardown", "nothing", "-y", "-n", "team", KUBECONFIG=str(file))
+    completed = kt(folder, "teardown", "nothing", "-y", "-n", "team", KUBECONFIG=str(file))
 
     where = f"backend kubernetes: context 'here' of {file}, namespace team"
-    assert done.stderr.splitlines()[0] == where
+    assert completed.stderr.splitlines()[0] == where
 
 
 def test_a_command_that_only_looks_says_when_a_cluster_did_not_answer(folder, default):
     default(dead())
-    done = kt(folder, "list")
+    completed = kt(folder, "list")
 
-    assert done.returncode == 0
-    assert "looking on this machine: the API server does not answer" in done.stderr
+    assert completed.returncode == 0
+    assert "looking on this machine: the API server does not answer" in completed.stderr

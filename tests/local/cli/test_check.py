@@ -44,44 +44,44 @@ def kt(tmp_path):
 
 
 def test_a_controller_that_answers_at_api_url_is_well_whatever_the_api_server_says(kt, service):
-    done = kt("check", "--json", api_url=service.url, token=service.token)
-    states = {one["check"]: one["state"] for one in json.loads(done.stdout)["checks"]}
+    completed = kt("check", "--json", api_url=service.url, token=service.token)
+    states = {check["check"]: check["state"] for check in json.loads(completed.stdout)["checks"]}
     assert states == {"kubeconfig": "ok", "API server": "note", "version": "ok", "login": "ok"}
-    assert done.returncode == 0, done.stderr
+    assert completed.returncode == 0, completed.stderr
 
 
 def test_a_token_that_the_controller_does_not_take_is_a_fault(kt, service):
-    done = kt("check", "--json", api_url=service.url, token="wrong")
-    states = {one["check"]: one["state"] for one in json.loads(done.stdout)["checks"]}
-    assert (done.returncode, states["version"], states["login"]) == (1, "ok", "broken")
+    completed = kt("check", "--json", api_url=service.url, token="wrong")
+    states = {check["check"]: check["state"] for check in json.loads(completed.stdout)["checks"]}
+    assert (completed.returncode, states["version"], states["login"]) == (1, "ok", "broken")
 
 
 def test_without_a_kubeconfig_it_is_said_that_a_token_is_lacking(kt):
     for command in (("list",), ("check",)):
-        done = kt(*command, api_url="https://127.0.0.1:1")
-        assert done.returncode == 1
-        said = done.stdout + done.stderr
-        assert "there is no kubeconfig" in said
-        assert "a kubeconfig who you are, by the token of its user" in said
+        completed = kt(*command, api_url="https://127.0.0.1:1")
+        assert completed.returncode == 1
+        output = completed.stdout + completed.stderr
+        assert "there is no kubeconfig" in output
+        assert "a kubeconfig who you are, by the token of its user" in output
 
 
 def test_without_a_cluster_it_ends_well_and_says_that_programs_run_here(tmp_path):
     environ = {name: value for name, value in os.environ.items() if name != "KUBECONFIG"}
     settings = {"HOME": str(tmp_path), "KT_BACKEND": "auto"}
     for words in (["check"], ["check", "--json"]):
-        done = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, "-m", "kubetorch", *words],
             env={**environ, **settings},
             capture_output=True,
             text=True,
             timeout=100,
         )
-        assert done.returncode == 0, done.stdout
-        assert "programs run here, on this machine (there is no kubeconfig)" in done.stdout
+        assert completed.returncode == 0, completed.stdout
+        assert "programs run here, on this machine (there is no kubeconfig)" in completed.stdout
 
 
 def test_a_url_that_would_show_the_token_is_a_fault_of_the_check(kt):
-    done = kt("check", "--json", api_url="http://kt.example.com", token="x")
-    found = {one["check"]: one for one in json.loads(done.stdout)["checks"]}
-    assert "your token would travel unencrypted" in found["login"]["reason"]
-    assert "https://" in found["login"]["hint"]
+    completed = kt("check", "--json", api_url="http://kt.example.com", token="x")
+    checks = {check["check"]: check for check in json.loads(completed.stdout)["checks"]}
+    assert "your token would travel unencrypted" in checks["login"]["reason"]
+    assert "https://" in checks["login"]["hint"]

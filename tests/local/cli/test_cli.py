@@ -66,9 +66,9 @@ def kt(*arguments, cwd=None, stdin="", **environ):
 
 
 def ok(*arguments, **options):
-    done = kt(*arguments, **options)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done
+    completed = kt(*arguments, **options)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    return completed
 
 
 def shown(*arguments, **options):
@@ -91,8 +91,8 @@ def project(shared_service_home, tmp_path_factory):
 
 
 def test_deploy_says_what_it_does_for_each_target(project):
-    done = ok("deploy", "jobs.py:train", "jobs.py:fail", *COMPUTE, cwd=project)
-    lines = done.stdout.splitlines()
+    completed = ok("deploy", "jobs.py:train", "jobs.py:fail", *COMPUTE, cwd=project)
+    lines = completed.stdout.splitlines()
     assert lines[:2] == ["• train", "• fail"]
     assert {"Deploying train...", "Deploying fail...", "Successfully deployed train."} < set(lines)
 
@@ -119,8 +119,8 @@ def test_a_program_that_deploys_itself_at_module_level_is_deployed_once(project)
     program = "import kubetorch as kt\n\ndef triple(n):\n    return 3 * n\n\n"
     program += "f = kt.fn(triple).to(kt.Compute(cpus='0.1'))\nprint('never', f(1))\n"
     (project / "program.py").write_text(program)
-    done = ok("deploy", "program.py:triple", *COMPUTE, cwd=project)
-    assert "never" not in done.stdout + done.stderr
+    completed = ok("deploy", "program.py:triple", *COMPUTE, cwd=project)
+    assert "never" not in completed.stdout + completed.stderr
     assert shown("call", "triple", "-a", "[4]") == 12
     program += "def quadruple(n):\n    return 4 * n\n"
     (project / "program.py").write_text(program)
@@ -149,10 +149,10 @@ def test_a_program_that_deploys_itself_at_module_level_is_deployed_once(project)
 def test_what_cannot_be_deployed_is_refused_before_anything_is_sent(
     project, target, options, message
 ):
-    done = kt("deploy", target, *options, cwd=project)
-    assert done.returncode == 1
-    assert message in done.stderr
-    assert "Deploying" not in done.stdout
+    completed = kt("deploy", target, *options, cwd=project)
+    assert completed.returncode == 1
+    assert message in completed.stderr
+    assert "Deploying" not in completed.stdout
 
 
 def test_a_name_that_was_forgotten_is_suggested(project):
@@ -169,28 +169,28 @@ def test_a_name_that_was_forgotten_is_suggested(project):
 )
 def test_a_file_that_cannot_be_imported_here_shows_where(project, line, message):
     (project / "wrong.py").write_text(f"def f(): return 1\n{line}\n")
-    done = kt("deploy", "wrong.py:f", *COMPUTE, cwd=project)
-    assert done.returncode == 1
-    assert 'wrong.py", line 2' in done.stderr
-    assert done.stderr.endswith(f"{message}\n")
-    assert "kubetorch/" not in done.stderr
+    completed = kt("deploy", "wrong.py:f", *COMPUTE, cwd=project)
+    assert completed.returncode == 1
+    assert 'wrong.py", line 2' in completed.stderr
+    assert completed.stderr.endswith(f"{message}\n")
+    assert "kubetorch/" not in completed.stderr
 
 
 # ----------------------------------------------------------------------------------------- call
 
 
 def test_call_prints_the_result_and_logs_beside_it(project):
-    done = ok("call", "train", "-a", "[10]", "-k", '{"lr": 0.5}')
-    assert done.stdout == "Result: {'loss': 0.05}\n"
-    assert "Calling train" in done.stderr
-    assert "step 10" in done.stderr
+    completed = ok("call", "train", "-a", "[10]", "-k", '{"lr": 0.5}')
+    assert completed.stdout == "Result: {'loss': 0.05}\n"
+    assert "Calling train" in completed.stderr
+    assert "step 10" in completed.stderr
 
 
 def test_call_prints_the_result_alone_as_json(project):
     assert shown("call", "train", "-a", "[10]") == {"loss": 0.01}
-    done = kt("call", "train", "10", "a b")
-    assert done.returncode == 2
-    assert done.stderr.endswith("""are JSON: kt call train --args '[10, "a b"]'\n""")
+    completed = kt("call", "train", "10", "a b")
+    assert completed.returncode == 2
+    assert completed.stderr.endswith("""are JSON: kt call train --args '[10, "a b"]'\n""")
 
 
 def test_call_reaches_methods_whose_object_keeps_its_state(project):
@@ -233,11 +233,11 @@ def test_names_are_lower_cased(project):
 
 
 def test_an_exception_of_the_callable_is_shown_with_its_remote_traceback(project):
-    done = kt("call", "fail", "-a", '["bad batch"]')
-    assert done.returncode == 1
-    assert done.stdout == ""
-    assert done.stderr.rstrip().endswith("ValueError: bad batch")
-    assert "jobs.py" in done.stderr and "raise ValueError(message)" in done.stderr
+    completed = kt("call", "fail", "-a", '["bad batch"]')
+    assert completed.returncode == 1
+    assert completed.stdout == ""
+    assert completed.stderr.rstrip().endswith("ValueError: bad batch")
+    assert "jobs.py" in completed.stderr and "raise ValueError(message)" in completed.stderr
 
 
 @pytest.mark.parametrize(
@@ -252,16 +252,16 @@ def test_an_exception_of_the_callable_is_shown_with_its_remote_traceback(project
     ],
 )
 def test_a_call_that_cannot_be_made_fails_with_a_message(project, arguments, message):
-    done = kt("call", *arguments)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert message in done.stderr
+    completed = kt("call", *arguments)
+    assert (completed.returncode, completed.stdout) == (1, "")
+    assert message in completed.stderr
 
 
 def test_the_method_of_a_function_is_an_error_that_names_it(project):
-    done = kt("call", "train:fast", "-a", "[1]")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "train is a function; it has no method 'fast'" in done.stderr
-    assert "hint: kt call train calls it" in done.stderr
+    completed = kt("call", "train:fast", "-a", "[1]")
+    assert (completed.returncode, completed.stdout) == (1, "")
+    assert "train is a function; it has no method 'fast'" in completed.stderr
+    assert "hint: kt call train calls it" in completed.stderr
 
 
 @pytest.mark.parametrize("service", ["slow", "patient"])
@@ -300,23 +300,23 @@ def test_list_shows_each_service_in_a_row(project):
 
 
 def test_list_filters_sorts_and_names_pods(project):
-    names = [one["name"] for one in shown("list", "-t", "ount")]
+    names = [service["name"] for service in shown("list", "-t", "ount")]
     assert names == ["count", "counter"]
-    latest_first = [one["updated"] for one in shown("list", "--sort")]
+    latest_first = [service["updated"] for service in shown("list", "--sort")]
     assert latest_first == sorted(latest_first, reverse=True)
     assert "POD NAMES" in ok("list", "-p").stdout
 
 
 def test_an_empty_namespace_is_no_error(project):
-    done = ok("list", "-n", "nowhere")
-    assert done.stdout == "No services found in nowhere namespace\n"
+    completed = ok("list", "-n", "nowhere")
+    assert completed.stdout == "No services found in nowhere namespace\n"
     assert shown("list", "-n", "nowhere") == []
 
 
 def test_status_shows_pods(project):
-    done = ok("status", "train")
-    assert "train: Ready" in done.stdout
-    assert "RESTARTS" in done.stdout
+    completed = ok("status", "train")
+    assert "train: Ready" in completed.stdout
+    assert "RESTARTS" in completed.stdout
     (pod,) = shown("status", "train")["pods"]
     assert pod["ready"] and pod["restarts"] == 0 and pod["url"].startswith("http://127.0.0.1:")
 
@@ -328,21 +328,21 @@ def test_the_curl_line_of_describe_works_as_it_stands(project, tmp_path):
     kt_command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m kubetorch "$@"\n')
     kt_command.chmod(0o755)
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
+    completed = subprocess.run(
         line + " --silent", shell=True, env={**os.environ, "PATH": path}, capture_output=True
     )
-    assert json.loads(done.stdout) == {"loss": 0.1}
+    assert json.loads(completed.stdout) == {"loss": 0.1}
 
 
 @pytest.mark.parametrize(("service", "expected"), [("train", "{'loss': 0.1}"), ("counter", None)])
 def test_the_python_lines_of_describe_work_as_they_stand(project, tmp_path, service, expected):
     program = shown("describe", service)["python"]
     assert program in ok("describe", service).stdout
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
-    assert done.returncode == 0, done.stderr
-    result = done.stdout.splitlines()[-1]
+    assert completed.returncode == 0, completed.stderr
+    result = completed.stdout.splitlines()[-1]
     assert result == expected if expected else int(result) > 5
 
 
@@ -359,7 +359,7 @@ def test_a_token_calls_one_service_and_no_other(project):
     import urllib.request
 
     token = ok("token", "train").stdout.strip()
-    services = {one["name"]: one["pods"][0]["url"] for one in shown("list")}
+    services = {service["name"]: service["pods"][0]["url"] for service in shown("list")}
 
     def post(url):
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
@@ -397,15 +397,15 @@ def test_check_passes_for_a_service_that_works(project):
 
 
 def test_check_of_what_is_not_there_fails(project):
-    done = kt("check", "absent")
-    assert done.returncode == 1
+    completed = kt("check", "absent")
+    assert completed.returncode == 1
     reason = "Failed to load service absent in namespace default"
-    assert reason in done.stderr
+    assert reason in completed.stderr
 
-    told = kt("check", "absent", "--json")
-    assert told.returncode == 1
+    checked = kt("check", "absent", "--json")
+    assert checked.returncode == 1
     missing = {"check": "service", "ok": False, "reason": reason}
-    assert json.loads(told.stdout) == {"ok": False, "checks": [missing]}
+    assert json.loads(checked.stdout) == {"ok": False, "checks": [missing]}
 
 
 # ---------------------------------------------------------------------------------------- calls
@@ -413,11 +413,11 @@ def test_check_of_what_is_not_there_fails(project):
 
 def spawn(folder, code):
     program = f"import kubetorch as kt\n{code}"
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=60
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()[-1]
+    assert completed.returncode == 0, completed.stderr
+    return completed.stdout.split()[-1]
 
 
 def test_a_spawned_call_is_found_awaited_and_listed_from_elsewhere(project):
@@ -426,24 +426,24 @@ def test_a_spawned_call_is_found_awaited_and_listed_from_elsewhere(project):
     assert shown("calls", "result", call_id) == "done"
     call = shown("calls", "show", call_id)
     assert (call["service"], call["state"]) == ("slow", "succeeded")
-    assert call_id in [one["id"] for one in shown("calls", "list", "slow")]
+    assert call_id in [listed["id"] for listed in shown("calls", "list", "slow")]
     assert call_id in ok("calls", "list").stdout
     assert call_id in ok("calls").stdout
-    assert call_id in [one["id"] for one in shown("calls")]
+    assert call_id in [listed["id"] for listed in shown("calls")]
 
 
 def test_a_spawned_call_that_failed_fails_again_when_awaited(project):
     call_id = spawn(project, "print(kt.fn(name='fail').spawn('bad batch').id)")
-    done = kt("calls", "result", call_id)
-    assert done.returncode == 1
-    assert "ValueError: bad batch" in done.stderr
+    completed = kt("calls", "result", call_id)
+    assert completed.returncode == 1
+    assert "ValueError: bad batch" in completed.stderr
 
 
 def test_a_spawned_call_can_be_cancelled(project):
     call_id = spawn(project, "print(kt.fn(name='slow').spawn(60).id)")
     assert "✓ Cancelled slow" in ok("calls", "cancel", call_id).stdout
-    done = kt("calls", "result", call_id)
-    assert done.returncode == 1 and "cancel" in done.stderr
+    completed = kt("calls", "result", call_id)
+    assert completed.returncode == 1 and "cancel" in completed.stderr
     assert "had ended already: cancelled" in ok("calls", "cancel", call_id).stdout
 
 
@@ -452,7 +452,7 @@ def test_calls_are_listed_by_the_name_of_a_service_that_is_gone(project):
     ok("deploy", "brief.py:brief", *COMPUTE, cwd=project)
     call_id = spawn(project, "h = kt.fn(name='brief').spawn(); h.get(); print(h.id)")
     ok("teardown", "brief", "-y")
-    assert [one["id"] for one in shown("calls", "list", "Brief")] == [call_id]
+    assert [listed["id"] for listed in shown("calls", "list", "Brief")] == [call_id]
     assert "Failed to load service never" in kt("calls", "list", "never").stderr
 
 
@@ -461,9 +461,9 @@ def test_ctrl_c_at_a_question_is_no_answer(project, answer, status):
     child, screen = pty.fork()
     if child == 0:
         os.execv(sys.executable, [sys.executable, "-m", "kubetorch", "teardown", "-a"])
-    seen = b""
-    while b"[y/N]" not in seen:
-        seen += os.read(screen, 65536)
+    shown_text = b""
+    while b"[y/N]" not in shown_text:
+        shown_text += os.read(screen, 65536)
     os.write(screen, answer)
     with contextlib.suppress(OSError):  # the other end was closed
         while True:
@@ -478,15 +478,15 @@ def test_ctrl_c_at_a_question_is_no_answer(project, answer, status):
 
 def test_waiting_for_a_call_can_be_given_up(project):
     call_id = spawn(project, "print(kt.fn(name='slow').spawn(60).id)")
-    done = kt("calls", "result", call_id, "--timeout", "0.2")
-    assert done.returncode == 1 and "0.2 s" in done.stderr
+    completed = kt("calls", "result", call_id, "--timeout", "0.2")
+    assert completed.returncode == 1 and "0.2 s" in completed.stderr
     ok("calls", "cancel", call_id)
 
 
 def test_a_call_that_nobody_knows_is_an_error(project):
     for verb in ("show", "cancel", "result"):
-        done = kt("calls", verb, "feedfacefeedfacefeedfacefeedface")
-        assert done.returncode == 1 and "feedface" in done.stderr
+        completed = kt("calls", verb, "feedfacefeedfacefeedfacefeedface")
+        assert completed.returncode == 1 and "feedface" in completed.stderr
 
 
 # ------------------------------------------------------------------------------------- teardown
@@ -504,34 +504,36 @@ def test_teardown_asks_first(project):
     assert refused.returncode == 1
     assert "Looking for resources for service victim in default namespace..." in refused.stdout
     assert shown("status", "victim")["status"] == "Ready"
-    done = ok("teardown", "victim", stdin="y\n")
-    assert "✓ Deleted deployment victim" in done.stdout
-    assert done.stdout.endswith("Teardown completed successfully\n")
+    completed = ok("teardown", "victim", stdin="y\n")
+    assert "✓ Deleted deployment victim" in completed.stdout
+    assert completed.stdout.endswith("Teardown completed successfully\n")
     assert kt("status", "victim").returncode == 1
 
 
 def test_teardown_by_prefix_takes_all_that_begin_so(project):
     deploy_copies(project, "batchone", "batchtwo")
-    done = ok("teardown", "--prefix", "batch", "-y")
-    assert done.stdout.startswith("Deleting all services with prefix batch in default namespace...")
+    completed = ok("teardown", "--prefix", "batch", "-y")
+    assert completed.stdout.startswith(
+        "Deleting all services with prefix batch in default namespace..."
+    )
     assert {"✓ Deleted deployment batchone", "✓ Deleted deployment batchtwo"} < set(
-        done.stdout.splitlines()
+        completed.stdout.splitlines()
     )
 
 
 def test_teardown_of_a_file_takes_what_was_deployed_from_it(project):
     deploy_copies(project, "first", "second")
-    done = ok("teardown", "copies.py:first", "-y", cwd=project)
-    assert "first" in done.stdout and "second" not in done.stdout
+    completed = ok("teardown", "copies.py:first", "-y", cwd=project)
+    assert "first" in completed.stdout and "second" not in completed.stdout
     assert shown("teardown", "copies.py", "-y", cwd=project) == {"deleted": ["second"]}
-    assert "train" in [one["name"] for one in shown("list")]
+    assert "train" in [service["name"] for service in shown("list")]
 
 
 def test_teardown_of_a_file_leaves_services_of_others_alone(project):
     deploy_copies(project, "ours")
     ok("deploy", "copies.py:ours", *COMPUTE, cwd=project, KT_USERNAME="alice")
-    done = ok("teardown", "copies.py", "-y", "--json", cwd=project, KT_USERNAME="alice")
-    assert json.loads(done.stdout) == {"deleted": ["alice-ours"]}
+    completed = ok("teardown", "copies.py", "-y", "--json", cwd=project, KT_USERNAME="alice")
+    assert json.loads(completed.stdout) == {"deleted": ["alice-ours"]}
     assert shown("teardown", "copies.py", "-y", cwd=project) == {"deleted": ["ours"]}
 
 
@@ -541,11 +543,11 @@ def test_a_forced_teardown_does_not_wait_for_calls(project):
 
 
 def test_teardown_of_nothing_fails_unless_it_was_told_not_to_ask(project):
-    done = kt("teardown", "absent")
-    assert done.returncode == 1 and "Service absent not found" in done.stderr
-    done = ok("teardown", "absent", "-y")
-    assert "Service absent not found" in done.stdout
-    assert done.stderr.endswith("kt list -n default shows the services\n")
+    completed = kt("teardown", "absent")
+    assert completed.returncode == 1 and "Service absent not found" in completed.stderr
+    completed = ok("teardown", "absent", "-y")
+    assert "Service absent not found" in completed.stdout
+    assert completed.stderr.endswith("kt list -n default shows the services\n")
     assert "No services found" in ok("teardown", "--prefix", "absent", "-y").stdout
 
 
@@ -560,9 +562,9 @@ def test_teardown_of_nothing_fails_unless_it_was_told_not_to_ask(project):
     ],
 )
 def test_a_teardown_that_could_mean_too_much_is_refused(project, arguments, message):
-    done = kt("teardown", *arguments)
-    assert done.returncode == 1
-    assert message in done.stderr
+    completed = kt("teardown", *arguments)
+    assert completed.returncode == 1
+    assert message in completed.stderr
 
 
 def test_names_are_tried_with_the_configured_user_in_front(project):
@@ -580,13 +582,14 @@ def test_names_are_tried_with_the_configured_user_in_front(project):
     )
     assert shown("teardown", "mine", "-y", KT_USERNAME="alice") == {"deleted": ["alice-mine"]}
     for command in (["teardown", "mine", "-y"], ["exec", "mine", "--", "true"]):
-        done = kt(*command, KT_USERNAME="alice")
-        assert done.returncode == 1 and "the service mine in namespace default is not yours" in (
-            done.stderr
+        completed = kt(*command, KT_USERNAME="alice")
+        assert (
+            completed.returncode == 1
+            and "the service mine in namespace default is not yours" in (completed.stderr)
         )
-        assert "mine --exact-match" in done.stderr
-    done = ok("teardown", "--prefix", "min", "-y", KT_USERNAME="alice")
-    assert "Not yours in default namespace: mine" in done.stderr
+        assert "mine --exact-match" in completed.stderr
+    completed = ok("teardown", "--prefix", "min", "-y", KT_USERNAME="alice")
+    assert "Not yours in default namespace: mine" in completed.stderr
     assert shown("teardown", "mine", "-y", "-e", KT_USERNAME="alice") == {"deleted": ["mine"]}
 
 
@@ -604,15 +607,15 @@ def test_names_are_tried_with_the_configured_user_in_front(project):
     ],
 )
 def test_wrong_usage_exits_with_2(arguments):
-    done = kt(*arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "Error" in done.stderr
+    completed = kt(*arguments)
+    assert (completed.returncode, completed.stdout) == (2, "")
+    assert "Error" in completed.stderr
 
 
 def test_without_arguments_it_prints_its_help():
-    done = ok()
-    assert done.stdout.startswith("Usage: kt")
-    assert "teardown" in done.stdout
+    completed = ok()
+    assert completed.stdout.startswith("Usage: kt")
+    assert "teardown" in completed.stdout
 
 
 @pytest.mark.parametrize("option", ["-v", "--version"])
@@ -625,8 +628,8 @@ def test_the_version_is_printed_alone(option):
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_can_be_installed(shell):
     # Else typer looks for the shell among the processes that this test was started by.
-    told = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
-    script = ok("--show-completion", shell, **told).stdout
+    environ = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    script = ok("--show-completion", shell, **environ).stdout
     assert f"complete_{shell}" in script and "_KT_COMPLETE" in script
 
 
@@ -641,22 +644,22 @@ def test_completion_can_be_installed(shell):
 )
 def test_the_shell_offers_the_names_of_services(project, words, offered):
     position = len(words.split(" ")) - 1
-    told = {"COMP_WORDS": words, "COMP_CWORD": str(position), "_KT_COMPLETE": "complete_bash"}
-    assert kt(**told).stdout.split() == offered
+    environ = {"COMP_WORDS": words, "COMP_CWORD": str(position), "_KT_COMPLETE": "complete_bash"}
+    assert kt(**environ).stdout.split() == offered
 
 
 def test_the_shell_offers_nothing_where_no_service_runs(tmp_path):
-    told = {"COMP_WORDS": "kt logs ", "COMP_CWORD": "2", "_KT_COMPLETE": "complete_bash"}
+    environ = {"COMP_WORDS": "kt logs ", "COMP_CWORD": "2", "_KT_COMPLETE": "complete_bash"}
     home = tmp_path / "home"
-    assert kt(**told, KT_LOCAL_DIR=str(home)).stdout.split() == []
+    assert kt(**environ, KT_LOCAL_DIR=str(home)).stdout.split() == []
     assert not home.exists()
 
 
 def test_a_cluster_that_no_kubeconfig_leads_to_is_refused(project):
-    done = kt("list", KT_BACKEND="kubernetes", KUBECONFIG="")
-    assert done.returncode == 1
-    assert "there is no kubeconfig" in done.stderr
-    assert "KT_BACKEND=local" in done.stderr
+    completed = kt("list", KT_BACKEND="kubernetes", KUBECONFIG="")
+    assert completed.returncode == 1
+    assert "there is no kubeconfig" in completed.stderr
+    assert "KT_BACKEND=local" in completed.stderr
 
 
 # --------------------------------------------------------------- services that do not work
@@ -669,9 +672,9 @@ def broken(project):
         "import os\nprint('loading data')\ndef f(): return 1\n"
         "if 'POD_NAME' in os.environ: raise KeyError('no such dataset')\n"
     )
-    done = kt("deploy", "broken.py:f", *COMPUTE, cwd=project)
-    assert done.returncode == 1
-    return done
+    completed = kt("deploy", "broken.py:f", *COMPUTE, cwd=project)
+    assert completed.returncode == 1
+    return completed
 
 
 def test_a_deploy_that_fails_shows_the_users_own_error(broken):
@@ -681,19 +684,19 @@ def test_a_deploy_that_fails_shows_the_users_own_error(broken):
 
 
 def test_status_says_why_the_last_deploy_failed(broken):
-    done = ok("status", "f")
-    assert "Failed" in done.stdout
-    assert "── Last failure" in done.stdout and "no such dataset" in done.stdout
+    completed = ok("status", "f")
+    assert "Failed" in completed.stdout
+    assert "── Last failure" in completed.stdout and "no such dataset" in completed.stdout
     failure = shown("status", "f")["failure"]
     assert failure["error_type"] == "KeyError"
 
 
 def test_check_explains_what_fails_with_the_state_of_pods_and_their_lines(broken):
-    done = kt("check", "f")
-    assert done.returncode == 1
-    assert "no such dataset" in done.stderr
-    assert "── POD STATUS" in done.stderr and "\nf-" in done.stderr
-    assert "── LOGS" in done.stderr and "loading data" in done.stderr
+    completed = kt("check", "f")
+    assert completed.returncode == 1
+    assert "no such dataset" in completed.stderr
+    assert "── POD STATUS" in completed.stderr and "\nf-" in completed.stderr
+    assert "── LOGS" in completed.stderr and "loading data" in completed.stderr
     verdict = json.loads(kt("check", "f", "--json").stdout)
     assert verdict["ok"] is False
     assert "no such dataset" in verdict["checks"][-1]["reason"]

@@ -63,19 +63,19 @@ def rows(listed):
 
 def test_the_list_says_where_each_value_is_from(kt):
     kt("set", "username", "alice")
-    found = rows(kt("list", KT_NAMESPACE="staging", HOME="/elsewhere"))
-    assert ["username", "alice", str(kt.file)] in found
-    assert ["namespace", "staging", "KT_NAMESPACE"] in found
-    assert ["queue", "-", "default"] in found
+    setting_rows = rows(kt("list", KT_NAMESPACE="staging", HOME="/elsewhere"))
+    assert ["username", "alice", str(kt.file)] in setting_rows
+    assert ["namespace", "staging", "KT_NAMESPACE"] in setting_rows
+    assert ["queue", "-", "default"] in setting_rows
     assert ["namespace", "away", "install_namespace"] in rows(
         kt("list", KT_NAMESPACE="staging", KT_INSTALL_NAMESPACE="away")
     )
 
 
 def test_setting_a_value_says_what_goes_before_it(kt):
-    done = kt("set", "namespace", "research", KT_NAMESPACE="staging")
-    assert done.stdout == "namespace set to: research\n"
-    assert done.stderr == (
+    completed = kt("set", "namespace", "research", KT_NAMESPACE="staging")
+    assert completed.stdout == "namespace set to: research\n"
+    assert completed.stderr == (
         "namespace is still staging, because KT_NAMESPACE goes before the file\n"
     )
     assert kt("set", "namespace", "research").stderr == ""
@@ -93,8 +93,8 @@ def test_the_hint_is_about_the_action(kt, action):
 
 
 def test_a_value_that_cannot_be_is_not_said_to_come_from_a_program(kt):
-    said = kt("set", "backend", "foo").stderr
-    assert said.startswith("Error setting backend: backend is 'foo': ")
+    error = kt("set", "backend", "foo").stderr
+    assert error.startswith("Error setting backend: backend is 'foo': ")
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_a_value_that_cannot_be_is_not_said_to_come_from_a_program(kt):
     ],
 )
 def test_what_cannot_be_done_is_refused_and_nothing_is_written(kt, arguments, status, message):
-    done = kt(*arguments)
-    assert (done.returncode, done.stdout) == (status, "")
-    assert message in done.stderr
+    completed = kt(*arguments)
+    assert (completed.returncode, completed.stdout) == (status, "")
+    assert message in completed.stderr
     assert not kt.file.exists()

@@ -78,22 +78,22 @@ def project(shared_service_home, tmp_path_factory):
     folder = tmp_path_factory.mktemp("project")
     (folder / "pyproject.toml").touch()
     (folder / "work.py").write_text(SOURCE.replace("endpoint=OUTSIDE", "endpoint=None"))
-    done = kt("deploy", "work.py", cwd=folder)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[:4] == ["• fact", "• stage", "• counter", "• train"]
-    assert "Deploying fact..." in done.stdout
-    assert "Successfully deployed counter." in done.stdout
+    completed = kt("deploy", "work.py", cwd=folder)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert completed.stdout.splitlines()[:4] == ["• fact", "• stage", "• counter", "• train"]
+    assert "Deploying fact..." in completed.stdout
+    assert "Successfully deployed counter." in completed.stdout
     return folder
 
 
 def python(folder, name, source=None):
     if source is not None:
         (folder / name).write_text(source)
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, name], cwd=folder, capture_output=True, text=True, timeout=100
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout.splitlines()[-1]
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    return completed.stdout.splitlines()[-1]
 
 
 def test_what_was_deployed_is_called_by_its_name_from_the_file_and_from_others(project):
@@ -102,41 +102,41 @@ def test_what_was_deployed_is_called_by_its_name_from_the_file_and_from_others(p
 
 
 def test_in_its_own_pod_a_decorated_function_is_itself_and_in_others_it_is_the_service(project):
-    done = kt("deploy", "work.py:plain", "--compute", '{"cpus": "0.1"}', cwd=project)
-    assert done.returncode == 0, done.stderr
+    completed = kt("deploy", "work.py:plain", "--compute", '{"cpus": "0.1"}', cwd=project)
+    assert completed.returncode == 0, completed.stderr
 
     # `factorial` calls itself there, without asking anybody.
     for name in ("fact", "plain"):
-        done = kt("call", name, "-a", "[5]", "--json", cwd=project)
-        assert (done.returncode, json.loads(done.stdout)) == (0, 120), done.stderr
+        completed = kt("call", name, "-a", "[5]", "--json", cwd=project)
+        assert (completed.returncode, json.loads(completed.stdout)) == (0, 120), completed.stderr
 
 
 def test_one_name_of_a_file_is_deployed_alone(project):
-    done = kt("deploy", "work.py:stage", "--json", cwd=project)
+    completed = kt("deploy", "work.py:stage", "--json", cwd=project)
 
-    assert done.returncode == 0, done.stderr
-    assert [service["name"] for service in json.loads(done.stdout)] == ["stage"]
+    assert completed.returncode == 0, completed.stderr
+    assert [service["name"] for service in json.loads(completed.stdout)] == ["stage"]
 
 
 def test_options_go_before_what_decorators_say(project):
-    given = '{"cpus": "0.1", "env_vars": {"STAGE": "other"}, "inactivity_ttl": "1h"}'
+    compute = '{"cpus": "0.1", "env_vars": {"STAGE": "other"}, "inactivity_ttl": "1h"}'
 
-    done = kt("deploy", "work.py:stage", "--compute", given, "--json", cwd=project)
+    completed = kt("deploy", "work.py:stage", "--compute", compute, "--json", cwd=project)
 
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)[0]["inactivity_ttl"] == "1h"
+    assert completed.returncode == 0, completed.stderr
+    assert json.loads(completed.stdout)[0]["inactivity_ttl"] == "1h"
     assert json.loads(kt("call", "stage", "--json", cwd=project).stdout) == "other"
 
 
 def test_the_others_are_deployed_when_one_cannot_be(project):
     (project / "mixed.py").write_text(SOURCE)
 
-    done = kt("deploy", "mixed.py", cwd=project)
+    completed = kt("deploy", "mixed.py", cwd=project)
 
-    assert done.returncode == 1
-    assert "Successfully deployed fact." in done.stdout
-    assert "train cannot be launched" in done.stderr
-    assert "https://outside" in done.stderr
+    assert completed.returncode == 1
+    assert "Successfully deployed fact." in completed.stdout
+    assert "train cannot be launched" in completed.stderr
+    assert "https://outside" in completed.stderr
 
 
 def test_a_wrong_decorator_is_shown_at_its_line(project):
@@ -144,13 +144,13 @@ def test_a_wrong_decorator_is_shown_at_its_line(project):
         "import kubetorch as kt\n\n\n@kt.compute(cpus='2x')\ndef f():\n    pass\n"
     )
 
-    done = kt("deploy", "wrong.py", cwd=project)
+    completed = kt("deploy", "wrong.py", cwd=project)
 
-    assert done.returncode == 1
-    assert "cpus is '2x'" in done.stderr
+    assert completed.returncode == 1
+    assert "cpus is '2x'" in completed.stderr
     program = [sys.executable, "wrong.py"]
-    done = subprocess.run(program, cwd=project, capture_output=True, text=True, timeout=60)
-    assert 'wrong.py", line 4' in done.stderr
+    completed = subprocess.run(program, cwd=project, capture_output=True, text=True, timeout=60)
+    assert 'wrong.py", line 4' in completed.stderr
 
 
 def test_an_autoscaled_service_is_listed_as_one_of_knative(project):

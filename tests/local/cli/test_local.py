@@ -24,26 +24,26 @@ def kt(*arguments, **environ):
 
 
 def shown(*arguments):
-    done = kt(*arguments, "--json")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    completed = kt(*arguments, "--json")
+    assert completed.returncode == 0, completed.stderr
+    return json.loads(completed.stdout)
 
 
 def test_status_never_starts_the_service(service_home):
     assert "does not run" in kt("local", "status").stdout
-    found = shown("local", "status")
-    assert (found["running"], found["url"]) == (False, None)
-    assert found["home"] == str(service_home)
+    status = shown("local", "status")
+    assert (status["running"], status["url"]) == (False, None)
+    assert status["home"] == str(service_home)
     assert not service_home.exists()
 
 
 def test_start_status_and_stop_tell_one_story(service_home):
     assert kt("local", "start").stdout.startswith("Started the local service at http://127.0.0.1:")
-    found = shown("local", "status")
-    assert (found["running"], found["services"]) == (True, 0)
-    assert shown("local", "start")["pid"] == found["pid"]
+    status = shown("local", "status")
+    assert (status["running"], status["services"]) == (True, 0)
+    assert shown("local", "start")["pid"] == status["pid"]
     assert kt("local", "start").stdout.startswith("Runs already: the local service at")
-    assert found["url"] in kt("local", "status").stdout
+    assert status["url"] in kt("local", "status").stdout
     assert kt("local", "stop").stdout == "Stopped the local service\n"
     assert kt("local", "stop").stdout == "The local service does not run\n"
     assert shown("local", "stop") == {"stopped": False}
@@ -59,9 +59,9 @@ def test_a_killed_service_is_started_again_by_the_next_command(service_home):
 def test_a_folder_that_others_can_read_is_refused(service_home):
     service_home.mkdir(parents=True)
     service_home.chmod(0o755)
-    done = kt("list")
-    assert done.returncode == 1
-    assert f"hint: chmod 700 {service_home}" in done.stderr
+    completed = kt("list")
+    assert completed.returncode == 1
+    assert f"hint: chmod 700 {service_home}" in completed.stderr
 
 
 # ------------------------------------------------------------------------------- on a terminal
@@ -136,8 +136,8 @@ def test_a_table_on_a_narrow_terminal_leaves_out_what_says_nothing(service_home,
 def test_output_that_cannot_be_written_is_one_line_on_stderr(service_home, arguments, unbuffered):
     command = f"{sys.executable} -m kubetorch {arguments} > /dev/full"
     environ = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
-    done = subprocess.run(
+    completed = subprocess.run(
         command, shell=True, env=environ, capture_output=True, text=True, timeout=60
     )
-    assert done.returncode == 1
-    assert done.stderr == "stdout cannot be written: No space left on device\n"
+    assert completed.returncode == 1
+    assert completed.stderr == "stdout cannot be written: No space left on device\n"

@@ -20,7 +20,7 @@ def say(*words):
 
 
 def kt(*arguments, cwd=None):
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "kubetorch", *arguments],
         cwd=cwd,
         env={**os.environ, "NO_COLOR": "1"},
@@ -28,8 +28,8 @@ def kt(*arguments, cwd=None):
         text=True,
         timeout=100,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    return completed.stdout
 
 
 def say(*words, service="say"):
@@ -65,12 +65,12 @@ class Follower:
         return [self._lines.get(timeout=60) for _ in range(count)]
 
     def rest(self):
-        found = []
+        lines = []
         try:
             while True:
-                found.append(self._lines.get_nowait())
+                lines.append(self._lines.get_nowait())
         except Empty:
-            return found
+            return lines
 
     def interrupt(self):
         self.process.send_signal(signal.SIGINT)
@@ -103,10 +103,10 @@ def follower():
         return started[-1]
 
     yield follow
-    for one in started:
-        if one.process.poll() is None:
-            one.process.kill()
-            one.end()
+    for running in started:
+        if running.process.poll() is None:
+            running.process.kill()
+            running.end()
 
 
 def test_the_last_lines_are_printed_as_they_were_written(deployed):
@@ -124,8 +124,8 @@ def test_all_that_is_within_the_range_can_be_asked_for(deployed):
 def test_lines_are_json_objects_when_asked(deployed):
     say("for programs")
     (line,) = kt("logs", "say", "-t", "1", "--json").splitlines()
-    found = json.loads(line)
-    assert (found["text"], found["pod"], found["source"]) == (
+    line_fields = json.loads(line)
+    assert (line_fields["text"], line_fields["pod"], line_fields["source"]) == (
         "for programs",
         pods("say")[0],
         "stdout",
@@ -192,6 +192,6 @@ def test_following_ends_when_the_service_is_torn_down(deployed, follower, tmp_pa
 def test_a_reader_that_leaves_ends_the_command_quietly(deployed):
     say(*(f"line {number}" for number in range(200)))
     command = f"{sys.executable} -m kubetorch logs say | head -1"
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
-    assert len(done.stdout.splitlines()) == 1
-    assert "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
+    completed = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
+    assert len(completed.stdout.splitlines()) == 1
+    assert "Traceback" not in completed.stderr and "BrokenPipe" not in completed.stderr

@@ -84,9 +84,9 @@ def kt(*arguments, cwd=None):
 
 
 def shown(*arguments):
-    done = kt(*arguments, "--json")
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(done.stdout)
+    completed = kt(*arguments, "--json")
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    return json.loads(completed.stdout)
 
 
 @pytest.fixture(scope="module")
@@ -97,8 +97,8 @@ def project(shared_service_home, tmp_path_factory):
     (folder / "bases.py").write_text(BASE)
     (folder / "odd.py").write_text(SOURCE)
     targets = [f"odd.py:{name}" for name in TARGETS]
-    done = kt("deploy", *targets, "--compute", '{"cpus": "0.1"}', cwd=folder)
-    assert done.returncode == 0, done.stdout + done.stderr
+    completed = kt("deploy", *targets, "--compute", '{"cpus": "0.1"}', cwd=folder)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
     return folder
 
 
@@ -116,23 +116,23 @@ def test_the_methods_that_a_handle_hides_are_called(project):
     "member", ["ssh", "to", "compute", "deploy_async", "__init__", "_callers", "size", "nope"]
 )
 def test_what_is_no_method_of_the_class_is_not_found(project, member):
-    done = kt("call", f"propfirst:{member}", "-a", "[]")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert member in done.stderr
-    assert 'File "' not in done.stderr
+    completed = kt("call", f"propfirst:{member}", "-a", "[]")
+    assert (completed.returncode, completed.stdout) == (1, "")
+    assert member in completed.stderr
+    assert 'File "' not in completed.stderr
     assert shown("call", "propfirst:double", "-a", "[2]") == 4
 
 
 def test_a_hint_is_shown_once(project):
-    said = kt("call", "propfirst:doubel").stderr
-    assert said.count("has no method 'doubel'") == 1
-    assert said.count("did you mean double?") == 1
+    error = kt("call", "propfirst:doubel").stderr
+    assert error.count("has no method 'doubel'") == 1
+    assert error.count("did you mean double?") == 1
 
 
 def test_all_keywords_are_the_users_own(project):
-    given = {"serialization": "parquet", "workers": 4, "async_": True, "self": 1, "debug": 2}
+    keywords = {"serialization": "parquet", "workers": 4, "async_": True, "self": 1, "debug": 2}
     expected = [1, "parquet", 4, True, {"self": 1, "debug": 2}]
-    assert shown("call", "export", "-a", "[1]", "-k", json.dumps(given)) == expected
+    assert shown("call", "export", "-a", "[1]", "-k", json.dumps(keywords)) == expected
     refused = kt("call", "numbers", "-a", "[1]", "-k", '{"async_": true}')
     assert refused.returncode == 1
     assert "async_" in refused.stderr
@@ -195,15 +195,15 @@ def test_the_description_has_what_can_be_called_and_nothing_else(project):
 
 
 def python(program, folder):
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)],
         cwd=folder,
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    assert completed.returncode == 0, completed.stderr
+    return completed.stdout.strip()
 
 
 def shell(line, folder):
@@ -213,5 +213,5 @@ def shell(line, folder):
     command.chmod(0o755)
     path = f"{folder}{os.pathsep}{os.environ['PATH']}"
     environ = {**os.environ, "PATH": path}
-    done = subprocess.run(f"{line} --silent", shell=True, env=environ, capture_output=True)
-    return done.stdout
+    completed = subprocess.run(f"{line} --silent", shell=True, env=environ, capture_output=True)
+    return completed.stdout

@@ -125,15 +125,15 @@ def command(program, *words):
 
 
 def errors_of(program, *words, **variables):
-    done = subprocess.run(
+    completed = subprocess.run(
         command(program, *words),
         env=dict(os.environ, **variables),
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert done.returncode == 1
-    return done.stderr
+    assert completed.returncode == 1
+    return completed.stderr
 
 
 def test_a_traceback_has_the_users_frames_alone(program):
@@ -153,15 +153,15 @@ def test_so_has_the_traceback_of_a_thread(program):
 
 def test_so_has_that_of_a_cell(program):
     cell = "import kubetorch as kt; kt.Compute(cpu=1)"
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "IPython", "--no-banner", "--colors=nocolor", "-c", cell],
         capture_output=True,
         text=True,
         timeout=60,
     )
-    said = done.stdout + done.stderr
-    assert "did you mean cpus?" in said
-    assert OURS not in said
+    output = completed.stdout + completed.stderr
+    assert "did you mean cpus?" in output
+    assert OURS not in output
 
 
 MISTAKES = {
@@ -205,10 +205,10 @@ def test_a_pod_that_runs_what_only_the_program_should_run_says_so(tmp_path, need
     assert "pods import" not in errors_of(path, "x")
 
 
-@pytest.mark.parametrize("what", MISTAKES)
-def test_a_mistake_is_named_with_what_would_be_right(program, what):
-    text = errors_of(program, *what.split())
-    assert MISTAKES[what] in text
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_named_with_what_would_be_right(program, mistake):
+    text = errors_of(program, *mistake.split())
+    assert MISTAKES[mistake] in text
     assert OURS not in text
 
 
@@ -218,14 +218,14 @@ def test_the_one_setting_that_is_named_is_enough(program):
     import program as users
 
     model = kt.cls(users.Model, name="pickled").to(compute, init_args={"path": "x"})
-    found, plain = model.make()
-    assert (found, plain.n) == ({1, 2}, 3)
+    values, plain = model.make()
+    assert (values, plain.n) == ({1, 2}, 3)
     with pytest.raises(AttributeError, match="did you mean run"):
         model.rum  # noqa: B018
-    done = subprocess.run(
+    completed = subprocess.run(
         ["kt", "call", "pickled:run", "-a", "[1]"], capture_output=True, text=True, timeout=60
     )
-    assert done.stdout == "Result: 1\n"
+    assert completed.stdout == "Result: 1\n"
     kt.cls(users.Model, name="pickled").teardown()
 
 
@@ -276,10 +276,12 @@ def kt_status(name):
 
 def test_the_cli_finds_a_service_as_its_function_is_called(program):
     errors_of(program, "typo")
-    done = kt_status("long_jo")
-    assert (done.returncode, "did you mean long-job?" in done.stderr) == (1, True)
-    done = subprocess.run(["kt", "teardown", "long_jo"], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, "did you mean long-job?" in done.stderr) == (1, True)
+    completed = kt_status("long_jo")
+    assert (completed.returncode, "did you mean long-job?" in completed.stderr) == (1, True)
+    completed = subprocess.run(
+        ["kt", "teardown", "long_jo"], capture_output=True, text=True, timeout=60
+    )
+    assert (completed.returncode, "did you mean long-job?" in completed.stderr) == (1, True)
     assert kt_status("long-job").returncode == 0
     # The name without the user name, or the branch, in front of it.
     assert "did you mean long-job?" in kt_status("job").stderr

@@ -49,23 +49,23 @@ def value(tmp_path):
 
 
 def test_commands_tell_exit_code_output_and_errors_one_after_the_other(value):
-    done = value.compute.run_bash(["echo out; echo err >&2", "echo why; exit 3"])
-    assert done == [[0, "out\n", "err\n"], [3, "", "why\n"]]
+    outputs = value.compute.run_bash(["echo out; echo err >&2", "echo why; exit 3"])
+    assert outputs == [[0, "out\n", "err\n"], [3, "", "why\n"]]
 
 
 def test_commands_run_where_the_workers_run(value):
     pod = value.service_config["pods"][0]["name"]
-    (done,) = value.compute.run_bash("pwd; echo $POD_NAME; ls", node=pod)
-    folder, name, *entries = done[1].split()
+    (output_of_pod,) = value.compute.run_bash("pwd; echo $POD_NAME; ls", node=pod)
+    folder, name, *entries = output_of_pod[1].split()
     assert (Path(folder).name, name) == ("work", pod)
     assert "shop" in entries
 
 
 def test_kt_exec_runs_a_command_in_a_pod(value):
     words = ["kt", "exec", value.service_name, "--", "sh", "-c", "echo $POD_NAME; exit 3"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=100)
+    completed = subprocess.run(words, capture_output=True, text=True, timeout=100)
     (pod,) = value.service_config["pods"]
-    assert (done.returncode, done.stdout) == (3, f"{pod['name']}\n")
+    assert (completed.returncode, completed.stdout) == (3, f"{pod['name']}\n")
 
 
 def test_a_pod_that_is_not_there_is_named(value):
@@ -80,14 +80,14 @@ def test_pods_are_chosen_by_their_index_too(tmp_path):
     handle = kt.fn(project.module(SOURCE).value, name="several").to(kt.Compute(replicas=2))
     try:
         names = handle.compute.pod_names()
-        for node, wanted in (
+        for node, expected_names in (
             (0, names[:1]),
             (1, names[1:]),
             ("1", names[1:]),
             ([1, 0], names[::-1]),
         ):
-            done = handle.compute.run_bash("echo -n $POD_NAME", node=node)
-            assert [output.strip() for _, output, _ in done] == wanted
+            outputs = handle.compute.run_bash("echo -n $POD_NAME", node=node)
+            assert [output.strip() for _, output, _ in outputs] == expected_names
         for node in (2, -1, True, [0, 2]):
             with pytest.raises(kt.SpecError, match=r"node is .*has no such pod"):
                 handle.compute.run_bash("true", node=node)
@@ -120,16 +120,16 @@ def test_a_compute_without_a_service_has_nowhere_to_run_commands():
         kt.Compute(cpus="1").run_bash("true")
 
 
-@pytest.mark.parametrize("way", ["pip_install", "pip", "uv pip", "python -m pip"])
-def test_what_is_installed_is_there_at_once_and_in_this_pod_alone(value, index, way):
+@pytest.mark.parametrize("installer", ["pip_install", "pip", "uv pip", "python -m pip"])
+def test_what_is_installed_is_there_at_once_and_in_this_pod_alone(value, index, installer):
     with pytest.raises(ModuleNotFoundError):
         value("delta")
     options = f"--no-index --find-links {index} delta"
-    if way == "pip_install":
+    if installer == "pip_install":
         value.compute.pip_install(options)
     else:
-        ((status, said, error),) = value.compute.run_bash(f"{way} install {options}")
-        assert status == 0, said + error
+        ((status, output, error),) = value.compute.run_bash(f"{installer} install {options}")
+        assert status == 0, output + error
     assert value("delta") == "delta 1.0"
     assert not list(Path(sys.prefix).glob("lib/python*/site-packages/delta.py"))
 
@@ -197,9 +197,9 @@ def test_sources_outside_the_project_are_seen_as_they_are_after_a_command(tmp_pa
 def test_a_token_for_calls_is_not_enough(value, service):
     (pod,) = value.service_config["pods"]
     view = kt.globals.session().get_workload("default", value.service_name)
-    place = urlsplit(pod["url"])
+    address = urlsplit(pod["url"])
     for token, status in ((view.token, 401), ((service / "token").read_text(), 200)):
-        connection = http.client.HTTPConnection(place.hostname, place.port, timeout=20)
+        connection = http.client.HTTPConnection(address.hostname, address.port, timeout=20)
         body = '{"step": {"command": "true"}}'
         connection.request("POST", "/v1/run", body, {"Authorization": f"Bearer {token}"})
         assert connection.getresponse().status == status
@@ -208,8 +208,8 @@ def test_a_token_for_calls_is_not_enough(value, service):
 
 def test_a_command_ends_with_the_client_that_wanted_it(value, service):
     (pod,) = value.service_config["pods"]
-    place = urlsplit(pod["url"])
-    connection = http.client.HTTPConnection(place.hostname, place.port, timeout=20)
+    address = urlsplit(pod["url"])
+    connection = http.client.HTTPConnection(address.hostname, address.port, timeout=20)
     body = '{"step": {"command": "echo $$; trap \\"\\" PIPE; sleep 50"}}'
     token = (service / "token").read_text()
     connection.request("POST", "/v1/run", body, {"Authorization": f"Bearer {token}"})

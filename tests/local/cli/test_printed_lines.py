@@ -46,32 +46,34 @@ def project(
 @pytest.fixture(scope="module")
 def say(project: UserProject) -> Iterator[kt.Fn]:
     module = project.module(SOURCE)
-    made = kt.fn(module.say, name=f"say{project.suffix}").to(kt.Compute(cpus="0.1"))
-    made()
-    yield made
-    made.teardown()
+    remote = kt.fn(module.say, name=f"say{project.suffix}").to(kt.Compute(cpus="0.1"))
+    remote()
+    yield remote
+    remote.teardown()
 
 
 def on_terminal(*command: str, cwd: Path | None = None) -> str:
     """What a command writes when both its streams are a terminal."""
-    here, there = pty.openpty()
+    reading_end, writing_end = pty.openpty()
     try:
         env = {**os.environ, "TERM": "xterm", "COLUMNS": "200"}
-        process = subprocess.Popen(command, stdout=there, stderr=there, cwd=cwd, env=env)
+        process = subprocess.Popen(
+            command, stdout=writing_end, stderr=writing_end, cwd=cwd, env=env
+        )
     finally:
-        os.close(there)
-    said = b""
+        os.close(writing_end)
+    shown = b""
     with contextlib.suppress(OSError):  # the other end is closed
-        while data := os.read(here, 65536):
-            said += data
-    os.close(here)
+        while data := os.read(reading_end, 65536):
+            shown += data
+    os.close(reading_end)
     process.wait(TIMEOUT)
-    return said.decode()
+    return shown.decode()
 
 
 def in_pipe(*command: str, cwd: Path | None = None) -> str:
-    done = subprocess.run(command, capture_output=True, cwd=cwd, timeout=TIMEOUT, check=False)
-    return (done.stdout + done.stderr).decode()
+    completed = subprocess.run(command, capture_output=True, cwd=cwd, timeout=TIMEOUT, check=False)
+    return (completed.stdout + completed.stderr).decode()
 
 
 def check(shown: str, *, is_raw: bool) -> None:

@@ -40,40 +40,40 @@ def jobs(tmp_path_factory):
 
 
 def run_kt(*words, **environ):
-    done = subprocess.run(
+    completed = subprocess.run(
         ["kt", *words], env={**os.environ, **environ}, capture_output=True, text=True, timeout=60
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert completed.returncode == 0, completed.stderr
+    return completed.stdout
 
 
 def test_all_namespaces_ages_and_time_zones(jobs):
     compute = kt.Compute(cpus="0.1")
     kt.fn(jobs.train).to(compute)
-    other = kt.fn(jobs.train, name="elsewhere").to(kt.Compute(cpus="0.1", namespace="research"))
+    elsewhere = kt.fn(jobs.train, name="elsewhere").to(kt.Compute(cpus="0.1", namespace="research"))
     assert "elsewhere" not in run_kt("list")
     header, *rows = run_kt("list", "-A", TZ="Asia/Tokyo").splitlines()
     assert header.split()[:2] == ["NAMESPACE", "RESOURCE"]
-    found = {row.split()[1]: row for row in rows}
-    assert found["elsewhere"].startswith("research ")
-    assert found["train"].startswith("default ")
-    assert re.search(r"  \d+s  .* \d{4}-\d\d-\d\d \d\d:\d\d:\d\d JST  ", found["train"])
-    assert {one["namespace"] for one in json.loads(run_kt("list", "-A", "--json"))} == {
-        *("default", "research")
-    }
+    row_by_name = {row.split()[1]: row for row in rows}
+    assert row_by_name["elsewhere"].startswith("research ")
+    assert row_by_name["train"].startswith("default ")
+    assert re.search(r"  \d+s  .* \d{4}-\d\d-\d\d \d\d:\d\d:\d\d JST  ", row_by_name["train"])
+    assert {
+        listed_service["namespace"] for listed_service in json.loads(run_kt("list", "-A", "--json"))
+    } == {*("default", "research")}
     assert re.search(r"Created: .* JST \(\d+s ago\)", run_kt("describe", "train", TZ="Asia/Tokyo"))
-    other.teardown()
+    elsewhere.teardown()
 
 
 def test_progress_is_shown_among_the_calls(jobs):
     call = kt.fn(jobs.train).to(kt.Compute(cpus="0.1")).spawn(4)
-    wanted = {"current": 4, "total": 4, "message": "epoch 4"}
+    expected_progress = {"current": 4, "total": 4, "message": "epoch 4"}
     # The last report, too, which comes less than a second after the one before.
     for _ in range(100):
-        found = json.loads(run_kt("calls", "show", call.id, "--json"))["progress"]
-        if found == wanted:
+        progress = json.loads(run_kt("calls", "show", call.id, "--json"))["progress"]
+        if progress == expected_progress:
             break
-    assert found == wanted
+    assert progress == expected_progress
     header, row = run_kt("calls").splitlines()
     assert dict(zip(header.split(), row.split(), strict=True))["PROGRESS"] == "100%"
     assert "Progress: 100% 4/4 epoch 4\n" in run_kt("calls", "show", call.id)
@@ -214,9 +214,9 @@ def test_where_there_are_no_bars_a_line_says_what_a_deploy_waits_for(shown, is_d
         text = on_a_terminal(shown, *words, TERM="dumb")
     else:
         command = [sys.executable, str(shown), *words]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        assert done.returncode == 0
-        text = done.stderr
+        completed = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert completed.returncode == 0
+        text = completed.stderr
     assert "\x1b" not in text
     lines = text.splitlines()
     assert f"({name}) step 2/2: RUN sleep 12; echo second # force" in lines

@@ -32,9 +32,9 @@ def kt(tmp_path):
 
     async def ask(server, arguments):
         async with FakeApiServer(server) as api:
-            done = await asyncio.to_thread(ask_at, api.url, arguments)
+            completed = await asyncio.to_thread(ask_at, api.url, arguments)
         assert server.writes == []
-        return done
+        return completed
 
     def ask_at(url, arguments):
         file = tmp_path / "kubeconfig"
@@ -51,39 +51,41 @@ def kt(tmp_path):
             timeout=100,
         )
 
-    run.at = ask_at
+    run.run_at = ask_at
     return run
 
 
-def deployment(done):
-    assert done.returncode == 0, done.stderr
-    (found,) = (one for one in json.loads(done.stdout) if one["kind"] == "Deployment")
-    return found["spec"]
+def deployment(completed):
+    assert completed.returncode == 0, completed.stderr
+    (deployment_object,) = (
+        manifest for manifest in json.loads(completed.stdout) if manifest["kind"] == "Deployment"
+    )
+    return deployment_object["spec"]
 
 
 @pytest.mark.parametrize("command", ["install", "upgrade"])
 def test_a_dry_run_has_the_values_that_were_given_before(kt, command):
     shown = (command, "--dry-run", "--json", "--set", "logLevel=debug")
-    found = deployment(kt(*shown, replicas=3, image={"repository": MIRROR}))
-    (container,) = found["template"]["spec"]["containers"]
-    assert found["replicas"] == 3
+    spec = deployment(kt(*shown, replicas=3, image={"repository": MIRROR}))
+    (container,) = spec["template"]["spec"]["containers"]
+    assert spec["replicas"] == 3
     assert container["image"] == f"{MIRROR}:{__version__}"
     assert {"name": "KT_LOG_LEVEL", "value": "debug"} in container["env"]
 
 
 def test_a_dry_run_says_that_no_cluster_told_it_what_was_given_before(kt):
-    done = kt.at("http://127.0.0.1:1", ("install", "--dry-run", "--json"))
-    assert deployment(done)["replicas"] == 1
-    assert "values that were given before, if any, are not in it" in done.stderr
+    completed = kt.run_at("http://127.0.0.1:1", ("install", "--dry-run", "--json"))
+    assert deployment(completed)["replicas"] == 1
+    assert "values that were given before, if any, are not in it" in completed.stderr
 
 
 def test_an_upgrade_does_not_leave_the_image_of_the_version_before(kt):
     image = {"repository": MIRROR, "tag": OLD, "digest": ""}
     for command in (("upgrade",), ("install",), ("upgrade", "--dry-run")):
-        done = kt(*command, version=OLD, image=image)
-        assert done.returncode == 1
-        assert f"the image {MIRROR}:{OLD} was given to the installed {OLD}" in done.stderr
-        assert f"kt upgrade -n {SPACE} --image {MIRROR}:{__version__}" in done.stderr
+        completed = kt(*command, version=OLD, image=image)
+        assert completed.returncode == 1
+        assert f"the image {MIRROR}:{OLD} was given to the installed {OLD}" in completed.stderr
+        assert f"kt upgrade -n {SPACE} --image {MIRROR}:{__version__}" in completed.stderr
     shown = ("upgrade", "--dry-run", "--json", "--image", f"{MIRROR}:2")
     (container,) = deployment(kt(*shown, version=OLD, image=image))["template"]["spec"][
         "containers"
@@ -93,16 +95,16 @@ def test_an_upgrade_does_not_leave_the_image_of_the_version_before(kt):
 
 def test_an_older_package_takes_nothing_back_unasked(kt):
     for command in ("upgrade", "install"):
-        done = kt(command, version="999.0.0")
-        assert done.returncode == 1
-        assert "Kubetorch 999.0.0 is installed" in done.stderr
+        completed = kt(command, version="999.0.0")
+        assert completed.returncode == 1
+        assert "Kubetorch 999.0.0 is installed" in completed.stderr
     deployment(kt("upgrade", "--downgrade", "--dry-run", "--json", version="999.0.0"))
 
 
 def test_a_kept_value_that_is_known_no_more_can_be_forgotten(kt):
-    done = kt("upgrade", logLevels="debug")
-    assert done.returncode == 1
-    assert "values that were given to the installed" in done.stderr
-    assert "--reset-values" in done.stderr
+    completed = kt("upgrade", logLevels="debug")
+    assert completed.returncode == 1
+    assert "values that were given to the installed" in completed.stderr
+    assert "--reset-values" in completed.stderr
     for options in (("--reset-values",), ("--set", "logLevels=null")):
         deployment(kt("upgrade", "--dry-run", "--json", *options, logLevels="debug"))

@@ -177,8 +177,8 @@ def test_a_shell_and_a_forwarded_port_take_the_right_to_run_commands(
 )
 def test_a_token_is_for_what_who_asks_may_do(shared: World, verbs: list[str], status: int) -> None:
     body = json.dumps({"verbs": verbs}).encode()
-    found, answer = shared.request("POST", workload("a", "f", "token"), "ann's", body)
-    assert found == status, answer
+    answer_status, answer = shared.request("POST", workload("a", "f", "token"), "ann's", body)
+    assert answer_status == status, answer
     if status == 200:
         key = tokens.workload_key(SECRET, "a/f")
         claims = tokens.verify(key, answer["token"], audience="a/f", now=time.time())
@@ -248,9 +248,9 @@ def test_blobs_of_a_namespace_are_nobody_elses(shared: World) -> None:
 
 
 def test_what_pods_of_others_wrote_is_for_who_may_read_their_logs(world: World) -> None:
-    made = PodStatus("h-0", 0, "Failed", "", uid="1")
-    found = PodStatus("postgres-0", 1, "Running", "", uid="2", is_ours=False)
-    world.backend.named["a", "h"] = [made, found]
+    our_pod = PodStatus("h-0", 0, "Failed", "", uid="1")
+    foreign_pod = PodStatus("postgres-0", 1, "Running", "", uid="2", is_ours=False)
+    world.backend.named["a", "h"] = [our_pod, foreign_pod]
     for pod in ("h-0", "postgres-0"):
         line = {"time": 1.0, "text": f"of {pod}"}
         world.backend.logs["a", pod] = [json.dumps(line).encode()]
@@ -336,8 +336,8 @@ def test_what_changes_something_is_written_down(
     shared.request("DELETE", workload("b", "g"), "ann's")
     shared.request("DELETE", workload("b", "g"), "stranger's")
     lines = [json.loads(record.getMessage()) for record in caplog.records]
-    found = [(line["user"], line["verb"], line["namespace"], line["name"]) for line in lines]
-    assert found == [
+    audit = [(line["user"], line["verb"], line["namespace"], line["name"]) for line in lines]
+    assert audit == [
         ("ann", "create+get", "a", "f"),
         ("ann", "delete", "b", "g"),
         (None, "delete", "b", "g"),

@@ -41,17 +41,17 @@ class Cluster:
 
     def __init__(self) -> None:
         self.objects = ObjectServer(*KINDS)
-        self.asked, self.answers = asyncio.Event(), asyncio.Event()
+        self.was_asked, self.answers = asyncio.Event(), asyncio.Event()
         self.paths: list[str] = []
         for pod in ("here-0", "there-0"):
-            named = dict(one.split("=") for one in PODS_OF_CONTROLLER.split(","))
+            named = dict(label.split("=") for label in PODS_OF_CONTROLLER.split(","))
             metadata = {"name": pod, "namespace": "kubetorch", "labels": named}
             self.objects.put(PODS, {"kind": "Pod", "apiVersion": "v1", "metadata": metadata})
 
     async def __call__(self, exchange: Exchange) -> None:
         self.paths.append(path := exchange.request.path)
         if path.endswith(f"/{WORKLOADS.plural}"):
-            self.asked.set()
+            self.was_asked.set()
             await self.answers.wait()
         if path.endswith("reviews"):
             exchange.answer(201, {**exchange.request.json, "status": ANN})
@@ -65,21 +65,31 @@ class Cluster:
     @property
     def marked(self) -> list[str]:
         """The pods that are said to lead."""
-        found = [one["metadata"] for (at, _), one in self.objects.objects.items() if at == PODS]
-        return [one["name"] for one in found if one["labels"].get(labels.LEADS) == "true"]
+        metadata_of_pods = [
+            stored["metadata"]
+            for (collection, _), stored in self.objects.objects.items()
+            if collection == PODS
+        ]
+        return [
+            metadata["name"]
+            for metadata in metadata_of_pods
+            if metadata["labels"].get(labels.LEADS) == "true"
+        ]
 
     def mark(self, *pods: str) -> None:
         """Somebody else says that these lead."""
-        for (at, name), pod in list(self.objects.objects.items()):
-            if at == PODS:
+        for (collection, name), pod in list(self.objects.objects.items()):
+            if collection == PODS:
                 tags = {**pod["metadata"]["labels"], labels.LEADS: "true"}
                 if name not in pods:
                     del tags[labels.LEADS]
-                self.objects.put(at, {**pod, "metadata": {**pod["metadata"], "labels": tags}})
+                self.objects.put(
+                    collection, {**pod, "metadata": {**pod["metadata"], "labels": tags}}
+                )
 
-    def give_lead_to(self, other: str) -> None:
-        held = self.objects.objects[LEASES, NAME]
-        self.objects.put(LEASES, {**held, "spec": {**held["spec"], "holderIdentity": other}})
+    def give_lead_to(self, pod: str) -> None:
+        lease = self.objects.objects[LEASES, NAME]
+        self.objects.put(LEASES, {**lease, "spec": {**lease["spec"], "holderIdentity": pod}})
 
 
 class Process:
@@ -144,7 +154,7 @@ def run(
             FakeApiServer(cluster) as server,
             controller(server.url, folder, **variables) as process,
         ):
-            await cluster.asked.wait()  # it leads, and has begun to take up what there is
+            await cluster.was_asked.wait()  # it leads, and has begun to take up what there is
             await body(cluster, process)
 
     asyncio.run(asyncio.wait_for(main(), 110))
@@ -158,62 +168,64 @@ async def until(condition: Callable[[], object], seconds: float = 40.0) -> None:
 
 
 def test_one_that_takes_long_to_start_answers_that_it_lives(tmp_path: Path) -> None:
-    async def body(cluster: Cluster, here: Process) -> None:
-        status, found = await asyncio.wait_for(here.answers(routes.HEALTH), 40)
-        assert (status, found["status"]) == (200, "standby")
-        assert (await here.answers(routes.STATUS))[0] == 503
+    async def body(cluster: Cluster, controller: Process) -> None:
+        status, health = await asyncio.wait_for(controller.answers(routes.HEALTH), 40)
+        assert (status, health["status"]) == (200, "standby")
+        assert (await controller.answers(routes.STATUS))[0] == 503
         cluster.answers.set()
         await until(lambda: cluster.marked)
         assert cluster.marked == ["here-0"]
-        assert (await here.answers(routes.HEALTH))[0] == 200
-        assert (await here.answers(routes.STATUS))[0] == 401
+        assert (await controller.answers(routes.HEALTH))[0] == 200
+        assert (await controller.answers(routes.STATUS))[0] == 401
 
     run(tmp_path, body)
 
 
 def test_one_that_loses_the_lead_while_it_starts_ends_unmarked(tmp_path: Path) -> None:
-    async def body(cluster: Cluster, here: Process) -> None:
+    async def body(cluster: Cluster, controller: Process) -> None:
         cluster.mark("there-0")
         cluster.give_lead_to("there-0_1234")
-        assert await asyncio.wait_for(here.process.wait(), 40) == 1
+        assert await asyncio.wait_for(controller.process.wait(), 40) == 1
         assert (cluster.marked, cluster.holder) == (["there-0"], "there-0_1234")
 
     run(tmp_path, body)
 
 
 def test_one_that_is_stopped_while_it_starts_gives_the_lead_away(tmp_path: Path) -> None:
-    async def body(cluster: Cluster, here: Process) -> None:
+    async def body(cluster: Cluster, controller: Process) -> None:
         assert cluster.holder.startswith("here-0_")
-        here.process.terminate()
-        assert await asyncio.wait_for(here.process.wait(), 40) == 0
+        controller.process.terminate()
+        assert await asyncio.wait_for(controller.process.wait(), 40) == 0
         assert (cluster.marked, cluster.holder) == ([], "")
 
     run(tmp_path, body)
 
 
 def test_the_mark_that_another_one_takes_from_the_leader_comes_back(tmp_path: Path) -> None:
-    async def body(cluster: Cluster, here: Process) -> None:
+    async def body(cluster: Cluster, controller: Process) -> None:
         cluster.answers.set()
         await until(lambda: cluster.marked == ["here-0"])
         cluster.mark("there-0")
         await until(lambda: cluster.marked == ["here-0"])
-        here.process.terminate()
-        assert await asyncio.wait_for(here.process.wait(), 40) == 0
+        controller.process.terminate()
+        assert await asyncio.wait_for(controller.process.wait(), 40) == 0
         assert (cluster.marked, cluster.holder) == (["here-0"], "")
 
     run(tmp_path, body)
 
 
 def test_one_for_some_namespaces_lists_secrets_and_volumes_of_those_alone(tmp_path: Path) -> None:
-    async def body(cluster: Cluster, here: Process) -> None:
+    async def body(cluster: Cluster, controller: Process) -> None:
         cluster.answers.set()
         await until(lambda: cluster.marked)
         for path in (routes.SECRETS, routes.VOLUMES):
-            assert await here.answers(path, "ann's") == (200, [])
-        asked = [path for path in cluster.paths if path.startswith("/api/v1/namespaces/")]
+            assert await controller.answers(path, "ann's") == (200, [])
+        namespaced_paths = [
+            path for path in cluster.paths if path.startswith("/api/v1/namespaces/")
+        ]
         for plural in ("secrets", "persistentvolumeclaims"):
             assert f"/api/v1/{plural}" not in cluster.paths
-            assert f"/api/v1/namespaces/team/{plural}" in asked
-            assert f"/api/v1/namespaces/side/{plural}" in asked
+            assert f"/api/v1/namespaces/team/{plural}" in namespaced_paths
+            assert f"/api/v1/namespaces/side/{plural}" in namespaced_paths
 
     run(tmp_path, body, KT_WATCH_NAMESPACES="team,side")

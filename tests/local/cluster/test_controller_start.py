@@ -55,7 +55,7 @@ class BusyServer:
 
     def __init__(self, refusals: int) -> None:
         self.refusals = refusals
-        self.asked = 0
+        self.request_count = 0
         self.has_pods = True
         self.discovery = self
 
@@ -67,8 +67,8 @@ class BusyServer:
         return await self.find(manifest["apiVersion"], manifest["kind"])
 
     async def get(self, ref: Ref) -> Object:
-        self.asked += 1
-        if self.asked <= self.refusals:
+        self.request_count += 1
+        if self.request_count <= self.refusals:
             error = KubernetesRequestError("the API server answered 429 TooManyRequests")
             error.status_code = 429
             raise error
@@ -103,7 +103,7 @@ class BusyServer:
 
 
 @contextlib.asynccontextmanager
-async def started(server: BusyServer, told: asyncio.Event) -> AsyncIterator[KubernetesBackend]:
+async def started(server: BusyServer, changed: asyncio.Event) -> AsyncIterator[KubernetesBackend]:
     unused: Any = None
     backend = KubernetesBackend(
         cast("Client", server),
@@ -114,17 +114,17 @@ async def started(server: BusyServer, told: asyncio.Event) -> AsyncIterator[Kube
     )
     try:
         await backend.start([[SPEC]])
-        backend.watch(lambda namespace, name: told.set())
+        backend.watch(lambda namespace, name: changed.set())
         yield backend
     finally:
         await backend.close(pods=False)
 
 
-async def known(backend: KubernetesBackend) -> list[PodStatus]:
+async def pods_once_known(backend: KubernetesBackend) -> list[PodStatus]:
     """The pods, once it is known who made them."""
-    while not (found := backend.pods(*KEY)):
+    while not (pods := backend.pods(*KEY)):
         await clock_loop.pause(0.1)
-    return found
+    return pods
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
@@ -133,14 +133,18 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 
 def test_a_workload_that_could_not_be_looked_at_is_looked_at_again_until_it_can() -> None:
     async def main() -> None:
-        server, told = BusyServer(refusals=4), asyncio.Event()
-        async with started(server, told) as backend:
+        server, changed = BusyServer(refusals=4), asyncio.Event()
+        async with started(server, changed) as backend:
             assert "429" in backend.trouble(*KEY).reason
             while backend.trouble(*KEY).reason:
-                told.clear()
-                await told.wait()
-            assert server.asked == 6  # the last of them for the owner of its pods
-            assert [one.name for one in await known(backend) if one.is_retiring] == ["train-0"]
+                changed.clear()
+                await changed.wait()
+            assert server.request_count == 6  # the last of them for the owner of its pods
+            assert [
+                pod_status.name
+                for pod_status in await pods_once_known(backend)
+                if pod_status.is_retiring
+            ] == ["train-0"]
 
     run(main())
 
@@ -148,8 +152,11 @@ def test_a_workload_that_could_not_be_looked_at_is_looked_at_again_until_it_can(
 def test_until_then_none_of_its_pods_is_taken_for_one_of_an_older_template() -> None:
     async def main() -> None:
         async with started(BusyServer(refusals=1), asyncio.Event()) as backend:
-            found = [(one.name, one.is_retiring) for one in await known(backend)]
-            assert found == [("train-1", False), ("train-0", False)]
+            retiring_by_pod = [
+                (pod_status.name, pod_status.is_retiring)
+                for pod_status in await pods_once_known(backend)
+            ]
+            assert retiring_by_pod == [("train-1", False), ("train-0", False)]
 
     run(main())
 
@@ -160,7 +167,7 @@ def test_a_backend_that_is_closed_looks_no_more() -> None:
         async with started(server, asyncio.Event()):
             pass
         await clock_loop.pause(3600)
-        assert server.asked == 1
+        assert server.request_count == 1
 
     run(main())
 
@@ -171,8 +178,8 @@ def test_a_workload_that_is_torn_down_is_looked_at_no_more() -> None:
         server.has_pods = False
         async with started(server, asyncio.Event()) as backend:
             await backend.delete(*KEY, grace=1)
-            asked = server.asked
+            count_before = server.request_count
             await clock_loop.pause(3600)
-            assert (server.asked, backend.trouble(*KEY).reason) == (asked, "")
+            assert (server.request_count, backend.trouble(*KEY).reason) == (count_before, "")
 
     run(main())

@@ -61,15 +61,15 @@ ANSWERS = {
 
 
 @contextmanager
-def _server(answer: bytes, *, again: bytes = b"") -> Iterator[str]:
-    """A server that answers whatever it is asked, and then goes on with `again`."""
+def _server(answer: bytes, *, repeated: bytes = b"") -> Iterator[str]:
+    """A server that answers whatever it is asked, and then goes on with `repeated`."""
 
     def serve(connection: socket) -> None:
         with connection, suppress(OSError):
             connection.recv(65536)
             connection.sendall(answer)
-            while again:
-                connection.sendall(again)
+            while repeated:
+                connection.sendall(repeated)
                 time.sleep(0.05)
 
     def accept() -> None:
@@ -114,7 +114,7 @@ def test_what_is_no_answer_of_kubernetes_is_a_doubt(home: Path, answer: bytes) -
 
 
 @pytest.mark.parametrize(
-    ("begin", "again"),
+    ("begin", "repeated"),
     [
         (b"HTTP/1.1 200 OK\r\n", b"X-A: b\r\n"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\n \r\n"),
@@ -122,9 +122,9 @@ def test_what_is_no_answer_of_kubernetes_is_a_doubt(home: Path, answer: bytes) -
     ids=["head", "body"],
 )
 def test_an_answer_without_end_is_waited_for_no_longer(
-    home: Path, begin: bytes, again: bytes
+    home: Path, begin: bytes, repeated: bytes
 ) -> None:
-    with _server(begin, again=again) as server:
+    with _server(begin, repeated=repeated) as server:
         start = time.monotonic()
         assert _detect(home, server).is_doubtful
         assert time.monotonic() - start < PATIENCE + 15

@@ -17,13 +17,15 @@ GOING = {"deletionTimestamp": "2026-01-01T00:00:00Z"}
 
 
 async def install(server, namespace="kubetorch", **values):
-    said = []
+    report_lines = []
     async with server.client() as client:
-        done = await apply.apply(client, Chart(), values, namespace=namespace, report=said.append)
-    return done, said
+        installed = await apply.apply(
+            client, Chart(), values, namespace=namespace, report=report_lines.append
+        )
+    return installed, report_lines
 
 
-def scenario(wanted):
+def scenario(body):
     """Runs a test with a server in which there are two namespaces for services."""
 
     def run():
@@ -31,11 +33,11 @@ def scenario(wanted):
             async with SmallApiServer() as server:
                 for name in ("research", "team"):
                     server.put("v1", "Namespace", "", name)
-                await wanted(server)
+                await body(server)
 
         asyncio.run(serve())
 
-    run.__name__ = wanted.__name__
+    run.__name__ = body.__name__
     return run
 
 
@@ -53,12 +55,12 @@ def refused(server, *words):
 async def test_the_definition_is_given_up_and_not_deleted_with_all_services(server):
     await install(server)
     server.workload("team", "f")
-    done, said = await install(server, crd={"create": False})
+    installed, report_lines = await install(server, crd={"create": False})
     definition = server.take("CustomResourceDefinition", DEFINITION)
     assert "kubetorch.com/install-namespace" not in definition["metadata"]["labels"]
     assert "app.kubernetes.io/managed-by" not in definition["metadata"]["labels"]
-    assert f"kept CustomResourceDefinition {DEFINITION}" in said
-    assert "kept" in done.changes.values()
+    assert f"kept CustomResourceDefinition {DEFINITION}" in report_lines
+    assert "kept" in installed.changes.values()
     assert server.names("KubetorchWorkload") == {"team/f"}
     # Another installation may have it then.
     await install(server, watchNamespaces=["team"], crd={"create": False})
@@ -70,9 +72,9 @@ async def test_the_definition_is_given_up_and_not_deleted_with_all_services(serv
 @scenario
 async def test_what_the_chart_has_no_more_is_deleted(server):
     await install(server)
-    done, _ = await install(server, networkPolicy={"enabled": False})
+    installed, _ = await install(server, networkPolicy={"enabled": False})
     assert server.names("NetworkPolicy") == set()
-    assert list(done.changes.values()).count("deleted") == 1
+    assert list(installed.changes.values()).count("deleted") == 1
 
 
 @scenario

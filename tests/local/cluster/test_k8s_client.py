@@ -31,10 +31,10 @@ async def client_of(handler, *, user=None, patience=20.0, timeout=30.0, variable
 
 def answers(*replies):
     """A handler that gives these replies in turn, and the last one again and again."""
-    left = list(replies)
+    replies_left = list(replies)
 
     async def handler(exchange):
-        reply = left.pop(0) if len(left) > 1 else left[0]
+        reply = replies_left.pop(0) if len(replies_left) > 1 else replies_left[0]
         result = reply(exchange)
         if asyncio.iscoroutine(result):
             await result
@@ -79,10 +79,10 @@ def test_a_list_is_fetched_in_pages_and_its_items_say_what_they_are():
 
     async def scenario():
         async with client_of(handler) as (client, server):
-            found = await client.list(Selection(PODS, "team", labels="app=web"), page=1)
-            assert [item["metadata"]["name"] for item in found.items] == ["p", "p1", "p2"]
-            assert found.items[0]["kind"] == "Pod"
-            assert found.resource_version == "9"
+            pods = await client.list(Selection(PODS, "team", labels="app=web"), page=1)
+            assert [item["metadata"]["name"] for item in pods.items] == ["p", "p1", "p2"]
+            assert pods.items[0]["kind"] == "Pod"
+            assert pods.resource_version == "9"
             assert {request.query["labelSelector"] for request in server.requests} == {"app=web"}
             assert {request.query["limit"] for request in server.requests} == {"1"}
 
@@ -100,8 +100,8 @@ def test_pages_that_the_server_forgot_are_replaced_by_one_list():
 
     async def scenario():
         async with client_of(handler) as (client, _):
-            found = await client.list(Selection(PODS))
-            assert [item["metadata"]["name"] for item in found.items] == ["a", "b"]
+            pods = await client.list(Selection(PODS))
+            assert [item["metadata"]["name"] for item in pods.items] == ["a", "b"]
 
     asyncio.run(scenario())
 
@@ -183,12 +183,12 @@ def test_patches_and_deletions_say_what_is_meant():
             await client.delete(
                 WEB, propagation="Foreground", preconditions={"uid": "u1"}, grace_seconds=0
             )
-            merge, operations, one = server.requests
+            merge, operations, deletion = server.requests
             assert merge.header("content-type") == "application/merge-patch+json"
             assert operations.header("content-type") == "application/json-patch+json"
-            assert one.json["preconditions"] == {"uid": "u1"}
-            assert one.json["propagationPolicy"] == "Foreground"
-            assert one.json["gracePeriodSeconds"] == 0
+            assert deletion.json["preconditions"] == {"uid": "u1"}
+            assert deletion.json["propagationPolicy"] == "Foreground"
+            assert deletion.json["gracePeriodSeconds"] == 0
 
     asyncio.run(scenario())
 
@@ -298,7 +298,7 @@ def test_a_server_that_is_busy_for_longer_than_the_patience_is_an_error_at_once(
 
 
 def test_requests_that_wait_until_they_may_be_sent_again_hold_up_no_other():
-    asked = asyncio.Event()
+    all_asked = asyncio.Event()
     busy = []
 
     async def handler(exchange):
@@ -308,13 +308,13 @@ def test_requests_that_wait_until_they_may_be_sent_again_hold_up_no_other():
         busy.append(exchange)
         exchange.refuse(429, "TooManyRequests", Retry_After="60")
         if len(busy) == CONCURRENCY:
-            asked.set()
+            all_asked.set()
 
     async def scenario():
         async with client_of(handler, patience=100.0) as (client, _):
             gets = [client.get(Ref(PODS, f"p{number}", "team")) for number in range(CONCURRENCY)]
             waiting = asyncio.gather(*gets)
-            await asked.wait()
+            await all_asked.wait()
             assert (await client.get(WEB))["metadata"]["name"] == "web"
             assert not waiting.done()
             waiting.cancel()
@@ -392,21 +392,21 @@ def test_a_silent_server_is_an_error_within_the_timeout():
 
 @pytest.mark.parametrize("delay", [0.0, 0.05])
 def test_what_a_server_says_unasked_is_not_taken_for_the_next_answer(delay):
-    said = asyncio.Event()
+    extra_was_sent = asyncio.Event()
 
     async def handler(exchange):
         exchange.answer(200, pod("web", 1))
         await exchange.writer.drain()
         await asyncio.sleep(delay)
         exchange.answer(200, {"kind": "Secret"})
-        said.set()
+        extra_was_sent.set()
 
     async def scenario():
         async with client_of(handler) as (client, _):
             for _ in range(3):
                 assert (await client.get(WEB))["kind"] == "Pod"
-                await said.wait()
-                said.clear()
+                await extra_was_sent.wait()
+                extra_was_sent.clear()
                 for _ in range(5):  # however late this wakes up, the loop has seen what came
                     await asyncio.sleep(0.01)
 
@@ -524,17 +524,17 @@ time.sleep(100)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("import sys; sys.exit('session expired')", "status 1: session expired"),
         ("print('Please log in at https://…')", "printed no credential"),
         ("print('{}')", "printed no credential"),
     ],
 )
-def test_a_plugin_that_fails_says_why(tmp_path, text, said):
+def test_a_plugin_that_fails_says_why(tmp_path, text, message):
     async def scenario():
         async with client_of(answers(ok({})), user=plugin(tmp_path, text)) as (client, _):
-            with pytest.raises(errors.KubernetesCredentialsError, match=said):
+            with pytest.raises(errors.KubernetesCredentialsError, match=message):
                 await client.get(WEB)
 
     asyncio.run(scenario())

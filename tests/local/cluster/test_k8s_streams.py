@@ -53,10 +53,10 @@ def test_a_program_runs_to_its_end(runs, code):
 
     async def scenario():
         async with client_of(handler) as (client, server):
-            done = await pod_streams.run(
+            completed = await pod_streams.run(
                 client, WEB, ["ls", "-l", "a b"], container="main", timeout=30
             )
-            assert done == pod_streams.Completed(code, b"out", b"err")
+            assert completed == pod_streams.Completed(code, b"out", b"err")
             target = server.requests[0].target
             assert target.startswith("/api/v1/namespaces/team/pods/web/exec?")
             assert "command=ls&command=-l&command=a+b&container=main&stdout=1&stderr=1" in target
@@ -163,18 +163,18 @@ def test_a_connection_that_breaks_is_no_end_of_the_program(runs):
 
 def test_a_program_that_takes_too_long_is_left_when_its_time_is_over(runs):
     async def scenario():
-        left = asyncio.Event()
+        client_left = asyncio.Event()
 
         async def handler(exchange):
             channels = await ServerChannels.accept(exchange, V5)
             while await channels.receive() is not None:
                 pass
-            left.set()
+            client_left.set()
 
         async with client_of(handler) as (client, _):
             with pytest.raises(TimeoutError):
                 await pod_streams.run(client, WEB, ["sleep"], timeout=2.0)
-            await asyncio.wait_for(left.wait(), 30)
+            await asyncio.wait_for(client_left.wait(), 30)
 
     runs(scenario)
 
@@ -345,8 +345,8 @@ def test_a_forward_survives_that_the_server_was_away(runs):
 def test_a_wrong_certificate_is_refused_for_streams_too(runs):
     async def scenario():
         async with client_of(echo) as (client, _):
-            other = Pem(data=Authority().pem)
-            cluster = dataclasses.replace(client.access.cluster, authority=other)
+            foreign_authority = Pem(data=Authority().pem)
+            cluster = dataclasses.replace(client.access.cluster, authority=foreign_authority)
             access = dataclasses.replace(client.access, cluster=cluster)
             async with Client(access, variables={}) as wary:
                 with pytest.raises(errors.KubernetesCredentialsError, match="does not verify"):

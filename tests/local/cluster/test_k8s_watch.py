@@ -29,18 +29,18 @@ class Script:
     def __init__(self, lists, *watches):
         self.lists = list(lists)
         self.watches = list(watches)
-        self.seen = []
+        self.requests_seen = []
 
     async def __call__(self, exchange):
         query = exchange.request.query
         if "watch" not in query:
-            self.seen.append("list")
+            self.requests_seen.append("list")
             listed = self.lists.pop(0) if len(self.lists) > 1 else self.lists[0]
             exchange.answer(200, listed) if isinstance(listed, dict) else await listed(exchange)
             return
         assert query["allowWatchBookmarks"] == "true"
         assert query["labelSelector"] == "app=web"
-        self.seen.append(int(query["resourceVersion"]))
+        self.requests_seen.append(int(query["resourceVersion"]))
         if self.watches:
             await self.watches.pop(0)(exchange)
         else:
@@ -58,7 +58,7 @@ async def watching(script, on_change=None):
         yield informer, server
 
 
-class Told:
+class ChangeLog:
     """Remembers what changed."""
 
     def __init__(self):
@@ -82,12 +82,17 @@ def test_what_is_listed_and_what_changes_is_told_in_order():
         await exchange.hang()
 
     async def scenario():
-        told = Told()
-        async with watching(Script([listing(5, pod("a", 3))], watch), told) as (informer, _):
+        change_log = ChangeLog()
+        async with watching(Script([listing(5, pod("a", 3))], watch), change_log) as (informer, _):
             await informer.listed(timeout=30)
             assert informer.get("a", "team") is not None
-            await informer.until(lambda _: len(told.changes) == 4, timeout=30)
-        assert told.changes == [("added", "a"), ("added", "b"), ("modified", "a"), ("deleted", "b")]
+            await informer.until(lambda _: len(change_log.changes) == 4, timeout=30)
+        assert change_log.changes == [
+            ("added", "a"),
+            ("added", "b"),
+            ("modified", "a"),
+            ("deleted", "b"),
+        ]
         assert informer.get("a", "team")["metadata"]["resourceVersion"] == "7"
 
     asyncio.run(scenario())
@@ -103,13 +108,13 @@ def test_a_watch_that_is_cut_in_mid_line_goes_on_at_the_last_bookmark():
         await exchange.hang()
 
     async def scenario():
-        told = Told()
+        change_log = ChangeLog()
         script = Script([listing(5)], watch, next_watch)
-        async with watching(script, told) as (informer, _):
+        async with watching(script, change_log) as (informer, _):
             await informer.until(has("b", "c"), timeout=30)
             assert informer.error is None
-        assert script.seen == ["list", 5, 40]
-        assert told.changes == [("added", "b"), ("added", "c")]
+        assert script.requests_seen == ["list", 5, 40]
+        assert change_log.changes == [("added", "b"), ("added", "c")]
 
     asyncio.run(scenario())
 
@@ -124,13 +129,13 @@ def test_a_forgotten_version_is_listed_anew_and_deletions_are_told(as_event):
             exchange.refuse(410, "Expired")
 
     async def scenario():
-        told = Told()
+        change_log = ChangeLog()
         script = Script([listing(5, pod("a", 1), pod("b", 2)), listing(90, pod("b", 2))], watch)
-        async with watching(script, told) as (informer, _):
+        async with watching(script, change_log) as (informer, _):
             await informer.until(has("b"), timeout=30)
-            await informer.until(lambda _: len(script.seen) == 4, timeout=30)
-        assert script.seen == ["list", 5, "list", 90]
-        assert told.changes == [("added", "a"), ("added", "b"), ("deleted", "a")]
+            await informer.until(lambda _: len(script.requests_seen) == 4, timeout=30)
+        assert script.requests_seen == ["list", 5, "list", 90]
+        assert change_log.changes == [("added", "a"), ("added", "b"), ("deleted", "a")]
 
     asyncio.run(scenario())
 
@@ -148,7 +153,7 @@ def test_a_server_that_goes_and_comes_back_is_listened_to_again():
         script = Script([listing(5)], hang, next_watch)
         async with watching(script) as (informer, server):
             await informer.listed(timeout=30)
-            while len(script.seen) < 2:
+            while len(script.requests_seen) < 2:
                 await asyncio.sleep(0.01)
             await server.stop()
             while informer.error is None:
@@ -157,7 +162,7 @@ def test_a_server_that_goes_and_comes_back_is_listened_to_again():
             await server.start()
             await informer.until(has("late"), timeout=30)
             assert informer.error is None
-            assert script.seen == ["list", 5, 5]
+            assert script.requests_seen == ["list", 5, 5]
 
     asyncio.run(scenario())
 
@@ -201,7 +206,7 @@ def test_garbage_in_a_watch_is_an_error_and_the_watch_goes_on():
         script = Script([listing(5)], watch, next_watch)
         async with watching(script) as (informer, _):
             await informer.until(has("a", "b"), timeout=30)
-        assert script.seen == ["list", 5, 6]
+        assert script.requests_seen == ["list", 5, 6]
 
     asyncio.run(scenario())
 
@@ -237,18 +242,18 @@ def test_a_callback_that_fails_does_not_stop_the_watch(caplog):
 
 def test_an_informer_that_is_closed_leaves_the_server():
     async def scenario():
-        left = asyncio.Event()
+        client_left = asyncio.Event()
 
         async def watch(exchange):
             await exchange.say()
             await exchange.hang()
-            left.set()
+            client_left.set()
 
         async with watching(Script([listing(5)], watch)) as (informer, server):
             await informer.listed(timeout=30)
             while len(server.requests) < 2:
                 await asyncio.sleep(0.01)
             await informer.close()
-            await asyncio.wait_for(left.wait(), 30)
+            await asyncio.wait_for(client_left.wait(), 30)
 
     asyncio.run(scenario())

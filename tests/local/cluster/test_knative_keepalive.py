@@ -30,18 +30,18 @@ def keepalive(
 def test_the_request_lasts_as_long_as_such_a_call() -> None:
     async def main() -> None:
         needed: list[bool] = []
-        kept = keepalive(agent, needed, KNATIVE)
-        kept.start()
+        request = keepalive(agent, needed, KNATIVE)
+        request.start()
         await asyncio.sleep(0.1)
         assert agent.connects == 0
         needed.append(True)
-        await until(lambda: kept.is_open)
+        await until(lambda: request.is_open)
         await asyncio.sleep(0.1)
         assert agent.connects == 1
         needed.clear()
         await until(lambda: agent.close_codes == [1000])
-        await until(lambda: not kept.is_open)
-        kept.close()
+        await until(lambda: not request.is_open)
+        request.close()
 
     with ScriptedAgent() as agent:
         agent.tokens = {"own"}
@@ -50,17 +50,17 @@ def test_the_request_lasts_as_long_as_such_a_call() -> None:
 
 def test_it_is_made_again_when_it_is_cut_or_refused() -> None:
     async def main() -> None:
-        kept = keepalive(agent, [True], KNATIVE)
+        request = keepalive(agent, [True], KNATIVE)
         agent.refusal = CallRefusedError("too much is queued")
-        kept.start()
+        request.start()
         await until(lambda: agent.connects >= 2)
-        assert not kept.is_open
+        assert not request.is_open
         agent.refusal = None
-        await until(lambda: kept.is_open)
+        await until(lambda: request.is_open)
         await asyncio.to_thread(agent.cut)
-        made = agent.connects
-        await until(lambda: agent.connects > made and kept.is_open)
-        kept.close()
+        connects_before = agent.connects
+        await until(lambda: agent.connects > connects_before and request.is_open)
+        request.close()
         await until(lambda: agent.close_codes)
 
     with ScriptedAgent() as agent:

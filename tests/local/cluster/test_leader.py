@@ -25,19 +25,19 @@ class Candidate:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
 
-    async def says(self, what: str, seconds: float = 40.0) -> float:
+    async def says(self, event: str, seconds: float = 40.0) -> float:
         """When it said so."""
         assert self.process.stdout is not None
         line = (await asyncio.wait_for(self.process.stdout.readline(), seconds)).decode()
         word, moment = line.split()
-        assert word == what
+        assert word == event
         return float(moment)
 
 
 @contextlib.asynccontextmanager
-async def candidate(url: str, place: str, duration: float = SHORT) -> AsyncIterator[Candidate]:
+async def candidate(url: str, pod: str, duration: float = SHORT) -> AsyncIterator[Candidate]:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, str(PROGRAM), url, "install", place, str(duration)),
+        *(sys.executable, str(PROGRAM), url, "install", pod, str(duration)),
         stdout=asyncio.subprocess.PIPE,
     )
     try:
@@ -83,8 +83,8 @@ def test_one_that_stops_is_followed_although_its_lease_has_another_version() -> 
             await first.says("leads")
             async with candidate(url, "b", LONG) as second:
                 await asyncio.sleep(0.7)  # the second begins to watch
-                ((collection, _), held) = next(iter(server.objects.items()))
-                server.put(collection, held)
+                ((collection, _), lease) = next(iter(server.objects.items()))
+                server.put(collection, lease)
                 await hands_over(first, second)
 
     run(body)
@@ -97,8 +97,8 @@ def test_one_that_is_killed_is_followed_once_its_lease_is_over() -> None:
             async with candidate(url, "b") as second:
                 await asyncio.sleep(1)
                 first.process.kill()
-                (held,) = server.objects.values()
-                renewed = datetime.fromisoformat(held["spec"]["renewTime"].replace("Z", "+00:00"))
+                (lease,) = server.objects.values()
+                renewed = datetime.fromisoformat(lease["spec"]["renewTime"].replace("Z", "+00:00"))
                 took = await second.says("leads") - renewed.timestamp()
                 assert SHORT - 0.1 < took < SHORT + 30
 
@@ -110,8 +110,8 @@ def test_one_that_is_killed_and_starts_again_leads_at_once() -> None:
         async with candidate(url, "a", LONG) as first:
             await first.says("leads")
             first.process.kill()
-        async with candidate(url, "a", LONG) as again:
-            await again.says("leads")
+        async with candidate(url, "a", LONG) as restarted:
+            await restarted.says("leads")
 
     run(body)
 
@@ -140,8 +140,8 @@ def test_while_the_api_server_is_away_nobody_takes_over() -> None:
                 await asyncio.sleep(SHORT + 3)
                 server.is_away = False
                 await asyncio.sleep(PERIOD + 2)
-                (held,) = server.objects.values()
-                assert held["spec"]["holderIdentity"].startswith("a_")
+                (lease,) = server.objects.values()
+                assert lease["spec"]["holderIdentity"].startswith("a_")
                 assert first.process.returncode is None
                 first.process.terminate()
                 await first.says("stops")

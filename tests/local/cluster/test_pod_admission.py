@@ -67,18 +67,22 @@ class Server(ObjectServer):
 
     def of(self, plural: str, name: str) -> Object:
         """An object of the team."""
-        for (collection, called), found in self.objects.items():
+        for (collection, called), stored in self.objects.items():
             if called == name and collection.endswith(f"/{plural}/{TEAM}"):
-                return found
+                return stored
         raise LookupError(name)
 
     def make(self, api_version: str, kind: str, name: str, **parts: Any) -> Object:
         """Somebody makes an object of the team."""
-        plural = next(plural for group, plural, one in KINDS if (group, one) == (api_version, kind))
+        plural = next(
+            plural
+            for group, plural, known_kind in KINDS
+            if (group, known_kind) == (api_version, kind)
+        )
         metadata = {"name": name, "namespace": TEAM, **parts.pop("metadata", {})}
         group = ("apis", *api_version.split("/")) if "/" in api_version else ("api", api_version)
-        made = {"apiVersion": api_version, "kind": kind, "metadata": metadata, **parts}
-        return self.put(where(*group, plural), made)
+        created = {"apiVersion": api_version, "kind": kind, "metadata": metadata, **parts}
+        return self.put(where(*group, plural), created)
 
 
 def where(*parts: str) -> str:
@@ -87,9 +91,9 @@ def where(*parts: str) -> str:
 
 
 def reference(owner: Object, **changed: Any) -> Object:
-    found = {part: owner[part] for part in ("apiVersion", "kind")}
-    found |= {part: owner["metadata"][part] for part in ("name", "uid")}
-    return {**found, "controller": True, **changed}
+    owner_reference = {part: owner[part] for part in ("apiVersion", "kind")}
+    owner_reference |= {part: owner["metadata"][part] for part in ("name", "uid")}
+    return {**owner_reference, "controller": True, **changed}
 
 
 class World(OnKubernetes):
@@ -128,9 +132,9 @@ class World(OnKubernetes):
         metadata = {"ownerReferences": [reference(deployment)]}
         return self.make("apps/v1", "ReplicaSet", f"{name}-rs", metadata=metadata)
 
-    def make(self, *what: str, **parts: Any) -> Object:
-        found: Object = self.on_loop(lambda: self.server.make(*what, **parts))
-        return found
+    def make(self, *identity: str, **parts: Any) -> Object:
+        created: Object = self.on_loop(lambda: self.server.make(*identity, **parts))
+        return created
 
     def pod(
         self, name: str, workload: str, owner: Object | None, *, spec: Object | None = None
@@ -141,8 +145,8 @@ class World(OnKubernetes):
             metadata["ownerReferences"] = [owner]
         container = {"name": "kubetorch", "image": "i"}
         running = {"phase": "Running", "podIP": "127.0.0.9"}
-        wanted = spec or {"containers": [container]}
-        return self.make("v1", "Pod", name, metadata=metadata, spec=wanted, status=running)
+        pod_spec = spec or {"containers": [container]}
+        return self.make("v1", "Pod", name, metadata=metadata, spec=pod_spec, status=running)
 
     def token(self, pod: Object | None, audience: str = "kubetorch", uid: str = "") -> str:
         """The token that the kubelet gives a pod, or one of its account that names no pod."""
@@ -156,19 +160,19 @@ class World(OnKubernetes):
         return token
 
     def hello(
-        self, token: str, workload: str, pod: str, *, seconds: float = 20.0, **said: Any
+        self, token: str, workload: str, pod: str, *, seconds: float = 20.0, **hello_fields: Any
     ) -> list[str]:
         """What a pod is told, once the controller has had time to find out who made it.
 
         Args:
             seconds: Until it has found out; fewer for what it is never to know.
         """
-        identity = PodIdentity(said.pop("namespace", TEAM), workload, pod)
+        identity = PodIdentity(hello_fields.pop("namespace", TEAM), workload, pod)
         deadline = time.monotonic() + seconds
         while True:
-            told = say_hello(self.url, token, identity, **said)
-            if "there is no pod" not in told[-1] or time.monotonic() > deadline:
-                return told[:2]
+            replies = say_hello(self.url, token, identity, **hello_fields)
+            if "there is no pod" not in replies[-1] or time.monotonic() > deadline:
+                return replies[:2]
             time.sleep(0.05)
 
     def until(self, look: Callable[[], Any]) -> Any:
@@ -176,11 +180,11 @@ class World(OnKubernetes):
         deadline = time.monotonic() + 20
         while True:
             try:
-                found = self.on_loop(look)
+                outcome = self.on_loop(look)
             except LookupError:
-                found = None
-            if found:
-                return found
+                outcome = None
+            if outcome:
+                return outcome
             assert time.monotonic() < deadline, "it did not come true"
             time.sleep(0.02)
 
@@ -253,14 +257,14 @@ def test_labels_make_no_pod_one_of_a_workload(
 ) -> None:
     name = f"forged{owner.__name__.replace('_', '-')}"
     pod = shared.pod(name, "f", owner(shared))
-    told = shared.hello(shared.token(pod), "f", name, seconds=1.0)
-    assert "there is no pod" in told[-1], told
+    replies = shared.hello(shared.token(pod), "f", name, seconds=1.0)
+    assert "there is no pod" in replies[-1], replies
     status, view = shared.request("GET", routes.workload(TEAM, "f"), "ann's")
     assert status == 200
-    assert [one["name"] for one in view["pods"]] == ["f-0"]
+    assert [pod_view["name"] for pod_view in view["pods"]] == ["f-0"]
     # Nor does its token open the blobs of the namespace.
-    found = shared.request("POST", routes.BLOBS_FETCH, shared.token(pod), b'{"blobs": []}')
-    assert found[0] == 403
+    fetched = shared.request("POST", routes.BLOBS_FETCH, shared.token(pod), b'{"blobs": []}')
+    assert fetched[0] == 403
 
 
 @pytest.mark.parametrize("case", ["for the API server", "of no pod", "of an earlier pod"])
@@ -271,8 +275,8 @@ def test_a_token_that_is_not_the_pods_own_opens_nothing(shared: World, case: str
         "of no pod": lambda: shared.token(None),
         "of an earlier pod": lambda: shared.token(pod, uid="earlier"),
     }[case]()
-    told = shared.hello(token, "f", "f-0", seconds=1.0)
-    assert "welcome" not in told, told
+    replies = shared.hello(token, "f", "f-0", seconds=1.0)
+    assert "welcome" not in replies, replies
     assert shared.request("POST", routes.BLOBS_FETCH, token, b'{"blobs": []}')[0] == 403
 
 
@@ -286,8 +290,8 @@ def test_a_pod_speaks_for_no_other_pod_workload_or_namespace(
         ("pool", "f-0", TEAM),
         ("f", "f-0", "other"),
     ):
-        told = shared.hello(token, workload, pod, seconds=1.0, namespace=namespace)
-        assert "welcome" not in told, (workload, pod, told)
+        replies = shared.hello(token, workload, pod, seconds=1.0, namespace=namespace)
+        assert "welcome" not in replies, (workload, pod, replies)
 
 
 def test_the_token_of_a_namespace_is_for_pods_that_a_selector_finds(
@@ -302,8 +306,8 @@ def test_the_token_of_a_namespace_is_for_pods_that_a_selector_finds(
     shared.pod("unselected", "pool", None)
     assert shared.hello(token, "pool", "mine-0") == WELCOME
     for workload, pod in (("f", "f-0"), ("f", "mine-0"), ("pool", "unselected")):
-        told = shared.hello(token, workload, pod, seconds=1.0)
-        assert "welcome" not in told, (workload, pod)
+        replies = shared.hello(token, workload, pod, seconds=1.0)
+        assert "welcome" not in replies, (workload, pod)
 
 
 def test_what_a_key_signs_opens_neither_the_controller_nor_another_workload(
@@ -359,8 +363,10 @@ def deployed(world: World, user: str, name: str = "f", **more: Any) -> Callable[
 
 
 def events(world: World) -> list[str]:
-    found = [one for (where, _), one in world.server.objects.items() if "/events/" in where]
-    return [f"{one['involvedObject']['name']} {one['reason']}" for one in found]
+    stored_events = [
+        stored for (where, _), stored in world.server.objects.items() if "/events/" in where
+    ]
+    return [f"{event['involvedObject']['name']} {event['reason']}" for event in stored_events]
 
 
 def is_there(world: World, pod: str) -> bool:
@@ -369,8 +375,8 @@ def is_there(world: World, pod: str) -> bool:
 
 def grants(world: World) -> list[Object]:
     status = world.server.of("kubetorchworkloads", "f").get("status") or {}
-    found: list[Object] = status.get("grants") or []
-    return found
+    recorded_grants: list[Object] = status.get("grants") or []
+    return recorded_grants
 
 
 def test_a_deploy_keeps_who_deployed_and_what_its_pods_may_mount(
@@ -378,11 +384,11 @@ def test_a_deploy_keeps_who_deployed_and_what_its_pods_may_mount(
 ) -> None:
     secret(world, "s", is_ours=True)
     deployed(world, "ann")
-    (kept,) = world.until(lambda: grants(world))
+    (grant,) = world.until(lambda: grants(world))
     uid = world.server.of("secrets", "s")["metadata"]["uid"]
-    assert kept["user"]["username"] == "ann"
-    assert kept["user"]["groups"] == ["system:authenticated"]
-    assert kept["secrets"] == [{"name": "s", "identity": tokens.fingerprint(uid)}]
+    assert grant["user"]["username"] == "ann"
+    assert grant["user"]["groups"] == ["system:authenticated"]
+    assert grant["secrets"] == [{"name": "s", "identity": tokens.fingerprint(uid)}]
     # It keys the version of a secret, which more people see than the secret.
     assert uid not in json.dumps(world.server.of("kubetorchworkloads", "f"))
 
@@ -398,19 +404,19 @@ def test_what_took_a_name_is_handed_to_no_pod_of_who_may_not_have_it(
     assert world.hello(world.token(first), "f", "f-0") == WELCOME
     replaced(world, name, plural=plural)
     second = pod("f-1")
-    told = world.hello(world.token(second), "f", "f-1")
-    assert "welcome" not in told, told
-    assert f"{name!r}" in told[-1], told
+    replies = world.hello(world.token(second), "f", "f-1")
+    assert "welcome" not in replies, replies
+    assert f"{name!r}" in replies[-1], replies
     world.until(lambda: "f-1 MountRefused" in events(world))
     world.until(lambda: not is_there(world, "f-1"))
     assert is_there(world, "f-0")
     # The next ones end ever later, and until then the workload says why it lacks a pod.
     later = [f"f-{number}" for number in range(2, 7)]
-    for one in later:
-        assert "welcome" not in world.hello(world.token(pod(one)), "f", one)
+    for pod_name in later:
+        assert "welcome" not in world.hello(world.token(pod(pod_name)), "f", pod_name)
     _, view = world.request("GET", routes.workload(TEAM, "f"), "ann's")
-    assert [one["name"] for one in view["pods"]] == ["f-0"]
-    assert any(one in view["reason"] for one in later)
+    assert [pod_view["name"] for pod_view in view["pods"]] == ["f-0"]
+    assert any(pod_name in view["reason"] for pod_name in later)
     assert f"{name!r}" in view["reason"]
     assert is_there(world, later[-1])
 
@@ -460,15 +466,19 @@ def test_what_a_workload_without_a_record_may_mount(tmp_path: Path, by: str) -> 
         secret(world, "s", is_ours=False)
         pod = deployed(world, "root")("f-0")
         world.until(lambda: grants(world))
-        world.reviews.rights = {one for one in world.reviews.rights if one[2] != "deployments"}
+        world.reviews.rights = {
+            right for right in world.reviews.rights if right[2] != "deployments"
+        }
     record = world.server.of("kubetorchworkloads", "f")
     if by == "hand":
         del record["status"]
     with World(tmp_path / "second", world.server) as world:
-        world.reviews.rights = {one for one in world.reviews.rights if one[2] != "deployments"}
+        world.reviews.rights = {
+            right for right in world.reviews.rights if right[2] != "deployments"
+        }
         seconds = 1.0 if by == "hand" else 20.0
-        told = world.hello(world.token(pod), "f", "f-0", seconds=seconds)
-        assert ("welcome" in told) == (by != "hand"), told
+        replies = world.hello(world.token(pod), "f", "f-0", seconds=seconds)
+        assert ("welcome" in replies) == (by != "hand"), replies
 
 
 def test_a_workload_that_was_written_by_hand_selects_no_pods(
@@ -485,8 +495,8 @@ def test_a_workload_that_was_written_by_hand_selects_no_pods(
     record.pop("status", None)
     with World(tmp_path / "second", world.server) as world:
         assert world.request("GET", routes.workload(TEAM, "pool"), "root's")[0] == 404
-        told = world.hello(token, "pool", "mine-0", seconds=1.0)
-        assert told == ["there is no pod mine-0"]
+        replies = world.hello(token, "pool", "mine-0", seconds=1.0)
+        assert replies == ["there is no pod mine-0"]
         # Its token opens no blobs either.
         assert world.request("POST", routes.BLOBS_FETCH, token, b'{"blobs": []}')[0] == 403
         assert world.deploy("root's", TEAM, "pool", selector=(("app", "mine"),))[0] == 200
@@ -571,27 +581,29 @@ def natives(shared: World) -> World:
     return shared
 
 
-@pytest.mark.parametrize("what", DEPLOYS)
-def test_a_deploy_gets_nobody_what_they_may_not_have(natives: World, what: str) -> None:
+@pytest.mark.parametrize("attempt", DEPLOYS)
+def test_a_deploy_gets_nobody_what_they_may_not_have(natives: World, attempt: str) -> None:
     before = dict(natives.server.objects)
-    status, answer = natives.deploy("ann's", TEAM, "sly", **DEPLOYS[what])
+    status, answer = natives.deploy("ann's", TEAM, "sly", **DEPLOYS[attempt])
     assert (status, answer["error_type"]) == (403, "ForbiddenError"), answer
     assert natives.server.objects.keys() == before.keys()
 
 
-def kept(world: World) -> dict[tuple[str, str], Object]:
+def secrets_and_claims(world: World) -> dict[tuple[str, str], Object]:
     """Its secrets and claims; the controller writes other objects when it likes."""
     kinds = [where("api", "v1", plural) for plural in ("secrets", "persistentvolumeclaims")]
-    return {key: one for key, one in world.server.objects.items() if key[0] in kinds}
+    return {key: stored for key, stored in world.server.objects.items() if key[0] in kinds}
 
 
-@pytest.mark.parametrize("what", REQUESTS)
-def test_no_route_gives_or_changes_what_kubetorch_did_not_make(natives: World, what: str) -> None:
-    method, path, refused = REQUESTS[what]
+@pytest.mark.parametrize("attempt", REQUESTS)
+def test_no_route_gives_or_changes_what_kubetorch_did_not_make(
+    natives: World, attempt: str
+) -> None:
+    method, path, refused = REQUESTS[attempt]
     draft = {"name": "native", "mount_type": "env"}
     body = {"draft": draft, "values": {"KEY": "eA=="}, "collision": "replace"}
-    before = kept(natives)
+    before = secrets_and_claims(natives)
     status, answer = natives.request(method, path, "ann's", json.dumps(body).encode())
     assert status == refused, answer
     assert "quince" not in json.dumps(answer)
-    assert kept(natives) == before
+    assert secrets_and_claims(natives) == before

@@ -109,34 +109,34 @@ def test_coroutines_and_threads_share_the_connection(cluster, jobs, deployed):
 
 def test_a_call_survives_an_api_server_that_is_away(cluster, jobs, deployed, tmp_path):
     slow = deployed(jobs.slow)
-    found = []
-    caller = threading.Thread(target=lambda: found.append(slow(str(tmp_path))))
+    results = []
+    caller = threading.Thread(target=lambda: results.append(slow(str(tmp_path))))
     caller.start()
     until((tmp_path / "begun").exists)
     cluster.stop()
     (tmp_path / "go").touch()
     until((tmp_path / "ended").exists)
     time.sleep(0.5)
-    assert not found
+    assert not results
     cluster.start()
     caller.join(60)
 
-    assert found == ["done"]
+    assert results == ["done"]
 
 
 def test_a_deploy_survives_an_api_server_that_is_away(cluster, project, tmp_path):
     slow = SOURCE + f"if 'POD_NAME' in os.environ:\n    slow({str(tmp_path)!r})\n"
     jobs = project.module(slow)
     double = kt.fn(jobs.double)
-    found = []
-    deploy = threading.Thread(target=lambda: found.append(double.to(kt.Compute(cpus="0.1"))))
+    handles = []
+    deploy = threading.Thread(target=lambda: handles.append(double.to(kt.Compute(cpus="0.1"))))
     deploy.start()
     until((tmp_path / "begun").exists)
     cluster.stop()
     (tmp_path / "go").touch()
     until((tmp_path / "ended").exists)
     time.sleep(0.5)
-    assert not found
+    assert not handles
     cluster.start()
     deploy.join(60)
     try:
@@ -157,14 +157,14 @@ def test_calls_that_begin_while_the_api_server_is_away_wait(cluster, jobs, deplo
     double = deployed(jobs.double)
     assert double(1) == 2
     cluster.stop()
-    found = []
-    caller = threading.Thread(target=lambda: found.append(double(21)))
+    results = []
+    caller = threading.Thread(target=lambda: results.append(double(21)))
     caller.start()
     time.sleep(1.5)
     cluster.start()
     caller.join(60)
 
-    assert found == [42]
+    assert results == [42]
 
 
 def test_a_forked_child_opens_connections_of_its_own(jobs, deployed):
@@ -246,15 +246,15 @@ def test_auto_takes_a_cluster_that_answers_and_has_kubetorch(
     change(cluster)
     begun = time.monotonic()
 
-    found = backend.session()
+    session = backend.session()
 
     assert time.monotonic() - begun < 10
-    while is_cluster and "PortForward" not in type(found.transport).__name__:
+    while is_cluster and "PortForward" not in type(session.transport).__name__:
         # A busy machine was too late to answer.
         assert time.monotonic() - begun < 40
         backend.close_all()
-        found = backend.session()
-    assert (type(found.transport).__name__ == "PortForwardTransport") is is_cluster
+        session = backend.session()
+    assert (type(session.transport).__name__ == "PortForwardTransport") is is_cluster
     if not cluster.requests:
         cluster.start()
 
@@ -303,15 +303,15 @@ def test_the_kubeconfig_of_a_compute_decides_for_it(cluster, service, jobs, monk
 def test_a_call_waits_for_a_node_that_does_not_answer_just_now(cluster, jobs, deployed):
     double = deployed(jobs.double)
     cluster.refused["forward pods"] = 500
-    found = []
-    caller = threading.Thread(target=lambda: found.append(double(2)))
+    results = []
+    caller = threading.Thread(target=lambda: results.append(double(2)))
     caller.start()
     caller.join(1.5)
-    assert not found
+    assert not results
     assert caller.is_alive()
     cluster.refused.clear()
     caller.join(60)
-    assert found == [4]
+    assert results == [4]
 
 
 def test_rights_that_are_taken_away_are_said_soon(cluster, jobs, deployed):
@@ -332,8 +332,8 @@ def test_rights_that_are_taken_away_are_said_soon(cluster, jobs, deployed):
 
 def test_a_pending_call_outlives_a_refusal_that_passes(cluster, jobs, deployed, tmp_path):
     slow = deployed(jobs.slow)
-    found = []
-    caller = threading.Thread(target=lambda: found.append(slow(str(tmp_path))))
+    results = []
+    caller = threading.Thread(target=lambda: results.append(slow(str(tmp_path))))
     caller.start()
     until((tmp_path / "begun").exists)
     cluster.refused.update({"forward controller": 403, "forward pods": 403})
@@ -344,4 +344,4 @@ def test_a_pending_call_outlives_a_refusal_that_passes(cluster, jobs, deployed, 
     cluster.refused.clear()
     caller.join(60)
 
-    assert found == ["done"]
+    assert results == ["done"]

@@ -53,10 +53,10 @@ class Cluster(ObjectServer):
             }
         }
         self.put(REPLICA_SETS, {**replicas, "status": {"conditions": conditions}})
-        found = self.objects[DEPLOYMENTS, readiness.NAME]
+        deployment = self.objects[DEPLOYMENTS, readiness.NAME]
         counts = dict.fromkeys(("replicas", "updatedReplicas", "availableReplicas"), ready)
         status = {"observedGeneration": 1, "conditions": list(conditions), **counts}
-        self.put(DEPLOYMENTS, {**found, "status": status})
+        self.put(DEPLOYMENTS, {**deployment, "status": status})
 
     def pod(self, name, state):
         marks = {**OURS, "pod-template-hash": "h"}
@@ -81,17 +81,17 @@ class Cluster(ObjectServer):
 
 
 def wait(cluster, timeout=20.0):
-    said = []
+    report_lines = []
 
     async def run():
         async with (
             FakeApiServer(cluster) as server,
             Client(server.access(), variables={}) as client,
         ):
-            await readiness.wait(client, SPACE, timeout=timeout, report=said.append)
+            await readiness.wait(client, SPACE, timeout=timeout, report=report_lines.append)
 
     asyncio.run(run())
-    return said
+    return report_lines
 
 
 def deleted(cluster):
@@ -102,7 +102,7 @@ def deleted(cluster):
 def test_a_pod_that_had_failed_before_is_replaced_and_counts_for_nothing(state):
     cluster = Cluster(READY)
     cluster.pod("old", state)
-    assert any("deleted Pod old" in one for one in wait(cluster))
+    assert any("deleted Pod old" in line for line in wait(cluster))
     assert deleted(cluster) == ["old"]
 
 

@@ -18,7 +18,10 @@ from local.cluster.test_installing import DEFINITION, install, scenario
 from local.small_apiserver import WORKLOADS
 
 SPACE = "kubetorch"
-OTHERS = {"app.kubernetes.io/managed-by": "kubetorch", "app.kubernetes.io/name": "kubetorch"}
+LABELS_OF_OTHERS = {
+    "app.kubernetes.io/managed-by": "kubetorch",
+    "app.kubernetes.io/name": "kubetorch",
+}
 
 
 async def remove(server, namespace=SPACE, **options):
@@ -36,9 +39,9 @@ async def test_nothing_is_left(server):
     before = set(server.objects)
     await install(server)
     server.workload("team", "f")
-    done = await remove(server)
+    removal = await remove(server)
     assert set(server.objects) == before
-    assert (done.definition_users, done.leftovers) == ([], [])
+    assert (removal.definition_users, removal.leftovers) == ([], [])
 
 
 @scenario
@@ -46,19 +49,21 @@ async def test_an_object_that_a_deploy_took_over_is_put_back(server):
     await install(server)
     server.workload("team", "f")
     containers = ({"name": "main"}, {"name": "kubetorch"})
-    spec, changed = ({"template": {"spec": {"containers": [one]}}} for one in containers)
-    there = server.put("apps/v1", "Deployment", "team", "f", spec=spec)
-    paths = [*takeover.replaced_fields(there, {**there, "spec": changed}, {"main"})]
-    text = takeover.record(there, {**there, "spec": changed}, paths)
+    spec, changed = (
+        {"template": {"spec": {"containers": [container]}}} for container in containers
+    )
+    existing = server.put("apps/v1", "Deployment", "team", "f", spec=spec)
+    paths = [*takeover.replaced_fields(existing, {**existing, "spec": changed}, {"main"})]
+    text = takeover.record(existing, {**existing, "spec": changed}, paths)
     noted = {labels.APPLIED: "1", labels.BEFORE: text}
     of_service = {labels.SERVICE: "f"}
     server.put(
         "apps/v1", "Deployment", "team", "f", labels=of_service, annotations=noted, spec=changed
     )
     await remove(server)
-    left = server.take("Deployment", "f", "team")
-    assert left["spec"] == spec
-    assert "annotations" not in left["metadata"]
+    remaining = server.take("Deployment", "f", "team")
+    assert remaining["spec"] == spec
+    assert "annotations" not in remaining["metadata"]
 
 
 @scenario
@@ -66,8 +71,8 @@ async def test_the_kind_stays_for_services_of_others_which_are_named(server):
     await install(server, watchNamespaces=["team"])
     server.workload("team", "f")
     server.workload("research", "g")
-    done = await remove(server)
-    assert done.definition_users == ["research/g"]
+    removal = await remove(server)
+    assert removal.definition_users == ["research/g"]
     assert server.names("KubetorchWorkload") == {"research/g"}
     definition = server.take("CustomResourceDefinition", DEFINITION)
     assert "kubetorch.com/install-namespace" not in definition["metadata"]["labels"]
@@ -82,8 +87,8 @@ async def test_the_kind_stays_for_services_of_others_which_are_named(server):
 async def test_the_kind_stays_for_another_installation_without_services(server):
     await install(server, watchNamespaces=["team"])
     server.controller("second", "research")
-    done = await remove(server)
-    assert done.definition_users == ["the Kubetorch in namespace second"]
+    removal = await remove(server)
+    assert removal.definition_users == ["the Kubetorch in namespace second"]
     assert server.names("CustomResourceDefinition") == {f"/{DEFINITION}"}
 
 
@@ -91,8 +96,8 @@ async def test_the_kind_stays_for_another_installation_without_services(server):
 async def test_a_kind_of_another_version_stays(server):
     await install(server)
     server.kinds["kubetorch.com/v2"] = server.kinds.pop(WORKLOADS)
-    done = await remove(server)
-    assert done.definition_users == [f"{DEFINITION} that are not of version v1alpha1"]
+    removal = await remove(server)
+    assert removal.definition_users == [f"{DEFINITION} that are not of version v1alpha1"]
     assert server.names("CustomResourceDefinition") == {f"/{DEFINITION}"}
 
 
@@ -102,25 +107,25 @@ async def test_an_installation_for_all_namespaces_leaves_those_that_another_name
     server.controller("second", "research")
     server.workload("research", "g")
     server.workload("team", "f")
-    done = await remove(server)
-    assert done.definition_users == ["the Kubetorch in namespace second", "research/g"]
+    removal = await remove(server)
+    assert removal.definition_users == ["the Kubetorch in namespace second", "research/g"]
     assert server.names("KubetorchWorkload") == {"research/g"}
 
 
 @scenario
 async def test_what_others_labelled_as_ours_is_left(server):
     await install(server)
-    server.put("v1", "PersistentVolumeClaim", "team", "data", labels=OTHERS)
-    server.put("v1", "ConfigMap", "team", "settings", labels=OTHERS)
+    server.put("v1", "PersistentVolumeClaim", "team", "data", labels=LABELS_OF_OTHERS)
+    server.put("v1", "ConfigMap", "team", "settings", labels=LABELS_OF_OTHERS)
     copied = {**labels.MANAGED, labels.VOLUME: "copy"}
     server.put("v1", "PersistentVolumeClaim", "team", "copy", labels=copied)
     server.put("v1", "ServiceAccount", "team", "kubetorch-user", labels=labels.MANAGED)
     server.put("v1", "PersistentVolumeClaim", "team", "volume", labels={labels.VOLUME: "volume"})
-    done = await remove(server)
+    removal = await remove(server)
     assert server.names("PersistentVolumeClaim") == {"team/copy", "team/data", "team/volume"}
     assert server.names("ConfigMap") == {"team/settings"}
     assert server.names("ServiceAccount") == set()
-    assert [one.name for one in done.user_objects.volumes] == ["copy", "volume"]
+    assert [volume.name for volume in removal.user_objects.volumes] == ["copy", "volume"]
 
 
 @scenario
@@ -138,8 +143,8 @@ def test_a_namespace_stays_while_something_in_it_cannot_be_seen(status):
         server.kinds["example.com/v1"] = {"widgets": "Widget"}
         await install(server)
         server.refused["widgets"] = status
-        done = await remove(server)
-        assert done.leftovers == ["cannot see widgets.example.com"]
+        removal = await remove(server)
+        assert removal.leftovers == ["cannot see widgets.example.com"]
         assert f"/{SPACE}" in server.names("Namespace")
 
     stays()
@@ -150,8 +155,8 @@ async def test_a_namespace_stays_while_the_server_of_a_group_is_away(server):
     server.kinds["example.com/v1"] = {"widgets": "Widget"}
     await install(server)
     server.silent.add("example.com/v1")
-    done = await remove(server)
-    assert done.leftovers == ["cannot see kinds of example.com/v1"]
+    removal = await remove(server)
+    assert removal.leftovers == ["cannot see kinds of example.com/v1"]
 
 
 @scenario
@@ -160,8 +165,8 @@ async def test_a_namespace_stays_for_a_kind_that_is_not_in_the_preferred_version
     server.kinds["example.com/v1"] = {"widgets": "Widget"}
     await install(server)
     server.put("example.com/v1", "Widget", SPACE, "w")
-    done = await remove(server)
-    assert done.leftovers == ["Widget w"]
+    removal = await remove(server)
+    assert removal.leftovers == ["Widget w"]
     assert f"/{SPACE}" in server.names("Namespace")
 
 
@@ -172,8 +177,8 @@ async def test_values_that_this_client_does_not_know_do_not_hinder_a_removal(ser
     server.take("ConfigMap", releases.NAME, SPACE)["data"]["values"] = json.dumps(values)
     server.workload("team", "f")
     server.workload("research", "g")
-    done = await kt(server, "uninstall", "-y", "--json")
-    assert json.loads(done)["definition_needed_by"] == ["research/g"]
+    printed = await kt(server, "uninstall", "-y", "--json")
+    assert json.loads(printed)["definition_needed_by"] == ["research/g"]
     assert server.names("KubetorchWorkload") == {"research/g"}
 
 
@@ -182,42 +187,47 @@ async def kt(server, *arguments):
     cluster = {"name": "it", "cluster": {"server": server.url}}
     context = {"name": "it", "context": {"cluster": "it", "user": "it"}}
     user = {"name": "it", "user": {"token": "x"}}
-    found = {"current-context": "it", "clusters": [cluster], "contexts": [context], "users": [user]}
+    kubeconfig = {
+        "current-context": "it",
+        "clusters": [cluster],
+        "contexts": [context],
+        "users": [user],
+    }
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "kubeconfig"
-        file.write_text(json.dumps(found))
+        file.write_text(json.dumps(kubeconfig))
         started = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "kubetorch", *arguments),
             env={**os.environ, "HOME": folder, "KUBECONFIG": str(file), "KT_BACKEND": "auto"},
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
-        said, told = await asyncio.wait_for(started.communicate(), 60)
-    assert started.returncode == 0, told.decode()
-    return said.decode()
+        output, errors = await asyncio.wait_for(started.communicate(), 60)
+    assert started.returncode == 0, errors.decode()
+    return output.decode()
 
 
 def as_helm(server):
     """What is there was made by helm."""
-    for one in server.objects.values():
-        found = one["metadata"].get("labels") or {}
-        if found.get("app.kubernetes.io/managed-by") == "kubetorch":
-            found["app.kubernetes.io/managed-by"] = "Helm"
+    for stored in server.objects.values():
+        own_labels = stored["metadata"].get("labels") or {}
+        if own_labels.get("app.kubernetes.io/managed-by") == "kubetorch":
+            own_labels["app.kubernetes.io/managed-by"] = "Helm"
 
 
-@pytest.mark.parametrize("other", [None, "g"])
-def test_the_hook_of_helm_deletes_the_kind_if_nobody_else_needs_it(other):
+@pytest.mark.parametrize("other_workload", [None, "g"])
+def test_the_hook_of_helm_deletes_the_kind_if_nobody_else_needs_it(other_workload):
     @scenario
     async def deletes(server):
         await install(server, watchNamespaces=["team"])
         as_helm(server)
         server.workload("team", "f")
-        if other:
-            server.workload("research", other)
-        done = await remove(server, contents_only=True)
+        if other_workload:
+            server.workload("research", other_workload)
+        removal = await remove(server, contents_only=True)
         definition = server.take("CustomResourceDefinition", DEFINITION)
-        assert done.definition_users == (["research/g"] if other else [])
-        assert (definition is not None) == bool(other)
+        assert removal.definition_users == (["research/g"] if other_workload else [])
+        assert (definition is not None) == bool(other_workload)
         if definition:
             assert "app.kubernetes.io/managed-by" not in definition["metadata"]["labels"]
         assert server.names("Role"), "helm deletes those itself"

@@ -128,7 +128,7 @@ def test_what_is_put_is_seen_at_once_and_a_delete_is_durable_once_it_is_flushed(
     async def body(world: World) -> None:
         async with world.state() as state:
             state.put_workload(RECORD, generation=Generation(1, SPEC), keep=[1])
-            assert [one.name for one in state.contents().workloads] == ["f"]
+            assert [workload.name for workload in state.contents().workloads] == ["f"]
             await state.flush(*KEY)
             state.delete_workload(*KEY)
             assert state.contents().workloads == ()
@@ -277,8 +277,8 @@ def test_a_definition_that_drops_fields_is_said_to_be_too_old() -> None:
     async def body(world: World) -> None:
         keep = world.server.put
 
-        def prune(collection: str, found: dict[str, Any]) -> dict[str, Any]:
-            return keep(collection, {**found, "spec": {**found["spec"], "tree": None}})
+        def prune(collection: str, stored: dict[str, Any]) -> dict[str, Any]:
+            return keep(collection, {**stored, "spec": {**stored["spec"], "tree": None}})
 
         world.server.put = prune  # type: ignore[method-assign]
         async with world.state() as state:
@@ -371,7 +371,7 @@ def test_an_object_that_cannot_be_taken_up_keeps_no_other_from_it() -> None:
             metadata = {"name": name, "namespace": "team"}
             world.server.put(TEAM, {**world.object, "metadata": metadata, "spec": spec})
         async with world.state() as state:
-            assert [one.name for one in state.contents().workloads] == ["f"]
+            assert [workload.name for workload in state.contents().workloads] == ["f"]
             await deploy(state, 2)
         assert sorted(world.server.names()) == ["a", "b", "c", "d", "f"]
 
@@ -444,7 +444,9 @@ def test_what_was_edited_while_no_controller_looked_is_nobodys() -> None:
         for compute, is_taken in (({"cpus": "2"}, True), ({"serviceAccountName": "root"}, False)):
             world.server.put(TEAM, {**before, "spec": {**before["spec"], "compute": compute}})
             async with world.state() as state:
-                found = state.contents().generations
-                assert [one.grant for one in found.get(KEY, ())] == [Grant()] * is_taken
+                generations = state.contents().generations
+                assert [generation.grant for generation in generations.get(KEY, ())] == [
+                    Grant()
+                ] * is_taken
 
     run(body)

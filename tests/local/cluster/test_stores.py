@@ -33,25 +33,25 @@ class Objects:
     """An API server that keeps objects, and at times is changed by somebody else.
 
     Attributes:
-        kept: The objects by path.
+        by_path: The objects by path.
         before_write: Called with each request that would write, before it does.
     """
 
     def __init__(self) -> None:
-        self.kept: dict[str, Any] = {}
+        self.by_path: dict[str, Any] = {}
         self.before_write: Any = lambda exchange: False
         self._versions = iter(range(1, 1000))
 
-    def keep(self, path: str, found: dict[str, Any]) -> dict[str, Any]:
+    def keep(self, path: str, stored: dict[str, Any]) -> dict[str, Any]:
         version = str(next(self._versions))
-        found["metadata"] = {
+        stored["metadata"] = {
             "uid": "u1",
             "creationTimestamp": "2026-01-01T00:00:00Z",
-            **found["metadata"],
+            **stored["metadata"],
             "resourceVersion": version,
         }
-        self.kept[path] = found
-        return found
+        self.by_path[path] = stored
+        return stored
 
     async def __call__(self, exchange: Exchange) -> None:
         request = exchange.request
@@ -62,11 +62,11 @@ class Objects:
             ]
             exchange.answer(200, {"kind": "APIResourceList", "resources": served})
         elif request.method == "GET":
-            found = self.kept.get(request.path)
-            if found is None:
+            stored = self.by_path.get(request.path)
+            if stored is None:
                 exchange.refuse(404, "NotFound", "not found")
             else:
-                exchange.answer(200, found)
+                exchange.answer(200, stored)
         elif not self.before_write(exchange):
             self._write(exchange)
 
@@ -75,18 +75,21 @@ class Objects:
         path = request.path
         if request.method == "POST":
             path = f"{path}/{body['metadata']['name']}"
-            if path in self.kept:
+            if path in self.by_path:
                 return exchange.refuse(409, "AlreadyExists", "already exists")
             return exchange.answer(201, self.keep(path, body))
-        found = self.kept.get(path)
-        if found is None:
+        stored = self.by_path.get(path)
+        if stored is None:
             return exchange.refuse(404, "NotFound", "not found")
-        wanted = body["metadata"]["resourceVersion"]
-        if wanted != found["metadata"]["resourceVersion"]:
+        version = body["metadata"]["resourceVersion"]
+        if version != stored["metadata"]["resourceVersion"]:
             return exchange.refuse(409, "Conflict", "the object has been modified")
-        data = {**found["data"], **body["data"]}
-        found = {**found, "data": {key: value for key, value in data.items() if value is not None}}
-        return exchange.answer(200, self.keep(path, found))
+        data = {**stored["data"], **body["data"]}
+        stored = {
+            **stored,
+            "data": {key: value for key, value in data.items() if value is not None},
+        }
+        return exchange.answer(200, self.keep(path, stored))
 
 
 @contextlib.asynccontextmanager
@@ -120,8 +123,8 @@ def test_an_upload_that_another_one_overtakes_is_decided_again() -> None:
 
             def change_first(exchange: Exchange) -> bool:
                 objects.before_write = lambda exchange: False
-                found = objects.kept[SECRET]
-                objects.keep(SECRET, {**found, "data": {**found["data"], "B": "Mg=="}})
+                secret = objects.by_path[SECRET]
+                objects.keep(SECRET, {**secret, "data": {**secret["data"], "B": "Mg=="}})
                 return False
 
             objects.before_write = change_first
@@ -130,7 +133,7 @@ def test_an_upload_that_another_one_overtakes_is_decided_again() -> None:
 
             def delete_first(exchange: Exchange) -> bool:
                 objects.before_write = lambda exchange: False
-                del objects.kept[SECRET]
+                del objects.by_path[SECRET]
                 return False
 
             objects.before_write = delete_first
@@ -151,8 +154,8 @@ def test_the_version_of_a_secret_changes_with_its_values_and_with_nothing_else()
 
             await store.put("team", "tokens", _put(A="1", B="2"))
             first = await version()
-            found = objects.kept[SECRET]
-            objects.keep(SECRET, {**found, "data": dict(reversed(found["data"].items()))})
+            secret = objects.by_path[SECRET]
+            objects.keep(SECRET, {**secret, "data": dict(reversed(secret["data"].items()))})
             assert await version() == first
             await store.put("team", "tokens", _put("replace", A="1", B="3"))
             second = await version()
@@ -226,24 +229,27 @@ def test_a_volume_without_an_access_mode_has_that_of_its_class_or_persistent_vol
                 spec = VolumeSpec(name, "/data", size="1Gi", **fields)
                 view = (await claims.create("team", spec)).volume
                 path = f"/api/v1/namespaces/team/persistentvolumeclaims/{name}"
-                modes = objects.kept[path]["spec"]["accessModes"]
+                modes = objects.by_path[path]["spec"]["accessModes"]
                 return view.storage_class, view.spec.access_mode, modes
 
             one_node, many_nodes = "ReadWriteOnce", "ReadWriteMany"
             path = "/apis/storage.k8s.io/v1/storageclasses"
-            objects.kept[path] = listing(1, disk)
+            objects.by_path[path] = listing(1, disk)
             assert await created("first") == ("gp3", one_node, [one_node])
-            objects.kept[path] = listing(2, disk, files)
+            objects.by_path[path] = listing(2, disk, files)
             assert await created("first") == ("gp3", one_node, [one_node]), "it keeps its own"
             assert await created("second") == ("efs", many_nodes, [many_nodes])
             assert await created("third", storage_class="gp3") == ("gp3", one_node, [one_node])
-            given = {"storage_class": "gp3", "access_mode": many_nodes}
-            assert await created("fourth", **given) == ("gp3", many_nodes, [many_nodes])
+            fields = {"storage_class": "gp3", "access_mode": many_nodes}
+            assert await created("fourth", **fields) == ("gp3", many_nodes, [many_nodes])
             for number, modes in enumerate(
                 ([one_node, many_nodes], ["ReadOnlyMany", one_node], ["ReadOnlyMany"])
             ):
                 volume = f"/api/v1/persistentvolumes/pv{number}"
-                objects.kept[volume] = {"metadata": {"name": "pv"}, "spec": {"accessModes": modes}}
+                objects.by_path[volume] = {
+                    "metadata": {"name": "pv"},
+                    "spec": {"accessModes": modes},
+                }
             for number, mode in enumerate((many_nodes, one_node, "ReadOnlyMany", one_node)):
                 bound = await created(f"bound{number}", volume_name=f"pv{number}")
                 assert bound == ("", mode, [mode])
@@ -267,10 +273,10 @@ def test_a_namespace_that_is_being_deleted_and_a_limit_are_said() -> None:
                 await VolumeClaims(client).create("team", spec)
 
             def limit(exchange: Exchange) -> bool:
-                said = (
+                message = (
                     "maximum storage usage per PersistentVolumeClaim is 512Mi, but request is 1Gi"
                 )
-                exchange.refuse(403, "Forbidden", said)
+                exchange.refuse(403, "Forbidden", message)
                 return True
 
             objects.before_write = limit
@@ -285,7 +291,7 @@ def test_stores_of_some_namespaces_ask_for_nothing_elsewhere() -> None:
         async with server() as (objects, client, fake):
             for namespace in ("team", "side"):
                 for plural in ("secrets", "persistentvolumeclaims"):
-                    objects.kept[f"/api/v1/namespaces/{namespace}/{plural}"] = listing(1)
+                    objects.by_path[f"/api/v1/namespaces/{namespace}/{plural}"] = listing(1)
             secrets = SecretObjects(client, ("team", "side"))
             volumes = VolumeClaims(client, ("team", "side"))
             assert await secrets.list(None) == []

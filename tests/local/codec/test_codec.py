@@ -71,9 +71,9 @@ def service(shared_service_home):
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
-    made = UserProject(tmp_path_factory.mktemp("codec") / "shop")
-    yield made
-    made.forget()
+    project_of_user = UserProject(tmp_path_factory.mktemp("codec") / "shop")
+    yield project_of_user
+    project_of_user.forget()
 
 
 @pytest.fixture(scope="module")
@@ -107,18 +107,18 @@ def test_values_arrive_as_they_were_sent_both_ways(work, jobs):
 def test_arrays_and_frames_arrive_without_a_setting(work):
     array = numpy.arange(1_000_000.0).reshape(1000, 1000)
     frame = pandas.DataFrame({"a": [1, 2], "s": ["x", None]}, index=["p", "q"])
-    found = work("echo", {"array": array, "frame": frame})
-    assert numpy.array_equal(found["array"], array)
-    assert found["array"].flags.writeable
-    pandas.testing.assert_frame_equal(found["frame"], frame)
+    echoed = work("echo", {"array": array, "frame": frame})
+    assert numpy.array_equal(echoed["array"], array)
+    assert echoed["array"].flags.writeable
+    pandas.testing.assert_frame_equal(echoed["frame"], frame)
 
 
 def test_a_torch_tensor_arrives_without_a_setting(work):
     torch = pytest.importorskip("torch")
     tensor = torch.randn(100, 100, requires_grad=True)
-    found = work("echo", [tensor])[0]
-    assert torch.equal(found, tensor)
-    assert found.requires_grad
+    echoed = work("echo", [tensor])[0]
+    assert torch.equal(echoed, tensor)
+    assert echoed.requires_grad
 
 
 def test_what_cannot_travel_is_named_with_its_path(work, jobs):
@@ -131,26 +131,28 @@ def test_what_cannot_travel_is_named_with_its_path(work, jobs):
         work("echo", {"a": lambda: 1})
 
 
-@pytest.mark.parametrize("way", ["generator", "map", "async", "spawn", "found again", "options"])
-def test_every_way_to_call_is_exact(work, jobs, way):
+@pytest.mark.parametrize(
+    "call_form", ["generator", "map", "async", "spawn", "found again", "options"]
+)
+def test_every_way_to_call_is_exact(work, jobs, call_form):
     value = {1: jobs.Point((1,)), "a": numpy.arange(3)}
 
     async def call() -> Any:
         return await work("echo", value, async_=True)
 
-    if way == "generator":
+    if call_form == "generator":
         assert list(work("numbers", 2)) == [{0: jobs.Point((0,))}, {1: jobs.Point((1,))}]
         return
-    handle = work.spawn("echo", value) if way in ("spawn", "found again") else None
-    found = {
+    handle = work.spawn("echo", value) if call_form in ("spawn", "found again") else None
+    echoed = {
         "map": lambda: next(iter(work.map(["echo"], [value]))),
         "async": lambda: asyncio.run(call()),
         "spawn": lambda: handle.get(),
         "found again": lambda: kt.CallHandle.from_id(handle.id).get(),
         "options": lambda: work.options(serialization="json", timeout=20)("echo", value),
-    }[way]()
-    assert found[1] == jobs.Point((1,))
-    assert found["a"].tolist() == [0, 1, 2]
+    }[call_form]()
+    assert echoed[1] == jobs.Point((1,))
+    assert echoed["a"].tolist() == [0, 1, 2]
 
 
 def test_a_service_with_replicas_and_one_with_ranks_are_exact(jobs):
@@ -159,8 +161,8 @@ def test_a_service_with_replicas_and_one_with_ranks_are_exact(jobs):
         kt.Compute(cpus="0.1").distribute("spmd", workers=2, num_proc=1),
     ):
         remote = kt.fn(jobs.where).to(compute)
-        found = remote()
-        assert [list(one.values()) for one in found] == [[{1, 2}]] * 2
+        answers = remote()
+        assert [list(answer.values()) for answer in answers] == [[{1, 2}]] * 2
         remote.teardown()
 
 
@@ -174,9 +176,9 @@ def test_a_script_has_its_classes_as_main_and_its_pod_under_another_name(project
         "    print(found, type(found[1][1].x).__module__)\n"
         "    remote.teardown()\n"
     )
-    done = project.run(project.write("script.py", source))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "{1: [<Color.RED: 1>, Point(x=<Level.LOW: 1>, y=(1,))]} __main__\n"
+    completed = project.run(project.write("script.py", source))
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stdout == "{1: [<Color.RED: 1>, Point(x=<Level.LOW: 1>, y=(1,))]} __main__\n"
 
 
 def test_a_class_that_this_program_lacks_is_plain_json_or_named(project):
@@ -189,10 +191,10 @@ def test_a_class_that_this_program_lacks_is_plain_json_or_named(project):
     )
     module = project.module(SOURCE + "\ndef level(name): return list(globals()[name])\n", "levels")
     remote = kt.fn(module.level).to(kt.Compute(cpus="0.1"))
-    done = project.run(project.write("other.py", calls))
+    completed = project.run(project.write("other.py", calls))
     remote.teardown()
-    assert done.returncode == 0, done.stderr
-    first, second, *_ = done.stdout.splitlines()
+    assert completed.returncode == 0, completed.stderr
+    first, second, *_ = completed.stdout.splitlines()
     assert first == "[1]"
     assert f"Color.RED is not in the module {module.__name__} here" in second
 

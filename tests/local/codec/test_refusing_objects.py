@@ -142,9 +142,9 @@ def run(tmp_path):
     project.write("refusing.py", REFUSING)
 
     def run(source, *arguments):
-        done = project.run(project.write("program.py", source), *arguments, timeout=300)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.splitlines()
+        completed = project.run(project.write("program.py", source), *arguments, timeout=300)
+        assert completed.returncode == 0, completed.stderr
+        return completed.stdout.splitlines()
 
     yield run
     for view in kt.globals.controller_client().list_workloads():

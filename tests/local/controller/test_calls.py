@@ -180,8 +180,8 @@ def lines(service: Service, query: str = "") -> list[str]:
         client.request("GET", routes.workload("default", "f", "logs") + query) as response,
     ):
         assert response.status == 200
-        found = [messages.decode(messages.DeployLog, line) for line in response.iter_lines()]
-    return [line.text for line in found]
+        log_lines = [messages.decode(messages.DeployLog, line) for line in response.iter_lines()]
+    return [line.text for line in log_lines]
 
 
 def write(service: Service, pod: str, *texts: str) -> None:

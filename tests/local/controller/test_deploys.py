@@ -155,11 +155,11 @@ def test_two_clients_that_deploy_the_same_at_once_get_the_same_generation(
 ) -> None:
     barrier = threading.Barrier(2)
 
-    def one() -> list[object]:
+    def deploy_once() -> list[object]:
         barrier.wait(60)
         return service.deploy("f")
 
-    with in_background(one) as first, in_background(one) as second:
+    with in_background(deploy_once) as first, in_background(deploy_once) as second:
         pass
     for (events,) in (first, second):
         assert events[0].generation == 1
@@ -170,10 +170,10 @@ def test_two_clients_that_deploy_the_same_at_once_get_the_same_generation(
 def test_many_clients_that_deploy_different_code_end_in_one_generation(service: Service) -> None:
     blobs = [str(index).encode() for index in range(6)]
 
-    def one(blob: bytes) -> list[object]:
+    def deploy_blob(blob: bytes) -> list[object]:
         return service.deploy("f", blobs=[blob], init_args=digest_of(blob))
 
-    threads = [threading.Thread(target=one, args=(blob,)) for blob in blobs]
+    threads = [threading.Thread(target=deploy_blob, args=(blob,)) for blob in blobs]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -133,8 +133,8 @@ def test_fault_an_adopted_agent_that_dies_is_started_again(service: Service) -> 
 def test_fault_a_service_killed_in_a_deploy_goes_on_with_it(service: Service) -> None:
     service.deploy("f")
     blob = b"{}"
-    wanted = spec("f", init_args=digest_of(blob))
-    events = service.events(deploy(wanted), [blob])
+    workload = spec("f", init_args=digest_of(blob))
+    events = service.events(deploy(workload), [blob])
     next(events)
     service.kill()
     events.close()

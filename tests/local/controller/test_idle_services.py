@@ -38,15 +38,15 @@ def jobs(service, tmp_path_factory):
 
 @pytest.fixture
 def deploy(jobs):
-    made = []
+    handles = []
 
     def deploy(function="work", **compute):
         handle = kt.fn(getattr(jobs, function))
-        made.append(handle)
+        handles.append(handle)
         return handle.to(kt.Compute(cpus="0.1", inactivity_ttl=f"{TTL:.0f}s", **compute))
 
     yield deploy
-    for handle in made:
+    for handle in handles:
         handle.teardown()
 
 

@@ -33,8 +33,8 @@ def given_late(ask: Callable[[Controller], T], *, late: bytes, soon: bytes = b""
     has_come, is_late = threading.Event(), threading.Event()
 
     def serve(connection: Connection) -> None:
-        asked = connection.request()
-        if asked is not None and b"/silent" not in asked[0]:
+        request = connection.request()
+        if request is not None and b"/silent" not in request[0]:
             connection.send(soon)
             has_come.set()
             is_late.wait(60)
@@ -65,24 +65,28 @@ def test_a_request_that_waits_for_ever_outlives_the_clients_own_limit() -> None:
 def test_lines_that_are_followed_may_come_after_any_time() -> None:
     line = messages.encode(LINE) + b"\n"
     late = b"%x\r\n%s\r\n0\r\n\r\n" % (len(line), line)
-    found = given_late(
+    lines = given_late(
         lambda controller: list(controller.stream_logs("team", "quiet", follow=True)),
         soon=CHUNKED,
         late=late,
     )
-    assert found == [LINE]
+    assert lines == [LINE]
 
 
 def test_a_volume_is_waited_for_longer_than_the_controller_does() -> None:
     late = answer(200, b'{"gone": false}')
-    assert not given_late(lambda asked: asked.volumes.delete("team", "data", wait=0.1), late=late)
+    assert not given_late(
+        lambda controller: controller.volumes.delete("team", "data", wait=0.1), late=late
+    )
 
 
 @pytest.mark.parametrize("grace", [None, 0.0])
 def test_a_teardown_hears_from_the_controller_which_pods_are_stuck(grace: float | None) -> None:
     late = answer(500, exceptions.describe(STUCK).to_json())
     with pytest.raises(WorkloadError, match="stuck-0"):
-        given_late(lambda asked: asked.delete_workload("team", "stuck", grace=grace), late=late)
+        given_late(
+            lambda controller: controller.delete_workload("team", "stuck", grace=grace), late=late
+        )
 
 
 def test_connections_that_are_cut_again_and_again_do_not_end_following() -> None:
@@ -91,8 +95,8 @@ def test_connections_that_are_cut_again_and_again_do_not_end_following() -> None
     cuts = 12
 
     def serve(connection: Connection) -> None:
-        while (asked := connection.request()) is not None:
-            if b"follow=false" in asked[0]:
+        while (request := connection.request()) is not None:
+            if b"follow=false" in request[0]:
                 connection.send(answer(200, b""))
             elif server.connections <= cuts:
                 connection.send(CHUNKED)
@@ -103,5 +107,5 @@ def test_connections_that_are_cut_again_and_again_do_not_end_following() -> None
     with serving(serve) as server:
         session = Session(lambda: Controller(HttpClient(server.url)))
         with contextlib.closing(session):
-            found = ServiceLogs(session, "team", "quiet").lines(tail=10, follow=True)
-            assert list(found) == [LINE]
+            lines = ServiceLogs(session, "team", "quiet").lines(tail=10, follow=True)
+            assert list(lines) == [LINE]

@@ -152,10 +152,10 @@ def test_fault_the_port_of_a_killed_service_may_belong_to_somebody_else(service_
     service.kill()
     service.wait(20)
     port = int(first.url.rpartition(":")[2])
-    with socket.socket() as other:
-        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        other.bind(("127.0.0.1", port))
-        other.listen()
+    with socket.socket() as stranger:
+        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        stranger.bind(("127.0.0.1", port))
+        stranger.listen()
         second = lifetime.ensure()
         assert second.url != first.url
         assert answers(second)
@@ -224,14 +224,14 @@ def test_ensure_waits_for_the_start_of_another_program(service_home: Path) -> No
     service_home.mkdir(mode=0o700)
     lock = os.open(service_home / "start.lock", os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    found: list[lifetime.Endpoint] = []
-    waiting = threading.Thread(target=lambda: found.append(lifetime.ensure()))
+    endpoints: list[lifetime.Endpoint] = []
+    waiting = threading.Thread(target=lambda: endpoints.append(lifetime.ensure()))
     waiting.start()
     waiting.join(0.2)
     assert waiting.is_alive()
     os.close(lock)
     waiting.join(60)
-    assert answers(found[0])
+    assert answers(endpoints[0])
 
 
 def test_a_program_of_another_user_cannot_read_the_token(service_home: Path) -> None:
@@ -248,5 +248,7 @@ def test_a_program_of_another_user_cannot_read_the_token(service_home: Path) -> 
         f"try: urllib.request.urlopen('{endpoint.url}/v1/workloads'); sys.exit('could ask')\n"
         "except urllib.error.HTTPError as error: assert error.code == 401, error\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+    completed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
+    )
+    assert completed.returncode == 0, completed.stderr

@@ -75,8 +75,8 @@ def test_the_last_lines_are_those_of_the_agent_in_the_order_of_their_times() -> 
         agent = Agent()
         agent.lines = [line("late", 2.0), b"{cut\n", line("early", 1.0)]
         async with logs(agent) as reader:
-            assert [one.text for one in await reader.tail(5)] == ["early", "late"]
-            assert [one.text for one in await reader.tail(1)] == ["late"]
+            assert [log_line.text for log_line in await reader.tail(5)] == ["early", "late"]
+            assert [log_line.text for log_line in await reader.tail(1)] == ["late"]
             assert await reader.tail(0) == []
 
     asyncio.run(scenario())
@@ -87,7 +87,9 @@ def test_of_a_pod_whose_agent_refuses_the_backend_has_the_lines() -> None:
         agent = Agent()
         agent.status, agent.lines = 503, [line("no line of the log")]
         async with logs(agent) as reader:
-            assert [one.text for one in await reader.tail(5)] == ["of ns/f-0 by its backend"]
+            assert [log_line.text for log_line in await reader.tail(5)] == [
+                "of ns/f-0 by its backend"
+            ]
 
     asyncio.run(scenario())
 
@@ -95,7 +97,7 @@ def test_of_a_pod_whose_agent_refuses_the_backend_has_the_lines() -> None:
 def test_what_was_shown_already_is_not_shown_again_and_what_is_said_again_is() -> None:
     async def scenario() -> None:
         async with logs(Agent()) as reader:
-            assert [one.text for one in await reader.tail(5)] == ["a", "b"]
+            assert [log_line.text for log_line in await reader.tail(5)] == ["a", "b"]
             following = reader.follow()
             assert [(await anext(following)).text for _ in range(2)] == ["b", "c"]
             await cast("Any", following).aclose()

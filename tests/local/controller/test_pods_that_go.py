@@ -46,21 +46,25 @@ def test_a_pod_is_listed_while_its_agent_is_connected():
     ending = replace(up, phase="Terminating", ending=EVICTED)
     foreign = replace(up, is_ours=False)  # which has no agent
 
-    def seen(pod, report=None):
+    def phase_and_end(pod, report=None):
         view = views.pod_view(pod, report, Rollout(), is_ready=False)
         return view.phase, view.ended
 
-    assert seen(up, PodReport()) == seen(foreign) == ("Running", None)
-    assert seen(up) == ("Unknown", None)
-    assert seen(ending, PodReport()) == ("Terminating", None)
-    assert seen(ending) == ("Terminating", EVICTED)
+    assert phase_and_end(up, PodReport()) == phase_and_end(foreign) == ("Running", None)
+    assert phase_and_end(up) == ("Unknown", None)
+    assert phase_and_end(ending, PodReport()) == ("Terminating", None)
+    assert phase_and_end(ending) == ("Terminating", EVICTED)
 
 
 def test_a_call_says_which_pod_does_not_come_back_and_why():
-    gone = PodView(name="f-b", ordinal=1, phase="Gone", ended=EVICTED)
+    evicted = PodView(name="f-b", ordinal=1, phase="Gone", ended=EVICTED)
     with ScriptedAgent() as agent:
         location = Location(
-            (agent.url,), "token", (0,), pods={gone.name: gone}, reason="the quota 'q' is full"
+            (agent.url,),
+            "token",
+            (0,),
+            pods={evicted.name: evicted},
+            reason="the quota 'q' is full",
         )
         with route_to(lambda: location) as route:
             target = Target("default", "service", "echo", broadcast=(0, 1))

@@ -103,8 +103,8 @@ def ingress(service, tmp_path, monkeypatch):
 
     async def accept(reader, writer):
         open_ends.add(writer)
-        there = await asyncio.open_connection(upstream.hostname, upstream.port)
-        await asyncio.gather(pump(reader, there[1]), pump(there[0], writer))
+        pod_streams = await asyncio.open_connection(upstream.hostname, upstream.port)
+        await asyncio.gather(pump(reader, pod_streams[1]), pump(pod_streams[0], writer))
 
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -183,9 +183,11 @@ def test_a_post_reaches_the_pod_that_is_named(service, double):
         200,
         b"12",
     )
-    status, said = ask(service.url, "POST", path, body, **token, **{"X-Kubetorch-Pod": "other"})
+    status, body_text = ask(
+        service.url, "POST", path, body, **token, **{"X-Kubetorch-Pod": "other"}
+    )
     assert status == 404
-    assert b"no pod 'other'" in said
+    assert b"no pod 'other'" in body_text
 
 
 @pytest.mark.parametrize(
@@ -196,10 +198,10 @@ def test_strangers_cannot_tell_services_from_none(service, double, headers):
     paths = ["", "/", "/double", "/health", "/ready", "/http/", "/v1/stream", "/openapi.json"]
 
     for path in paths:
-        there = ask(service.url, "GET", f"/default/{name}{path}", **headers)
+        answer_of_service = ask(service.url, "GET", f"/default/{name}{path}", **headers)
         nowhere = ask(service.url, "GET", f"/default/nothing-of-that-name{path}", **headers)
-        assert there == nowhere
-        assert there[0] == 401
+        assert answer_of_service == nowhere
+        assert answer_of_service[0] == 401
 
 
 def test_a_token_of_one_service_opens_no_other(service, double):
@@ -212,9 +214,9 @@ def test_a_service_that_is_gone_is_said_to_whom_it_belonged(service, cluster, jo
     path, headers = f"/default/{double.service_name}/double", double.request_headers
     double.teardown()
 
-    status, said = ask(service.url, "POST", path, "{}", **headers)
+    status, body_text = ask(service.url, "POST", path, "{}", **headers)
     assert status == 404
-    assert json.loads(said)["error_type"] == "ServiceNotFoundError"
+    assert json.loads(body_text)["error_type"] == "ServiceNotFoundError"
 
 
 def test_a_token_does_not_travel_unencrypted(cluster, monkeypatch):

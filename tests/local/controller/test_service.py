@@ -110,8 +110,8 @@ def test_a_function_is_deployed_called_edited_and_torn_down(service: Service) ->
     assert new_pid != pid
     assert service.delete("f") == 200
     # The service and its spare agent: nothing of the workload.
-    left = [process.pid for process in leaks.processes_of(service.home)]
-    assert not {view.pods[0].pid, pid, new_pid} & set(left)
+    remaining_pids = [process.pid for process in leaks.processes_of(service.home)]
+    assert not {view.pods[0].pid, pid, new_pid} & set(remaining_pids)
 
 
 def test_an_import_error_is_the_failure_of_the_deploy_and_old_code_goes_on(
@@ -129,19 +129,19 @@ def test_an_import_error_is_the_failure_of_the_deploy_and_old_code_goes_on(
 def test_fault_code_that_was_damaged_on_the_disk_is_asked_for_by_the_next_deploy(
     service: Service,
 ) -> None:
-    wanted, blobs = project(SOURCE.replace("VERSION", "1"))
-    events = service.events(deploy(wanted), blobs)
+    workload, blobs = project(SOURCE.replace("VERSION", "1"))
+    events = service.events(deploy(workload), blobs)
     assert isinstance(list(events)[-1], Ready)
     digest = digest_of(blobs[1])
     stored = service.home / "blobs" / digest[:2] / digest
     stored.write_bytes(blobs[1].replace(b"called", b"caught"))
-    other = replace(wanted, name="g")
-    failed = list(service.events(deploy(other)))[-1]
+    second_workload = replace(workload, name="g")
+    failed = list(service.events(deploy(second_workload)))[-1]
     assert isinstance(failed, Failed), failed
     assert failed.failure["error_type"] == "DataStoreError"
     assert "deploy again" in str(failed.failure)
-    assert list(service.events(deploy(other))) == [Missing(blobs=(digest,))]
-    assert isinstance(list(service.events(deploy(other), blobs))[-1], Ready)
+    assert list(service.events(deploy(second_workload))) == [Missing(blobs=(digest,))]
+    assert isinstance(list(service.events(deploy(second_workload), blobs))[-1], Ready)
     assert call(service.get("g"), 7)[1][0] == 1  # type: ignore[index]
 
 
@@ -153,8 +153,8 @@ def test_lines_of_an_import_are_events_of_the_deploy(service: Service) -> None:
 
 def test_a_tokens_audience_and_another_user_are_checked_by_the_agent(service: Service) -> None:
     view = deployed(service)
-    other = deployed(service, name="g")
-    assert call(view, token=other.token)[0] == 401  # type: ignore[index]
+    second_view = deployed(service, name="g")
+    assert call(view, token=second_view.token)[0] == 401  # type: ignore[index]
     assert call(view, token="")[0] == 401  # type: ignore[index]
     assert call(view, token=service.token)[0] == 200  # type: ignore[index]
 
@@ -231,12 +231,12 @@ def test_two_clients_that_deploy_different_code_at_once_end_in_one_generation(
         thread.join(60)
     view = service.until("f", lambda view: view.pods[0].generation == view.generation)
     assert view.generation == 3
-    wanted = {
+    number_by_digest = {
         digest_of(SOURCE.replace("VERSION", str(number)).encode()): number for number in (2, 3)
     }
     tree = (service.home / "blobs" / view.spec.tree[:2] / view.spec.tree).read_bytes()  # type: ignore[index]
     (source,) = trees.decode(tree).digests()
-    assert call(view)[1][0] == wanted[source]  # type: ignore[index]
+    assert call(view)[1][0] == number_by_digest[source]  # type: ignore[index]
 
 
 def test_a_running_call_holds_up_a_teardown_no_longer_than_its_grace(service: Service) -> None:
@@ -255,11 +255,11 @@ def test_what_a_killed_service_left_of_a_deleted_volume_goes_at_the_next_start(
     assert service.request("POST", routes.volumes("default"), body)[0] == 200
     volumes = service.home / "volumes"
     service.kill()
-    left = volumes / "default" / ".deleted-0123456789abcdef"
-    left.mkdir()
-    (left / "model").write_bytes(b"m")
+    deleted_volume = volumes / "default" / ".deleted-0123456789abcdef"
+    deleted_volume.mkdir()
+    (deleted_volume / "model").write_bytes(b"m")
     service.start()
-    until(lambda: not left.exists())
+    until(lambda: not deleted_volume.exists())
     assert [path.name for path in volumes.glob("*/[!.]*")] == ["kept"]
 
 

@@ -195,9 +195,9 @@ def test_a_manifest_of_a_file_is_needed_only_where_it_is_deployed(tmp_path):
         """,
     )
 
-    done = project.run("program.py")
+    completed = project.run("program.py")
 
-    assert done.stdout.splitlines()[-1:] == ["file of-file"], done.stderr
+    assert completed.stdout.splitlines()[-1:] == ["file of-file"], completed.stderr
 
 
 def test_files_are_copied_into_pods_that_run(jobs, tmp_path):
@@ -242,10 +242,10 @@ def test_a_class_has_the_commands_of_its_compute(jobs, tmp_path):
 def test_a_frozen_service_runs_the_code_that_its_pods_have(service, tmp_path):
     project = UserProject(tmp_path / "shop")
     jobs = project.module("def version():\n    return 'as sent'\n")
-    there = tmp_path / "image"
-    there.mkdir()
-    (there / "baked.py").write_text("def version():\n    return 'as in the image'\n")
-    remote = kt.fn(jobs.version, remote_dir=str(there), remote_import_path="baked")
+    image_folder = tmp_path / "image"
+    image_folder.mkdir()
+    (image_folder / "baked.py").write_text("def version():\n    return 'as in the image'\n")
+    remote = kt.fn(jobs.version, remote_dir=str(image_folder), remote_import_path="baked")
     try:
         remote.to(kt.Compute(cpus="0.1", freeze=True))
         assert remote() == "as in the image"

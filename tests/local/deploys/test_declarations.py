@@ -42,14 +42,14 @@ def jobs(service, tmp_path_factory):
 
 @pytest.fixture
 def deploy(jobs):
-    made = []
+    handles = []
 
     def deploy(compute, name="declared", function="variables"):
-        made.append(kt.fn(getattr(jobs, function), name=name))
-        return made[-1].to(compute)
+        handles.append(kt.fn(getattr(jobs, function), name=name))
+        return handles[-1].to(compute)
 
     yield deploy
-    for handle in made:
+    for handle in handles:
         handle.teardown()
 
 
@@ -62,8 +62,8 @@ def test_gpus_that_are_not_there_can_be_pretended(deploy, monkeypatch):
     monkeypatch.setenv("KT_LOCAL_GPUS", "pretend")
     remote = deploy(kt.Compute(gpus=8))
     assert remote("CUDA_VISIBLE_DEVICES") == ["0,1,2,3,4,5,6,7"]
-    other = deploy(kt.Compute(gpus=2), name="other")
-    assert other("CUDA_VISIBLE_DEVICES") == ["0,1"]
+    two_gpus = deploy(kt.Compute(gpus=2), name="other")
+    assert two_gpus("CUDA_VISIBLE_DEVICES") == ["0,1"]
 
     monkeypatch.delenv("KT_LOCAL_GPUS")
     with pytest.raises(kt.ResourceNotAvailableError, match="asks for 8 GPUs"):
@@ -89,7 +89,7 @@ def test_memory_of_a_gpu_with_a_queue_is_what_was_written(deploy, monkeypatch, r
     remote = deploy(kt.Compute(gpu_memory="4Gi", queue="batch"))
 
     assert remote.compute.gpu_memory == "4Gi"
-    assert not [one for one in recwarn if "limits nothing" in str(one.message)]
+    assert not [warning for warning in recwarn if "limits nothing" in str(warning.message)]
 
 
 def test_an_autoscaled_service_runs_where_nothing_scales_it(deploy, capsys):
@@ -105,8 +105,8 @@ def test_a_breakpoint_in_a_pod_is_a_typed_error(deploy):
     with pytest.raises(kt.SpecError, match=r"breakpoint\(\) in a pod needs the debugger"):
         deploy(kt.Compute(cpus="0.1"), function="stop")()
     assert "needs the debugger" in deploy(kt.Compute(cpus="0.1"), function="stop_in_a_process")()
-    other = {"PYTHONBREAKPOINT": "0"}
-    assert deploy(kt.Compute(cpus="0.1", env_vars=other), function="stop")() == "went on"
+    environ = {"PYTHONBREAKPOINT": "0"}
+    assert deploy(kt.Compute(cpus="0.1", env_vars=environ), function="stop")() == "went on"
 
 
 def test_metrics_of_a_call_are_a_line(deploy):
@@ -133,20 +133,20 @@ def test_programs_read_the_objects_of_this_machine_as_of_a_cluster(deploy):
     claim = client.get_pvc("default", "objects")
     assert claim in client.list_pvcs("default")["items"]
     (name,) = [
-        one["metadata"]["name"]
-        for one in client.list_secrets("default")["items"]
-        if one["metadata"]["labels"]["kubetorch.com/secret-name"] == "objects"
+        secret_object["metadata"]["name"]
+        for secret_object in client.list_secrets("default")["items"]
+        if secret_object["metadata"]["labels"]["kubetorch.com/secret-name"] == "objects"
     ]
     assert client.get_secret("default", name)["data"] == {"KEY": "dmFsdWU="}
-    found = client.discover_resources("default", name_filter="clared", include_pods=True)
-    (workload,) = found["workloads"]
+    resources = client.discover_resources("default", name_filter="clared", include_pods=True)
+    (workload,) = resources["workloads"]
     assert (workload["name"], workload["kind"], len(workload["pods"])) == (
         "declared",
         "Deployment",
         1,
     )
     going = client.fetch_services_for_teardown("default", services="declared")["resources"]
-    assert {(one["kind"], one["name"]) for one in going} == {
+    assert {(resource["kind"], resource["name"]) for resource in going} == {
         ("Deployment", "declared"),
         ("Service", "declared"),
     }

@@ -54,14 +54,14 @@ def project(service_home: Path, tmp_path: Path) -> UserProject:
 def test_a_file_deploys_what_it_decorates_without_a_guard(project, counter, half):
     project.write("work.py", SOURCE.format(counter=counter, half=half))
     for _ in range(2):
-        done = project.run("work.py")
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.splitlines()[-1] == "4 1.5"
+        completed = project.run("work.py")
+        assert completed.returncode == 0, completed.stderr
+        assert completed.stdout.splitlines()[-1] == "4 1.5"
 
 
 def test_another_attribute_that_a_class_lacks_is_an_error_of_the_import(project):
     counter = "if 'POD_NAME' in os.environ:\n    Counter.declare()\nCounter.deploy()"
     project.write("work.py", "import os\n" + SOURCE.format(counter=counter, half=""))
-    done = project.run("work.py")
-    assert done.returncode == 1
-    assert "type object 'Counter' has no attribute 'declare'" in done.stderr
+    completed = project.run("work.py")
+    assert completed.returncode == 1
+    assert "type object 'Counter' has no attribute 'declare'" in completed.stderr

@@ -91,13 +91,13 @@ def test_the_first_deploy_sends_what_the_controller_lacks(client, tmp_path):
         bundle = deployment._bundle()
         missing.extend([bundle.spec.tree, *bundle.scans[0].tree.digests()])
         fake._scripts[0] = [Missing(blobs=tuple(missing))]
-        found = deployment.run()
+        ready_view = deployment.run()
 
     first, second = fake.deploys_seen
     assert first == second
     assert (first.protocol, first.spec.name) == (versions.PROTOCOL, "train")
     assert [entry.path for entry in tree_of(fake, first).entries] == ["jobs.py", "pyproject.toml"]
-    assert found == view()
+    assert ready_view == view()
 
 
 def test_an_edit_travels_with_the_deploy(client, project, tmp_path):
@@ -126,8 +126,8 @@ def test_constructor_arguments_are_a_blob(client, tmp_path):
     with FakeController(tmp_path / "blobs", [[ready()]]) as fake:
         client.deployment(fake, kind="cls", init_args={"start": 5}).run()
 
-    (seen,) = fake.deploys_seen
-    assert fake.blobs.read(seen.spec.init_args) == b'{"start":5}'
+    (seen_deploy,) = fake.deploys_seen
+    assert fake.blobs.read(seen_deploy.spec.init_args) == b'{"start":5}'
 
 
 def test_every_deploy_of_a_class_makes_a_new_instance_and_of_a_function_does_not(client, tmp_path):
@@ -135,7 +135,7 @@ def test_every_deploy_of_a_class_makes_a_new_instance_and_of_a_function_does_not
         for kind in ("cls", "cls", "fn", "fn"):
             client.deployment(fake, kind=kind).run()
 
-    instances = [seen.spec.instance for seen in fake.deploys_seen]
+    instances = [seen_deploy.spec.instance for seen_deploy in fake.deploys_seen]
     assert instances[0] != instances[1]
     assert instances[2:] == [None, None]
 
@@ -145,12 +145,12 @@ def test_every_deploy_of_a_class_makes_a_new_instance_and_of_a_function_does_not
 )
 def test_a_controller_that_breaks_off_is_told_the_same_deploy_again(client, tmp_path, script):
     with FakeController(tmp_path / "blobs", [script, [ready()]]) as fake:
-        found = client.deployment(fake).run()
+        ready_view = client.deployment(fake).run()
 
     first, second = fake.deploys_seen
     assert first == second
     assert client.connections == 2
-    assert found == view()
+    assert ready_view == view()
 
 
 def test_a_controller_that_always_breaks_off_is_given_up(client, tmp_path):
@@ -248,17 +248,17 @@ def test_lines_of_loading_code_are_shown_once_also_when_they_are_told_again(
 
 def test_a_service_that_serves_calls_is_taken_instead(client, tmp_path):
     with FakeController(tmp_path / "blobs", workloads=[view("train")]) as fake:
-        found = client.deployment(fake, existing=("alice-train", "train")).run()
+        existing_view = client.deployment(fake, existing=("alice-train", "train")).run()
 
-    assert found == view("train")
+    assert existing_view == view("train")
 
 
 def test_a_service_that_is_scaled_to_zero_is_taken_instead(client, tmp_path):
     at_zero = replace(view("train"), pods=(), scaler="http://train.default.svc")
     with FakeController(tmp_path / "blobs", workloads=[at_zero]) as fake:
-        found = client.deployment(fake, existing=("train",)).run()
+        existing_view = client.deployment(fake, existing=("train",)).run()
 
-    assert found == at_zero
+    assert existing_view == at_zero
 
 
 def test_a_service_without_a_ready_pod_is_deployed(client, tmp_path):
@@ -276,7 +276,7 @@ def test_a_deploy_that_goes_on_is_followed_past_any_number_of_breaks(client, tmp
     with FakeController(tmp_path / "blobs", [*cuts, [ready()]]) as fake:
         assert client.deployment(fake, transport=transport).run() == view()
 
-    assert len({seen.id for seen in fake.deploys_seen}) == 1
+    assert len({seen_deploy.id for seen_deploy in fake.deploys_seen}) == 1
 
 
 def test_cancelling_an_awaited_deploy_closes_its_connection(client, tmp_path):
@@ -324,7 +324,7 @@ def test_interrupting_a_deploy_leaves_nothing_behind(client, tmp_path):
         """
     )
     root = Path(__file__).parents[3]
-    done = subprocess.run(
+    completed = subprocess.run(
         [
             sys.executable,
             "-c",
@@ -339,4 +339,4 @@ def test_interrupting_a_deploy_leaves_nothing_behind(client, tmp_path):
         timeout=90,
     )
     client.session = Session(lambda: None)
-    assert done.stdout == "interrupted None\n", done.stderr
+    assert completed.stdout == "interrupted None\n", completed.stderr

@@ -79,10 +79,10 @@ def test_a_class_keeps_its_state_until_it_is_deployed_again(jobs, deployed):
     pod = counter.pod()
 
     assert [counter.add(2), counter.add(3)] == [7, 10]
-    again = deployed(handle, init_args={"start": 5})
+    redeployed = deployed(handle, init_args={"start": 5})
 
-    assert again.add(2) == 7
-    assert again.pod() == pod
+    assert redeployed.add(2) == 7
+    assert redeployed.pod() == pod
 
 
 def test_other_constructor_arguments_make_another_instance(jobs, deployed):
@@ -213,16 +213,16 @@ def test_pickle_is_refused_unless_it_is_allowed(jobs, deployed):
 
 def test_a_service_is_gone_after_its_teardown(jobs):
     handle = kt.fn(jobs.train)
-    other = kt.fn(jobs.train)
+    second_handle = kt.fn(jobs.train)
     train = handle.to(kt.Compute())
     train(1)
 
     assert handle.teardown() is None
     handle.teardown()
 
-    for gone in (train, other):
+    for handle_without_service in (train, second_handle):
         with pytest.raises(kt.ServiceNotFoundError, match="train"):
-            gone(1)
+            handle_without_service(1)
 
 
 def test_one_compute_may_be_given_to_two_modules(jobs):

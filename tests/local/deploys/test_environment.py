@@ -31,8 +31,8 @@ IMAGE = {"WHO": "image", "BASE": "/image", "CHAIN": "$WHO-chain", "PATH": "/imag
 
 def test_variables_of_the_compute_win_over_those_of_the_image(environ):
     image = kt.Image().set_env_vars(IMAGE).run_bash('echo "$WHO $CHAIN" > said')
-    given = {"WHO": "compute", "UNDER": "$BASE/x", "PATH": "/compute/bin:$PATH"}
-    environ.to(kt.Compute(cpus="0.1", image=image, env_vars=given))
+    env_vars = {"WHO": "compute", "UNDER": "$BASE/x", "PATH": "/compute/bin:$PATH"}
+    environ.to(kt.Compute(cpus="0.1", image=image, env_vars=env_vars))
 
     who, chain, under, path = environ("WHO", "CHAIN", "UNDER", "PATH")
     # What an image says of its own variables it says before a pod is made of it.
@@ -57,8 +57,8 @@ def test_the_same_holds_for_a_dockerfile_and_for_secrets(environ, tmp_path, monk
     )
     image = kt.Image.from_dockerfile(str(tmp_path / "Dockerfile"))
     secret = kt.Secret("of-test", env_vars=["TOKEN_OF_TEST"])
-    given = {"WHO": "compute", "KT_LOG_LEVEL": "error"}
-    environ.to(kt.Compute(cpus="0.1", image=image, env_vars=given, secrets=[secret]))
+    env_vars = {"WHO": "compute", "KT_LOG_LEVEL": "error"}
+    environ.to(kt.Compute(cpus="0.1", image=image, env_vars=env_vars, secrets=[secret]))
 
     assert environ("WHO", "TOKEN_OF_TEST", "KT_LOG_LEVEL") == ["compute", "secret", "error"]
     assert os.environ["TOKEN_OF_TEST"] == "secret"

@@ -161,9 +161,11 @@ def test_requirements_that_are_installed_together_are_one_step(deploy, image, ca
     for steps in (image, image.run_bash("true")):
         deploy("values", steps.pip_install(["alpha==1.0", "gamma"]))
 
-        said = [line for line in capsys.readouterr().err.splitlines() if " pip install " in line]
-        assert len(said) == 1, said
-        assert said[0].endswith(": RUN pip install alpha==1.0 gamma")
+        pip_lines = [
+            line for line in capsys.readouterr().err.splitlines() if " pip install " in line
+        ]
+        assert len(pip_lines) == 1, pip_lines
+        assert pip_lines[0].endswith(": RUN pip install alpha==1.0 gamma")
 
 
 def test_an_added_step_is_live_in_the_same_pod_and_only_it_is_run(deploy, image, capsys):
@@ -209,8 +211,8 @@ def test_variables_are_expanded_in_order_and_reach_workers_and_their_programs(de
 
 def test_variables_that_are_taken_away_keep_their_values_in_the_pods_that_had_them(deploy, image):
     image.pip_install("alpha==1.0")
-    one = kt.Image.from_spec(image.to_spec()).set_env_vars({"A": "1", "B": "$A/b"})
-    deploy("program", one.set_env_vars({"PATH": "/x:$PATH"}))
+    first_image = kt.Image.from_spec(image.to_spec()).set_env_vars({"A": "1", "B": "$A/b"})
+    deploy("program", first_image.set_env_vars({"PATH": "/x:$PATH"}))
     program = deploy("program", image.set_env_vars({"A": "2"}))
     assert program("sh", "-c", "echo $A $B") == "2 1/b"
     path = program("sh", "-c", "echo $PATH")
@@ -310,20 +312,20 @@ def test_a_synced_package_is_importable_and_its_edits_are_live(deploy, tmp_path)
 
 @needs_views
 def test_what_commands_write_anywhere_is_the_pods_own(deploy, tmp_path):
-    place = "/kt-test-image"
+    container_folder = "/kt-test-image"
     source = tmp_path / "f.txt"
     source.write_text("copied")
     image = (
         kt.Image()
-        .run_bash(f"mkdir {place} && echo -n hi > {place}/a")
-        .copy(str(source), f"{place}/b")
+        .run_bash(f"mkdir {container_folder} && echo -n hi > {container_folder}/a")
+        .copy(str(source), f"{container_folder}/b")
     )
     read = deploy("read", image)
-    assert (read(f"{place}/a"), read(f"{place}/b")) == ("hi", "copied")
-    assert not Path(place).exists()
+    assert (read(f"{container_folder}/a"), read(f"{container_folder}/b")) == ("hi", "copied")
+    assert not Path(container_folder).exists()
     write = deploy("write", image, service="writer")
-    write(f"{place}/a", "other")
-    assert read(f"{place}/a") == "hi"
+    write(f"{container_folder}/a", "other")
+    assert read(f"{container_folder}/a") == "hi"
 
 
 @needs_views
@@ -438,13 +440,13 @@ def main():
 
 def test_a_module_may_name_files_that_its_pods_do_not_have(tmp_path, monkeypatch):
     project = UserProject(tmp_path / "named")
-    here = tmp_path / "elsewhere"
+    working_folder = tmp_path / "elsewhere"
     for folder in ("data", "shown"):
-        (here / folder).mkdir(parents=True)
-    (here / "Dockerfile").write_text("FROM python:3.12-slim\n")
-    (here / "data" / "text").write_text("read")
-    (here / "shown" / "__init__.py").write_text("VALUE = 5\n")
-    monkeypatch.chdir(here)
+        (working_folder / folder).mkdir(parents=True)
+    (working_folder / "Dockerfile").write_text("FROM python:3.12-slim\n")
+    (working_folder / "data" / "text").write_text("read")
+    (working_folder / "shown" / "__init__.py").write_text("VALUE = 5\n")
+    monkeypatch.chdir(working_folder)
     module = project.module(ELSEWHERE)
 
     remote = kt.fn(module.main).to(kt.Compute(cpus="0.1", image=module.image))

@@ -37,33 +37,35 @@ INSTALLERS = (
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def own_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment of the user's own, and folders for what installers would put elsewhere."""
-    own = tmp_path_factory.mktemp("own")
-    subprocess.run(["uv", "venv", "-q", "--python", sys.executable, own / "venv"], check=True)
-    return own
+    own_folder = tmp_path_factory.mktemp("own")
+    subprocess.run(
+        ["uv", "venv", "-q", "--python", sys.executable, own_folder / "venv"], check=True
+    )
+    return own_folder
 
 
 @pytest.fixture(scope="module", autouse=True)
-def index(own: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def index(own_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Where packages come from, as the user's variables say, beside all that says where to."""
     index = tmp_path_factory.mktemp("index")
     for name in NAMES:
         wheels.build(index, name, "1.0", f"VALUE = '{name} 1.0'\ndef main(): print(VALUE)\n")
     places = {
-        "UV_PYTHON": str(own / "venv" / "bin" / "python"),
+        "UV_PYTHON": str(own_folder / "venv" / "bin" / "python"),
         "UV_SYSTEM_PYTHON": "1",
-        "UV_PROJECT_ENVIRONMENT": str(own / "venv"),
-        "PIP_TARGET": str(own / "target"),
-        "PIP_PREFIX": str(own / "prefix"),
-        "PIP_ROOT": str(own / "root"),
-        "PIP_PYTHON": str(own / "venv" / "bin" / "python"),
+        "UV_PROJECT_ENVIRONMENT": str(own_folder / "venv"),
+        "PIP_TARGET": str(own_folder / "target"),
+        "PIP_PREFIX": str(own_folder / "prefix"),
+        "PIP_ROOT": str(own_folder / "root"),
+        "PIP_PYTHON": str(own_folder / "venv" / "bin" / "python"),
         "PIP_USER": "1",
         "PIP_REQUIRE_VIRTUALENV": "1",
-        "VIRTUAL_ENV": str(own / "venv"),
-        "CONDA_PREFIX": str(own / "venv"),
+        "VIRTUAL_ENV": str(own_folder / "venv"),
+        "CONDA_PREFIX": str(own_folder / "venv"),
         "CONDA_DEFAULT_ENV": "own",
-        "PYTHONUSERBASE": str(own / "user"),
+        "PYTHONUSERBASE": str(own_folder / "user"),
     }
     sources = {"UV_FIND_LINKS": str(index), "UV_OFFLINE": "1", "UV_NO_INDEX": "1"}
     sources |= {"PIP_FIND_LINKS": str(index), "PIP_NO_INDEX": "1"}
@@ -88,32 +90,32 @@ def values(tmp_path: Path) -> Iterator[kt.Fn]:
     project.forget()
 
 
-def found_in(own: Path) -> list[Path]:
+def found_in(own_folder: Path) -> list[Path]:
     """What was installed where the user's variables say."""
-    return [path for name in NAMES for path in own.rglob(f"{name}*")]
+    return [path for name in NAMES for path in own_folder.rglob(f"{name}*")]
 
 
-def test_requirements_are_installed_for_the_pod(values, own):
+def test_requirements_are_installed_for_the_pod(values, own_folder):
     values.to(kt.Compute(cpus="0.1", image=kt.Image().pip_install(["alpha", "beta"])))
 
     assert values("alpha", "beta") == ["alpha 1.0", "beta 1.0"]
-    assert found_in(own) == []
+    assert found_in(own_folder) == []
 
 
 @pytest.mark.parametrize("installer", INSTALLERS)
-def test_commands_of_an_image_install_for_the_pod(values, own, installer):
+def test_commands_of_an_image_install_for_the_pod(values, own_folder, installer):
     image = kt.Image().run_bash(f"{installer} gamma")
     values.to(kt.Compute(cpus="0.1", image=image))
 
     assert values("gamma") == ["gamma 1.0"]
-    assert found_in(own) == []
+    assert found_in(own_folder) == []
 
 
-def test_an_image_that_says_so_itself_installs_for_the_pod_too(values, own, tmp_path):
+def test_an_image_that_says_so_itself_installs_for_the_pod_too(values, own_folder, tmp_path):
     (tmp_path / "Dockerfile").write_text(
         "FROM python:3.11\n"
-        f"ENV UV_SYSTEM_PYTHON=1 VIRTUAL_ENV={own}/venv PIP_TARGET={own}/target\n"
-        f"ENV PATH={own}/venv/bin:$PATH\n"
+        f"ENV UV_SYSTEM_PYTHON=1 VIRTUAL_ENV={own_folder}/venv PIP_TARGET={own_folder}/target\n"
+        f"ENV PATH={own_folder}/venv/bin:$PATH\n"
         "RUN uv pip install alpha\n"
         "RUN pip install beta\n"
         "RUN python -m pip install gamma\n"
@@ -122,37 +124,37 @@ def test_an_image_that_says_so_itself_installs_for_the_pod_too(values, own, tmp_
     values.to(kt.Compute(cpus="0.1", image=image))
 
     assert values("alpha", "beta", "gamma") == ["alpha 1.0", "beta 1.0", "gamma 1.0"]
-    assert found_in(own) == []
+    assert found_in(own_folder) == []
 
 
 @pytest.mark.parametrize("image", [None, kt.Image().pip_install("alpha")], ids=["bare", "image"])
-def test_commands_in_a_pod_install_for_it_alone(values, own, service, image):
+def test_commands_in_a_pod_install_for_it_alone(values, own_folder, service, image):
     values.to(kt.Compute(cpus="0.1", image=image))
     shared = "environments/*/lib/python*/site-packages/*"
     before = set(service.glob(shared))
     for number, installer in enumerate(INSTALLERS):
         name = ("beta", "gamma")[number % 2]
         command = f"{installer} {name}" + (" --force-reinstall" if number > 1 else "")
-        ((status, said, error),) = values.compute.run_bash(command)
-        assert status == 0, (installer, said, error)
+        ((status, output, error),) = values.compute.run_bash(command)
+        assert status == 0, (installer, output, error)
     assert values.compute.pip_install("alpha") is not False
 
     assert values("beta", "gamma") == ["beta 1.0", "gamma 1.0"]
-    assert found_in(own) == []
+    assert found_in(own_folder) == []
     assert {path.name for path in set(service.glob(shared)) - before} <= {"__pycache__"}
 
 
-def test_workers_have_what_the_user_declares(tmp_path, own):
+def test_workers_have_what_the_user_declares(tmp_path, own_folder):
     project = UserProject(tmp_path / "shop")
     handle = kt.fn(project.module(SOURCE).variables)
     image = kt.Image().set_env_vars({"PIP_TARGET": "/declared"}).run_bash("true")
-    given = {"UV_PROJECT_ENVIRONMENT": "/given"}
+    env_vars = {"UV_PROJECT_ENVIRONMENT": "/given"}
     try:
-        handle.to(kt.Compute(cpus="0.1", image=image, env_vars=given))
-        found = handle("PIP_TARGET", "UV_PROJECT_ENVIRONMENT", "UV_PYTHON", "UV_FIND_LINKS")
+        handle.to(kt.Compute(cpus="0.1", image=image, env_vars=env_vars))
+        variables = handle("PIP_TARGET", "UV_PROJECT_ENVIRONMENT", "UV_PYTHON", "UV_FIND_LINKS")
     finally:
         handle.teardown()
         project.forget()
 
     expected = ["/declared", "/given", None, os.environ["UV_FIND_LINKS"]]
-    assert list(found.values()) == expected
+    assert list(variables.values()) == expected

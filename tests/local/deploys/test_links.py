@@ -51,8 +51,8 @@ def service(shared_service_home: Path) -> Path:
 
 
 def controller() -> Controller:
-    found: Controller = kt.globals.controller_client()
-    return found
+    client: Controller = kt.globals.controller_client()
+    return client
 
 
 def test_links_out_of_the_project_do_not_travel_unless_named(
@@ -87,9 +87,11 @@ def test_what_is_ours_never_travels(project: UserProject) -> None:
     (home / ".kt" / "config.yaml").write_text("{}")
     (project.folder / ".ktignore").write_text("!.kt\n")
     for _ in range(3):
-        done = project.run(program, HOME=str(home), KT_CACHE_DIR="", KT_QUIET="true")
-        assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout == f"{['.ktignore', 'home/notes', 'program.py', 'pyproject.toml']}\n"
+        completed = project.run(program, HOME=str(home), KT_CACHE_DIR="", KT_QUIET="true")
+        assert (completed.returncode, completed.stderr) == (0, "")
+        assert (
+            completed.stdout == f"{['.ktignore', 'home/notes', 'program.py', 'pyproject.toml']}\n"
+        )
     assert list((home / ".kt" / "cache").rglob("*.listing"))
 
 
@@ -176,13 +178,13 @@ def test_no_tree_of_links_takes_or_writes_what_is_beside_it(tmp_path: Path) -> N
         project, named = grow(chance, base)
         cache = base / "cache"
         for _ in range(2):
-            found = scan(project, Options(cache=cache))
-            assert found.digest == scan(project).digest
-            for entry in found.tree.entries:
+            scanned = scan(project, Options(cache=cache))
+            assert scanned.digest == scan(project).digest
+            for entry in scanned.tree.entries:
                 is_inside = Path(os.path.realpath(project / entry.path)).is_relative_to(project)
                 assert is_inside or any(part in named for part in entry.path.split("/")), seed
                 followed += not is_inside
-            assert sum("lead out of the project" in one for one in found.warnings) <= 1
+            assert sum("lead out of the project" in warning for warning in scanned.warnings) <= 1
             (project / "a/x").write_text("another")
         check_unpacked(scan(project).tree, scan(project).stream, base / "pod")
         tree = forge(chance)
@@ -217,9 +219,9 @@ def test_no_tree_of_links_takes_or_writes_what_is_beside_it(tmp_path: Path) -> N
     ids=str,
 )
 def test_an_impossible_volume_is_refused_locally(wrong: dict[str, str]) -> None:
-    given = {"name": "data", "mount_path": "/data", "size": "1Gi", **wrong}
+    volume_fields = {"name": "data", "mount_path": "/data", "size": "1Gi", **wrong}
     with pytest.raises(kt.SpecError):
-        controller().volumes.create("default", VolumeSpec(**given))
+        controller().volumes.create("default", VolumeSpec(**volume_fields))
     assert controller().volumes.get("default", "data") is None
 
 

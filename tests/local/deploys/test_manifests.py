@@ -46,15 +46,15 @@ def jobs(service, tmp_path_factory):
 
 @pytest.fixture
 def deploy(jobs):
-    made = []
+    handles = []
 
-    def deploy(found):
-        handle = kt.fn(jobs.who, name=found["metadata"]["name"])
-        made.append(handle)
-        return handle.to(kt.Compute.from_manifest(found))
+    def deploy(kubernetes_object):
+        handle = kt.fn(jobs.who, name=kubernetes_object["metadata"]["name"])
+        handles.append(handle)
+        return handle.to(kt.Compute.from_manifest(kubernetes_object))
 
     yield deploy
-    for handle in made:
+    for handle in handles:
         handle.teardown()
 
 
@@ -63,18 +63,18 @@ def deploy(jobs):
     [("apps/v1", "Deployment", "replicas"), ("batch/v1", "Job", "parallelism")],
 )
 def test_a_kind_with_replicas_runs_as_so_many_pods(deploy, api_version, kind, replicas):
-    found = manifest(api_version, kind, kind.lower(), **{replicas: 2}, template=POD)
-    answers = deploy(found)()
+    workload = manifest(api_version, kind, kind.lower(), **{replicas: 2}, template=POD)
+    answers = deploy(workload)()
     assert [stage for _, stage in answers] == ["test", "test"]
     assert all(name.startswith(f"{kind.lower()}-") for name, _ in answers)
 
 
 def test_pods_of_a_stateful_set_have_its_name_and_their_number(deploy):
-    found = manifest("apps/v1", "StatefulSet", "db", replicas=3, template=POD)
-    remote = deploy(found)
+    workload = manifest("apps/v1", "StatefulSet", "db", replicas=3, template=POD)
+    remote = deploy(workload)
     assert [name for name, _ in remote()] == ["db-0", "db-1", "db-2"]
-    found["spec"]["template"] = {"spec": {"containers": [{"name": "main", "image": "mine:1"}]}}
-    assert deploy(found)() == [["db-0", None], ["db-1", None], ["db-2", None]]
+    workload["spec"]["template"] = {"spec": {"containers": [{"name": "main", "image": "mine:1"}]}}
+    assert deploy(workload)() == [["db-0", None], ["db-1", None], ["db-2", None]]
 
 
 def test_a_pod_has_its_own_name(deploy):
@@ -128,9 +128,9 @@ def test_variables_of_a_manifest_have_the_values_of_a_cluster_in_workers(deploy)
     pod = {"spec": {"containers": [container]}}
     remote = deploy(manifest("apps/v1", "Deployment", "variables", template=pod))
 
-    found = {name: remote(name) for name in sources}
-    name = found["POD"][0]
-    assert {key: value for key, (_, value) in found.items()} == {
+    source_and_value = {name: remote(name) for name in sources}
+    name = source_and_value["POD"][0]
+    assert {key: value for key, (_, value) in source_and_value.items()} == {
         "A": "one",
         "POD": name,
         "BOTH": f"one {name} $(LATER) $A $(A)",

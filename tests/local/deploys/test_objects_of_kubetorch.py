@@ -15,7 +15,7 @@ from tests.local.service_harness import FAKE, Service, deploy, spec
 pytestmark = pytest.mark.security
 
 PODS = {"template": {"spec": {"containers": [{"name": "kubetorch", "image": "python"}]}}}
-OWN = {
+OWN_OBJECT = {
     "apiVersion": "kubetorch.com/v1alpha1",
     "kind": "KubetorchWorkload",
     "metadata": {"name": "f"},
@@ -39,13 +39,13 @@ def service(shared_service_home: Path) -> Iterator[Service]:
 
 def test_a_workload_of_ours_is_no_manifest() -> None:
     with pytest.raises(kt.SpecError, match="a KubetorchWorkload can be no service"):
-        kt.Compute.from_manifest(OWN, pod_template_path="spec.template")
+        kt.Compute.from_manifest(OWN_OBJECT, pod_template_path="spec.template")
 
 
 @pytest.mark.parametrize(
     "compute",
     [
-        {"manifest": freeze(OWN, parameter="m"), "pod_template_path": ("spec", "template")},
+        {"manifest": freeze(OWN_OBJECT, parameter="m"), "pod_template_path": ("spec", "template")},
         {"service_template": freeze(CHANGED, parameter="t")},
         {
             "manifest": freeze(TRAIN, parameter="m"),
@@ -58,6 +58,6 @@ def test_the_controller_takes_no_workload_of_ours_as_a_manifest(
     service: Service, compute: dict[str, object]
 ) -> None:
     body = messages.encode(deploy(spec("f", **compute))) + b"\n"
-    status, said = service.request("POST", routes.workload("default", "f", "deploy"), body)
-    assert (status, said["error_type"]) == (400, "SpecError")
-    assert "can be no service: Kubetorch makes it itself" in said["message"]
+    status, envelope = service.request("POST", routes.workload("default", "f", "deploy"), body)
+    assert (status, envelope["error_type"]) == (400, "SpecError")
+    assert "can be no service: Kubetorch makes it itself" in envelope["message"]

@@ -113,16 +113,16 @@ def test_work_trees_and_submodules_have_the_remote_of_their_repository(home: Pat
 def test_without_a_remote_a_project_is_a_folder_of_a_machine(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here, there = checkout(home / "shop", None), home / "other"
-    there.mkdir()
-    (home / "link").symlink_to(here)
-    first = origin.identify(here)
+    checkout_folder, other_folder = checkout(home / "shop", None), home / "other"
+    other_folder.mkdir()
+    (home / "link").symlink_to(checkout_folder)
+    first = origin.identify(checkout_folder)
     assert first[1].endswith(":~/shop")
     assert origin.identify(home / "link") == first
-    assert origin.identify(there)[0] != first[0]
+    assert origin.identify(other_folder)[0] != first[0]
     # The name of the machine does not count, which changes with the network: its id does.
     (home / ".kt/machine").write_text("another machine")
-    assert origin.identify(here)[0] != first[0]
+    assert origin.identify(checkout_folder)[0] != first[0]
 
 
 def test_a_repository_above_the_home_folder_is_not_the_project(
@@ -167,16 +167,20 @@ def test_a_function_is_the_same_imported_or_in_the_program_that_runs(shop: Path)
     sys.path.insert(0, str(shop / "src/ml"))
     other_root = importlib.import_module("train")
     program = runpy.run_path(str(shop / "src/ml/train.py"), run_name="__main__")
-    found = {find("fn", one) for one in (imported.train, other_root.train, program["train"])}
-    found.add(find("fn", imported.train, str(shop / "src")))
-    assert [(one.name, one.callable) for one in found] == [(REMOTE, "src/ml/train.py:train")]
+    origins = {
+        find("fn", function) for function in (imported.train, other_root.train, program["train"])
+    }
+    origins.add(find("fn", imported.train, str(shop / "src")))
+    assert [(found_origin.name, found_origin.callable) for found_origin in origins] == [
+        (REMOTE, "src/ml/train.py:train")
+    ]
     assert find("cls", imported.Outer.Inner).callable == "src/ml/train.py:Outer.Inner"
 
 
 def test_an_app_is_its_file(shop: Path) -> None:
     source = Source("app", None, Placement(), (str(shop / "src"), "ml.train", "app"))
-    found = origin.find(source)
-    assert (found.callable, found.file) == ("src/ml/train.py", "src/ml/train.py")
+    app_origin = origin.find(source)
+    assert (app_origin.callable, app_origin.file) == ("src/ml/train.py", "src/ml/train.py")
 
 
 def test_a_function_that_is_installed_is_of_the_program_that_deploys_it(
@@ -192,20 +196,20 @@ def test_code_in_a_pod_is_of_the_project_that_the_pod_runs(
 ) -> None:
     sys.path.insert(0, str(shop / "src"))
     module = importlib.import_module("ml.train")
-    own = find("fn", module.train)
+    own_origin = find("fn", module.train)
     # In the pod there is no repository, and another file of the project was deployed.
     pod = shop.parent / "code/1/shop"
     shutil.copytree(shop, pod, ignore=shutil.ignore_patterns(".git"))
-    deployed = Origin(own.project, own.name, "src/serve.py:serve", own.machine)
+    deployed = Origin(own_origin.project, own_origin.name, "src/serve.py:serve", own_origin.machine)
     monkeypatch.setenv("KT_ORIGIN", json.dumps(vars(deployed)))
     monkeypatch.setenv("KT_DEPLOYED_FILE", str(pod / "src/serve.py"))
     module.__file__ = str(pod / "src/ml/train.py")
-    assert find("fn", module.train) == own
+    assert find("fn", module.train) == own_origin
 
 
-@pytest.mark.parametrize("given", ["__vsc_ipynb_file__", "JPY_SESSION_NAME"])
+@pytest.mark.parametrize("notebook_variable", ["__vsc_ipynb_file__", "JPY_SESSION_NAME"])
 def test_a_function_of_a_notebook_is_known_by_the_notebooks_file(
-    home: Path, monkeypatch: pytest.MonkeyPatch, given: str
+    home: Path, monkeypatch: pytest.MonkeyPatch, notebook_variable: str
 ) -> None:
     def train() -> None: ...
 
@@ -217,8 +221,8 @@ def test_a_function_of_a_notebook_is_known_by_the_notebooks_file(
     monkeypatch.delattr(main, "__file__", raising=False)
     assert find("fn", train).callable == "train_fn.py:train"
     file = str(folder / "one.ipynb")
-    if given.startswith("__"):
-        monkeypatch.setattr(main, given, file, raising=False)
+    if notebook_variable.startswith("__"):
+        monkeypatch.setattr(main, notebook_variable, file, raising=False)
     else:
-        monkeypatch.setenv(given, file)
+        monkeypatch.setenv(notebook_variable, file)
     assert find("fn", train).callable == "one.ipynb:train"

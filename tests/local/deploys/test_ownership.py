@@ -52,7 +52,7 @@ class Project:
 
     def run(self, *arguments, code=0, **environ):
         """Run a command in it; its standard output and its standard error."""
-        done = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, *arguments],
             cwd=self.folder,
             env={**os.environ, **environ},
@@ -60,9 +60,9 @@ class Project:
             text=True,
             timeout=60,
         )
-        assert done.returncode == code, done.stdout + done.stderr
+        assert completed.returncode == code, completed.stdout + completed.stderr
         where = "kubetorch: pods run on this machine (the setting backend is local)\n"
-        return done.stdout.strip(), done.stderr.replace(where, "")
+        return completed.stdout.strip(), completed.stderr.replace(where, "")
 
     def does(self, *expression, **environ):
         """What the program prints."""
@@ -308,12 +308,12 @@ def test_other_machines_of_a_repository_deploy_over_each_other(shop, lab):
 
 def test_of_two_deploys_at_once_one_has_the_service(shop, lab):
     shop.does("deploy(other)(1)")  # the local service is there
-    with Holder(shop, "deploy()") as one, Holder(lab, "deploy()") as two:
+    with Holder(shop, "deploy()") as shop_holder, Holder(lab, "deploy()") as lab_holder:
         lines = {
             project: holder.process.stdout.readline()
-            for project, holder in ((shop, one), (lab, two))
+            for project, holder in ((shop, shop_holder), (lab, lab_holder))
         }
-        errors = [holder.end() for holder in (one, two)]
+        errors = [holder.end() for holder in (shop_holder, lab_holder)]
     won = [project for project, line in lines.items() if line == f"{project.folder.name} 1\n"]
     assert len(won) == 1
     assert sum("ServiceTakenError" in error for error in errors) == 1
@@ -440,15 +440,15 @@ if __name__ == "__main__":
 def test_what_a_pod_deploys_is_its_deployers(shop):
     (shop.folder / "nested.py").write_text(NESTED)
     shop.run("nested.py", KT_USERNAME="alice")
-    found = kt.globals.controller_client().list_workloads()
-    assert [one.spec.name for one in found] == ["alice-embed", "alice-outer"]
-    embed, outer = (one for one in found)
+    views = kt.globals.controller_client().list_workloads()
+    assert [service_view.spec.name for service_view in views] == ["alice-embed", "alice-outer"]
+    embed, outer = (service_view for service_view in views)
     assert embed.creator == outer.creator == Creator("", "alice")
     assert embed.spec.origin.project == outer.spec.origin.project
     assert embed.spec.origin.callable == "nested.py:embed"
     out, _ = shop.run("nested.py", KT_USERNAME="alice")  # the pod's deploy is one from here
-    said = "[['alice-embed', 'alice'], 'alice', 'team', 'local']"
-    assert said in out and out.endswith("['alice-embed', 'alice']")
+    nested_output = "[['alice-embed', 'alice'], 'alice', 'team', 'local']"
+    assert nested_output in out and out.endswith("['alice-embed', 'alice']")
     shop.kt("teardown", "-a", "-y", "-n", "team", KT_USERNAME="alice")
     assert kt.globals.controller_client().list_workloads() == []
 
@@ -459,8 +459,8 @@ def test_who_has_no_name_has_pods_without_one_and_the_user_may_give_another(shop
     shop.does("deploy()(1)", KT_USERNAME="alice")
     assert "[['embed', None], None, 'team'," in shop.run("nested.py")[0]
     shop.kt("teardown", "--namespace-wide", "-y", "--count", "2", "-n", "team")
-    given = NESTED.replace('cpus="0.1", namespace', 'env_vars={"KT_USERNAME": "bot"}, namespace')
-    (shop.folder / "nested.py").write_text(given)
+    source = NESTED.replace('cpus="0.1", namespace', 'env_vars={"KT_USERNAME": "bot"}, namespace')
+    (shop.folder / "nested.py").write_text(source)
     assert "[['bot-embed', 'bot'], 'bot'," in shop.run("nested.py", KT_USERNAME="alice")[0]
 
 
@@ -514,13 +514,13 @@ def test_a_whole_namespace_takes_its_number(shop):
     assert "--count is for" in shop.kt("teardown", "-a", "--count", "2", code=1)[1]
     for typed, code in (("y\n", 1), ("3\n", 1), ("", 1), ("2\n", 0)):
         assert names() == ["alice-train", "bob-train"]
-        done = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, "-m", "kubetorch", "teardown", "-a", "--namespace-wide"],
             input=typed, text=True, capture_output=True, cwd=shop.folder, timeout=60,
         )  # fmt: skip
-        assert done.returncode == code, done.stderr
-        assert "• deployment alice-train (of alice)" in done.stdout
-        assert "Type the number of services" in done.stderr
+        assert completed.returncode == code, completed.stderr
+        assert "• deployment alice-train (of alice)" in completed.stdout
+        assert "Type the number of services" in completed.stderr
     assert names() == []
 
 
@@ -534,15 +534,15 @@ def end_of(project, expression, **environ):
     child = subprocess.Popen(
         program, cwd=project.folder, env={**os.environ, **environ}, stderr=theirs
     )
-    seen = b""
+    shown = b""
     # The terminal stays open: its local service may have been started by the program.
     while child.poll() is None or select.select([ours], [], [], 0)[0]:
         if select.select([ours], [], [], 0.1)[0]:
-            seen += os.read(ours, 65536)
+            shown += os.read(ours, 65536)
     os.close(ours)
     os.close(theirs)
-    assert child.returncode == 0, seen
-    return seen.decode()
+    assert child.returncode == 0, shown
+    return shown.decode()
 
 
 def test_a_program_on_a_terminal_says_at_its_end_what_stays_up(shop):
@@ -572,7 +572,7 @@ def test_an_unpickled_handle_is_deployed_again_where_its_code_can_be_imported(sh
     pickle.dump((model, function), open("handles", "wb"))
     """
     shop.run("-c", textwrap.dedent(make))
-    again = """
+    redeploy_source = """
     import pickle
     import kubetorch as kt
     model, again = pickle.load(open({file!r}, "rb"))
@@ -583,15 +583,15 @@ def test_an_unpickled_handle_is_deployed_again_where_its_code_can_be_imported(sh
     print(model.where(), len(again.compute.image.to_spec().steps))
     """
     file = shop.folder / "handles"
-    out, err = shop.run("-c", textwrap.dedent(again.format(file=str(file))))
+    out, err = shop.run("-c", textwrap.dedent(redeploy_source.format(file=str(file))))
     assert out.splitlines()[-2:] == ["shop 1 shop 2", "shop 0"]
     assert "kubetorch:" not in err
     # Elsewhere another module may have the name: it is not the same code.
-    out, err = lab.run("-c", textwrap.dedent(again.format(file=str(file))))
+    out, err = lab.run("-c", textwrap.dedent(redeploy_source.format(file=str(file))))
     assert out.splitlines()[-2:] == ["lab 1 lab 2", "lab 0"]
     assert err.count("this deploy replaces the service") == 2
     (lab.folder / "train.py").unlink()
-    error = lab.run("-c", textwrap.dedent(again.format(file=str(file))), code=1)[1]
+    error = lab.run("-c", textwrap.dedent(redeploy_source.format(file=str(file))), code=1)[1]
     assert "the code of train, train:train, cannot be imported here: No module named" in error
 
 
@@ -628,10 +628,10 @@ def test_an_app_is_deployed_again(shop):
     )
     make = "import app, kubetorch as kt, pickle; app.web.to(kt.Compute(cpus='0.1')); "
     shop.run("-c", make + "pickle.dump(app.web, open('app.pickle', 'wb'))")
-    again = (
+    redeploy_source = (
         "import pickle; a = pickle.load(open('app.pickle', 'rb')); print(a.to(a.compute).follow())"
     )
-    assert shop.run("-c", again)[0].endswith("0")
+    assert shop.run("-c", redeploy_source)[0].endswith("0")
 
 
 def test_the_image_of_a_compute_is_empty_where_none_was_given(tmp_path):

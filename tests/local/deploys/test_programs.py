@@ -23,9 +23,9 @@ def run(project):
     """Runs a program, with its output; its services are torn down at the end."""
 
     def run(name, source, *arguments, **environ):
-        done = project.run(project.write(name, source), *arguments, **environ)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.splitlines()
+        completed = project.run(project.write(name, source), *arguments, **environ)
+        assert completed.returncode == 0, completed.stderr
+        return completed.stdout.splitlines()
 
     yield run
     for view in kt.globals.controller_client().list_workloads():
@@ -233,9 +233,9 @@ def test_a_module_that_is_run_by_its_name_is_deployed_by_its_name(run, project):
         """,
     )
 
-    done = project.run("-m", "jobs.train")
+    completed = project.run("-m", "jobs.train")
 
-    assert done.stdout == "['names', 'jobs.train']\n", done.stderr
+    assert completed.stdout == "['names', 'jobs.train']\n", completed.stderr
 
 
 def test_a_single_file_without_a_project_travels_alone(run, project):
@@ -296,33 +296,33 @@ def test_a_script_that_is_run_by_a_link_travels_with_what_it_imports(project, tm
     link.parent.mkdir()
     link.symlink_to("../shop/main.py")
 
-    done = project.run(str(link))
+    completed = project.run(str(link))
 
-    assert done.stdout == "[7, True]\n", done.stderr
+    assert completed.stdout == "[7, True]\n", completed.stderr
 
 
 def test_code_that_is_not_synced_is_imported_from_where_it_is(run, project, tmp_path):
-    place = tmp_path / "container"
-    place.mkdir()
-    (place / "ready.py").write_text("def train():\n    return __file__\n")
+    container = tmp_path / "container"
+    container.mkdir()
+    (container / "ready.py").write_text("def train():\n    return __file__\n")
     source = f"""
     import sys
     import kubetorch as kt
 
-    sys.path.append({str(place)!r})
+    sys.path.append({str(container)!r})
     import ready
 
-    remote = kt.fn(ready.train, sync_dir=False, remote_dir={str(place)!r})
+    remote = kt.fn(ready.train, sync_dir=False, remote_dir={str(container)!r})
     print(remote.to(kt.Compute(cpus="0.1"))())
     """
 
-    assert run("main.py", source) == [str(place / "ready.py")]
+    assert run("main.py", source) == [str(container / "ready.py")]
 
 
 def test_folders_of_the_programs_own_path_are_found_in_the_pods(run, tmp_path):
-    place = tmp_path / "tools"
-    place.mkdir()
-    (place / "tool.py").write_text("VALUE = 7\n")
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "tool.py").write_text("VALUE = 7\n")
     source = """
     import kubetorch as kt
     import tool
@@ -334,13 +334,13 @@ def test_folders_of_the_programs_own_path_are_found_in_the_pods(run, tmp_path):
         print(kt.fn(train).to(kt.Compute(cpus="0.1"))())
     """
 
-    assert run("main.py", source, PYTHONPATH=str(place)) == ["7"]
+    assert run("main.py", source, PYTHONPATH=str(tools)) == ["7"]
 
 
-@pytest.mark.parametrize("place", ["append(", "insert(0, "])
+@pytest.mark.parametrize("insertion", ["append(", "insert(0, "])
 @pytest.mark.parametrize("is_project", [True, False])
 def test_a_folder_beside_the_program_is_found_in_the_pods_wherever_it_stands_on_the_path(
-    run, project, tmp_path, place, is_project
+    run, project, tmp_path, insertion, is_project
 ):
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared" / "beside.py").write_text("VALUE = 7\n")
@@ -348,7 +348,7 @@ def test_a_folder_beside_the_program_is_found_in_the_pods_wherever_it_stands_on_
         (project.folder / "pyproject.toml").unlink()
     source = f"""
     import os, sys
-    sys.path.{place}os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "shared"))
+    sys.path.{insertion}os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "shared"))
     import beside
     import kubetorch as kt
 
@@ -437,10 +437,10 @@ def test_folders_of_the_project_that_the_program_imports_from_are_found_in_the_p
         print(kt.fn(train).to(kt.Compute(cpus="0.1"))())
     """
 
-    (place,) = run("scripts/main.py", source, PYTHONPATH=str(project.folder / "src"))
+    (imported_file,) = run("scripts/main.py", source, PYTHONPATH=str(project.folder / "src"))
 
-    assert place.endswith("/src/shop/__init__.py")
-    assert not place.startswith(str(project.folder))
+    assert imported_file.endswith("/src/shop/__init__.py")
+    assert not imported_file.startswith(str(project.folder))
 
 
 def test_stdout_has_what_the_program_and_its_functions_print_and_nothing_else(run):

@@ -127,8 +127,8 @@ def test_a_program_of_a_single_file_lies_in_the_working_directory(
         "elif __name__ == '__main__':\n"
         "    print('started')\n"
     )
-    done = UserProject(tmp_path / "shop").run(file, "deploy")
-    assert done.stdout == "0 started\n\n", done.stderr
+    completed = UserProject(tmp_path / "shop").run(file, "deploy")
+    assert completed.stdout == "0 started\n\n", completed.stderr
     kt.fn(name="single").teardown()
 
 

@@ -45,9 +45,9 @@ def test_a_program_is_where_it_was_declared_to_be(
     volume = kt.Volume("kept", size="1Gi", mount_path=f"{path}/kept")
     compute = kt.Compute(cpus="0.1", working_dir=path, volumes=[volume])
     look = kt.fn(jobs.look).to(compute)
-    where, made, notes, there = look(path)
-    assert (where, made, notes) == (path, "5", "of the project")
-    assert {"kept", "made.txt", "notes.txt", "shop"} <= set(there)
+    where, made_text, notes, names = look(path)
+    assert (where, made_text, notes) == (path, "5", "of the project")
+    assert {"kept", "made.txt", "notes.txt", "shop"} <= set(names)
     assert not Path(path).exists()
     ((status, output, _),) = compute.run_bash("pwd; cat made.txt")
     assert (status, output) == (0, f"{path}\n5\n")
@@ -63,10 +63,10 @@ def test_what_the_machine_has_there_is_seen_and_not_changed(
     project.write("notes.txt", "of the project")
     jobs = project.module(SOURCE)
     look = kt.fn(jobs.look).to(kt.Compute(cpus="0.1", working_dir=str(folder)))
-    where, made, _, there = look(str(folder))
-    assert (where, made) == (str(folder), "5")
-    assert "machine.txt" in there
-    assert [one.name for one in folder.iterdir()] == ["machine.txt"]
+    where, made_text, _, names = look(str(folder))
+    assert (where, made_text) == (str(folder), "5")
+    assert "machine.txt" in names
+    assert [file.name for file in folder.iterdir()] == ["machine.txt"]
 
 
 PROGRAM = """
@@ -88,7 +88,7 @@ def test_a_machine_without_mount_namespaces_has_a_warning(
     project = UserProject(folder)
     program = project.write("program.py", textwrap.dedent(PROGRAM.format(path=path)))
     without = Path(__file__).parents[1] / "without_namespaces.py"
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, str(without), sys.executable, str(program)],
         cwd=folder,
         env=os.environ,
@@ -96,8 +96,8 @@ def test_a_machine_without_mount_namespaces_has_a_warning(
         text=True,
         timeout=60,
     )
-    assert done.returncode == 0, done.stderr
-    assert f"found {path}" not in done.stdout
+    assert completed.returncode == 0, completed.stderr
+    assert f"found {path}" not in completed.stdout
     assert f"and not {path}: pods of this machine cannot have absolute paths" in (
-        done.stdout + done.stderr
+        completed.stdout + completed.stderr
     )

@@ -23,7 +23,7 @@ def test_a_folder_is_seen_at_a_path_that_the_machine_does_not_have(folder: Path)
     source = folder / "source"
     source.mkdir()
     (source / "before").write_text("there")
-    seen = in_namespace(
+    report = in_namespace(
         folder,
         """
         view.add(Mount(str(folder / "source"), "/kubetorch-test/data"))
@@ -31,8 +31,8 @@ def test_a_folder_is_seen_at_a_path_that_the_machine_does_not_have(folder: Path)
         print(json.dumps([os.listdir("/kubetorch-test/data"), os.path.exists(sys.executable)]))
         """,
     )
-    assert sorted(seen[0]) == ["before", "new"]
-    assert seen[1], "the rest of the machine is gone"
+    assert sorted(report[0]) == ["before", "new"]
+    assert report[1], "the rest of the machine is gone"
     assert (source / "new").read_text() == "written"
     assert not Path("/kubetorch-test").exists()
 
@@ -97,8 +97,8 @@ def test_files_in_a_project_hide_nothing_of_it(folder: Path) -> None:
                 refused.append(error.strerror)
         print(json.dumps([seen, refused]))
     """
-    seen, refused = in_namespace(folder, program)
-    assert seen == {
+    file_texts, refused = in_namespace(folder, program)
+    assert file_texts == {
         ".env": "value",
         "main.py": "the machine's",
         "sub/data": "the machine's",
@@ -125,8 +125,8 @@ def test_processes_that_run_already_see_what_is_added(folder: Path) -> None:
 
 def test_files_that_vanish_while_a_folder_is_mirrored_are_left_out(folder: Path) -> None:
     places = [folder / f"place-{number}" for number in range(8)]
-    for place in places:
-        (place / "stays").mkdir(parents=True)
+    for mirror in places:
+        (mirror / "stays").mkdir(parents=True)
     (folder / "source").mkdir()
     # All that it makes is gone again at once, and of another kind the next time.
     churning = """
@@ -163,22 +163,22 @@ churner.stdout.readline()
         print(json.dumps([churner.wait(), sorted(os.listdir(folder / "source"))]))
     """
     assert in_namespace(folder, program, before=churning) == [-9, [str(n) for n in range(8)]]
-    for place in places:
-        assert not list((place / "stays").iterdir())
-        assert not (place / "data").exists()
+    for mirror in places:
+        assert not list((mirror / "stays").iterdir())
+        assert not (mirror / "data").exists()
 
 
 def test_paths_may_have_any_bytes(folder: Path) -> None:
-    place = folder / os.fsdecode(b"a b:c,d\\e\xff\x0b")
-    (place / "disk").mkdir(parents=True)
-    (place / "at").mkdir()
+    odd_folder = folder / os.fsdecode(b"a b:c,d\\e\xff\x0b")
+    (odd_folder / "disk").mkdir(parents=True)
+    (odd_folder / "at").mkdir()
     mounting = f"""
 from kubetorch.lib import mounts
 assert mounts.separate() is None
-mounts.mount_filesystem({str(place / "disk")!r}, {str(place / "at")!r}, mounts.BIND)
+mounts.mount_filesystem({str(odd_folder / "disk")!r}, {str(odd_folder / "at")!r}, mounts.BIND)
 """
     program = f"""
-        place = Path({str(place)!r})
+        place = Path({str(odd_folder)!r})
         view = View(place / "view")
         view.add(Mount(str(folder), str(place / "new")))
         view.shield(keep=[str(place / "view")])
@@ -186,37 +186,41 @@ mounts.mount_filesystem({str(place / "disk")!r}, {str(place / "at")!r}, mounts.B
         print(json.dumps(os.listdir(place / "at")))
     """
     assert in_namespace(folder, program, before=mounting) == ["file"]
-    assert not list((place / "disk").iterdir())
+    assert not list((odd_folder / "disk").iterdir())
 
 
 def test_a_mirror_belongs_to_whom_the_folder_belongs(folder: Path) -> None:
     (folder / "source").mkdir()
-    place = folder / "place"
-    place.mkdir()
-    place.chmod(0o1750)
+    mirror = folder / "place"
+    mirror.mkdir()
+    mirror.chmod(0o1750)
     if os.geteuid() == 0:
-        os.chown(place, 65534, 65534)
+        os.chown(mirror, 65534, 65534)
     program = """
         view.add(Mount(str(folder / "source"), str(folder / "place" / "data")))
         found = (folder / "place").stat()
         print(json.dumps([found.st_mode, found.st_uid, found.st_gid]))
     """
-    found = place.stat()
-    assert in_namespace(folder, program) == [found.st_mode, found.st_uid, found.st_gid]
+    mirror_stat = mirror.stat()
+    assert in_namespace(folder, program) == [
+        mirror_stat.st_mode,
+        mirror_stat.st_uid,
+        mirror_stat.st_gid,
+    ]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 @pytest.mark.usefixtures("folder")
 def test_a_user_who_is_not_root_has_a_namespace_too() -> None:
-    own = Path(tempfile.mkdtemp(prefix="kt-", dir="/tmp"))
+    own_folder = Path(tempfile.mkdtemp(prefix="kt-", dir="/tmp"))
     try:
-        os.chown(own, 65534, 65534)
-        _check_as_nobody(own)
+        os.chown(own_folder, 65534, 65534)
+        _check_as_nobody(own_folder)
     finally:
-        shutil.rmtree(own)
+        shutil.rmtree(own_folder)
 
 
-def _check_as_nobody(own: Path) -> None:
+def _check_as_nobody(own_folder: Path) -> None:
     become = """
 import ctypes, json, os, sys
 from kubetorch.lib import mounts
@@ -225,8 +229,8 @@ os.setgid(65534)
 os.setuid(65534)
 ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # its /proc/self is its own again, as in a login
 """
-    seen = in_namespace(
-        own,
+    report = in_namespace(
+        own_folder,
         """
         (folder / "source").mkdir()
         view.add(Mount(str(folder / "source"), "/kubetorch-test"))
@@ -237,8 +241,8 @@ ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # its /proc/self is its own again, as in
         """,
         before=become,
     )
-    assert seen == [65534, "value"]
-    assert (own / "source" / "x").exists()
+    assert report == [65534, "value"]
+    assert (own_folder / "source" / "x").exists()
 
 
 @pytest.mark.skipif(sys.platform == "linux", reason="Linux has them")

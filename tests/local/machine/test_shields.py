@@ -27,7 +27,7 @@ def test_what_is_written_behind_a_shield_stays_there(folder: Path) -> None:
     except OSError:
         pytest.skip("this user owns no folder outside of the temporary ones")
     try:
-        seen = in_namespace(
+        report = in_namespace(
             folder,
             """
             view.shield(keep=[str(folder / "shared")])
@@ -40,7 +40,7 @@ def test_what_is_written_behind_a_shield_stays_there(folder: Path) -> None:
             print(json.dumps([before, (outside / "old").read_text(), os.listdir("/kubetorch-top")]))
             """,
         )
-        assert seen == ["of the machine", "changed", []]
+        assert report == ["of the machine", "changed", []]
         assert [path.name for path in outside.iterdir()] == ["old"]
         assert (outside / "old").read_text() == "of the machine"
         assert not Path("/kubetorch-top").exists()
@@ -61,7 +61,7 @@ from kubetorch.lib import mounts
 assert mounts.separate() is None
 mounts.mount_filesystem({str(disk)!r}, {str(folder / "place")!r}, mounts.BIND)
 """
-    seen = in_namespace(
+    report = in_namespace(
         folder,
         """
         place = folder / "place"
@@ -73,9 +73,9 @@ mounts.mount_filesystem({str(disk)!r}, {str(folder / "place")!r}, mounts.BIND)
         """,
         before=mounting,
     )
-    assert seen == ["changed", ["file", "kept", "new"]]
+    assert report == ["changed", ["file", "kept", "new"]]
     assert (disk / "file").read_text() == "of the machine"
-    assert sorted(one.name for one in disk.iterdir()) == ["file", "kept"]
+    assert sorted(path.name for path in disk.iterdir()) == ["file", "kept"]
     assert (disk / "kept" / "new").exists()
 
 
@@ -154,9 +154,9 @@ mounts.mount_filesystem({str(inner)!r}, {str(outer / "at")!r}, mounts.BIND)
         left = [str(path) for path in mounts.mounted_paths() if folder / "view" in path.parents]
         print(json.dumps([failures, left]))
     """
-    failures, left = in_namespace(folder, program, before=mounting)
+    failures, remaining_mounts = in_namespace(folder, program, before=mounting)
     assert failures > 2
-    assert left == []
+    assert remaining_mounts == []
     assert not [path for path in (folder, outer, inner) if (path / "new").exists()]
 
 
@@ -207,8 +207,8 @@ def test_a_shield_that_failed_says_why_and_blames_the_machine_only_if_it_refused
                     said.append([error.message, error.hint])
         print(json.dumps(said))
     """
-    (*failed, refused, again) = in_namespace(folder, program)
-    assert refused == again
+    (*failed, refused, second_refusal) = in_namespace(folder, program)
+    assert refused == second_refusal
     assert len(failed) == 2
     for message, hint in failed:
         assert "pod/view" in message

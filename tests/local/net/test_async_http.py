@@ -187,11 +187,11 @@ def test_a_connection_that_is_used_again_may_take_its_time():
 def test_no_more_idle_connections_are_kept_than_the_limit():
     async def scenario():
         count = async_http.IDLE_LIMIT + 3
-        asked, all_ask = [], asyncio.Event()
+        exchanges, all_ask = [], asyncio.Event()
 
         async def handler(exchange):
-            asked.append(exchange)
-            if len(asked) % count == 0:
+            exchanges.append(exchange)
+            if len(exchanges) % count == 0:
                 all_ask.set()
             await all_ask.wait()
             exchange.writer.write(OK)

@@ -13,19 +13,19 @@ from kubetorch.lib.http1 import Header
 from kubetorch.lib.proxy import Forwarder, Mount, NoTargetError, Target
 
 
-class Way:
+class MovingServer:
     """What is found when a request comes, and the heads that the server got."""
 
     def __init__(self, *headers: Header) -> None:
         self._headers = headers
         self.heads: list[str] = []
-        self.asked: list[bool] = []
+        self.find_calls: list[bool] = []
         self.is_missing = False
         self.is_moved = False
         self.port = 0
 
     async def find(self, path: bytes, anew: bool) -> Target:
-        self.asked.append(anew)
+        self.find_calls.append(anew)
         if self.is_missing:
             raise NoTargetError("no pod is ready")
         port = 1 if self.is_moved and not anew else self.port
@@ -53,41 +53,41 @@ class Client:
 
 
 @asynccontextmanager
-async def forwarding(way: Way) -> AsyncIterator[Client]:
-    there = await asyncio.start_server(way.serve, sockets.LOOPBACK, 0)
-    way.port = there.sockets[0].getsockname()[1]
+async def forwarding(server: MovingServer) -> AsyncIterator[Client]:
+    listening = await asyncio.start_server(server.serve, sockets.LOOPBACK, 0)
+    server.port = listening.sockets[0].getsockname()[1]
     listener = sockets.listen(sockets.LOOPBACK, 0)
-    forwarder = Forwarder(way.find, [(b"x-added", b"1")])
+    forwarder = Forwarder(server.find, [(b"x-added", b"1")])
     await forwarder.server.start(listener)
     try:
         yield Client(listener.getsockname()[1])
     finally:
         await forwarder.server.close(proxy.GOODBYE)
-        there.close()
+        listening.close()
 
 
 def test_a_server_that_has_moved_is_looked_for_again() -> None:
     async def scenario() -> None:
-        way = Way()
-        async with forwarding(way) as client:
+        server = MovingServer()
+        async with forwarding(server) as client:
             assert (await client.get()).endswith("ok")
-            way.is_moved = True
+            server.is_moved = True
             assert (await client.get()).endswith("ok")
-            assert way.asked == [False, False, True]
-            assert all("x-added: 1" in head for head in way.heads)
+            assert server.find_calls == [False, False, True]
+            assert all("x-added: 1" in head for head in server.heads)
 
     asyncio.run(scenario())
 
 
 def test_without_a_server_the_reason_is_the_answer() -> None:
     async def scenario() -> None:
-        way = Way()
-        async with forwarding(way) as client:
-            way.is_missing = True
+        server = MovingServer()
+        async with forwarding(server) as client:
+            server.is_missing = True
             answer = await client.get()
             assert answer.startswith("HTTP/1.1 503")
             assert "no pod is ready" in answer
-            way.is_missing, way.port = False, 1
+            server.is_missing, server.port = False, 1
             assert (await client.get()).startswith("HTTP/1.1 502")
 
     asyncio.run(scenario())
@@ -103,10 +103,10 @@ def test_without_a_server_the_reason_is_the_answer() -> None:
 )
 def test_pages_of_other_sites_get_nowhere(headers: dict[str, str]) -> None:
     async def scenario() -> None:
-        way = Way()
-        async with forwarding(way) as client:
+        server = MovingServer()
+        async with forwarding(server) as client:
             assert (await client.get(**headers)).startswith("HTTP/1.1 403")
-            assert (way.asked, way.heads) == ([], [])
+            assert (server.find_calls, server.heads) == ([], [])
 
     asyncio.run(scenario())
 
@@ -114,11 +114,11 @@ def test_pages_of_other_sites_get_nowhere(headers: dict[str, str]) -> None:
 @pytest.mark.parametrize("added", [(), ((b"host", b"kt.example.com"),)])
 def test_a_server_by_another_name_is_asked_as_a_program_asks(added: tuple[Header, ...]) -> None:
     async def scenario() -> None:
-        way = Way(*added)
-        async with forwarding(way) as client:
+        server = MovingServer(*added)
+        async with forwarding(server) as client:
             page = {"Origin": "http://localhost:1", "Sec_Fetch_Site": "same-origin"}
             assert (await client.get(**page)).endswith("ok")
-            (head,) = way.heads
+            (head,) = server.heads
             assert ("\r\norigin: " in head) is not bool(added)
             assert ("sec-fetch-site" in head) is not bool(added)
             assert ("host: kt.example.com" in head) is bool(added)

@@ -22,17 +22,18 @@ class Ingress:
     def __init__(self, answer: Callable[[dict[str, str]], bytes]) -> None:
         self._answer = answer
         self.host = ""
-        self.asked: list[tuple[str, dict[str, str]]] = []
+        self.requests: list[tuple[str, dict[str, str]]] = []
 
     def serve(self, connection: Connection) -> None:
         while (request := connection.request()) is not None:
             line, *lines = request[0].decode().split("\r\n")
             pairs = [
-                (name.lower(), value) for name, _, value in (one.partition(": ") for one in lines)
+                (name.lower(), value)
+                for name, _, value in (header_line.partition(": ") for header_line in lines)
             ]
             headers = dict(pairs)
             assert len(headers) == len(pairs), f"a header is there twice: {pairs}"
-            self.asked.append((line.split()[1], headers))
+            self.requests.append((line.split()[1], headers))
             is_known = headers["host"] == self.host
             connection.send(self._answer(headers) if is_known else answer(404, b"default backend"))
 
@@ -49,8 +50,8 @@ def forwarded(ingress: Ingress) -> Iterator[LocalPort]:
         url = f"{url_of(server)}/team/web#{POD}"
         with closing(
             LocalPort(lambda: url, transport, inside="/http", service=("team", "web"))
-        ) as made:
-            yield made
+        ) as local_port:
+            yield local_port
 
 
 def url_of(server: Server) -> str:
@@ -62,17 +63,17 @@ def get(forwarding: LocalPort, path: str, **headers: str) -> http.client.HTTPRes
     connection = http.client.HTTPConnection("127.0.0.1", forwarding.port, timeout=10)
     with closing(connection):
         connection.request("GET", path, headers=headers)
-        found = connection.getresponse()
-        found.body = found.read()
-        return found
+        response = connection.getresponse()
+        response.body = response.read()
+        return response
 
 
 def test_requests_through_an_ingress_name_its_host_and_tell_the_own_one() -> None:
     ingress = Ingress(lambda headers: answer(200, b"here"))
     with forwarded(ingress) as forwarding:
-        found = get(forwarding, "/page?x=1")
-        assert (found.status, found.body) == (200, b"here")
-        ((target, headers),) = ingress.asked
+        response = get(forwarding, "/page?x=1")
+        assert (response.status, response.body) == (200, b"here")
+        ((target, headers),) = ingress.requests
         assert target == f"{APP}/page?x=1"
         assert headers["x-kubetorch-pod"] == POD
         assert headers["x-forwarded-host"] == f"127.0.0.1:{forwarding.port}"
@@ -83,7 +84,7 @@ def test_what_a_client_says_of_the_way_does_not_come_twice() -> None:
     names = {"X-Kubetorch-Pod": "another", "X-Forwarded-Host": "example.org"}
     with forwarded(ingress) as forwarding:
         assert get(forwarding, "/", **names).status == 200
-        ((_, headers),) = ingress.asked
+        ((_, headers),) = ingress.requests
         assert headers["x-kubetorch-pod"] == POD
         assert headers["x-forwarded-host"] == "example.org"
 
@@ -111,6 +112,6 @@ def test_an_upgrade_through_an_ingress_names_its_host() -> None:
             % (forwarding.port, b"a" * 22)
         )
         assert client.recv(65536).startswith(b"HTTP/1.1 101 ")
-        ((target, headers),) = ingress.asked
+        ((target, headers),) = ingress.requests
         assert target == f"{APP}/live"
         assert headers["x-kubetorch-pod"] == POD

@@ -634,9 +634,9 @@ def test_an_interim_answer_is_no_answer() -> None:
 def test_https_is_spoken_with_who_has_the_right_certificate(
     name: str, is_trusted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    authority, other = trustme.CA(), trustme.CA()
+    authority, stranger = trustme.CA(), trustme.CA()
     trusted = tmp_path / "ca.pem"
-    (authority if is_trusted else other).cert_pem.write_to_path(trusted)
+    (authority if is_trusted else stranger).cert_pem.write_to_path(trusted)
     monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     authority.issue_cert("localhost").configure_cert(context)

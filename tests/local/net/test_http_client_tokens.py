@@ -35,48 +35,48 @@ class Changing:
         return False
 
 
-def only(token: str, seen: list[bytes]):
+def only(token: str, bodies: list[bytes]):
     """Serve those alone who bring this token."""
 
     def serve(connection: Connection) -> None:
         while (request := connection.request()) is not None:
             head, body = request
-            seen.append(body)
+            bodies.append(body)
             connection.send(OK if f"Bearer {token}\r\n".encode() in head + b"\r\n" else REFUSED)
 
     return serve
 
 
 def test_a_token_that_is_not_taken_any_more_is_replaced_once() -> None:
-    seen: list[bytes] = []
+    bodies: list[bytes] = []
     tokens = Changing("old", "new", "newest")
-    with serving(only("new", seen)) as server, HttpClient(server.url, tokens) as client:
+    with serving(only("new", bodies)) as server, HttpClient(server.url, tokens) as client:
         assert client.request("POST", "/v1/x", body=b"data").read() == b"ok"
         assert client.request("GET", "/v1/y").read() == b"ok"
-    assert seen == [b"data", b"data", b""]
+    assert bodies == [b"data", b"data", b""]
     assert tokens.paths == ["/v1/x", "/v1/x", "/v1/y"]
 
 
 def test_who_is_never_let_in_gets_the_refusal() -> None:
-    seen: list[bytes] = []
+    bodies: list[bytes] = []
     tokens = Changing("old", "new", "newest")
-    with serving(only("other", seen)) as server, HttpClient(server.url, tokens) as client:
+    with serving(only("other", bodies)) as server, HttpClient(server.url, tokens) as client:
         assert client.request("GET", "/").status == 401
-    assert len(seen) == 2
+    assert len(bodies) == 2
 
 
 def test_a_body_that_is_made_while_it_is_sent_is_not_sent_again() -> None:
-    seen: list[bytes] = []
+    bodies: list[bytes] = []
     tokens = Changing("old", "new")
-    with serving(only("new", seen)) as server, HttpClient(server.url, tokens) as client:
+    with serving(only("new", bodies)) as server, HttpClient(server.url, tokens) as client:
         assert client.request("POST", "/", body=iter([b"one", b"two"])).status == 401
-    assert seen == [b"onetwo"]
+    assert bodies == [b"onetwo"]
 
 
 def test_connections_that_a_dialler_makes_are_kept_too() -> None:
-    seen: list[bytes] = []
+    bodies: list[bytes] = []
     dialled: list[float | None] = []
-    with serving(only("t", seen)) as server:
+    with serving(only("t", bodies)) as server:
 
         def dial(timeout: float | None) -> socket.socket:
             dialled.append(timeout)

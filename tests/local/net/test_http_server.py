@@ -70,7 +70,7 @@ class App:
     """Answers by the path; notes what it saw."""
 
     def __init__(self) -> None:
-        self.seen: list[tuple[str, str, bytes]] = []
+        self.requests: list[tuple[str, str, bytes]] = []
         self.disconnected = asyncio.Event()
         self.written = 0
         self.go_on = asyncio.Event()
@@ -108,7 +108,7 @@ class App:
                 return
             body += message["body"]
             more = message["more_body"]
-        self.seen.append((scope["method"], scope["path"], body))
+        self.requests.append((scope["method"], scope["path"], body))
         if scope["path"] == "/endless":
             await self._stream(send)
         elif scope["path"] == "/cut":
@@ -228,7 +228,7 @@ def test_a_body_arrives_whole_however_it_comes() -> None:
         for piece in (chunked, b"3\r\nabc\r\n", b"2\r\nd", b"e\r\n", b"0\r\n\r\n"):
             await client.send(piece)
         assert (await client.answer())[2] == b"5 bytes"
-        assert client.app.seen == [("POST", "/large", large), ("POST", "/chunks", b"abcde")]
+        assert client.app.requests == [("POST", "/large", large), ("POST", "/chunks", b"abcde")]
 
     run(scenario)
 
@@ -304,7 +304,7 @@ def test_a_status_without_a_name_is_sent() -> None:
 def test_paths_are_decoded() -> None:
     async def scenario(client: Client) -> None:
         await client.ask(b"GET /a%20b%C3%A4?q=1 HTTP/1.1\r\nHost: h\r\n\r\n")
-        assert client.app.seen == [("GET", "/a bä", b"")]
+        assert client.app.requests == [("GET", "/a bä", b"")]
 
     run(scenario)
 
@@ -388,7 +388,7 @@ def test_the_application_hears_that_a_client_went_away_in_its_body() -> None:
         await asyncio.sleep(0.05)
         client.close()
         await client.app.disconnected.wait()
-        assert client.app.seen == []
+        assert client.app.requests == []
 
     run(scenario)
 
@@ -459,7 +459,7 @@ def test_a_request_for_an_upgrade_may_have_a_body_and_is_the_last(
         await client.send(sent[-3:] + b"GET /smuggled HTTP/1.1\r\nHost: h\r\n\r\n")
         assert (await client.answer())[0] == 200
         assert await client.is_closed()
-        assert client.app.seen == [("POST", "/x", b"hello")]
+        assert client.app.requests == [("POST", "/x", b"hello")]
 
     run(scenario)
 
@@ -581,7 +581,7 @@ def test_who_sends_too_many_requests_at_once_is_refused() -> None:
     async def scenario(client: Client) -> None:
         await client.send(b"GET /later HTTP/1.1\r\nHost: h\r\n\r\n" + GET * (PIPELINE_MOST + 2))
         assert await client.is_closed()
-        assert client.app.seen == []
+        assert client.app.requests == []
 
     run(scenario)
 

@@ -25,7 +25,7 @@ class Socks:
 
     def __init__(self, user="", password="", code=0):
         self.user, self.password, self.code = user.encode(), password.encode(), code
-        self.asked = None
+        self.target = None
 
     async def __call__(self, reader, writer):
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
@@ -52,7 +52,7 @@ class Socks:
         length = {1: 4, 4: 16}.get(kind) or (await reader.readexactly(1))[0]
         address = await reader.readexactly(length)
         port = int.from_bytes(await reader.readexactly(2), "big")
-        self.asked = (kind, address, port)
+        self.target = (kind, address, port)
         writer.write(bytes([5, self.code, 0, 3, 1]) + b"x" + b"\0\0")
         if self.code:
             return
@@ -140,24 +140,24 @@ def test_a_socks_proxy_is_passed_and_resolves_names(tls):
         async with listening(echo, context) as port, listening(proxy) as proxy_port:
             url = f"socks5://user:pass%20word@127.0.0.1:{proxy_port}"
             await exchange(Route("localhost", port, trust if tls else None, proxy=url))
-            assert proxy.asked == (3, b"localhost", port)
+            assert proxy.target == (3, b"localhost", port)
 
     asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(
-    ("proxy", "credentials", "said"),
+    ("proxy", "credentials", "message"),
     [
         (Socks("u", "p"), "", "another way to authenticate"),
         (Socks("u", "p"), "u:wrong@", "refused the user"),
         (Socks(code=5), "", "connection refused"),
     ],
 )
-def test_a_socks_proxy_that_refuses_says_why(proxy, credentials, said):
+def test_a_socks_proxy_that_refuses_says_why(proxy, credentials, message):
     async def scenario():
         async with listening(proxy) as port:
             route = Route("localhost", 1, proxy=f"socks5://{credentials}127.0.0.1:{port}")
-            with pytest.raises(transports.UnreachableError, match=said):
+            with pytest.raises(transports.UnreachableError, match=message):
                 await exchange(route)
 
     asyncio.run(scenario())
@@ -292,11 +292,11 @@ def test_a_connection_to_a_proxy_that_refuses_is_closed():
 
 def test_what_a_proxy_says_that_is_no_http_is_shown():
     async def scenario():
-        async def other(reader, writer):
+        async def serve_no_http(reader, writer):
             await reader.readuntil(b"\r\n\r\n")
             writer.write(b"SSH-2.0-OpenSSH\r\n")
 
-        async with listening(other) as port:
+        async with listening(serve_no_http) as port:
             route = Route("a.example", 1, proxy=f"http://127.0.0.1:{port}")
             with pytest.raises(transports.UnreachableError, match="not an HTTP answer"):
                 await exchange(route)

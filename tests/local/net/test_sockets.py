@@ -31,8 +31,8 @@ def test_of_two_who_claim_a_port_one_has_it() -> None:
 
 def test_a_port_that_is_known_to_be_taken_is_not_chosen() -> None:
     ports = range(sockets.PORTS.start, sockets.PORTS.start + 200)
-    found = sockets.choose(ports[:-100], ports=ports)
-    assert found in ports[-100:]
+    port = sockets.choose(ports[:-100], ports=ports)
+    assert port in ports[-100:]
 
 
 def test_a_connection_says_at_once_what_it_has_to_say_and_notices_the_end_of_its_peer() -> None:

@@ -16,12 +16,12 @@ from kubetorch.lib.proxy import Mount, Passage, Target
 from kubetorch.lib.websocket_protocol import ClientHandshake
 
 ASK = ClientHandshake("localhost", "/socket?a=b", ()).request
-MADE = b"HTTP/1.1 101 S\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n"
+SWITCHED = b"HTTP/1.1 101 S\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n"
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-class Way:
+class Tunnel:
     """A client, what passes its WebSocket on, and the server that it leads to."""
 
     def __init__(self, serve: Serve, error: Exception | None = None) -> None:
@@ -32,9 +32,9 @@ class Way:
         #: What the server read after the head of the request, until its end.
         self.rest: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
-    async def __aenter__(self) -> Way:
-        self._there = await asyncio.start_server(self._accept, sockets.LOOPBACK, 0)
-        self.port = self._there.sockets[0].getsockname()[1]
+    async def __aenter__(self) -> Tunnel:
+        self._far_server = await asyncio.start_server(self._accept, sockets.LOOPBACK, 0)
+        self.port = self._far_server.sockets[0].getsockname()[1]
         listener = sockets.listen(sockets.LOOPBACK, 0)
         upgrade = proxy.tunnels(lambda _: True, self._open, lambda _: None)
         unused: Callable[..., Awaitable[None]] = self._accept
@@ -46,7 +46,7 @@ class Way:
     async def __aexit__(self, *_: object) -> None:
         self.writer.transport.abort()
         await self._server.close(5.0)
-        self._there.close()
+        self._far_server.close()
 
     async def head(self) -> bytes:
         return await self.reader.readuntil(b"\r\n\r\n")
@@ -87,14 +87,14 @@ def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 def test_what_a_client_sends_early_comes_once_the_upgrade_is_made() -> None:
     async def scenario() -> None:
-        async with Way(saying(MADE + b"hello")) as way:
-            way.writer.write(ASK + b"early")
-            assert (await way.head()).startswith(b"HTTP/1.1 101")
-            assert await way.reader.readexactly(5) == b"hello"
-            way.writer.write(b" and late")
-            way.writer.write_eof()
-            assert await way.rest == b"early and late"
-            assert way.finished == 1
+        async with Tunnel(saying(SWITCHED + b"hello")) as tunnel:
+            tunnel.writer.write(ASK + b"early")
+            assert (await tunnel.head()).startswith(b"HTTP/1.1 101")
+            assert await tunnel.reader.readexactly(5) == b"hello"
+            tunnel.writer.write(b" and late")
+            tunnel.writer.write_eof()
+            assert await tunnel.rest == b"early and late"
+            assert tunnel.finished == 1
 
     run(scenario)
 
@@ -102,25 +102,25 @@ def test_what_a_client_sends_early_comes_once_the_upgrade_is_made() -> None:
 def test_without_an_upgrade_it_does_not_come_and_the_refusal_is_the_last_that_passes() -> None:
     async def scenario() -> None:
         refusal = b"HTTP/1.1 403 F\r\nContent-Length: 2\r\n\r\nno"
-        async with Way(saying(refusal)) as way:
-            way.writer.write(ASK + b"GET /other HTTP/1.1\r\n\r\n")
-            answer = await way.reader.read()
+        async with Tunnel(saying(refusal)) as tunnel:
+            tunnel.writer.write(ASK + b"GET /other HTTP/1.1\r\n\r\n")
+            answer = await tunnel.reader.read()
             assert answer.startswith(b"HTTP/1.1 403")
             assert answer.endswith(b"\r\n\r\nno")
-            assert await way.rest == b""
-            assert way.finished == 1
+            assert await tunnel.rest == b""
+            assert tunnel.finished == 1
 
     run(scenario)
 
 
 def test_the_end_of_the_client_is_the_end_of_the_server() -> None:
     async def scenario() -> None:
-        async with Way(saying(MADE)) as way:
-            way.writer.write(ASK)
-            await way.head()
-            way.writer.transport.abort()
-            assert await way.rest == b""
-            assert way.finished == 1
+        async with Tunnel(saying(SWITCHED)) as tunnel:
+            tunnel.writer.write(ASK)
+            await tunnel.head()
+            tunnel.writer.transport.abort()
+            assert await tunnel.rest == b""
+            assert tunnel.finished == 1
 
     run(scenario)
 
@@ -128,20 +128,20 @@ def test_the_end_of_the_client_is_the_end_of_the_server() -> None:
 def test_the_end_of_the_server_is_the_end_of_the_client() -> None:
     async def scenario() -> None:
         async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write(MADE + b"bye")
+            writer.write(SWITCHED + b"bye")
             writer.close()
 
-        async with Way(serve) as way:
-            way.writer.write(ASK)
-            await way.head()
-            assert await way.reader.read() == b"bye"
-            assert way.finished == 1
+        async with Tunnel(serve) as tunnel:
+            tunnel.writer.write(ASK)
+            await tunnel.head()
+            assert await tunnel.reader.read() == b"bye"
+            assert tunnel.finished == 1
 
     run(scenario)
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "words"),
     [
         (Refusal(418, b"a teapot"), [b"HTTP/1.1 418", b"a teapot"]),
         (ValueError("of ours"), [b"HTTP/1.1 500", b"KubetorchError"]),
@@ -150,28 +150,28 @@ def test_the_end_of_the_server_is_the_end_of_the_client() -> None:
     ],
 )
 def test_a_way_that_is_not_found_is_refused_and_nothing_inside_is_told(
-    error: Exception, said: list[bytes]
+    error: Exception, words: list[bytes]
 ) -> None:
     async def scenario() -> None:
-        async with Way(saying(MADE), error) as way:
-            way.writer.write(ASK)
-            answer = await way.reader.read()
-            assert all(one in answer for one in said)
+        async with Tunnel(saying(SWITCHED), error) as tunnel:
+            tunnel.writer.write(ASK)
+            answer = await tunnel.reader.read()
+            assert all(word in answer for word in words)
             assert b"10.0.0.5" not in answer
             assert b"of ours" not in answer
-            assert way.finished == 0
+            assert tunnel.finished == 0
 
     run(scenario)
 
 
 def test_an_answer_that_begins_and_does_not_go_on_is_given_up() -> None:
     async def scenario() -> None:
-        async with Way(saying(b"HTTP/1.1 101 S\r\nUpgr")) as way:
-            way.writer.write(ASK)
-            await way.answered.wait()
+        async with Tunnel(saying(b"HTTP/1.1 101 S\r\nUpgr")) as tunnel:
+            tunnel.writer.write(ASK)
+            await tunnel.answered.wait()
             await asyncio.sleep(0.05)
             await clock_loop.put_ahead(proxy.HEAD_TIMEOUT + 1)
-            answer = await way.reader.read()
+            answer = await tunnel.reader.read()
             assert answer.startswith(b"HTTP/1.1 502")
             assert b"not complete" in answer
 
@@ -180,12 +180,12 @@ def test_an_answer_that_begins_and_does_not_go_on_is_given_up() -> None:
 
 def test_a_refusal_that_begins_and_does_not_go_on_is_given_up() -> None:
     async def scenario() -> None:
-        async with Way(saying(b"HTTP/1.1 403 F\r\nContent-Length: 9\r\n\r\nhalf")) as way:
-            way.writer.write(ASK)
-            assert (await way.head()).startswith(b"HTTP/1.1 403")
-            assert await way.reader.readexactly(4) == b"half"
+        async with Tunnel(saying(b"HTTP/1.1 403 F\r\nContent-Length: 9\r\n\r\nhalf")) as tunnel:
+            tunnel.writer.write(ASK)
+            assert (await tunnel.head()).startswith(b"HTTP/1.1 403")
+            assert await tunnel.reader.readexactly(4) == b"half"
             await clock_loop.put_ahead(proxy.REFUSAL_TIMEOUT + 1)
-            assert await way.reader.read() == b""
-            assert await way.rest == b""
+            assert await tunnel.reader.read() == b""
+            assert await tunnel.rest == b""
 
     run(scenario)

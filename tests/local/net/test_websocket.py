@@ -61,7 +61,7 @@ class Server:
 
     def __init__(self, max_message: int = LIMIT) -> None:
         self.accepted: list[Endpoint] = []
-        self.seen: list[tuple[str, dict[str, str]]] = []
+        self.requests: list[tuple[str, dict[str, str]]] = []
         self.refusal: Refusal | None = None
         upgrade = websocket.upgrader(self._accept, max_message=max_message)
         self._server = http_server.Server(self._app, upgrade=upgrade)
@@ -80,7 +80,7 @@ class Server:
         return await websocket.connect(url, endpoint, headers=headers, max_message=LIMIT)
 
     def _accept(self, path, headers):
-        self.seen.append((path, dict(headers)))
+        self.requests.append((path, dict(headers)))
         if self.refusal is not None:
             raise self.refusal
         endpoint = Endpoint()
@@ -97,7 +97,7 @@ def test_messages_travel_both_ways(runs):
         async with Server() as server:
             client = Endpoint()
             connection = await server.connect(client, "/path?query", **{"X-A": "b"})
-            (path, headers), (end,) = server.seen[0], server.accepted
+            (path, headers), (end,) = server.requests[0], server.accepted
             assert (path, headers["x-a"]) == ("/path", "b")
             connection.send(b"one", b"", b"two")
             connection.send(b"text", opcode=websocket_protocol.TEXT)
@@ -122,8 +122,8 @@ def test_large_messages_are_placed_by_their_receiver(runs):
             for number in range(5):
                 connection.send(b"head%d" % number, memoryview(data))
             for number in range(5):
-                _, found = await server.accepted[0].next()
-                assert found == b"head%d" % number + data
+                _, payload = await server.accepted[0].next()
+                assert payload == b"head%d" % number + data
             assert server.accepted[0].placed == 5
             server.accepted[0].connection.send(data)
             assert (await client.next())[1] == data
@@ -192,11 +192,11 @@ async def upgrade(server: Server) -> socket.socket:
 
 async def read_all(sock: socket.socket) -> bytes:
     loop = asyncio.get_running_loop()
-    found = b""
+    received = b""
     while piece := await asyncio.wait_for(loop.sock_recv(sock, 65536), 20):
-        found += piece
+        received += piece
     sock.close()
-    return found
+    return received
 
 
 @pytest.mark.parametrize(
@@ -444,7 +444,7 @@ class Undecided:
     """A server whose acceptor does not decide."""
 
     def __init__(self) -> None:
-        self.asked = asyncio.Event()
+        self.was_asked = asyncio.Event()
         self.is_given_up = asyncio.Event()
         upgrade = websocket.upgrader(self._accept, max_message=LIMIT)
         self._server = http_server.Server(None, upgrade=upgrade)
@@ -454,14 +454,14 @@ class Undecided:
         await self._server.start(listener)
         reader, writer = await asyncio.open_connection(*listener.getsockname())
         writer.write(ClientHandshake("localhost", "/x", ()).request)
-        await self.asked.wait()
+        await self.was_asked.wait()
         return reader, writer
 
     async def __aexit__(self, *_exc) -> None:
         await self._server.close(5.0)
 
     async def _accept(self, path, headers):
-        self.asked.set()
+        self.was_asked.set()
         try:
             await asyncio.Event().wait()
         finally:
@@ -533,8 +533,8 @@ def test_messages_right_behind_the_answer_are_not_lost(runs, pause):
             connection = await websocket.connect(
                 f"ws://127.0.0.1:{port}/", endpoint, headers={}, max_message=LIMIT
             )
-            found = [(await endpoint.next())[1] for _ in range(4)]
-            assert found == [b"one", b"two", b"two", b"two"]
+            payloads = [(await endpoint.next())[1] for _ in range(4)]
+            assert payloads == [b"one", b"two", b"two", b"two"]
             connection.close()
             await endpoint.reason()
 

@@ -148,13 +148,13 @@ def test_a_service_that_does_not_stop_is_killed_and_hides_no_error(
 ) -> None:
     with pytest.raises(KeyError), ours.home() as env:
         running = subprocess.Popen([sys.executable, "-c", SILENT], env=processes.environment(env))
-        place = Home(Path(env["KT_LOCAL_DIR"]))
-        place.create()
-        place.token.touch(0o600)
+        home = Home(Path(env["KT_LOCAL_DIR"]))
+        home.create()
+        home.token.touch(0o600)
         began = start_time(running.pid)
         assert began is not None
         # It runs, and nobody answers where it says that it does.
-        place.write_running(Running(running.pid, began, 0.0, "http://127.0.0.1:9", "0"))
+        home.write_running(Running(running.pid, began, 0.0, "http://127.0.0.1:9", "0"))
         raise KeyError
     running.wait(60)
     assert start_time(running.pid) is None

@@ -56,17 +56,17 @@ def _clean_up(folder: Path) -> None:
     ip link add kt-n2 type veth peer name eth1
     ip link show kt-other >/dev/null
     """
-    done = subprocess.run([*APART, "bash", "-c", program], capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    completed = subprocess.run([*APART, "bash", "-c", program], capture_output=True, text=True)
+    assert (completed.returncode, completed.stdout, completed.stderr) == (0, "", "")
 
 
 def test_shims_their_containers_and_links_are_ended_and_no_other_cluster_is_touched(
     tmp_path: Path,
 ) -> None:
-    with _shim(tmp_path / "one") as (shim, container), _shim(tmp_path / "other") as (other, _):
+    with _shim(tmp_path / "one") as (shim, container), _shim(tmp_path / "other") as (other_shim, _):
         _clean_up(tmp_path / "one")
         assert shim.wait(timeout=60) == -signal.SIGKILL
         # Nobody waits for the container but the init process of the machine.
         state = Path(f"/proc/{container}/stat")
         assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
-        assert other.poll() is None
+        assert other_shim.poll() is None

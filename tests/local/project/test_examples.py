@@ -140,7 +140,7 @@ def test_a_notebook_deploys_its_own_functions_and_classes(folder):
     # In a notebook lines from pods have a colour.
     shown = [re.sub(r"\x1b\[\d*m|(?<=\(area)-[^)]*", "", output) for output in outputs]
     line = "(area) computing in a pod\n"
-    place = "kubetorch: pods run on this machine (the setting backend is local)\n"
-    assert shown == [place, line, "12.566", "(7, 10)", line, "3.1"]
+    backend_line = "kubetorch: pods run on this machine (the setting backend is local)\n"
+    assert shown == [backend_line, line, "12.566", "(7, 10)", line, "3.1"]
     assert (folder / "area_fn.py").is_file()
     assert (folder / "Counter_cls.py").is_file()

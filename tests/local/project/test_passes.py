@@ -33,7 +33,7 @@ def test_a_test_is_run_as_often_as_asked_and_alone_of_its_function(
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     (tmp_path / "test_suite.py").write_text(SUITE)
     command = [sys.executable, "-m", "tools.passes", f"test_suite.py::test_it[{case}]", "--runs=4"]
-    done = subprocess.run(
+    completed = subprocess.run(
         command,
         cwd=tmp_path,
         env={**os.environ, **ENVIRONMENT},
@@ -41,5 +41,5 @@ def test_a_test_is_run_as_often_as_asked_and_alone_of_its_function(
         text=True,
         timeout=100,
     )
-    assert done.returncode == status, done.stdout + done.stderr
+    assert completed.returncode == status, completed.stdout + completed.stderr
     assert (tmp_path / "runs").read_text().split() == [case] * 4

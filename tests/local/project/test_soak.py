@@ -87,7 +87,9 @@ def used(remote: kt.Fn) -> dict[str, tuple[int, int]]:
     (pod,) = client.get_workload("default", remote.service_name).pods
     pids = {"agent": pod.pid, "controller": client.get_status().pid, "program": None}
     processes = {name: psutil.Process(pid) for name, pid in pids.items()}
-    return {name: (one.memory_info().rss, one.num_fds()) for name, one in processes.items()}
+    return {
+        name: (process.memory_info().rss, process.num_fds()) for name, process in processes.items()
+    }
 
 
 @pytest.mark.timeout(SECONDS + 90)

@@ -63,7 +63,7 @@ class Tier:
         """The exit status of a suite, given as text."""
         (self.folder / "tests" / "test_suite.py").write_text(BASE + textwrap.dedent(suite))
         command = [sys.executable, "-m", "tools.tier", name, str(self.reports), *options]
-        done = subprocess.run(
+        completed = subprocess.run(
             command,
             cwd=self.folder,
             env={**os.environ, **ENVIRONMENT},
@@ -72,8 +72,8 @@ class Tier:
             text=True,
             timeout=100,
         )
-        self.output = done.stdout
-        return done.returncode
+        self.output = completed.stdout
+        return completed.returncode
 
     @property
     def final(self) -> dict[str, str]:

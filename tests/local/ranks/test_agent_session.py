@@ -56,8 +56,8 @@ def test_ranks_reach_a_sibling_that_answers(
 def test_ranks_say_at_once_that_nobody_listens(
     agent: AgentProcess, controller: FakeController
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        port = stranger.getsockname()[1]
     is_reached, seconds = probed(controller, port)
     assert not is_reached
     assert seconds < 10

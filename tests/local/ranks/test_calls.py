@@ -131,13 +131,13 @@ def jobs(project):
 
 
 def compute(workers=2, processes=2, env_vars=None, **more):
-    asked = kt.Compute(
+    undistributed = kt.Compute(
         cpus="0.01",
         allowed_serialization=["json", "pickle"],
         launch_timeout=60,
         env_vars=env_vars,
     )
-    return asked.distribute("spmd", workers=workers, num_proc=processes, **more)
+    return undistributed.distribute("spmd", workers=workers, num_proc=processes, **more)
 
 
 @pytest.fixture(scope="module")
@@ -151,15 +151,15 @@ def work(jobs):
 @pytest.fixture
 def alone(jobs):
     """The same, on pods of the test's own."""
-    found = []
+    remotes = []
 
     def deploy(**more):
-        remote = kt.fn(jobs.work, name=f"own-ranks-{len(found)}").to(compute(**more))
-        found.append(remote)
+        remote = kt.fn(jobs.work, name=f"own-ranks-{len(remotes)}").to(compute(**more))
+        remotes.append(remote)
         return remote
 
     yield deploy
-    for remote in found:
+    for remote in remotes:
         remote.teardown()
 
 
@@ -168,15 +168,15 @@ def pods(remote):
 
 
 def test_a_call_answers_in_rank_order_and_each_process_has_its_rank(work):
-    found = work("where")
-    assert [one[:5] for one in found] == [
+    answers = work("where")
+    assert [answer[:5] for answer in answers] == [
         [0, 0, 0, 4, 2],
         [1, 0, 1, 4, 2],
         [2, 1, 0, 4, 2],
         [3, 1, 1, 4, 2],
     ]
-    assert len({one[5] for one in found}) == 4
-    assert work("where") == found
+    assert len({answer[5] for answer in answers}) == 4
+    assert work("where") == answers
 
 
 def test_workers_selects_pods_and_changes_no_rank(work):
@@ -191,15 +191,15 @@ def test_workers_selects_pods_and_changes_no_rank(work):
 
 
 @pytest.mark.parametrize(
-    ("workers", "said"),
+    ("workers", "message"),
     [
         ([10], "Worker index 10 out of range. Valid range: 0-1"),
         (["10.9.8.7"], "Worker IP '10.9.8.7' not found"),
         ("nobody", "Worker IP 'nobody' not found"),
     ],
 )
-def test_workers_that_do_not_exist_are_a_mistake_of_the_caller(work, workers, said):
-    with pytest.raises(SpecError, match=said.replace(".", r"\.")) as caught:
+def test_workers_that_do_not_exist_are_a_mistake_of_the_caller(work, workers, message):
+    with pytest.raises(SpecError, match=message.replace(".", r"\.")) as caught:
         work("rank", workers=workers)
     assert isinstance(caught.value, ValueError)
 
@@ -213,8 +213,8 @@ def failing_together(tmp_path, ask):
     for number in range(20):
         folder = tmp_path / f"attempt-{number}"
         folder.mkdir()
-        failure, others = ask(str(folder))
-        if others:
+        failure, other_failures = ask(str(folder))
+        if other_failures:
             return failure
     raise AssertionError("the other ranks were never in time")
 
@@ -223,12 +223,18 @@ def test_the_first_failure_names_its_rank_and_has_the_others(work, tmp_path):
     def ask(folder):
         with pytest.raises(ValueError, match="bad 1") as caught:
             work("fail_on", folder, 1, 3)
-        return caught.value, [one for one in caught.value.other_errors if "bad" in str(one)]
+        return caught.value, [
+            other_error for other_error in caught.value.other_errors if "bad" in str(other_error)
+        ]
 
     error = failing_together(tmp_path, ask)
     assert error.rank == 1
     assert error.pod_name == pods(work)[0]["name"]
-    assert [str(one) for one in error.other_errors if isinstance(one, ValueError)] == ["bad 3"]
+    assert [
+        str(other_error)
+        for other_error in error.other_errors
+        if isinstance(other_error, ValueError)
+    ] == ["bad 3"]
     assert "bad 3" in error.other_errors[0].remote_traceback
     assert "rank 1" in "".join(error.__notes__)
 
@@ -271,23 +277,25 @@ def test_lines_have_their_rank_and_come_once(work, capsys):
 
 def test_a_generator_gives_a_value_of_each_rank_until_all_have_ended(work):
     streams = work("count", 2)
-    assert [list(one) for one in streams] == [
+    assert [list(stream) for stream in streams] == [
         [[rank, i] for i in range(2 + rank)] for rank in range(4)
     ]
 
 
 def test_a_generator_that_yields_nothing_on_a_rank_is_one_of_the_list(work):
     streams = work("count", 0)
-    assert [list(one) for one in streams] == [[[rank, i] for i in range(rank)] for rank in range(4)]
+    assert [list(stream) for stream in streams] == [
+        [[rank, i] for i in range(rank)] for rank in range(4)
+    ]
 
 
 def test_a_generator_that_nobody_reads_waits(work):
     streams = work("endless")
-    first = [next(one) for one in streams]
+    first = [next(stream) for stream in streams]
     assert first == [0] * 4
     for _ in range(200):
-        for one in streams:
-            next(one)
+        for stream in streams:
+            next(stream)
     streams[0].close()
     assert list(streams[0]) == []
     with pytest.raises(CallCancelledError, match="rank 0 was closed"):
@@ -295,17 +303,17 @@ def test_a_generator_that_nobody_reads_waits(work):
 
 
 def test_a_large_array_is_every_ranks_own(work):
-    given = numpy.ones(1_000_000)
-    found = work("change", given, serialization="pickle")
-    assert [(before, after) for before, after, _ in found] == [
+    array = numpy.ones(1_000_000)
+    sums = work("change", array, serialization="pickle")
+    assert [(before, after) for before, after, _ in sums] == [
         (1e6, 1e6 * (rank + 2)) for rank in range(4)
     ]
-    assert given.sum() == 1e6
+    assert array.sum() == 1e6
 
 
 def test_large_values_of_all_ranks_come_back(work):
-    found = work("big", 9_000_000, serialization="pickle")
-    assert [(len(one), int(one[0]), int(one[-1])) for one in found] == [
+    arrays = work("big", 9_000_000, serialization="pickle")
+    assert [(len(array), int(array[0]), int(array[-1])) for array in arrays] == [
         (9_000_000, rank, rank) for rank in range(4)
     ]
 
@@ -322,10 +330,10 @@ def test_each_rank_keeps_its_instance(jobs):
 def test_many_calls_at_once_do_not_mix(work):
 
     async def scenario():
-        return await asyncio.gather(*(work("rank", at, async_=True) for at in range(60)))
+        return await asyncio.gather(*(work("rank", number, async_=True) for number in range(60)))
 
     assert asyncio.run(scenario()) == [[0, 1, 2, 3]] * 60
-    assert list(work.starmap([("rank", at) for at in range(10)])) == [[0, 1, 2, 3]] * 10
+    assert list(work.starmap([("rank", number) for number in range(10)])) == [[0, 1, 2, 3]] * 10
 
 
 def test_a_spawned_call_has_one_handle(work):
@@ -356,23 +364,23 @@ def test_a_call_can_be_cancelled(work):
 
 
 def test_restart_procs_of_calls_at_once_starts_the_processes_once(work):
-    before = {one[5] for one in work("where")}
+    before = {answer[5] for answer in work("where")}
 
     async def scenario():
         calls = [work("where", restart_procs=True, async_=True) for _ in range(3)]
         return await asyncio.gather(*calls)
 
-    first, *others = asyncio.run(scenario())
-    assert others == [first, first]
-    assert not before & {one[5] for one in first}
+    first, *later_answers = asyncio.run(scenario())
+    assert later_answers == [first, first]
+    assert not before & {answer[5] for answer in first}
 
 
 def test_restart_procs_gives_every_rank_a_new_process(work):
-    before = {one[5] for one in work("where")}
-    found = work("where", restart_procs=True)
-    assert [one[0] for one in found] == [0, 1, 2, 3]
-    assert not before & {one[5] for one in found}
-    assert work("where") == found
+    before = {answer[5] for answer in work("where")}
+    restarted = work("where", restart_procs=True)
+    assert [answer[0] for answer in restarted] == [0, 1, 2, 3]
+    assert not before & {answer[5] for answer in restarted}
+    assert work("where") == restarted
 
 
 def test_one_worker_answers_with_a_list(alone):
@@ -451,7 +459,7 @@ def test_calls_reach_every_pod_through_a_narrow_tree(alone, tmp_path):
         remote("fail_on", str(tmp_path), 4)
     assert caught.value.rank == 4
     streams = remote("count", 1)
-    assert [len(list(one)) for one in streams] == [1, 2, 3, 4, 5]
+    assert [len(list(stream)) for stream in streams] == [1, 2, 3, 4, 5]
     os.kill(pods(remote)[4]["pid"], signal.SIGKILL)
     with pytest.raises(kt.WorkerMembershipChanged):
         remote("sleep", 10)
@@ -484,16 +492,16 @@ def test_a_reload_in_the_middle_of_a_call_lets_it_end(alone):
     remote = alone()
     before = remote("where")
     handle = remote.spawn("sleep", 2)
-    again = remote.to(compute(tree_fanout=40))
-    assert again("where") != before
+    redeployed = remote.to(compute(tree_fanout=40))
+    assert redeployed("where") != before
     assert handle.get(timeout=20) == [0, 1, 2, 3]
 
 
 def test_a_deploy_that_replaces_the_pods_ends_a_call_with_the_reason(alone):
     remote = alone()
     handle = remote.spawn("sleep", 100)  # longer than a deploy takes
-    again = remote.to(compute(env_vars={"NEWER": "1"}))
-    assert again("rank") == [0, 1, 2, 3]
+    redeployed = remote.to(compute(env_vars={"NEWER": "1"}))
+    assert redeployed("rank") == [0, 1, 2, 3]
     with pytest.raises(kt.WorkerMembershipChanged) as caught:
         handle.get(timeout=20)
     assert set(caught.value.reasons.values()) == {"Deleted"}
@@ -525,7 +533,7 @@ def test_a_post_gets_a_list_in_rank_order(work):
     assert (status, "out of range" in json.loads(body)["message"]) == (400, True)
     before = json.loads(post(work, "where")[1])
     after = json.loads(post(work, "where", restart_procs=True)[1])
-    assert not {one[5] for one in before} & {one[5] for one in after}
+    assert not {answer[5] for answer in before} & {answer[5] for answer in after}
 
 
 @pytest.mark.parametrize("count", [0, 1])
@@ -534,9 +542,11 @@ def test_a_post_to_a_generator_gets_lines_with_their_rank(work, count):
     lines = [json.loads(line) for line in body.splitlines()]
     assert status == 200
     for rank in range(4):
-        own = [line for line in lines if line["rank"] == rank]
-        assert [line["yield"] for line in own[:-1]] == [[rank, i] for i in range(count + rank)]
-        assert own[-1] == {"rank": rank, "return": rank}
+        rank_lines = [line for line in lines if line["rank"] == rank]
+        assert [line["yield"] for line in rank_lines[:-1]] == [
+            [rank, i] for i in range(count + rank)
+        ]
+        assert rank_lines[-1] == {"rank": rank, "return": rank}
 
 
 def test_a_post_that_fails_names_the_rank(work, tmp_path):
@@ -544,10 +554,14 @@ def test_a_post_that_fails_names_the_rank(work, tmp_path):
         status, body = post(work, "fail_on", folder, 2, 3)
         failure = json.loads(body)
         assert (status, failure["rank"], failure["message"]) == (400, 2, "bad 2")
-        return failure, [one for one in failure["other_errors"] if "bad" in one["message"]]
+        return failure, [
+            other_error
+            for other_error in failure["other_errors"]
+            if "bad" in other_error["message"]
+        ]
 
     failure = failing_together(tmp_path, ask)
-    assert "bad 3" in [other["message"] for other in failure["other_errors"]]
+    assert "bad 3" in [other_error["message"] for other_error in failure["other_errors"]]
 
 
 def test_no_call_fails_while_the_service_is_reloaded(alone):

@@ -95,11 +95,11 @@ def test_many_calls_share_one_connection():
         sinks = [call(peers, member(agent), argument=number)[1] for number in range(50)]
         assert [await sink.ended() for sink in sinks] == list(range(50))
         assert agent.connects == 1
-        assert {one.part for one in agent.opened} == {Part(3, (1, 2))}
+        assert {received_call.part for received_call in agent.opened} == {Part(3, (1, 2))}
         peers.close()
 
-    async def echo(one: Call) -> None:
-        await one.result(one.args[0])
+    async def echo(received_call: Call) -> None:
+        await received_call.result(received_call.args[0])
 
     with ScriptedAgent(echo=echo) as agent:
         run(scenario())
@@ -113,22 +113,22 @@ def test_large_arguments_and_values_take_turns_within_the_credit():
         assert [await sink.ended() for sink in sinks] == texts
         peers.close()
 
-    async def echo(one: Call) -> None:
-        await one.result(one.args[0])
+    async def echo(received_call: Call) -> None:
+        await received_call.result(received_call.args[0])
 
     with ScriptedAgent(echo=echo) as agent:
         run(scenario())
 
 
 def test_a_sibling_that_sends_more_than_it_announced_ends_its_stream_and_no_other():
-    async def more(one: Call) -> None:
+    async def more(received_call: Call) -> None:
         body = Body("json", (CHUNK + 8,), CHUNK + 8)
-        one.send(Kind.RESULT, Result(body, 1, False))
+        received_call.send(Kind.RESULT, Result(body, 1, False))
         for _ in range(2):
-            one.send(Kind.DATA, None, bytes(CHUNK))
+            received_call.send(Kind.DATA, None, bytes(CHUNK))
 
-    async def echo(one: Call) -> None:
-        await one.result(one.args[0])
+    async def echo(received_call: Call) -> None:
+        await received_call.result(received_call.args[0])
 
     async def scenario() -> None:
         peers = Peers("train-0", lambda: "token")
@@ -153,11 +153,11 @@ def test_a_sibling_that_sends_more_than_it_announced_ends_its_stream_and_no_othe
     ],
 )
 def test_a_sibling_that_claims_what_cannot_be_ends_its_stream(body: Body):
-    async def claim(one: Call) -> None:
-        one.send(Kind.RESULT, Result(body, 1, False))
+    async def claim(received_call: Call) -> None:
+        received_call.send(Kind.RESULT, Result(body, 1, False))
 
-    async def echo(one: Call) -> None:
-        await one.result(one.args[0])
+    async def echo(received_call: Call) -> None:
+        await received_call.result(received_call.args[0])
 
     async def scenario() -> None:
         peers = Peers("train-0", lambda: "token")
@@ -172,9 +172,9 @@ def test_a_sibling_that_claims_what_cannot_be_ends_its_stream(body: Body):
 
 @pytest.mark.security
 def test_a_value_that_a_sibling_announces_takes_no_memory_until_it_comes():
-    async def claim(one: Call) -> None:
-        one.send(Kind.RESULT, Result(Body("json", (1 << 31,), 1 << 31), 1, False))
-        await one.log("announced")
+    async def claim(received_call: Call) -> None:
+        received_call.send(Kind.RESULT, Result(Body("json", (1 << 31,), 1 << 31), 1, False))
+        await received_call.log("announced")
 
     async def scenario() -> None:
         peers = Peers("train-0", lambda: "token")
@@ -193,11 +193,11 @@ def test_a_value_that_a_sibling_announces_takes_no_memory_until_it_comes():
 def test_a_generator_is_held_until_its_rounds_are_taken():
     sent = []
 
-    async def values(one: Call) -> None:
+    async def values(received_call: Call) -> None:
         for number in range(64):
-            await one.give(f"{number:02}" + "x" * (CHUNK - 100))
+            await received_call.give(f"{number:02}" + "x" * (CHUNK - 100))
             sent.append(number)
-        await one.result("end", streamed=True)
+        await received_call.result("end", streamed=True)
 
     async def scenario() -> None:
         peers = Peers("train-0", lambda: "token")
@@ -210,7 +210,7 @@ def test_a_generator_is_held_until_its_rounds_are_taken():
         for _ in range(8):
             opened.grant(8)
         assert await sink.ended() == "end"
-        assert [int(one[:2]) for one in sink.values] == list(range(64))
+        assert [int(text[:2]) for text in sink.values] == list(range(64))
         peers.close()
 
     with ScriptedAgent(values=values) as agent:
@@ -218,13 +218,13 @@ def test_a_generator_is_held_until_its_rounds_are_taken():
 
 
 def test_calls_go_on_after_the_connection_broke():
-    async def slow(one: Call) -> None:
+    async def slow(received_call: Call) -> None:
         for number in range(20):
-            await one.log(f"line {number}")
+            await received_call.log(f"line {number}")
             if number % 5 == 2:
                 asyncio.get_running_loop().call_soon(agent._abort_connections)
             await asyncio.sleep(0.01)
-        await one.result(len(one.args[0]))
+        await received_call.result(len(received_call.args[0]))
 
     async def scenario() -> None:
         peers = Peers("train-0", lambda: "token")
@@ -239,7 +239,7 @@ def test_calls_go_on_after_the_connection_broke():
 
 
 def test_calls_on_an_agent_that_was_started_again_are_lost_at_once():
-    async def never(one: Call) -> None:
+    async def never(received_call: Call) -> None:
         await asyncio.sleep(60)
 
     async def scenario() -> None:
@@ -259,15 +259,15 @@ def test_calls_on_an_agent_that_was_started_again_are_lost_at_once():
         assert await sink.ended() == 1
         peers.close()
 
-    async def echo(one: Call) -> None:
-        await one.result(one.args[0])
+    async def echo(received_call: Call) -> None:
+        await received_call.result(received_call.args[0])
 
     with ScriptedAgent(echo=echo, never=never) as agent:
         run(scenario())
 
 
 def test_calls_are_lost_on_a_sibling_that_has_given_up_their_stream():
-    async def never(one: Call) -> None:
+    async def never(received_call: Call) -> None:
         await asyncio.sleep(60)
 
     async def scenario() -> None:
@@ -288,10 +288,10 @@ def test_calls_are_lost_on_a_sibling_that_has_given_up_their_stream():
 def test_a_stream_that_is_used_again_is_not_taken_for_an_idle_one():
     is_released = False
 
-    async def slow(one: Call) -> None:
+    async def slow(received_call: Call) -> None:
         while not is_released:
             await asyncio.sleep(0.01)
-        await one.result("late")
+        await received_call.result("late")
 
     async def scenario() -> None:
         nonlocal is_released
@@ -310,9 +310,9 @@ def test_a_stream_that_is_used_again_is_not_taken_for_an_idle_one():
 
 
 def test_a_cancelled_call_says_how_it_ended():
-    async def wait(one: Call) -> None:
-        await one.is_cancelled.wait()
-        one.error(ValueError("cleaned up"))
+    async def wait(received_call: Call) -> None:
+        await received_call.is_cancelled.wait()
+        received_call.error(ValueError("cleaned up"))
 
     async def scenario() -> None:
         peers = Peers("train-0", lambda: "token")
@@ -330,7 +330,7 @@ def test_a_cancelled_call_says_how_it_ended():
 
 
 def test_a_sibling_that_is_known_to_be_gone_loses_its_calls():
-    async def never(one: Call) -> None:
+    async def never(received_call: Call) -> None:
         await asyncio.sleep(60)
 
     async def scenario() -> None:
@@ -349,9 +349,9 @@ def test_a_sibling_that_is_known_to_be_gone_loses_its_calls():
 
 
 def test_a_call_that_is_cancelled_before_its_sibling_answers_is_cancelled():
-    async def wait(one: Call) -> None:
-        await one.is_cancelled.wait()
-        await one.result("cancelled")
+    async def wait(received_call: Call) -> None:
+        await received_call.is_cancelled.wait()
+        await received_call.result("cancelled")
 
     async def scenario() -> None:
         peers = Peers("train-0", lambda: "token")

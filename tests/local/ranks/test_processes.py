@@ -98,15 +98,15 @@ def jobs(shared_service_home, tmp_path_factory):
 
 @pytest.fixture
 def deploy(jobs):
-    found = []
+    remotes = []
 
     def deploy(name, compute):
         remote = kt.fn(getattr(jobs, name), name=f"{name}-of-ranks").to(compute)
-        found.append(remote)
+        remotes.append(remote)
         return remote
 
     yield deploy
-    for remote in found:
+    for remote in remotes:
         remote.teardown()
 
 
@@ -122,12 +122,12 @@ def pods(remote):
 def test_variables_of_a_rank_are_there_when_user_code_is_imported(deploy):
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "LOCAL_WORLD_SIZE")
     addresses = ("MASTER_ADDR", "POD_IP", "POD_IPS")
-    found = deploy("variables", of(2, 2))(*names, *addresses)
-    assert [values[:5] for values in found] == [
+    variables_of_ranks = deploy("variables", of(2, 2))(*names, *addresses)
+    assert [values[:5] for values in variables_of_ranks] == [
         [str(r), "4", str(r % 2), str(r // 2), "2"] for r in range(4)
     ]
-    pod_ips = found[0][6], found[2][6]
-    assert [values[5:] for values in found] == [
+    pod_ips = variables_of_ranks[0][6], variables_of_ranks[2][6]
+    assert [values[5:] for values in variables_of_ranks] == [
         [pod_ips[0], pod_ips[r // 2], ",".join(pod_ips)] for r in range(4)
     ]
     assert len({*pod_ips}) == (1 if sys.platform == "darwin" else 2)
@@ -135,8 +135,8 @@ def test_variables_of_a_rank_are_there_when_user_code_is_imported(deploy):
 
 def test_replicas_know_their_number_and_each_other_without_waiting(deploy):
     remote = deploy("variables", kt.Compute(cpus="0.01", replicas=2, launch_timeout=60))
-    found = sorted(remote("RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
-    assert found == [["0", "0", "2", "0", "1"], ["1", "1", "2", "0", "1"]]
+    variables_of_ranks = sorted(remote("RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+    assert variables_of_ranks == [["0", "0", "2", "0", "1"], ["1", "1", "2", "0", "1"]]
     by_pod = deploy("ips", kt.Compute(cpus="0.01", replicas=2))(2)
     assert by_pod == [by_pod[0]] * 2
     assert all(address.startswith("127.0.") for address in by_pod[0])
@@ -173,7 +173,7 @@ def test_the_rank_that_hangs_is_found_among_the_others(deploy):
 
     def stacks():
         with urllib.request.urlopen(request, timeout=30) as answer:
-            return {one["rank"]: one["text"] for one in json.load(answer)}
+            return {stack["rank"]: stack["text"] for stack in json.load(answer)}
 
     # The others may still say something.
     wait_until(lambda: [rank for rank, text in stacks().items() if "in hang_on" in text] == [1])
@@ -182,10 +182,10 @@ def test_the_rank_that_hangs_is_found_among_the_others(deploy):
 
 
 def cli(*arguments):
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "kubetorch", *arguments], capture_output=True, text=True, timeout=60
     )
-    return done.returncode, done.stdout, done.stderr
+    return completed.returncode, completed.stdout, completed.stderr
 
 
 def test_logs_of_a_rank_of_a_service_without_ranks_are_an_error(deploy):
@@ -207,8 +207,8 @@ def test_ranks_are_shown_one_by_one_on_the_command_line(deploy):
     assert status == 0
     assert [f" rank {rank}: process " in head for rank, head in enumerate(heads)] == [True] * 4
     assert text.index("in hang_on") > text.index(" rank 3: ")
-    found = json.loads(cli("stacks", name, "--json")[1])
-    assert [one["rank"] for one in found] == [0, 1, 2, 3]
+    rank_stacks = json.loads(cli("stacks", name, "--json")[1])
+    assert [stack["rank"] for stack in rank_stacks] == [0, 1, 2, 3]
     status, _, error = cli("stacks", name, "--rank", "4")
     assert status != 0
     assert "has no rank 4" in error

@@ -64,8 +64,8 @@ def work(shared_service_home: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def pod_urls(work: Any) -> list[str]:
-    asked = ("default", work.service_name)
-    view = backend.session().ask(lambda session: session.get_workload(*asked))
+    service_key = ("default", work.service_name)
+    view = backend.session().ask(lambda session: session.get_workload(*service_key))
     return [pod.url for pod in view.pods]
 
 
@@ -79,11 +79,11 @@ def post(work: Any, url: str, *args: object, **more: object) -> Any:
 def test_programs_that_reach_different_pods_run_their_calls_on_all_ranks_in_one_order(
     work: Any, tmp_path: Path
 ) -> None:
-    each = 250 if WHOLE else 10
+    calls_per_program = 250 if WHOLE else 10
     answers: list[list[int]] = []
 
     def program(url: str, name: str) -> None:
-        for number in range(each):
+        for number in range(calls_per_program):
             answers.append(post(work, url, "together", str(tmp_path), f"{name}-{number}"))
 
     urls = pod_urls(work) * 2
@@ -94,9 +94,9 @@ def test_programs_that_reach_different_pods_run_their_calls_on_all_ranks_in_one_
         thread.start()
     for thread in threads:
         thread.join()
-    assert answers == [[0, 1, 2, 3]] * (4 * each)
+    assert answers == [[0, 1, 2, 3]] * (4 * calls_per_program)
     orders = [(tmp_path / f"order-{rank}").read_text().split() for rank in range(4)]
-    assert len(orders[0]) == 4 * each
+    assert len(orders[0]) == 4 * calls_per_program
     assert all(order == orders[0] for order in orders)
 
 
@@ -110,22 +110,24 @@ def test_the_time_that_a_call_on_ranks_waits_elsewhere_is_no_part_of_its_timeout
     work: Any, tmp_path: Path
 ) -> None:
     end = tmp_path / "end"
-    held = InThread(work, "hold", str(tmp_path), str(end))
+    held_call = InThread(work, "hold", str(tmp_path), str(end))
     until((tmp_path / "held-3").exists)
     waiting = []
     for number, url in enumerate(pod_urls(work)):
         headers = {**work.request_headers, "X-Kubetorch-Timeout": "1.5"}
         body = json.dumps({"args": ["together", str(tmp_path), f"late-{number}"]}).encode()
         request = urllib.request.Request(f"{url}/work", body, headers)
-        waiting.append(InThread(lambda asked=request: urllib.request.urlopen(asked).read()))
+        waiting.append(
+            InThread(lambda late_request=request: urllib.request.urlopen(late_request).read())
+        )
         impatient = {**work.request_headers, "X-Kubetorch-Queue-Timeout": "0.3"}
         with pytest.raises(urllib.error.HTTPError) as caught:
             urllib.request.urlopen(urllib.request.Request(f"{url}/work", body, impatient))
         assert json.loads(caught.value.read())["error_type"] == "CallTimeoutError"
     threading.Event().wait(2.5)
     end.touch()
-    assert held.join().value == [0, 1, 2, 3]
-    assert [json.loads(one.join().value) for one in waiting] == [[0, 1, 2, 3]] * 2
+    assert held_call.join().value == [0, 1, 2, 3]
+    assert [json.loads(call.join().value) for call in waiting] == [[0, 1, 2, 3]] * 2
 
 
 def test_a_call_for_any_pod_needs_the_slots_of_one_that_has_them_wherever_it_comes_in(
@@ -133,12 +135,12 @@ def test_a_call_for_any_pod_needs_the_slots_of_one_that_has_them_wherever_it_com
 ) -> None:
     end = tmp_path / "end"
     any_pod = work.options(workers="any")
-    held = InThread(any_pod, "hold", str(tmp_path), str(end))
+    held_call = InThread(any_pod, "hold", str(tmp_path), str(end))
     until(lambda: len(list(tmp_path.glob("held-*"))) == 2)
     assert any_pod("rank") == [2, 3]
     for url in pod_urls(work):
         assert post(work, url, "rank", workers="any") == [2, 3]
     end.touch()
-    assert held.join().value == [0, 1]
+    assert held_call.join().value == [0, 1]
     for url in pod_urls(work):
         assert post(work, url, "rank", workers="any") == [0, 1]

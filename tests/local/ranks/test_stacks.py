@@ -50,12 +50,12 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-async def found(worker: Worker, what: str) -> str:
+async def stacks_once_there(worker: Worker, words: str) -> str:
     """The stacks, once they have these words."""
     until = time.monotonic() + DEADLINE
     while True:
         text = (await worker.stacks()).text
-        if what in text or time.monotonic() > until:
+        if words in text or time.monotonic() > until:
             return text
 
 
@@ -65,7 +65,7 @@ def test_a_call_that_hangs_is_found_also_while_it_holds_the_interpreter(folder, 
         async with agent(folder) as running:
             worker = await running.worker("Shop", rank=3)
             running.open(worker, method=method)
-            text = await found(worker, f"in {method}")
+            text = await stacks_once_there(worker, f"in {method}")
             assert (
                 f'shop.py", line {SHOP[: SHOP.index(f"def {method}")].count(chr(10)) + 2}' in text
             )
@@ -91,7 +91,7 @@ def test_a_call_in_c_is_not_cut_short_by_the_question(folder):
         async with agent(folder) as running:
             worker = await running.worker("Shop")
             call = running.open(worker, 5, method="wait_in_c")
-            assert "in wait_in_c" in await found(worker, "wait_in_c")
+            assert "in wait_in_c" in await stacks_once_there(worker, "wait_in_c")
             assert await call.result() == 0  # seconds that were left of its sleep
 
     run(main())
@@ -102,7 +102,7 @@ def test_a_worker_that_is_busy_survives_the_question(folder):
         async with agent(folder) as running:
             worker = await running.worker("Shop")
             calls = [running.open(worker, 3, method="work") for _ in range(3)]
-            assert "in work" in await found(worker, "in work")
+            assert "in work" in await stacks_once_there(worker, "in work")
             for _ in range(8):
                 await worker.stacks()
             assert [await call.result() for call in calls] == ["done"] * 3
@@ -118,9 +118,9 @@ def test_handlers_of_user_code_stay(folder):
             for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM):
                 os.kill(worker.pid, number)
             until = time.monotonic() + DEADLINE
-            while len(seen := await running.call(worker, method="seen_signals")) < 3:
+            while len(signals := await running.call(worker, method="seen_signals")) < 3:
                 assert time.monotonic() < until
-            assert sorted(seen) == sorted([signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM])
+            assert sorted(signals) == sorted([signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM])
 
     run(main())
 
@@ -130,7 +130,7 @@ def test_an_import_that_hangs_is_found(folder):
         async with agent(folder) as running:
             worker = await running.start("f", module="stuck")
             loading = asyncio.ensure_future(worker.load(DEADLINE))
-            assert 'stuck.py", line 2' in await found(worker, "stuck.py")
+            assert 'stuck.py", line 2' in await stacks_once_there(worker, "stuck.py")
             loading.cancel()
             await asyncio.gather(loading, return_exceptions=True)
 
@@ -176,10 +176,13 @@ def test_the_event_loop_is_left_out_of_stacks():
         '  File "/lib/asyncio/base_events.py", line 607 in run_forever\n'
         f'  File "{stacks.LIBRARY_FOLDER}thread_pool.py", line 1 in _run\n'
     )
-    head, own = "Thread 0x1 (most recent call first):\n", '  File "/app/a.py", line 4 in train'
+    head, user_line = (
+        "Thread 0x1 (most recent call first):\n",
+        '  File "/app/a.py", line 4 in train',
+    )
     assert stacks.user_stacks(f'{head}  File "/lib/selectors.py", line 468 in select\n{loop}') == (
         "no thread runs your code"
     )
     assert stacks.user_stacks(
-        f'{head}{own}\n  File "/lib/asyncio/events.py", line 84 in _run\n{loop}'
-    ) == (head + own)
+        f'{head}{user_line}\n  File "/lib/asyncio/events.py", line 84 in _run\n{loop}'
+    ) == (head + user_line)

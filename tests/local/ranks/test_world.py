@@ -49,10 +49,10 @@ def world_of(view: WorkloadView) -> World:
 
 
 def lost(view: WorkloadView) -> dict[str, str]:
-    return {one.member.pod: one.reason for one in world_of(view).lost}
+    return {loss.member.pod: loss.reason for loss in world_of(view).lost}
 
 
-def told(service: Service, pod: PodView) -> list[tuple[float, Members | RegroupFailed]]:
+def messages_to(service: Service, pod: PodView) -> list[tuple[float, Members | RegroupFailed]]:
     """What an agent was told of its world, and when."""
     file = service.home / "pods" / "default" / pod.name / "members.jsonl"
     parts = [line.split(" ", 1) for line in file.read_text().splitlines()]
@@ -68,7 +68,7 @@ def until(condition: Callable[[], object], timeout: float = 20.0) -> None:
         time.sleep(0.01)
 
 
-def tell(pod: PodView, number: signal.Signals) -> float:
+def send_signal(pod: PodView, number: signal.Signals) -> float:
     """Send a signal to an agent; the time."""
     assert pod.pid is not None
     os.kill(pod.pid, number)
@@ -99,7 +99,11 @@ def test_ranks_every_agent_is_told_of_the_same_world(service: Service) -> None:
     assert [member.incarnation for member in world.members] == [str(pod.pid) for pod in view.pods]
 
     def worlds(pod: PodView) -> list[World | None]:
-        return [one.world for _, one in told(service, pod) if isinstance(one, Members)]
+        return [
+            members.world
+            for _, members in messages_to(service, pod)
+            if isinstance(members, Members)
+        ]
 
     until(lambda: all(worlds(pod)[-1:] == [world] for pod in view.pods))
 
@@ -107,17 +111,23 @@ def test_ranks_every_agent_is_told_of_the_same_world(service: Service) -> None:
 def test_ranks_a_killed_agent_is_told_of_at_once(service: Service) -> None:
     view = launched(service, 2)
     first, second = view.pods
-    killed = tell(second, signal.SIGKILL)
+    killed = send_signal(second, signal.SIGKILL)
 
     def losses() -> list[tuple[float, str]]:
-        said = [(at, one.world) for at, one in told(service, first) if isinstance(one, Members)]
-        return [(at, one.reason) for at, world in said if world for one in world.lost]
+        formed_worlds = [
+            (moment, members.world)
+            for moment, members in messages_to(service, first)
+            if isinstance(members, Members)
+        ]
+        return [
+            (moment, loss.reason) for moment, world in formed_worlds if world for loss in world.lost
+        ]
 
     until(losses)
-    at, reason = losses()[0]
-    print(f"told {(at - killed) * 1000:.0f} ms after SIGKILL")
+    moment, reason = losses()[0]
+    print(f"told {(moment - killed) * 1000:.0f} ms after SIGKILL")
     assert reason == "AgentDied"
-    assert at - killed < 15
+    assert moment - killed < 15
     message = world_of(service.get("f")).lost[0].message
     assert message == "its agent ended with SIGKILL"
 
@@ -128,17 +138,17 @@ def test_ranks_a_frozen_agent_is_unreachable_within_three_seconds(service: Servi
     victim = view.pods[1]
     began = time.monotonic()
     with stopped(victim.pid):
-        found = service.until("f", lambda view: bool(lost(view)), timeout=20.0)
+        later_view = service.until("f", lambda view: bool(lost(view)), timeout=20.0)
         seconds = time.monotonic() - began
         print(f"unreachable after {seconds:.2f} s")
-        assert lost(found) == {victim.name: "unreachable"}
+        assert lost(later_view) == {victim.name: "unreachable"}
         assert seconds <= 15
-        tell(view.pods[0], signal.SIGUSR2)
-        found = service.until("f", lambda view: world_of(view).epoch == 2)
-        assert victim.name not in {member.pod for member in world_of(found).members}
-    tell(view.pods[0], signal.SIGUSR1)
-    found = service.until("f", lambda view: world_of(view).epoch == 3)
-    assert len(world_of(found).members) == 3
+        send_signal(view.pods[0], signal.SIGUSR2)
+        later_view = service.until("f", lambda view: world_of(view).epoch == 2)
+        assert victim.name not in {member.pod for member in world_of(later_view).members}
+    send_signal(view.pods[0], signal.SIGUSR1)
+    later_view = service.until("f", lambda view: world_of(view).epoch == 3)
+    assert len(world_of(later_view).members) == 3
 
 
 def test_ranks_a_controller_that_is_killed_changes_no_world(service: Service) -> None:
@@ -163,30 +173,30 @@ def test_ranks_a_controller_that_did_not_run_for_a_while_concludes_nothing(
 def test_ranks_an_agent_that_was_killed_with_its_controller_is_lost(service: Service) -> None:
     view = launched(service, 2)
     service.kill()
-    tell(view.pods[1], signal.SIGKILL)
+    send_signal(view.pods[1], signal.SIGKILL)
     service.start()
-    found = service.until("f", lambda view: bool(lost(view)))
-    assert list(lost(found)) == [view.pods[1].name]
-    assert world_of(found).epoch == 1
+    later_view = service.until("f", lambda view: bool(lost(view)))
+    assert list(lost(later_view)) == [view.pods[1].name]
+    assert world_of(later_view).epoch == 1
 
 
 def test_ranks_a_world_is_formed_again_with_the_pod_that_came_back(service: Service) -> None:
     view = launched(service, 2)
-    tell(view.pods[1], signal.SIGKILL)
+    send_signal(view.pods[1], signal.SIGKILL)
     service.until("f", lambda view: bool(lost(view)) and is_ready(view))
-    tell(view.pods[0], signal.SIGUSR1)
-    found = service.until("f", lambda view: world_of(view).epoch == 2)
-    assert lost(found) == {}
-    assert len(world_of(found).members) == 2
+    send_signal(view.pods[0], signal.SIGUSR1)
+    later_view = service.until("f", lambda view: world_of(view).epoch == 2)
+    assert lost(later_view) == {}
+    assert len(world_of(later_view).members) == 2
 
 
 def test_ranks_are_all_started_again_by_a_deploy_once_one_is_lost(service: Service) -> None:
     view = launched(service, 2)
     distribution = DistributionSpec(workers=2)
-    again = service.deploy("f", distribution=distribution)[-1]
-    assert isinstance(again, Ready)
-    assert again.generation == 1
-    tell(view.pods[1], signal.SIGKILL)
+    last_event = service.deploy("f", distribution=distribution)[-1]
+    assert isinstance(last_event, Ready)
+    assert last_event.generation == 1
+    send_signal(view.pods[1], signal.SIGKILL)
     service.until("f", lambda view: bool(lost(view)))
     after = service.deploy("f", distribution=distribution)[-1]
     assert isinstance(after, Ready)

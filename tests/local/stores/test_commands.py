@@ -37,8 +37,8 @@ def test_a_secret_from_its_creation_to_its_end(run: Run) -> None:
     assert created.stdout == (
         "✔ Secret created successfully\nName: hf-token\nNamespace: default\n"
     ), created.stderr
-    again = run("secrets", "create", "hf-token", "-v", "HF_TOKEN", HF_TOKEN="other")
-    assert "already exists in namespace default, skipping creation" in again.stdout
+    second_create = run("secrets", "create", "hf-token", "-v", "HF_TOKEN", HF_TOKEN="other")
+    assert "already exists in namespace default, skipping creation" in second_create.stdout
     assert run("secrets", "list").stdout.splitlines()[1].split() == ["hf-token", "-", "default"]
     described = run("secrets", "describe", "hf-token")
     assert "K8 Name: kt.secret.global.hf-token\nNamespace: default\n" in described.stdout
@@ -57,8 +57,8 @@ def test_a_secret_from_its_creation_to_its_end(run: Run) -> None:
 def test_a_secret_has_the_spellings_of_the_earlier_guides(run: Run, tmp_path: Path) -> None:
     key = tmp_path / "key.pem"
     key.write_text("hush-key")
-    made = run("secret", "create", "both", "--from-env", "ONE,TWO", ONE="hush-1", TWO="hush-2")
-    assert "created" in made.stdout, made.stderr
+    created = run("secret", "create", "both", "--from-env", "ONE,TWO", ONE="hush-1", TWO="hush-2")
+    assert "created" in created.stdout, created.stderr
     assert "created" in run("secret", "create", "key", "--from-file", str(key)).stdout
     shown = run("secret", "describe", "both", "-s", "--json").stdout
     assert json.loads(shown)["data"] == {"ONE": "hush-1", "TWO": "hush-2"}
@@ -93,15 +93,15 @@ def test_a_secret_has_the_spellings_of_the_earlier_guides(run: Run, tmp_path: Pa
 def test_what_cannot_be_done_with_secrets_is_said_and_is_exit_status_1(
     run: Run, arguments: list[str], status: int, message: str
 ) -> None:
-    done = run("secrets", *arguments)
-    assert message in done.stderr
-    assert done.returncode == status
+    completed = run("secrets", *arguments)
+    assert message in completed.stderr
+    assert completed.returncode == status
 
 
 def test_variables_of_a_secret_have_the_value_that_is_given_or_that_of_here(run: Run) -> None:
     arguments = ("-v", "A=1", "-v", "B=x=y", "-v", "HERE")
-    made = run("secrets", "create", "mixed", *arguments, HERE="here")
-    assert made.returncode == 0, made.stderr
+    created = run("secrets", "create", "mixed", *arguments, HERE="here")
+    assert created.returncode == 0, created.stderr
     shown = run("secrets", "describe", "mixed", "--show").stdout
     assert all(pair in shown for pair in ("A: 1", "B: x=y", "HERE: here")), shown
     assert run("secrets", "update", "mixed", "-v", "A=2").returncode == 0
@@ -112,8 +112,8 @@ def test_variables_of_a_secret_have_the_value_that_is_given_or_that_of_here(run:
 
 def test_a_mistyped_volume_is_named(run: Run) -> None:
     run("volumes", "create", "dataset")
-    done = run("volumes", "delete", "datset", "-y")
-    assert (done.returncode, "hint: did you mean dataset? " in done.stderr) == (1, True)
+    completed = run("volumes", "delete", "datset", "-y")
+    assert (completed.returncode, "hint: did you mean dataset? " in completed.stderr) == (1, True)
     run("volumes", "delete", "dataset", "-y")
 
 
@@ -151,9 +151,9 @@ def test_a_volume_from_its_creation_to_its_end(run: Run, tmp_path: Path) -> None
 def test_what_cannot_be_done_with_volumes_is_said(
     run: Run, arguments: list[str], status: int, message: str
 ) -> None:
-    done = run("volumes", *arguments)
-    assert message in done.stderr
-    assert done.returncode == status
+    completed = run("volumes", *arguments)
+    assert message in completed.stderr
+    assert completed.returncode == status
 
 
 def test_both_say_which_services_use_them(run: Run, tmp_path: Path) -> None:

@@ -73,12 +73,12 @@ def _on(**parameters: Any) -> kt.Compute:
 def _files_with(folder: Path, value: str) -> list[Path]:
     """Files in which a value can be found, plain or encoded."""
     encoded = base64.b64encode(value.encode()).rstrip(b"=")
-    found = []
+    files = []
     for path in folder.rglob("*"):
         with suppress(FileNotFoundError):  # it was there for a moment
             data = path.read_bytes() if path.is_file() else b""
-            found += [path] if value.encode() in data or encoded in data else []
-    return found
+            files += [path] if value.encode() in data or encoded in data else []
+    return files
 
 
 # ------------------------------------------------------------------------------------- secrets
@@ -89,18 +89,18 @@ def test_a_secret_of_variables_is_in_the_environment_and_nowhere_else(
 ) -> None:
     monkeypatch.setenv("QUINCE", MARK)
     compute = _on(secrets=[kt.secret("quince", env_vars=["QUINCE"])])
-    seen = kt.fn(jobs.variable).to(compute)
+    reader = kt.fn(jobs.variable).to(compute)
     loud = kt.fn(jobs.shout).to(_on(secrets=["quince"]))
-    assert seen("QUINCE") == MARK
+    assert reader("QUINCE") == MARK
     loud("QUINCE")
     out, err = capfd.readouterr()
     assert "the value is set" in out + err
     assert MARK not in out + err
     assert MARK not in repr(compute) + repr(compute.manifest) + repr(compute.secrets)
-    (found,) = _files_with(home, MARK)
-    assert found.is_relative_to(home / "secrets")
-    assert found.stat().st_mode & 0o777 == 0o600
-    assert found.parent.stat().st_mode & 0o777 == 0o700
+    (secret_file,) = _files_with(home, MARK)
+    assert secret_file.is_relative_to(home / "secrets")
+    assert secret_file.stat().st_mode & 0o777 == 0o600
+    assert secret_file.parent.stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.usefixtures("_mounts")
@@ -114,8 +114,8 @@ def test_files_of_a_secret_are_at_their_path_in_pods_and_not_on_the_machine(
     with pytest.raises(OSError, match="Read-only"):
         kt.fn(jobs.write).to(on)("~/.tool/credentials", "other")
     assert not (Path.home() / ".tool").exists()
-    (found,) = _files_with(home, MARK)
-    assert found.is_relative_to(home / "secrets")
+    (secret_file,) = _files_with(home, MARK)
+    assert secret_file.is_relative_to(home / "secrets")
 
 
 @pytest.mark.usefixtures("_mounts")
@@ -142,15 +142,15 @@ def test_variables_of_a_provider_have_the_names_that_its_programs_look_for(
 def test_a_secret_with_other_values_needs_to_be_overridden(
     jobs: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = kt.fn(jobs.variable)
+    reader = kt.fn(jobs.variable)
     monkeypatch.setenv("QUINCE", "one")
-    seen.to(_on(secrets=[kt.secret("quince", env_vars=["QUINCE"])]))
+    reader.to(_on(secrets=[kt.secret("quince", env_vars=["QUINCE"])]))
     monkeypatch.setenv("QUINCE", "two")
     with pytest.raises(kt.SecretConflictError, match="override"):
-        seen.to(_on(secrets=[kt.secret("quince", env_vars=["QUINCE"])]))
-    assert seen("QUINCE") == "one", "the pods that were there went away"
-    seen.to(_on(secrets=[kt.secret("quince", env_vars=["QUINCE"], override=True)]))
-    assert seen("QUINCE") == "two", "pods keep values that were replaced"
+        reader.to(_on(secrets=[kt.secret("quince", env_vars=["QUINCE"])]))
+    assert reader("QUINCE") == "one", "the pods that were there went away"
+    reader.to(_on(secrets=[kt.secret("quince", env_vars=["QUINCE"], override=True)]))
+    assert reader("QUINCE") == "two", "pods keep values that were replaced"
 
 
 def test_a_secret_that_exists_is_used_by_its_name(
@@ -159,12 +159,14 @@ def test_a_secret_that_exists_is_used_by_its_name(
     monkeypatch.setenv("HF_TOKEN", "token")
     kt.fn(jobs.variable).to(_on(secrets=[kt.Secret("hf-token", env_var="HF_TOKEN")]))
     monkeypatch.delenv("HF_TOKEN")
-    other = kt.fn(jobs.variable, name="other")
-    assert other.to(_on(secrets=[kt.Secret("hf-token", env_var="HF_TOKEN")]))("HF_TOKEN") == "token"
-    assert other.to(_on(secrets=["hf-token"]))("HF_TOKEN") == "token"
-    found = kt.secret("hf-token")
-    assert found is not None
-    assert found.values == {"HF_TOKEN": "token"}
+    reader = kt.fn(jobs.variable, name="other")
+    assert (
+        reader.to(_on(secrets=[kt.Secret("hf-token", env_var="HF_TOKEN")]))("HF_TOKEN") == "token"
+    )
+    assert reader.to(_on(secrets=["hf-token"]))("HF_TOKEN") == "token"
+    secret = kt.secret("hf-token")
+    assert secret is not None
+    assert secret.values == {"HF_TOKEN": "token"}
     assert kt.secret("no-such-secret") is None
 
 
@@ -184,24 +186,24 @@ def test_a_secret_by_its_name_is_the_one_where_the_service_is(jobs: ModuleType) 
     def store(namespace: str, **values: str) -> None:
         secret = kt.Secret("tokens" if "T" in values else "there", values=values)
         upload = partial(upload_secret, secret=secret, collision="same")
-        backend.session().ask(lambda asked: upload(asked, namespace))
+        backend.session().ask(lambda session: upload(session, namespace))
 
     store("default", T="of default", D="default alone")
     store("team", T="of team")
     store("team", THERE="1")
-    found = kt.secret("tokens")
-    assert found.namespace is None
-    assert found.values == {"T": "of default", "D": "default alone"}
-    there = kt.Secret.from_name("there")
-    assert (there.name, there.values) == ("there", {})
-    for namespace, secrets in (("team", [found, there]), ("default", [found])):
+    secret = kt.secret("tokens")
+    assert secret.namespace is None
+    assert secret.values == {"T": "of default", "D": "default alone"}
+    team_secret = kt.Secret.from_name("there")
+    assert (team_secret.name, team_secret.values) == ("there", {})
+    for namespace, secrets in (("team", [secret, team_secret]), ("default", [secret])):
         read = kt.fn(jobs.variable).to(_on(namespace=namespace, secrets=secrets))
         assert read("T") == f"of {namespace}"
-        assert read("THERE") == ("1" if there in secrets else None)
+        assert read("THERE") == ("1" if team_secret in secrets else None)
         read.teardown()
 
     with pytest.raises(kt.SecretNotFound):
-        kt.fn(jobs.variable).to(_on(namespace="other", secrets=[found]))
+        kt.fn(jobs.variable).to(_on(namespace="other", secrets=[secret]))
     with pytest.raises(kt.SpecError, match="namespace 'default'"):
         kt.fn(jobs.variable).to(
             _on(namespace="team", secrets=[kt.Secret.from_name("tokens", "default")])
@@ -226,9 +228,9 @@ def test_a_volume_is_shared_by_services_and_outlives_them(home: Path, jobs: Modu
     assert set(raised.value.services) == {writer.service_name, reader.service_name}
     writer.teardown()
     reader.teardown()
-    again = kt.fn(jobs.content).to(_on(volumes=[kt.Volume.from_name("data")]))
-    assert again("/kubetorch-data/x") == "one"
-    again.teardown()
+    second_reader = kt.fn(jobs.content).to(_on(volumes=[kt.Volume.from_name("data")]))
+    assert second_reader("/kubetorch-data/x") == "one"
+    second_reader.teardown()
     volume.delete()
     assert not volume.exists()
     assert not _files_with(home / "volumes", "one")
@@ -311,10 +313,10 @@ def test_a_handle_keeps_its_secrets_when_it_is_deployed_again(
     jobs: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QUINCE", "one")
-    seen = kt.fn(jobs.variable).to(_on(secrets=[kt.secret("quince", env_vars=["QUINCE"])]))
-    assert [getattr(one, "name", one) for one in seen.compute.secrets] == ["quince"]
-    seen.deploy()
-    assert seen("QUINCE") == "one"
+    reader = kt.fn(jobs.variable).to(_on(secrets=[kt.secret("quince", env_vars=["QUINCE"])]))
+    assert [getattr(secret, "name", secret) for secret in reader.compute.secrets] == ["quince"]
+    reader.deploy()
+    assert reader("QUINCE") == "one"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the filter is one of Linux")
@@ -340,9 +342,9 @@ def test_a_machine_without_namespaces_says_so_and_runs_the_rest(tmp_path: Path) 
         """,
     )
     wrapper = Path(__file__).parents[1] / "without_namespaces.py"
-    done = project.run(wrapper, sys.executable, str(program))
-    assert done.returncode == 0, done.stderr
-    first, *error = done.stdout.splitlines()
+    completed = project.run(wrapper, sys.executable, str(program))
+    assert completed.returncode == 0, completed.stderr
+    first, *error = completed.stdout.splitlines()
     assert first == "hello"
     assert "mount namespace, which this machine does not allow" in error[0]
     assert "hint:" in error[-1]
@@ -355,16 +357,16 @@ def test_pods_that_saw_a_secret_outlive_it_and_the_service(
     from kubetorch.local import lifetime
 
     monkeypatch.setenv("QUINCE", "one")
-    seen = kt.fn(jobs.variable).to(_on(secrets=[kt.secret("quince", env_vars=["QUINCE"])]))
-    before = seen.compute.pod_names()
+    reader = kt.fn(jobs.variable).to(_on(secrets=[kt.secret("quince", env_vars=["QUINCE"])]))
+    before = reader.compute.pod_names()
     (home / "secrets/default/kt.secret.global.quince.json").unlink()
     running = lifetime.status().running
     assert running is not None
     os.kill(running.pid, signal.SIGKILL)
-    assert seen("QUINCE") == "one"
-    again = kt.fn(name=seen.service_name)
-    assert again("QUINCE") == "one"
-    assert again.compute.pod_names() == before
+    assert reader("QUINCE") == "one"
+    attached_reader = kt.fn(name=reader.service_name)
+    assert attached_reader("QUINCE") == "one"
+    assert attached_reader.compute.pod_names() == before
 
 
 @pytest.mark.usefixtures("home")
@@ -390,7 +392,7 @@ def test_a_declaration_at_the_top_of_a_deployed_file_does_no_harm_in_pods(tmp_pa
             print(kt.fn(hello).to(compute)())
         """,
     )
-    done = project.run(program, APPLE="red", QUINCE="yellow")
-    assert done.returncode == 0, done.stderr
+    completed = project.run(program, APPLE="red", QUINCE="yellow")
+    assert completed.returncode == 0, completed.stderr
     expected = ["red", None, "Secret(name='unused', env_vars=['QUINCE'])"]
-    assert done.stdout.strip() == str(expected)
+    assert completed.stdout.strip() == str(expected)

@@ -55,13 +55,13 @@ def test_a_volume_by_its_name_is_the_one_where_the_service_is(jobs):
 
 def test_a_volume_that_only_another_namespace_has_is_found_by_its_service(jobs):
     kt.Volume("there", "1Gi", "/there", namespace="team", access_mode="ROX").create()
-    found = kt.Volume.from_name("there")
-    assert (found.namespace, found.exists()) == ("default", False)
+    volume = kt.Volume.from_name("there")
+    assert (volume.namespace, volume.exists()) == ("default", False)
 
     with pytest.raises(OSError, match="Read-only"):
-        kt.fn(jobs.write).to(on("team", found))("/there/x", "one")
+        kt.fn(jobs.write).to(on("team", volume))("/there/x", "one")
     with pytest.raises(kt.VolumeNotFoundError, match="'there' does not exist in namespace 'other'"):
-        kt.fn(jobs.write).to(on("other", found))
+        kt.fn(jobs.write).to(on("other", volume))
     with pytest.raises(kt.VolumeNotFoundError):
         kt.Volume.from_name("there", "other")
     with pytest.raises(kt.VolumeNotFoundError):

@@ -30,17 +30,17 @@ def folder() -> Path:
 
 def test_the_command_asks_before_it_deletes(service_home: Path) -> None:
     kt.Volume("data", size="1Gi", mount_path="/data").create()
-    kept = folder() / "x"
-    kept.write_text("1")
+    stored_file = folder() / "x"
+    stored_file.write_text("1")
 
     for answer in ("n\n", ""):  # nobody there to ask is a no
         refused = volumes("delete", "data", answer=answer)
         assert refused.returncode == 1
         assert "data in namespace default and all data in it?" in refused.stderr
-        assert kept.exists()
+        assert stored_file.exists()
     # Some versions of click have the question's last space on stdout.
     assert volumes("delete", "data", answer="y\n").stdout.strip() == "✓ Deleted volume data"
-    assert not kept.exists()
+    assert not stored_file.exists()
 
 
 def test_a_mounted_volume_is_deleted_by_force_only(service_home: Path, tmp_path: Path) -> None:
@@ -49,17 +49,17 @@ def test_a_mounted_volume_is_deleted_by_force_only(service_home: Path, tmp_path:
         jobs = project.module("def hello():\n    return 'hello'\n")
         volume = kt.Volume("data", size="1Gi", mount_path="/data")
         kt.fn(jobs.hello).to(kt.Compute(cpus="0.1", volumes=[volume]))
-        there = folder()
+        volume_folder = folder()
 
         refused = volumes("delete", "data", "-y")
         assert refused.returncode == 1
         assert "'data' is mounted by hello" in refused.stderr
         assert "--force" in refused.stderr
-        assert there.exists()
-        asked = volumes("delete", "data", "--force", answer="n\n")
-        assert "which hello has mounted" in asked.stderr
-        assert there.exists()
+        assert volume_folder.exists()
+        declined = volumes("delete", "data", "--force", answer="n\n")
+        assert "which hello has mounted" in declined.stderr
+        assert volume_folder.exists()
         assert volumes("delete", "data", "--force", "-y").returncode == 0
-        assert not there.exists()
+        assert not volume_folder.exists()
     finally:
         project.forget()

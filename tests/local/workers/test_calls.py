@@ -177,8 +177,8 @@ def test_functions_are_called_with_arguments_and_keywords(folder: Path) -> None:
             worker = await a.worker("add")
             assert await a.call(worker, 1) == 2
             assert await a.call(worker, 1, b=5) == 6
-            again = await a.worker("add_async")
-            assert await a.call(again, 2, b=5) == 7
+            async_worker = await a.worker("add_async")
+            assert await a.call(async_worker, 2, b=5) == 7
 
     run(main())
 
@@ -189,8 +189,8 @@ def test_an_instance_is_constructed_once_and_keeps_its_state(folder: Path) -> No
             worker = await a.worker("Shop", init_args='{"start": 5}')
             assert await a.call(worker, 2, method="add") == 7
             assert await a.call(worker, 3, method="add") == 10
-            other = await a.worker("Shop", init_args='{"start": 5}')
-            assert await a.call(other, 2, method="add") == 7
+            second_worker = await a.worker("Shop", init_args='{"start": 5}')
+            assert await a.call(second_worker, 2, method="add") == 7
 
     run(main())
 
@@ -473,12 +473,12 @@ def test_a_result_that_is_kept_does_not_change(folder: Path) -> None:
     async def main() -> None:
         async with agent(folder) as a:
             worker = await a.worker("Shop")
-            kept = [
+            arrays = [
                 await a.call(worker, np.full(500_000, float(i)), method="echo", codec="pickle")
                 for i in range(5)
             ]
-            assert [array[0] for array in kept] == [0.0, 1.0, 2.0, 3.0, 4.0]
-            assert [array[-1] for array in kept] == [0.0, 1.0, 2.0, 3.0, 4.0]
+            assert [array[0] for array in arrays] == [0.0, 1.0, 2.0, 3.0, 4.0]
+            assert [array[-1] for array in arrays] == [0.0, 1.0, 2.0, 3.0, 4.0]
 
     run(main())
 
@@ -651,7 +651,7 @@ def test_a_call_that_cannot_be_interrupted_costs_its_worker(folder: Path) -> Non
         async with agent(folder) as a:
             worker = await a.worker("Shop")
             stuck = a.open(worker, 60, method="sleep")
-            other = a.open(worker, 60, method="asleep")
+            second_call = a.open(worker, 60, method="asleep")
             assert await a.call(worker, method="wait_until_started")
             began = time.monotonic()
             worker.cancel(stuck.number, "its time is over", timed_out=True)
@@ -659,7 +659,7 @@ def test_a_call_that_cannot_be_interrupted_costs_its_worker(folder: Path) -> Non
                 await stuck.result()
             assert 1.9 < time.monotonic() - began < 20
             with pytest.raises(Exception, match="could not be interrupted") as caught:
-                await other.result()
+                await second_call.result()
             assert type(caught.value).__name__ == "WorkerRecycledError"
             error = await a.exit()
             assert type(error).__name__ == "WorkerRecycledError"

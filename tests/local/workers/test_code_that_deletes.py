@@ -82,10 +82,10 @@ def jobs(project):
     kt.Module.from_name("where").teardown()
 
 
-def deploy(function, **given):
+def deploy(function, **compute_options):
     """All of one service."""
     deployed = kt.fn(function, name="where")
-    deployed.to(kt.Compute(cpus="0.1", launch_timeout=60, **given))
+    deployed.to(kt.Compute(cpus="0.1", launch_timeout=60, **compute_options))
     return deployed
 
 
@@ -106,12 +106,12 @@ def folders(where):
 
 @pytest.mark.parametrize("dies", [False, True], ids=["lives", "dies"])
 @pytest.mark.parametrize(
-    "what",
+    "target",
     ["working directory", "project", "part", "link", "slots", "blobs", "log", "pod"],
 )
-def test_what_a_call_deletes_does_not_brick_its_service(project, jobs, what, dies):
+def test_what_a_call_deletes_does_not_brick_its_service(project, jobs, target, dies):
     where = deploy(jobs.where)
-    folder = folders(where)[what]
+    folder = folders(where)[target]
     wipe = deploy(jobs.wipe)
     begun = time.monotonic()
     if dies:
@@ -137,10 +137,10 @@ def test_a_function_that_deletes_its_working_directory_finds_it_again(jobs):
     assert leave() == [working, "a part\n"]
 
 
-@pytest.mark.parametrize("what", ["working directory", "project", "slots", "pod"])
-def test_what_an_import_or_a_constructor_deletes_fails_at_most_its_deploy(project, jobs, what):
+@pytest.mark.parametrize("target", ["working directory", "project", "slots", "pod"])
+def test_what_an_import_or_a_constructor_deletes_fails_at_most_its_deploy(project, jobs, target):
     where = deploy(jobs.where)
-    folder = folders(where)[what]
+    folder = folders(where)[target]
     begun = time.monotonic()
     project.module(JOBS.replace("AT_IMPORT = None", f"AT_IMPORT = {folder!r}"))
     with contextlib.suppress(OSError):  # of a folder that is not there any more, or there twice
@@ -160,8 +160,8 @@ def test_an_agent_that_dies_after_that_comes_back(jobs):
     where = deploy(jobs.where)
     pod = folders(where)["pod"]
     deploy(jobs.wipe)(pod)
-    (found,) = kt.globals.controller_client().get_workload("default", "where").pods
-    os.kill(found.pid, signal.SIGKILL)
+    (pod_view,) = kt.globals.controller_client().get_workload("default", "where").pods
+    os.kill(pod_view.pid, signal.SIGKILL)
     assert Path(deploy(jobs.where)()[0]).is_dir()
 
 
@@ -179,8 +179,8 @@ def test_an_environment_that_was_deleted_is_made_again(jobs, tmp_path):
     # A step after a command: in an environment of the pod's own.
     image.run_bash("true").pip_install("alpha")
     where = deploy(jobs.where, image=image)
-    own = f"{folders(where)['pod']}/own"
-    deploy(jobs.wipe, image=image)(own)
+    own_environment = f"{folders(where)['pod']}/own"
+    deploy(jobs.wipe, image=image)(own_environment)
     assert deploy(jobs.uses, image=image)() == "alpha"
 
 

@@ -124,8 +124,8 @@ def test_a_loop_that_ran_is_gone_as_in_a_main_thread(folder: Path) -> None:
 def test_threads_of_user_code_have_no_loop_as_at_home(folder: Path) -> None:
     async def main() -> None:
         async with agent(folder) as a:
-            said = await a.call(await a.worker("of_a_thread"))
-            assert said == ["There is no current event loop in thread 'mine'."]
+            messages = await a.call(await a.worker("of_a_thread"))
+            assert messages == ["There is no current event loop in thread 'mine'."]
 
     run(main())
 

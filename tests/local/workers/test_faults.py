@@ -109,7 +109,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def gone(pid: int) -> bool:
+def is_gone(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -118,8 +118,8 @@ def gone(pid: int) -> bool:
 
 async def until_gone(*pids: int) -> None:
     deadline = time.monotonic() + 20
-    while not all(map(gone, pids)):
-        assert time.monotonic() < deadline, [pid for pid in pids if not gone(pid)]
+    while not all(map(is_gone, pids)):
+        assert time.monotonic() < deadline, [pid for pid in pids if not is_gone(pid)]
         await asyncio.sleep(0.01)
 
 
@@ -138,15 +138,15 @@ def test_a_worker_that_dies_gives_its_calls_a_typed_error(
     async def main() -> None:
         async with agent(folder) as a:
             worker = await a.worker("Shop")
-            other = a.open(worker, 60, method="sleep")
+            second_call = a.open(worker, 60, method="sleep")
             began = time.monotonic()
             call = a.open(worker, *args, method=method)
-            for each in (call, other):
+            for lost_call in (call, second_call):
                 with pytest.raises(WorkerDiedError, match=words) as caught:
-                    await each.result()
+                    await lost_call.result()
                 assert caught.value.exit_code == exit_code
                 assert caught.value.pod_name == "pod-0"
-                assert each.ends == 1
+                assert lost_call.ends == 1
             assert time.monotonic() - began < 20
             error = await a.exit()
             assert type(error) is WorkerDiedError
@@ -179,7 +179,7 @@ def test_results_that_were_sent_before_the_end_arrive(folder: Path) -> None:
             call = a.open(worker, 2, method="answer_and_exit")
             # The agent is busy until the worker has answered and is gone.
             deadline = time.monotonic() + 20
-            while not gone(worker.pid):
+            while not is_gone(worker.pid):
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
             assert await call.result() == "the answer"
@@ -195,7 +195,7 @@ def test_nothing_that_a_worker_started_is_left(folder: Path, ending: str) -> Non
         async with agent(folder) as a:
             worker = await a.worker("Shop")
             children = await a.call(worker, method="start_children")
-            assert not any(map(gone, children))
+            assert not any(map(is_gone, children))
             if ending == "kill":
                 await worker.kill()
             elif ending == "drain":
@@ -378,9 +378,9 @@ def test_a_fork_that_still_sees_an_argument_keeps_its_memory(folder: Path) -> No
 # ----------------------------------------------------------------------------------- the agent
 
 
-def _start_agent(folder: Path, what: str) -> subprocess.Popen[str]:
+def _start_agent(folder: Path, scenario: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.local.worker_agent", str(folder), what],
+        [sys.executable, "-m", "tests.local.worker_agent", str(folder), scenario],
         stdout=subprocess.PIPE,
         text=True,
         cwd=Path(__file__).parents[3],
@@ -390,21 +390,21 @@ def _start_agent(folder: Path, what: str) -> subprocess.Popen[str]:
 def test_an_agent_that_is_killed_leaves_nothing_even_workers_that_are_stuck(folder: Path) -> None:
     with _start_agent(folder, "idle") as process:
         assert process.stdout is not None
-        said = json.loads(process.stdout.readline())
+        report = json.loads(process.stdout.readline())
         zygotes = [child.pid for child in psutil.Process(process.pid).children()]
-        assert any("starts_thread" in message for _, message in said["stages"])
-        assert not any(map(gone, said["workers"]))
+        assert any("starts_thread" in message for _, message in report["stages"])
+        assert not any(map(is_gone, report["workers"]))
         process.kill()
-        asyncio.run(until_gone(*zygotes, *said["workers"]))
+        asyncio.run(until_gone(*zygotes, *report["workers"]))
 
 
 def test_workers_survive_their_zygote_and_their_end_is_known(folder: Path) -> None:
     with _start_agent(folder, "orphans") as process:
         assert process.stdout is not None
-        said = [json.loads(line) for line in process.stdout]
-    assert said[0] == {"same": True, "new_zygote": True}
-    assert said[1] == {"error": "WorkerDiedError", "exit_code": 3}
-    assert said[2] == {"zombies": [], "left": []}
+        reports = [json.loads(line) for line in process.stdout]
+    assert reports[0] == {"same": True, "new_zygote": True}
+    assert reports[1] == {"error": "WorkerDiedError", "exit_code": 3}
+    assert reports[2] == {"zombies": [], "left": []}
 
 
 # -------------------------------------------------------------------------------------- memory
@@ -444,8 +444,8 @@ def test_a_worker_that_the_kernel_kills_for_its_memory_is_told_apart(folder: Pat
                 await call.result()
             assert caught.value.exit_code == -9
             # One that is killed by hand is not.
-            other = await a.worker("Shop")
-            os.kill(other.pid, signal.SIGKILL)
+            second_worker = await a.worker("Shop")
+            os.kill(second_worker.pid, signal.SIGKILL)
             await a.exit()
             error = await a.exit() if len(a.exits) == 1 else a.exits[-1][1]
             assert type(error) is WorkerDiedError

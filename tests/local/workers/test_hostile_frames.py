@@ -91,15 +91,15 @@ FORGED = {
 def test_a_worker_that_sends_what_none_sends_is_ended_with_its_calls(folder: Path) -> None:
     async def main() -> None:
         async with agent(folder) as pod:
-            for what, data in FORGED.items():
+            for forgery, data in FORGED.items():
                 worker = await pod.worker("Shop", threads=4)
                 before = resident()
                 with pytest.raises(WorkerDiedError, match="wrote to its connection"):
                     await pod.call(worker, data.hex(), method="write")
-                    pytest.fail(what)
-                assert isinstance(await pod.exit(), WorkerDiedError), what
-                assert resident() - before < 100_000_000, what
-                assert not psutil.pid_exists(worker.pid), what
+                    pytest.fail(forgery)
+                assert isinstance(await pod.exit(), WorkerDiedError), forgery
+                assert resident() - before < 100_000_000, forgery
+                assert not psutil.pid_exists(worker.pid), forgery
 
     run(main())
 

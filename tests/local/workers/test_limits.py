@@ -79,14 +79,14 @@ def test_a_result_of_more_arrays_than_there_may_be_segments_arrives(folder: Path
             worker = await pod.worker("Shop", threads=4)
             values = await pod.call(worker, count, method="arrays", codec="pickle")
             assert len(values) == count
-            assert all(isinstance(one, np.ndarray) for one in values)
+            assert all(isinstance(array, np.ndarray) for array in values)
 
     run(main())
 
 
 def test_the_sizes_of_the_most_segments_fit_into_one_frame() -> None:
     segments = codecs.encode("pickle", [np.zeros(1) for _ in range(codecs.SEGMENTS_LIMIT + 5)])
-    sizes = tuple(len(one) for one in segments)
+    sizes = tuple(len(segment) for segment in segments)
     assert len(sizes) == codecs.SEGMENTS_LIMIT
     most = Body("pickle", (2**60,) * len(sizes), 2**62)
     meta = frames.encode(frames.Kind.RESULT, 1, frames.Result(most, 1, False))

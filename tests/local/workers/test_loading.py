@@ -400,19 +400,19 @@ def test_a_worker_has_exactly_the_environment_it_was_given(tmp_path: Path) -> No
 
     async def main() -> None:
         async with agent(tmp_path) as a:
-            one = await a.call(await a.worker("train", env={"WORD": "one", "TZ": "Asia/Tokyo"}))
-            assert one["env"]["WORD"] == one["child"] == "one"
-            assert one["zone"] == "JST"
-            assert one["cwd"] == one["path"] == str(tmp_path)
-            assert one["leader"]
-            assert one["term"]
-            assert one["stdin"] == ""
-            assert one["threads"] == os.environ.get("OMP_NUM_THREADS")
-            assert one["env"]["PYTHONPATH"].split(os.pathsep)[0] == str(tmp_path)
-            two = await a.call(await a.worker("train", env={"WORD": "two", "KT_X": "1"}))
-            assert two["env"]["WORD"] == "two"
-            assert "TZ" not in two["env"] or two["env"]["TZ"] == os.environ.get("TZ")
-            assert one["random"] != two["random"]
+            first = await a.call(await a.worker("train", env={"WORD": "one", "TZ": "Asia/Tokyo"}))
+            assert first["env"]["WORD"] == first["child"] == "one"
+            assert first["zone"] == "JST"
+            assert first["cwd"] == first["path"] == str(tmp_path)
+            assert first["leader"]
+            assert first["term"]
+            assert first["stdin"] == ""
+            assert first["threads"] == os.environ.get("OMP_NUM_THREADS")
+            assert first["env"]["PYTHONPATH"].split(os.pathsep)[0] == str(tmp_path)
+            second = await a.call(await a.worker("train", env={"WORD": "two", "KT_X": "1"}))
+            assert second["env"]["WORD"] == "two"
+            assert "TZ" not in second["env"] or second["env"]["TZ"] == os.environ.get("TZ")
+            assert first["random"] != second["random"]
 
     run(main())
 

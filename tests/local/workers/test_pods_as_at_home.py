@@ -79,10 +79,10 @@ def service(shared_service_home):
 def run(project):
     program = project.write("probe.py", PROBE)
 
-    def run(function, *, where="both", given=None, before="", **environ):
+    def run(function, *, where="both", env_vars=None, before="", **environ):
         command = f'{before} exec "$0" "$@"'
-        arguments = (function, json.dumps(given or {}), where)
-        done = subprocess.run(
+        arguments = (function, json.dumps(env_vars or {}), where)
+        completed = subprocess.run(
             ["/bin/sh", "-c", command, sys.executable, str(program), *arguments],
             cwd=project.folder,
             env={**os.environ, **environ},
@@ -90,8 +90,8 @@ def run(project):
             text=True,
             timeout=120,
         )
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout.splitlines()[-1])
+        assert completed.returncode == 0, completed.stderr
+        return json.loads(completed.stdout.splitlines()[-1])
 
     return run
 
@@ -113,8 +113,8 @@ def test_an_interrupt_does_not_end_a_worker(run):
 
 @pytest.mark.parametrize("umask", ["022", "027", "077"])
 def test_files_have_the_modes_that_the_programs_umask_gives_them(run, umask):
-    here, pod = run("modes", before=f"umask {umask};")
-    assert pod == here
+    local_answer, pod = run("modes", before=f"umask {umask};")
+    assert pod == local_answer
 
 
 def test_apps_shells_and_image_steps_have_the_programs_umask(project, tmp_path):
@@ -139,17 +139,17 @@ def test_variables_of_the_machine_are_those_of_the_program_that_deploys(run):
     path = f"/second/bin:{os.environ['PATH']}"
     second = {"TZ": "Europe/Paris", "PATH": path, "LC_TIME": "C", "ONLY_MINE": "2"}
 
-    here, pod = run("environ", **second)
+    local_answer, pod = run("environ", **second)
 
-    assert here == pod | {"ONLY_MINE": "2"}
+    assert local_answer == pod | {"ONLY_MINE": "2"}
     # A variable of the program alone is declared with env_vars.
     assert pod["ONLY_MINE"] is None
     assert (pod["TZ"], pod["HTTPS_PROXY"]) == ("Europe/Paris", None)
 
 
 def test_what_a_compute_declares_wins_over_the_program(run):
-    given = {"TZ": "UTC", "HTTPS_PROXY": "http://declared:1", "PATH": "/declared:$PATH"}
+    env_vars = {"TZ": "UTC", "HTTPS_PROXY": "http://declared:1", "PATH": "/declared:$PATH"}
     path = f"/program:{os.environ['PATH']}"
-    _, pod = run("environ", given=given, TZ="Asia/Tokyo", PATH=path)
+    _, pod = run("environ", env_vars=env_vars, TZ="Asia/Tokyo", PATH=path)
     assert (pod["TZ"], pod["HTTPS_PROXY"]) == ("UTC", "http://declared:1")
     assert pod["PATH"] == f"/declared:{path}"

@@ -81,8 +81,8 @@ def deploy():
     """Deploys a function or a class; it is torn down at the end."""
     deployed = []
 
-    def deploy(module, **given):
-        module.to(kt.Compute(cpus="0.1", **given))
+    def deploy(module, **compute_options):
+        module.to(kt.Compute(cpus="0.1", **compute_options))
         deployed.append(module)
         return module
 
@@ -111,8 +111,8 @@ def test_a_program_that_follows_one_that_was_interrupted_runs(project, jobs, dep
     nap = deploy(kt.fn(jobs.nap))
     program = project.write("program.py", CALLER)
     interrupt(program, nap, "60")
-    again = project.run(program, nap.service_name, "3")
-    assert again.returncode == 0, again.stderr
+    next_run = project.run(program, nap.service_name, "3")
+    assert next_run.returncode == 0, next_run.stderr
 
 
 def interrupt(program, service, *arguments):
@@ -141,8 +141,10 @@ def added(notes, note):
     """What a call returns, and what it warns of."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        kept = notes.add(note)
-    return kept, [str(one.message) for one in caught if one.category is kt.InstanceReplacedWarning]
+        notes_kept = notes.add(note)
+    return notes_kept, [
+        str(warning.message) for warning in caught if warning.category is kt.InstanceReplacedWarning
+    ]
 
 
 def test_asking_for_a_name_takes_no_warning_from_the_next_call(jobs, deploy):
@@ -150,16 +152,16 @@ def test_asking_for_a_name_takes_no_warning_from_the_next_call(jobs, deploy):
     assert added(notes, 1) == ([1], [])
     stuck(notes)
     assert not hasattr(notes, "missing")
-    kept, warned = added(notes, 2)
-    assert (kept, len(warned)) == ([2], 1)
+    notes_kept, warned = added(notes, 2)
+    assert (notes_kept, len(warned)) == ([2], 1)
 
 
 def test_an_instance_that_is_replaced_says_so_to_the_next_call(jobs, deploy):
     notes = deploy(kt.cls(jobs.Notes))
     assert [added(notes, 1), added(notes, 2)] == [([1], []), ([1, 2], [])]
     stuck(notes)
-    kept, (warned,) = added(notes, 4)
-    assert kept == [4]
+    notes_kept, (warned,) = added(notes, 4)
+    assert notes_kept == [4]
     assert "could not be interrupted" in warned
     assert added(notes, 5) == ([4, 5], [])
     # A deploy makes a new instance, too, but that was asked for.
@@ -172,16 +174,16 @@ def test_so_does_one_whose_worker_or_pod_dies(jobs, deploy):
     assert added(notes, 1) == ([1], [])
     with pytest.raises(kt.WorkerDiedError):
         notes.die()
-    kept, (warned,) = added(notes, 2)
-    assert kept == [2]
+    notes_kept, (warned,) = added(notes, 2)
+    assert notes_kept == [2]
     assert "exit code 3" in warned
     (pod,) = kt.globals.controller_client().get_workload("default", notes.service_name).pods
     os.kill(pod.pid, signal.SIGKILL)
     while True:
         with contextlib.suppress(kt.AgentDiedError):  # of a call that was sent meanwhile
-            kept, (warned,) = added(notes, 3)
+            notes_kept, (warned,) = added(notes, 3)
             break
-    assert kept == [3]
+    assert notes_kept == [3]
     assert "SIGKILL" in warned
     assert added(notes, 4) == ([3, 4], [])
 
@@ -190,16 +192,16 @@ def test_so_does_one_whose_worker_or_pod_dies(jobs, deploy):
 def test_what_was_acknowledged_is_kept_or_said_to_be_gone(project, jobs, deploy):
     notes = deploy(kt.cls(jobs.Notes))
     program = project.write("program.py", WRITER)
-    acknowledged, gone, number = [], 0, 0
+    acknowledged, lost_count, number = [], 0, 0
     for turn in range(ROUNDS):
         for _ in range(20):
             number += 1
-            kept, warned = added(notes, number)
+            notes_kept, warned = added(notes, number)
             if warned:
-                gone += len(acknowledged)
+                lost_count += len(acknowledged)
                 acknowledged = []
             acknowledged.append(number)
-            assert [note for note in kept if note != "lost"] == acknowledged
+            assert [note for note in notes_kept if note != "lost"] == acknowledged
         # It can be interrupted, or not.
         seconds = 60 if turn % 4 < 2 else 0.5
         if turn % 2:
@@ -207,8 +209,8 @@ def test_what_was_acknowledged_is_kept_or_said_to_be_gone(project, jobs, deploy)
         else:
             with pytest.raises(kt.CallTimeoutError):
                 notes.add.options(timeout=0.2)("lost", seconds=seconds)
-    print(f"acknowledged {number}, kept {len(acknowledged)}, said to be gone {gone}")
-    assert number == len(acknowledged) + gone
+    print(f"acknowledged {number}, kept {len(acknowledged)}, said to be gone {lost_count}")
+    assert number == len(acknowledged) + lost_count
 
 
 def test_curl_is_told_in_a_header(jobs, deploy):
@@ -231,11 +233,11 @@ def test_the_log_says_it_too(jobs, deploy):
     with pytest.raises(kt.WorkerDiedError):
         notes.die()
     added(notes, 1)
-    end, said = time.monotonic() + 20, ""
-    while "is a new instance (" not in said and time.monotonic() < end:
+    end, log_text = time.monotonic() + 20, ""
+    while "is a new instance (" not in log_text and time.monotonic() < end:
         command = [sys.executable, "-m", "kubetorch", "logs", notes.service_name]
-        said = subprocess.run(command, capture_output=True, text=True).stdout
-    assert said.count("is a new instance (") == 1, said
+        log_text = subprocess.run(command, capture_output=True, text=True).stdout
+    assert log_text.count("is a new instance (") == 1, log_text
 
 
 def test_a_class_may_have_the_next_call_fail(jobs, deploy):
@@ -269,9 +271,9 @@ def test_spawned_calls_fail_once_for_each_replacement(jobs, deploy, waits):
         assert [spawned(notes, 3), spawned(notes, 4)] == [[3], [3, 4]], turn
 
 
-@pytest.mark.parametrize("way", ["warn", "error"])
-def test_a_spawned_call_that_nobody_asks_for_takes_no_notice_away(jobs, deploy, way):
-    notes = deploy(kt.cls(jobs.Notes, on_replace=way))
+@pytest.mark.parametrize("on_replace", ["warn", "error"])
+def test_a_spawned_call_that_nobody_asks_for_takes_no_notice_away(jobs, deploy, on_replace):
+    notes = deploy(kt.cls(jobs.Notes, on_replace=on_replace))
     with pytest.raises(kt.WorkerDiedError):
         notes.die(slow=True)
     # As of a program that knows no instance, and while there is none.
@@ -280,13 +282,13 @@ def test_a_spawned_call_that_nobody_asks_for_takes_no_notice_away(jobs, deploy, 
     while kt.CallHandle.from_id(unread.id).status() == "running":
         time.sleep(0.05)
     backend.forget(backend.session(), "default", notes.service_name)
-    if way == "error":
+    if on_replace == "error":
         with pytest.raises(kt.InstanceReplacedError):
             notes.add(2)
         assert notes.add(3) == [3]
     else:
-        kept, warned = added(notes, 2)
-        assert (kept, len(warned)) == ([1, 2], 1)
+        notes_kept, warned = added(notes, 2)
+        assert (notes_kept, len(warned)) == ([1, 2], 1)
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ class Shop:
 """
 
 KINDS = ["Lazy", "Status", "Text", "Nameless", "Every", "Digits"]
-WAYS = ["fail", "fail_async", "fail_later", "fail_later_async"]
+METHODS = ["fail", "fail_async", "fail_later", "fail_later_async"]
 
 
 @pytest.fixture
@@ -98,14 +98,16 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_an_exception_that_cannot_be_looked_at_ends_its_call_alone(folder: Path, way: str) -> None:
+@pytest.mark.parametrize("method", METHODS)
+def test_an_exception_that_cannot_be_looked_at_ends_its_call_alone(
+    folder: Path, method: str
+) -> None:
     async def main() -> None:
         async with agent(folder) as on:
             worker = await on.worker("Shop")
             # More often than a worker has threads that it might lose.
             for kind in KINDS * 3:
-                failure = await on.failure(worker, kind, method=way)
+                failure = await on.failure(worker, kind, method=method)
                 assert failure.error_type == kind
                 assert "the text" in failure.message
                 assert 'raise KINDS[kind]("the text")' in failure.traceback

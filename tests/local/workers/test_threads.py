@@ -63,18 +63,18 @@ class Pool:
 
 @pytest.fixture
 def pool():
-    made: list[Pool] = []
+    pools: list[Pool] = []
 
     def make(limit: int, *, has_home: bool = False) -> Pool:
-        made.append(Pool(limit, has_home=has_home))
-        return made[-1]
+        pools.append(Pool(limit, has_home=has_home))
+        return pools[-1]
 
     yield make
-    for each in made:
-        each.close()
-        if each.home.is_alive():
-            each.home.join(20)
-            assert not each.home.is_alive()
+    for open_pool in pools:
+        open_pool.close()
+        if open_pool.home.is_alive():
+            open_pool.home.join(20)
+            assert not open_pool.home.is_alive()
 
 
 def names() -> set[str]:
@@ -147,11 +147,11 @@ def test_jobs_in_line_run_one_after_the_other_and_others_beside_them(
         assert all(done.wait(20) for done in jobs)
     assert order == list(range(400))
     gate = threading.Event()
-    held = [p.run("line", lambda: gate.wait(60), in_line=True) for _ in range(2)]
+    held_jobs = [p.run("line", lambda: gate.wait(60), in_line=True) for _ in range(2)]
     assert p.run("other", lambda: None).wait(20)
-    assert not any(done.is_set() for done in held)
+    assert not any(done.is_set() for done in held_jobs)
     gate.set()
-    assert all(done.wait(20) for done in held)
+    assert all(done.wait(20) for done in held_jobs)
 
 
 def test_a_job_runs_at_home_unless_another_does(pool) -> None:
@@ -161,21 +161,21 @@ def test_a_job_runs_at_home_unless_another_does(pool) -> None:
     for number in range(400):
         pause = 0.002 if number % 7 == 0 else 0.0
         name = str(number % 3)
-        job = p.run(name, lambda pause=pause: time.sleep(pause) or places.append(here()))
+        job = p.run(name, lambda pause=pause: time.sleep(pause) or places.append(current_thread()))
         assert job.wait(20)
     assert set(places) == {p.home}
     gate = threading.Event()
     holds = p.run("holds", lambda: gate.wait(60))
-    elsewhere = [p.run("other", lambda: places.append(here())) for _ in range(20)]
+    elsewhere = [p.run("other", lambda: places.append(current_thread())) for _ in range(20)]
     assert all(done.wait(20) for done in elsewhere)
     assert p.home not in places[400:]
     gate.set()
     assert holds.wait(20)
-    assert p.run("other", lambda: places.append(here())).wait(20)
+    assert p.run("other", lambda: places.append(current_thread())).wait(20)
     assert places[-1] is p.home
 
 
-def here() -> threading.Thread:
+def current_thread() -> threading.Thread:
     return threading.current_thread()
 
 
@@ -252,21 +252,21 @@ def test_an_interruption_outside_of_the_block_does_nothing() -> None:
 
 @pytest.fixture
 def sockets():
-    one, two = socket.socketpair()
-    yield one, two
-    one.close()
-    two.close()
+    sending, receiving = socket.socketpair()
+    yield sending, receiving
+    sending.close()
+    receiving.close()
 
 
 def frames(receiver: protocol.Receiver, count: int) -> list[protocol.Frame]:
-    found: list[protocol.Frame] = []
-    while len(found) < count:
+    received: list[protocol.Frame] = []
+    while len(received) < count:
         frame = receiver.next()
         if frame is not None:
-            found.append(frame)
+            received.append(frame)
         else:
             assert receiver.receive()
-    return found
+    return received
 
 
 def receiver_of(sock: socket.socket, limit: int = 10**9) -> protocol.Receiver:
@@ -275,44 +275,46 @@ def receiver_of(sock: socket.socket, limit: int = 10**9) -> protocol.Receiver:
 
 @pytest.mark.parametrize("length", [0, 1, 5000, 65_507, 65_508, 65_509, 70_000, 1_000_000])
 def test_frames_arrive_whole_whatever_their_length(sockets, length: int) -> None:
-    one, two = sockets
+    sending, receiving = sockets
     data = os.urandom(length)
     frame = protocol.pack(protocol.RESULT, 7, meta=b"meta", length=length) + data
     small = protocol.pack(protocol.RELEASE, 8, argument=5)
-    sender = threading.Thread(target=one.sendall, args=(small + frame + frame + small,))
+    sender = threading.Thread(target=sending.sendall, args=(small + frame + frame + small,))
     sender.start()
-    found = frames(receiver_of(two), 4)
+    received = frames(receiver_of(receiving), 4)
     sender.join()
-    assert [each.call for each in found] == [8, 7, 7, 8]
-    assert found[1].payload == found[2].payload == data
-    assert found[1].meta == b"meta"
-    assert found[3].argument == 5
+    assert [received_frame.call for received_frame in received] == [8, 7, 7, 8]
+    assert received[1].payload == received[2].payload == data
+    assert received[1].meta == b"meta"
+    assert received[3].argument == 5
 
 
 def test_frames_that_trickle_in_byte_by_byte_are_put_together(sockets) -> None:
-    one, two = sockets
-    receiver = receiver_of(two)
+    sending, receiving = sockets
+    receiver = receiver_of(receiving)
     data = protocol.pack(protocol.YIELD, 1, meta=b"ab", length=3) + b"xyz"
     for byte in data[:-1]:
-        one.send(bytes([byte]))
+        sending.send(bytes([byte]))
         assert receiver.receive()
         assert receiver.next() is None
-    one.send(data[-1:])
+    sending.send(data[-1:])
     [frame] = frames(receiver, 1)
     assert (frame.meta, frame.payload) == (b"ab", b"xyz")
 
 
 def test_descriptors_come_with_their_own_frames(sockets) -> None:
-    one, two = sockets
-    receiver = receiver_of(two)
+    sending, receiving = sockets
+    receiver = receiver_of(receiving)
     sent = [os.pipe() for _ in range(3)]
     for number, (read, _) in enumerate(sent):
-        one.sendall(protocol.pack(protocol.LOADED, 99))
+        sending.sendall(protocol.pack(protocol.LOADED, 99))
         head = protocol.pack(protocol.RESULT, number, flags=protocol.FILE | protocol.DESCRIPTOR)
-        one.sendmsg([head], protocol.rights(read))
-    found = [frame for frame in frames(receiver, 6) if frame.descriptor is not None]
-    assert [frame.call for frame in found] == [0, 1, 2]
-    for frame, (read, write) in zip(found, sent, strict=True):
+        sending.sendmsg([head], protocol.rights(read))
+    frames_with_descriptor = [
+        frame for frame in frames(receiver, 6) if frame.descriptor is not None
+    ]
+    assert [frame.call for frame in frames_with_descriptor] == [0, 1, 2]
+    for frame, (read, write) in zip(frames_with_descriptor, sent, strict=True):
         assert frame.descriptor is not None
         assert os.fstat(frame.descriptor).st_ino == os.fstat(read).st_ino
         for descriptor in (frame.descriptor, read, write):
@@ -321,23 +323,23 @@ def test_descriptors_come_with_their_own_frames(sockets) -> None:
 
 @pytest.mark.security
 def test_the_memory_of_long_frames_counts_as_long_as_anybody_has_it(sockets) -> None:
-    one, two = sockets
+    sending, receiving = sockets
     memory = protocol.StreamMemory(1_000_000)
-    receiver = protocol.Receiver(two, memory)
+    receiver = protocol.Receiver(receiving, memory)
     head = protocol.pack(protocol.RESULT, 1, length=600_000)
-    one.sendall(head)
+    sending.sendall(head)
     assert receiver.receive()
     assert receiver.next() is None
-    other, their = socket.socketpair()
-    with other, their:
+    second_sending, their = socket.socketpair()
+    with second_sending, their:
         beside = protocol.Receiver(their, memory)
-        other.sendall(head)
+        second_sending.sendall(head)
         assert beside.receive()
         with pytest.raises(protocol.FrameError, match="1200056 bytes, of a pod"):
             beside.next()
         receiver.close()
         assert beside.next() is None
-        sender = threading.Thread(target=other.sendall, args=(bytes(600_000),))
+        sender = threading.Thread(target=second_sending.sendall, args=(bytes(600_000),))
         sender.start()
         [frame] = frames(beside, 1)
         sender.join()
@@ -349,41 +351,41 @@ def test_the_memory_of_long_frames_counts_as_long_as_anybody_has_it(sockets) -> 
 
 
 def test_a_worker_takes_one_frame_at_a_time(sockets) -> None:
-    one, two = sockets
-    agent = protocol.AgentSocket(two)
+    sending, receiving = sockets
+    agent = protocol.AgentSocket(receiving)
     sent = [
         protocol.pack(protocol.CALL, number, meta=b"meta", length=size) + bytes(size)
         for number, size in enumerate((0, 5000, 70_000, 5))
     ]
     for data in sent[:-1]:
-        one.sendall(data)
-    sender = threading.Thread(target=lambda: [one.send(bytes([byte])) for byte in sent[-1]])
+        sending.sendall(data)
+    sender = threading.Thread(target=lambda: [sending.send(bytes([byte])) for byte in sent[-1]])
     sender.start()
     for number, data in enumerate(sent):
-        assert two.recv(1, socket.MSG_PEEK) == data[:1]
+        assert receiving.recv(1, socket.MSG_PEEK) == data[:1]
         frame = agent.read()
         assert (frame.call, frame.meta, frame.length) == (number, b"meta", len(frame.payload))
     sender.join()
 
 
 def test_a_worker_gets_the_descriptor_of_a_frame_that_was_sent_with_another(sockets) -> None:
-    one, two = sockets
-    agent = protocol.AgentSocket(two)
+    sending, receiving = sockets
+    agent = protocol.AgentSocket(receiving)
     read, write = os.pipe()
     first = protocol.pack(protocol.GRANT, 1)
     second = protocol.pack(protocol.CALL, 2, flags=protocol.DESCRIPTOR)
-    one.sendmsg([first, second], protocol.rights(read))
+    sending.sendmsg([first, second], protocol.rights(read))
     assert agent.read().descriptor is None
     descriptor = agent.read().descriptor
     assert descriptor is not None
     assert os.fstat(descriptor).st_ino == os.fstat(read).st_ino
-    for each in (descriptor, read, write):
-        os.close(each)
+    for open_descriptor in (descriptor, read, write):
+        os.close(open_descriptor)
 
 
 def test_of_two_that_wait_for_a_frame_the_reader_is_woken(sockets) -> None:
-    one, two = sockets
-    agent = protocol.AgentSocket(two)
+    sending, receiving = sockets
+    agent = protocol.AgentSocket(receiving)
     woken = threading.Event()
     deputy = threading.Thread(target=lambda: (agent.wait_for_unread(), woken.set()), daemon=True)
     deputy.start()
@@ -391,11 +393,11 @@ def test_of_two_that_wait_for_a_frame_the_reader_is_woken(sockets) -> None:
     reader.start()
     for number in range(3):
         time.sleep(0.5)  # in which the reader waits again
-        one.sendall(protocol.pack(protocol.GRANT, number))
+        sending.sendall(protocol.pack(protocol.GRANT, number))
     reader.join(20)
     if sys.platform == "linux":
         assert not woken.wait(0.1)
-    one.sendall(protocol.pack(protocol.GRANT, 3))
+    sending.sendall(protocol.pack(protocol.GRANT, 3))
     assert woken.wait(20)
 
 

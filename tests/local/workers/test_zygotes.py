@@ -71,8 +71,8 @@ def test_workers_are_forks_that_have_the_preloaded_modules(folder: Path) -> None
             assert {"quiet", "plugin", "shop"} <= set(loaded)
             assert await a.call(worker, method="parent") == a.host.zygote_pid
             first = a.host.zygote_pid
-            again = await a.worker("Shop", **options)
-            assert await a.call(again, method="parent") == first
+            second_worker = await a.worker("Shop", **options)
+            assert await a.call(second_worker, method="parent") == first
             assert ("preloading", "quiet") in a.stages
 
     run(main())
@@ -111,15 +111,15 @@ async def main():
 
 asyncio.run(main())
 """
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", program],
         env=environment(),
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert done.returncode == 0, done.stderr
-    loaded = set(json.loads(done.stdout))
+    assert completed.returncode == 0, completed.stderr
+    loaded = set(json.loads(completed.stdout))
     assert "shop" in loaded and not {"msgspec", "uvloop", "httptools"} & loaded
 
 
@@ -154,8 +154,8 @@ def test_a_zygote_can_be_made_ready_before_it_is_needed(folder: Path) -> None:
     async def main() -> None:
         async with agent(folder) as a:
             spec = a.spec("Shop", library_path=(str(folder / "libraries"),), preload=("plugin",))
-            wanted = ZygoteSpec(spec.python, spec.env, spec.library_path, spec.preload)
-            await a.host.prewarm(wanted)
+            zygote = ZygoteSpec(spec.python, spec.env, spec.library_path, spec.preload)
+            await a.host.prewarm(zygote)
             first = a.host.zygote_pid
             worker = await a.host.start(spec, lambda *stage: a.stages.append(stage))
             await worker.load(20)
@@ -261,9 +261,9 @@ def test_a_changed_environment_needs_another_zygote(folder: Path) -> None:
             same = await a.worker("Shop", env={"KT_GENERATION": "2"})
             assert a.host.zygote_pid == first
             assert await a.call(same, "KT_GENERATION", method="variable") == "2"
-            other = await a.worker("Shop", env={"WORD": "new"})
+            second_worker = await a.worker("Shop", env={"WORD": "new"})
             assert a.host.zygote_pid != first
-            assert await a.call(other, "WORD", method="variable") == "new"
+            assert await a.call(second_worker, "WORD", method="variable") == "new"
             # The first one stands by until its workers have ended.
             assert await a.call(worker, method="parent") == first
             await worker.drain(1)
@@ -303,10 +303,10 @@ def test_a_zygote_that_is_killed_is_replaced_and_its_workers_live_on(folder: Pat
             first = a.host.zygote_pid
             assert first is not None
             os.kill(first, signal.SIGKILL)
-            other = await a.worker("Shop")
+            second_worker = await a.worker("Shop")
             assert a.host.zygote_pid != first
             assert await a.call(worker, "HOME", method="variable") == os.environ["HOME"]
-            assert await a.call(other, method="parent") == a.host.zygote_pid
+            assert await a.call(second_worker, method="parent") == a.host.zygote_pid
             os.kill(worker.pid, signal.SIGKILL)
             await a.exit()
 

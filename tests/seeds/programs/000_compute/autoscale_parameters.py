@@ -7,8 +7,8 @@ PREFIX = "autoscaling.knative.dev/"
 
 def annotations(**parameters) -> dict:
     compute = kt.Compute(cpus=1).autoscale(**parameters)
-    found = compute.pod_template["metadata"]["annotations"]
-    return {key.removeprefix(PREFIX): text for key, text in found.items()}
+    pod_annotations = compute.pod_template["metadata"]["annotations"]
+    return {key.removeprefix(PREFIX): text for key, text in pod_annotations.items()}
 
 
 assert annotations(target=10)["target"] == "10"
@@ -19,16 +19,22 @@ assert annotations(min_scale=0)["min-scale"] == "0"
 assert annotations(max_scale=5)["max-scale"] == "5"
 assert annotations(initial_scale=2)["initial-scale"] == "2"
 for period in ("30s", "1m5s"):
-    found = annotations(scale_to_zero_pod_retention_period=period)
-    assert found["scale-to-zero-pod-retention-period"] == period
+    pod_annotations = annotations(scale_to_zero_pod_retention_period=period)
+    assert pod_annotations["scale-to-zero-pod-retention-period"] == period
 assert annotations(scale_down_delay="15m")["scale-down-delay"] == "15m"
 for metric in ("concurrency", "rps"):
-    found = annotations(metric=metric)
-    assert (found["metric"], found["class"]) == (metric, "kpa.autoscaling.knative.dev")
+    pod_annotations = annotations(metric=metric)
+    assert (pod_annotations["metric"], pod_annotations["class"]) == (
+        metric,
+        "kpa.autoscaling.knative.dev",
+    )
 # ""cpu" and "memory" require autoscaler_class="hpa.autoscaling.knative.dev""
 for metric in ("cpu", "memory"):
-    found = annotations(metric=metric, autoscaler_class="hpa.autoscaling.knative.dev")
-    assert (found["metric"], found["class"]) == (metric, "hpa.autoscaling.knative.dev")
+    pod_annotations = annotations(metric=metric, autoscaler_class="hpa.autoscaling.knative.dev")
+    assert (pod_annotations["metric"], pod_annotations["class"]) == (
+        metric,
+        "hpa.autoscaling.knative.dev",
+    )
 # "**extra_annotations - Additional Knative autoscaling annotations."
 assert annotations(activation_scale=3)["activation-scale"] == "3"
 

@@ -27,5 +27,7 @@ assert compute.pod_spec["tolerations"] == [spot]
 
 # "Existing env vars with the same key will be overridden."
 compute.add_env_vars({"STAGE": "production", "MORE": "1"})
-variables = {one["name"]: one.get("value") for one in compute.pod_spec["containers"][0]["env"]}
+variables = {
+    variable["name"]: variable.get("value") for variable in compute.pod_spec["containers"][0]["env"]
+}
 assert variables.items() >= {"STAGE": "production", "MORE": "1"}.items()

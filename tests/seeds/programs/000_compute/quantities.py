@@ -6,9 +6,9 @@ for cpus in ("0.5", "1.0", "2.0", "500m", "1000m", "2000m"):
     assert kt.Compute(cpus=cpus).resources["requests"] == {"cpu": cpus}
 
 for size in ("1000000", "1Ki", "1Mi", "1Gi", "1Ti", "1K", "1M", "1G", "1T"):
-    kept = size.replace("K", "k") if size == "1K" else size  # Kubernetes has it in small
-    assert kt.Compute(memory=size).memory == kept
-    assert kt.Compute(disk_size=size).resources["requests"] == {"ephemeral-storage": kept}
+    expected_size = size.replace("K", "k") if size == "1K" else size  # Kubernetes has it in small
+    assert kt.Compute(memory=size).memory == expected_size
+    assert kt.Compute(disk_size=size).resources["requests"] == {"ephemeral-storage": expected_size}
 
 for gpus in ("1", "2"):
     assert kt.Compute(gpus=gpus).resources["limits"] == {"nvidia.com/gpu": gpus}

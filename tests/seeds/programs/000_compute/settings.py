@@ -8,10 +8,10 @@ assert compute.pod_spec["containers"][0]["workingDir"] == "/kt"
 
 for limit in ("512Mi", "2Gi", "1G", "1024Mi", "100M"):
     compute = kt.Compute(shared_memory_limit=limit)
-    volumes = {one["name"]: one for one in compute.pod_spec["volumes"]}
+    volumes = {volume["name"]: volume for volume in compute.pod_spec["volumes"]}
     assert volumes["dshm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": limit}
 # "If not provided, /dev/shm will default to the pod's memory limit"
-volumes = {one["name"]: one for one in kt.Compute(cpus=1).pod_spec["volumes"]}
+volumes = {volume["name"]: volume for volume in kt.Compute(cpus=1).pod_spec["volumes"]}
 assert volumes["dshm"]["emptyDir"] == {"medium": "Memory"}
 
 # "When set, adds the kueue.x-k8s.io/queue-name label to the pod template metadata."

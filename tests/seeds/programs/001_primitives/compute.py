@@ -51,10 +51,10 @@ pod = compute.pod_spec
 container = pod["containers"][0]
 assert container["resources"]["requests"]["ephemeral-storage"] == "100Gi"
 assert pod["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB"}
-claims = {one["name"]: one.get("persistentVolumeClaim") for one in pod["volumes"]}
+claims = {volume["name"]: volume.get("persistentVolumeClaim") for volume in pod["volumes"]}
 assert claims["data"] == {"claimName": "shared-data-pvc"}
 assert {"name": "data", "mountPath": "/data"} in container["volumeMounts"]
-variables = {one["name"]: one.get("valueFrom") for one in container["env"]}
+variables = {variable["name"]: variable.get("valueFrom") for variable in container["env"]}
 assert variables["HF_TOKEN"]["secretKeyRef"]["key"] == "HF_TOKEN"
 
 # --- the example

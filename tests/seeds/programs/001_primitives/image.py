@@ -27,7 +27,10 @@ if __name__ == "__main__":
     lines = image.contents.splitlines()
     assert lines[0] == "FROM pytorch/pytorch:2.0.0-cuda11.7-cudnn8-runtime"
     words = ["transformers", "accelerate", "HF_TOKEN", "apt-get install -y git", "/app/configs"]
-    places = [next(place for place, line in enumerate(lines) if word in line) for word in words]
+    places = [
+        next(line_number for line_number, line in enumerate(lines) if word in line)
+        for word in words
+    ]
     assert places == sorted(places), lines
 
 

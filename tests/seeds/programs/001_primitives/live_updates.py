@@ -26,7 +26,7 @@ image = image.pip_install(["datasets"])
 remote_fn = kt.fn(my_fn).to(kt.Compute(image=image))  # Fast update
 
 # --- what is said of it
-again, *installed = remote_fn()
+later_agent, *installed = remote_fn()
 assert installed == [True, True]
 assert len(remote_fn.compute.pods()) == 1
 remote_fn.teardown()

@@ -11,6 +11,6 @@ compute = kt.Compute(
 )
 
 # --- what is said of it
-wanted = {"prometheus.io/scrape": "true", "my-annotation": "my-value"}
-assert compute.manifest["metadata"]["annotations"].items() >= wanted.items()
-assert compute.user_annotations == wanted
+expected_annotations = {"prometheus.io/scrape": "true", "my-annotation": "my-value"}
+assert compute.manifest["metadata"]["annotations"].items() >= expected_annotations.items()
+assert compute.user_annotations == expected_annotations

@@ -23,5 +23,5 @@ assert pod["priorityClassName"] == "critical"
 assert pod["nodeSelector"] == {"node-pool": "gpu-a100"}
 reserved = {"key": "gpu-reserved", "operator": "Exists", "effect": "NoSchedule"}
 assert reserved in pod["tolerations"]
-assert "nvidia.com/gpu" in {one["key"] for one in pod["tolerations"]}
+assert "nvidia.com/gpu" in {toleration["key"] for toleration in pod["tolerations"]}
 assert compute.resources["limits"] == {"nvidia.com/gpu": "4"}

@@ -21,9 +21,9 @@ def environment():
 
 
 remote_fn = kt.fn(environment).to(compute)
-found = remote_fn()
-assert (found["OMP_NUM_THREADS"], found["MY_API_KEY"]) == ("4", "secret-value")
-first, _, last = found["PATH"].rpartition(":")
+pod_environ = remote_fn()
+assert (pod_environ["OMP_NUM_THREADS"], pod_environ["MY_API_KEY"]) == ("4", "secret-value")
+first, _, last = pod_environ["PATH"].rpartition(":")
 assert first and "$" not in first
 assert last == "/custom/bin"
 remote_fn.teardown()

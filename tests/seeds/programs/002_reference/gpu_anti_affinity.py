@@ -8,7 +8,11 @@ import kubetorch as kt
 def keys(compute: kt.Compute) -> set:
     affinity = compute.pod_spec["affinity"]["nodeAffinity"]
     terms = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-    return {one["key"] for one in terms[0]["matchExpressions"] if one["operator"] == "DoesNotExist"}
+    return {
+        expression["key"]
+        for expression in terms[0]["matchExpressions"]
+        if expression["operator"] == "DoesNotExist"
+    }
 
 
 # --- the example

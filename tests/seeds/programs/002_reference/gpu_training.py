@@ -20,7 +20,7 @@ affinity = compute.pod_spec["affinity"]["nodeAffinity"]
 ]
 assert product["matchExpressions"][0]["key"] == "nvidia.com/gpu.product"
 assert "NVIDIA-A100-SXM4-80GB" in product["matchExpressions"][0]["values"]
-volumes = {one["name"]: one for one in compute.pod_spec["volumes"]}
+volumes = {volume["name"]: volume for volume in compute.pod_spec["volumes"]}
 assert volumes["dshm"]["emptyDir"]["sizeLimit"] == "16Gi"
 image = compute.pod_spec["containers"][0]["image"]
 assert image.startswith("nvcr.io/nvidia/pytorch:"), image

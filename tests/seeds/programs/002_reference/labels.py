@@ -12,8 +12,8 @@ compute = kt.Compute(
 )
 
 # --- what is said of it
-wanted = {"user": "alice", "team": "ml-research", "project": "llm-training"}
-assert compute.manifest["metadata"]["labels"].items() >= wanted.items()
+expected_labels = {"user": "alice", "team": "ml-research", "project": "llm-training"}
+assert compute.manifest["metadata"]["labels"].items() >= expected_labels.items()
 # "Query with kubectl": it asks for pods, so they have the labels too.
 queries = """
 # --- the example
@@ -22,7 +22,7 @@ kubectl get pods -l team=ml-research
 # --- what is said of it
 """
 pod_labels = compute.pod_template["metadata"]["labels"]
-asked = [line.split(" -l ")[1].split("=") for line in queries.splitlines() if " -l " in line]
-assert len(asked) == 2
-assert all(pod_labels[key] == text for key, text in asked)
-assert compute.user_labels == wanted
+selectors = [line.split(" -l ")[1].split("=") for line in queries.splitlines() if " -l " in line]
+assert len(selectors) == 2
+assert all(pod_labels[key] == text for key, text in selectors)
+assert compute.user_labels == expected_labels

@@ -21,7 +21,9 @@ compute = kt.Compute(
 # --- what is said of it
 assert compute.logging_config.stream_logs is True
 assert compute.logging_config.grace_period == 2.0
-variables = {one["name"]: one.get("value") for one in compute.pod_spec["containers"][0]["env"]}
+variables = {
+    variable["name"]: variable.get("value") for variable in compute.pod_spec["containers"][0]["env"]
+}
 assert variables["KT_LOG_LEVEL"] == "INFO"
 for level in ("debug", "info", "warning", "error"):
     assert LoggingConfig(level=level).level == level

@@ -19,7 +19,7 @@ def resolved(**variables: str) -> str:
 
     code = "import kubetorch as kt; print(kt.Compute().namespace)"
     environment = {key: text for key, text in os.environ.items() if key != "KT_NAMESPACE"}
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code],
         env=environment | variables,
         capture_output=True,
@@ -27,7 +27,7 @@ def resolved(**variables: str) -> str:
         check=True,
         timeout=30,
     )
-    return done.stdout.strip()
+    return completed.stdout.strip()
 
 
 # "1. Explicit parameter 2. KT_NAMESPACE env var 3. ~/.kt/config.yaml

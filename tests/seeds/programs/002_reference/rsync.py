@@ -19,6 +19,6 @@ for folder in ("src", "data"):
 compute.rsync(["./src", "./data"])
 
 # --- what is said of it
-found = compute.run_bash("cat src/note.txt data/note.txt")
-assert found == [[0, "src\ndata\n", ""]], found
+outputs = compute.run_bash("cat src/note.txt data/note.txt")
+assert outputs == [[0, "src\ndata\n", ""]], outputs
 remote_fn.teardown()

@@ -22,9 +22,9 @@ compute = kt.Compute(
 
 # --- what is said of it
 container, pod = compute.pod_spec["containers"][0], compute.pod_spec
-mounts = {one["mountPath"]: one for one in container["volumeMounts"]}
+mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
 assert mounts["/root/.aws"]["readOnly"] is True
-variables = {one["name"]: one.get("valueFrom", {}) for one in container["env"]}
+variables = {variable["name"]: variable.get("valueFrom", {}) for variable in container["env"]}
 assert variables["HF_TOKEN"]["secretKeyRef"]["key"] == "HF_TOKEN"
 assert "existing-k8s-secret-name" in str(container.get("envFrom")) + str(pod["volumes"])
 # No value is in the manifest, nor in what the objects say of themselves.

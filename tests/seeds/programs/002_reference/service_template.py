@@ -27,4 +27,4 @@ compute = kt.Compute(
 # --- what is said of it
 assert compute.pod_spec["nodeSelector"] == {"custom": "value"}
 assert compute.pod_spec["affinity"] == left_out
-assert [one["name"] for one in compute.pod_spec["containers"]] == ["kubetorch"]
+assert [container["name"] for container in compute.pod_spec["containers"]] == ["kubetorch"]

@@ -6,9 +6,9 @@ import kubetorch as kt
 compute = kt.Compute(shared_memory_limit="2Gi")  # 2GB /dev/shm
 
 # --- what is said of it
-volumes = {one["name"]: one for one in compute.pod_spec["volumes"]}
-mounts = {one["mountPath"]: one["name"] for one in compute.volume_mounts}
+volumes = {volume["name"]: volume for volume in compute.pod_spec["volumes"]}
+mounts = {mount["mountPath"]: mount["name"] for mount in compute.volume_mounts}
 assert volumes[mounts["/dev/shm"]]["emptyDir"] == {"medium": "Memory", "sizeLimit": "2Gi"}
 # "Default: Pod's memory limit or half of node RAM.", which is what no limit means.
-plain = {one["name"]: one for one in kt.Compute().pod_spec["volumes"]}
+plain = {volume["name"]: volume for volume in kt.Compute().pod_spec["volumes"]}
 assert plain["dshm"]["emptyDir"] == {"medium": "Memory"}

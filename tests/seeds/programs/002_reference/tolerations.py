@@ -20,14 +20,14 @@ compute = kt.Compute(
 )
 
 # --- what is said of it
-wanted = [
+expected_tolerations = [
     {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
     {"key": "dedicated", "operator": "Equal", "value": "ml-workloads", "effect": "NoSchedule"},
 ]
-assert compute.pod_spec["tolerations"] == wanted
+assert compute.pod_spec["tolerations"] == expected_tolerations
 # "GPU tolerations are added automatically when gpus > 0."
-found = kt.Compute(gpus=1).pod_spec["tolerations"]
-assert wanted[0] in found
+gpu_tolerations = kt.Compute(gpus=1).pod_spec["tolerations"]
+assert expected_tolerations[0] in gpu_tolerations
 # None of them is there twice.
 compute.gpus = 1
-assert compute.pod_spec["tolerations"].count(wanted[0]) == 1
+assert compute.pod_spec["tolerations"].count(expected_tolerations[0]) == 1

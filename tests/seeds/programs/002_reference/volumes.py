@@ -15,8 +15,10 @@ compute = kt.Compute(
 )
 
 # --- what is said of it
-volumes = {one["name"]: one.get("persistentVolumeClaim") for one in compute.pod_spec["volumes"]}
-mounts = {one["mountPath"]: one["name"] for one in compute.volume_mounts}
+volumes = {
+    volume["name"]: volume.get("persistentVolumeClaim") for volume in compute.pod_spec["volumes"]
+}
+mounts = {mount["mountPath"]: mount["name"] for mount in compute.volume_mounts}
 assert volumes[mounts["/data"]] == {"claimName": "data"}
 assert volumes[mounts["/mnt/data"]] == {"claimName": "existing-pvc"}
 assert {"claimName": "pvc-name"} in volumes.values()

@@ -44,7 +44,7 @@ def look(text):
 
 
 assert compute.manifest["metadata"]["namespace"] == "ml-workloads"
-mounts = {one["mountPath"] for one in compute.volume_mounts}
+mounts = {mount["mountPath"] for mount in compute.volume_mounts}
 assert {"/data", "/scratch", "/root/.aws"} <= mounts
 remote_fn = kt.fn(look).to(compute)
 token, credentials, note = remote_fn("kept")

@@ -34,11 +34,11 @@ assert gpus.distributed_config["distribution_type"] == "pytorch"
 assert "scale_to_zero_grace_period" not in gpus.distributed_config
 assert "vllm" in gpus.image.contents
 # Neither slip passes in silence, and each warning is about the user's own line.
-messages = [str(one.message) for one in warned]
+messages = [str(warning.message) for warning in warned]
 assert len(messages) == 2, messages
 assert "memory" in messages[0] and "12Gi" in messages[0]
 assert "scale_to_zero_grace_period" in messages[1]
-assert {one.filename for one in warned} == {__file__}
+assert {warning.filename for warning in warned} == {__file__}
 
 # "workers (str, optional): The number of workers to create."
 assert kt.Compute(cpus=1).distribute("pytorch", workers="4").replicas == 4

@@ -16,7 +16,7 @@ compute = kt.Compute(
 
 
 def inference(inputs):
-    return [2 * one for one in inputs]
+    return [2 * number for number in inputs]
 
 
 annotations = compute.pod_template["metadata"]["annotations"]

@@ -26,9 +26,9 @@ kubectl describe ksvc my-service
 """
 commands = [line.split() for line in queries.splitlines() if line.startswith("k")]
 status, *of_cluster = commands
-done = subprocess.run([*status, "--json"], capture_output=True, text=True, timeout=30)
-assert done.returncode == 0, done.stderr
-assert "my-service" in done.stdout
+completed = subprocess.run([*status, "--json"], capture_output=True, text=True, timeout=30)
+assert completed.returncode == 0, completed.stderr
+assert "my-service" in completed.stdout
 # The others need a cluster with Knative; the object has the name that they look for.
 assert remote_fn.compute.kind == "Service"
 assert all("my-service" in command[-1] for command in of_cluster)

@@ -21,5 +21,5 @@ defaults = kt.Compute(launch_timeout=300).autoscale().pod_template["metadata"]["
 assert defaults["serving.knative.dev/progress-deadline"] == "10m"
 # "Tip: ... set progress_deadline higher than your expected startup time."
 slow = kt.Compute(launch_timeout=1200).autoscale(progress_deadline="30m")
-found = slow.pod_template["metadata"]["annotations"]["serving.knative.dev/progress-deadline"]
-assert found == "30m"
+annotation = slow.pod_template["metadata"]["annotations"]["serving.knative.dev/progress-deadline"]
+assert annotation == "30m"
