@@ -17,12 +17,12 @@ NOW = 1000.0
 POD = PodIdentity("ns", "f", "f-1")
 
 
-def access(*known: PodIdentity) -> LocalAccess:
+def access(*known_pods: PodIdentity) -> LocalAccess:
     return LocalAccess(
         user=tokens.fingerprint("the-token"),
         secret=SECRET,
         clock=lambda: NOW,
-        session_token_of=lambda pod: token(f"pod:{pod.pod}") if pod in known else "",
+        session_token_of=lambda pod: token(f"pod:{pod.pod}") if pod in known_pods else "",
     )
 
 
@@ -31,8 +31,8 @@ def token(subject: str, *, audience: str = "ns/f", expires: float = NOW + 1) -> 
     return tokens.sign(key, tokens.Claims(audience, expires, subject))
 
 
-def identify(headers: dict[str, str], *known: PodIdentity) -> Principal:
-    return asyncio.run(access(*known).identify(headers))
+def identify(headers: dict[str, str], *known_pods: PodIdentity) -> Principal:
+    return asyncio.run(access(*known_pods).identify(headers))
 
 
 def bearer(text: str) -> dict[str, str]:

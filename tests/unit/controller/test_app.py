@@ -45,7 +45,7 @@ class Controller:
             session_token_of=lambda pod: OF_POD if pod == POD else "",
         )
         need = (Permission("list", scope="all"),)
-        found = [
+        table_routes = [
             Route("GET", routes.HEALTH, self._handle),
             Route("GET", "/v1/users", self._handle),
             Route("GET", "/v1/rights", self._handle, need),
@@ -55,7 +55,7 @@ class Controller:
             Route("GET", "/v1/gone", self._leave),
         ]
         self.app = App(
-            Table(found),
+            Table(table_routes),
             access,
             Relay(self._no_service, secret=SECRET, clock=lambda: 1.0),
             new_session=self._new_session,
@@ -84,7 +84,7 @@ class Controller:
         asyncio.run(self.app(scope, receive, send))
         if not sent:
             return 0, {}
-        body = b"".join(one.get("body", b"") for one in sent)
+        body = b"".join(message.get("body", b"") for message in sent)
         return sent[0]["status"], json.loads(body or b"{}")
 
     def accept(self, path: str, credential: str, **headers: str) -> int:

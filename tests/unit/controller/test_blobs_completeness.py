@@ -44,22 +44,22 @@ def test_a_workload_without_code_lacks_nothing(store: BlobStore) -> None:
 
 
 def test_the_tree_and_the_init_args_are_missing_first(store: BlobStore) -> None:
-    found = tree(FILES)
-    spec = replace(SPEC, tree=found.digest, init_args=digest_of(b"{}"))
-    assert of(store).find_missing(spec) == [found.digest, digest_of(b"{}")]
+    file_tree = tree(FILES)
+    spec = replace(SPEC, tree=file_tree.digest, init_args=digest_of(b"{}"))
+    assert of(store).find_missing(spec) == [file_tree.digest, digest_of(b"{}")]
 
 
 def test_then_its_files_are(store: BlobStore) -> None:
-    found = tree(FILES)
-    put(store, found.encoded, FILES["a.py"])
-    spec = replace(SPEC, tree=found.digest)
+    file_tree = tree(FILES)
+    put(store, file_tree.encoded, FILES["a.py"])
+    spec = replace(SPEC, tree=file_tree.digest)
     assert of(store).find_missing(spec) == [digest_of(FILES["b.py"])]
 
 
 def test_nothing_is_missing_when_all_is_there(store: BlobStore) -> None:
-    found = tree(FILES)
-    put(store, found.encoded, *FILES.values())
-    assert of(store).find_missing(replace(SPEC, tree=found.digest)) == []
+    file_tree = tree(FILES)
+    put(store, file_tree.encoded, *FILES.values())
+    assert of(store).find_missing(replace(SPEC, tree=file_tree.digest)) == []
 
 
 def test_after_an_edit_only_the_new_file_is_missing(store: BlobStore) -> None:
@@ -71,10 +71,10 @@ def test_after_an_edit_only_the_new_file_is_missing(store: BlobStore) -> None:
 
 
 def test_after_blobs_were_deleted_they_are_looked_for_again(store: BlobStore) -> None:
-    found = tree(FILES)
-    put(store, found.encoded, *FILES.values())
+    file_tree = tree(FILES)
+    put(store, file_tree.encoded, *FILES.values())
     blobs = of(store)
-    spec = replace(SPEC, tree=found.digest)
+    spec = replace(SPEC, tree=file_tree.digest)
     assert blobs.find_missing(spec) == []
     store.delete(digest_of(FILES["a.py"]))
     blobs.forget()
@@ -82,10 +82,10 @@ def test_after_blobs_were_deleted_they_are_looked_for_again(store: BlobStore) ->
 
 
 def test_a_file_that_was_found_broken_is_missing(store: BlobStore) -> None:
-    found = tree(FILES)
-    put(store, found.encoded, *FILES.values())
+    file_tree = tree(FILES)
+    put(store, file_tree.encoded, *FILES.values())
     blobs = of(store)
-    spec = replace(SPEC, tree=found.digest)
+    spec = replace(SPEC, tree=file_tree.digest)
     assert blobs.find_missing(spec) == []
     digest = digest_of(FILES["a.py"])
     store.path(digest).write_bytes(b"a = 0")

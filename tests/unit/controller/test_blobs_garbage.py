@@ -77,7 +77,7 @@ def test_trees_their_files_and_init_args_of_generations_are_kept(
 ) -> None:
     clock = ManualClock()
     tree = build(FILES)
-    kept = [
+    kept_digests = [
         put(store, clock, data, age=2 * YOUNG_SECONDS)
         for data in (*FILES.values(), tree.encoded, b"{}")
     ]
@@ -86,7 +86,7 @@ def test_trees_their_files_and_init_args_of_generations_are_kept(
     elsewhere = replace(SPEC, namespace="other", tree=old)
     garbage = make(blob_stores, clock, lambda store: set(), lambda: [spec, elsewhere])
     assert asyncio.run(garbage.collect()) == 1
-    assert store.missing([*kept, old]) == [old]
+    assert store.missing([*kept_digests, old]) == [old]
 
 
 def test_a_generation_that_comes_in_between_is_kept(
@@ -128,8 +128,12 @@ def test_what_another_namespace_needs_is_no_reason_to_keep_it(blob_stores: BlobS
     mine, theirs = blob_stores.of("mine").blobs, blob_stores.of("theirs").blobs
     digest = put(mine, clock, b"shared", age=2 * YOUNG_SECONDS)
     put(theirs, clock, b"shared", age=2 * YOUNG_SECONDS)
-    found = BlobStores(mine.root.parent)  # another process, which has been asked for nothing yet
-    garbage = make(found, clock, lambda store: {digest} if store.namespace == "mine" else set())
+    reopened_stores = BlobStores(
+        mine.root.parent
+    )  # another process, which has been asked for nothing yet
+    garbage = make(
+        reopened_stores, clock, lambda store: {digest} if store.namespace == "mine" else set()
+    )
     assert asyncio.run(garbage.collect()) == 1
     assert (mine.has(digest), theirs.has(digest)) == (True, False)
 
@@ -137,12 +141,14 @@ def test_what_another_namespace_needs_is_no_reason_to_keep_it(blob_stores: BlobS
 def test_what_becomes_needed_in_between_is_kept(blob_stores: BlobStores, store: BlobStore) -> None:
     clock = ManualClock()
     blobs = [put(store, clock, str(index).encode(), age=2 * YOUNG_SECONDS) for index in range(250)]
-    asked: list[set[str]] = []
+    needed_digests: list[set[str]] = []
 
     def needed(_: NamespaceBlobs) -> set[str]:
         # A deploy that came after the first batch refers to everything that is left.
-        asked.append({digest for digest in blobs if store.has(digest)} if asked else set())
-        return asked[-1]
+        needed_digests.append(
+            {digest for digest in blobs if store.has(digest)} if needed_digests else set()
+        )
+        return needed_digests[-1]
 
     garbage = make(blob_stores, clock, needed)
     assert asyncio.run(garbage.collect()) == 100
@@ -166,13 +172,13 @@ def test_a_store_that_was_found_full_is_looked_through_at_once(
 ) -> None:
     clock = ManualClock()
     old = put(store, clock, b"old", age=YOUNG_SECONDS + 1)
-    asked: list[NamespaceBlobs] = []
+    asked_stores: list[NamespaceBlobs] = []
 
     async def scenario() -> None:
         looked = asyncio.Event()
 
         def needed(_: NamespaceBlobs) -> set[str]:
-            asked.append(store)
+            asked_stores.append(store)
             looked.set()
             return set()
 
@@ -186,4 +192,4 @@ def test_a_store_that_was_found_full_is_looked_through_at_once(
 
     asyncio.run(scenario())
     assert store.missing([old]) == [old]
-    assert len(asked) == 1
+    assert len(asked_stores) == 1

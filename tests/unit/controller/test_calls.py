@@ -41,8 +41,8 @@ def calls(tmp_path: Path) -> Iterator[Calls]:
 
 def report(calls: Calls, pod: str, state: str) -> None:
     ended = None if state == "running" else ManualClock().time()
-    told = CallReport(id="c", callable="f", state=state, started=1.0, ended=ended)
-    calls.report("ns", "w", pod, told)
+    call_report = CallReport(id="c", callable="f", state=state, started=1.0, ended=ended)
+    calls.report("ns", "w", pod, call_report)
 
 
 def test_a_pod_that_refused_a_call_does_not_speak_for_the_one_that_runs_it(calls: Calls) -> None:
@@ -72,7 +72,7 @@ def test_a_call_that_is_asked_for_before_its_pod_spoke_of_it_is_found(calls: Cal
         asking = [asyncio.ensure_future(calls.expect("c")) for _ in range(2)]
         await asyncio.sleep(0)
         report(calls, "a", "running")
-        return [(await one).pod for one in asking]
+        return [(await waiter).pod for waiter in asking]
 
     assert asyncio.run(ask()) == ["a", "a"]
 
@@ -88,13 +88,13 @@ def test_a_call_that_nobody_speaks_of_is_unknown(tmp_path: Path) -> None:
 
 def test_a_pod_of_another_workload_does_not_speak_of_a_call(calls: Calls) -> None:
     report(calls, "a", "running")
-    told = CallReport(id="c", callable="f", state="failed", started=1.0, ended=2.0)
-    calls.report("ns", "other", "a", told)
-    calls.report("other", "w", "a", told)
+    call_report = CallReport(id="c", callable="f", state="failed", started=1.0, ended=2.0)
+    calls.report("ns", "other", "a", call_report)
+    calls.report("other", "w", "a", call_report)
     assert calls.get("c").state == "running"
 
 
-class Kept:
+class CallHistory:
     """Calls with their results, and a clock."""
 
     def __init__(self, folder: Path, room: Room) -> None:
@@ -109,8 +109,8 @@ class Kept:
         digest = digest_of(outcome)
         self.blobs.of("ns").blobs.put(digest, outcome)
         ended = self.clock.time()
-        told = CallReport(call_id, "f", "succeeded", 1.0, ended, digest, len(outcome))
-        self.calls.report("ns", "w", "a", told)
+        call_report = CallReport(call_id, "f", "succeeded", 1.0, ended, digest, len(outcome))
+        self.calls.report("ns", "w", "a", call_report)
         return digest
 
     def close(self) -> None:
@@ -118,41 +118,43 @@ class Kept:
 
 
 @pytest.fixture
-def kept(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Kept]:
-    made = Kept(tmp_path, getattr(request, "param", Room()))
-    yield made
-    made.close()
+def history(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[CallHistory]:
+    call_history = CallHistory(tmp_path, getattr(request, "param", Room()))
+    yield call_history
+    call_history.close()
 
 
-def test_a_result_is_gone_when_its_time_is_over_whoever_looks_then(kept: Kept) -> None:
-    digest = kept.end("c", b"outcome")
-    assert kept.calls.result("c") == digest
-    kept.clock.advance(KEEP_SECONDS)
+def test_a_result_is_gone_when_its_time_is_over_whoever_looks_then(history: CallHistory) -> None:
+    digest = history.end("c", b"outcome")
+    assert history.calls.result("c") == digest
+    history.clock.advance(KEEP_SECONDS)
     with pytest.raises(ResultExpiredError, match="is not kept any more"):
-        kept.calls.result("c")
-    assert not kept.blobs.of("ns").blobs.has(digest)
-    kept.clock.advance(KEEP_SECONDS)
+        history.calls.result("c")
+    assert not history.blobs.of("ns").blobs.has(digest)
+    history.clock.advance(KEEP_SECONDS)
     with pytest.raises(ResultExpiredError, match="no call has the id c"):
-        kept.calls.get("c")
+        history.calls.get("c")
 
 
-def test_a_result_that_a_later_call_has_too_stays_for_that(kept: Kept) -> None:
-    kept.end("c", b"outcome")
-    kept.clock.advance(KEEP_SECONDS / 2)
-    digest = kept.end("d", b"outcome")
-    kept.clock.advance(KEEP_SECONDS / 2)
-    assert kept.calls.get("c").result is None
-    assert kept.calls.result("d") == digest
+def test_a_result_that_a_later_call_has_too_stays_for_that(history: CallHistory) -> None:
+    history.end("c", b"outcome")
+    history.clock.advance(KEEP_SECONDS / 2)
+    digest = history.end("d", b"outcome")
+    history.clock.advance(KEEP_SECONDS / 2)
+    assert history.calls.get("c").result is None
+    assert history.calls.result("d") == digest
 
 
-@pytest.mark.parametrize("kept", [Room(limit_bytes=1)], indirect=True)
-def test_a_call_whose_pod_is_lost_has_failed_though_no_result_can_be_written(kept: Kept) -> None:
-    kept.calls.report("ns", "w", "a", CallReport("c", "f", "running", 1.0))
-    kept.calls.lost("ns", "w", {"a": Ending(reason="Evicted")})
-    found = kept.calls.get("c")
-    assert (found.state, found.result) == ("failed", None)
+@pytest.mark.parametrize("history", [Room(limit_bytes=1)], indirect=True)
+def test_a_call_whose_pod_is_lost_has_failed_though_no_result_can_be_written(
+    history: CallHistory,
+) -> None:
+    history.calls.report("ns", "w", "a", CallReport("c", "f", "running", 1.0))
+    history.calls.lost("ns", "w", {"a": Ending(reason="Evicted")})
+    lost_call = history.calls.get("c")
+    assert (lost_call.state, lost_call.result) == ("failed", None)
     with pytest.raises(ResultExpiredError, match="is not kept any more"):
-        kept.calls.result("c")
+        history.calls.result("c")
 
 
 def test_a_young_result_is_kept() -> None:

@@ -72,8 +72,8 @@ def test_what_has_ended_is_counted_also_by_the_next_one(disk: Disk) -> None:
     for call in (CALL, ended, ended, replace(ended, id="b"), replace(CALL, id="c")):
         book.put(call)
     assert (book.ended, book.result_bytes) == (2, 14)
-    again = CallRecords(disk, ManualClock())
-    assert (again.ended, again.result_bytes) == (2, 14)
-    again.delete([ended, replace(ended, id="unknown")])
-    assert (again.ended, again.result_bytes) == (1, 7)
-    assert ids(again.calls()) == ["b", "c"]
+    reopened_records = CallRecords(disk, ManualClock())
+    assert (reopened_records.ended, reopened_records.result_bytes) == (2, 14)
+    reopened_records.delete([ended, replace(ended, id="unknown")])
+    assert (reopened_records.ended, reopened_records.result_bytes) == (1, 7)
+    assert ids(reopened_records.calls()) == ["b", "c"]

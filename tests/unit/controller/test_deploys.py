@@ -92,7 +92,9 @@ class Deploy:
     def __init__(self, *pods: tuple[str, float, Phase]) -> None:
         self.clock = ManualClock(NOW)
         self.progress = DeployProgress(1)
-        self.pods = [PodStatus(name, 0, phase, "", started=at) for name, at, phase in pods]
+        self.pods = [
+            PodStatus(name, 0, phase, "", started=started) for name, started, phase in pods
+        ]
         self.connected: set[str] = set()
         self.errors: list[KubetorchError] = []
         deploys.expect_agents(self.clock, self.progress, self.without_agent, self.give_up)

@@ -7,25 +7,27 @@ from kubetorch.wire.messages import Activity
 from manual_clock import ManualClock
 
 
-def left(*activities: Activity | None, now: float = 1000.0, since: float = 0.0) -> float | None:
-    known = Activities()
+def seconds_left(
+    *activities: Activity | None, now: float = 1000.0, since: float = 0.0
+) -> float | None:
+    known_activities = Activities()
     pods = {f"pod-{number}": activity for number, activity in enumerate(activities)}
-    known.set_pods(pods.keys())
+    known_activities.set_pods(pods.keys())
     for pod, activity in pods.items():
-        known.reported(pod, activity)
-    return known.seconds_left(ttl=60.0, since=since, now=now)
+        known_activities.reported(pod, activity)
+    return known_activities.seconds_left(ttl=60.0, since=since, now=now)
 
 
 def test_the_time_counts_from_the_last_call_of_any_pod() -> None:
-    assert left(Activity(calls=0, last=980.0), Activity(calls=0, last=970.0)) == 40.0
+    assert seconds_left(Activity(calls=0, last=980.0), Activity(calls=0, last=970.0)) == 40.0
 
 
 def test_the_time_counts_from_the_deploy_when_there_was_no_call() -> None:
-    assert left(Activity(calls=0, last=0.0), since=990.0) == 50.0
+    assert seconds_left(Activity(calls=0, last=0.0), since=990.0) == 50.0
 
 
 def test_nothing_is_left_when_it_was_idle_for_long() -> None:
-    assert left(Activity(calls=0, last=10.0)) == 0.0
+    assert seconds_left(Activity(calls=0, last=10.0)) == 0.0
 
 
 def test_news_of_a_call_that_is_on_its_way_is_waited_for() -> None:
@@ -33,15 +35,15 @@ def test_news_of_a_call_that_is_on_its_way_is_waited_for() -> None:
 
 
 def test_a_running_call_is_not_idle() -> None:
-    assert left(Activity(calls=0, last=10.0), Activity(calls=1, last=10.0)) is None
+    assert seconds_left(Activity(calls=0, last=10.0), Activity(calls=1, last=10.0)) is None
 
 
 def test_a_pod_that_is_away_may_be_busy() -> None:
-    assert left(Activity(calls=0, last=10.0), None) is None
+    assert seconds_left(Activity(calls=0, last=10.0), None) is None
 
 
 def test_a_clock_that_was_set_back_costs_at_most_one_ttl() -> None:
-    assert left(Activity(calls=0, last=5000.0)) == 60.0
+    assert seconds_left(Activity(calls=0, last=5000.0)) == 60.0
 
 
 class Watched:
@@ -51,10 +53,10 @@ class Watched:
         self.clock = ManualClock(1000.0)
         self.activity: Activity | None = Activity(calls=0, last=1000.0)
         self.idle = 0
-        self.watch = IdleWatch(self.clock, seconds_left=self.left, on_idle=self.on_idle)
+        self.watch = IdleWatch(self.clock, seconds_left=self.seconds_left, on_idle=self.on_idle)
 
-    def left(self) -> float | None:
-        return left(self.activity, now=self.clock.time())
+    def seconds_left(self) -> float | None:
+        return seconds_left(self.activity, now=self.clock.time())
 
     def on_idle(self) -> None:
         self.idle += 1
@@ -92,21 +94,21 @@ def test_pods_are_quiet_when_each_of_them_said_so() -> None:
     activities = Activities()
     activities.set_pods(frozenset("ab"))
 
-    def left() -> float | None:
+    def seconds_left() -> float | None:
         return activities.seconds_left(ttl=10.0, since=0.0, now=5.0)
 
-    assert left() is None
+    assert seconds_left() is None
     activities.reported("a", Activity(calls=0, last=1.0))
-    assert left() is None
+    assert seconds_left() is None
     activities.reported("b", Activity(calls=0, last=3.0))
-    assert left() == 8.0
+    assert seconds_left() == 8.0
     activities.reported("a", Activity(calls=1, last=4.0))
-    assert left() is None
+    assert seconds_left() is None
     activities.reported("a", Activity(calls=0, last=4.0))
-    assert left() == 9.0
+    assert seconds_left() == 9.0
     activities.reported("b", None)
-    assert left() is None
+    assert seconds_left() is None
     activities.set_pods(frozenset("a"))
-    assert left() == 9.0
+    assert seconds_left() == 9.0
     activities.set_pods(frozenset("ac"))
-    assert left() is None
+    assert seconds_left() is None

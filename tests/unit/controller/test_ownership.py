@@ -39,15 +39,15 @@ def test_the_same_creator_project_and_callable_is_an_edit() -> None:
 
 
 def test_what_never_served_is_nothing_that_its_creator_could_lose() -> None:
-    other = deploy(OTHER_PROJECT)
+    other_deploy = deploy(OTHER_PROJECT)
     failed = replace(USED, never_served=True)
-    assert check_owner(SPEC, ANN, other, ANN, failed) == ""
+    assert check_owner(SPEC, ANN, other_deploy, ANN, failed) == ""
     with pytest.raises(ServiceTakenError):
-        check_owner(SPEC, ANN, other, BOB, failed)
+        check_owner(SPEC, ANN, other_deploy, BOB, failed)
 
 
 @pytest.mark.parametrize(
-    ("origin", "by", "said"),
+    ("origin", "by", "phrases"),
     [
         pytest.param(MINE, BOB, ("belongs to user ann", "by bobby (user bob)"), id="creator"),
         pytest.param(MINE, Creator("ann", "lab"), ("user ann", "by lab (user ann)"), id="username"),
@@ -57,22 +57,22 @@ def test_what_never_served_is_nothing_that_its_creator_could_lose() -> None:
     ],
 )
 def test_a_deploy_over_what_is_used_or_somebody_elses_is_refused_and_says_whose_it_is(
-    origin: Origin | None, by: Creator, said: tuple[str, ...]
+    origin: Origin | None, by: Creator, phrases: tuple[str, ...]
 ) -> None:
     with pytest.raises(ServiceTakenError) as refused:
         check_owner(SPEC, ANN, deploy(origin), by, USED)
     error = refused.value
-    assert all(text in error.message for text in ("train in namespace team", *said))
+    assert all(phrase in error.message for phrase in ("train in namespace team", *phrases))
     assert (error.creator, error.project, error.callable) == ("ann", MINE.name, MINE.callable)
     ways_out = ("name=", "KT_USERNAME", "replace=True", "--replace", "KT_REPLACE=1", "kt teardown")
-    assert all(way in (error.hint or "") for way in ways_out)
+    assert all(hint in (error.hint or "") for hint in ways_out)
     assert "train.py:train" in check_owner(SPEC, ANN, deploy(origin, replaces=True), by, USED)
 
 
 def test_a_chosen_name_replaces_another_callable_of_ones_own_project_alone() -> None:
     named = replace(OTHER_CALLABLE, is_named=True)
-    said = check_owner(SPEC, ANN, deploy(named), ANN, USED)
-    assert "train in namespace team ran train.py:train of project github.com/acme/shop" in said
+    note = check_owner(SPEC, ANN, deploy(named), ANN, USED)
+    assert "train in namespace team ran train.py:train of project github.com/acme/shop" in note
     for origin, by in ((replace(OTHER_PROJECT, is_named=True), ANN), (named, BOB)):
         with pytest.raises(ServiceTakenError):
             check_owner(SPEC, ANN, deploy(origin), by, USED)
@@ -87,15 +87,15 @@ def test_ones_own_service_that_nobody_uses_is_replaced_on_this_machine(
     origin: Origin, kind: CallableKind
 ) -> None:
     service = replace(SPEC, callable=replace(SPEC.callable, kind=kind))
-    said = check_owner(service, ANN, deploy(origin), ANN, replace(LOCAL, idle=180.0))
-    assert said == (
+    note = check_owner(service, ANN, deploy(origin), ANN, replace(LOCAL, idle=180.0))
+    assert note == (
         "the service train in namespace team ran train.py:train of project github.com/acme/shop, "
         "last used 3 minutes ago; this deploy replaces the service"
     )
 
 
 @pytest.mark.parametrize(
-    ("idle", "said"),
+    ("idle", "words"),
     [
         (None, "never used"),
         (1.0, "1 s"),
@@ -104,8 +104,8 @@ def test_ones_own_service_that_nobody_uses_is_replaced_on_this_machine(
         (1e6, "11 days"),
     ],
 )
-def test_what_is_replaced_says_when_it_was_last_used(idle: float | None, said: str) -> None:
-    assert said in replace(LOCAL, idle=idle).last_in_words
+def test_what_is_replaced_says_when_it_was_last_used(idle: float | None, words: str) -> None:
+    assert words in replace(LOCAL, idle=idle).last_in_words
 
 
 def test_the_service_of_another_creator_is_refused_on_this_machine_too() -> None:
@@ -119,7 +119,7 @@ def test_on_a_cluster_it_is_replaced_for_the_same_machine() -> None:
 
 
 @pytest.mark.parametrize(
-    ("service", "origin", "use", "said"),
+    ("service", "origin", "use", "reason"),
     [
         pytest.param(
             SPEC, replace(OTHER_PROJECT, machine="vm"), CLUSTER, "another machine", id="machine"
@@ -151,9 +151,9 @@ def test_on_a_cluster_it_is_replaced_for_the_same_machine() -> None:
     ],
 )
 def test_on_a_cluster_it_is_refused_for_anything_else(
-    service: WorkloadSpec, origin: Origin, use: Use, said: str
+    service: WorkloadSpec, origin: Origin, use: Use, reason: str
 ) -> None:
-    with pytest.raises(ServiceTakenError, match=said):
+    with pytest.raises(ServiceTakenError, match=reason):
         check_owner(service, ANN, deploy(origin), ANN, use)
 
 

@@ -31,8 +31,8 @@ def locate(path, relay=RELAY, host=b"kt.example.com"):
 
 
 def is_app(path):
-    place = locate(path)
-    return place is not None and place.is_app
+    location = locate(path)
+    return location is not None and location.is_app
 
 
 @pytest.mark.parametrize(
@@ -77,8 +77,10 @@ def test_of_a_public_app_only_its_own_pages_need_no_token():
     admitted = []
 
     def target(path, *headers):
-        found, _ = passing._target(locate(path), b"", list(headers), lambda: admitted.append(path))
-        return found.host
+        pod_target, _ = passing._target(
+            locate(path), b"", list(headers), lambda: admitted.append(path)
+        )
+        return pod_target.host
 
     assert target(b"/team/web/http/page") == "1.2.3.4"
     assert admitted == []
@@ -124,15 +126,15 @@ def test_calls_of_an_autoscaled_service_go_to_its_scaler_unless_they_name_a_pod(
     token = tokens.sign(tokens.workload_key(b"secret", audience), claims)
     headers = [(b"host", b"localhost:8080"), (b"authorization", f"Bearer {token}".encode())]
 
-    target, asked = passing._target(locate(b"/team/train/v1/stream"), b"", headers, lambda: None)
+    target, request = passing._target(locate(b"/team/train/v1/stream"), b"", headers, lambda: None)
     assert (target.host, target.port) == ("train.team.svc.cluster.local", 80)
-    passed = target.passed(asked.headers)
+    passed = target.passed(request.headers)
     assert [value for name, value in passed if name == b"host"] == [b"train.team.svc.cluster.local"]
 
     named = [*headers, (b"x-kubetorch-pod", b"a")]
-    target, asked = passing._target(locate(b"/team/train/v1/stream"), b"", named, lambda: None)
+    target, request = passing._target(locate(b"/team/train/v1/stream"), b"", named, lambda: None)
     assert (target.host, target.port) == ("1.2.3.4", 32300)
-    assert asked.headers == headers
+    assert request.headers == headers
 
 
 HOSTS = Hosts("kt.example.com", ("apps.example.com",), are_per_service=True)
@@ -181,20 +183,20 @@ def test_a_browser_may_call_an_app_by_its_own_host_and_the_common_ones():
 def test_all_paths_of_the_host_of_a_service_are_those_of_its_app():
     passing = Relay(nothing, secret=b"secret", clock=lambda: 0.0, hosts=HOSTS)
     for path in (b"/", b"/v1/workloads", b"/health", b"/other/service/http/x"):
-        place = locate(path, passing, b"web--team.kt.example.com:8443")
-        assert (place.namespace, place.name, place.is_app) == ("team", "web", True)
-        assert place.mount.enter(path) == b"/http" + path
+        location = locate(path, passing, b"web--team.kt.example.com:8443")
+        assert (location.namespace, location.name, location.is_app) == ("team", "web", True)
+        assert location.mount.enter(path) == b"/http" + path
     assert locate(b"/team/web/http/", passing).is_service_host is False
     assert locate(b"/v1/workloads", passing) is None
 
 
 def test_a_page_is_sent_to_the_host_of_its_app_by_the_way_that_it_came():
     passing = Relay(nothing, secret=b"secret", clock=lambda: 0.0, hosts=HOSTS)
-    place = locate(b"/team/web/http/page", passing)
+    location = locate(b"/team/web/http/page", passing)
     page = ((b"sec-fetch-site", b"none"), (b"sec-fetch-mode", b"navigate"))
 
     def moved(*headers, method="GET"):
-        return passing._redirect_base(place, method, [*page, *headers])
+        return passing._redirect_base(location, method, [*page, *headers])
 
     host = "web--team.kt.example.com"
     assert moved() == f"https://{host}"
@@ -203,4 +205,4 @@ def test_a_page_is_sent_to_the_host_of_its_app_by_the_way_that_it_came():
     assert moved((b"host", b"kt.example.com:8443")) == f"https://{host}:8443"
     with pytest.raises(ForeignOriginError, match=f"pages of web are at {host}"):
         moved(method="POST")
-    assert passing._redirect_base(place, "GET", []) == ""  # a program's
+    assert passing._redirect_base(location, "GET", []) == ""  # a program's

@@ -56,8 +56,8 @@ def test_a_generation_is_reached_when_the_last_pod_serves_it() -> None:
 
 def test_a_generation_is_reached_once_however_often_pods_say_so() -> None:
     state = rolled_out("a")
-    again = [Observed("a", 1, 1), Lost("a"), Connected("a", 1), PodsChanged(frozenset("a"))]
-    assert run(state, *again) == []
+    later_events = [Observed("a", 1, 1), Lost("a"), Connected("a", 1), PodsChanged(frozenset("a"))]
+    assert run(state, *later_events) == []
 
 
 def test_nothing_is_reached_without_pods() -> None:

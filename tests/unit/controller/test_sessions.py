@@ -98,7 +98,7 @@ class Case:
         self.clock = ManualClock()
         self.ended: list[Session] = []
         self.begun: list[Session] = []
-        self.known: list[Session] = []
+        self.greeted_sessions: list[Session] = []
         self.session = Session(
             principal,
             access=LocalAccess(
@@ -106,7 +106,7 @@ class Case:
             ),
             workloads=self.world,  # type: ignore[arg-type]  # it notes what a workload is told
             on_begin=lambda _workload, session: self.begun.append(session),
-            on_hello=self.known.append,
+            on_hello=self.greeted_sessions.append,
             clock=self.clock,
             on_end=self.ended.append,
         )
@@ -128,9 +128,9 @@ def test_hello_connects_the_pod() -> None:
 @pytest.mark.parametrize(("principal", "first"), [(POD, POD_HELLO_LIMIT), (User(), HELLO_LIMIT)])
 def test_a_session_takes_little_until_hello(principal: Principal, first: int) -> None:
     case = Case(principal, hello=None)
-    assert (case.world.limits, case.known) == ([first], [])
+    assert (case.world.limits, case.greeted_sessions) == ([first], [])
     case.say(HELLO)
-    assert (case.world.limits, case.known) == ([first, MESSAGE_LIMIT], [case.session])
+    assert (case.world.limits, case.greeted_sessions) == ([first, MESSAGE_LIMIT], [case.session])
 
 
 def test_hello_says_which_spawned_calls_the_agent_knows() -> None:
@@ -235,10 +235,10 @@ def test_a_pod_that_is_heard_again_serves_what_it_said_last() -> None:
 
 def test_the_same_sign_of_life_is_taken_once_and_heard_each_time() -> None:
     case = Case()
-    heard = case.world.heard_of
+    heard_count = case.world.heard_of
     for _ in range(3):
         case.say(Activity(calls=0, last=1.0))
-    assert (case.world.names, case.world.heard_of) == (["connected", "active"], heard + 3)
+    assert (case.world.names, case.world.heard_of) == (["connected", "active"], heard_count + 3)
     case.clock.advance(SILENCE)
     case.say(Activity(calls=0, last=1.0))
     assert case.world.names[2:] == ["silent", "silence_ended", "active"]
@@ -287,23 +287,23 @@ class Mounting(Recorder):
         self.noted.append(("refused", pod, error))
 
 
-class Looking(LocalAccess):
-    """Looks at mounts until a test says what it has found."""
+class PausedAccess(LocalAccess):
+    """Checks mounts until a test sets the outcome of `mounts_check`."""
 
     def __init__(self) -> None:
         super().__init__(user="", secret=b"", clock=float, session_token_of=lambda pod: "")
-        self.found: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.mounts_check: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def check_mounts(self, *_: object, is_running: bool) -> None:
         assert is_running
-        await self.found
+        await self.mounts_check
 
 
 class Checked:
     """A session whose pod has said hello, and has mounts."""
 
     def __init__(self) -> None:
-        self.world, self.access = Mounting(), Looking()
+        self.world, self.access = Mounting(), PausedAccess()
         self.session = Session(
             POD,
             access=self.access,
@@ -322,9 +322,9 @@ class Checked:
 
     async def decide(self, error: KubetorchError | None = None) -> None:
         if error is None:
-            self.access.found.set_result(None)
+            self.access.mounts_check.set_result(None)
         else:
-            self.access.found.set_exception(error)
+            self.access.mounts_check.set_exception(error)
         for _ in range(3):
             await asyncio.sleep(0)
 
@@ -342,18 +342,18 @@ def test_what_a_pod_says_while_its_mounts_are_looked_at_is_heard_after_that() ->
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "names"),
     [(ForbiddenError("not its secret"), ["refused"]), (KubetorchError("nobody knows"), [])],
 )
 def test_a_pod_whose_mounts_are_not_its_own_has_no_session(
-    error: KubetorchError, told: list[str]
+    error: KubetorchError, names: list[str]
 ) -> None:
     async def main() -> None:
         case = Checked()
         await asyncio.sleep(0)
         case.say(Observed(generation=3, serving=3))
         await case.decide(error)
-        assert case.world.names == told
+        assert case.world.names == names
         assert case.world.closed == (websocket_protocol.POLICY_VIOLATION, str(error))
 
     asyncio.run(main())
@@ -376,7 +376,7 @@ def test_nobody_looks_on_when_the_connection_is_gone() -> None:
         await asyncio.sleep(0)
         case.session.on_close("gone")
         await asyncio.sleep(0)
-        assert case.access.found.cancelled()
+        assert case.access.mounts_check.cancelled()
         assert case.world.names == []
 
     asyncio.run(main())

@@ -34,9 +34,9 @@ def opened(path: Path) -> SqliteState:
 
 @pytest.fixture
 def state(tmp_path: Path) -> Iterator[SqliteState]:
-    found = opened(tmp_path / "state.sqlite")
-    yield found
-    found.close()
+    opened_state = opened(tmp_path / "state.sqlite")
+    yield opened_state
+    opened_state.close()
 
 
 def test_everything_is_there_after_it_was_opened_again(tmp_path: Path) -> None:
@@ -59,17 +59,17 @@ def test_what_was_written_is_there_for_another_process_at_once(
     state: SqliteState, tmp_path: Path
 ) -> None:
     state.put_pod(POD)
-    other = opened(tmp_path / "state.sqlite")
-    assert other.pods() == [POD]
-    other.close()
+    other_state = opened(tmp_path / "state.sqlite")
+    assert other_state.pods() == [POD]
+    other_state.close()
 
 
 def test_only_the_generations_to_keep_are_kept(state: SqliteState) -> None:
     for number in (1, 2, 3):
         record = replace(WORKLOAD, generation=number)
         state.put_workload(record, generation=Generation(number, SPEC), keep=[number, 1])
-    kept = state.contents().generations["ns", "f"]
-    assert [generation.number for generation in kept] == [1, 3]
+    generations = state.contents().generations["ns", "f"]
+    assert [generation.number for generation in generations] == [1, 3]
 
 
 def test_a_transaction_that_fails_changes_nothing(state: SqliteState) -> None:

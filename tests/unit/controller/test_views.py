@@ -19,28 +19,28 @@ def status(*apps, port=None):
     state.handle(rollout.PodsChanged(frozenset(pod.name for pod in PODS), frozenset()))
     for pod in PODS:
         state.handle(rollout.Connected(pod.name, 1))
-    heard = {
+    reports = {
         pod.name: PodReport(activity=Activity(calls=0, last=0.0, app=app))
         for pod, app in zip(PODS, apps, strict=True)
     }
     app = AppSpec("python train.py", port=port)
     ref = CallableRef("app", "web", "train", "app", app=app)
-    return views.status(PODS, heard, state, WorkloadSpec("default", "web", ref))
+    return views.status(PODS, reports, state, WorkloadSpec("default", "web", ref))
 
 
 def test_a_deploy_that_is_late_says_what_it_lacks():
     state = rollout.Rollout(wanted_generation=2, good=1)
     state.handle(rollout.PodsChanged(frozenset({"web-0"}), expected=3))
     state.handle(rollout.Connected("web-0", 2))
-    said = views.waits_in_words(PODS[:1], {}, state)
-    assert said == "1 of 3 pods serve generation 2; 2 of the pods are not there yet"
+    words = views.waits_in_words(PODS[:1], {}, state)
+    assert words == "1 of 3 pods serve generation 2; 2 of the pods are not there yet"
     assert views.waits_in_words([], {}, rollout.Rollout(wanted_generation=1)).endswith(
         "there are no pods"
     )
-    said = views.waits_in_words(
+    words = views.waits_in_words(
         [], {}, rollout.Rollout(wanted_generation=1), "the quota 'q' is full"
     )
-    assert said.endswith("there are no pods; the quota 'q' is full")
+    assert words.endswith("there are no pods; the quota 'q' is full")
 
 
 def test_calls_go_to_no_pod_of_ranks_that_nobody_reaches():
@@ -48,8 +48,8 @@ def test_calls_go_to_no_pod_of_ranks_that_nobody_reaches():
     state.handle(rollout.PodsChanged(frozenset(pod.name for pod in PODS)))
     for pod in PODS:
         state.handle(rollout.Connected(pod.name, 1))
-    found = views.pod_views(PODS, {}, state, frozenset({"web-1"}))
-    assert [pod.is_ready for pod in found] == [True, False]
+    pod_views = views.pod_views(PODS, {}, state, frozenset({"web-1"}))
+    assert [pod.is_ready for pod in pod_views] == [True, False]
 
 
 def test_only_a_pod_of_our_own_whose_agent_says_nothing_is_unknown():
@@ -86,11 +86,11 @@ def test_a_description_has_values_of_variables_for_nobody_who_may_not_get_pods()
         },
         "status": {"phase": "Running"},
     }
-    found = views.without_values(pod)
-    assert "hush" not in str(found)
-    assert found["spec"]["containers"][0]["env"] == [{"name": "A"}, secret]
-    assert (found["spec"]["nodeName"], found["metadata"]["uid"]) == ("n", "5")
-    assert found["metadata"]["annotations"] == {"x": "y"}
+    description = views.without_values(pod)
+    assert "hush" not in str(description)
+    assert description["spec"]["containers"][0]["env"] == [{"name": "A"}, secret]
+    assert (description["spec"]["nodeName"], description["metadata"]["uid"]) == ("n", "5")
+    assert description["metadata"]["annotations"] == {"x": "y"}
     assert "hush" in str(pod)
 
 

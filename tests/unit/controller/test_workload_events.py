@@ -13,7 +13,7 @@ def pod(number: int, reason: str = "", failure: Failure | None = None) -> PodSta
     return PodStatus(name, number, "Pending", "", reason=reason, failure=failure)
 
 
-class Told:
+class StageRecorder:
     def __init__(self) -> None:
         self.stages: list[Stage] = []
         self.telling = PodEventReporter(self.stages.append)
@@ -25,41 +25,41 @@ class Told:
 
 
 def test_a_reason_is_told_when_it_is_new() -> None:
-    told = Told()
-    assert told.after(pod(0, "no node")) == [("web-0", "no node")]
-    assert told.after(pod(0, "no node")) == []
-    assert told.after(pod(0)) == []
-    assert told.after(pod(0, "no node")) == [("web-0", "no node")]
+    recorder = StageRecorder()
+    assert recorder.after(pod(0, "no node")) == [("web-0", "no node")]
+    assert recorder.after(pod(0, "no node")) == []
+    assert recorder.after(pod(0)) == []
+    assert recorder.after(pod(0, "no node")) == [("web-0", "no node")]
 
 
 def test_what_many_pods_wait_for_is_told_once() -> None:
-    told = Told()
-    assert told.after(pod(0, "no node"), pod(1, "no node")) == [("web-0", "no node")]
-    assert told.after(pod(0), pod(1, "no node"), pod(2, "no node")) == []
+    recorder = StageRecorder()
+    assert recorder.after(pod(0, "no node"), pod(1, "no node")) == [("web-0", "no node")]
+    assert recorder.after(pod(0), pod(1, "no node"), pod(2, "no node")) == []
 
 
 def test_what_keeps_pods_from_being_made_is_nobodys_in_particular() -> None:
-    told = Told()
-    assert told.after(reason="the quota is full") == [(None, "the quota is full")]
-    assert told.after(reason="the quota is full") == []
+    recorder = StageRecorder()
+    assert recorder.after(reason="the quota is full") == [(None, "the quota is full")]
+    assert recorder.after(reason="the quota is full") == []
 
 
 def test_what_fails_a_deploy_is_not_told() -> None:
-    assert Told().after(pod(0, "no image", {"error_type": "ImagePullError"})) == []
+    assert StageRecorder().after(pod(0, "no image", {"error_type": "ImagePullError"})) == []
 
 
 def test_news_are_told_as_they_come() -> None:
-    told = Told()
-    assert told.after(pod(0), news=[EventLine("Pulling: web:1", "web-0", is_warning=True)]) == [
+    recorder = StageRecorder()
+    assert recorder.after(pod(0), news=[EventLine("Pulling: web:1", "web-0", is_warning=True)]) == [
         ("web-0", "Pulling: web:1")
     ]
-    assert told.stages[0].warning
+    assert recorder.stages[0].warning
 
 
 def test_an_event_that_a_reason_explains_is_told_as_that_reason() -> None:
-    told = Told()
+    recorder = StageRecorder()
     news = [EventLine("FailedMount: no volume", "web-0", is_warning=True)]
     reason = "a volume is not there yet: no volume"
-    assert told.after(pod(0, reason), news=news) == [("web-0", reason)]
-    assert told.stages[0].warning
-    assert told.after(pod(0, reason), news=news) == []
+    assert recorder.after(pod(0, reason), news=news) == [("web-0", reason)]
+    assert recorder.stages[0].warning
+    assert recorder.after(pod(0, reason), news=news) == []

@@ -14,7 +14,7 @@ EVICTED = replace(POD, phase="Terminating", ending=Ending(reason="Evicted"))
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "gone"),
+    ("before", "after", "expected_reasons"),
     [
         pytest.param([], [POD], {}, id="one that comes"),
         pytest.param(
@@ -32,7 +32,7 @@ EVICTED = replace(POD, phase="Terminating", ending=Ending(reason="Evicted"))
     ],
 )
 def test_a_pod_is_gone(
-    before: list[PodStatus], after: list[PodStatus], gone: dict[str, str]
+    before: list[PodStatus], after: list[PodStatus], expected_reasons: dict[str, str]
 ) -> None:
-    found = lost_pods(before, after)
-    assert {name: ending.reason for name, ending in found.items()} == gone
+    endings = lost_pods(before, after)
+    assert {name: ending.reason for name, ending in endings.items()} == expected_reasons

@@ -64,7 +64,7 @@ ME = Creator("")
 SPEC = WorkloadSpec("ns", "f", CallableRef("fn", "f", "m", "f"))
 
 
-class OneThatBreaks:
+class BreakingBackend:
     """A backend that raises what is no error of our own."""
 
     name = "local"
@@ -73,7 +73,7 @@ class OneThatBreaks:
         self.clock = ManualClock()
         self.started: list[str] = []
         self.taken_up: list[Sequence[WorkloadSpec]] = []
-        self.kept: WorkloadSpec | None = None
+        self.applied_spec: WorkloadSpec | None = None
         self.looked_at: list[str] = []
         self.go_on = asyncio.Event()
 
@@ -122,7 +122,7 @@ class OneThatBreaks:
         return ()
 
     def applied(self, spec: WorkloadSpec) -> WorkloadSpec:
-        return self.kept or spec
+        return self.applied_spec or spec
 
     def url(self, spec: WorkloadSpec, manifest: Manifest) -> str:
         return ""
@@ -143,13 +143,13 @@ class OneThatBreaks:
         pass
 
 
-class OneThatFindsPods(OneThatBreaks):
+class BackendWithPods(BreakingBackend):
     """A backend that finds the pods of an earlier one, and says so after each."""
 
     def __init__(self, *names: str) -> None:
         super().__init__()
         self._names = names
-        self._found: list[PodStatus] = []
+        self._pods: list[PodStatus] = []
         self._listener: Listener = lambda namespace, name: None
         self.failed = ""
         self.reason = ""
@@ -166,40 +166,40 @@ class OneThatFindsPods(OneThatBreaks):
 
     def come(self, name: str) -> None:
         phase: Phase = "Failed" if name == self.failed else "Running"
-        self._found.append(PodStatus(name, len(self._found), phase, ""))
+        self._pods.append(PodStatus(name, len(self._pods), phase, ""))
         self._listener("ns", "f")
 
     def go(self, name: str) -> None:
-        self._found = [pod for pod in self._found if pod.name != name]
+        self._pods = [pod for pod in self._pods if pod.name != name]
         self._listener("ns", "f")
 
     def pods(self, namespace: str, name: str) -> list[PodStatus]:
-        return list(self._found)
+        return list(self._pods)
 
 
-class OneThatLacksPods(OneThatFindsPods):
+class BackendLackingPods(BackendWithPods):
     """A backend that has only some of the pods that are asked for."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked: list[str] = []
+        self.requests: list[str] = []
 
     async def apply(self, spec: WorkloadSpec) -> None:
-        self.asked.append(f"apply {spec.compute.pods}")
+        self.requests.append(f"apply {spec.compute.pods}")
 
     async def release(self, namespace: str, name: str) -> None:
-        self.asked.append("release")
+        self.requests.append("release")
 
     def expected(self, namespace: str, name: str) -> int | None:
         return 2
 
 
-class OneThatIsAway:
+class UnavailableState:
     """A state that writes behind, and does not get through while it is away."""
 
     def __init__(self) -> None:
         self.is_away = False
-        self.kept: dict[tuple[str, str], WorkloadRecord] = {}
+        self.durable_records: dict[tuple[str, str], WorkloadRecord] = {}
         self._next: dict[tuple[str, str], WorkloadRecord] = {}
 
     def contents(self) -> Contents:
@@ -229,9 +229,9 @@ class OneThatIsAway:
     async def flush(self, namespace: str, name: str) -> None:
         await asyncio.sleep(0)
         if self.is_away:
-            self._next = dict(self.kept)
+            self._next = dict(self.durable_records)
             raise KubernetesUnavailableError("the API server did not answer")
-        self.kept = dict(self._next)
+        self.durable_records = dict(self._next)
 
 
 def deploy(deploy_id: str, spec: WorkloadSpec = SPEC) -> Deploy:
@@ -244,13 +244,13 @@ def of(**compute: Any) -> dict[str, Any]:
 
 def run(
     folder: Path,
-    body: Callable[[Workloads, OneThatBreaks], Awaitable[Any]],
-    kept: State | None = None,
+    body: Callable[[Workloads, BreakingBackend], Awaitable[Any]],
+    durable_state: State | None = None,
     *,
-    backend: OneThatBreaks | None = None,
+    backend: BreakingBackend | None = None,
 ) -> None:
     """With the state in a folder."""
-    backend = backend or OneThatBreaks()
+    backend = backend or BreakingBackend()
 
     async def main() -> None:
         clock = backend.clock
@@ -258,7 +258,7 @@ def run(
         state, blobs = SqliteState(path, database.open_database(path)), BlobStores(folder / "blobs")
         workloads = Workloads(
             backend=backend,
-            state=kept or state,
+            state=durable_state or state,
             blob_stores=blobs,
             calls=Calls(state, blobs, clock),
             clock=clock,
@@ -278,7 +278,7 @@ def test_a_fault_while_a_manifest_is_applied_ends_every_deploy_that_waits(tmp_pa
     async def collect(workloads: Workloads, deploy_id: str) -> list[DeployEvent]:
         return [event async for event in await workloads.deploy(deploy(deploy_id), ME)]
 
-    async def body(workloads: Workloads, backend: OneThatBreaks) -> None:
+    async def body(workloads: Workloads, backend: BreakingBackend) -> None:
         first = asyncio.ensure_future(collect(workloads, "1"))
         repeated = asyncio.ensure_future(collect(workloads, "1"))
         second = asyncio.ensure_future(collect(workloads, "2"))
@@ -301,7 +301,7 @@ def test_a_fault_while_a_manifest_is_applied_ends_every_deploy_that_waits(tmp_pa
 def test_a_deploy_whose_controller_stops_may_be_sent_to_the_next_one_if_the_pods_stay(
     tmp_path: Path, pods: bool, error: str
 ) -> None:
-    async def body(workloads: Workloads, backend: OneThatBreaks) -> None:
+    async def body(workloads: Workloads, backend: BreakingBackend) -> None:
         events = await workloads.deploy(deploy("d1"), ME)
         await anext(events)
         await workloads.close(pods=pods)
@@ -325,7 +325,7 @@ def test_a_deploy_whose_controller_stops_may_be_sent_to_the_next_one_if_the_pods
 def test_names_that_people_see_are_printable_and_have_an_end(
     tmp_path: Path, changed: dict[str, Any]
 ) -> None:
-    async def body(workloads: Workloads, _: OneThatBreaks) -> None:
+    async def body(workloads: Workloads, _: BreakingBackend) -> None:
         with pytest.raises(SpecError, match="is no name of a user, a project or a callable"):
             workloads.check(deploy("1", replace(SPEC, **changed)), "ns", "f")
 
@@ -333,7 +333,7 @@ def test_names_that_people_see_are_printable_and_have_an_end(
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"tree": "0" * 63}, "names no code or arguments"),
         ({"tree": "../" + "0" * 61}, "names no code or arguments"),
@@ -348,10 +348,10 @@ def test_names_that_people_see_are_printable_and_have_an_end(
     ],
 )
 def test_what_no_client_sends_is_refused_with_the_value(
-    tmp_path: Path, changed: dict[str, Any], said: str
+    tmp_path: Path, changed: dict[str, Any], message: str
 ) -> None:
-    async def body(workloads: Workloads, _: OneThatBreaks) -> None:
-        with pytest.raises(SpecError, match=said):
+    async def body(workloads: Workloads, _: BreakingBackend) -> None:
+        with pytest.raises(SpecError, match=message):
             workloads.check(deploy("1", replace(SPEC, **changed)), "ns", "f")
 
     run(tmp_path, body)
@@ -363,7 +363,7 @@ def test_a_call_whose_pod_is_out_of_reach_is_not_said_to_be_cancelled(tmp_path: 
     state.put_workload(WorkloadRecord("ns", "f", 1), generation=Generation(1, SPEC))
     state.close()
 
-    async def body(workloads: Workloads, backend: OneThatBreaks) -> None:
+    async def body(workloads: Workloads, backend: BreakingBackend) -> None:
         now = backend.clock.time()
         for name in ("f", "gone"):
             pod = PodIdentity("ns", name, f"{name}-0")
@@ -378,7 +378,7 @@ def test_a_call_whose_pod_is_out_of_reach_is_not_said_to_be_cancelled(tmp_path: 
 
 @pytest.mark.parametrize("name", ["F", "a_b", "-a", "a" * 64, "a/b"])
 def test_what_is_no_name_is_refused(tmp_path: Path, name: str) -> None:
-    async def body(workloads: Workloads, _: OneThatBreaks) -> None:
+    async def body(workloads: Workloads, _: BreakingBackend) -> None:
         with pytest.raises(SpecError, match="is no name"):
             workloads.check(deploy("1", replace(SPEC, name=name)), "ns", name)
         with pytest.raises(SpecError, match="is no name"):
@@ -390,7 +390,7 @@ def test_what_is_no_name_is_refused(tmp_path: Path, name: str) -> None:
 
 
 def test_what_cannot_be_rendered_is_refused_before_it_is_stored(tmp_path: Path) -> None:
-    async def body(workloads: Workloads, _: OneThatBreaks) -> None:
+    async def body(workloads: Workloads, _: BreakingBackend) -> None:
         fleet = '{"apiVersion":"example.com/v1","kind":"Fleet","spec":{}}'
         spec = replace(SPEC, compute=ComputeSpec(manifest=fleet))
         with pytest.raises(SpecError, match="'Fleet'"):
@@ -423,7 +423,7 @@ def test_a_workload_that_cannot_be_read_does_not_keep_the_others_from_starting(
     connection.commit()
     connection.close()
 
-    async def body(workloads: Workloads, backend: OneThatBreaks) -> None:
+    async def body(workloads: Workloads, backend: BreakingBackend) -> None:
         assert backend.started == ["good"]
         assert [view.spec.name for view in workloads.list()] == ["good"]
 
@@ -448,7 +448,7 @@ def test_what_a_deploy_may_not_bring_is_not_taken_up_either(
         state.put_workload(WorkloadRecord("ns", spec.name, 1), generation=Generation(1, spec))
     state.close()
 
-    async def body(workloads: Workloads, backend: OneThatBreaks) -> None:
+    async def body(workloads: Workloads, backend: BreakingBackend) -> None:
         assert backend.started == ["good"]
         with pytest.raises(SpecError):
             workloads.check(deploy("1", replace(SPEC, compute=compute)), "ns", "f")
@@ -466,7 +466,7 @@ def test_a_workload_whose_pods_cannot_be_understood_keeps_no_other_from_starting
         state.put_workload(WorkloadRecord("ns", name, 1), generation=Generation(1, spec))
     state.close()
 
-    async def body(workloads: Workloads, backend: OneThatBreaks) -> None:
+    async def body(workloads: Workloads, backend: BreakingBackend) -> None:
         assert [view.spec.name for view in workloads.list()] == ["bad", "good"]
         assert backend.looked_at == ["bad", "good"]
 
@@ -478,9 +478,9 @@ def test_a_workload_is_shown_as_what_there_is_of_it_where_the_wanted_one_was_ref
 ) -> None:
     specs = remember_generations(tmp_path)
 
-    async def body(workloads: Workloads, backend: OneThatBreaks) -> None:
+    async def body(workloads: Workloads, backend: BreakingBackend) -> None:
         assert backend.taken_up == [specs[::-1]]
-        backend.kept = specs[0]
+        backend.applied_spec = specs[0]
         (view,) = workloads.list()
         assert (view.generation, view.spec) == (2, specs[0])
 
@@ -490,9 +490,9 @@ def test_a_workload_is_shown_as_what_there_is_of_it_where_the_wanted_one_was_ref
 def test_a_generation_that_does_not_become_durable_fails_its_deploy_and_changes_nothing(
     tmp_path: Path,
 ) -> None:
-    state = OneThatIsAway()
+    state = UnavailableState()
 
-    async def body(workloads: Workloads, backend: OneThatBreaks) -> None:
+    async def body(workloads: Workloads, backend: BreakingBackend) -> None:
         state.is_away = True
         with pytest.raises(KubernetesUnavailableError):
             await workloads.deploy(deploy("1"), ME)
@@ -510,21 +510,21 @@ def test_a_generation_that_does_not_become_durable_fails_its_deploy_and_changes_
         state.is_away = False
         await workloads.delete("ns", "f")
         assert workloads.is_empty
-        assert state.kept == {}
+        assert state.durable_records == {}
 
     run(tmp_path, body, state)
 
 
 def test_a_workload_is_terminating_while_its_pods_end(tmp_path: Path) -> None:
-    class OneThatTakesItsTime(OneThatFindsPods):
+    class SlowBackend(BackendWithPods):
         async def delete(self, namespace: str, name: str, *, grace: float) -> list[str]:
             self.go("f-1")
             await self.go_on.wait()
             return []
 
-    backend = OneThatTakesItsTime("f-1")
+    backend = SlowBackend("f-1")
 
-    async def body(workloads: Workloads, _: OneThatBreaks) -> None:
+    async def body(workloads: Workloads, _: BreakingBackend) -> None:
         deleting = asyncio.create_task(workloads.delete("ns", "f"))
         while backend.pods("ns", "f"):
             await asyncio.sleep(0)
@@ -563,37 +563,37 @@ def remember_calls(folder: Path, *calls: tuple[str, str, str]) -> None:
 def states(folder: Path) -> dict[str, str]:
     path = folder / "state.sqlite"
     state = SqliteState(path, database.open_database(path))
-    found = {call.id: call.state for call in state.calls()}
+    call_states = {call.id: call.state for call in state.calls()}
     state.close()
-    return found
+    return call_states
 
 
 def test_calls_whose_pods_are_found_again_go_on(tmp_path: Path) -> None:
     remember_calls(tmp_path, ("a", "f", "f-1"), ("b", "f", "f-2"))
 
-    async def body(workloads: Workloads, backend: OneThatBreaks) -> None:
+    async def body(workloads: Workloads, backend: BreakingBackend) -> None:
         backend.clock.advance(2 * SWEEP_DELAY)
 
-    run(tmp_path, body, backend=OneThatFindsPods("f-1", "f-2"))
+    run(tmp_path, body, backend=BackendWithPods("f-1", "f-2"))
     assert states(tmp_path) == {"a": "running", "b": "running"}
 
 
 def test_calls_whose_pods_are_not_found_again_fail_once_all_had_their_time(tmp_path: Path) -> None:
     remember_calls(tmp_path, ("a", "f", "f-1"), ("b", "f", "f-2"), ("c", "gone", "gone-1"))
 
-    async def body(workloads: Workloads, backend: OneThatBreaks) -> None:
+    async def body(workloads: Workloads, backend: BreakingBackend) -> None:
         assert set(states(tmp_path).values()) == {"running"}
         backend.clock.advance(SWEEP_DELAY)
 
-    run(tmp_path, body, backend=OneThatFindsPods("f-1"))
+    run(tmp_path, body, backend=BackendWithPods("f-1"))
     assert states(tmp_path) == {"a": "running", "b": "failed", "c": "failed"}
 
 
 def test_calls_whose_pod_has_failed_meanwhile_fail(tmp_path: Path) -> None:
     remember_calls(tmp_path, ("a", "f", "f-1"), ("b", "f", "f-2"))
-    backend = OneThatFindsPods("f-1", "f-2")
+    backend = BackendWithPods("f-1", "f-2")
 
-    async def body(workloads: Workloads, _: OneThatBreaks) -> None:
+    async def body(workloads: Workloads, _: BreakingBackend) -> None:
         backend.clock.advance(SWEEP_DELAY)
         assert states(tmp_path) == {"a": "running", "b": "failed"}
 
@@ -608,10 +608,10 @@ def test_calls_of_pods_that_are_not_known_yet_may_go_on(tmp_path: Path) -> None:
     spec = replace(SPEC, name="rejected", compute=ComputeSpec(replicas=0))
     state.put_workload(WorkloadRecord("ns", "rejected", 1), generation=Generation(1, spec))
     state.close()
-    backend = OneThatFindsPods()
+    backend = BackendWithPods()
     backend.reason = "the API server answered 429"
 
-    async def body(workloads: Workloads, _: OneThatBreaks) -> None:
+    async def body(workloads: Workloads, _: BreakingBackend) -> None:
         backend.clock.advance(SWEEP_DELAY)
         assert states(tmp_path) == {"a": "running", "b": "running"}
         backend.reason = ""
@@ -623,9 +623,9 @@ def test_calls_of_pods_that_are_not_known_yet_may_go_on(tmp_path: Path) -> None:
 
 def test_calls_whose_pod_goes_fail_at_once(tmp_path: Path) -> None:
     remember_calls(tmp_path, ("a", "f", "f-1"), ("b", "f", "f-2"))
-    backend = OneThatFindsPods("f-1", "f-2")
+    backend = BackendWithPods("f-1", "f-2")
 
-    async def body(workloads: Workloads, _: OneThatBreaks) -> None:
+    async def body(workloads: Workloads, _: BreakingBackend) -> None:
         backend.go("f-2")
         assert states(tmp_path) == {"a": "running", "b": "failed"}
 
@@ -636,11 +636,11 @@ def test_pods_of_what_was_before_are_not_taken_for_a_generation_that_is_not_appl
     tmp_path: Path,
 ) -> None:
     specs = remember_generations(tmp_path)
-    backend = OneThatFindsPods("f-1")
-    backend.kept = specs[0]
+    backend = BackendWithPods("f-1")
+    backend.applied_spec = specs[0]
 
-    async def body(workloads: Workloads, _: OneThatBreaks) -> None:
-        session = Told()
+    async def body(workloads: Workloads, _: BreakingBackend) -> None:
+        session = RecordingSession()
         hello = Hello(
             namespace="ns",
             workload="f",
@@ -654,14 +654,14 @@ def test_pods_of_what_was_before_are_not_taken_for_a_generation_that_is_not_appl
         workload = workloads.get("ns", "f")
         workload.connected(hello, session)
         assert not [text for text in session.texts if b"reload" in text]
-        backend.kept = specs[1]
+        backend.applied_spec = specs[1]
         backend.come("f-2")
         assert [text for text in session.texts if b"reload" in text]
 
     run(tmp_path, body, backend=backend)
 
 
-class Told:
+class RecordingSession:
     """The session of a pod, which notes what it is told."""
 
     def __init__(self) -> None:
@@ -683,7 +683,7 @@ def test_a_token_ends_when_it_says_but_for_the_clocks_of_a_cluster(
 ) -> None:
     """Pods on this machine have the clock of their controller."""
 
-    async def body(workloads: Workloads, runs: OneThatBreaks) -> None:
+    async def body(workloads: Workloads, runs: BreakingBackend) -> None:
         runs.name = backend
         view = workloads.token("ns", "f", ttl=1, subject="ann")
         audience = tokens.audience("ns", "f")
@@ -706,7 +706,7 @@ def test_an_exception_in_one_workload_reaches_no_other(tmp_path: Path) -> None:
         state.put_call(CallRecord(name, "ns", name, "gone", "f", "running", started=1.0))
     state.close()
 
-    class Listened(OneThatBreaks):
+    class Listened(BreakingBackend):
         listener: Listener
 
         def watch(self, listener: Listener) -> None:
@@ -722,7 +722,7 @@ def test_an_exception_in_one_workload_reaches_no_other(tmp_path: Path) -> None:
                 raise KeyError("status")
             return ""
 
-    async def body(workloads: Workloads, backend: OneThatBreaks) -> None:
+    async def body(workloads: Workloads, backend: BreakingBackend) -> None:
         assert isinstance(backend, Listened)
         before = len(backend.looked_at)
         for name in ("bad", "good"):
@@ -746,14 +746,14 @@ def test_an_earlier_generation_that_no_deploy_may_bring_is_never_served(
     state.put_workload(replaced(record, generation=2), generation=Generation(2, SPEC), keep=[1, 2])
     state.close()
 
-    async def body(workloads: Workloads, backend: OneThatBreaks) -> None:
+    async def body(workloads: Workloads, backend: BreakingBackend) -> None:
         assert backend.taken_up == [[SPEC]]
 
     run(tmp_path, body)
 
 
 @pytest.mark.parametrize(
-    ("distribution", "pods", "asked"),
+    ("distribution", "pods", "requests"),
     [
         (DistributionSpec(workers=2), ["f-0"], ["apply 2", "release"]),
         (DistributionSpec(workers=2), [], ["apply 2", "release"]),
@@ -761,15 +761,15 @@ def test_an_earlier_generation_that_no_deploy_may_bring_is_never_served(
     ],
 )
 def test_a_part_of_the_pods_of_distributed_ranks_is_given_back_when_the_launch_is_given_up(
-    tmp_path: Path, distribution: DistributionSpec | None, pods: list[str], asked: list[str]
+    tmp_path: Path, distribution: DistributionSpec | None, pods: list[str], requests: list[str]
 ) -> None:
-    backend = OneThatLacksPods()
+    backend = BackendLackingPods()
     spec = replace(SPEC, compute=ComputeSpec(replicas=2, distribution=distribution))
 
-    async def body(workloads: Workloads, _: OneThatBreaks) -> None:
+    async def body(workloads: Workloads, _: BreakingBackend) -> None:
         events = await workloads.deploy(deploy("1", spec), ME)
         await anext(events)
-        while not backend.asked:
+        while not backend.requests:
             await asyncio.sleep(0)
         for name in pods:
             backend.come(name)
@@ -778,6 +778,6 @@ def test_a_part_of_the_pods_of_distributed_ranks_is_given_back_when_the_launch_i
         assert isinstance(last, Failed)
         for _ in range(10):
             await asyncio.sleep(0)
-        assert backend.asked == asked
+        assert backend.requests == requests
 
     run(tmp_path, body, backend=backend)

@@ -44,10 +44,12 @@ def pod(name: str, **fields: object) -> PodStatus:
 class Case:
     """A rendezvous, its time, and what came of what happened."""
 
-    def __init__(self, *kept: World) -> None:
+    def __init__(self, *stored_worlds: World) -> None:
         self.now = 1000.0
         self.ports: tuple[int, ...] | ResourceNotAvailableError = (12345,)
-        self.state = Rendezvous("train", ports=self._choose, now=self.now, stored_worlds=kept)
+        self.state = Rendezvous(
+            "train", ports=self._choose, now=self.now, stored_worlds=stored_worlds
+        )
         self.effects: list[Effect] = []
         self.speaking: set[str] = set()
         self.pods: list[PodStatus] = []
@@ -59,19 +61,22 @@ class Case:
 
     def tell(self, *events: Event) -> list[Effect]:
         """What follows from these."""
-        found = [effect for one in events for effect in self.state.handle(one, self.now)]
-        self.effects += found
-        return found
+        effects = [effect for event in events for effect in self.state.handle(event, self.now)]
+        self.effects += effects
+        return effects
 
     def have(self, *pods: str | PodStatus) -> list[Effect]:
-        self.pods = [pod(one) if isinstance(one, str) else one for one in pods]
+        self.pods = [
+            pod(pod_or_name) if isinstance(pod_or_name, str) else pod_or_name
+            for pod_or_name in pods
+        ]
         return self.tell(PodsChanged(self.pods))
 
     def want(
         self, workers: int, *, number: int = 1, good: int = 0, quorum: int = 0
     ) -> list[Effect]:
         plan = Plan(number, workers, quorum or workers, TIMEOUT, good=good)
-        return self.tell(PlanChanged(plan, frozenset(one.name for one in self.pods)))
+        return self.tell(PlanChanged(plan, frozenset(status.name for status in self.pods)))
 
     def connect(self, *names: str, incarnation: str = "i") -> list[Effect]:
         self.speaking |= set(names)
@@ -83,13 +88,13 @@ class Case:
 
     def pass_time(self, seconds: float, *, silent: Sequence[str] = ()) -> list[Effect]:
         """Let time pass, in which pods give signs of life."""
-        found = []
+        effects = []
         for _ in range(round(seconds / world.TICK)):
             self.now += world.TICK
             for name in self.speaking - set(silent):
                 self.state.message_received(name, self.now)
-            found += self.tell(Tick())
-        return found
+            effects += self.tell(Tick())
+        return effects
 
     @property
     def world(self) -> World:
@@ -102,7 +107,7 @@ class Case:
 
     @property
     def lost(self) -> dict[str, str]:
-        return {one.member.pod: one.reason for one in self.world.lost}
+        return {loss.member.pod: loss.reason for loss in self.world.lost}
 
 
 def launched(*names: str, quorum: int = 0) -> Case:
@@ -139,7 +144,7 @@ def test_pods_that_are_connected_already_are_a_world_at_once() -> None:
     case = Case()
     case.have("a0", "a1")
     case.connect("a0", "a1")
-    assert [type(one) for one in case.want(2)] == [Formed]
+    assert [type(effect) for effect in case.want(2)] == [Formed]
 
 
 def test_node_ranks_have_no_gaps() -> None:
@@ -189,7 +194,7 @@ def test_a_quorum_waits_a_moment_for_the_others() -> None:
     case.want(3, quorum=2)
     assert case.connect("a0", "a1") == []
     assert case.pass_time(world.SETTLE_SECONDS - world.TICK) == []
-    assert [type(one) for one in case.pass_time(world.TICK)] == [Formed]
+    assert [type(effect) for effect in case.pass_time(world.TICK)] == [Formed]
     assert case.members == ["a0", "a1"]
 
 
@@ -197,7 +202,7 @@ def test_all_pods_need_no_moment() -> None:
     case = Case()
     case.have("a0", "a1", "a2")
     case.want(3, quorum=2)
-    assert [type(one) for one in case.connect("a0", "a1", "a2")] == [Formed]
+    assert [type(effect) for effect in case.connect("a0", "a1", "a2")] == [Formed]
     assert len(case.members) == 3
 
 
@@ -209,7 +214,7 @@ def test_a_quorum_that_is_lost_again_is_none() -> None:
     case.disconnect("a1")
     assert case.pass_time(world.SETTLE_SECONDS * 2) == []
     assert case.connect("a1") == []
-    assert [type(one) for one in case.pass_time(world.SETTLE_SECONDS)] == [Formed]
+    assert [type(effect) for effect in case.pass_time(world.SETTLE_SECONDS)] == [Formed]
 
 
 def test_those_that_are_in_the_world_of_a_quorum_have_to_serve() -> None:
@@ -256,10 +261,10 @@ def test_a_generation_without_a_quorum_is_given_up() -> None:
     assert isinstance(missed, NotFormed)
     assert missed.generation == 1
     assert isinstance(missed.error, QuorumError)
-    said = str(missed.error)
-    assert "1 of the 3 pods that it needs after 60 s: pod a1: no node is free; 1 of" in said
+    message = str(missed.error)
+    assert "1 of the 3 pods that it needs after 60 s: pod a1: no node is free; 1 of" in message
     assert case.pass_time(TIMEOUT) == []
-    assert "1 of the pods is not there yet: the quota 'q' is full" in said
+    assert "1 of the pods is not there yet: the quota 'q' is full" in message
 
 
 def test_pods_that_come_too_late_are_a_world_all_the_same() -> None:
@@ -268,7 +273,7 @@ def test_pods_that_come_too_late_are_a_world_all_the_same() -> None:
     case.want(2)
     case.connect("a0")
     case.pass_time(TIMEOUT)
-    assert [type(one) for one in case.connect("a1")] == [Formed]
+    assert [type(effect) for effect in case.connect("a1")] == [Formed]
 
 
 def test_a_port_that_is_taken_ends_the_launch() -> None:
@@ -285,7 +290,7 @@ def test_a_port_that_is_taken_ends_the_launch() -> None:
 
 def test_a_new_generation_has_a_new_world_and_a_higher_epoch() -> None:
     case = launched("a0", "a1")
-    assert [type(one) for one in case.want(2, number=2, good=1)] == [Formed]
+    assert [type(effect) for effect in case.want(2, number=2, good=1)] == [Formed]
     assert (case.world.epoch, case.world.generation) == (2, 2)
 
 
@@ -405,7 +410,7 @@ def test_no_world_is_formed_of_pods_that_are_about_to_end() -> None:
     ending = [pod(name, phase="Terminating") for name in ("a0", "a1")]
     assert case.have(*ending) == [Announce()]
     assert case.have(*ending, "a3") == []  # nobody is left, but those are connected still
-    assert not any(isinstance(one, Formed) for one in case.connect("a3", "a4", "a5"))
+    assert not any(isinstance(effect, Formed) for effect in case.connect("a3", "a4", "a5"))
     case.have(*ending, "a3", "a4", "a5")
     assert case.want(3, good=1)[-1] == Formed(case.world)
     assert case.members == ["a3", "a4", "a5"]
@@ -484,8 +489,8 @@ def test_a_request_of_an_epoch_before_gets_no_world_that_has_lost_a_member() -> 
     case = launched("a0", "a1")
     case.tell(Regroup("a0", "r1", 1))
     case.have("a0")
-    asked = Regroup("a0", "r2", 1, is_quorum_awaited=False)
-    assert case.tell(asked) == [Formed(case.world)]
+    late_request = Regroup("a0", "r2", 1, is_quorum_awaited=False)
+    assert case.tell(late_request) == [Formed(case.world)]
     assert (case.world.epoch, case.members) == (3, ["a0"])
 
 
@@ -536,8 +541,8 @@ def test_a_request_to_a_service_without_ranks_is_refused() -> None:
 def test_a_silent_member_that_nobody_reaches_is_lost_within_three_seconds() -> None:
     case = launched("a0", "a1")
     began = case.now
-    asked = case.pass_time(world.SILENCE + world.TICK, silent=["a1"])
-    (ask,) = asked
+    effects = case.pass_time(world.SILENCE + world.TICK, silent=["a1"])
+    (ask,) = effects
     assert isinstance(ask, OrderProbe)
     assert (ask.pod, ask.url) == ("a0", "http://a1")
     case.now += 1.0  # as long as it may take to say so
@@ -552,9 +557,9 @@ def test_a_silent_member_that_another_one_reaches_is_not_lost() -> None:
     assert isinstance(ask, OrderProbe)
     case.tell(Probed("a0", ask.id, is_reached=True))
     assert case.pass_time(world.SILENCE, silent=["a1"]) == []
-    (again,) = case.pass_time(world.TICK, silent=["a1"])
-    assert isinstance(again, OrderProbe)
-    assert again.id != ask.id
+    (second_probe,) = case.pass_time(world.TICK, silent=["a1"])
+    assert isinstance(second_probe, OrderProbe)
+    assert second_probe.id != ask.id
     assert case.lost == {}
 
 
@@ -586,7 +591,7 @@ def test_one_that_was_only_cut_off_from_the_controller_is_asked_about_again() ->
     assert isinstance(ask, OrderProbe)
     case.tell(Probed("a0", ask.id, is_reached=True))
     assert case.pass_time(world.SILENCE) == []
-    assert [type(one) for one in case.pass_time(world.TICK)] == [OrderProbe]
+    assert [type(effect) for effect in case.pass_time(world.TICK)] == [OrderProbe]
 
 
 def test_one_that_speaks_again_meanwhile_is_not_lost() -> None:
@@ -607,9 +612,12 @@ def test_nobody_is_lost_while_there_is_nobody_to_ask() -> None:
 
 def test_one_of_several_who_reaches_it_is_enough() -> None:
     case = launched("a0", "a1", "a2", "a3", "a4")
-    asked = case.pass_time(world.SILENCE + world.TICK, silent=["a1"])
-    assert len({one.pod for one in asked if isinstance(one, OrderProbe)} - {"a1"}) == world.PROBERS
-    first, second, _ = (one for one in asked if isinstance(one, OrderProbe))
+    effects = case.pass_time(world.SILENCE + world.TICK, silent=["a1"])
+    assert (
+        len({effect.pod for effect in effects if isinstance(effect, OrderProbe)} - {"a1"})
+        == world.PROBERS
+    )
+    first, second, _ = (effect for effect in effects if isinstance(effect, OrderProbe))
     case.tell(Probed(first.pod, first.id, is_reached=False))
     case.tell(Probed(second.pod, second.id, is_reached=True))
     assert case.lost == {}
@@ -629,14 +637,15 @@ def test_others_are_asked_when_nobody_answers() -> None:
     first = case.pass_time(world.SILENCE + world.TICK, silent=["a1"])
     second = case.pass_time(world.PROBE_TIME + world.TICK, silent=["a1"])
     (before, now) = (
-        {one.pod for one in asked if isinstance(one, OrderProbe)} for asked in (first, second)
+        {effect.pod for effect in effects if isinstance(effect, OrderProbe)}
+        for effects in (first, second)
     )
     assert len(now) == world.PROBERS
     assert before != now
     late = first[0]
     assert isinstance(late, OrderProbe)
-    for one in now:  # what is said about the first attempt is no answer to the second
-        case.tell(Probed(one, late.id, is_reached=False))
+    for prober in now:  # what is said about the first attempt is no answer to the second
+        case.tell(Probed(prober, late.id, is_reached=False))
     assert case.lost == {}
 
 
@@ -644,9 +653,9 @@ def test_the_silence_of_thousands_takes_little_time() -> None:
     names = [f"a{number}" for number in range(5000)]
     case = launched(*names)
     began = time.process_time()
-    asked = case.pass_time(2.0, silent=names[100:])
+    effects = case.pass_time(2.0, silent=names[100:])
     assert time.process_time() - began < 2.0
-    assert asked
+    assert effects
 
 
 def test_a_stranger_cannot_have_a_member_lost() -> None:
@@ -714,7 +723,7 @@ def test_a_controller_takes_up_the_world_of_the_one_before() -> None:
     case.want(2, good=1)
     case.connect("a0", "a1")
     assert case.world == before.world
-    assert not [one for one in case.effects if isinstance(one, Formed)]
+    assert not [effect for effect in case.effects if isinstance(effect, Formed)]
 
 
 def test_members_that_have_not_connected_yet_are_not_lost() -> None:

@@ -33,7 +33,10 @@ def equipped(compute: ComputeSpec, runtime: Runtime = RUNTIME) -> tuple[dict, st
 
 
 def variables(container: dict) -> dict:
-    return {one["name"]: one.get("value", one.get("valueFrom")) for one in container["env"]}
+    return {
+        variable["name"]: variable.get("value", variable.get("valueFrom"))
+        for variable in container["env"]
+    }
 
 
 def test_an_image_of_ones_own_gets_a_copy_of_the_runtime_before_anything_else_starts():
@@ -49,7 +52,7 @@ def test_an_image_of_ones_own_gets_a_copy_of_the_runtime_before_anything_else_st
     assert container["image"] == "me/mine:3"
     assert container["command"] == ["/kubetorch/bin/kt-agent"]
     assert "args" not in container
-    mounts = {one["mountPath"]: one["name"] for one in container["volumeMounts"]}
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
     assert mounts["/kubetorch"] == copying["volumeMounts"][0]["name"]
 
 
@@ -59,31 +62,36 @@ def test_the_default_image_has_the_runtime_and_needs_no_copy():
 
     assert pod["containers"][0]["image"] == "registry/pod:1"
     assert "initContainers" not in pod
-    assert "/kubetorch" not in [one["mountPath"] for one in pod["containers"][0]["volumeMounts"]]
+    assert "/kubetorch" not in [
+        mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]
+    ]
 
 
 def test_the_agent_learns_who_it_is_and_gets_a_token_for_its_controller_alone():
     manifest, _ = equipped(ComputeSpec(server_port=9000, working_dir="/app"))
     pod = manifest["spec"]["template"]["spec"]
-    found = variables(pod["containers"][0])
+    environment = variables(pod["containers"][0])
 
-    assert found["KT_POD_NAME"] == {"fieldRef": {"fieldPath": "metadata.name"}}
-    assert found["KT_POD_HOST"] == {"fieldRef": {"fieldPath": "status.podIP"}}
-    assert (found["KT_POD_WORKLOAD"], found["KT_POD_PORT"]) == ("train", "9000")
-    assert found["KT_POD_WORKING_DIR"] == "/app"
-    assert found["KT_BACKEND"] == "kubernetes"
-    token = next(one for one in pod["volumes"] if "projected" in one)
+    assert environment["KT_POD_NAME"] == {"fieldRef": {"fieldPath": "metadata.name"}}
+    assert environment["KT_POD_HOST"] == {"fieldRef": {"fieldPath": "status.podIP"}}
+    assert (environment["KT_POD_WORKLOAD"], environment["KT_POD_PORT"]) == ("train", "9000")
+    assert environment["KT_POD_WORKING_DIR"] == "/app"
+    assert environment["KT_BACKEND"] == "kubernetes"
+    token = next(volume for volume in pod["volumes"] if "projected" in volume)
     [source] = token["projected"]["sources"]
     assert source["serviceAccountToken"]["audience"] == "kubetorch"
 
 
 def test_pods_are_told_no_working_directory_that_is_to_be_that_of_their_image():
-    for compute, told in ((ComputeSpec(), None), (ComputeSpec(working_dir="/app"), "/app")):
+    for compute, expected_folder in (
+        (ComputeSpec(), None),
+        (ComputeSpec(working_dir="/app"), "/app"),
+    ):
         spec = WorkloadSpec("team", "train", CallableRef("fn", "f", "m", "f"), compute)
         manifest = rendering.of_workload(spec)
         agent.equip(manifest, workload="train", runtime=RUNTIME, working_dir=None)
         [container] = manifest["spec"]["template"]["spec"]["containers"]
-        assert variables(container).get("KT_POD_WORKING_DIR") == told
+        assert variables(container).get("KT_POD_WORKING_DIR") == expected_folder
 
 
 def test_pods_of_an_autoscaled_service_have_the_time_of_a_request_to_end():
@@ -121,7 +129,7 @@ def test_a_readiness_probe_of_ones_own_stays():
 
 
 @pytest.mark.parametrize(
-    ("other", "is_same"),
+    ("changed_compute", "is_same"),
     [
         (ComputeSpec(inactivity_ttl="5m"), True),
         (ComputeSpec(replicas=3), True),
@@ -129,9 +137,9 @@ def test_a_readiness_probe_of_ones_own_stays():
         (ComputeSpec(env_vars=(("A", "1"),)), False),
     ],
 )
-def test_the_digest_on_pods_changes_with_what_pods_are_made_from(other, is_same):
+def test_the_digest_on_pods_changes_with_what_pods_are_made_from(changed_compute, is_same):
     _, before = equipped(ComputeSpec())
-    manifest, after = equipped(other)
+    manifest, after = equipped(changed_compute)
 
     assert (before == after) is is_same
     annotations = manifest["spec"]["template"]["metadata"]["annotations"]
@@ -162,9 +170,9 @@ def test_a_train_job_gets_its_agent_by_a_runtime_of_its_own():
     assert "initContainers" not in override
     assert manifest["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
     assert runtime["metadata"]["namespace"] == "team"
-    (made,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
-    template = made["template"]["spec"]["template"]
-    names = [one["name"] for one in template["spec"]["initContainers"]]
+    (replicated_job,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    template = replicated_job["template"]["spec"]["template"]
+    names = [container["name"] for container in template["spec"]["initContainers"]]
     assert names == ["kubetorch-runtime", "own"]
     assert template["metadata"]["labels"][labels.SERVICE] == "train"
     assert template["metadata"]["annotations"][labels.TEMPLATE_DIGEST] == digest
@@ -239,5 +247,5 @@ def test_the_queue_of_a_group_is_read_again_and_the_name_of_a_group_is_a_label()
 def test_the_first_pod_of_ranks_is_ready_before_the_others_that_wait_for_it(kind):
     manifest, _ = equipped(parameters.read_manifest(manifests()[kind]))
     container = WorkloadManifest.parse(manifest).primary.container
-    asked = "/health/serving?wait=599" if kind == "Deployment" else "/health"
-    assert container["readinessProbe"]["httpGet"]["path"] == asked
+    probe_path = "/health/serving?wait=599" if kind == "Deployment" else "/health"
+    assert container["readinessProbe"]["httpGet"]["path"] == probe_path

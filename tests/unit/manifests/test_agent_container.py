@@ -75,8 +75,8 @@ def test_what_names_the_container_names_the_agent_s() -> None:
         {"name": "a", "downwardAPI": {"items": [item]}},
         {"name": "b", "projected": {"sources": [{"downwardAPI": {"items": [item]}}]}},
     ]
-    other = {"resourceFieldRef": {"containerName": "side", "resource": "requests.cpu"}}
-    spec["containers"].append({"name": "side", "env": [{"name": "A", "valueFrom": other}]})
+    side_field = {"resourceFieldRef": {"containerName": "side", "resource": "requests.cpu"}}
+    spec["containers"].append({"name": "side", "env": [{"name": "A", "valueFrom": side_field}]})
     annotations = {
         "kubectl.kubernetes.io/default-container": "main",
         "container.apparmor.security.beta.kubernetes.io/main": "runtime/default",
@@ -87,11 +87,11 @@ def test_what_names_the_container_names_the_agent_s() -> None:
         "podFailurePolicy": {"rules": [{"action": "FailJob", **failing}]},
         "template": {"metadata": {"annotations": annotations}, "spec": spec},
     }
-    found = rendered(manifest)
-    assert '"containerName": "main"' not in json.dumps(found)
-    assert json.dumps(found).count('"containerName": "kubetorch"') == 4
-    assert '"containerName": "side"' in json.dumps(found)
-    of_pods = found["spec"]["template"]["metadata"]["annotations"]
+    rendered_manifest = rendered(manifest)
+    assert '"containerName": "main"' not in json.dumps(rendered_manifest)
+    assert json.dumps(rendered_manifest).count('"containerName": "kubetorch"') == 4
+    assert '"containerName": "side"' in json.dumps(rendered_manifest)
+    of_pods = rendered_manifest["spec"]["template"]["metadata"]["annotations"]
     assert {key: of_pods[key] for key in of_pods if "kubetorch.com" not in key} == {
         "kubectl.kubernetes.io/default-container": "kubetorch",
         "container.apparmor.security.beta.kubernetes.io/kubetorch": "runtime/default",
@@ -108,14 +108,14 @@ def test_pods_of_another_template_keep_what_names_their_own_container() -> None:
         return {"replicas": 1, "template": {"spec": {"containers": [main, {"name": "both"}]}}}
 
     groups = {"Master": group("main"), "Worker": group("both")}
-    found = rendered(
+    rendered_job = rendered(
         {
             "apiVersion": "kubeflow.org/v1",
             "kind": "PyTorchJob",
             "spec": {"pytorchReplicaSpecs": groups},
         }
     )
-    names = re.findall(r'"containerName": "(\w+)"', json.dumps(found))
+    names = re.findall(r'"containerName": "(\w+)"', json.dumps(rendered_job))
     assert names == ["pytorch", "pytorch"]
 
 

@@ -24,17 +24,17 @@ def test_what_a_compute_attaches_is_found_in_its_manifest() -> None:
             VolumeSpec("ro", "/ro", "1Gi", access_mode="ReadOnlyMany"),
         ),
     )
-    found = desired_pods.read(rendering.render(compute, namespace="default", name="f")).attached
-    assert set(found.variables) == {
+    attached = desired_pods.read(rendering.render(compute, namespace="default", name="f")).attached
+    assert set(attached.variables) == {
         SecretVariables("kt.secret.global.a", "X", "x"),
         SecretVariables("kt.secret.global.a", "Y", "Y"),
         SecretVariables("c"),
     }
-    assert found.files == (SecretFiles("kt.secret.global.b", "/root/.b"),)
-    assert found.claims == (ClaimMount("data", "/data"), ClaimMount("ro", "/ro", read_only=True))
-    assert set(found.secrets) == {"kt.secret.global.a", "kt.secret.global.b", "c"}
-    assert found.paths == ("/root/.b", "/data", "/ro")
-    assert found.other_mounts == (("/dev/shm", "emptyDir"),)
+    assert attached.files == (SecretFiles("kt.secret.global.b", "/root/.b"),)
+    assert attached.claims == (ClaimMount("data", "/data"), ClaimMount("ro", "/ro", read_only=True))
+    assert set(attached.secrets) == {"kt.secret.global.a", "kt.secret.global.b", "c"}
+    assert attached.paths == ("/root/.b", "/data", "/ro")
+    assert attached.other_mounts == (("/dev/shm", "emptyDir"),)
 
 
 def test_a_manifest_of_the_users_can_say_more() -> None:
@@ -65,16 +65,16 @@ def test_a_manifest_of_the_users_can_say_more() -> None:
             {"name": "here", "mountPath": "/here"},
         ],
     }
-    found = desired_pods.read_attached(pod, container)
-    assert found.variables == (
+    attached = desired_pods.read_attached(pod, container)
+    assert attached.variables == (
         SecretVariables("all", prefix="P_", optional=True),
         SecretVariables("s", "V", "k"),
     )
-    assert found.files == (SecretFiles("keys", "/keys", (("a", "sub/a.json"),), optional=True),)
-    assert found.claims == (ClaimMount("d", "/data", read_only=True, sub_path="part"),)
-    assert found.other_mounts == (("/here", "hostPath"),)
-    assert found.secrets == ("s",)
-    assert set(found.all_secrets) == {"s", "all", "keys"}
+    assert attached.files == (SecretFiles("keys", "/keys", (("a", "sub/a.json"),), optional=True),)
+    assert attached.claims == (ClaimMount("d", "/data", read_only=True, sub_path="part"),)
+    assert attached.other_mounts == (("/here", "hostPath"),)
+    assert attached.secrets == ("s",)
+    assert set(attached.all_secrets) == {"s", "all", "keys"}
 
 
 def test_the_home_of_a_manifest_is_that_of_the_user() -> None:

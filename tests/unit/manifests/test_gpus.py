@@ -28,8 +28,8 @@ def render(compute: ComputeSpec) -> dict[str, Any]:
 
 
 def pod_of(manifest: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = manifest["spec"]["template"]
-    return found
+    template: dict[str, Any] = manifest["spec"]["template"]
+    return template
 
 
 def fits(compute: ComputeSpec, labels: dict[str, str]) -> bool:
@@ -81,20 +81,23 @@ def test_a_type_alone_asks_for_one_gpu() -> None:
     pod = pod_of(render(ComputeSpec(gpu_type="H200", gpu_anti_affinity=True)))["spec"]
 
     assert pod["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "1"}
-    assert {one["key"] for one in pod["tolerations"]} == {"nvidia.com/gpu", "dedicated"}
+    assert {toleration["key"] for toleration in pod["tolerations"]} == {
+        "nvidia.com/gpu",
+        "dedicated",
+    }
     several = pod_of(render(ComputeSpec(gpu_type="H200", gpus="4")))["spec"]
     assert several["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "4"}
 
 
 def test_the_users_own_affinity_holds_beside_the_type() -> None:
     manifest = manifests()["Deployment"]
-    own = [
+    zone_terms = [
         {"matchExpressions": [{"key": "zone", "operator": "In", "values": [zone]}]}
         for zone in ("a", "b")
     ]
     path = "requiredDuringSchedulingIgnoredDuringExecution"
     manifest["spec"]["template"]["spec"]["affinity"] = {
-        "nodeAffinity": {path: {"nodeSelectorTerms": own}}
+        "nodeAffinity": {path: {"nodeSelectorTerms": zone_terms}}
     }
     declared = parameters.read_manifest(manifest)
     compute = replace(declared, gpu_type="H200")
@@ -107,7 +110,7 @@ def test_the_users_own_affinity_holds_beside_the_type() -> None:
     assert fits(changed, {"zone": "b", "nvidia.com/gpu.product": "NVIDIA-L4"})
     back = render(replace(parameters.read_manifest(render(changed)), gpu_type=None))
     terms = pod_of(back)["spec"]["affinity"]["nodeAffinity"][path]["nodeSelectorTerms"]
-    assert terms == own
+    assert terms == zone_terms
 
 
 @pytest.mark.parametrize(("gpus", "devices"), [(None, None), ("1", None), ("2", "2")])
@@ -121,7 +124,10 @@ def test_memory_of_a_gpu_is_shared_by_the_queue_of_kai(
     assert pod["metadata"]["annotations"].get("gpu-memory") == "4096"  # KAI counts in MiB
     assert pod["metadata"]["annotations"].get("gpu-fraction-num-devices") == devices
     assert pod["spec"]["containers"][0]["resources"] == {}
-    assert {one["key"] for one in pod["spec"]["tolerations"]} == {"nvidia.com/gpu", "dedicated"}
+    assert {toleration["key"] for toleration in pod["spec"]["tolerations"]} == {
+        "nvidia.com/gpu",
+        "dedicated",
+    }
     assert "affinity" not in pod["spec"]
     # What was written is what is read.
     assert manifest["metadata"]["annotations"]["gpu-memory"] == "4Gi"

@@ -56,28 +56,28 @@ def test_merging_with_nothing_or_with_itself_changes_nothing(manifest: Manifest)
 
 def test_a_list_replaces_the_list() -> None:
     toleration = {"key": "spot", "operator": "Exists"}
-    found = render(pods(tolerations=[toleration]), gpus="1")
-    assert found["spec"]["template"]["spec"]["tolerations"] == [toleration]
+    manifest = render(pods(tolerations=[toleration]), gpus="1")
+    assert manifest["spec"]["template"]["spec"]["tolerations"] == [toleration]
 
 
 def test_containers_of_a_template_stand_beside_the_agents() -> None:
-    found = render(pods(containers=[{"name": "sidecar", "image": "x"}]), cpus="1")
-    containers = found["spec"]["template"]["spec"]["containers"]
-    assert [one["name"] for one in containers] == ["kubetorch", "sidecar"]
+    manifest = render(pods(containers=[{"name": "sidecar", "image": "x"}]), cpus="1")
+    containers = manifest["spec"]["template"]["spec"]["containers"]
+    assert [container["name"] for container in containers] == ["kubetorch", "sidecar"]
     assert containers[0]["resources"] == {"requests": {"cpu": "1"}}
 
 
 @pytest.mark.parametrize("name", [{}, {"name": "kubetorch"}])
 def test_a_container_without_a_name_or_with_ours_is_the_agents(name: dict[str, str]) -> None:
     limits = {"resources": {"limits": {"memory": "64Mi"}}}
-    found = render(pods(containers=[{**name, **limits}]), cpus="1")
-    (container,) = found["spec"]["template"]["spec"]["containers"]
+    manifest = render(pods(containers=[{**name, **limits}]), cpus="1")
+    (container,) = manifest["spec"]["template"]["spec"]["containers"]
     assert container["resources"] == {"requests": {"cpu": "1"}, "limits": {"memory": "64Mi"}}
     assert container["command"] == ["/bin/bash", "-c"]
 
 
 def test_volumes_that_the_agent_mounts_outlive_a_list_of_volumes() -> None:
-    found = render(pods(volumes=[{"name": "mine", "emptyDir": {}}]), cpus="1")
-    volumes = found["spec"]["template"]["spec"]["volumes"]
-    assert {one["name"] for one in volumes} == {"mine", "dshm"}
+    manifest = render(pods(volumes=[{"name": "mine", "emptyDir": {}}]), cpus="1")
+    volumes = manifest["spec"]["template"]["spec"]["volumes"]
+    assert {volume["name"] for volume in volumes} == {"mine", "dshm"}
     assert named(volumes, "mine") == {"name": "mine", "emptyDir": {}}

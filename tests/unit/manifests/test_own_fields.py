@@ -25,22 +25,22 @@ def render(compute: ComputeSpec) -> Manifest:
     return rendering.render(compute, namespace="ns", name="service", username="me")
 
 
-def lost(user: Any, found: Any, path: str = "") -> Iterator[str]:
-    """Paths of what the user had and the other has not."""
+def lost(user: Any, rendered_value: Any, path: str = "") -> Iterator[str]:
+    """Paths of the fields that the user has set and the rendered manifest lacks."""
     if isinstance(user, dict):
         for key, value in user.items():
             if key in TAKEN and isinstance(value, list):
                 continue
-            if not isinstance(found, dict) or key not in found:
+            if not isinstance(rendered_value, dict) or key not in rendered_value:
                 yield f"{path}.{key}"
             else:
-                yield from lost(value, found[key], f"{path}.{key}")
+                yield from lost(value, rendered_value[key], f"{path}.{key}")
     elif isinstance(user, list):
         for number, value in enumerate(user):
-            there = found[number] if len(found) > number else None
-            yield from lost(value, there, f"{path}.{number}")
-    elif user != found:
-        yield f"{path}: {user!r} became {found!r}"
+            rendered_child = rendered_value[number] if len(rendered_value) > number else None
+            yield from lost(value, rendered_child, f"{path}.{number}")
+    elif user != rendered_value:
+        yield f"{path}: {user!r} became {rendered_value!r}"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -48,7 +48,9 @@ def test_all_that_a_manifest_has_is_there_afterwards(kind: str) -> None:
     manifest = manifests()[kind]
     missing = list(lost(manifest, render(parameters.read_manifest(manifest))))
     renamed = [
-        one for one in missing if one.endswith("containers.0.name: 'app' became 'kubetorch'")
+        field_path
+        for field_path in missing
+        if field_path.endswith("containers.0.name: 'app' became 'kubetorch'")
     ]
     # A Knative Service may have one port.
     port = ".spec.template.spec.containers.0.ports.0"
@@ -97,8 +99,8 @@ def test_labels_by_which_an_object_finds_its_pods_are_never_touched(labels: dict
 
 def test_labels_of_match_expressions_are_never_touched() -> None:
     manifest = manifests()["Deployment"]
-    wanted = {"key": "kubetorch.com/version", "operator": "In", "values": ["1"]}
-    manifest["spec"]["selector"] = {"matchExpressions": [wanted]}
+    expression = {"key": "kubetorch.com/version", "operator": "In", "values": ["1"]}
+    manifest["spec"]["selector"] = {"matchExpressions": [expression]}
     manifest["spec"]["template"]["metadata"]["labels"] = {"kubetorch.com/version": "1"}
     template = render(parameters.read_manifest(manifest))["spec"]["template"]
     assert template["metadata"]["labels"]["kubetorch.com/version"] == "1"
@@ -111,8 +113,8 @@ def test_the_agent_runs_instead_of_what_the_container_ran(kind: str) -> None:
         container = rendered["spec"]["trainer"]
     else:
         containers = list(_containers(rendered))
-        assert {one["name"] for one in containers} >= {"sidecar"}
-        container = next(one for one in containers if one["name"] != "sidecar")
+        assert {container["name"] for container in containers} >= {"sidecar"}
+        container = next(container for container in containers if container["name"] != "sidecar")
     assert container["command"] == ["/bin/bash", "-c"]
     assert container["args"] == ["exec python -m kubetorch.pod"]
 
@@ -131,10 +133,16 @@ def test_the_container_of_our_name_is_the_agents() -> None:
     manifest = manifests()["Deployment"]
     containers = manifest["spec"]["template"]["spec"]["containers"]
     containers.append({"name": "kubetorch", "image": "registry.example/agent:1"})
-    found = render(parameters.read_manifest(manifest))["spec"]["template"]["spec"]["containers"]
-    assert [one["name"] for one in found] == ["app", "sidecar", "kubetorch"]
-    assert found[0]["command"] == ["sleep"]
-    assert found[2]["command"] == ["/bin/bash", "-c"]
+    rendered_containers = render(parameters.read_manifest(manifest))["spec"]["template"]["spec"][
+        "containers"
+    ]
+    assert [container["name"] for container in rendered_containers] == [
+        "app",
+        "sidecar",
+        "kubetorch",
+    ]
+    assert rendered_containers[0]["command"] == ["sleep"]
+    assert rendered_containers[2]["command"] == ["/bin/bash", "-c"]
 
 
 def test_a_port_of_the_users_own_is_not_the_agents() -> None:

@@ -33,7 +33,9 @@ WHOLE = [item.name for item in fields(ComputeSpec) if item.name not in ELSEWHERE
 
 def computes(**more: st.SearchStrategy[Any]) -> st.SearchStrategy[ComputeSpec]:
     """Computes without a manifest, of any setting."""
-    return st.fixed_dictionaries({}, optional=SETTINGS | more).map(lambda it: ComputeSpec(**it))
+    return st.fixed_dictionaries({}, optional=SETTINGS | more).map(
+        lambda fields: ComputeSpec(**fields)
+    )
 
 
 def render(compute: ComputeSpec) -> dict[str, Any]:
@@ -42,29 +44,34 @@ def render(compute: ComputeSpec) -> dict[str, Any]:
 
 @given(computes())
 def test_reading_finds_what_was_rendered(compute: ComputeSpec) -> None:
-    found = parameters.read_compute(render(compute))
+    parsed_compute = parameters.read_compute(render(compute))
     for name in WHOLE:
-        value, wanted = getattr(found, name), getattr(compute, name)
-        if isinstance(wanted, tuple) and name != "allowed_serialization":
-            value, wanted = set(value), set(wanted)
-        assert value == wanted, name
+        value, expected_value = getattr(parsed_compute, name), getattr(compute, name)
+        if isinstance(expected_value, tuple) and name != "allowed_serialization":
+            value, expected_value = set(value), set(expected_value)
+        assert value == expected_value, name
 
 
 @given(computes())
 def test_reading_finds_what_a_manifest_can_say_of_the_rest(compute: ComputeSpec) -> None:
-    found = parameters.read_compute(render(compute))
+    parsed_compute = parameters.read_compute(render(compute))
     image_id = compute.image.image_id if compute.image else None
-    assert found.image == (ImageSpec(image_id=image_id) if image_id else None)
-    assert found.logging == LoggingConfig(level=compute.logging.level)
-    assert found.gpus == (compute.gpus or ("1" if compute.gpu_memory or compute.gpu_type else None))
-    assert found.gpu_anti_affinity == (compute.gpu_anti_affinity and found.gpus is None)
-    assert {(one.mount_path, one.claim_name) for one in found.volumes} == {
-        (one.mount_path, one.claim_name) for one in compute.volumes
+    assert parsed_compute.image == (ImageSpec(image_id=image_id) if image_id else None)
+    assert parsed_compute.logging == LoggingConfig(level=compute.logging.level)
+    assert parsed_compute.gpus == (
+        compute.gpus or ("1" if compute.gpu_memory or compute.gpu_type else None)
+    )
+    assert parsed_compute.gpu_anti_affinity == (
+        compute.gpu_anti_affinity and parsed_compute.gpus is None
+    )
+    assert {(volume.mount_path, volume.claim_name) for volume in parsed_compute.volumes} == {
+        (volume.mount_path, volume.claim_name) for volume in compute.volumes
     }
     in_pod = {
-        replace(one, path=one.path and secrets.path_in_pod(one.path)) for one in compute.secrets
+        replace(secret, path=secret.path and secrets.path_in_pod(secret.path))
+        for secret in compute.secrets
     }
-    assert set(found.secrets) == in_pod
+    assert set(parsed_compute.secrets) == in_pod
 
 
 def test_nodes_without_gpus_are_asked_for_and_that_is_read_again() -> None:
@@ -75,9 +82,9 @@ def test_nodes_without_gpus_are_asked_for_and_that_is_read_again() -> None:
 
 @given(AUTOSCALING)
 def test_reading_finds_how_a_service_scales(scaling: Any) -> None:
-    found = parameters.read_compute(render(ComputeSpec(autoscaling=scaling))).autoscaling
+    parsed_scaling = parameters.read_compute(render(ComputeSpec(autoscaling=scaling))).autoscaling
     least = 1 if scaling.min_scale is None else scaling.min_scale
-    assert found == replace(scaling, min_scale=least)
+    assert parsed_scaling == replace(scaling, min_scale=least)
 
 
 @given(computes())
@@ -97,26 +104,26 @@ def test_what_is_set_on_a_users_manifest_is_read_from_it(
         names += ["shared_memory_limit", "queue", "server_port"]
     name = data.draw(st.sampled_from([*names, "queue_name", "inactivity_ttl", "node_selector"]))
     changed = replace(declared, **{name: getattr(settings, name)})
-    found = getattr(parameters.read_compute(render(changed)), name)
-    wanted = getattr(settings, name)
+    parsed_value = getattr(parameters.read_compute(render(changed)), name)
+    expected_value = getattr(settings, name)
     if name in ("env_vars", "labels", "annotations"):  # these only add
-        assert set(found) >= set(wanted)
+        assert set(parsed_value) >= set(expected_value)
     elif name == "tolerations":
-        assert set(found) == set(wanted)
+        assert set(parsed_value) == set(expected_value)
     elif name == "node_selector":
-        assert dict(found) == dict(wanted)
+        assert dict(parsed_value) == dict(expected_value)
     else:
-        assert found == wanted
+        assert parsed_value == expected_value
 
 
 def test_tolerations_that_were_taken_away_leave_a_users_manifest() -> None:
-    spot, other = ({"key": name, "operator": "Exists"} for name in ("spot", "other"))
+    spot, other_toleration = ({"key": name, "operator": "Exists"} for name in ("spot", "other"))
     manifest = copy.deepcopy(manifests()["Deployment"])
-    manifest["spec"]["template"]["spec"]["tolerations"] = [spot, other]
+    manifest["spec"]["template"]["spec"]["tolerations"] = [spot, other_toleration]
     declared = parameters.read_manifest(manifest)
-    (_, kept) = declared.tolerations
-    found = render(replace(declared, tolerations=(kept,)))
-    assert found["spec"]["template"]["spec"]["tolerations"] == [other]
+    (_, kept_toleration) = declared.tolerations
+    rendered_manifest = render(replace(declared, tolerations=(kept_toleration,)))
+    assert rendered_manifest["spec"]["template"]["spec"]["tolerations"] == [other_toleration]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -146,14 +153,14 @@ def test_several_pods_of_a_training_job_are_called_together() -> None:
     assert parameters.read_manifest(manifests()["PyTorchJob"]).distribution is None
     manifest = manifests()["MPIJob"]
     manifest["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"] = 3
-    found = parameters.read_manifest(manifest)
-    assert (found.replicas, found.distribution) == (3, DistributionSpec())
-    assert found.distribution.config(replicas=3, launch_timeout=9)["quorum_workers"] == 3
+    compute = parameters.read_manifest(manifest)
+    assert (compute.replicas, compute.distribution) == (3, DistributionSpec())
+    assert compute.distribution.config(replicas=3, launch_timeout=9)["quorum_workers"] == 3
 
 
 def test_a_ray_cluster_is_called_at_its_head() -> None:
-    found = parameters.read_manifest(manifests()["RayCluster"])
-    assert (found.replicas, found.distribution) == (3, DistributionSpec("ray"))
+    compute = parameters.read_manifest(manifests()["RayCluster"])
+    assert (compute.replicas, compute.distribution) == (3, DistributionSpec("ray"))
 
 
 def test_a_claim_of_a_manifest_is_a_volume_that_exists() -> None:

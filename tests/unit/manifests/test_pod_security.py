@@ -17,7 +17,7 @@ from kubetorch.specs.workload import WorkloadSpec
 from unit.manifests.test_agent import RUNTIME
 from unit.manifests.users import manifests
 
-WANTED = {
+RESTRICTED_CONTEXT = {
     "allowPrivilegeEscalation": False,
     "capabilities": {"drop": ["ALL"]},
     "runAsNonRoot": True,
@@ -34,16 +34,18 @@ def equipped(compute: ComputeSpec, *root_images: str) -> dict[str, Any]:
 
 
 def pods(manifest: dict[str, Any]) -> list[dict[str, Any]]:
-    return [one.spec for one in WorkloadManifest.parse(manifest).templates]
+    return [template.spec for template in WorkloadManifest.parse(manifest).templates]
 
 
 @pytest.mark.parametrize("kind", [kind for kind in manifests() if kind != "TrainJob"])
 def test_all_containers_of_every_kind_comply(kind: str) -> None:
     manifest = manifests()[kind]
     for spec in pods(equipped(parameters.read_manifest(manifest))):
-        for one in (*spec.get("initContainers", ()), *spec["containers"]):
-            context = one["securityContext"]
-            assert {key: context.get(key) for key in WANTED} == WANTED, one["name"]
+        for container in (*spec.get("initContainers", ()), *spec["containers"]):
+            context = container["securityContext"]
+            assert {key: context.get(key) for key in RESTRICTED_CONTEXT} == RESTRICTED_CONTEXT, (
+                container["name"]
+            )
             assert "runAsUser" not in context
         assert {"name": "kubetorch-home", "emptyDir": {}} in spec["volumes"]
 
@@ -63,13 +65,16 @@ def test_a_pod_runs_as_the_user_of_its_image_unless_that_is_root() -> None:
 
 def test_what_a_user_has_said_of_rights_stays() -> None:
     manifest = manifests()["Deployment"]
-    own = {"runAsUser": 1000, "fsGroup": 5}
+    user_context = {"runAsUser": 1000, "fsGroup": 5}
     spec = manifest["spec"]["template"]["spec"]
-    spec["securityContext"] = own
+    spec["securityContext"] = user_context
     spec["containers"][0] |= {"image": "mine", "securityContext": {"readOnlyRootFilesystem": True}}
-    [found] = pods(equipped(parameters.read_manifest(manifest), "mine"))
-    assert found["containers"][0]["securityContext"] == {**WANTED, "readOnlyRootFilesystem": True}
-    assert found["securityContext"].items() >= own.items()
+    [rendered_spec] = pods(equipped(parameters.read_manifest(manifest), "mine"))
+    assert rendered_spec["containers"][0]["securityContext"] == {
+        **RESTRICTED_CONTEXT,
+        "readOnlyRootFilesystem": True,
+    }
+    assert rendered_spec["securityContext"].items() >= user_context.items()
 
 
 def test_secrets_can_be_read_where_pods_have_no_group_of_their_own() -> None:
@@ -77,7 +82,7 @@ def test_secrets_can_be_read_where_pods_have_no_group_of_their_own() -> None:
     compute = ComputeSpec(secrets=(secret,), autoscaling=AutoscalingSpec())
     [spec] = pods(equipped(compute))
     assert "securityContext" not in spec
-    [volume] = [one for one in spec["volumes"] if "secret" in one]
+    [volume] = [volume for volume in spec["volumes"] if "secret" in volume]
     assert volume["secret"]["defaultMode"] == 0o644
 
 
@@ -87,8 +92,12 @@ def test_a_home_that_a_user_has_mounted_is_theirs() -> None:
     spec.setdefault("volumes", []).append({"name": "mine", "emptyDir": {}})
     container = spec["containers"][0]
     container.setdefault("volumeMounts", []).append({"name": "mine", "mountPath": "/root"})
-    [found] = pods(equipped(parameters.read_manifest(manifest)))
-    mounts = [one for one in found["containers"][0]["volumeMounts"] if one["mountPath"] == "/root"]
+    [rendered_spec] = pods(equipped(parameters.read_manifest(manifest)))
+    mounts = [
+        mount
+        for mount in rendered_spec["containers"][0]["volumeMounts"]
+        if mount["mountPath"] == "/root"
+    ]
     assert mounts == [{"name": "mine", "mountPath": "/root"}]
 
 
@@ -101,7 +110,7 @@ def test_the_runtime_of_a_trainjob_has_the_rights() -> None:
         "metadata": {"name": "torch"},
         "spec": {"template": {"spec": {"replicatedJobs": [node]}}},
     }
-    made = agent.runtime_of_trainjob(manifest, base, runtime=RUNTIME, root_images=["mine"])
-    job = made["spec"]["template"]["spec"]["replicatedJobs"][0]
+    train_runtime = agent.runtime_of_trainjob(manifest, base, runtime=RUNTIME, root_images=["mine"])
+    job = train_runtime["spec"]["template"]["spec"]["replicatedJobs"][0]
     spec = job["template"]["spec"]["template"]["spec"]
-    assert spec["containers"][0]["securityContext"] == {**WANTED, "runAsUser": 65532}
+    assert spec["containers"][0]["securityContext"] == {**RESTRICTED_CONTEXT, "runAsUser": 65532}

@@ -26,13 +26,13 @@ SPEC = WorkloadSpec("ns", "train", REF, COMPUTE, username="me")
 
 def container(compute: ComputeSpec) -> dict[str, object]:
     manifest = rendering.render(compute, namespace="ns")
-    (found,) = manifest["spec"]["template"]["spec"]["containers"]
-    return found  # type: ignore[no-any-return]
+    (agent_container,) = manifest["spec"]["template"]["spec"]["containers"]
+    return agent_container  # type: ignore[no-any-return]
 
 
 def test_labels_of_a_workload() -> None:
     manifest = rendering.of_workload(SPEC)
-    own = {
+    pod_labels = {
         "kubetorch.com/version": __version__,
         "kubetorch.com/service": "train",
         "kubetorch.com/username": "me",
@@ -43,8 +43,8 @@ def test_labels_of_a_workload() -> None:
         "kubetorch.com/template": "deployment",
         "kubetorch.com/module": "package.module",
     }
-    assert manifest["metadata"]["labels"] == own | of_object
-    assert manifest["spec"]["template"]["metadata"]["labels"] == own
+    assert manifest["metadata"]["labels"] == pod_labels | of_object
+    assert manifest["spec"]["template"]["metadata"]["labels"] == pod_labels
     assert manifest["spec"]["selector"] == {"matchLabels": {"kubetorch.com/service": "train"}}
 
 
@@ -89,10 +89,10 @@ def test_the_launch_timeout_is_counted_in_startup_probes() -> None:
 
 
 def test_several_replicas_are_recreated() -> None:
-    one = rendering.render(ComputeSpec(), namespace="ns")["spec"]
-    assert one["strategy"] == {"type": "RollingUpdate"}
-    several = rendering.render(ComputeSpec(replicas=3), namespace="ns")["spec"]
-    assert (several["replicas"], several["strategy"]) == (3, {"type": "Recreate"})
+    single_spec = rendering.render(ComputeSpec(), namespace="ns")["spec"]
+    assert single_spec["strategy"] == {"type": "RollingUpdate"}
+    several_spec = rendering.render(ComputeSpec(replicas=3), namespace="ns")["spec"]
+    assert (several_spec["replicas"], several_spec["strategy"]) == (3, {"type": "Recreate"})
 
 
 def test_annotations_say_what_callers_may_send_and_when_it_ends() -> None:
@@ -121,8 +121,8 @@ def fingerprint(spec: WorkloadSpec) -> str:
 
 
 def test_code_from_another_file_does_not_replace_pods() -> None:
-    other = replace(SPEC, callable=replace(REF, module="another.module"), tree="0" * 64)
-    assert fingerprint(other) == fingerprint(SPEC)
+    moved_spec = replace(SPEC, callable=replace(REF, module="another.module"), tree="0" * 64)
+    assert fingerprint(moved_spec) == fingerprint(SPEC)
 
 
 def test_replicas_and_annotations_do_not_replace_pods() -> None:
@@ -138,13 +138,13 @@ def test_another_environment_or_working_directory_replaces_pods() -> None:
 
 def test_a_backend_reads_what_it_needs() -> None:
     compute = replace(COMPUTE, replicas=2, working_dir="/data")
-    wanted = desired_pods.read(rendering.of_workload(replace(SPEC, compute=compute)))
-    assert (wanted.namespace, wanted.name, wanted.replicas) == ("ns", "train", 2)
-    assert wanted.variables == (
+    pods = desired_pods.read(rendering.of_workload(replace(SPEC, compute=compute)))
+    assert (pods.namespace, pods.name, pods.replicas) == ("ns", "train", 2)
+    assert pods.variables == (
         TextVariable("A", "1"),
         TextVariable("B", "2"),
         TextVariable("KT_LOG_LEVEL", "DEBUG"),
     )
-    assert wanted.working_dir == "/data"
-    assert wanted.is_recreated
-    assert wanted.requests == (("cpu", "0.5"), ("memory", "2Gi"))
+    assert pods.working_dir == "/data"
+    assert pods.is_recreated
+    assert pods.requests == (("cpu", "0.5"), ("memory", "2Gi"))

@@ -69,13 +69,13 @@ def test_another_number_of_pods_is_written_where_the_kind_has_it(kind: str) -> N
 
 
 def test_the_pods_that_run_at_one_time_are_those_that_a_kind_starts() -> None:
-    kept = {"updateStrategy": {"rollingUpdate": {"partition": 1}}}
-    assert running("StatefulSet", spec=kept) == PRESENT["StatefulSet"] - 1
-    short = {"parallelism": 4, "completions": 3}
-    assert running("Job", spec=short) == 3
+    partitioned_spec = {"updateStrategy": {"rollingUpdate": {"partition": 1}}}
+    assert running("StatefulSet", spec=partitioned_spec) == PRESENT["StatefulSet"] - 1
+    short_spec = {"parallelism": 4, "completions": 3}
+    assert running("Job", spec=short_spec) == 3
     jobs = manifests()["JobSet"]
     jobs["spec"]["replicatedJobs"][0]["replicas"] = 2
-    jobs["spec"]["replicatedJobs"][0]["template"]["spec"] |= short
+    jobs["spec"]["replicatedJobs"][0]["template"]["spec"] |= short_spec
     assert replicas.running(WorkloadManifest.parse(jobs)) == 6
     rays = manifests()["RayCluster"]
     rays["spec"]["workerGroupSpecs"][0] |= {"replicas": 5, "maxReplicas": 3}
@@ -131,7 +131,7 @@ def test_further_groups_of_a_ray_cluster_keep_their_pods() -> None:
     groups.append({**groups[0], "groupName": "big", "replicas": 5})
     assert parameters.read_manifest(manifest).replicas == 8
     groups = resized("RayCluster", 12, manifest)["spec"]["workerGroupSpecs"]
-    assert [(one["replicas"], one["maxReplicas"]) for one in groups] == [(6, 6), (5, 4)]
+    assert [(group["replicas"], group["maxReplicas"]) for group in groups] == [(6, 6), (5, 4)]
     with pytest.raises(SpecError, match="has 6 pods beside its first group of workers"):
         resized("RayCluster", 5, manifest)
 

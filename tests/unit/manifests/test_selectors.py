@@ -21,7 +21,7 @@ def render(compute: ComputeSpec) -> dict[str, Any]:
     return rendering.render(compute, namespace="ns", name="mine", username="me")
 
 
-def found(compute: ComputeSpec) -> bool:
+def finds_its_pods(compute: ComputeSpec) -> bool:
     """Whether the Service of a compute finds its pods."""
     manifest = render(compute)
     (service, *_) = KubernetesServices(compute, manifest, namespace="ns", name="mine").render()
@@ -33,7 +33,7 @@ def found(compute: ComputeSpec) -> bool:
 def test_new_pods_carry_the_labels_of_their_selector(
     selector: tuple[tuple[str, str], ...],
 ) -> None:
-    assert found(ComputeSpec(cpus="1", selector=selector))
+    assert finds_its_pods(ComputeSpec(cpus="1", selector=selector))
     scaled = render(ComputeSpec(cpus="1", selector=selector, autoscaling=AutoscalingSpec()))
     assert dict(selector).items() <= scaled["spec"]["template"]["metadata"]["labels"].items()
 
@@ -43,7 +43,7 @@ def test_pods_of_a_manifest_get_the_labels_that_they_lack() -> None:
     before = render(declared)["spec"]["template"]["metadata"]["labels"]
 
     assert "team" not in before
-    assert found(replace(declared, selector=(("team", "ml"),)))
+    assert finds_its_pods(replace(declared, selector=(("team", "ml"),)))
 
 
 def test_pods_that_have_other_labels_than_their_selector_are_refused() -> None:
@@ -69,11 +69,11 @@ def test_labels_that_controllers_give_are_left_to_them() -> None:
 def test_a_selector_may_be_of_some_pods_of_an_object() -> None:
     manifest = manifests()["RayCluster"]
     templates = [manifest["spec"]["headGroupSpec"]["template"]]
-    templates += [one["template"] for one in manifest["spec"]["workerGroupSpecs"]]
+    templates += [group["template"] for group in manifest["spec"]["workerGroupSpecs"]]
     for template, role in zip(templates, ["head", "worker", "worker"], strict=False):
         template.setdefault("metadata", {})["labels"] = {"role": role}
 
     compute = kt.Compute.from_manifest(manifest, selector={"role": "head"})
 
     groups = compute.manifest["spec"]["workerGroupSpecs"]
-    assert {one["template"]["metadata"]["labels"]["role"] for one in groups} == {"worker"}
+    assert {group["template"]["metadata"]["labels"]["role"] for group in groups} == {"worker"}

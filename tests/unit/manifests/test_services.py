@@ -18,10 +18,10 @@ OURS = {"kubetorch.com/service": "mine"}
 
 
 def render(compute: ComputeSpec, name: str = "mine") -> list[Manifest]:
-    found = None
+    manifest = None
     if not compute.is_selector_only:
-        found = rendering.render(compute, namespace="ns", name=name)
-    return services.KubernetesServices(compute, found, namespace="ns", name=name).render()
+        manifest = rendering.render(compute, namespace="ns", name=name)
+    return services.KubernetesServices(compute, manifest, namespace="ns", name=name).render()
 
 
 def user(kind: str, **settings: Any) -> ComputeSpec:
@@ -104,6 +104,6 @@ def test_a_selector_may_leave_the_name_of_the_job_open() -> None:
 @pytest.mark.parametrize("length", [1, 53, 54, 63])
 def test_names_of_headless_services_are_short_enough_and_differ(length: int) -> None:
     name = "a" * length
-    found = services.headless_name(name)
-    assert len(found) <= 63 and found.endswith("-headless")
-    assert found != services.headless_name(name[:-1] + "b")
+    headless_name = services.headless_name(name)
+    assert len(headless_name) <= 63 and headless_name.endswith("-headless")
+    assert headless_name != services.headless_name(name[:-1] + "b")

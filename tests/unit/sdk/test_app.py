@@ -109,7 +109,7 @@ def test_the_container_is_told_port_and_health_check():
     spec = WorkloadSpec("default", "web", app._declared_ref(), app.compute.to_spec())
     manifest = rendering.of_workload(spec)
     (container,) = manifest["spec"]["template"]["spec"]["containers"]
-    env = {one["name"]: one.get("value") for one in container["env"]}
+    env = {variable["name"]: variable.get("value") for variable in container["env"]}
 
     assert (env["KT_APP_PORT"], env["KT_APP_HEALTHCHECK"]) == ("8000", "/health")
     assert desired_pods.read(manifest).is_recreated
@@ -159,9 +159,9 @@ def test_one_word_with_a_port_is_the_name_that_kt_run_gives_its_command(monkeypa
     }.items():
         monkeypatch.setenv(name, value)
 
-    made = kt.app("web", port=8000)
+    web_app = kt.app("web", port=8000)
 
-    assert (made.name, made.command) == ("web", "uvicorn m:app")
+    assert (web_app.name, web_app.command) == ("web", "uvicorn m:app")
 
 
 def test_the_python_file_of_a_command_is_its_first_word_of_that_kind():
@@ -194,13 +194,13 @@ def test_absolute_paths_become_those_of_the_pod(shop):
 
 
 def test_paths_of_another_folder_here_are_found_from_the_one_there(shop):
-    found = app.in_pod("python shop/jobs/train.py", project(shop), shop.parent, "")
-    assert found == "python jobs/train.py"
+    command = app.in_pod("python shop/jobs/train.py", project(shop), shop.parent, "")
+    assert command == "python jobs/train.py"
 
 
 def test_in_a_working_directory_of_its_own_the_project_lies_below(shop):
-    found = app.in_pod("python jobs/train.py .", project(shop), shop, None)
-    assert found == "python shop/jobs/train.py ."
+    command = app.in_pod("python jobs/train.py .", project(shop), shop, None)
+    assert command == "python shop/jobs/train.py ."
 
 
 def test_a_file_that_would_not_travel_is_refused(shop):
@@ -225,6 +225,10 @@ def test_pods_that_newer_ones_have_replaced_are_not_followed() -> None:
 
 def test_a_pickled_app_keeps_what_it_runs():
     app = kt.app("python serve.py", name="serve", port=8000, health_check="/up")
-    again = pickle.loads(pickle.dumps(app))
-    assert (again.command, again.port, again.is_public) == ("python serve.py", 8000, False)
-    assert (again.name, again.run_async) == ("serve", app.run_async)
+    unpickled_app = pickle.loads(pickle.dumps(app))
+    assert (unpickled_app.command, unpickled_app.port, unpickled_app.is_public) == (
+        "python serve.py",
+        8000,
+        False,
+    )
+    assert (unpickled_app.name, unpickled_app.run_async) == ("serve", app.run_async)

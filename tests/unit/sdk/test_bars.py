@@ -16,9 +16,9 @@ def drawn(monkeypatch, *shown, width=80, height=40, **environ):
 
 
 def bar(label, doing, share=None):
-    made = Bar(label)
-    made.update(doing, share)
-    return made
+    progress_bar = Bar(label)
+    progress_bar.update(doing, share)
+    return progress_bar
 
 
 def test_a_bar_has_a_line_however_narrow_the_terminal_is(monkeypatch):

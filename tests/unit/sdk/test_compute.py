@@ -22,10 +22,11 @@ def test_an_empty_compute_has_the_documented_defaults():
 
 
 @pytest.mark.parametrize(
-    ("given", "kept"), [(0.25, "0.25"), (2, "2"), ("500m", "500m"), ("1.0", "1.0"), (1.0, "1")]
+    ("cpus", "expected_cpus"),
+    [(0.25, "0.25"), (2, "2"), ("500m", "500m"), ("1.0", "1.0"), (1.0, "1")],
 )
-def test_cpus_are_given_as_numbers_or_text(given, kept):
-    assert kt.Compute(cpus=given).cpus == kept
+def test_cpus_are_given_as_numbers_or_text(cpus, expected_cpus):
+    assert kt.Compute(cpus=cpus).cpus == expected_cpus
 
 
 def test_cpus_and_memory_may_be_positional():
@@ -40,9 +41,9 @@ def test_numbers_in_env_vars_become_text():
     }
 
 
-@pytest.mark.parametrize("given", [None, 0])
-def test_replicas_that_are_not_given_are_one(given):
-    assert kt.Compute(replicas=given).replicas == 1
+@pytest.mark.parametrize("replicas", [None, 0])
+def test_replicas_that_are_not_given_are_one(replicas):
+    assert kt.Compute(replicas=replicas).replicas == 1
 
 
 def test_a_launch_timeout_may_be_text():

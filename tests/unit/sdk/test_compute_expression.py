@@ -16,8 +16,8 @@ from unit.manifests.users import manifests
 from unit.specs.strategies import SETTINGS
 
 NAMES = {
-    one.__name__: one
-    for one in (
+    public_class.__name__: public_class
+    for public_class in (
         kt.Compute,
         kt.LoggingConfig,
         ComputeSpec,
@@ -54,7 +54,7 @@ def test_its_repr_makes_it_again(compute):
 SAYABLE = {name: values for name, values in SETTINGS.items() if name != "tolerations"}
 
 
-@given(st.fixed_dictionaries({}, optional=SAYABLE).map(lambda it: ComputeSpec(**it)))
+@given(st.fixed_dictionaries({}, optional=SAYABLE).map(lambda fields: ComputeSpec(**fields)))
 def test_the_repr_of_a_spec_makes_it_again(spec):
     compute = kt.Compute.from_spec(spec)
     if compute.image is None and spec.image is None and not spec.secrets:

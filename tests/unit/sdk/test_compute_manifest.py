@@ -14,18 +14,18 @@ KINDS = sorted(manifests())
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_is_read_from_a_dictionary_that_stays_as_it_is(kind):
-    given = manifests()[kind]
-    before = copy.deepcopy(given)
+    manifest = manifests()[kind]
+    before = copy.deepcopy(manifest)
 
-    compute = kt.Compute.from_manifest(given)
+    compute = kt.Compute.from_manifest(manifest)
 
-    assert compute.service_name == compute.name == given["metadata"].get("name")
-    assert compute.kind == given["kind"]
-    assert compute.api_version == given["apiVersion"]
+    assert compute.service_name == compute.name == manifest["metadata"].get("name")
+    assert compute.kind == manifest["kind"]
+    assert compute.api_version == manifest["apiVersion"]
     assert compute.env_vars["MINE"] in ("1", "")
     compute.cpus = "3"
     assert compute.resources["requests"]["cpu"] == "3"
-    assert given == before
+    assert manifest == before
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -33,9 +33,9 @@ def test_every_kind_is_read_from_a_file(kind, tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text(yaml.safe_dump(manifests()[kind]))
 
-    found = kt.Compute.from_manifest(str(file))
+    compute = kt.Compute.from_manifest(str(file))
 
-    assert found == kt.Compute.from_manifest(file) == kt.Compute.from_manifest(manifests()[kind])
+    assert compute == kt.Compute.from_manifest(file) == kt.Compute.from_manifest(manifests()[kind])
 
 
 def test_the_mode_is_the_lower_case_of_the_kind_but_for_knative():

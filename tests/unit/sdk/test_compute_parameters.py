@@ -56,25 +56,25 @@ def path(text):
     return tuple(part.replace("~", ".") for part in text.split("."))
 
 
-def at(manifest, where):
+def field_at(manifest, where):
     where = where.replace("nvidia.com/gpu", "nvidia~com/gpu")
     return kinds.get(manifest, path(where))
 
 
-@pytest.mark.parametrize(("name", "value", "shown", "where", "found"), PLACES)
+@pytest.mark.parametrize(("name", "value", "shown", "where", "expected_field"), PLACES)
 def test_a_parameter_is_shown_as_it_is_kept_and_lies_in_the_manifest(
-    name, value, shown, where, found
+    name, value, shown, where, expected_field
 ):
     compute = kt.Compute()
 
     setattr(compute, name, value)
 
     assert getattr(compute, name) == shown
-    assert at(compute.manifest, where) == found
+    assert field_at(compute.manifest, where) == expected_field
 
 
-@pytest.mark.parametrize(("name", "value", "shown", "where", "found"), PLACES)
-def test_a_parameter_can_be_set_on_a_users_manifest(name, value, shown, where, found):
+@pytest.mark.parametrize(("name", "value", "shown", "where", "expected_field"), PLACES)
+def test_a_parameter_can_be_set_on_a_users_manifest(name, value, shown, where, expected_field):
     compute = kt.Compute.from_manifest(manifests()["Deployment"])
 
     setattr(compute, name, value)
@@ -83,13 +83,13 @@ def test_a_parameter_can_be_set_on_a_users_manifest(name, value, shown, where, f
     manifest = compute.manifest
     main = manifest["spec"]["template"]["spec"]["containers"][0]
     if where.endswith((".requests", ".limits", ".resources")):
-        section = at(manifest, where)
-        assert not found or section.items() >= found.items()
+        section = field_at(manifest, where)
+        assert not expected_field or section.items() >= expected_field.items()
         assert main["resources"]["limits"]["memory"] == "1Gi"  # the user's own
     elif where.endswith("requests.cpu"):
-        assert str(at(manifest, where)) == found
+        assert str(field_at(manifest, where)) == expected_field
     elif not where.endswith(("volumes.0.emptyDir.sizeLimit", "ports.0.containerPort")):
-        assert at(manifest, where) == (found or at(manifest, where))
+        assert field_at(manifest, where) == (expected_field or field_at(manifest, where))
 
 
 @pytest.mark.parametrize("name", [row[0] for row in PLACES])
@@ -294,9 +294,14 @@ def test_tolerations_of_the_same_key_are_replaced():
 
 
 def test_a_toleration_that_gpus_bring_is_not_there_twice():
-    own = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+    gpu_toleration = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
 
-    assert kt.Compute(gpus=1, tolerations=[own]).pod_spec["tolerations"].count(own) == 1
+    assert (
+        kt.Compute(gpus=1, tolerations=[gpu_toleration])
+        .pod_spec["tolerations"]
+        .count(gpu_toleration)
+        == 1
+    )
 
 
 def test_the_service_template_goes_over_everything():
@@ -361,8 +366,8 @@ def test_volumes_and_secrets_that_are_set_are_added():
     compute.secrets = ["key"]
 
     assert compute.volumes == ["data", "models"]
-    assert [one.name for one in compute.secrets] == ["token", "key"]
-    sources = [one["secretRef"]["name"] for one in compute._container()["envFrom"]]
+    assert [secret.name for secret in compute.secrets] == ["token", "key"]
+    sources = [source["secretRef"]["name"] for source in compute._container()["envFrom"]]
     assert sources == ["token", "key"]
 
 
@@ -406,8 +411,8 @@ def test_a_secret_is_declared_by_its_provider_by_itself_or_by_its_name(monkeypat
     token = kt.Secret(name="hf-token", env_var="HF_TOKEN")
     compute = kt.Compute(secrets=["wandb", token, "existing"])
 
-    assert [one.name for one in compute.secrets] == ["wandb", "hf-token", "existing"]
-    variables = {one["name"]: one["valueFrom"] for one in compute.secret_env_vars}
+    assert [secret.name for secret in compute.secrets] == ["wandb", "hf-token", "existing"]
+    variables = {variable["name"]: variable["valueFrom"] for variable in compute.secret_env_vars}
     assert variables["HF_TOKEN"]["secretKeyRef"]["name"] == "kt.secret.global.hf-token"
     assert "123" not in str(compute.manifest) + repr(compute) + repr(compute.to_spec())
     assert kt.Compute.from_spec(compute.to_spec()) == compute
@@ -446,8 +451,8 @@ def test_the_image_of_a_manifest_can_be_added_to():
 
     spec = compute.to_spec().image
     assert (spec.image_id, len(spec.steps)) == ("registry.example/mine:1", 1)
-    given = kt.Compute.from_manifest(manifests()["Job"], image=kt.Image(image_id="mine:2"))
-    assert given.server_image == "mine:2"
+    job_compute = kt.Compute.from_manifest(manifests()["Job"], image=kt.Image(image_id="mine:2"))
+    assert job_compute.server_image == "mine:2"
 
 
 def test_the_server_image_can_be_set_and_keeps_the_steps():

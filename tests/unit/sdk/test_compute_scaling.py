@@ -19,13 +19,13 @@ def test_autoscale_makes_a_knative_service_with_the_documented_defaults():
     assert compute.autoscale(max_scale=5) is compute
 
     assert compute.deployment_mode == "knative"
-    found = annotations(compute)
-    assert found[f"{SCALING}min-scale"] == "1"
-    assert found[f"{SCALING}max-scale"] == "5"
-    assert found[f"{SCALING}class"] == KPA
-    assert found[f"{SCALING}scale-down-delay"] == "1m"
-    assert found[f"{SCALING}scale-to-zero-pod-retention-period"] == "10m"
-    assert found["serving.knative.dev/progress-deadline"] == "1080s"
+    scaling_annotations = annotations(compute)
+    assert scaling_annotations[f"{SCALING}min-scale"] == "1"
+    assert scaling_annotations[f"{SCALING}max-scale"] == "5"
+    assert scaling_annotations[f"{SCALING}class"] == KPA
+    assert scaling_annotations[f"{SCALING}scale-down-delay"] == "1m"
+    assert scaling_annotations[f"{SCALING}scale-to-zero-pod-retention-period"] == "10m"
+    assert scaling_annotations["serving.knative.dev/progress-deadline"] == "1080s"
     assert compute.autoscaling_config.max_scale == 5
     assert compute.replicas == 1
 
@@ -79,8 +79,8 @@ def test_the_other_spellings_of_autoscale():
     assert spelled == kt.Compute().autoscale(
         min_scale=0, max_scale=10, target=5, metric="concurrency"
     )
-    kept = kt.Compute().autoscale(min_scale=3, scale_to_zero_grace_period=50).autoscaling_config
-    assert (kept.min_scale, kept.scale_to_zero_pod_retention_period) == (3, "50s")
+    scaling = kt.Compute().autoscale(min_scale=3, scale_to_zero_grace_period=50).autoscaling_config
+    assert (scaling.min_scale, scaling.scale_to_zero_pod_retention_period) == (3, "50s")
     to_zero = kt.Compute().autoscale(scale_to_zero_grace_period=300)
     assert annotations(to_zero)[f"{SCALING}min-scale"] == "0"
 

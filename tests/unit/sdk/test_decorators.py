@@ -7,13 +7,13 @@ import pytest
 import kubetorch as kt
 
 AUTOSCALED = [
-    lambda found: kt.compute(cpus="0.5", name="jobs")(found),
-    lambda found: kt.autoscale(min_scale=2, max_scale=3)(found),
+    lambda target: kt.compute(cpus="0.5", name="jobs")(target),
+    lambda target: kt.autoscale(min_scale=2, max_scale=3)(target),
     kt.async_,
 ]
 DISTRIBUTED = [
-    lambda found: kt.compute(cpus="0.5", name="jobs")(found),
-    lambda found: kt.distribute("pytorch", workers=2, num_proc=4)(found),
+    lambda target: kt.compute(cpus="0.5", name="jobs")(target),
+    lambda target: kt.distribute("pytorch", workers=2, num_proc=4)(target),
     kt.async_,
 ]
 
@@ -27,10 +27,10 @@ class Counter:
         return k
 
 
-def decorated(found, decorators):
+def decorated(target, decorators):
     for decorator in decorators:
-        found = decorator(found)
-    return found
+        target = decorator(target)
+    return target
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
@@ -112,8 +112,8 @@ def test_a_handle_is_not_decorated_again_and_can_be_deployed_elsewhere():
         kt.compute(cpus=2)(handle)
     with pytest.raises(kt.SpecError, match="no compute"):
         kt.distribute("pytorch")(kt.fn(train))
-    other = kt.fn(handle, name="other")
-    assert (other.__wrapped__, other.compute) == (train, None)
+    other_handle = kt.fn(handle, name="other")
+    assert (other_handle.__wrapped__, other_handle.compute) == (train, None)
 
 
 def test_what_is_no_function_is_refused():

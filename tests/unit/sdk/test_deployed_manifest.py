@@ -74,15 +74,19 @@ def everything() -> kt.Compute:
 
 def ran(compute: kt.Compute, name: str = "train") -> kt.Compute:
     """As after a deploy."""
-    found = compute.for_service(name)
-    spec = WorkloadSpec("team", name, CallableRef("fn", "f", "m", "f"), found.to_spec(), "me")
-    found.deployed_as(WorkloadView(spec=spec, generation=1, status="Ready", equipment=EQUIPMENT))
-    return found
+    deployed_compute = compute.for_service(name)
+    spec = WorkloadSpec(
+        "team", name, CallableRef("fn", "f", "m", "f"), deployed_compute.to_spec(), "me"
+    )
+    deployed_compute.deployed_as(
+        WorkloadView(spec=spec, generation=1, status="Ready", equipment=EQUIPMENT)
+    )
+    return deployed_compute
 
 
 def container(compute: kt.Compute) -> Manifest:
-    found: Manifest = compute.pod_spec["containers"][0]
-    return found
+    agent_container: Manifest = compute.pod_spec["containers"][0]
+    return agent_container
 
 
 # ------------------------------------------------------------------------------- as it is applied
@@ -117,16 +121,16 @@ def test_the_installation_that_it_was_deployed_to_says_what_its_pods_get() -> No
     assert container(compute)["securityContext"]["runAsNonRoot"] is True
     assert compute.pod_template["metadata"]["annotations"]["kubetorch.com/secrets-version"] == "abc"
     assert compute.labels["kubetorch.com/module"] == "m"
-    other = compute.for_service("other")
-    assert "kubetorch.com/module" not in other.labels
+    other_compute = compute.for_service("other")
+    assert "kubetorch.com/module" not in other_compute.labels
     assert pickle.loads(pickle.dumps(compute)).manifest == compute.manifest
 
 
 @pytest.mark.parametrize("kind", manifests())
 def test_a_manifest_that_was_applied_is_read_as_what_it_was_made_of(kind: str) -> None:
-    given = manifests()[kind]
-    given["metadata"]["name"] = "mine"
-    before = kt.Compute.from_manifest(given)
+    manifest = manifests()[kind]
+    manifest["metadata"]["name"] = "mine"
+    before = kt.Compute.from_manifest(manifest)
     applied = copy.deepcopy(ran(before, "mine").manifest)
     assert applied is not None
     owner = {"apiVersion": "kubetorch.com/v1alpha1", "kind": "KubetorchWorkload", "uid": "1"}
@@ -135,9 +139,13 @@ def test_a_manifest_that_was_applied_is_read_as_what_it_was_made_of(kind: str) -
     after = kt.Compute.from_template({"resource": applied})
 
     assert after.env_vars == before.env_vars
-    kept = after.to_spec().manifest or ""
+    kept_manifest = after.to_spec().manifest or ""
     of_agent = ("KT_POD_", "KT_BACKEND", "kubetorch-", "ownerReferences", "-digest", "/applied")
-    assert [one for one in of_agent if one in kept.replace("kubetorch-service-account", "")] == []
+    assert [
+        marker
+        for marker in of_agent
+        if marker in kept_manifest.replace("kubetorch-service-account", "")
+    ] == []
     assert ran(after, "mine").manifest == ran(before, "mine").manifest
 
 
@@ -161,24 +169,24 @@ def test_what_is_shown_cannot_be_changed_and_names_its_setter(name: str) -> None
     assert before
     pending = [getattr(compute, name)]
     while pending:
-        found = pending.pop()
-        if isinstance(found, dict):
-            pending += found.values()
+        section = pending.pop()
+        if isinstance(section, dict):
+            pending += section.values()
             attempts = [
-                lambda found=found: found.update(a=1),
-                lambda found=found: found.setdefault("a", 1),
-                lambda found=found: found.__setitem__("a", 1),
-                lambda found=found: found.__ior__({"a": 1}),
-                lambda found=found: found.pop("a", None),
-                lambda found=found: found.clear(),
+                lambda section=section: section.update(a=1),
+                lambda section=section: section.setdefault("a", 1),
+                lambda section=section: section.__setitem__("a", 1),
+                lambda section=section: section.__ior__({"a": 1}),
+                lambda section=section: section.pop("a", None),
+                lambda section=section: section.clear(),
             ]
-        elif isinstance(found, list):
-            pending += found
+        elif isinstance(section, list):
+            pending += section
             attempts = [
-                lambda found=found: found.append(1),
-                lambda found=found: found.__iadd__([1]),
-                lambda found=found: found.sort(key=str),
-                lambda found=found: found.clear(),
+                lambda section=section: section.append(1),
+                lambda section=section: section.__iadd__([1]),
+                lambda section=section: section.sort(key=str),
+                lambda section=section: section.clear(),
             ]
         else:
             continue
@@ -191,22 +199,26 @@ def test_what_is_shown_cannot_be_changed_and_names_its_setter(name: str) -> None
 
 @pytest.mark.parametrize("name", SHOWN)
 def test_what_is_shown_is_for_all_else_a_plain_dictionary(name: str) -> None:
-    found = getattr(everything(), name)
-    plain = json.loads(json.dumps(found))
+    section = getattr(everything(), name)
+    plain = json.loads(json.dumps(section))
 
-    assert isinstance(found, dict | list)
-    assert found == plain
-    assert repr(found) == repr(copy.deepcopy(found))
-    for one in (copy.deepcopy(found), pickle.loads(pickle.dumps(found)), copy.copy(found)):
-        assert one == plain
-        assert type(one) in (dict, list)
-        one.clear()
-    deep: Any = copy.deepcopy(found)
+    assert isinstance(section, dict | list)
+    assert section == plain
+    assert repr(section) == repr(copy.deepcopy(section))
+    for duplicate in (
+        copy.deepcopy(section),
+        pickle.loads(pickle.dumps(section)),
+        copy.copy(section),
+    ):
+        assert duplicate == plain
+        assert type(duplicate) in (dict, list)
+        duplicate.clear()
+    deep: Any = copy.deepcopy(section)
     while isinstance(deep, dict | list) and deep:
         assert type(deep) in (dict, list)
         deep = next(iter(deep.values())) if isinstance(deep, dict) else deep[0]
-    if isinstance(found, dict):
-        assert type(found | {"a": 1}) is dict
+    if isinstance(section, dict):
+        assert type(section | {"a": 1}) is dict
 
 
 class _OwnDumper(yaml.SafeDumper):
@@ -218,9 +230,9 @@ _OwnDumper.add_representer(str, lambda dumper, text: dumper.represent_str(text))
 
 @pytest.mark.parametrize("dumper", [yaml.SafeDumper, yaml.Dumper, yaml.CSafeDumper, _OwnDumper])
 def test_yaml_of_what_is_shown_is_plain(dumper: Any) -> None:
-    found = everything().manifest
+    manifest = everything().manifest
 
-    assert yaml.dump(found, Dumper=dumper) == yaml.dump(copy.deepcopy(found), Dumper=dumper)
+    assert yaml.dump(manifest, Dumper=dumper) == yaml.dump(copy.deepcopy(manifest), Dumper=dumper)
 
 
 # ------------------------------------------------------------------------------ what the pods are
@@ -229,14 +241,14 @@ def test_yaml_of_what_is_shown_is_plain(dumper: Any) -> None:
 def test_the_spec_of_pods_can_be_set() -> None:
     image = kt.Image(image_id="mine:1").pip_install(["numpy"])
     compute = kt.Compute(cpus=1, memory="1Gi", env_vars={"A": "1"}, image=image, replicas=2)
-    wanted = copy.deepcopy(compute.pod_spec)
-    del wanted["containers"][0]["resources"]["requests"]["memory"]
-    wanted["containers"][0]["env"].insert(0, {"name": "B", "value": "2"})
-    wanted["containers"].append({"name": "beside", "image": "other:1"})
-    wanted["hostNetwork"] = True
-    compute.pod_spec = wanted
+    pod_spec = copy.deepcopy(compute.pod_spec)
+    del pod_spec["containers"][0]["resources"]["requests"]["memory"]
+    pod_spec["containers"][0]["env"].insert(0, {"name": "B", "value": "2"})
+    pod_spec["containers"].append({"name": "beside", "image": "other:1"})
+    pod_spec["hostNetwork"] = True
+    compute.pod_spec = pod_spec
 
-    assert compute.pod_spec == wanted
+    assert compute.pod_spec == pod_spec
     assert compute.memory is None
     assert compute.env_vars == {"A": "1", "B": "2"}
     assert (compute.cpus, compute.replicas) == ("1", 2)
@@ -255,16 +267,18 @@ def test_the_spec_of_pods_can_be_set() -> None:
 def test_a_spec_of_pods_replaces_what_was_laid_over_it() -> None:
     template = {"spec": {"template": {"spec": {"hostNetwork": True}}, "paused": True}}
     compute = kt.Compute(cpus=1, service_template=template, volumes=["data"], secrets=["openai"])
-    wanted = copy.deepcopy(compute.pod_spec)
-    del wanted["hostNetwork"]
-    wanted["volumes"] = [one for one in wanted["volumes"] if one["name"] != "data"]
+    pod_spec = copy.deepcopy(compute.pod_spec)
+    del pod_spec["hostNetwork"]
+    pod_spec["volumes"] = [volume for volume in pod_spec["volumes"] if volume["name"] != "data"]
     mounts = container(compute)["volumeMounts"]
-    wanted["containers"][0]["volumeMounts"] = [one for one in mounts if one["name"] != "data"]
-    compute.pod_spec = wanted
+    pod_spec["containers"][0]["volumeMounts"] = [
+        mount for mount in mounts if mount["name"] != "data"
+    ]
+    compute.pod_spec = pod_spec
 
-    assert compute.pod_spec == wanted
+    assert compute.pod_spec == pod_spec
     assert compute.volumes == []
-    assert [one.name for one in compute.to_spec().secrets] == ["openai"]
+    assert [secret.name for secret in compute.to_spec().secrets] == ["openai"]
     assert (compute.manifest or {})["spec"]["paused"] is True
 
 
@@ -281,14 +295,14 @@ def test_a_small_spec_of_pods_gets_what_the_agent_needs() -> None:
 
 @pytest.mark.parametrize("kind", manifests())
 def test_the_spec_of_pods_of_a_users_object_can_be_set(kind: str) -> None:
-    given = manifests()[kind]
-    given["metadata"]["name"] = "mine"
-    compute = kt.Compute.from_manifest(given)
-    wanted = copy.deepcopy(compute.pod_spec)
-    wanted["nodeSelector"] = {"disk": "ssd"}
-    compute.pod_spec = wanted
+    manifest = manifests()[kind]
+    manifest["metadata"]["name"] = "mine"
+    compute = kt.Compute.from_manifest(manifest)
+    pod_spec = copy.deepcopy(compute.pod_spec)
+    pod_spec["nodeSelector"] = {"disk": "ssd"}
+    compute.pod_spec = pod_spec
 
-    assert compute.pod_spec == wanted
+    assert compute.pod_spec == pod_spec
     assert compute.node_selector == {"disk": "ssd"}
     assert compute.kind == kind
     assert compute.for_service("mine").name == "mine"
@@ -298,17 +312,17 @@ def test_the_spec_of_pods_of_a_users_object_can_be_set(kind: str) -> None:
 def test_a_spec_of_pods_keeps_how_its_service_scales(scaled: bool) -> None:
     compute = kt.Compute(cpus=1)
     compute = compute.autoscale(min_scale=2) if scaled else compute.distribute("ray", workers=3)
-    wanted = copy.deepcopy(compute.pod_spec)
-    wanted["nodeSelector"] = {"disk": "ssd"}
+    pod_spec = copy.deepcopy(compute.pod_spec)
+    pod_spec["nodeSelector"] = {"disk": "ssd"}
     before = (
         compute.kind,
         compute.replicas,
         compute.autoscaling_config,
         compute.distributed_config,
     )
-    compute.pod_spec = wanted
+    compute.pod_spec = pod_spec
 
-    assert compute.pod_spec == wanted
+    assert compute.pod_spec == pod_spec
     after = (compute.kind, compute.replicas, compute.autoscaling_config, compute.distributed_config)
     assert after == before
 

@@ -49,9 +49,9 @@ def test_the_usual_instructions(write, tmp_path):
 
 def test_options_that_mean_a_build_are_said_to_have_no_effect(write):
     path = write("FROM --platform=linux/arm64 a:1\nRUN --mount=type=cache,target=/x make\n")
-    with pytest.warns(UserWarning) as said:
+    with pytest.warns(UserWarning) as caught_warnings:
         image = kt.Image.from_dockerfile(path)
-    first, second = (str(one.message) for one in said)
+    first, second = (str(warning.message) for warning in caught_warnings)
     assert "line 1: FROM --platform has no effect" in first
     assert "line 2: RUN --mount has no effect" in second
     assert body(image) == ["FROM a:1", "RUN make"]
@@ -106,7 +106,7 @@ def test_of_several_stages_the_last_counts_and_files_of_others_are_refused(write
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("FROM x\nONBUILD RUN a\n", "line 2: 'ONBUILD' is not supported"),
         ("FROM x\nSHELL /bin/bash\n", "line 2: SHELL /bin/bash must be a list"),
@@ -121,8 +121,8 @@ def test_of_several_stages_the_last_counts_and_files_of_others_are_refused(write
         ("FROM x\nRUN a \\\n", "does not end"),
     ],
 )
-def test_what_cannot_be_followed_is_named_with_its_line(write, text, said):
-    with pytest.raises(ValueError, match=said):
+def test_what_cannot_be_followed_is_named_with_its_line(write, text, message):
+    with pytest.raises(ValueError, match=message):
         kt.Image.from_dockerfile(write(text))
 
 
@@ -208,9 +208,11 @@ def test_the_last_working_directory_is_that_of_the_image(write):
     ],
 )
 def test_what_has_no_effect_is_a_warning_with_what_has_it(write, line, instead):
-    with pytest.warns(UserWarning, match=f"line 2: {line.split()[0]} has no effect") as said:
+    with pytest.warns(
+        UserWarning, match=f"line 2: {line.split()[0]} has no effect"
+    ) as caught_warnings:
         image = kt.Image.from_dockerfile(write(f"FROM a:1\n{line}\nRUN x\n"))
-    assert instead in str(said[0].message)
+    assert instead in str(caught_warnings[0].message)
     assert body(image) == ["FROM a:1", "RUN x"]
 
 

@@ -67,14 +67,19 @@ def test_other_words_for_parameters_are_taken(tmp_path) -> None:
 @pytest.mark.parametrize("value", [True, kt.MetricsConfig(interval=5)])
 def test_metrics_that_are_asked_for_are_a_line(value: object) -> None:
     with pytest.warns(UserWarning, match="streams no metrics"):
-        options, own = CallOptions().take_from({"stream_metrics": value, "x": 1}, frozenset())
-    assert (options, own) == (CallOptions(), {"x": 1})
+        options, user_keywords = CallOptions().take_from(
+            {"stream_metrics": value, "x": 1}, frozenset()
+        )
+    assert (options, user_keywords) == (CallOptions(), {"x": 1})
 
 
 def test_metrics_that_nobody_asks_for_are_no_line(recwarn) -> None:
     CallOptions().take_from({"stream_metrics": False, "x": 1}, frozenset())
     assert not recwarn
-    own = {"stream_metrics": True}
-    assert CallOptions().take_from(own, frozenset(own)) == (CallOptions(), own)
+    user_keywords = {"stream_metrics": True}
+    assert CallOptions().take_from(user_keywords, frozenset(user_keywords)) == (
+        CallOptions(),
+        user_keywords,
+    )
     with pytest.raises(kt.SpecError, match="stream_metrics is 3"):
         CallOptions().with_changes({"stream_metrics": 3})

@@ -23,7 +23,7 @@ def test_methods_chain_and_change_the_image_itself():
 
 
 @pytest.mark.parametrize(
-    ("given", "written"),
+    ("requirement", "written"),
     [
         ("numpy", "numpy"),
         ("numpy==2.0", "numpy==2.0"),
@@ -46,8 +46,12 @@ def test_methods_chain_and_change_the_image_itself():
         ("a && echo b>2", "a && echo b>2"),
     ],
 )
-def test_comparisons_are_no_redirections(given, written):
-    assert kt.Image(install_cmd="pip").pip_install(given).contents.endswith(f"RUN pip {written}\n")
+def test_comparisons_are_no_redirections(requirement, written):
+    assert (
+        kt.Image(install_cmd="pip")
+        .pip_install(requirement)
+        .contents.endswith(f"RUN pip {written}\n")
+    )
 
 
 def test_one_step_for_each_requirement_and_command():
@@ -157,8 +161,8 @@ def test_a_folder_lies_at_a_path_that_ends_in_its_own_name(tmp_path, monkeypatch
 
     (line,) = lines(kt.Image().copy("./configs", dest))
 
-    there = dest.removeprefix("~/").rstrip("/")
-    assert line.rstrip("/") == f"COPY {tmp_path}/configs {there}"
+    path_in_pod = dest.removeprefix("~/").rstrip("/")
+    assert line.rstrip("/") == f"COPY {tmp_path}/configs {path_in_pod}"
 
 
 @pytest.mark.parametrize("dest", ["/app", "/configs/app", "/app/configs2", "/app/my-configs"])

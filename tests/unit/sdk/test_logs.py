@@ -48,9 +48,9 @@ def test_a_loggers_line_has_time_and_level() -> None:
 def test_each_line_of_a_record_is_labelled_and_coloured() -> None:
     line = printed("failed\nTraceback:\nValueError", "ERROR", "logger")
     text = logs.of_call(line)
-    first, *others = text.splitlines()
+    first, *further_lines = text.splitlines()
     assert first.startswith("(pod-1) ") and first.endswith("| ERROR | failed")
-    assert others == ["(pod-1) Traceback:", "(pod-1) ValueError"]
+    assert further_lines == ["(pod-1) Traceback:", "(pod-1) ValueError"]
     assert "(pod-1)" not in logs.of_call(line, include_name=False)
     with redirect_stdout(Terminal()) as terminal:
         logs.Screen().line("(pod-1) a\n(pod-1) b")

@@ -311,15 +311,15 @@ def test_a_pickled_module_keeps_its_names_and_settings():
     module.to(kt.Compute(cpus=1, namespace="research"), init_args={"start": 1}, dryrun=True)
     module.serialization = "pickle"
 
-    again = pickle.loads(pickle.dumps(module))
+    unpickled_module = pickle.loads(pickle.dumps(module))
 
-    assert (again.name, again.namespace) == ("counter-a", "research")
-    assert again.callable_name == "Counter"
-    assert again.remote_import_path == module.remote_import_path
-    assert again.serialization == "pickle"
-    assert again.compute == module.compute
-    assert again.init_args == {"start": 1}
-    assert not hasattr(again, "__wrapped__")
+    assert (unpickled_module.name, unpickled_module.namespace) == ("counter-a", "research")
+    assert unpickled_module.callable_name == "Counter"
+    assert unpickled_module.remote_import_path == module.remote_import_path
+    assert unpickled_module.serialization == "pickle"
+    assert unpickled_module.compute == module.compute
+    assert unpickled_module.init_args == {"start": 1}
+    assert not hasattr(unpickled_module, "__wrapped__")
 
 
 def test_a_handle_without_code_cannot_be_deployed():
@@ -327,10 +327,10 @@ def test_a_handle_without_code_cannot_be_deployed():
 
     with pytest.raises(ValueError, match="code is not here"):
         handle.to(kt.Compute())
-    gone = kt.fn(train)
-    gone._source.qualname = "gone"
+    removed_fn = kt.fn(train)
+    removed_fn._source.qualname = "gone"
     with pytest.raises(ValueError, match=r"the code of train, .*:gone, cannot be imported here"):
-        pickle.loads(pickle.dumps(gone)).to(kt.Compute())
+        pickle.loads(pickle.dumps(removed_fn)).to(kt.Compute())
 
 
 def test_what_only_a_deploy_tells_is_not_known_before():
@@ -347,9 +347,9 @@ def test_progress_outside_a_pod_does_nothing():
 
 
 def test_the_users_own_service_comes_first_then_the_branchs_then_the_bare_name():
-    found = module.candidates("train", [], username="alice", branch="feature/x")
+    candidate_names = module.candidates("train", [], username="alice", branch="feature/x")
 
-    assert found == ("alice-train", "feature-x-train", "train")
+    assert candidate_names == ("alice-train", "feature-x-train", "train")
 
 
 def test_without_user_name_and_branch_there_is_the_bare_name():
@@ -357,9 +357,9 @@ def test_without_user_name_and_branch_there_is_the_bare_name():
 
 
 def test_prefixes_are_tried_alone():
-    found = module.candidates("train", ["main", "bob"], username="alice", branch="x")
+    candidate_names = module.candidates("train", ["main", "bob"], username="alice", branch="x")
 
-    assert found == ("main-train", "bob-train")
+    assert candidate_names == ("main-train", "bob-train")
 
 
 def test_a_name_with_the_user_name_is_not_prefixed_again():
@@ -371,16 +371,17 @@ def test_a_branch_that_can_be_no_name_is_left_out():
 
 
 @pytest.mark.parametrize(
-    ("given", "kept"), [(None, []), ("main", ["main"]), (["a", "b"], ["a", "b"]), (("a",), ["a"])]
+    ("prefixes", "expected_prefixes"),
+    [(None, []), ("main", ["main"]), (["a", "b"], ["a", "b"]), (("a",), ["a"])],
 )
-def test_prefixes_are_text_or_a_list(given, kept):
-    assert module.parse_prefixes(given) == kept
+def test_prefixes_are_text_or_a_list(prefixes, expected_prefixes):
+    assert module.parse_prefixes(prefixes) == expected_prefixes
 
 
-@pytest.mark.parametrize("given", [3, [1], {"a": 1}])
-def test_other_prefixes_are_refused(given):
+@pytest.mark.parametrize("prefixes", [3, [1], {"a": 1}])
+def test_other_prefixes_are_refused(prefixes):
     with pytest.raises(SpecError, match="reload_prefixes"):
-        module.parse_prefixes(given)
+        module.parse_prefixes(prefixes)
 
 
 def make_repository(folder: Path, head: str) -> None:

@@ -20,30 +20,34 @@ def view(*pods):
 
 
 def pod(phase="Running", **fields):
-    found = PodView(name="mine-0", ordinal=0, phase=phase, url="http://127.0.0.1:99", **fields)
-    return pod_objects.of_pod(view(found), found)
+    pod_view = PodView(name="mine-0", ordinal=0, phase=phase, url="http://127.0.0.1:99", **fields)
+    return pod_objects.of_pod(view(pod_view), pod_view)
 
 
 def test_a_pod_is_a_dictionary_with_attributes():
-    found = pod(started=1e9, is_ready=True, restarts=2)
+    pod_object = pod(started=1e9, is_ready=True, restarts=2)
 
-    assert found["metadata"]["name"] == found.metadata.name == "mine-0"
-    assert found.metadata.namespace == "ns"
-    assert found.metadata.creation_timestamp == found.status.startTime == "2001-09-09T01:46:40Z"
-    assert found.metadata.labels["team"] == "ml"
-    assert found.metadata.labels["kubetorch.com/service"] == "mine"
-    assert found.status.pod_ip == found["status"]["podIP"] == "127.0.0.1"
-    assert found.status.container_statuses[0].restart_count == 2
-    assert found == pod(started=1e9, is_ready=True, restarts=2)
+    assert pod_object["metadata"]["name"] == pod_object.metadata.name == "mine-0"
+    assert pod_object.metadata.namespace == "ns"
+    assert (
+        pod_object.metadata.creation_timestamp
+        == pod_object.status.startTime
+        == "2001-09-09T01:46:40Z"
+    )
+    assert pod_object.metadata.labels["team"] == "ml"
+    assert pod_object.metadata.labels["kubetorch.com/service"] == "mine"
+    assert pod_object.status.pod_ip == pod_object["status"]["podIP"] == "127.0.0.1"
+    assert pod_object.status.container_statuses[0].restart_count == 2
+    assert pod_object == pod(started=1e9, is_ready=True, restarts=2)
 
 
 def test_what_is_not_said_is_not_there():
-    found = pod()
+    pod_object = pod()
 
-    assert "reason" not in found.status
+    assert "reason" not in pod_object.status
     with pytest.raises(AttributeError, match="'reason'; the keys are phase"):
-        _ = found.status.reason
-    assert not hasattr(found, "_repr_html_")
+        _ = pod_object.status.reason
+    assert not hasattr(pod_object, "_repr_html_")
 
 
 @pytest.mark.parametrize(
@@ -56,10 +60,10 @@ def test_what_is_not_said_is_not_there():
     ],
 )
 def test_a_pod_that_ends_has_the_phase_and_the_mark_of_kubernetes(phase, shown):
-    found = pod(phase)
+    pod_object = pod(phase)
 
-    assert found.status.phase == shown
-    assert ("deletionTimestamp" in found.metadata) == (phase == "Terminating")
+    assert pod_object.status.phase == shown
+    assert ("deletionTimestamp" in pod_object.metadata) == (phase == "Terminating")
 
 
 def test_a_pod_has_its_annotations_without_a_cluster_too():
@@ -75,8 +79,8 @@ DESCRIBED = {
 
 @pytest.mark.parametrize(("phase", "shown"), [("Running", "Running"), ("Unknown", "Pending")])
 def test_the_description_of_the_cluster_but_for_what_has_answered(phase, shown):
-    found = PodView(name="mine-0", ordinal=0, phase=phase)
-    described = pod_objects.of_pod(view(found), found, DESCRIBED)
+    pod_view = PodView(name="mine-0", ordinal=0, phase=phase)
+    described = pod_objects.of_pod(view(pod_view), pod_view, DESCRIBED)
     assert described.spec.node_name == "node2"
     assert (described.metadata.uid, described.metadata.annotations.a) == ("5", "b")
     assert described.status.phase == shown

@@ -23,8 +23,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path
 
 
-FILE_PROVIDERS = [name for name, one in PROVIDERS.items() if one.filenames and not one.exposed_as]
-ENV_PROVIDERS = [name for name, one in PROVIDERS.items() if one.env]
+FILE_PROVIDERS = [
+    name for name, provider in PROVIDERS.items() if provider.filenames and not provider.exposed_as
+]
+ENV_PROVIDERS = [name for name, provider in PROVIDERS.items() if provider.env]
 
 
 def test_there_are_fourteen_providers() -> None:
@@ -74,9 +76,9 @@ def test_variables_of_a_provider_become_variables_of_the_same_name(
     secret = kt.Secret.from_provider(name)
     assert secret.values == {key: f"value of {env}" for key, env in variables.items()}
     assert dict(secret.to_ref().variables) == {env: key for key, env in variables.items()}
-    given = kt.secret("mine", env_vars=list(variables.values()))
-    assert given.provider == name
-    assert given.values == {env: f"value of {env}" for env in variables.values()}
+    named_secret = kt.secret("mine", env_vars=list(variables.values()))
+    assert named_secret.provider == name
+    assert named_secret.values == {env: f"value of {env}" for env in variables.values()}
 
 
 def test_a_file_goes_before_a_variable(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,9 +86,9 @@ def test_a_file_goes_before_a_variable(home: Path, monkeypatch: pytest.MonkeyPat
     assert kt.Secret.from_provider("huggingface").values == {"HF_TOKEN": "of the environment"}
     (home / ".cache/huggingface").mkdir(parents=True)
     (home / ".cache/huggingface/token").write_text(" of the file\n")
-    found = kt.Secret.from_provider("huggingface")
-    assert found.values == {"HF_TOKEN": "of the file"}
-    assert found.mount_type == "env"
+    secret = kt.Secret.from_provider("huggingface")
+    assert secret.values == {"HF_TOKEN": "of the file"}
+    assert secret.mount_type == "env"
 
 
 def test_a_variable_called_like_the_key_is_the_second_choice(
@@ -197,11 +199,11 @@ def test_a_dictionary_makes_one_with_the_arguments_of_the_class() -> None:
 def test_a_name_of_a_provider_in_a_compute_is_its_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "hush-value")
     (variable,) = [
-        one
-        for one in kt.Compute(secrets=["openai"]).manifest["spec"]["template"]["spec"][
+        variable
+        for variable in kt.Compute(secrets=["openai"]).manifest["spec"]["template"]["spec"][
             "containers"
         ][0]["env"]
-        if one["name"] == "OPENAI_API_KEY"
+        if variable["name"] == "OPENAI_API_KEY"
     ]
     source = {"name": "kt.secret.global.openai", "key": "api_key"}
     assert variable["valueFrom"] == {"secretKeyRef": source}
@@ -209,9 +211,9 @@ def test_a_name_of_a_provider_in_a_compute_is_its_secret(monkeypatch: pytest.Mon
 
 def test_one_variable_makes_a_secret_with_the_function_too(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf")
-    made = kt.secret(name="hf", env_var="HF_TOKEN")
-    assert made is not None
-    assert made.values == {"HF_TOKEN": "hf"}
+    secret = kt.secret(name="hf", env_var="HF_TOKEN")
+    assert secret is not None
+    assert secret.values == {"HF_TOKEN": "hf"}
 
 
 @pytest.mark.parametrize("empty", [{"values": {}}, {"env_vars": []}, {"path": ""}])

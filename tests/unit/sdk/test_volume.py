@@ -92,20 +92,20 @@ def test_it_stands_in_the_manifest() -> None:
             kt.Volume("ro", "1Gi", "/ro", access_mode="ROX"),
         ]
     ).manifest["spec"]["template"]["spec"]
-    named = {one["name"]: one for one in template["volumes"]}
+    named = {volume["name"]: volume for volume in template["volumes"]}
     assert named["data"]["persistentVolumeClaim"] == {"claimName": "data"}
-    mounts = {one["name"]: one for one in template["containers"][0]["volumeMounts"]}
+    mounts = {mount["name"]: mount for mount in template["containers"][0]["volumeMounts"]}
     assert mounts["data"] == {"name": "data", "mountPath": "/data"}
     assert mounts["ro"]["readOnly"] is True
 
 
 def test_it_is_a_value() -> None:
-    one, other = kt.Volume("a", "1Gi", "/a"), kt.Volume("a", "1Gi", "/a")
-    assert one == other
-    assert hash(one) == hash(other)
-    assert one != kt.Volume("a", "2Gi", "/a")
-    assert eval(repr(one), {"Volume": kt.Volume}) == one
-    assert pickle.loads(pickle.dumps(one)) == one
+    data_volume, equal_volume = kt.Volume("a", "1Gi", "/a"), kt.Volume("a", "1Gi", "/a")
+    assert data_volume == equal_volume
+    assert hash(data_volume) == hash(equal_volume)
+    assert data_volume != kt.Volume("a", "2Gi", "/a")
+    assert eval(repr(data_volume), {"Volume": kt.Volume}) == data_volume
+    assert pickle.loads(pickle.dumps(data_volume)) == data_volume
 
 
 def test_a_volume_is_mounted_below_its_folder_unless_its_path_is_given() -> None:
@@ -138,9 +138,9 @@ def test_a_volume_is_mounted_below_its_folder_unless_its_path_is_given() -> None
 def test_what_cannot_be_is_refused_where_it_is_declared(
     parameters: dict[str, Any], message: str
 ) -> None:
-    given = {"name": "data", "size": "1Gi", "mount_path": "/data", **parameters}
+    arguments = {"name": "data", "size": "1Gi", "mount_path": "/data", **parameters}
     with pytest.raises(ValueError, match=message):
-        kt.Volume(**given)
+        kt.Volume(**arguments)
 
 
 def test_two_volumes_at_one_path_are_refused() -> None:

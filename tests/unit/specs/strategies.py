@@ -37,7 +37,7 @@ JSON: st.SearchStrategy[Any] = st.recursive(
 
 
 def pairs(names: st.SearchStrategy[str], values: st.SearchStrategy[str]) -> Any:
-    return st.dictionaries(names, values, max_size=3).map(lambda found: tuple(found.items()))
+    return st.dictionaries(names, values, max_size=3).map(lambda mapping: tuple(mapping.items()))
 
 
 def maybe(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -91,10 +91,10 @@ VOLUMES = st.builds(
 )
 
 
-def _has_pods(given: dict[str, Any]) -> bool:
+def _has_pods(parameters: dict[str, Any]) -> bool:
     """Whether the HPA class, which such a metric chooses, is not asked to have none."""
-    is_hpa = given.get("metric", "rps") not in autoscaling.KPA_METRICS
-    return not is_hpa or 0 not in (given.get("min_scale"), given.get("initial_scale"))
+    is_hpa = parameters.get("metric", "rps") not in autoscaling.KPA_METRICS
+    return not is_hpa or 0 not in (parameters.get("min_scale"), parameters.get("initial_scale"))
 
 
 AUTOSCALING = (
@@ -114,7 +114,7 @@ AUTOSCALING = (
         },
     )
     .filter(_has_pods)
-    .map(lambda given: autoscaling.parse(given, launch_timeout=300))
+    .map(lambda parameters: autoscaling.parse(parameters, launch_timeout=300))
 )
 DISTRIBUTION = st.fixed_dictionaries(
     {},
@@ -125,7 +125,7 @@ DISTRIBUTION = st.fixed_dictionaries(
         "num_proc": st.integers(1, 8),
         "monitor_members": st.booleans(),
     },
-).map(lambda given: distribution.parse(given)[0])
+).map(lambda parameters: distribution.parse(parameters)[0])
 ENDPOINTS = st.one_of(
     WORDS.map(lambda host: Endpoint(url=f"http://{host}:8080")),
     st.dictionaries(LABEL_NAMES, WORDS, min_size=1, max_size=2).map(
@@ -155,11 +155,17 @@ SETTINGS: dict[str, st.SearchStrategy[Any]] = {
     "volumes": st.lists(
         VOLUMES,
         max_size=2,
-        unique_by=(lambda one: one.mount_path, lambda one: one.claim_name, lambda one: one.name),
+        unique_by=(
+            lambda volume: volume.mount_path,
+            lambda volume: volume.claim_name,
+            lambda volume: volume.name,
+        ),
     ).map(tuple),
     "node_selector": pairs(LABEL_NAMES, WORDS),
-    "tolerations": st.lists(TOLERATIONS, max_size=2, unique_by=lambda one: one.key).map(tuple),
-    "secrets": st.lists(SECRETS, max_size=2, unique_by=lambda one: one.name).map(tuple),
+    "tolerations": st.lists(
+        TOLERATIONS, max_size=2, unique_by=lambda toleration: toleration.key
+    ).map(tuple),
+    "secrets": st.lists(SECRETS, max_size=2, unique_by=lambda secret: secret.name).map(tuple),
     "freeze": st.booleans(),
     "kubeconfig_path": PATHS,
     "service_account_name": WORDS,
@@ -175,7 +181,7 @@ SETTINGS: dict[str, st.SearchStrategy[Any]] = {
     "server_port": st.integers(1024, 65535).filter(lambda port: port != 32300),  # the default
 }
 SELECTORS = st.dictionaries(LABEL_NAMES, WORDS, min_size=1, max_size=2).map(
-    lambda found: tuple(found.items())
+    lambda mapping: tuple(mapping.items())
 )
 OBJECTS = st.dictionaries(WORDS, JSON, max_size=3)
 COMPUTES = st.fixed_dictionaries(
@@ -184,10 +190,12 @@ COMPUTES = st.fixed_dictionaries(
     | {
         "selector": SELECTORS,
         "endpoint": ENDPOINTS,
-        "service_template": OBJECTS.map(lambda it: freeze(it, parameter="service_template")),
-        "manifest": OBJECTS.map(lambda it: freeze(it, parameter="manifest")),
+        "service_template": OBJECTS.map(
+            lambda manifest: freeze(manifest, parameter="service_template")
+        ),
+        "manifest": OBJECTS.map(lambda manifest: freeze(manifest, parameter="manifest")),
         "pod_template_path": st.just(("spec", "template")),
         "autoscaling": AUTOSCALING,
         "distribution": DISTRIBUTION,
     },
-).map(lambda given: ComputeSpec(**given))
+).map(lambda fields: ComputeSpec(**fields))

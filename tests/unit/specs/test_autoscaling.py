@@ -37,8 +37,8 @@ def test_two_spellings_that_contradict_each_other_are_refused():
 
 def test_a_grace_period_allows_zero_only_where_no_minimum_was_given():
     assert scaled(scale_to_zero_grace_period=300).min_scale == 0
-    kept = scaled(scale_to_zero_grace_period=50, min_scale=3)
-    assert (kept.min_scale, kept.scale_to_zero_pod_retention_period) == (3, "50s")
+    scaling = scaled(scale_to_zero_grace_period=50, min_scale=3)
+    assert (scaling.min_scale, scaling.scale_to_zero_pod_retention_period) == (3, "50s")
 
 
 def test_a_max_scale_of_zero_is_no_limit():

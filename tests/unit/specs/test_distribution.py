@@ -56,9 +56,9 @@ def test_ranks_meet_on_the_port_that_is_declared_or_the_frameworks(
 
 
 @pytest.mark.parametrize("key", ["distribution_type", "framework", "distribution"])
-@pytest.mark.parametrize(("given", "meant"), [("tf", "tensorflow"), ("torch", "pytorch")])
-def test_a_framework_may_be_named_in_every_documented_way(key, given, meant):
-    assert parse({key: given})[0].distribution_type == meant
+@pytest.mark.parametrize(("spelling", "meant"), [("tf", "tensorflow"), ("torch", "pytorch")])
+def test_a_framework_may_be_named_in_every_documented_way(key, spelling, meant):
+    assert parse({key: spelling})[0].distribution_type == meant
 
 
 def test_an_unknown_framework_names_the_nearest_one():

@@ -71,23 +71,23 @@ def test_what_is_wrong_is_named_with_its_line(text, message):
         read(text)
 
 
-def one(text):
+def instruction(text):
     return parse(text, path="Dockerfile")[0]
 
 
 def test_both_forms_of_env_are_understood():
-    assert assignments(one("ENV A=1 B='x y'"), path="D") == [("A", "1"), ("B", "x y")]
-    assert assignments(one("ENV A 1 2"), path="D") == [("A", "1 2")]
+    assert assignments(instruction("ENV A=1 B='x y'"), path="D") == [("A", "1"), ("B", "x y")]
+    assert assignments(instruction("ENV A 1 2"), path="D") == [("A", "1 2")]
     with pytest.raises(SpecError, match="needs a value"):
-        assignments(one("ENV A"), path="D")
+        assignments(instruction("ENV A"), path="D")
 
 
 def test_both_forms_of_a_command_are_understood():
-    assert command(one('CMD ["a", "b c"]'), path="D") == ("a", "b c")
-    assert command(one("CMD a b"), path="D") == "a b"
+    assert command(instruction('CMD ["a", "b c"]'), path="D") == ("a", "b c")
+    assert command(instruction("CMD a b"), path="D") == "a b"
     for broken in ('CMD ["a"', "CMD [1]", "CMD []"):
         with pytest.raises(SpecError, match="line 1"):
-            command(one(broken), path="D")
+            command(instruction(broken), path="D")
 
 
 def test_words_and_flags_are_split_as_a_shell_does():

@@ -33,9 +33,9 @@ def test_the_mode_and_the_config_follow_what_was_given():
 
 def test_the_repr_rebuilds_it_and_it_hashes():
     for endpoint in (Endpoint(), Endpoint(url="x"), Endpoint(selector={"a": "b"})):
-        again = eval(repr(endpoint))
-        assert again == endpoint
-        assert hash(again) == hash(endpoint)
+        rebuilt_endpoint = eval(repr(endpoint))
+        assert rebuilt_endpoint == endpoint
+        assert hash(rebuilt_endpoint) == hash(endpoint)
 
 
 @pytest.mark.parametrize(

@@ -38,8 +38,8 @@ def test_dates_become_text_again() -> None:
 def test_a_time_is_that_of_utc_and_another_zone_is_converted() -> None:
     naive = datetime.datetime(2024, 5, 1, 10, 30)
     east = datetime.timezone(datetime.timedelta(hours=2))
-    found = thaw(freeze({"utc": naive, "east": naive.replace(tzinfo=east)}, parameter="x"))
-    assert found == {"utc": "2024-05-01T10:30:00Z", "east": "2024-05-01T08:30:00Z"}
+    times = thaw(freeze({"utc": naive, "east": naive.replace(tzinfo=east)}, parameter="x"))
+    assert times == {"utc": "2024-05-01T10:30:00Z", "east": "2024-05-01T08:30:00Z"}
 
 
 def test_what_json_cannot_carry_is_named_with_its_path() -> None:

@@ -83,11 +83,13 @@ def test_a_forced_step_and_what_follows_it_always_run():
 
 
 @given(STEPS, STEPS)
-def test_what_is_kept_and_what_runs_make_up_what_is_wanted(ran, wanted):
-    planned = plan(ran, wanted)
-    assert (*wanted[: planned.unchanged_count], *planned.run) == tuple(wanted)
-    assert list(ran[: planned.unchanged_count]) == list(wanted[: planned.unchanged_count])
-    assert not any(step.force for step in wanted[: planned.unchanged_count])
+def test_what_is_kept_and_what_runs_make_up_what_is_wanted(ran_steps, wanted_steps):
+    planned = plan(ran_steps, wanted_steps)
+    assert (*wanted_steps[: planned.unchanged_count], *planned.run) == tuple(wanted_steps)
+    assert list(ran_steps[: planned.unchanged_count]) == list(
+        wanted_steps[: planned.unchanged_count]
+    )
+    assert not any(step.force for step in wanted_steps[: planned.unchanged_count])
 
 
 @pytest.mark.parametrize(

@@ -29,9 +29,9 @@ from kubetorch.specs.logging import LoggingConfig
     ],
 )
 def test_an_impossible_value_is_refused_by_name(name: str, value: object) -> None:
-    given: dict[str, Any] = {name: value}
+    parameters: dict[str, Any] = {name: value}
     with pytest.raises(SpecError, match=f"^{name} is "):
-        LoggingConfig(**given)
+        LoggingConfig(**parameters)
 
 
 def test_streaming_may_be_left_to_the_settings() -> None:

@@ -66,7 +66,7 @@ class ApiServer(Reviews):
     def __init__(self) -> None:
         self.users: dict[str, User] = {"ann's": ANN}
         self.rights: set[tuple[str, Need]] = {("ann", NEED)}
-        self.asked: list[object] = []
+        self.questions: list[object] = []
         self.is_away = False
 
     async def user(self, token: str, audiences: tuple[str, ...]) -> User | None:
@@ -84,7 +84,7 @@ class ApiServer(Reviews):
         return Verdict((user.name, need) in self.rights, "because")
 
     def _ask(self, question: object) -> None:
-        self.asked.append(question)
+        self.questions.append(question)
         if self.is_away:
             raise ControllerUnavailableError("away")
 
@@ -117,8 +117,8 @@ class World:
         )
 
     def workload_of(self, pod: BoundPod) -> SimpleNamespace | None:
-        for one, known in self.uids.items():
-            if (one.namespace, one.pod, known) == (pod.namespace, pod.name, pod.uid):
+        for known_pod, uid in self.uids.items():
+            if (known_pod.namespace, known_pod.pod, uid) == (pod.namespace, pod.name, pod.uid):
                 return SimpleNamespace(creator=Creator("ann", "annie"))
         return None
 
@@ -159,7 +159,7 @@ def test_a_token_is_who_the_api_server_says_and_asked_about_again_after_10_s() -
     async def body(world: World) -> None:
         for _ in range(5):
             assert await world.identify("ann's") == ANN
-        assert len(world.server.asked) == 1
+        assert len(world.server.questions) == 1
         world.clock.advance(ALLOWED_SECONDS)
         del world.server.users["ann's"]
         with pytest.raises(UnauthorizedError):
@@ -195,7 +195,7 @@ def test_a_refused_token_is_asked_about_again_after_2_s() -> None:
         for _ in range(3):
             with pytest.raises(UnauthorizedError):
                 await world.identify("new")
-        assert len(world.server.asked) == 1
+        assert len(world.server.questions) == 1
         world.server.users["new"] = ANN
         world.clock.advance(DENIED_SECONDS)
         assert await world.identify("new") == ANN
@@ -210,7 +210,7 @@ def test_what_is_no_token_is_refused_without_asking(token: str) -> None:
     async def body(world: World) -> None:
         with pytest.raises(UnauthorizedError):
             await world.identify(token)
-        assert world.server.asked == []
+        assert world.server.questions == []
 
     run(body)
 
@@ -219,7 +219,7 @@ def test_rights_are_those_that_the_api_server_says() -> None:
     async def body(world: World) -> None:
         await world.access.authorize(ANN, NEED)
         await world.access.authorize(ANN, NEED)
-        assert len(world.server.asked) == 1
+        assert len(world.server.questions) == 1
         with pytest.raises(ForbiddenError) as caught:
             await world.access.authorize(ANN, Need("delete", "team", "f"))
         error = caught.value
@@ -260,7 +260,7 @@ def test_what_is_no_namespace_is_not_asked_about(namespace: str) -> None:
     async def body(world: World) -> None:
         with pytest.raises(KubetorchError):
             await world.access.authorize(ANN, Need("get", namespace))
-        assert world.server.asked == []
+        assert world.server.questions == []
 
     run(body)
 
@@ -372,7 +372,7 @@ JOB = {
 def test_pods_as_kubetorch_renders_them_need_nothing_more(plain: WorkloadSpec) -> None:
     async def body(world: World) -> None:
         await world.access.check_deploy(ANN, plain)
-        assert world.server.asked == []
+        assert world.server.questions == []
 
     run(body)
 

@@ -23,8 +23,8 @@ class Server:
     def write(self, body: dict[str, Any], *, is_new: bool) -> dict[str, Any] | None:
         if is_new is not (self.lease is None):
             return None
-        known = body["metadata"].get("resourceVersion")
-        if self.lease is not None and known != self.lease["metadata"]["resourceVersion"]:
+        known_version = body["metadata"].get("resourceVersion")
+        if self.lease is not None and known_version != self.lease["metadata"]["resourceVersion"]:
             return None
         self._version += 1
         metadata = {**body["metadata"], "resourceVersion": str(self._version)}
@@ -35,9 +35,9 @@ class Server:
 class Runner:
     """A candidate with a clock of its own, which may be cut off from the server."""
 
-    def __init__(self, server: Server, place: str, offset: float = 0.0, nonce: str = "1") -> None:
+    def __init__(self, server: Server, pod: str, offset: float = 0.0, nonce: str = "1") -> None:
         self.server, self.offset = server, offset
-        self.candidate = Candidate(namespace="ns", name="lease", pod=place, nonce=nonce)
+        self.candidate = Candidate(namespace="ns", name="lease", pod=pod, nonce=nonce)
         self.is_cut_off = False
 
     def act(self, now: float) -> None:
@@ -91,9 +91,9 @@ def test_one_that_is_killed_is_followed_after_the_duration() -> None:
 def test_one_that_starts_again_where_it_ran_leads_at_once() -> None:
     server = Server()
     Runner(server, "a").act(0.0)
-    again = Runner(server, "a", nonce="2")
-    again.act(0.5)
-    assert again.leads(0.5)
+    restarted_runner = Runner(server, "a", nonce="2")
+    restarted_runner.act(0.5)
+    assert restarted_runner.leads(0.5)
 
 
 def test_one_that_resigns_is_followed_at_once() -> None:
@@ -175,19 +175,19 @@ def test_never_do_two_lead_at_the_same_time(
 ) -> None:
     server, now = Server(), 0.0
     runners = [Runner(server, str(number), offset) for number, offset in enumerate(offsets)]
-    for which, what, seconds in events:
+    for which, action, seconds in events:
         now += seconds
         runner = runners[which]
-        if what == "cut":
+        if action == "cut":
             runner.is_cut_off = True
-        elif what == "mend":
+        elif action == "mend":
             runner.is_cut_off = False
-        elif what == "hear" and not runner.is_cut_off:
+        elif action == "hear" and not runner.is_cut_off:
             runner.hear(now)
-        elif what == "resign" and not runner.is_cut_off and runner.leads(now):
+        elif action == "resign" and not runner.is_cut_off and runner.leads(now):
             server.write(runner.candidate.resignation(now), is_new=False)
             runner.candidate.observe(server.lease, now + runner.offset)
         else:
             runner.act(now)
-        assert sum(one.leads(now) for one in runners) <= 1
+        assert sum(runner.leads(now) for runner in runners) <= 1
         assert isinstance(runner.candidate.step(now + runner.offset, now), Read | Write | Wait)

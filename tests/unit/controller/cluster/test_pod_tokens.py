@@ -29,7 +29,7 @@ class Secrets:
     """An API server with the Secrets of namespaces."""
 
     def __init__(self) -> None:
-        self.there: dict[str | None, Object] = {}
+        self.secrets_of_namespaces: dict[str | None, Object] = {}
         self.is_away = False
         self.clock = ManualClock()
         clocks = Clocks(self.clock.time, self.clock.time)
@@ -38,21 +38,21 @@ class Secrets:
     async def get(self, ref: Ref) -> Object:
         if self.is_away:
             raise KubernetesUnavailableError("no answer")
-        if ref.namespace not in self.there:
+        if ref.namespace not in self.secrets_of_namespaces:
             raise KubernetesNotFoundError("no such Secret")
-        return self.there[ref.namespace]
+        return self.secrets_of_namespaces[ref.namespace]
 
     async def create(self, manifest: Object) -> Object:
-        if manifest["metadata"]["namespace"] in self.there:
+        if manifest["metadata"]["namespace"] in self.secrets_of_namespaces:
             raise KubernetesConflictError("it exists")
         return await self.apply(manifest, force=True)
 
     async def apply(self, manifest: Object, *, force: bool) -> Object:
-        self.there[manifest["metadata"]["namespace"]] = manifest
+        self.secrets_of_namespaces[manifest["metadata"]["namespace"]] = manifest
         return manifest
 
     def token(self) -> str:
-        return base64.b64decode(self.there["team"]["data"]["token"]).decode()
+        return base64.b64decode(self.secrets_of_namespaces["team"]["data"]["token"]).decode()
 
     def sign(self, audience: str, subject: str) -> str:
         claims = tokens.Claims(audience, self.clock.time() + 60, subject)
@@ -88,7 +88,7 @@ def test_a_token_is_made_anew_long_before_its_end_and_the_one_before_is_void() -
 @pytest.mark.parametrize("data", [{}, {"token": "%"}, {"token": "w7w="}, {"token": "eA=="}, None])
 def test_a_secret_that_somebody_spoilt_is_made_anew(data: Any) -> None:
     async def body(secrets: Secrets) -> None:
-        secrets.there["team"] = {"data": data}
+        secrets.secrets_of_namespaces["team"] = {"data": data}
         await secrets.tokens.ensure("team")
         assert await secrets.tokens.check(secrets.token()) == "team"
 
@@ -102,7 +102,9 @@ def test_a_secret_that_somebody_spoilt_is_made_anew(data: Any) -> None:
 def test_what_else_is_signed_here_opens_nothing(audience: str, subject: str) -> None:
     async def body(secrets: Secrets) -> None:
         token = secrets.sign(audience, subject)
-        secrets.there["team"] = {"data": {"token": base64.b64encode(token.encode()).decode()}}
+        secrets.secrets_of_namespaces["team"] = {
+            "data": {"token": base64.b64encode(token.encode()).decode()}
+        }
         with pytest.raises(UnauthorizedError, match="not for the controller"):
             await secrets.tokens.check(token)
 
@@ -117,7 +119,7 @@ def test_a_token_without_its_secret_is_void_and_one_that_cannot_be_looked_at_wai
         with pytest.raises(ControllerUnavailableError, match="cannot read the Secret"):
             await secrets.tokens.check(token)
         secrets.is_away = False
-        secrets.there.clear()
+        secrets.secrets_of_namespaces.clear()
         with pytest.raises(UnauthorizedError, match="is void"):
             await secrets.tokens.check(token)
 

@@ -28,9 +28,9 @@ SUMMARY = Summary("Ready", "Deployment", 2, 3, True, "", "", "5m", 10.0)
 
 def stored(content: Content, summary: Summary | None = SUMMARY) -> dict[str, Any]:
     """The object, as a server gives it back."""
-    found = resource.manifest(content) | {"status": resource.status(content, summary, {})}
-    found["metadata"] |= {"uid": "1", "creationTimestamp": "1970-01-01T00:00:05Z"}
-    answer: dict[str, Any] = json.loads(json.dumps(found, sort_keys=True))
+    manifest = resource.manifest(content) | {"status": resource.status(content, summary, {})}
+    manifest["metadata"] |= {"uid": "1", "creationTimestamp": "1970-01-01T00:00:05Z"}
+    answer: dict[str, Any] = json.loads(json.dumps(manifest, sort_keys=True))
     return answer
 
 
@@ -42,16 +42,16 @@ def test_whose_a_workload_is_comes_back_too_and_of_an_edited_one_nobody() -> Non
     spec = changed(SPEC, origin=Origin("1234", "github.com/acme/shop", "train.py:f"))
     grant = Grant(User("sa"), secrets=(("s", "1"),), creator=Creator("ann", "annie"))
     content = Content(RECORD, (Generation(1, OLD), Generation(2, spec, grant)))
-    found = stored(content)
-    assert resource.read(found).generations[1] == Generation(2, spec, grant)
-    found["spec"]["username"] = "mallory"
-    assert resource.read(found).generations[1].grant == Grant()
+    stored_object = stored(content)
+    assert resource.read(stored_object).generations[1] == Generation(2, spec, grant)
+    stored_object["spec"]["username"] = "mallory"
+    assert resource.read(stored_object).generations[1].grant == Grant()
 
 
 def test_a_failure_comes_back_without_what_it_does_not_say() -> None:
     record = replace(RECORD, failure=json.dumps({"error_type": "E", "message": "no", "rank": None}))
-    found = resource.read(stored(replace(CONTENT, record=record)))
-    assert json.loads(found.record.failure) == {"error_type": "E", "message": "no"}
+    read_content = resource.read(stored(replace(CONTENT, record=record)))
+    assert json.loads(read_content.record.failure) == {"error_type": "E", "message": "no"}
 
 
 def test_a_failure_that_is_long_is_cut() -> None:
@@ -62,25 +62,25 @@ def test_a_failure_that_is_long_is_cut() -> None:
 
 def test_a_status_of_another_generation_is_not_believed() -> None:
     failed = replace(RECORD, failure='{"message":"no"}')
-    found = stored(replace(CONTENT, record=failed))
-    found["spec"]["generation"] = 3
-    read = resource.read(found).record
+    stored_object = stored(replace(CONTENT, record=failed))
+    stored_object["spec"]["generation"] = 3
+    read = resource.read(stored_object).record
     assert (read.generation, read.failure, read.good) == (3, "", 1)
 
 
 def test_a_good_generation_that_is_not_there_is_none() -> None:
-    found = stored(CONTENT)
-    del found["spec"]["previous"]
-    assert resource.read(found).record.good == 0
+    stored_object = stored(CONTENT)
+    del stored_object["spec"]["previous"]
+    assert resource.read(stored_object).record.good == 0
 
 
 def test_people_see_what_is_wanted_and_what_became_of_it() -> None:
-    found = stored(CONTENT)
-    assert found["spec"]["callable"]["module"] == "m"
-    assert found["spec"]["previous"][0]["tree"] == "1" * 64
-    assert found["status"]["ready"] == "2/3"
-    assert found["metadata"]["labels"]["kubetorch.com/username"] == "ann"
-    (condition,) = found["status"]["conditions"]
+    stored_object = stored(CONTENT)
+    assert stored_object["spec"]["callable"]["module"] == "m"
+    assert stored_object["spec"]["previous"][0]["tree"] == "1" * 64
+    assert stored_object["status"]["ready"] == "2/3"
+    assert stored_object["metadata"]["labels"]["kubetorch.com/username"] == "ann"
+    (condition,) = stored_object["status"]["conditions"]
     assert (condition["type"], condition["status"], condition["reason"]) == (
         "Ready",
         "True",
@@ -105,7 +105,7 @@ def test_what_etcd_cannot_take_is_refused_with_its_size() -> None:
 
 
 @pytest.mark.parametrize(
-    "found",
+    "invalid_object",
     [
         {"metadata": {"name": "f", "namespace": "ns"}},
         {"metadata": {"name": "f", "namespace": "ns"}, "spec": {}},
@@ -113,29 +113,33 @@ def test_what_etcd_cannot_take_is_refused_with_its_size() -> None:
         {"metadata": {"name": "f", "namespace": "ns"}, "spec": {"generation": 1, "previous": [1]}},
     ],
 )
-def test_what_is_no_workload_is_refused(found: dict[str, Any]) -> None:
+def test_what_is_no_workload_is_refused(invalid_object: dict[str, Any]) -> None:
     with pytest.raises(ProtocolError):
-        resource.read(found)
+        resource.read(invalid_object)
 
 
 def test_what_becomes_of_a_workload_is_an_event_of_it() -> None:
-    made = resource.event(None, stored(CONTENT, None), 10.0)
-    assert made is not None
-    assert (made["reason"], made["message"], made["type"]) == ("Deployed", "generation 2", "Normal")
-    regarding = made["involvedObject"]
+    deployed_event = resource.event(None, stored(CONTENT, None), 10.0)
+    assert deployed_event is not None
+    assert (deployed_event["reason"], deployed_event["message"], deployed_event["type"]) == (
+        "Deployed",
+        "generation 2",
+        "Normal",
+    )
+    regarding = deployed_event["involvedObject"]
     assert (regarding["kind"], regarding["name"], regarding["uid"]) == (
         *("KubetorchWorkload", "f", "1"),
     )
-    said = Summary("No pods", "Job", 0, 2, False, "", "the quota is full", "", 11.0)
-    waits = resource.event(stored(CONTENT, None), stored(CONTENT, said), 11.0)
+    summary = Summary("No pods", "Job", 0, 2, False, "", "the quota is full", "", 11.0)
+    waits = resource.event(stored(CONTENT, None), stored(CONTENT, summary), 11.0)
     assert waits is not None
     assert (waits["reason"], waits["type"]) == ("NoPods", "Normal")
     assert waits["message"] == "No pods: 0/2 pods serve generation 2: the quota is full"
-    failed = replace(said, phase="Failed", reason="QuotaExceededError", message="x" * 5000)
-    doomed = resource.event(stored(CONTENT, said), stored(CONTENT, failed), 12.0)
+    failed = replace(summary, phase="Failed", reason="QuotaExceededError", message="x" * 5000)
+    doomed = resource.event(stored(CONTENT, summary), stored(CONTENT, failed), 12.0)
     assert doomed is not None
     assert (doomed["reason"], doomed["type"]) == ("QuotaExceededError", "Warning")
     assert len(doomed["message"]) == 1024
     assert stored(CONTENT, failed)["status"]["reason"] == "QuotaExceededError"
-    again = replace(failed, time=13.0)
-    assert resource.event(stored(CONTENT, failed), stored(CONTENT, again), 13.0) is None
+    later_summary = replace(failed, time=13.0)
+    assert resource.event(stored(CONTENT, failed), stored(CONTENT, later_summary), 13.0) is None

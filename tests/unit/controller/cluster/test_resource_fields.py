@@ -28,7 +28,9 @@ SPEC = WorkloadSpec("ns", "f", CallableRef("fn", "f", "m", "f"))
 def through_a_server(value: object) -> object:
     """Keys are sorted there, and whole numbers lose their fraction."""
     text = json.dumps(value, sort_keys=True)
-    return json.loads(text, parse_float=lambda said: int(float(said)) if said[-2:] == ".0" else 1)
+    return json.loads(
+        text, parse_float=lambda number: int(float(number)) if number[-2:] == ".0" else 1
+    )
 
 
 def same(spec: WorkloadSpec) -> WorkloadSpec:
@@ -37,10 +39,12 @@ def same(spec: WorkloadSpec) -> WorkloadSpec:
 
 def test_every_kind_of_compute_comes_back_as_it_was() -> None:
     before = kt.config.username
-    found = runpy.run_path(str(EXAMPLE)).values()
+    example_values = runpy.run_path(str(EXAMPLE)).values()
     kt.config.username = before  # the example sets one
     computes = [
-        value.to_spec() for value in found if hasattr(value, "to_spec") and not isclass(value)
+        value.to_spec()
+        for value in example_values
+        if hasattr(value, "to_spec") and not isclass(value)
     ]
     specs = [compute for compute in computes if isinstance(compute, ComputeSpec)]
     assert len(specs) > 10

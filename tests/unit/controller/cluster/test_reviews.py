@@ -108,31 +108,31 @@ def test_everywhere_is_where_the_controller_works(
 
 
 def test_who_is_denied_is_not_allowed_whatever_else_is_said() -> None:
-    server = Saying({"allowed": True, "denied": True, "evaluationError": "no such role"})
+    server = ReviewServer({"allowed": True, "denied": True, "evaluationError": "no such role"})
     verdict = asyncio.run(reviews_of(server).verdict(User("ann"), Need("list", "team")))
     assert verdict == Verdict(False, "no such role")
 
 
-class Saying:
+class ReviewServer:
     """An API server that answers each review with this status, or with an error."""
 
     def __init__(self, status: object) -> None:
         self._status = status
-        self.asked: list[dict[str, Any]] = []
+        self.questions: list[dict[str, Any]] = []
 
     async def create(self, manifest: dict[str, Any]) -> dict[str, Any]:
-        self.asked.append(manifest["spec"])
+        self.questions.append(manifest["spec"])
         if isinstance(self._status, Exception):
             raise self._status
         return {"status": self._status}
 
 
-def reviews_of(server: Saying) -> Reviews:
+def reviews_of(server: ReviewServer) -> Reviews:
     return Reviews(cast("Client", server))
 
 
 def user(status: object, *audiences: str) -> User | None:
-    return asyncio.run(reviews_of(Saying(status)).user("token", audiences))
+    return asyncio.run(reviews_of(ReviewServer(status)).user("token", audiences))
 
 
 BOT = "system:serviceaccount:team:bot"
@@ -142,16 +142,16 @@ IN_POD = {
 }
 
 
-def known(name: str, **extra: list[str]) -> dict[str, Any]:
+def token_status(name: str, **extra: list[str]) -> dict[str, Any]:
     """The status for a token of somebody, which is for us."""
-    told = {"username": name, "uid": "7", "groups": ["devs"], "extra": extra}
-    return {"authenticated": True, "audiences": ["kubetorch"], "user": told}
+    user_info = {"username": name, "uid": "7", "groups": ["devs"], "extra": extra}
+    return {"authenticated": True, "audiences": ["kubetorch"], "user": user_info}
 
 
 def test_the_user_of_a_token_is_who_the_server_says() -> None:
-    assert user(known("ann")) == User("ann", "7", ("devs",))
+    assert user(token_status("ann")) == User("ann", "7", ("devs",))
     extra = (("a", ("1",)), ("b", ("2", "3")))
-    assert user(known("ann", b=["2", "3"], a=["1"])) == User("ann", "7", ("devs",), extra)
+    assert user(token_status("ann", b=["2", "3"], a=["1"])) == User("ann", "7", ("devs",), extra)
 
 
 @pytest.mark.parametrize(
@@ -159,9 +159,9 @@ def test_the_user_of_a_token_is_who_the_server_says() -> None:
     [
         None,
         {},
-        {**known("ann"), "authenticated": False},
-        {**known("ann"), "authenticated": "true"},
-        {**known("ann"), "error": "it has expired"},
+        {**token_status("ann"), "authenticated": False},
+        {**token_status("ann"), "authenticated": "true"},
+        {**token_status("ann"), "error": "it has expired"},
     ],
 )
 def test_a_token_that_the_server_does_not_vouch_for_is_nobodys(status: object) -> None:
@@ -169,24 +169,24 @@ def test_a_token_that_the_server_does_not_vouch_for_is_nobodys(status: object) -
 
 
 def test_a_token_for_us_alone_counts_only_where_the_server_knows_of_audiences() -> None:
-    assert user(known("ann"), "kubetorch") == User("ann", "7", ("devs",))
-    assert user({**known("ann"), "audiences": ["api"]}, "kubetorch") is None
-    assert user({**known("ann"), "audiences": None}, "kubetorch") is None
-    server = Saying(known("ann"))
+    assert user(token_status("ann"), "kubetorch") == User("ann", "7", ("devs",))
+    assert user({**token_status("ann"), "audiences": ["api"]}, "kubetorch") is None
+    assert user({**token_status("ann"), "audiences": None}, "kubetorch") is None
+    server = ReviewServer(token_status("ann"))
     asyncio.run(reviews_of(server).user("token", ("api",)))
     asyncio.run(reviews_of(server).user("token", ("kubetorch", "api")))
-    assert server.asked == [{"token": "token"}, {"token": "token", "audiences": ["kubetorch"]}]
+    assert server.questions == [{"token": "token"}, {"token": "token", "audiences": ["kubetorch"]}]
 
 
 def test_a_user_without_a_name_is_refused() -> None:
     with pytest.raises(UnauthorizedError, match="a user without a name"):
-        user(known(""))
+        user(token_status(""))
 
 
 def test_a_pod_is_one_by_its_service_accounts_token_for_us_alone() -> None:
-    found = user(known(BOT, **IN_POD), "kubetorch")
-    assert found is not None
-    assert found.pod == BoundPod("team", "f-1", "u1")
+    reviewed_user = user(token_status(BOT, **IN_POD), "kubetorch")
+    assert reviewed_user is not None
+    assert reviewed_user.pod == BoundPod("team", "f-1", "u1")
 
 
 @pytest.mark.parametrize(
@@ -202,20 +202,20 @@ def test_a_pod_is_one_by_its_service_accounts_token_for_us_alone() -> None:
 def test_no_other_token_is_a_pods(
     name: str, extra: dict[str, list[str]], audiences: tuple[str, ...]
 ) -> None:
-    found = user(known(name, **extra), *audiences)
-    assert found is not None
-    assert found.pod is None
+    reviewed_user = user(token_status(name, **extra), *audiences)
+    assert reviewed_user is not None
+    assert reviewed_user.pod is None
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "message"),
     [
         (KubernetesForbiddenError("no"), "it may not create a TokenReview"),
         (KubernetesUnavailableError("no"), "the cluster's API server does not answer"),
     ],
 )
-def test_while_nobody_can_be_checked_nobody_gets_in(error: Exception, said: str) -> None:
-    with pytest.raises(ControllerUnavailableError, match=said):
+def test_while_nobody_can_be_checked_nobody_gets_in(error: Exception, message: str) -> None:
+    with pytest.raises(ControllerUnavailableError, match=message):
         user(error)
 
 
@@ -223,7 +223,7 @@ class Oracle:
     """Answers, and notes what it was asked."""
 
     def __init__(self, *, is_yes: bool = True, seconds: float = 10.0) -> None:
-        self.asked: list[str] = []
+        self.questions: list[str] = []
         self.is_yes = is_yes
         self.seconds = seconds
         self.go_on = asyncio.Event()
@@ -231,26 +231,26 @@ class Oracle:
 
     def about(self, key: str) -> Callable[[], Awaitable[Answer[str]]]:
         async def ask() -> Answer[str]:
-            self.asked.append(key)
+            self.questions.append(key)
             await self.go_on.wait()
             return Answer(f"{key}!", self.is_yes, self.seconds)
 
         return ask
 
 
-async def _get(known: AnswerCache[str, str], oracle: Oracle, *keys: str) -> list[str]:
-    return [await known.get(key, oracle.about(key)) for key in keys]
+async def _get(answers: AnswerCache[str, str], oracle: Oracle, *keys: str) -> list[str]:
+    return [await answers.get(key, oracle.about(key)) for key in keys]
 
 
 def test_an_answer_is_remembered_for_as_long_as_it_holds() -> None:
     async def main() -> None:
         clock, oracle = ManualClock(), Oracle()
-        known: AnswerCache[str, str] = AnswerCache(clock.time)
-        assert await _get(known, oracle, "a", "a") == ["a!", "a!"]
-        assert oracle.asked == ["a"]
+        answers: AnswerCache[str, str] = AnswerCache(clock.time)
+        assert await _get(answers, oracle, "a", "a") == ["a!", "a!"]
+        assert oracle.questions == ["a"]
         clock.advance(10.0)
-        await _get(known, oracle, "a")
-        assert oracle.asked == ["a", "a"]
+        await _get(answers, oracle, "a")
+        assert oracle.questions == ["a", "a"]
 
     asyncio.run(main())
 
@@ -259,9 +259,9 @@ def test_an_answer_is_remembered_for_as_long_as_it_holds() -> None:
 def test_what_is_over_already_is_not_remembered(seconds: float) -> None:
     async def main() -> None:
         oracle = Oracle(seconds=seconds)
-        known: AnswerCache[str, str] = AnswerCache(ManualClock().time)
-        await _get(known, oracle, "a", "a")
-        assert (oracle.asked, len(known)) == (["a", "a"], 0)
+        answers: AnswerCache[str, str] = AnswerCache(ManualClock().time)
+        await _get(answers, oracle, "a", "a")
+        assert (oracle.questions, len(answers)) == (["a", "a"], 0)
 
     asyncio.run(main())
 
@@ -269,12 +269,12 @@ def test_what_is_over_already_is_not_remembered(seconds: float) -> None:
 def test_refusals_push_out_no_answers_that_were_yes() -> None:
     async def main() -> None:
         clock = ManualClock()
-        known: AnswerCache[str, str] = AnswerCache(clock.time, size=4)
+        answers: AnswerCache[str, str] = AnswerCache(clock.time, size=4)
         yes, no = Oracle(), Oracle(is_yes=False)
-        await _get(known, yes, "friend")
-        await _get(known, no, *(f"stranger {number}" for number in range(100)))
-        await _get(known, yes, "friend")
-        assert (yes.asked, len(known)) == (["friend"], 5)
+        await _get(answers, yes, "friend")
+        await _get(answers, no, *(f"stranger {number}" for number in range(100)))
+        await _get(answers, yes, "friend")
+        assert (yes.questions, len(answers)) == (["friend"], 5)
 
     asyncio.run(main())
 
@@ -283,14 +283,14 @@ def test_equal_questions_at_one_time_are_asked_once() -> None:
     async def main() -> None:
         oracle = Oracle()
         oracle.go_on.clear()
-        known: AnswerCache[str, str] = AnswerCache(ManualClock().time)
-        waiting = [asyncio.ensure_future(_get(known, oracle, "a")) for _ in range(10)]
+        answers: AnswerCache[str, str] = AnswerCache(ManualClock().time)
+        waiting = [asyncio.ensure_future(_get(answers, oracle, "a")) for _ in range(10)]
         await asyncio.sleep(0)
         waiting[0].cancel()  # who asked first does not take the answer away from the others
         await asyncio.sleep(0)
         oracle.go_on.set()
         assert await asyncio.gather(*waiting[1:]) == [["a!"]] * 9
-        assert oracle.asked == ["a"]
+        assert oracle.questions == ["a"]
 
     asyncio.run(main())
 
@@ -300,12 +300,12 @@ def test_an_error_reaches_all_who_wait_and_is_not_remembered() -> None:
         raise ControllerUnavailableError("away")
 
     async def main() -> None:
-        known: AnswerCache[str, str] = AnswerCache(ManualClock().time)
-        found = await asyncio.gather(
-            known.get("a", fail), known.get("a", fail), return_exceptions=True
+        answers: AnswerCache[str, str] = AnswerCache(ManualClock().time)
+        outcomes = await asyncio.gather(
+            answers.get("a", fail), answers.get("a", fail), return_exceptions=True
         )
-        assert [type(one) for one in found] == [ControllerUnavailableError] * 2
-        assert await known.get("a", Oracle().about("a")) == "a!"
+        assert [type(outcome) for outcome in outcomes] == [ControllerUnavailableError] * 2
+        assert await answers.get("a", Oracle().about("a")) == "a!"
 
     asyncio.run(main())
 
@@ -314,14 +314,14 @@ def test_too_many_questions_at_one_time_are_refused() -> None:
     async def main() -> None:
         oracle = Oracle()
         oracle.go_on.clear()
-        known: AnswerCache[str, str] = AnswerCache(ManualClock().time, open_questions_limit=2)
-        waiting = [asyncio.ensure_future(_get(known, oracle, key)) for key in "ab"]
+        answers: AnswerCache[str, str] = AnswerCache(ManualClock().time, open_questions_limit=2)
+        waiting = [asyncio.ensure_future(_get(answers, oracle, key)) for key in "ab"]
         await asyncio.sleep(0)
         with pytest.raises(ControllerUnavailableError, match="too many"):
-            await _get(known, oracle, "c")
+            await _get(answers, oracle, "c")
         oracle.go_on.set()
         await asyncio.gather(*waiting)
-        assert await _get(known, oracle, "c") == ["c!"]
+        assert await _get(answers, oracle, "c") == ["c!"]
 
     asyncio.run(main())
 
@@ -330,8 +330,8 @@ def test_a_question_has_its_time() -> None:
     async def main() -> None:
         oracle = Oracle()
         oracle.go_on.clear()
-        known: AnswerCache[str, str] = AnswerCache(ManualClock().time, timeout=0.0)
+        answers: AnswerCache[str, str] = AnswerCache(ManualClock().time, timeout=0.0)
         with pytest.raises(ControllerUnavailableError, match="has not said"):
-            await _get(known, oracle, "a")
+            await _get(answers, oracle, "a")
 
     asyncio.run(main())

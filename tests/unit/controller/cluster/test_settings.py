@@ -22,8 +22,8 @@ def test_pods_find_the_controller_at_its_service_unless_an_address_is_given() ->
     )
     elsewhere = {**CHART, "KT_INSTALL_NAMESPACE": "ours"}
     assert "kubetorch-controller.ours." in Settings.read(elsewhere).runtime.controller_url
-    given = {**CHART, "KT_CONTROLLER_URL": "http://there:1"}
-    assert Settings.read(given).runtime.controller_url == "http://there:1"
+    environment = {**CHART, "KT_CONTROLLER_URL": "http://there:1"}
+    assert Settings.read(environment).runtime.controller_url == "http://there:1"
 
 
 @pytest.mark.parametrize("name", CHART)
@@ -39,9 +39,9 @@ def test_a_port_that_is_none_is_refused() -> None:
 
 
 def test_apps_have_hosts_of_their_own_only_below_an_ingress() -> None:
-    asked = {**CHART, "KT_PER_SERVICE_HOSTS": "true", "KT_APP_HOSTS": "A.example, b.example"}
-    assert not Settings.read(asked).hosts.are_per_service
-    hosts = Settings.read({**asked, "KT_INGRESS_HOST": "KT.example"}).hosts
+    environment = {**CHART, "KT_PER_SERVICE_HOSTS": "true", "KT_APP_HOSTS": "A.example, b.example"}
+    assert not Settings.read(environment).hosts.are_per_service
+    hosts = Settings.read({**environment, "KT_INGRESS_HOST": "KT.example"}).hosts
     assert hosts.are_per_service
     assert hosts.ingress == "kt.example"
     assert hosts.app_hosts[:2] == ("a.example", "b.example")
@@ -65,19 +65,21 @@ def test_blobs_have_the_room_that_is_said() -> None:
 class Secrets:
     """An API server with one Secret, or none; another controller may be faster to make it."""
 
-    def __init__(self, there: Object | None = None, *, other: Object | None = None) -> None:
-        self.there, self._other = there, other
+    def __init__(
+        self, stored_secret: Object | None = None, *, competing_secret: Object | None = None
+    ) -> None:
+        self.stored_secret, self._competing_secret = stored_secret, competing_secret
 
     async def get(self, ref: Ref) -> Object:
-        if self.there is None:
+        if self.stored_secret is None:
             raise KubernetesNotFoundError("no such Secret")
-        return self.there
+        return self.stored_secret
 
     async def create(self, manifest: Object) -> Object:
-        if self._other is not None:
-            self.there = self._other
+        if self._competing_secret is not None:
+            self.stored_secret = self._competing_secret
             raise KubernetesConflictError("it exists")
-        self.there = manifest
+        self.stored_secret = manifest
         return manifest
 
 
@@ -91,24 +93,24 @@ def secret(value: bytes) -> Object:
 
 def test_the_secret_of_an_installation_is_made_once() -> None:
     secrets = Secrets()
-    made = read(secrets)
-    assert len(made) == 32
-    assert read(secrets) == made
-    assert read(Secrets()) != made
+    secret_bytes = read(secrets)
+    assert len(secret_bytes) == 32
+    assert read(secrets) == secret_bytes
+    assert read(Secrets()) != secret_bytes
 
 
 def test_of_two_controllers_that_make_the_secret_one_is_faster() -> None:
-    assert read(Secrets(other=secret(b"ab" * 32))) == b"\xab" * 32
+    assert read(Secrets(competing_secret=secret(b"ab" * 32))) == b"\xab" * 32
 
 
 @pytest.mark.parametrize(
-    ("there", "said"),
+    ("stored_secret", "message"),
     [
         ({}, "has no 'secret' that can be read"),
         (secret(b"no hexadecimal digits"), "has no 'secret' that can be read"),
         (secret(b"ab" * 31), "has 31 bytes; 32 are needed"),
     ],
 )
-def test_a_secret_that_is_none_is_refused(there: Object, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        read(Secrets(there))
+def test_a_secret_that_is_none_is_refused(stored_secret: Object, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read(Secrets(stored_secret))

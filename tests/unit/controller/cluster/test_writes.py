@@ -37,13 +37,13 @@ def test_who_deploys_does_not_wait_for_what_failed_before() -> None:
 
 def test_a_world_of_ranks_is_written_at_once_before_pods_are_told_of_it() -> None:
     writing = PendingWrite("team", "f")
-    there = {**resource.manifest(CONTENT), "metadata": {"uid": "1", "resourceVersion": "1"}}
+    stored_object = {**resource.manifest(CONTENT), "metadata": {"uid": "1", "resourceVersion": "1"}}
     writing.put(CONTENT, is_new=True)
-    writing.observe(there)
+    writing.observe(stored_object)
     first = step(writing, 100.0)
     assert isinstance(first, ReplaceStatus)
     status = first.patch[-1]["value"]
-    writing.written(first, {**there, "status": status}, 100.0)
+    writing.written(first, {**stored_object, "status": status}, 100.0)
     assert writing.has_worlds
     formed = Content(replace(CONTENT.record, worlds="one"), CONTENT.generations)
     writing.put(formed, is_new=False)
@@ -53,15 +53,15 @@ def test_a_world_of_ranks_is_written_at_once_before_pods_are_told_of_it() -> Non
     written = step(writing, 100.1)
     assert isinstance(written, ReplaceStatus)
     assert written.patch[-1]["value"]["worlds"] == "one"
-    writing.written(written, {**there, "status": {**status, "worlds": "one"}}, 100.1)
+    writing.written(written, {**stored_object, "status": {**status, "worlds": "one"}}, 100.1)
     assert writing.has_worlds
 
 
 def test_why_a_generation_was_given_up_is_written_at_once() -> None:
     writing = PendingWrite("team", "f")
-    there = {**resource.manifest(CONTENT), "metadata": {"uid": "1", "resourceVersion": "1"}}
+    stored_object = {**resource.manifest(CONTENT), "metadata": {"uid": "1", "resourceVersion": "1"}}
     writing.put(CONTENT, is_new=True)
-    writing.observe(there)
+    writing.observe(stored_object)
     assert isinstance(step(writing, 100.0), ReplaceStatus)
     writing.put(Content(replace(CONTENT.record, epoch=1), CONTENT.generations), is_new=False)
     assert isinstance(step(writing, 100.1), Wait)

@@ -31,8 +31,8 @@ class Stores(BlobStores):
 
 
 async def pieces(*data: bytes) -> AsyncIterator[bytes]:
-    for one in data:
-        yield one
+    for piece in data:
+        yield piece
 
 
 def receive(stores: Stores, *data: bytes) -> int:

@@ -50,9 +50,9 @@ def routes(tmp_path: Path) -> Iterator[CallRoutes]:
     state.close()
 
 
-def ask(routes: CallRoutes, what: str, call_id: str, *rights: str) -> Asking:
+def ask(routes: CallRoutes, action: str, call_id: str, *rights: str) -> Asking:
     asking = Asking(*rights)
-    asyncio.run(getattr(routes, what)(asking, call_id=call_id))
+    asyncio.run(getattr(routes, action)(asking, call_id=call_id))
     return asking
 
 
@@ -61,21 +61,23 @@ KIND = "kubetorchworkloads"
 
 def test_who_may_see_the_workload_may_see_its_calls_and_not_touch_them(routes: CallRoutes) -> None:
     asking = ask(routes, "get", "c", KIND)
-    assert [one.id for one in asking.answers] == ["c"]
-    assert [(one.verb, one.namespace, one.name) for one in asking.needed] == [("get", "ns", "w")]
-    for what in ("cancel", "result"):
+    assert [call.id for call in asking.answers] == ["c"]
+    assert [(need.verb, need.namespace, need.name) for need in asking.needed] == [
+        ("get", "ns", "w")
+    ]
+    for action in ("cancel", "result"):
         with pytest.raises(ResultExpiredError, match="no call has the id c"):
-            ask(routes, what, "c", KIND)
+            ask(routes, action, "c", KIND)
     assert ask(routes, "cancel", "c", f"{KIND}/call").answers == ["cancelled c"]
 
 
-@pytest.mark.parametrize("what", ["get", "cancel", "result"])
+@pytest.mark.parametrize("action", ["get", "cancel", "result"])
 def test_a_call_of_others_is_as_unknown_as_one_that_never_was(
-    routes: CallRoutes, what: str
+    routes: CallRoutes, action: str
 ) -> None:
-    said = []
+    messages = []
     for call_id, rights in (("c", ()), ("d", (KIND, f"{KIND}/call"))):
         with pytest.raises(ResultExpiredError) as caught:
-            ask(routes, what, call_id, *rights)
-        said.append(str(caught.value).replace(f"id {call_id}", "id"))
-    assert said[0] == said[1]
+            ask(routes, action, call_id, *rights)
+        messages.append(str(caught.value).replace(f"id {call_id}", "id"))
+    assert messages[0] == messages[1]

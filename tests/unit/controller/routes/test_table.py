@@ -37,7 +37,7 @@ def test_a_path_has_the_parameters_of_its_route() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "method", "status", "said"),
+    ("path", "method", "status", "message"),
     [
         ("/v1/x/team/f", "PUT", 405, "answers GET and DELETE, not PUT"),
         ("/v1/x/team/f/", "GET", 404, "there is nothing at /v1/x/team/f/"),
@@ -48,19 +48,19 @@ def test_a_path_has_the_parameters_of_its_route() -> None:
     ],
 )
 def test_what_there_is_no_route_for_is_refused(
-    path: str, method: str, status: int, said: str
+    path: str, method: str, status: int, message: str
 ) -> None:
-    with pytest.raises(ProtocolError, match=said) as caught:
+    with pytest.raises(ProtocolError, match=message) as caught:
         TABLE.find(exchange(path, method=method))
     assert exceptions.http_status(caught.value) == status
 
 
 @pytest.mark.parametrize(
-    ("query", "found"),
+    ("query", "is_set"),
     [("", False), ("f=true", True), ("f=1", True), ("f=False", False), ("f=0", False)],
 )
-def test_a_flag_is_one_of_few_words(query: str, found: bool) -> None:
-    assert exchange(query=query).flag("f") is found
+def test_a_flag_is_one_of_few_words(query: str, is_set: bool) -> None:
+    assert exchange(query=query).flag("f") is is_set
 
 
 @pytest.mark.parametrize("query", ["f=", "f=yes", "f=2"])

@@ -27,7 +27,7 @@ def app(port: int | None) -> WorkloadSpec:
     )
 
 
-class One:
+class AskedWorkload:
     """One workload with a pod of its own and one that somebody else made, and who asks for it."""
 
     def opened_by(self, program: str) -> None:
@@ -51,7 +51,7 @@ class One:
 
     # the workloads, and the one
 
-    def get(self, namespace: str, name: str) -> One:
+    def get(self, namespace: str, name: str) -> AskedWorkload:
         return self
 
     def view(self) -> WorkloadView:
@@ -78,37 +78,37 @@ class One:
     async def respond_message(self, message: object) -> None:
         self.answer = message
 
-    def ask(self, what: str, hosts: Hosts = NO_HOSTS) -> Any:
+    def ask(self, action: str, hosts: Hosts = NO_HOSTS) -> Any:
         routes = WorkloadRoutes(cast("Workloads", self), cast("BlobStores", None), hosts)
-        asyncio.run(getattr(routes, what)(self, namespace="team", name="f"))
+        asyncio.run(getattr(routes, action)(self, namespace="team", name="f"))
         return self.answer
 
 
 def test_who_may_not_get_pods_sees_no_values_and_no_pods_of_others() -> None:
-    (pod,) = One().ask("pods")
+    (pod,) = AskedWorkload().ask("pods")
     assert pod["metadata"]["name"] == "f-0"
     assert "secret" not in str(pod)
-    found = One(FN, "pods").ask("pods")
-    assert [one["metadata"]["name"] for one in found] == ["f-0", "postgres-0"]
-    assert "secret" in str(found)
+    pods = AskedWorkload(FN, "pods").ask("pods")
+    assert [pod["metadata"]["name"] for pod in pods] == ["f-0", "postgres-0"]
+    assert "secret" in str(pods)
 
 
 def test_who_may_call_gets_a_token() -> None:
-    assert One().ask("get").token == ""
-    assert One(FN, "kubetorchworkloads/call").ask("get").token == "of ann"
+    assert AskedWorkload().ask("get").token == ""
+    assert AskedWorkload(FN, "kubetorchworkloads/call").ask("get").token == "of ann"
 
 
 @pytest.mark.parametrize(("creator", "is_own"), [("ann", True), ("bob", False)])
 def test_a_workload_is_ones_own_or_not(creator: str, is_own: bool) -> None:
-    assert One(creator=creator).ask("get").is_own is is_own
+    assert AskedWorkload(creator=creator).ask("get").is_own is is_own
 
 
 @pytest.mark.parametrize(
     ("spec", "host"), [(app(80), "web--team.kt.example.com"), (app(None), ""), (FN, "")]
 )
 def test_what_listens_has_a_host(spec: WorkloadSpec, host: str) -> None:
-    assert One(spec).ask("get", HOSTS).app_host == host
+    assert AskedWorkload(spec).ask("get", HOSTS).app_host == host
 
 
 def test_without_hosts_of_services_there_is_none() -> None:
-    assert One(app(80)).ask("get").app_host == ""
+    assert AskedWorkload(app(80)).ask("get").app_host == ""

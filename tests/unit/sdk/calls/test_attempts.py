@@ -164,18 +164,18 @@ def test_a_call_lost_before_it_was_written_is_sent_again_and_any_other_is_not() 
     done = invocation().step(stream(), event(LOST, lost, was_written=True))
     assert isinstance(done, Done)
     assert done.error is lost
-    gone = ServiceNotFoundError("gone for good")
-    assert isinstance(invocation().step(stream(), event(LOST, gone)), Done)
+    not_found_error = ServiceNotFoundError("gone for good")
+    assert isinstance(invocation().step(stream(), event(LOST, not_found_error)), Done)
 
 
 def test_ranks_of_a_pod_that_is_gone_are_gone_with_it() -> None:
-    gone = PodTerminatedError("train-1", "OOMKilled")
-    done = invocation(is_distributed=True).step(stream(), event(LOST, gone, was_written=True))
+    pod_error = PodTerminatedError("train-1", "OOMKilled")
+    done = invocation(is_distributed=True).step(stream(), event(LOST, pod_error, was_written=True))
     assert isinstance(done, Done)
     assert isinstance(done.error, WorkerMembershipChanged)
     assert done.error.reasons == {"train-1": "OOMKilled"}
     assert done.error.is_critical
-    assert done.error.__cause__ is gone
+    assert done.error.__cause__ is pod_error
     assert "restart_procs" in str(done.error.hint)
 
 
@@ -192,8 +192,8 @@ def test_ranks_come_as_a_list_in_rank_order() -> None:
 
 def test_pauses_between_attempts_grow() -> None:
     call = invocation()
-    again = [call.step(stream(), event(LOST, CallLostError("gone"))) for _ in range(10)]
-    delays = [step.delay for step in again if isinstance(step, RetryAfter)]
+    steps = [call.step(stream(), event(LOST, CallLostError("gone"))) for _ in range(10)]
+    delays = [step.delay for step in steps if isinstance(step, RetryAfter)]
     assert delays == sorted(delays)
     assert delays[0] < 0.1
     assert delays[-1] == 1.0
@@ -256,12 +256,12 @@ def test_what_the_worker_found_named_runs_again_after_pauses_that_double() -> No
 
 
 def test_progress_goes_to_the_callback() -> None:
-    told: list[object] = []
-    call = invocation(on_progress=lambda *report: told.append(report))
+    reports: list[object] = []
+    call = invocation(on_progress=lambda *report: reports.append(report))
     pending = PendingCall(1, lambda event: None)
     pending.report(frames.Progress(1, 2, "half"))
     assert call.step(stream(), Event(pending, Kind.PROGRESS, None, None, 0)) is None
-    assert told == [(1, 2, "half")]
+    assert reports == [(1, 2, "half")]
 
 
 def test_an_event_that_means_nothing_is_passed_over() -> None:

@@ -72,18 +72,18 @@ def test_an_unknown_option_names_the_nearest() -> None:
 
 
 def test_bare_keywords_are_options_and_the_rest_is_the_users() -> None:
-    given = {"stream_logs": False, "serialization": "none", "async_": True, "timeout": 3, "x": 1}
-    options, own = CallOptions().take_from(given, frozenset())
-    assert own == {"timeout": 3, "x": 1}
+    keywords = {"stream_logs": False, "serialization": "none", "async_": True, "timeout": 3, "x": 1}
+    options, user_keywords = CallOptions().take_from(keywords, frozenset())
+    assert user_keywords == {"timeout": 3, "x": 1}
     assert (options.stream_logs, options.serialization, options.async_) == (False, "none", True)
     assert options.timeout is None
 
 
 def test_a_keyword_that_the_user_declares_is_the_users() -> None:
-    options, own = CallOptions().take_from(
+    options, user_keywords = CallOptions().take_from(
         {"serialization": 3, "workers": [1]}, frozenset({"serialization", "workers"})
     )
-    assert own == {"serialization": 3, "workers": [1]}
+    assert user_keywords == {"serialization": 3, "workers": [1]}
     assert options == CallOptions()
 
 
@@ -101,15 +101,17 @@ def test_keywords_of_later_releases_ask_for_nothing_when_they_are_off(
     name: str, off: bool | None
 ) -> None:
     assert CallOptions().take_from({name: off, "x": 1}, frozenset()) == (CallOptions(), {"x": 1})
-    own = CallOptions().take_from({name: off}, frozenset({name}))[1]
-    assert own == {name: off}
+    user_keywords = CallOptions().take_from({name: off}, frozenset({name}))[1]
+    assert user_keywords == {name: off}
     assert CallOptions().with_changes({name: off, "retries": 1}) == CallOptions(retries=1)
 
 
 @pytest.mark.parametrize("workers", ["any", "10.0", [0], ["1", "10.0.0.7"], (0, 1), range(2)])
 def test_ranks_nodes_are_named_by_numbers_and_text(workers: object) -> None:
-    options, own = CallOptions().take_from({"workers": workers, "restart_procs": True}, frozenset())
-    assert own == {}
+    options, user_keywords = CallOptions().take_from(
+        {"workers": workers, "restart_procs": True}, frozenset()
+    )
+    assert user_keywords == {}
     assert options.restart_procs is True
     assert options.wire_workers == (workers if isinstance(workers, str) else tuple(workers))
 
@@ -120,25 +122,27 @@ def test_ranks_nodes_that_cannot_be_are_refused(workers: object) -> None:
         CallOptions().with_changes({"workers": workers}).check_ranks("f", is_distributed=True)
 
 
-@pytest.mark.parametrize("given", [{"workers": "ready"}, {"workers": [0]}, {"restart_procs": True}])
+@pytest.mark.parametrize(
+    "changes", [{"workers": "ready"}, {"workers": [0]}, {"restart_procs": True}]
+)
 def test_ranks_options_of_a_service_that_is_not_distributed_are_refused(
-    given: dict[str, object],
+    changes: dict[str, object],
 ) -> None:
     CallOptions(restart_procs=False).check_ranks("train", is_distributed=False)
     CallOptions(workers="any").check_ranks("train", is_distributed=False)
     with pytest.raises(SpecError, match="belongs to distributed services, and train is none"):
-        CallOptions().with_changes(given).check_ranks("train", is_distributed=False)
+        CallOptions().with_changes(changes).check_ranks("train", is_distributed=False)
 
 
 def test_the_callers_keywords_are_not_changed() -> None:
-    given = {"stream_logs": True, "x": 1}
-    CallOptions().take_from(given, frozenset())
-    assert given == {"stream_logs": True, "x": 1}
+    keywords = {"stream_logs": True, "x": 1}
+    CallOptions().take_from(keywords, frozenset())
+    assert keywords == {"stream_logs": True, "x": 1}
 
 
 def test_declared_parameters_are_read_off_functions_methods_and_wrappers() -> None:
-    def plain(workers: int, *, async_: bool, other: int) -> None:
-        serialization = other  # noqa: F841  # a local, no parameter
+    def plain(workers: int, *, async_: bool, batch_size: int) -> None:
+        serialization = batch_size  # noqa: F841  # a local, no parameter
 
     @functools.wraps(plain)
     def wrapped(*args: object, **kwargs: object) -> None: ...

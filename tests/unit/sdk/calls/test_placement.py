@@ -23,9 +23,9 @@ class Pods:
 
     def send(self, item: int) -> None:
         self.placement.offer(item)
-        self.place(item)
+        self.put_in_line(item)
 
-    def place(self, item: int) -> None:
+    def put_in_line(self, item: int) -> None:
         pod = self.placement.assign(item)
         assert pod is not None
         self.lines[pod].append(item)
@@ -40,14 +40,14 @@ class Pods:
 
     def take_back(self) -> int:
         """Whatever is asked for and waits goes elsewhere; how many items moved."""
-        asked = self.placement.take_back()
+        requested_items = self.placement.take_back()
         moved = 0
-        for item in asked:
+        for item in requested_items:
             for line in self.lines.values():
                 if item in line:
                     line.remove(item)
                     self.placement.give_back(item)
-                    self.place(item)
+                    self.put_in_line(item)
                     moved += 1
                     break
         return moved
@@ -159,7 +159,7 @@ def test_every_item_runs_once_and_no_process_is_idle_while_an_item_waits(
             item = chance.choice(running)
             next(items for items in pods.running.values() if item in items).remove(item)
             pods.placement.give_back(item)
-            pods.place(item)
+            pods.put_in_line(item)
         else:
             pods.end(chance.choice(running))
     assert sorted(pods.ran) == list(range(count))

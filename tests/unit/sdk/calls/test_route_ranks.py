@@ -22,15 +22,15 @@ def located(world: World | None) -> Location:
 def test_a_member_that_is_lost_has_ended_for_its_caller_though_its_pod_is_still_there() -> None:
     members = tuple(Member(f"train-{n}", n, f"http://{n}") for n in range(2))
     lost = LostMember(members[1], "unreachable", "nobody reaches it")
-    found = located(World(1, 1, members, lost=(lost,)))
-    assert found.is_distributed
-    assert found.pods["train-0"].ended is None
-    ended: Any = found.pods["train-1"].ended
+    location = located(World(1, 1, members, lost=(lost,)))
+    assert location.is_distributed
+    assert location.pods["train-0"].ended is None
+    ended: Any = location.pods["train-1"].ended
     assert (ended.reason, ended.message) == ("unreachable", "nobody reaches it")
-    assert found.only([]).is_distributed
+    assert location.only([]).is_distributed
 
 
 def test_pods_without_a_world_are_as_they_are() -> None:
-    found = located(None)
-    assert not found.is_distributed
-    assert all(pod.ended is None for pod in found.pods.values())
+    location = located(None)
+    assert not location.is_distributed
+    assert all(pod.ended is None for pod in location.pods.values())

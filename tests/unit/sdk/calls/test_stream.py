@@ -18,39 +18,39 @@ from kubetorch.wire.frames import Body, Kind, Log, Result
 
 def incoming() -> tuple[Incoming, list[Event]]:
     """The reading end, where call 1 is under way, and what the call is told."""
-    made, events = Incoming(Sender(), Stream(lambda broken: None)), list[Event]()
-    made.calls[1] = PendingCall(1, events.append)
-    return made, events
+    reader, events = Incoming(Sender(), Stream(lambda broken: None)), list[Event]()
+    reader.calls[1] = PendingCall(1, events.append)
+    return reader, events
 
 
-def deliver(made: Incoming, frame: bytes, *, in_fragments: bool = False) -> None:
+def deliver(reader: Incoming, frame: bytes, *, in_fragments: bool = False) -> None:
     """Hand over a message as a connection does; one of fragments comes whole."""
     if len(frame) <= websocket_protocol.LARGE or in_fragments:
-        made.on_message(websocket_protocol.BINARY, memoryview(frame))
+        reader.on_message(websocket_protocol.BINARY, memoryview(frame))
         return
     head, rest = frame[: frames.HEADER_BYTES], frame[frames.HEADER_BYTES :]
-    place = made.on_large(memoryview(head), len(frame))
-    place = memoryview(bytearray(len(rest))) if place is None else place
-    place[:] = rest
-    made.on_placed(head, place)
+    memory = reader.on_large(memoryview(head), len(frame))
+    memory = memoryview(bytearray(len(rest))) if memory is None else memory
+    memory[:] = rest
+    reader.on_placed(head, memory)
 
 
 @pytest.mark.parametrize("size", [0, 10, websocket_protocol.LARGE, frames.CHUNK])
 def test_a_value_in_one_frame_reaches_its_call(size: int) -> None:
-    made, events = incoming()
+    reader, events = incoming()
     payload = bytes(range(256)) * (size // 256) + bytes(size % 256)
 
-    deliver(made, frames.encode(Kind.RESULT, 1, Result(Body("json", (size,), size))) + payload)
+    deliver(reader, frames.encode(Kind.RESULT, 1, Result(Body("json", (size,), size))) + payload)
 
     assert [bytes(event.payload or b"") for event in events] == [payload]
-    assert made.calls == {}
+    assert reader.calls == {}
 
 
 def test_meta_may_be_as_long_as_the_protocol_says() -> None:
-    made, events = incoming()
+    reader, events = incoming()
     line = Log("x" * (frames.META_LIMIT - 100), "pod")
 
-    deliver(made, frames.encode(Kind.LOG, 1, line))
+    deliver(reader, frames.encode(Kind.LOG, 1, line))
 
     assert [event.meta.text for event in events] == [line.text]
 
@@ -72,16 +72,16 @@ def test_meta_may_be_as_long_as_the_protocol_says() -> None:
     ids=range(9),
 )
 def test_a_frame_that_makes_no_sense_is_a_protocol_error(frame: bytes, in_fragments: bool) -> None:
-    made, events = incoming()
+    reader, events = incoming()
     assert len(frame) <= LONGEST
 
     with pytest.raises(ProtocolError):
-        deliver(made, frame, in_fragments=in_fragments)
+        deliver(reader, frame, in_fragments=in_fragments)
     assert events == []
 
 
 @given(st.binary(max_size=300), st.integers(0, 40), st.integers(0, 300))
 def test_any_bytes_are_a_frame_or_a_protocol_error(rest: bytes, kind: int, length: int) -> None:
-    made, _ = incoming()
+    reader, _ = incoming()
     with contextlib.suppress(ProtocolError):
-        deliver(made, frames.pack_header(kind, 1, length) + rest)
+        deliver(reader, frames.pack_header(kind, 1, length) + rest)

@@ -28,9 +28,9 @@ def feed(call: PendingCall, total: int) -> int:
     granted = done = 0
     while done < total:
         size = min(frames.CHUNK, total - done)
-        place = call.next_memory(size)
-        assert place is not None
-        place[:] = bytes([done // frames.CHUNK % 251]) * size
+        memory = call.next_memory(size)
+        assert memory is not None
+        memory[:] = bytes([done // frames.CHUNK % 251]) * size
         is_whole, grant = call.note_received(size)
         granted += grant
         done += size

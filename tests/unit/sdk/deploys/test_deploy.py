@@ -44,10 +44,10 @@ def test_only_what_the_users_code_prints_goes_to_stdout(capsys):
     lines.warn("a deploy replaces the one before")
     out, err = capsys.readouterr()
     assert [line.partition(" ")[2][:7] for line in out.splitlines()] == ["loading", "DEBUG |"]
-    said = err.splitlines()
-    assert said[:2] == ["(svc) Collecting torch", "(svc) there are more lines"]
-    assert said[2].startswith("(svc events) ")
-    assert [line.rpartition(" | ")[2] for line in said[3:]] == [
+    error_lines = err.splitlines()
+    assert error_lines[:2] == ["(svc) Collecting torch", "(svc) there are more lines"]
+    assert error_lines[2].startswith("(svc events) ")
+    assert [line.rpartition(" | ")[2] for line in error_lines[3:]] == [
         "numpy is unfit",
         "a deploy replaces the one before",
     ]

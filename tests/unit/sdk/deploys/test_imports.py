@@ -48,7 +48,7 @@ def write(root: Path, files: dict[str, str]) -> None:
         (root / path).write_text(text)
 
 
-def found(root: Path, source: str, entry: str = "main.py", **files: str) -> tuple[str, ...]:
+def imports_of(root: Path, source: str, entry: str = "main.py", **files: str) -> tuple[str, ...]:
     write(root, {entry: source, **files})
     return find_imports(root / entry, [root], cache=root / "cache")
 
@@ -91,7 +91,7 @@ def found(root: Path, source: str, entry: str = "main.py", **files: str) -> tupl
 def test_imports_that_run_with_the_module_are_found(
     root: Path, source: str, names: list[str]
 ) -> None:
-    assert found(root, source) == tuple(names)
+    assert imports_of(root, source) == tuple(names)
 
 
 def test_imports_of_the_projects_own_modules_are_followed(root: Path) -> None:
@@ -105,34 +105,34 @@ def test_imports_of_the_projects_own_modules_are_followed(root: Path) -> None:
         "pkg/unused.py": "import zz_space",
     }
     write(root, files)
-    assert found(root, "import helper") == ("zz_one.sub",)
-    assert found(root, "from pkg.deep import mod") == ("zz_one.sub", "zz_two")
-    assert found(root, "import pkg.deep.mod") == ("zz_one.sub", "zz_two")
-    assert found(root, "import pkg") == ("zz_one.sub",)
+    assert imports_of(root, "import helper") == ("zz_one.sub",)
+    assert imports_of(root, "from pkg.deep import mod") == ("zz_one.sub", "zz_two")
+    assert imports_of(root, "import pkg.deep.mod") == ("zz_one.sub", "zz_two")
+    assert imports_of(root, "import pkg") == ("zz_one.sub",)
 
 
 def test_packages_around_the_deployed_module_are_imported_before_it(root: Path) -> None:
     write(root, {"pkg/__init__.py": "import zz_one", "pkg/sub/__init__.py": "from . import other"})
     write(root, {"pkg/sub/other.py": "import zz_two"})
-    assert found(root, "", entry="pkg/sub/train.py") == ("zz_one", "zz_two")
+    assert imports_of(root, "", entry="pkg/sub/train.py") == ("zz_one", "zz_two")
 
 
 def test_modules_that_import_each_other_end(root: Path) -> None:
     write(root, {"a.py": "import b, zz_one", "b.py": "import a"})
-    assert found(root, "import a") == ("zz_one",)
+    assert imports_of(root, "import a") == ("zz_one",)
 
 
 def test_a_module_of_the_project_hides_an_installed_one(root: Path) -> None:
-    assert found(root, "import zz_one", **{"zz_one.py": "import zz_two"}) == ("zz_two",)
+    assert imports_of(root, "import zz_one", **{"zz_one.py": "import zz_two"}) == ("zz_two",)
 
 
 def test_a_mere_folder_does_not_hide_an_installed_package(root: Path) -> None:
-    assert found(root, "import data", **{"data/images.txt": ""}) == ("data",)
+    assert imports_of(root, "import data", **{"data/images.txt": ""}) == ("data",)
 
 
 def test_a_folder_without_init_file_is_a_package_of_the_project(root: Path) -> None:
     files = {"spaces/mod.py": "import zz_two"}
-    assert found(root, "from spaces import mod", **files) == ("zz_two",)
+    assert imports_of(root, "from spaces import mod", **files) == ("zz_two",)
 
 
 def test_all_roots_are_searched(root: Path) -> None:
@@ -154,10 +154,10 @@ def test_what_was_read_is_kept_and_read_again_when_it_changed(root: Path, tmp_pa
     cache = tmp_path / "cache"
     write(root, {"main.py": "import helper", "helper.py": "import zz_one"})
     assert find_imports(root / "main.py", [root], cache=cache) == ("zz_one",)
-    (kept,) = cache.iterdir()
-    before = kept.stat().st_mtime_ns
+    (cache_file,) = cache.iterdir()
+    before = cache_file.stat().st_mtime_ns
     assert find_imports(root / "main.py", [root], cache=cache) == ("zz_one",)
-    assert kept.stat().st_mtime_ns == before
+    assert cache_file.stat().st_mtime_ns == before
     write(root, {"helper.py": "import zz_one, zz_two"})
     assert find_imports(root / "main.py", [root], cache=cache) == ("zz_one", "zz_two")
     write(root, {"main.py": "import zz_two  # no helper"})
@@ -171,8 +171,8 @@ def test_a_cache_that_cannot_be_read_is_made_anew(
     cache = tmp_path / "cache"
     write(root, {"main.py": "import zz_one"})
     find_imports(root / "main.py", [root], cache=cache)
-    (kept,) = cache.iterdir()
-    kept.write_bytes(garbage)
+    (cache_file,) = cache.iterdir()
+    cache_file.write_bytes(garbage)
     assert find_imports(root / "main.py", [root], cache=cache) == ("zz_one",)
 
 
@@ -186,7 +186,7 @@ def test_a_project_without_end_is_read_up_to_a_limit(root: Path) -> None:
     count = deploy.FILE_LIMIT + 10
     write(root, {f"m{n}.py": f"import m{n + 1}" for n in range(count)})
     write(root, {f"m{count}.py": "import zz_one"})
-    assert found(root, "import zz_two, m0") == ("zz_two",)
+    assert imports_of(root, "import zz_two, m0") == ("zz_two",)
 
 
 def test_several_threads_may_parse_at_the_same_time() -> None:
@@ -202,12 +202,14 @@ def test_several_threads_may_parse_at_the_same_time() -> None:
         gc.set_threshold(200)
         sys.setswitchinterval(1e-6)
         with ThreadPoolExecutor(4) as threads:
-            found = list(threads.map(lambda _: list(deploy.parse_imports(source)), range(16)))
+            parsed_imports = list(
+                threads.map(lambda _: list(deploy.parse_imports(source)), range(16))
+            )
     finally:
         gc.callbacks.remove(give_way)
         gc.set_threshold(*threshold)
         sys.setswitchinterval(interval)
-    assert [[item.module for item in each] for each in found] == [["zz_one"]] * 16
+    assert [[item.module for item in imports] for imports in parsed_imports] == [["zz_one"]] * 16
 
 
 @pytest.mark.parametrize("odd", [[Path("/x/site-packages/zz_odd")], ["/x/site-packages/zz_odd"]])
@@ -220,7 +222,7 @@ def test_folders_of_a_package_may_be_any_paths(
     module.__spec__ = spec
     monkeypatch.setitem(sys.modules, "zz_odd", module)
 
-    assert found(root, "from zz_odd import pipeline\nimport zz_two") == ("zz_odd", "zz_two")
+    assert imports_of(root, "from zz_odd import pipeline\nimport zz_two") == ("zz_odd", "zz_two")
 
 
 @pytest.mark.parametrize("entry", [None, 3, ModuleType("zz_odd")])
@@ -229,4 +231,4 @@ def test_a_module_that_cannot_be_understood_is_left_out(
 ) -> None:
     monkeypatch.setitem(sys.modules, "zz_odd", entry)  # type: ignore[arg-type]  # as libraries do
 
-    assert found(root, "from zz_odd import pipeline\nimport zz_two") == ("zz_two",)
+    assert imports_of(root, "from zz_odd import pipeline\nimport zz_two") == ("zz_two",)

@@ -32,9 +32,9 @@ def session(monkeypatch):
 
 
 def module_of(path):
-    found = {}
-    exec(compile(path.read_text(), str(path), "exec"), found)
-    return found
+    namespace = {}
+    exec(compile(path.read_text(), str(path), "exec"), namespace)
+    return namespace
 
 
 def test_a_function_becomes_a_module(session, tmp_path):

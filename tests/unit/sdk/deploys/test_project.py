@@ -59,16 +59,16 @@ def test_a_script_is_imported_from_its_own_folder(
 
 def test_a_package_is_the_module_of_its_init_file(home: Path) -> None:
     touch(home / "shop/setup.py", home / "shop/ml/deep/__init__.py")
-    found = locate(str(home / "shop/ml/deep/__init__.py"), "ml.deep")
-    assert (found.import_path, found.root) == ("ml.deep", "")
-    assert found.source_file == "ml/deep/__init__.py"
+    project = locate(str(home / "shop/ml/deep/__init__.py"), "ml.deep")
+    assert (project.import_path, project.root) == ("ml.deep", "")
+    assert project.source_file == "ml/deep/__init__.py"
 
 
 def test_a_module_whose_name_does_not_fit_its_file_is_taken_for_a_script(
     home: Path, module: Path
 ) -> None:
-    found = locate(str(module), "something.else")
-    assert (found.import_path, found.root) == ("train", "src/ml/deep")
+    project = locate(str(module), "something.else")
+    assert (project.import_path, project.root) == ("train", "src/ml/deep")
 
 
 @pytest.mark.parametrize("marker", MARKERS)
@@ -110,34 +110,38 @@ def test_without_a_marker_the_file_alone_travels(home: Path) -> None:
 
 def test_without_a_marker_a_module_of_a_package_keeps_its_place(home: Path) -> None:
     touch(home / "scripts/ml/train.py")
-    found = locate(str(home / "scripts/ml/train.py"), "ml.train")
-    assert (found.folder, found.only) == (home / "scripts", "ml/train.py")
+    project = locate(str(home / "scripts/ml/train.py"), "ml.train")
+    assert (project.folder, project.only) == (home / "scripts", "ml/train.py")
 
 
 # ------------------------------------------------------------------------------------- sync_dir
 
 
 def test_a_parent_of_the_root_keeps_the_import_path(home: Path, module: Path) -> None:
-    found = locate(str(module), "ml.deep.train", sync_dir=home)
-    assert (found.folder, found.root, found.import_path) == (home, "shop/src", "ml.deep.train")
+    project = locate(str(module), "ml.deep.train", sync_dir=home)
+    assert (project.folder, project.root, project.import_path) == (
+        home,
+        "shop/src",
+        "ml.deep.train",
+    )
 
 
 def test_the_root_itself_keeps_the_import_path(home: Path, module: Path) -> None:
-    found = locate(str(module), "ml.deep.train", sync_dir=str(home / "shop/src"))
-    assert (found.name, found.root, found.import_path) == ("src", "", "ml.deep.train")
+    project = locate(str(module), "ml.deep.train", sync_dir=str(home / "shop/src"))
+    assert (project.name, project.root, project.import_path) == ("src", "", "ml.deep.train")
 
 
 def test_a_folder_below_the_root_shortens_the_import_path(home: Path, module: Path) -> None:
-    found = locate(str(module), "ml.deep.train", sync_dir=home / "shop/src/ml")
-    assert (found.name, found.root, found.import_path) == ("ml", "", "deep.train")
-    found = locate(str(module), "ml.deep.train", sync_dir=home / "shop/src/ml/deep")
-    assert (found.name, found.root, found.import_path) == ("deep", "", "train")
+    project = locate(str(module), "ml.deep.train", sync_dir=home / "shop/src/ml")
+    assert (project.name, project.root, project.import_path) == ("ml", "", "deep.train")
+    project = locate(str(module), "ml.deep.train", sync_dir=home / "shop/src/ml/deep")
+    assert (project.name, project.root, project.import_path) == ("deep", "", "train")
 
 
 def test_a_package_below_the_root_shortens_the_import_path(home: Path) -> None:
     touch(home / "ml/deep/__init__.py")
-    found = locate(str(home / "ml/deep/__init__.py"), "ml.deep", sync_dir=home / "ml")
-    assert found.import_path == "deep"
+    project = locate(str(home / "ml/deep/__init__.py"), "ml.deep", sync_dir=home / "ml")
+    assert project.import_path == "deep"
     with pytest.raises(SpecError, match=r"is the package ml\.deep itself"):
         locate(str(home / "ml/deep/__init__.py"), "ml.deep", sync_dir=home / "ml/deep")
 
@@ -152,8 +156,8 @@ def test_a_relative_path_and_a_tilde_are_understood(
 
 def test_a_folder_that_is_given_through_a_link_is_the_same_folder(home: Path, module: Path) -> None:
     (home / "link").symlink_to(home / "shop")
-    found = locate(str(module), "ml.deep.train", sync_dir=home / "link")
-    assert (found.root, found.source_file) == ("src", "src/ml/deep/train.py")
+    project = locate(str(module), "ml.deep.train", sync_dir=home / "link")
+    assert (project.root, project.source_file) == ("src", "src/ml/deep/train.py")
     through = str(home / "link/src/ml/deep/train.py")
     assert locate(through, "ml.deep.train", sync_dir=home / "shop").root == "src"
 
@@ -161,8 +165,8 @@ def test_a_folder_that_is_given_through_a_link_is_the_same_folder(home: Path, mo
 def test_a_file_in_a_folder_that_a_project_links_to_is_a_part_of_the_project(home: Path) -> None:
     touch(home / "shared/ml/train.py", home / "shop/pyproject.toml")
     (home / "shop/ml").symlink_to("../shared/ml")
-    found = locate(str(home / "shop/ml/train.py"), "ml.train")
-    assert (found.folder, found.source_file) == (home / "shop", "ml/train.py")
+    project = locate(str(home / "shop/ml/train.py"), "ml.train")
+    assert (project.folder, project.source_file) == (home / "shop", "ml/train.py")
 
 
 @pytest.mark.parametrize("folder", ["elsewhere", "shop/src/ml/other"])
@@ -192,12 +196,12 @@ def test_sync_dir_true_finds_the_project(home: Path, module: Path) -> None:
 
 
 def test_remote_dir_sends_nothing(module: Path) -> None:
-    found = locate(str(module), "ml.deep.train", remote_dir="/app")
-    assert found == ProjectRef("ml.deep.train", remote_dir="/app")
-    found = locate(
+    project = locate(str(module), "ml.deep.train", remote_dir="/app")
+    assert project == ProjectRef("ml.deep.train", remote_dir="/app")
+    project = locate(
         str(module), "ml.deep.train", sync_dir=False, remote_dir="/app", remote_import_path="x.y"
     )
-    assert found == ProjectRef("x.y", remote_dir="/app")
+    assert project == ProjectRef("x.y", remote_dir="/app")
 
 
 @pytest.mark.parametrize("sync_dir", [True, "/tmp"])
@@ -238,11 +242,13 @@ def reason(folder: Path, module: str, **placement: str | bool) -> str | None:
 
 
 def test_without_a_marker_the_file_that_stayed_and_what_to_do_are_named(folder: Path) -> None:
-    said = reason(folder, "sib")
-    assert said is not None
-    assert said.startswith(f"only main.py was sent, and not sib.py: neither {folder} nor a folder ")
-    assert "requirements.txt; make one of them there" in said
-    assert f"sync_dir={str(folder)!r}" in said
+    explanation = reason(folder, "sib")
+    assert explanation is not None
+    assert explanation.startswith(
+        f"only main.py was sent, and not sib.py: neither {folder} nor a folder "
+    )
+    assert "requirements.txt; make one of them there" in explanation
+    assert f"sync_dir={str(folder)!r}" in explanation
 
 
 def test_a_module_that_is_not_here_either_is_not_named(folder: Path) -> None:
@@ -266,8 +272,11 @@ def test_of_a_project_that_travels_only_what_stayed_is_explained(folder: Path) -
     (folder / "inner").mkdir()
     (folder / "inner" / "deep.py").touch()
     (folder / ".ktignore").write_text("deep.*\n")
-    said = str(reason(folder, "inner.deep"))
-    assert f"and was not sent: line 1 of {folder}/.ktignore, deep.* leaves inner/deep.py" in said
+    explanation = str(reason(folder, "inner.deep"))
+    assert (
+        f"and was not sent: line 1 of {folder}/.ktignore, deep.* leaves inner/deep.py"
+        in explanation
+    )
     assert reason(folder, "torch") is None
 
 
@@ -287,7 +296,7 @@ def test_a_file_that_stayed_is_explained(folder: Path, monkeypatch: pytest.Monke
     (folder.parent / "outer.csv").touch()
     monkeypatch.chdir(folder / "sub")
 
-    def said(name: str) -> str:
+    def explanation(name: str) -> str:
         error = FileNotFoundError(2, "No such file or directory", name)
         source.explain_missing(error, source.locate(str(folder / "main.py"), None))
         return "".join(getattr(error, "__notes__", ()))
@@ -297,18 +306,20 @@ def test_a_file_that_stayed_is_explained(folder: Path, monkeypatch: pytest.Monke
     (folder / "within").symlink_to("conf/c.yaml")
     for name in ("data/x.csv", "/pod/code/0/work/data/x.csv"):
         rule = f"line 1 of {folder}/.gitignore, data/ leaves data/ out"
-        assert f"data/x.csv is in {folder}, and was not sent: {rule}" in said(name)
-        assert "a line !data/ in .ktignore" in said(name)
-    assert said("data/y.csv").endswith("top of the project, where it is sub/data/y.csv")
-    assert said(str(folder / "conf/c.yaml")).endswith("where it is conf/c.yaml")
-    assert f"lies outside of the project {folder}" in said("../../outer.csv")
-    assert f"out is a link to {folder.parent}/outer.csv, out of the project" in said("out")
-    assert "a line !follow out in .ktignore" in said("out")
-    assert said("nowhere").startswith(f"nowhere is a link to {folder}/gone, which is not there")
-    assert said("conf/c.yaml") == said("within") == ""
+        assert f"data/x.csv is in {folder}, and was not sent: {rule}" in explanation(name)
+        assert "a line !data/ in .ktignore" in explanation(name)
+    assert explanation("data/y.csv").endswith("top of the project, where it is sub/data/y.csv")
+    assert explanation(str(folder / "conf/c.yaml")).endswith("where it is conf/c.yaml")
+    assert f"lies outside of the project {folder}" in explanation("../../outer.csv")
+    assert f"out is a link to {folder.parent}/outer.csv, out of the project" in explanation("out")
+    assert "a line !follow out in .ktignore" in explanation("out")
+    assert explanation("nowhere").startswith(
+        f"nowhere is a link to {folder}/gone, which is not there"
+    )
+    assert explanation("conf/c.yaml") == explanation("within") == ""
     for name in ("nothing.csv", "/pod/code/0/work/nothing.csv"):
-        assert said(name) == f"nothing.csv is not in the project {folder} either"
-    assert said("/nothing.csv") == "/nothing.csv is not on this machine either"
+        assert explanation(name) == f"nothing.csv is not in the project {folder} either"
+    assert explanation("/nothing.csv") == "/nothing.csv is not on this machine either"
 
 
 @pytest.mark.parametrize(
@@ -338,14 +349,14 @@ def test_filters_and_rules_that_are_built_in_are_named(
     (folder / "node_modules").mkdir()
     (folder / "node_modules" / "x.js").touch()
 
-    def said() -> str:
+    def explanation() -> str:
         error = FileNotFoundError(2, "No such file or directory", "node_modules/x.js")
         source.explain_missing(error, source.locate(str(folder / "main.py"), None))
         return "".join(error.__notes__)
 
-    assert "a rule that is built in leaves node_modules/ out" in said()
+    assert "a rule that is built in leaves node_modules/ out" in explanation()
     monkeypatch.setenv("KT_RSYNC_FILTERS", "--exclude=*.js")
-    assert "KT_RSYNC_FILTERS (*.js) leaves node_modules/x.js out" in said()
+    assert "KT_RSYNC_FILTERS (*.js) leaves node_modules/x.js out" in explanation()
 
 
 def test_a_module_outside_of_the_project_is_explained(
@@ -359,8 +370,8 @@ def test_a_module_outside_of_the_project_is_explained(
     monkeypatch.setitem(sys.modules, "consts", module)
     monkeypatch.setenv("HOME", "/elsewhere")
 
-    said = str(reason(folder, "consts"))
-    assert said.startswith(f"{file} lies outside of the project {folder}")
-    assert f"sync_dir={str(folder.parent)!r}" in said
+    explanation = str(reason(folder, "consts"))
+    assert explanation.startswith(f"{file} lies outside of the project {folder}")
+    assert f"sync_dir={str(folder.parent)!r}" in explanation
     monkeypatch.setenv("HOME", str(folder.parent))
     assert "sync_dir" not in str(reason(folder, "consts"))

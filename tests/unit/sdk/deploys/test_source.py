@@ -16,9 +16,11 @@ def test_entries_of_the_interpreter_and_of_the_project_are_left_out(tmp_path):
         (tmp_path / name).mkdir(parents=True)
     entries = [str(tmp_path / name) for name in ("site/inner", "project/src", "mine", "sitelike")]
 
-    found = source.foreign_entries(entries, [str(tmp_path / "site"), str(tmp_path / "project")])
+    foreign_entries = source.foreign_entries(
+        entries, [str(tmp_path / "site"), str(tmp_path / "project")]
+    )
 
-    assert found == (str(tmp_path / "mine"), str(tmp_path / "sitelike"))
+    assert foreign_entries == (str(tmp_path / "mine"), str(tmp_path / "sitelike"))
 
 
 def test_entries_that_are_empty_repeated_or_missing_are_left_out(tmp_path):
@@ -49,12 +51,12 @@ def test_entries_in_the_project_are_named_relative_to_it(tmp_path):
     names = ("elsewhere", "shop", "shop/src", "shop/lib/inner", "shop/archive.zip", "shop/gone")
     entries = ["", *(str(tmp_path / name) for name in names)]
 
-    found = source.entries_below(entries, tmp_path / "shop")
+    project_entries = source.entries_below(entries, tmp_path / "shop")
 
-    assert found == ("src", "lib/inner", "archive.zip")
+    assert project_entries == ("src", "lib/inner", "archive.zip")
 
 
-def export(n, workers=1, *, async_=False, other=2):
+def export(n, workers=1, *, async_=False, batch_size=2):
     """A function with options of its own."""
 
 
@@ -71,7 +73,7 @@ class Trainer(Base):
         """None of an instance."""
 
     @classmethod
-    def made(cls, pdb):
+    def create(cls, pdb):
         """None of an instance."""
 
     def plain(self, x):
@@ -93,7 +95,7 @@ class Trainer(Base):
             Trainer,
             {
                 "still": {"serialization"},
-                "made": {"pdb"},
+                "create": {"pdb"},
                 "inherited": {"debug"},
                 "plain": set(),
                 "limit": set(),

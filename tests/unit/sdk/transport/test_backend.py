@@ -30,8 +30,8 @@ def test_a_cluster_is_what_settings_say(monkeypatch):
     monkeypatch.setenv("KT_INSTALL_NAMESPACE", "tools")
 
     assert backend.choose() == Choice(ClusterSettings("/a:/b", "tools", None), "KUBECONFIG")
-    found = ClusterSettings("/other", "tools", None)
-    assert backend.choose("/other") == Choice(found, "kubeconfig_path")
+    cluster = ClusterSettings("/other", "tools", None)
+    assert backend.choose("/other") == Choice(cluster, "kubeconfig_path")
 
 
 def test_without_a_kubeconfig_nothing_for_clusters_is_loaded(monkeypatch):
@@ -52,9 +52,9 @@ def test_a_kubeconfig_of_a_compute_or_an_api_url_means_a_cluster(monkeypatch):
     monkeypatch.setenv("KUBECONFIG", "/listed")
     assert backend.choose().cluster is not None
     monkeypatch.setenv("KT_API_URL", "https://kt.example.com")
-    found = backend.choose().cluster
-    assert found is not None
-    assert found.api_url == "https://kt.example.com"
+    cluster = backend.choose().cluster
+    assert cluster is not None
+    assert cluster.api_url == "https://kt.example.com"
 
 
 def test_in_a_pod_the_kubeconfig_of_another_machine_means_nothing(monkeypatch):
@@ -62,6 +62,6 @@ def test_in_a_pod_the_kubeconfig_of_another_machine_means_nothing(monkeypatch):
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
 
-    found = backend.choose("/home/somebody/.kube/config").cluster
-    assert found is not None
-    assert found.kubeconfig is None
+    cluster = backend.choose("/home/somebody/.kube/config").cluster
+    assert cluster is not None
+    assert cluster.kubeconfig is None

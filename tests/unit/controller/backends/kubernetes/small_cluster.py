@@ -18,8 +18,9 @@ from kubetorch.k8s.resources import Object, Ref, Resource, Selection
 from kubetorch.manifests.rendering import merge_manifests
 from kubetorch.wire.messages import Runtime
 
-#: What each of them makes, of its own name: a Knative Service a Route, and that one a Service.
-MADE = {
+#: The kind that the controller of each kind makes, of the same name: a Knative Service makes a
+#: Route, and the Route makes a Service.
+MADE_KINDS = {
     ("serving.knative.dev/v1", "Service"): ("serving.knative.dev/v1", "Route"),
     ("serving.knative.dev/v1", "Route"): ("v1", "Service"),
     ("jobset.x-k8s.io/v1alpha2", "JobSet"): ("v1", "Service"),
@@ -43,7 +44,7 @@ class SmallCluster:
     """
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.listed = 0
         self.refused: dict[str, str] = {}
         self.unserved: set[str] = {"LeaderWorkerSet", "PyTorchJob"}
@@ -57,27 +58,29 @@ class SmallCluster:
         """What there is and has no owner in the cluster, as `kind/name`; of Knative's with a K."""
         return {
             f"{'K' if 'knative' in version else ''}{kind}/{name}"
-            for (version, kind, name), one in self._objects.items()
-            if _controller(one) is None
+            for (version, kind, name), manifest in self._objects.items()
+            if _controller(manifest) is None
         }
 
     def makers(self, name: str) -> list[str]:
         """Who made the core Services of this name."""
-        one = self._objects.get(("v1", "Service", name))
-        return [owner["kind"] for owner in (one or {"metadata": {}})["metadata"].get(*_OWNERS)]
+        service = self._objects.get(("v1", "Service", name))
+        return [owner["kind"] for owner in (service or {"metadata": {}})["metadata"].get(*_OWNERS)]
 
     def put(self, manifest: Object) -> Object:
         """Somebody makes an object."""
-        made = copy.deepcopy(manifest)
-        metadata = made["metadata"]
-        key = (made["apiVersion"], made["kind"], metadata["name"])
-        there = self._objects.get(key)
-        metadata["uid"] = there["metadata"]["uid"] if there else f"uid-{next(self._uids)}"
+        stored_object = copy.deepcopy(manifest)
+        metadata = stored_object["metadata"]
+        key = (stored_object["apiVersion"], stored_object["kind"], metadata["name"])
+        previous_object = self._objects.get(key)
+        metadata["uid"] = (
+            previous_object["metadata"]["uid"] if previous_object else f"uid-{next(self._uids)}"
+        )
         metadata["generation"] = 1
         metadata["resourceVersion"] = "1"
-        self._objects[key] = made
-        self._make(made)
-        return made
+        self._objects[key] = stored_object
+        self._make(stored_object)
+        return stored_object
 
     def take(self, api_version: str, kind: str) -> Object:
         """The object `f` of a kind."""
@@ -90,19 +93,21 @@ class SmallCluster:
     def _collect(self) -> None:
         """Remove what is owned by nothing."""
         while True:
-            uids = {one["metadata"]["uid"] for one in self._objects.values()}
-            left = [
-                key for key, one in self._objects.items() if _controller(one) not in uids | {None}
+            uids = {manifest["metadata"]["uid"] for manifest in self._objects.values()}
+            orphan_keys = [
+                key
+                for key, manifest in self._objects.items()
+                if _controller(manifest) not in uids | {None}
             ]
-            if not left:
+            if not orphan_keys:
                 return
-            for key in left:
+            for key in orphan_keys:
                 del self._objects[key]
 
     def _make(self, owner: Object) -> None:
-        found = MADE.get((owner["apiVersion"], owner["kind"]))
+        made_kind = MADE_KINDS.get((owner["apiVersion"], owner["kind"]))
         name = owner["metadata"]["name"]
-        if found is None or (*found, name) in self._objects:
+        if made_kind is None or (*made_kind, name) in self._objects:
             return
         reference = {
             "apiVersion": owner["apiVersion"],
@@ -112,7 +117,9 @@ class SmallCluster:
             "controller": True,
         }
         metadata = {**owner["metadata"], "ownerReferences": [reference]}
-        self.put({"apiVersion": found[0], "kind": found[1], "metadata": metadata, "spec": {}})
+        self.put(
+            {"apiVersion": made_kind[0], "kind": made_kind[1], "metadata": metadata, "spec": {}}
+        )
 
     # ------------------------------------------------------------------------------------- a client
 
@@ -135,7 +142,7 @@ class SmallCluster:
 
     async def apply(self, manifest: Object, *, dry_run: bool = False, **_: Any) -> Object:
         kind = manifest["kind"]
-        self.asked.append(f"{'try' if dry_run else 'apply'} {kind}")
+        self.requests.append(f"{'try' if dry_run else 'apply'} {kind}")
         message = self.refused.get(kind)
         if message and (dry_run or "dry run" not in message):
             error = KubernetesRequestError(message)
@@ -144,12 +151,12 @@ class SmallCluster:
         return manifest if dry_run else self.put(manifest)
 
     async def patch(self, ref: Ref, patch: Object, **_: Any) -> Object:
-        self.asked.append(f"patch {ref.resource.kind}")
-        there = self._objects[ref.resource.api_version, ref.resource.kind, ref.name]
-        return self.put(merge_manifests(there, patch))
+        self.requests.append(f"patch {ref.resource.kind}")
+        live_object = self._objects[ref.resource.api_version, ref.resource.kind, ref.name]
+        return self.put(merge_manifests(live_object, patch))
 
     async def delete(self, ref: Ref, **_: Any) -> None:
-        self.asked.append(f"delete {ref.resource.kind}")
+        self.requests.append(f"delete {ref.resource.kind}")
         key = (ref.resource.api_version, ref.resource.kind, ref.name)
         if self._objects.pop(key, None) is None:
             raise KubernetesNotFoundError(f"no such {ref.resource.kind}")
@@ -162,14 +169,14 @@ class SmallCluster:
         resource = selection.resource
         if selection.fields:
             self._collect()
-        found = [
-            copy.deepcopy(one)
-            for (version, kind, called), one in self._objects.items()
+        selected_objects = [
+            copy.deepcopy(manifest)
+            for (version, kind, called), manifest in self._objects.items()
             if (version, kind) == (resource.api_version, resource.kind)
             and selection.fields in ("", f"metadata.name={called}")
-            and _has(one, selection.labels)
+            and _has(manifest, selection.labels)
         ]
-        return Listing(found, "1")
+        return Listing(selected_objects, "1")
 
     async def watch(self, *_: Any, **__: Any) -> AsyncIterator[Any]:
         await asyncio.Event().wait()
@@ -179,15 +186,15 @@ class SmallCluster:
 _OWNERS: tuple[str, list[Object]] = ("ownerReferences", [])
 
 
-def _controller(one: Object) -> str | None:
-    owners = one["metadata"].get(*_OWNERS)
+def _controller(manifest: Object) -> str | None:
+    owners = manifest["metadata"].get(*_OWNERS)
     return next((owner["uid"] for owner in owners if owner.get("controller")), None)
 
 
-def _has(one: Object, selector: str) -> bool:
+def _has(manifest: Object, selector: str) -> bool:
     name, has_value, text = selector.partition("=")
-    found = (one["metadata"].get("labels") or {}).get(name)
-    return not selector or (found == text if has_value else found is not None)
+    label_value = (manifest["metadata"].get("labels") or {}).get(name)
+    return not selector or (label_value == text if has_value else label_value is not None)
 
 
 class _Prepared:
@@ -199,7 +206,7 @@ class _Prepared:
     prepare_selected = prepare
 
 
-def backend(cluster: SmallCluster) -> KubernetesBackend:
+def backend_of(cluster: SmallCluster) -> KubernetesBackend:
     """A backend whose workload `f` is there."""
     return KubernetesBackend(
         cast("Client", cluster),

@@ -94,8 +94,8 @@ class Server:
     async def get(self, ref: Ref) -> Object:
         if ref.resource.kind == "Fleet":
             raise self._error
-        made = {"uid": "made", "annotations": {labels.APPLIED: "some"}}
-        return {"metadata": {"name": ref.name, "namespace": ref.namespace, **made}, "spec": {}}
+        metadata = {"uid": "made", "annotations": {labels.APPLIED: "some"}}
+        return {"metadata": {"name": ref.name, "namespace": ref.namespace, **metadata}, "spec": {}}
 
     def action_on(self, verb: str, selection: Selection) -> Action:
         return Action(verb, selection.resource)
@@ -171,7 +171,7 @@ def test_what_a_crashed_pod_wrote_is_shown_if_kubetorch_rendered_it(
     env: list[Object],
 ) -> None:
     class Kubelet(Server):
-        asked = 0
+        fetch_count = 0
 
         @property
         def session(self) -> Kubelet:
@@ -184,7 +184,7 @@ def test_what_a_crashed_pod_wrote_is_shown_if_kubetorch_rendered_it(
             return "/"
 
         async def fetch(self, call: object) -> bytes:
-            self.asked += 1
+            self.fetch_count += 1
             return b"the password is quince"
 
         async def list(self, selection: Selection) -> Listing:
@@ -201,7 +201,7 @@ def test_what_a_crashed_pod_wrote_is_shown_if_kubetorch_rendered_it(
             await backend.start([[SELECTING]])
             while not (failure := backend.pods("team", "good")[0].failure):
                 await changes.wait()
-            assert (server.asked > 0, "quince" in failure.to_json().decode()) == (
+            assert (server.fetch_count > 0, "quince" in failure.to_json().decode()) == (
                 bool(env),
                 bool(env),
             )

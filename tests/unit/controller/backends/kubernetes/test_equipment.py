@@ -18,15 +18,15 @@ KNATIVE = "serving.knative.dev/v1"
 
 def applied(cluster: Admission, api_version: str = "apps/v1", kind: str = "Deployment") -> Object:
     """What was applied, without the marks that no manifest has."""
-    found = cluster.take(api_version, kind)
+    manifest = cluster.take(api_version, kind)
     metadata = {
         key: value
-        for key, value in found["metadata"].items()
+        for key, value in manifest["metadata"].items()
         if key not in ("uid", "generation", "resourceVersion", "ownerReferences")
     }
     annotations = dict(metadata["annotations"])
     del annotations[labels.APPLIED]
-    return {**found, "metadata": {**metadata, "annotations": annotations}}
+    return {**manifest, "metadata": {**metadata, "annotations": annotations}}
 
 
 def shown(spec: WorkloadSpec, backend: KubernetesBackend) -> Object | None:
@@ -55,10 +55,10 @@ def test_a_manifest_is_what_was_applied(is_restricted: bool, image: str | None) 
 
     run(cluster, scenario)
 
-    async def again(backend: KubernetesBackend) -> None:
+    async def scenario_after_restart(backend: KubernetesBackend) -> None:
         assert shown(spec, backend) == applied(cluster)
 
-    run(cluster, again, spec)
+    run(cluster, scenario_after_restart, spec)
 
 
 def test_the_object_of_a_command_is_shown_as_it_was_applied() -> None:
@@ -78,12 +78,12 @@ def test_without_an_operator_the_manifest_is_what_there_is_instead(
     has_operator: bool,
 ) -> None:
     cluster = Admission()
-    there = (KNATIVE, "Service") if has_operator else ("apps/v1", "Deployment")
+    applied_kind = (KNATIVE, "Service") if has_operator else ("apps/v1", "Deployment")
     cluster.unserved |= set() if has_operator else {KNATIVE}
     spec = workload(kt.Compute(cpus=1).autoscale(min_scale=2))
 
     async def scenario(backend: KubernetesBackend) -> None:
         await backend.apply(spec)
-        assert shown(spec, backend) == applied(cluster, *there)
+        assert shown(spec, backend) == applied(cluster, *applied_kind)
 
     run(cluster, scenario)

@@ -29,8 +29,10 @@ class Server:
         return Action(verb, selection.resource)
 
     async def list(self, selection: Selection) -> Listing:
-        found = [one for one in self._objects if one["kind"] == selection.resource.kind]
-        return Listing(found, "1")
+        selected_objects = [
+            manifest for manifest in self._objects if manifest["kind"] == selection.resource.kind
+        ]
+        return Listing(selected_objects, "1")
 
     async def watch(self, *_: Any, **__: Any) -> AsyncIterator[Any]:
         await asyncio.Event().wait()
@@ -49,32 +51,32 @@ def event(kind: str, name: str) -> Object:
     return thing("Event", f"{name}.1") | {"involvedObject": {"kind": kind, "name": name}}
 
 
-def told(*objects: Object) -> list[ClusterChange]:
-    found: list[ClusterChange] = []
+def reported_changes(*objects: Object) -> list[ClusterChange]:
+    changes: list[ClusterChange] = []
 
     async def main() -> None:
         client = cast("Client", Server(*objects))
-        cluster_watch = ClusterWatch(client, time=lambda: 0.0, on_change=found.append)
+        cluster_watch = ClusterWatch(client, time=lambda: 0.0, on_change=changes.append)
         await cluster_watch.watch_object(thing("Deployment", "train"))
         for _ in range(20):
             await asyncio.sleep(0)
         await cluster_watch.close()
 
     asyncio.run(main())
-    return found
+    return changes
 
 
 def test_an_object_with_our_label_concerns_its_service_alone() -> None:
     ours = thing("ReplicaSet", "train-5f", labels={labels.SERVICE: "train"})
-    assert told(ours) == [ClusterChange("team", service="train")]
+    assert reported_changes(ours) == [ClusterChange("team", service="train")]
 
 
 def test_an_object_without_it_may_concern_every_service_of_the_namespace() -> None:
-    assert told(thing("ReplicaSet", "other-5f")) == [ClusterChange("team")]
+    assert reported_changes(thing("ReplicaSet", "other-5f")) == [ClusterChange("team")]
 
 
 def test_an_event_about_a_pod_concerns_whoever_has_that_pod() -> None:
-    assert told(event("Pod", "train-5f-x")) == [ClusterChange("team", pod="train-5f-x")]
+    assert reported_changes(event("Pod", "train-5f-x")) == [ClusterChange("team", pod="train-5f-x")]
 
 
 @pytest.mark.parametrize("order", [lambda pair: pair, lambda pair: pair[::-1]])
@@ -82,12 +84,12 @@ def test_an_event_about_a_known_object_concerns_the_service_of_that(
     order: Callable[[tuple[Object, ...]], tuple[Object, ...]],
 ) -> None:
     ours = thing("Deployment", "train", labels={labels.SERVICE: "train"})
-    found = told(*order((ours, event("Deployment", "train"))))
-    assert ClusterChange("team", service="train") in found
+    changes = reported_changes(*order((ours, event("Deployment", "train"))))
+    assert ClusterChange("team", service="train") in changes
 
 
 def test_an_event_about_anything_else_may_concern_every_service_of_the_namespace() -> None:
-    assert told(event("PersistentVolumeClaim", "data")) == [ClusterChange("team")]
+    assert reported_changes(event("PersistentVolumeClaim", "data")) == [ClusterChange("team")]
 
 
 def test_a_namespace_without_workloads_is_not_watched_any_more() -> None:
@@ -108,10 +110,10 @@ def test_a_namespace_without_workloads_is_not_watched_any_more() -> None:
         cluster_watch = ClusterWatch(
             cast("Client", server), time=lambda: 0.0, on_change=lambda around: None
         )
-        other = thing("Deployment", "serve")
-        other["metadata"]["namespace"] = "shop"
-        for one in (thing("Deployment", "train"), other):
-            await cluster_watch.watch_object(one)
+        serve_deployment = thing("Deployment", "serve")
+        serve_deployment["metadata"]["namespace"] = "shop"
+        for deployment in (thing("Deployment", "train"), serve_deployment):
+            await cluster_watch.watch_object(deployment)
         for _ in range(20):
             await asyncio.sleep(0)
         assert {*server.watched} == {"team", "shop"}

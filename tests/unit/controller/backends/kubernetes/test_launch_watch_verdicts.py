@@ -73,8 +73,8 @@ class Server:
         while True:
             yield await queue.get()
 
-    async def say(self, one: Object, kind: str = "MODIFIED") -> None:
-        self._watchers[one["kind"]].put_nowait({"type": kind, "object": one})
+    async def say(self, manifest: Object, kind: str = "MODIFIED") -> None:
+        self._watchers[manifest["kind"]].put_nowait({"type": kind, "object": manifest})
         await settled()
 
 
@@ -88,9 +88,9 @@ class Bench:
 
     def __init__(self, server: Server) -> None:
         self.now = 0.0
-        self.told: list[ClusterChange] = []
+        self.changes: list[ClusterChange] = []
         self.cluster_watch = ClusterWatch(
-            cast("Client", server), time=lambda: self.now, on_change=self.told.append
+            cast("Client", server), time=lambda: self.now, on_change=self.changes.append
         )
         self.verdicts = LaunchVerdicts(cast("Client", server), self.cluster_watch, lambda key: None)
 
@@ -205,9 +205,9 @@ def test_a_change_of_a_node_concerns_pods_there_and_those_without_one() -> None:
     async def main() -> None:
         server = Server(node("one", cpu="4"))
         async with Bench(server) as bench:
-            bench.told.clear()
+            bench.changes.clear()
             await server.say(node("one", cpu="8", version=2))
-            assert bench.told == [ClusterChange(None, node="one")]
+            assert bench.changes == [ClusterChange(None, node="one")]
 
     run(main())
 
@@ -216,10 +216,10 @@ def test_a_change_of_a_claim_concerns_pods_of_its_namespace_that_have_no_node() 
     async def main() -> None:
         server = Server(node("one", cpu="4"))
         async with Bench(server) as bench:
-            bench.told.clear()
+            bench.changes.clear()
             metadata = {"namespace": "team", "name": "data", "resourceVersion": "7"}
             await server.say({"kind": "PersistentVolumeClaim", "metadata": metadata}, "ADDED")
-            assert bench.told == [ClusterChange("team", is_for_waiting=True)]
+            assert bench.changes == [ClusterChange("team", is_for_waiting=True)]
 
     run(main())
 

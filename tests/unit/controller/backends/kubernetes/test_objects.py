@@ -26,7 +26,7 @@ def workload_of(compute: ComputeSpec) -> AppliedWorkload:
     return AppliedWorkload.of(WorkloadSpec("team", "web", ref, compute=compute))
 
 
-def seen(applied: AppliedWorkload, *, generation: int, replicas: int) -> dict[str, Any]:
+def shown_object(applied: AppliedWorkload, *, generation: int, replicas: int) -> dict[str, Any]:
     """Its object, as a watch showed it."""
     assert applied.main is not None
     spec = {**applied.main["spec"], "replicas": replicas}
@@ -38,14 +38,14 @@ def test_what_was_applied_counts_until_the_watch_has_shown_it() -> None:
     applied = workload(replicas=2)
     applied.note_applied({"metadata": {"generation": 5}})
     assert applied.expected([]) == 2
-    assert applied.expected([seen(applied, generation=4, replicas=1)]) == 2
-    assert applied.expected([seen(applied, generation=5, replicas=2)]) == 2
+    assert applied.expected([shown_object(applied, generation=4, replicas=1)]) == 2
+    assert applied.expected([shown_object(applied, generation=5, replicas=2)]) == 2
 
 
 def test_then_what_somebody_else_made_of_it_does() -> None:
     applied = workload(replicas=2)
     applied.note_applied({"metadata": {"generation": 5}})
-    assert applied.expected([seen(applied, generation=6, replicas=1)]) == 1
+    assert applied.expected([shown_object(applied, generation=6, replicas=1)]) == 1
 
 
 def test_of_pods_that_somebody_else_made_one_is_expected() -> None:

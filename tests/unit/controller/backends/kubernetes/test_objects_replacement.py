@@ -17,7 +17,7 @@ from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.distribution import DistributionSpec
 from kubetorch.specs.workload import WorkloadSpec
-from tests.unit.controller.backends.kubernetes.small_cluster import OWNER, SmallCluster, backend
+from tests.unit.controller.backends.kubernetes.small_cluster import OWNER, SmallCluster, backend_of
 
 
 def spec(compute: ComputeSpec) -> WorkloadSpec:
@@ -44,7 +44,7 @@ UNSERVED = brought(
     "LeaderWorkerSet",
     {"leaderWorkerTemplate": {"size": 1, "workerTemplate": PODS["template"]}},
 )
-OTHERS = spec(ComputeSpec(selector=(("app", "theirs"),)))
+FOREIGN_PODS = spec(ComputeSpec(selector=(("app", "theirs"),)))
 
 #: What there is of each of them, and who made the core Service `f`.
 OBJECTS = {
@@ -57,24 +57,24 @@ OBJECTS = {
     ),
     "SET": (SET, {"StatefulSet/f", "Service/f"}, ["KubetorchWorkload"]),
     "JOBS": (JOBS, {"JobSet/f", "Service/f-http"}, ["JobSet"]),
-    "OTHERS": (OTHERS, {"Service/f"}, ["KubetorchWorkload"]),
+    "FOREIGN_PODS": (FOREIGN_PODS, {"Service/f"}, ["KubetorchWorkload"]),
 }
 
 
 def run(
     cluster: SmallCluster,
     scenario: Callable[[KubernetesBackend], Awaitable[None]],
-    *there: Sequence[WorkloadSpec],
+    *stored_specs: Sequence[WorkloadSpec],
 ) -> None:
     """What a controller does; it finds what these specs say."""
 
     async def main() -> None:
-        one = backend(cluster)
-        await one.start(there)
+        backend = backend_of(cluster)
+        await backend.start(stored_specs)
         try:
-            await scenario(one)
+            await scenario(backend)
         finally:
-            await one.close(pods=False)
+            await backend.close(pods=False)
 
     asyncio.run(asyncio.wait_for(main(), 60))
 
@@ -84,9 +84,9 @@ def run(
 def test_only_the_objects_of_the_new_kind_are_there(before: str, after: str) -> None:
     cluster = SmallCluster()
 
-    async def scenario(one: KubernetesBackend) -> None:
-        await one.apply(OBJECTS[before][0])
-        await one.apply(OBJECTS[after][0])
+    async def scenario(backend: KubernetesBackend) -> None:
+        await backend.apply(OBJECTS[before][0])
+        await backend.apply(OBJECTS[after][0])
 
     run(cluster, scenario)
     _, names, makers = OBJECTS[after]
@@ -97,48 +97,48 @@ def test_only_the_objects_of_the_new_kind_are_there(before: str, after: str) -> 
 def test_the_old_ones_go_when_the_new_ones_would_be_taken_and_before_they_are_made() -> None:
     cluster = SmallCluster()
 
-    async def scenario(one: KubernetesBackend) -> None:
-        await one.apply(PLAIN)
-        cluster.asked.clear()
-        await one.apply(SCALED)
+    async def scenario(backend: KubernetesBackend) -> None:
+        await backend.apply(PLAIN)
+        cluster.requests.clear()
+        await backend.apply(SCALED)
 
     run(cluster, scenario)
-    assert cluster.asked[:2] == ["try Service", "try Service"]
-    assert set(cluster.asked[2:-1]) == {"delete Deployment", "delete Service"}
-    assert cluster.asked[-1] == "apply Service"
+    assert cluster.requests[:2] == ["try Service", "try Service"]
+    assert set(cluster.requests[2:-1]) == {"delete Deployment", "delete Service"}
+    assert cluster.requests[-1] == "apply Service"
 
 
-@pytest.mark.parametrize("wanted", [SCALED, UNSERVED])
-def test_a_kind_that_cannot_be_made_leaves_all_as_it_is(wanted: WorkloadSpec) -> None:
+@pytest.mark.parametrize("refused_spec", [SCALED, UNSERVED])
+def test_a_kind_that_cannot_be_made_leaves_all_as_it_is(refused_spec: WorkloadSpec) -> None:
     cluster = SmallCluster()
 
-    async def scenario(one: KubernetesBackend) -> None:
-        await one.apply(PLAIN)
+    async def scenario(backend: KubernetesBackend) -> None:
+        await backend.apply(PLAIN)
         cluster.refused["Service"] = "the features do not allow it"
         with pytest.raises(KubetorchError) as refused:
-            await one.apply(wanted)
+            await backend.apply(refused_spec)
         is_missing = isinstance(refused.value, OperatorMissingError)
         assert is_missing or "features" in str(refused.value)
-        assert one.applied(wanted) == PLAIN
+        assert backend.applied(refused_spec) == PLAIN
 
     run(cluster, scenario)
     assert cluster.names() == OBJECTS["PLAIN"][1]
     # A controller that starts then knows which of them is there.
-    run(cluster, lambda one: _check_plain(one, wanted), [wanted, PLAIN])
+    run(cluster, lambda backend: _check_plain(backend, refused_spec), [refused_spec, PLAIN])
 
 
-async def _check_plain(one: KubernetesBackend, wanted: WorkloadSpec) -> None:
-    assert one.applied(wanted) == PLAIN
-    assert one.expected("team", "f") == 1
+async def _check_plain(backend: KubernetesBackend, refused_spec: WorkloadSpec) -> None:
+    assert backend.applied(refused_spec) == PLAIN
+    assert backend.expected("team", "f") == 1
 
 
 def test_what_only_its_making_can_tell_is_made() -> None:
     cluster = SmallCluster()
     cluster.refused["StatefulSet"] = 'admission webhook "theirs" does not support dry run'
 
-    async def scenario(one: KubernetesBackend) -> None:
-        await one.apply(PLAIN)
-        await one.apply(SET)
+    async def scenario(backend: KubernetesBackend) -> None:
+        await backend.apply(PLAIN)
+        await backend.apply(SET)
 
     run(cluster, scenario)
     assert cluster.names() == OBJECTS["SET"][1]
@@ -147,39 +147,39 @@ def test_what_only_its_making_can_tell_is_made() -> None:
 @pytest.mark.parametrize("is_removed", [False, True])
 def test_a_controller_that_starts_in_between_goes_on_with_it(is_removed: bool) -> None:
     cluster = SmallCluster()
-    run(cluster, lambda one: one.apply(SCALED))
+    run(cluster, lambda backend: backend.apply(SCALED))
     if is_removed:
         cluster.lose("serving.knative.dev/v1", "Service")
-    run(cluster, lambda one: one.apply(PLAIN), [PLAIN, SCALED])
+    run(cluster, lambda backend: backend.apply(PLAIN), [PLAIN, SCALED])
     assert cluster.names() == OBJECTS["PLAIN"][1]
     assert cluster.makers("f") == OBJECTS["PLAIN"][2]
 
 
-@pytest.mark.parametrize("wanted", [UNSERVED, JOBS, SCALED])
+@pytest.mark.parametrize("refused_spec", [UNSERVED, JOBS, SCALED])
 def test_a_controller_that_starts_after_a_change_that_was_refused_adopts_the_old_kind(
-    wanted: WorkloadSpec,
+    refused_spec: WorkloadSpec,
 ) -> None:
     cluster = SmallCluster()
-    run(cluster, lambda one: one.apply(PLAIN))
+    run(cluster, lambda backend: backend.apply(PLAIN))
 
-    async def look(one: KubernetesBackend) -> None:
-        assert one.applied(wanted) == PLAIN
+    async def look(backend: KubernetesBackend) -> None:
+        assert backend.applied(refused_spec) == PLAIN
 
-    run(cluster, look, [wanted, PLAIN])
+    run(cluster, look, [refused_spec, PLAIN])
     assert cluster.names() == OBJECTS["PLAIN"][1]
 
 
 @pytest.mark.parametrize("is_known", [False, True])
 def test_a_teardown_after_a_change_that_was_refused_leaves_nothing(is_known: bool) -> None:
     cluster = SmallCluster()
-    run(cluster, lambda one: one.apply(PLAIN))
-    others = put_others(cluster)
+    run(cluster, lambda backend: backend.apply(PLAIN))
+    foreign_names = put_foreign_objects(cluster)
     earlier = [PLAIN] if is_known else []
-    run(cluster, lambda one: one.delete("team", "f", grace=1.0), [SCALED, *earlier])
-    assert cluster.names() == others
+    run(cluster, lambda backend: backend.delete("team", "f", grace=1.0), [SCALED, *earlier])
+    assert cluster.names() == foreign_names
 
 
-def put_others(cluster: SmallCluster) -> set[str]:
+def put_foreign_objects(cluster: SmallCluster) -> set[str]:
     """What was not applied for this very workload, or holds what a user keeps."""
     before = cluster.names()
     metadata = {"name": "theirs", "namespace": "team", "labels": {labels.SERVICE: "f"}}
@@ -187,28 +187,28 @@ def put_others(cluster: SmallCluster) -> set[str]:
     copied = {**applied, "name": "copied"}
     owned = {**applied, "name": "owned", "ownerReferences": [{"kind": "Job", "uid": "other"}]}
     ours = [{"kind": "KubetorchWorkload", "uid": OWNER["metadata"]["uid"]}]
-    kept = {**applied, "name": "data", "ownerReferences": ours}
-    for version, kind, found in (
+    user_metadata = {**applied, "name": "data", "ownerReferences": ours}
+    for version, kind, metadata_of_object in (
         ("apps/v1", "StatefulSet", metadata),
         ("apps/v1", "Deployment", copied),
         ("batch/v1", "Job", owned),
-        ("v1", "Secret", kept),
-        ("v1", "PersistentVolumeClaim", kept),
+        ("v1", "Secret", user_metadata),
+        ("v1", "PersistentVolumeClaim", user_metadata),
     ):
-        cluster.put({"apiVersion": version, "kind": kind, "metadata": found})
+        cluster.put({"apiVersion": version, "kind": kind, "metadata": metadata_of_object})
     return cluster.names() - before
 
 
 def test_what_was_not_applied_for_this_very_workload_stays() -> None:
     cluster = SmallCluster()
-    others = put_others(cluster)
+    foreign_names = put_foreign_objects(cluster)
 
-    async def scenario(one: KubernetesBackend) -> None:
-        await one.apply(PLAIN)
-        await one.apply(SCALED)
+    async def scenario(backend: KubernetesBackend) -> None:
+        await backend.apply(PLAIN)
+        await backend.apply(SCALED)
 
     run(cluster, scenario)
-    assert cluster.names() == others | OBJECTS["SCALED"][1]
+    assert cluster.names() == foreign_names | OBJECTS["SCALED"][1]
 
 
 def test_an_object_of_somebody_else_of_the_name_is_found_before_anything_goes() -> None:
@@ -216,11 +216,11 @@ def test_an_object_of_somebody_else_of_the_name_is_found_before_anything_goes() 
     theirs = {"name": "f", "namespace": "team"}
     cluster.put({"apiVersion": "serving.knative.dev/v1", "kind": "Service", "metadata": theirs})
 
-    async def scenario(one: KubernetesBackend) -> None:
-        cluster.asked.clear()
+    async def scenario(backend: KubernetesBackend) -> None:
+        cluster.requests.clear()
         with pytest.raises(StartupError, match="did not make"):
-            await one.apply(SCALED)
-        assert cluster.asked == ["try Service"]
+            await backend.apply(SCALED)
+        assert cluster.requests == ["try Service"]
 
     run(cluster, scenario, [PLAIN])
 
@@ -228,14 +228,14 @@ def test_an_object_of_somebody_else_of_the_name_is_found_before_anything_goes() 
 def test_a_deploy_of_the_same_kind_looks_for_nothing() -> None:
     cluster = SmallCluster()
 
-    async def scenario(one: KubernetesBackend) -> None:
+    async def scenario(backend: KubernetesBackend) -> None:
         for _ in range(2):
-            await one.apply(PLAIN)
+            await backend.apply(PLAIN)
         assert cluster.listed == 0
-        await one.apply(SCALED)
+        await backend.apply(SCALED)
         listed = cluster.listed
         assert listed > 0
-        await one.apply(SCALED)
+        await backend.apply(SCALED)
         assert cluster.listed == listed
 
     run(cluster, scenario)
@@ -244,9 +244,9 @@ def test_a_deploy_of_the_same_kind_looks_for_nothing() -> None:
 def test_pods_of_another_object_are_of_another_template_though_it_be_the_same() -> None:
     cluster = SmallCluster()
     digests = []
-    for one in (SET, brought("apps/v1", "Deployment", PODS)):
-        run(cluster, lambda here, wanted=one: here.apply(wanted))  # type: ignore[misc]
-        kind = json.loads(str(one.compute.manifest))["kind"]
+    for workload_spec in (SET, brought("apps/v1", "Deployment", PODS)):
+        run(cluster, lambda backend, workload_spec=workload_spec: backend.apply(workload_spec))  # type: ignore[misc]
+        kind = json.loads(str(workload_spec.compute.manifest))["kind"]
         metadata = cluster.take("apps/v1", kind)["spec"]["template"]["metadata"]
         digests.append(metadata["annotations"][labels.TEMPLATE_DIGEST])
     assert digests[0] != digests[1]
@@ -256,8 +256,12 @@ def test_a_workload_that_is_released_has_no_pods_until_it_is_applied_again() -> 
     cluster = SmallCluster()
     numbers = []
 
-    async def scenario(one: KubernetesBackend) -> None:
-        for action in (one.apply(SEVERAL), one.release("team", "f"), one.apply(SEVERAL)):
+    async def scenario(backend: KubernetesBackend) -> None:
+        for action in (
+            backend.apply(SEVERAL),
+            backend.release("team", "f"),
+            backend.apply(SEVERAL),
+        ):
             await action
             numbers.append(cluster.take("apps/v1", "Deployment")["spec"]["replicas"])
 
@@ -269,43 +273,43 @@ RAY = spec(ComputeSpec(distribution=DistributionSpec("ray", workers=3)))
 
 
 @pytest.mark.parametrize(
-    ("unserved", "made"), [(set(), "RayCluster"), ({"RayCluster"}, "Deployment")]
+    ("unserved", "made_kind"), [(set(), "RayCluster"), ({"RayCluster"}, "Deployment")]
 )
 def test_ray_ranks_are_plain_pods_where_nothing_makes_pods_of_a_raycluster(
-    unserved: set[str], made: str
+    unserved: set[str], made_kind: str
 ) -> None:
     cluster = SmallCluster()
     cluster.unserved |= unserved
-    is_plain = made == "Deployment"
+    is_plain = made_kind == "Deployment"
 
-    async def deploy(one: KubernetesBackend) -> None:
-        await one.apply(RAY)
-        assert cluster.names() == {f"{made}/f", "Service/f", "Service/f-headless"}
-        notes = one.notes(RAY.compute, rendering.of_workload(RAY))
+    async def deploy(backend: KubernetesBackend) -> None:
+        await backend.apply(RAY)
+        assert cluster.names() == {f"{made_kind}/f", "Service/f", "Service/f-headless"}
+        notes = backend.notes(RAY.compute, rendering.of_workload(RAY))
         assert [("no operator" in note) for note in notes] == [True] * is_plain
 
-    async def go_on(one: KubernetesBackend) -> None:
-        assert one.expected("team", "f") == 3
+    async def go_on(backend: KubernetesBackend) -> None:
+        assert backend.expected("team", "f") == 3
         before = cluster.names()
-        await one.apply(RAY)
+        await backend.apply(RAY)
         assert cluster.names() == before
-        await one.delete("team", "f", grace=1)
+        await backend.delete("team", "f", grace=1)
         assert not cluster.names()
 
     run(cluster, deploy)
     run(cluster, go_on, [RAY])
-    tried = [one for one in cluster.asked if one.startswith("try")]
-    assert tried == [f"try {made}"], "it was no change of kind"
+    tried = [request for request in cluster.requests if request.startswith("try")]
+    assert tried == [f"try {made_kind}"], "it was no change of kind"
 
 
 def test_ray_ranks_get_their_raycluster_once_there_is_an_operator() -> None:
     cluster = SmallCluster()
     cluster.unserved.add("RayCluster")
 
-    async def scenario(one: KubernetesBackend) -> None:
-        await one.apply(RAY)
+    async def scenario(backend: KubernetesBackend) -> None:
+        await backend.apply(RAY)
         cluster.unserved.discard("RayCluster")
-        await one.apply(RAY)
+        await backend.apply(RAY)
         assert cluster.names() == {"RayCluster/f", "Service/f", "Service/f-headless"}
 
     run(cluster, scenario)
@@ -316,50 +320,52 @@ FEW = spec(ComputeSpec(autoscaling=AutoscalingSpec(min_scale=2, max_scale=5)))
 ZERO = spec(ComputeSpec(autoscaling=AutoscalingSpec(min_scale=0)))
 
 
-@pytest.mark.parametrize(("wanted", "pods"), [(FEW, 2), (ZERO, 1)])
+@pytest.mark.parametrize(("scaled_spec", "pods"), [(FEW, 2), (ZERO, 1)])
 def test_an_autoscaled_service_has_a_fixed_number_of_pods_without_knative(
-    wanted: WorkloadSpec, pods: int
+    scaled_spec: WorkloadSpec, pods: int
 ) -> None:
     cluster = SmallCluster()
     cluster.unserved.add(KNATIVE)
-    manifest = rendering.of_workload(wanted)
+    manifest = rendering.of_workload(scaled_spec)
 
-    async def deploy(one: KubernetesBackend) -> None:
-        await one.apply(wanted)
-        made = cluster.take("apps/v1", "Deployment")
-        assert made["spec"]["replicas"] == pods
-        assert made["spec"]["strategy"] == {"type": "RollingUpdate"}
-        assert one.warnings(wanted.compute, manifest) == one.notes(wanted.compute, manifest)
-        (warning,) = one.warnings(wanted.compute, manifest)
+    async def deploy(backend: KubernetesBackend) -> None:
+        await backend.apply(scaled_spec)
+        deployment = cluster.take("apps/v1", "Deployment")
+        assert deployment["spec"]["replicas"] == pods
+        assert deployment["spec"]["strategy"] == {"type": "RollingUpdate"}
+        assert backend.warnings(scaled_spec.compute, manifest) == backend.notes(
+            scaled_spec.compute, manifest
+        )
+        (warning,) = backend.warnings(scaled_spec.compute, manifest)
         assert "there is no Knative here" in warning
         assert f"it runs on {pods} pod" in warning
 
-    async def go_on(one: KubernetesBackend) -> None:
+    async def go_on(backend: KubernetesBackend) -> None:
         # Calls go to its pods, each to one of them.
-        assert one.scaler(wanted, manifest) == ""
-        assert one.url(wanted, manifest) == "http://f.team.svc.cluster.local"
-        assert one.applied(wanted) == wanted
-        assert wanted.compute.broadcast is None
-        assert one.expected("team", "f") == pods
+        assert backend.scaler(scaled_spec, manifest) == ""
+        assert backend.url(scaled_spec, manifest) == "http://f.team.svc.cluster.local"
+        assert backend.applied(scaled_spec) == scaled_spec
+        assert scaled_spec.compute.broadcast is None
+        assert backend.expected("team", "f") == pods
         before = cluster.names()
-        await one.apply(wanted)
+        await backend.apply(scaled_spec)
         assert cluster.names() == before
-        await one.delete("team", "f", grace=1)
+        await backend.delete("team", "f", grace=1)
         assert not cluster.names()
 
     run(cluster, deploy)
-    run(cluster, go_on, [wanted])
+    run(cluster, go_on, [scaled_spec])
 
 
 def test_an_autoscaled_service_scales_once_there_is_knative() -> None:
     cluster = SmallCluster()
     cluster.unserved.add(KNATIVE)
 
-    async def scenario(one: KubernetesBackend) -> None:
-        await one.apply(SCALED)
+    async def scenario(backend: KubernetesBackend) -> None:
+        await backend.apply(SCALED)
         cluster.unserved.discard(KNATIVE)
-        await one.apply(SCALED)
-        assert one.warnings(SCALED.compute, rendering.of_workload(SCALED)) == ()
+        await backend.apply(SCALED)
+        assert backend.warnings(SCALED.compute, rendering.of_workload(SCALED)) == ()
 
     run(cluster, scenario)
     assert cluster.names() == OBJECTS["SCALED"][1]
@@ -368,12 +374,12 @@ def test_an_autoscaled_service_scales_once_there_is_knative() -> None:
 KNATIVE = "serving.knative.dev/v1"
 
 
-@pytest.mark.parametrize(("status", "asked"), [("False", ["patch Service"]), ("True", [])])
+@pytest.mark.parametrize(("status", "requests"), [("False", ["patch Service"]), ("True", [])])
 def test_a_revision_that_knative_has_given_up_is_made_anew_by_the_next_deploy(
-    status: str, asked: list[str]
+    status: str, requests: list[str]
 ) -> None:
     cluster = SmallCluster()
-    run(cluster, lambda one: one.apply(SCALED))
+    run(cluster, lambda backend: backend.apply(SCALED))
     service = cluster.take(KNATIVE, "Service")
     metadata = {**service["metadata"], **service["spec"]["template"]["metadata"]}
     owner = {"kind": "Service", "name": "f", "uid": service["metadata"]["uid"]}
@@ -386,41 +392,44 @@ def test_a_revision_that_knative_has_given_up_is_made_anew_by_the_next_deploy(
             "status": {"conditions": [failed], "observedGeneration": 1},
         }
     )
-    cluster.asked.clear()
+    cluster.requests.clear()
 
-    async def scenario(one: KubernetesBackend) -> None:
+    async def scenario(backend: KubernetesBackend) -> None:
         is_known = asyncio.Event()
-        one.watch(lambda namespace, name: is_known.set())
+        backend.watch(lambda namespace, name: is_known.set())
         await is_known.wait()
-        await one.apply(SCALED)
+        await backend.apply(SCALED)
 
     run(cluster, scenario, [SCALED])
-    assert cluster.asked == asked
+    assert cluster.requests == requests
     noted = cluster.take(KNATIVE, "Service")["spec"]["template"]["metadata"]["annotations"]
-    assert (labels.TRIED_AGAIN in noted) is bool(asked)
+    assert (labels.TRIED_AGAIN in noted) is bool(requests)
 
 
 def test_a_teardown_leaves_what_was_there_before_as_it_was() -> None:
     cluster = SmallCluster()
     body = {"selector": {"matchLabels": {"a": "b"}}, **PODS}
-    own = brought("apps/v1", "Deployment", body)
+    user_spec = brought("apps/v1", "Deployment", body)
     metadata = {"name": "f", "namespace": "team"}
     cluster.put({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": body})
 
-    def there() -> Object:
+    def live_deployment() -> Object:
         return cluster.take("apps/v1", "Deployment")
 
     def containers() -> list[str]:
-        return [one["name"] for one in there()["spec"]["template"]["spec"]["containers"]]
+        return [
+            container["name"]
+            for container in live_deployment()["spec"]["template"]["spec"]["containers"]
+        ]
 
-    async def scenario(one: KubernetesBackend) -> None:
-        await one.apply(own)
+    async def scenario(backend: KubernetesBackend) -> None:
+        await backend.apply(user_spec)
         assert containers() == ["kubetorch"]
         # What deletes the workload is not to delete the user's object.
-        assert "ownerReferences" not in there()["metadata"]
-        assert labels.BEFORE in there()["metadata"]["annotations"]
-        left = await one.delete("team", "f", grace=1)
-        assert left == ["Deployment f, as it was before"]
+        assert "ownerReferences" not in live_deployment()["metadata"]
+        assert labels.BEFORE in live_deployment()["metadata"]["annotations"]
+        remaining_objects = await backend.delete("team", "f", grace=1)
+        assert remaining_objects == ["Deployment f, as it was before"]
 
     run(cluster, scenario)
     assert containers() == ["c"]
@@ -430,9 +439,9 @@ def test_a_teardown_leaves_what_was_there_before_as_it_was() -> None:
 def test_a_teardown_deletes_what_its_deploy_made_of_a_user_s_manifest() -> None:
     cluster = SmallCluster()
 
-    async def scenario(one: KubernetesBackend) -> None:
-        await one.apply(SET)
-        assert await one.delete("team", "f", grace=1) == []
+    async def scenario(backend: KubernetesBackend) -> None:
+        await backend.apply(SET)
+        assert await backend.delete("team", "f", grace=1) == []
 
     run(cluster, scenario)
     assert cluster.names() == set()

@@ -53,7 +53,7 @@ def test_a_service_rests_whose_revision_is_ready_and_wants_no_pods() -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
+    "owner_objects",
     [
         owners(desired=1),
         owners(desired=None),
@@ -63,8 +63,8 @@ def test_a_service_rests_whose_revision_is_ready_and_wants_no_pods() -> None:
     ],
     ids=["pods are wanted", "not decided yet", "not ready", "not the latest that is", "nothing"],
 )
-def test_otherwise_it_does_not(given: list[Any]) -> None:
-    assert not objects.is_scaled_to_zero(given, "abc")
+def test_otherwise_it_does_not(owner_objects: list[Any]) -> None:
+    assert not objects.is_scaled_to_zero(owner_objects, "abc")
 
 
 def test_a_revision_of_an_older_template_says_nothing() -> None:
@@ -88,18 +88,18 @@ def test_an_object_says_how_many_pods_it_asks_for(
 
 
 def test_the_nodes_decide_how_many_pods_a_daemon_set_has_once_its_controller_saw_it() -> None:
-    there = workload("DaemonSet")
-    assert objects.expected(there) is None
-    there["metadata"]["generation"] = 2
-    there["status"] = {"observedGeneration": 1, "desiredNumberScheduled": 1}
-    assert objects.expected(there) is None
-    there["status"] = {"observedGeneration": 2, "desiredNumberScheduled": 3}
-    assert objects.expected(there) == 3
+    daemon_set = workload("DaemonSet")
+    assert objects.expected(daemon_set) is None
+    daemon_set["metadata"]["generation"] = 2
+    daemon_set["status"] = {"observedGeneration": 1, "desiredNumberScheduled": 1}
+    assert objects.expected(daemon_set) is None
+    daemon_set["status"] = {"observedGeneration": 2, "desiredNumberScheduled": 3}
+    assert objects.expected(daemon_set) == 3
 
 
 def test_an_autoscaled_service_asks_for_a_pod() -> None:
-    there = workload("Service", api_version=API, replicas=7)
-    assert objects.expected(there) == 1
+    knative_service = workload("Service", api_version=API, replicas=7)
+    assert objects.expected(knative_service) == 1
 
 
 def test_a_service_says_where_it_is_called() -> None:

@@ -57,14 +57,14 @@ def test_the_ordinal_of_a_pod_is_its_owners_and_no_other_pods(
     assert ordinal_of(pod(kind=kind, **tags)) == number
 
 
-def count(*arriving: Object, found: Ordinals | None = None) -> dict[str, int]:
+def count(*arriving_pods: Object, ordinals: Ordinals | None = None) -> dict[str, int]:
     """The ordinals of pods that come one after another."""
-    found = found or Ordinals()
-    there: dict[str, Object] = {}
-    for one in arriving:
-        there[one["metadata"]["name"]] = one
-        found.put(one, there)
-    return dict(found.numbers)
+    ordinals = ordinals or Ordinals()
+    live_pods: dict[str, Object] = {}
+    for arriving_pod in arriving_pods:
+        live_pods[arriving_pod["metadata"]["name"]] = arriving_pod
+        ordinals.put(arriving_pod, live_pods)
+    return dict(ordinals.numbers)
 
 
 def test_a_replacement_takes_the_lowest_ordinal_of_pods_that_do_not_stay() -> None:
@@ -98,9 +98,9 @@ def test_the_head_of_a_raycluster_is_the_first_whenever_it_comes() -> None:
 
 
 def numbered(name: str, ordinal: int) -> Object:
-    found = pod(name)
-    found["metadata"]["annotations"] = {labels.ORDINAL: str(ordinal)}
-    return found
+    numbered_pod = pod(name)
+    numbered_pod["metadata"]["annotations"] = {labels.ORDINAL: str(ordinal)}
+    return numbered_pod
 
 
 def test_pods_have_the_ordinals_of_the_controller_before_in_whatever_order() -> None:
@@ -108,11 +108,11 @@ def test_pods_have_the_ordinals_of_the_controller_before_in_whatever_order() -> 
 
 
 def test_a_pod_keeps_its_ordinal_when_that_is_written_on_it() -> None:
-    found = Ordinals()
-    count(pod("a"), pod("b"), found=found)
-    assert found.unwritten == {"a", "b"}
-    count(numbered("b", 1), found=found)
-    assert (dict(found.numbers), found.unwritten) == ({"a": 0, "b": 1}, {"a"})
+    ordinals = Ordinals()
+    count(pod("a"), pod("b"), ordinals=ordinals)
+    assert ordinals.unwritten == {"a", "b"}
+    count(numbered("b", 1), ordinals=ordinals)
+    assert (dict(ordinals.numbers), ordinals.unwritten) == ({"a": 0, "b": 1}, {"a"})
 
 
 class Server:
@@ -146,5 +146,5 @@ def test_an_ordinal_is_written_on_its_pod_once_the_server_takes_it(
 
     run(main())
     annotations = {labels.ORDINAL: "3", "controller.kubernetes.io/pod-deletion-cost": "-3"}
-    said: dict[str, Any] = {"uid": "uid-a", "annotations": annotations}
-    assert server.patches == [("a", {"metadata": said})] * tries
+    metadata: dict[str, Any] = {"uid": "uid-a", "annotations": annotations}
+    assert server.patches == [("a", {"metadata": metadata})] * tries

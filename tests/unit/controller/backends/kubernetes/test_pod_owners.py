@@ -24,12 +24,12 @@ MAIN: Object = {
 
 def owned(kind: str, name: str, owner: tuple[str, str] | None, **metadata: Any) -> Object:
     """An object whose uid is its name, made by another one."""
-    found: Object = {"apiVersion": "batch/v1", "kind": kind}
-    found["metadata"] = {"name": name, "namespace": "team", "uid": name, **metadata}
+    manifest: Object = {"apiVersion": "batch/v1", "kind": kind}
+    manifest["metadata"] = {"name": name, "namespace": "team", "uid": name, **metadata}
     if owner is not None:
         reference = {"kind": owner[0], "name": owner[1], "uid": owner[1], "controller": True}
-        found["metadata"]["ownerReferences"] = [{"apiVersion": "batch/v1", **reference}]
-    return found
+        manifest["metadata"]["ownerReferences"] = [{"apiVersion": "batch/v1", **reference}]
+    return manifest
 
 
 class World:
@@ -39,7 +39,7 @@ class World:
         applied = {"annotations": {labels.APPLIED: "some"}}
         self.objects = {"f": owned("CronJob", "f", None, **applied)}
         self.pods: dict[str, Object] = {}
-        self.asked: list[str] = []
+        self.lookups: list[str] = []
         self.error: Exception | None = None
         self.discovery = self
         self.owners = PodOwners(
@@ -57,7 +57,7 @@ class World:
         return Resource("batch", "v1", manifest["kind"].lower(), manifest["kind"])
 
     async def get(self, ref: Ref) -> Object:
-        self.asked.append(ref.name)
+        self.lookups.append(ref.name)
         if self.error is not None:
             raise self.error
         if ref.name not in self.objects:
@@ -78,23 +78,23 @@ def test_an_owner_is_looked_up_once_for_as_long_as_it_has_pods() -> None:
     async def body(world: World) -> None:
         first = world.run(1)
         assert [await world.belongs(first) for _ in range(2)] == [True, True]
-        assert world.asked == ["job-1", "f"]
+        assert world.lookups == ["job-1", "f"]
         assert await world.belongs(world.run(2)) is True
-        del world.asked[:]
+        del world.lookups[:]
         assert await world.belongs(first) is True
-        assert world.asked == ["job-1", "f"]
+        assert world.lookups == ["job-1", "f"]
 
     run(body)
 
 
 @pytest.mark.parametrize(
-    ("error", "found"),
+    ("error", "belongs"),
     [(KubernetesNotFoundError("it is gone"), None), (KubernetesForbiddenError("not you"), False)],
 )
-def test_what_cannot_be_looked_up_is_no_owner(error: Exception, found: bool | None) -> None:
+def test_what_cannot_be_looked_up_is_no_owner(error: Exception, belongs: bool | None) -> None:
     async def body(world: World) -> None:
         world.error = error
-        assert await world.belongs(world.run(1)) is found
+        assert await world.belongs(world.run(1)) is belongs
         # Once something else is applied it is looked up again.
         world.error = None
         world.owners.forget_foreign_owners(KEY)
@@ -106,6 +106,6 @@ def test_what_cannot_be_looked_up_is_no_owner(error: Exception, found: bool | No
 def test_a_pod_that_nothing_made_is_nobodys() -> None:
     async def body(world: World) -> None:
         assert await world.belongs(owned("Pod", "f", None)) is False
-        assert world.asked == []
+        assert world.lookups == []
 
     run(body)

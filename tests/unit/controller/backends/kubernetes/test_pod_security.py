@@ -24,7 +24,7 @@ from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire.messages import Runtime
 from tests.unit.controller.backends.kubernetes.small_cluster import OWNER, SmallCluster
 
-SAID = 'pods "x" is forbidden: violates PodSecurity "restricted:latest": runAsNonRoot != true'
+REFUSAL = 'pods "x" is forbidden: violates PodSecurity "restricted:latest": runAsNonRoot != true'
 SPEC = WorkloadSpec("team", "f", CallableRef("fn", "f", "m", "f"))
 POD = json.dumps(
     {
@@ -37,8 +37,8 @@ POD = json.dumps(
 BARE = WorkloadSpec("team", "f", CallableRef("fn", "f", "m", "f"), ComputeSpec(manifest=POD))
 
 
-def forbidden(said: str) -> KubernetesForbiddenError:
-    error = KubernetesForbiddenError(f"cannot create pods: the API server answered 403: {said}")
+def forbidden(message: str) -> KubernetesForbiddenError:
+    error = KubernetesForbiddenError(f"cannot create pods: the API server answered 403: {message}")
     error.status_code = 403
     return error
 
@@ -49,7 +49,7 @@ class Admission(SmallCluster):
     def __init__(self) -> None:
         super().__init__()
         self.is_restricted = False
-        self.said = SAID
+        self.refusal = REFUSAL
         self.dry_runs: list[Object] = []
         self.pods: list[Object] = []
 
@@ -61,27 +61,29 @@ class Admission(SmallCluster):
         assert dry_run
         self.dry_runs.append(manifest)
         if self.refuses(manifest):
-            raise forbidden(self.said)
+            raise forbidden(self.refusal)
         return manifest
 
     async def apply(self, manifest: Object, *, dry_run: bool = False, **_: Any) -> Object:
         if manifest["kind"] == "Pod" and self.refuses(manifest):
-            raise forbidden(self.said)
+            raise forbidden(self.refusal)
         return await super().apply(manifest, dry_run=dry_run)
 
 
-def asked(cluster: Admission, **options: Any) -> Namespaces:
+def namespaces_of(cluster: Admission, **options: Any) -> Namespaces:
     return Namespaces(cast("Client", cluster), **options)
 
 
-@pytest.mark.parametrize("said", [SAID, 'admission webhook "policy" denied the request: no root'])
+@pytest.mark.parametrize(
+    "refusal", [REFUSAL, 'admission webhook "policy" denied the request: no root']
+)
 @pytest.mark.parametrize("is_restricted", [True, False])
 def test_a_pod_that_is_not_made_says_whether_a_namespace_is_restricted(
-    is_restricted: bool, said: str
+    is_restricted: bool, refusal: str
 ) -> None:
     cluster = Admission()
-    cluster.is_restricted, cluster.said = is_restricted, said
-    assert asyncio.run(asked(cluster).is_restricted("team")) is is_restricted
+    cluster.is_restricted, cluster.refusal = is_restricted, refusal
+    assert asyncio.run(namespaces_of(cluster).is_restricted("team")) is is_restricted
 
 
 def test_what_no_pod_may_does_not_make_a_namespace_restricted() -> None:
@@ -90,8 +92,8 @@ def test_what_no_pod_may_does_not_make_a_namespace_restricted() -> None:
             return True
 
     cluster = Full()
-    cluster.said = 'pods "x" is forbidden: exceeded quota: pods'
-    assert not asyncio.run(asked(cluster).is_restricted("team"))
+    cluster.refusal = 'pods "x" is forbidden: exceeded quota: pods'
+    assert not asyncio.run(namespaces_of(cluster).is_restricted("team"))
 
 
 def test_an_api_server_that_does_not_answer_says_nothing() -> None:
@@ -100,27 +102,27 @@ def test_an_api_server_that_does_not_answer_says_nothing() -> None:
             raise KubernetesUnavailableError("away")
 
     with pytest.raises(KubernetesUnavailableError):
-        asyncio.run(asked(Away()).is_restricted("team"))
+        asyncio.run(namespaces_of(Away()).is_restricted("team"))
 
 
 def test_a_namespace_is_asked_once_in_a_while_and_of_no_more_than_so_many_it_is_known() -> None:
     cluster, now = Admission(), 0.0
-    found = asked(cluster, now=lambda: now)
+    asked_namespaces = namespaces_of(cluster, now=lambda: now)
 
     async def main() -> None:
         nonlocal now
         for _ in range(3):
-            await found.is_restricted("team")
+            await asked_namespaces.is_restricted("team")
         assert len(cluster.dry_runs) == 1
         now += namespaces.LEVEL_SECONDS
-        await found.is_restricted("team")
+        await asked_namespaces.is_restricted("team")
         assert len(cluster.dry_runs) == 2
-        await found.is_restricted("team", is_asked_anew=True)
+        await asked_namespaces.is_restricted("team", is_asked_anew=True)
         assert len(cluster.dry_runs) == 3
         for number in range(namespaces.LEVELS_LIMIT):
-            await found.is_restricted(f"team-{number}")
+            await asked_namespaces.is_restricted(f"team-{number}")
         before = len(cluster.dry_runs)
-        await found.is_restricted("team")
+        await asked_namespaces.is_restricted("team")
         assert len(cluster.dry_runs) == before + 1
 
     asyncio.run(main())
@@ -139,7 +141,7 @@ class _Ready(Namespaces):
 def run(
     cluster: Admission,
     scenario: Callable[[KubernetesBackend], Awaitable[None]],
-    *there: WorkloadSpec,
+    *stored_specs: WorkloadSpec,
 ) -> None:
     """What a controller does; it finds these workloads."""
 
@@ -153,7 +155,7 @@ def run(
             prerequisites=prerequisites,
             owner=lambda namespace, name: OWNER,
         )
-        await backend.start([[one] for one in there])
+        await backend.start([[stored_spec] for stored_spec in stored_specs])
         try:
             await scenario(backend)
         finally:
@@ -168,8 +170,8 @@ async def _nothing() -> None:
 
 def contexts(cluster: Admission, kind: str = "Deployment") -> list[Object]:
     """Of the agent's container, and of the pod."""
-    one = cluster.take("v1" if kind == "Pod" else "apps/v1", kind)
-    spec = one["spec"] if kind == "Pod" else one["spec"]["template"]["spec"]
+    manifest = cluster.take("v1" if kind == "Pod" else "apps/v1", kind)
+    spec = manifest["spec"] if kind == "Pod" else manifest["spec"]["template"]["spec"]
     return [part.get("securityContext") for part in (spec["containers"][0], spec)]
 
 
@@ -222,10 +224,10 @@ def test_what_cannot_be_mended_is_refused() -> None:
 
 def fail_replicas(cluster: Admission) -> None:
     """The ReplicaSet of what is applied could not make pods."""
-    made = cluster.take("apps/v1", "ReplicaSet")
-    failure = {"type": "ReplicaFailure", "status": "True", "message": SAID}
-    made["spec"] = cluster.take("apps/v1", "Deployment")["spec"]
-    made["status"] = {"conditions": [failure]}
+    replica_set = cluster.take("apps/v1", "ReplicaSet")
+    failure = {"type": "ReplicaFailure", "status": "True", "message": REFUSAL}
+    replica_set["spec"] = cluster.take("apps/v1", "Deployment")["spec"]
+    replica_set["status"] = {"conditions": [failure]}
 
 
 def test_a_launch_whose_pods_were_refused_is_begun_again_as_the_namespace_wants_it() -> None:
@@ -264,11 +266,13 @@ def test_a_launch_that_would_be_refused_again_fails() -> None:
     run(cluster, second, SPEC)
 
 
-def fail_pod(cluster: Admission, said: str, container: str = "kubetorch") -> None:
+def fail_pod(cluster: Admission, user_problem: str, container: str = "kubetorch") -> None:
     """A pod of what is applied does not start."""
-    made = cluster.take("apps/v1", "ReplicaSet")
+    replica_set = cluster.take("apps/v1", "ReplicaSet")
     template = cluster.take("apps/v1", "Deployment")["spec"]["template"]
-    message = f"container has runAsNonRoot and image {said} (pod: f-1, container: {container})"
+    message = (
+        f"container has runAsNonRoot and image {user_problem} (pod: f-1, container: {container})"
+    )
     waiting = {"reason": "CreateContainerConfigError", "message": message}
     owner = {**OWNER, "apiVersion": "apps/v1", "kind": "ReplicaSet", "controller": True}
     cluster.put(
@@ -280,7 +284,7 @@ def fail_pod(cluster: Admission, said: str, container: str = "kubetorch") -> Non
                 "name": "f-1",
                 "namespace": "team",
                 "labels": {labels.SERVICE: "f"},
-                "ownerReferences": [{**owner, "name": "f", "uid": made["metadata"]["uid"]}],
+                "ownerReferences": [{**owner, "name": "f", "uid": replica_set["metadata"]["uid"]}],
             },
             "spec": {**template["spec"], "nodeName": "node"},
             "status": {
@@ -291,8 +295,10 @@ def fail_pod(cluster: Admission, said: str, container: str = "kubetorch") -> Non
     )
 
 
-@pytest.mark.parametrize("said", ["will run as root", "has non-numeric user (joe), cannot verify"])
-def test_an_image_of_root_runs_as_another_user_and_is_known_from_then_on(said: str) -> None:
+@pytest.mark.parametrize(
+    "user_problem", ["will run as root", "has non-numeric user (joe), cannot verify"]
+)
+def test_an_image_of_root_runs_as_another_user_and_is_known_from_then_on(user_problem: str) -> None:
     cluster = Admission()
     cluster.is_restricted = True
 
@@ -313,7 +319,7 @@ def test_an_image_of_root_runs_as_another_user_and_is_known_from_then_on(said: s
         assert contexts(cluster)[0]["runAsUser"] == 65532
 
     run(cluster, first)
-    fail_pod(cluster, said)
+    fail_pod(cluster, user_problem)
     run(cluster, second, SPEC)
     run(cluster, third, SPEC)
 

@@ -44,8 +44,8 @@ class Kubelet:
 
 def parsed(text: bytes) -> list[tuple[float, str]]:
     lines = asyncio.run(pods.log_tail(cast("Client", Kubelet(text)), POD, 10))
-    found = [json.loads(line) for line in lines]
-    return [(line["time"], line["text"]) for line in found]
+    records = [json.loads(line) for line in lines]
+    return [(line["time"], line["text"]) for line in records]
 
 
 def test_each_line_has_its_moment() -> None:

@@ -15,8 +15,8 @@ from kubetorch.k8s.resources import Object, Selection
 from kubetorch.manifests import labels
 
 KEY = ("team", "train")
-DEFAULT = {labels.SERVICE: "train"}
-OWN = {"app": "web"}
+DEFAULT_LABELS = {labels.SERVICE: "train"}
+OWN_LABELS = {"app": "web"}
 
 
 def pod(name: str, version: int, **metadata: Any) -> Object:
@@ -39,7 +39,7 @@ class Server:
 
     def __init__(self, *pods: Object) -> None:
         self.keeps_silent_about = ""
-        self._pods = {one["metadata"]["name"]: one for one in pods}
+        self._pods = {manifest["metadata"]["name"]: manifest for manifest in pods}
         self._watchers: list[tuple[Selection, asyncio.Queue[Object]]] = []
 
     def action_on(self, verb: str, selection: Selection) -> Action:
@@ -48,7 +48,9 @@ class Server:
     async def list(self, selection: Selection) -> Listing:
         if selection.labels == self.keeps_silent_about:
             await asyncio.Event().wait()
-        return Listing([one for one in self._pods.values() if _selects(selection, one)], "1")
+        return Listing(
+            [manifest for manifest in self._pods.values() if _selects(selection, manifest)], "1"
+        )
 
     async def watch(self, selection: Selection, *_: Any, **__: Any) -> AsyncIterator[Object]:
         watcher = (selection, asyncio.Queue[Object]())
@@ -59,14 +61,14 @@ class Server:
         finally:
             self._watchers.remove(watcher)
 
-    async def say(self, kind: str, one: Object) -> None:
+    async def say(self, kind: str, manifest: Object) -> None:
         if kind == "DELETED":
-            del self._pods[one["metadata"]["name"]]
+            del self._pods[manifest["metadata"]["name"]]
         else:
-            self._pods[one["metadata"]["name"]] = one
+            self._pods[manifest["metadata"]["name"]] = manifest
         for selection, queue in self._watchers:
-            if _selects(selection, one):
-                queue.put_nowait({"type": kind, "object": one})
+            if _selects(selection, manifest):
+                queue.put_nowait({"type": kind, "object": manifest})
         await settled()
 
     @property
@@ -74,8 +76,8 @@ class Server:
         return [selection.labels for selection, _ in self._watchers]
 
 
-def _selects(selection: Selection, one: Object) -> bool:
-    has = one["metadata"].get("labels") or {}
+def _selects(selection: Selection, manifest: Object) -> bool:
+    has = manifest["metadata"].get("labels") or {}
     pairs = (term.partition("=") for term in selection.labels.split(","))
     return all(name in has and (not is_one or has[name] == text) for name, is_one, text in pairs)
 
@@ -89,11 +91,13 @@ class Watched:
     """A watch of the pods of a server."""
 
     def __init__(self, server: Server) -> None:
-        self.gone: list[str] = []
-        self.told = 0
+        self.lost_pods: list[str] = []
+        self.change_count = 0
         self.keys: list[tuple[str, str]] = []
         self._watch = PodWatch(
-            cast("Client", server), self._changed, lambda one: self.gone.append(_name(one))
+            cast("Client", server),
+            self._changed,
+            lambda lost_pod: self.lost_pods.append(_name(lost_pod)),
         )
 
     async def __aenter__(self) -> Watched:
@@ -125,16 +129,16 @@ class Watched:
         return dict(self._watch.ordinals(KEY))
 
     def _changed(self, key: tuple[str, str]) -> None:
-        self.told += 1
+        self.change_count += 1
         self.keys.append(key)
 
 
-def _name(one: Object) -> str:
-    return str(one["metadata"]["name"])
+def _name(manifest: Object) -> str:
+    return str(manifest["metadata"]["name"])
 
 
-OLD_OWN = pod("own-1", 2, labels=OWN)
-OLD_DEFAULT = pod("train-1", 3, labels=DEFAULT)
+OLD_OWN_POD = pod("own-1", 2, labels=OWN_LABELS)
+OLD_DEFAULT_POD = pod("train-1", 3, labels=DEFAULT_LABELS)
 
 
 def run(main: Any) -> None:
@@ -143,15 +147,15 @@ def run(main: Any) -> None:
 
 def test_back_at_our_label_the_pods_with_that_are_known_and_those_of_before_are_not() -> None:
     async def main() -> None:
-        server = Server(OLD_OWN)
+        server = Server(OLD_OWN_POD)
         async with Watched(server) as watched:
-            await watched.select(OWN)
+            await watched.select(OWN_LABELS)
             assert watched.pods == {"own-1": 0}
-            early = pod("train-1", 4, labels=DEFAULT)
+            early = pod("train-1", 4, labels=DEFAULT_LABELS)
             await server.say("ADDED", early)
-            await watched.select(DEFAULT)
+            await watched.select(DEFAULT_LABELS)
             assert watched.pods == {"train-1": 0}
-            await server.say("ADDED", pod("train-2", 5, labels=DEFAULT))
+            await server.say("ADDED", pod("train-2", 5, labels=DEFAULT_LABELS))
             await server.say("DELETED", early)
             assert watched.pods == {"train-2": 1}
             assert server.watched == [labels.SERVICE]
@@ -161,14 +165,14 @@ def test_back_at_our_label_the_pods_with_that_are_known_and_those_of_before_are_
 
 def test_pods_that_labels_of_its_own_do_not_choose_are_the_workloads_no_more() -> None:
     async def main() -> None:
-        server = Server(OLD_DEFAULT)
+        server = Server(OLD_DEFAULT_POD)
         async with Watched(server) as watched:
-            told = watched.told
-            await watched.select(OWN)
-            assert (watched.pods, watched.gone) == ({}, ["train-1"])
-            assert watched.told > told
-            await server.say("DELETED", OLD_DEFAULT)
-            await server.say("ADDED", OLD_OWN)
+            change_count = watched.change_count
+            await watched.select(OWN_LABELS)
+            assert (watched.pods, watched.lost_pods) == ({}, ["train-1"])
+            assert watched.change_count > change_count
+            await server.say("DELETED", OLD_DEFAULT_POD)
+            await server.say("ADDED", OLD_OWN_POD)
             assert watched.pods == {"own-1": 0}
 
     run(main())
@@ -176,13 +180,13 @@ def test_pods_that_labels_of_its_own_do_not_choose_are_the_workloads_no_more() -
 
 def test_a_pod_that_both_choose_keeps_its_number() -> None:
     async def main() -> None:
-        both = pod("train-2", 4, labels={**DEFAULT, **OWN})
-        server = Server(OLD_DEFAULT, both)
+        both = pod("train-2", 4, labels={**DEFAULT_LABELS, **OWN_LABELS})
+        server = Server(OLD_DEFAULT_POD, both)
         async with Watched(server) as watched:
             numbers = watched.pods
-            await watched.select(OWN)
+            await watched.select(OWN_LABELS)
             assert watched.pods == {"train-2": numbers["train-2"]}
-            await watched.select(DEFAULT)
+            await watched.select(DEFAULT_LABELS)
             assert watched.pods["train-2"] == numbers["train-2"]
 
     run(main())
@@ -190,17 +194,17 @@ def test_a_pod_that_both_choose_keeps_its_number() -> None:
 
 def test_labels_whose_pods_are_never_listed_change_nothing() -> None:
     async def main() -> None:
-        server = Server(OLD_DEFAULT, OLD_OWN)
+        server = Server(OLD_DEFAULT_POD, OLD_OWN_POD)
         server.keeps_silent_about = "app=web"
         async with Watched(server) as watched:
-            selecting = asyncio.create_task(watched.select(OWN))
+            selecting = asyncio.create_task(watched.select(OWN_LABELS))
             await settled()
             selecting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await selecting
             assert watched.pods == {"train-1": 0}
             server.keeps_silent_about = ""
-            await watched.select(OWN)
+            await watched.select(OWN_LABELS)
             assert watched.pods == {"own-1": 0}
             assert server.watched == [labels.SERVICE, "app=web"]
 
@@ -209,10 +213,10 @@ def test_labels_whose_pods_are_never_listed_change_nothing() -> None:
 
 def test_of_a_workload_that_is_gone_no_pods_are_known_but_those_with_our_label() -> None:
     async def main() -> None:
-        server = Server(OLD_OWN)
+        server = Server(OLD_OWN_POD)
         async with Watched(server) as watched:
-            await watched.select(OWN)
-            await server.say("ADDED", OLD_DEFAULT)
+            await watched.select(OWN_LABELS)
+            await server.say("ADDED", OLD_DEFAULT_POD)
             await watched.forget()
             assert watched.pods == {"train-1": 0}
             assert server.watched == [labels.SERVICE]
@@ -222,18 +226,18 @@ def test_of_a_workload_that_is_gone_no_pods_are_known_but_those_with_our_label()
 
 def test_a_node_concerns_the_workloads_with_pods_on_it_and_those_with_pods_without_one() -> None:
     def placed(service: str, node: str, namespace: str = "team") -> Object:
-        one = pod(f"{service}-0", 2, labels={labels.SERVICE: service}, namespace=namespace)
-        one["spec"]["nodeName"] = node
-        return one
+        placed_pod = pod(f"{service}-0", 2, labels={labels.SERVICE: service}, namespace=namespace)
+        placed_pod["spec"]["nodeName"] = node
+        return placed_pod
 
     async def main() -> None:
         pods = [placed("here", "one"), placed("there", "two"), placed("nowhere", "")]
         async with Watched(Server(*pods, placed("other", "", "shop"))) as watched:
-            found = await watched.concerned(lambda watch: watch.mark_node("one"))
-            assert found == ["here", "nowhere", "other"]
-            found = await watched.concerned(lambda watch: watch.mark_waiting("team"))
-            assert found == ["nowhere"]
-            found = await watched.concerned(lambda watch: watch.mark_waiting(None))
-            assert found == ["nowhere", "other"]
+            services = await watched.concerned(lambda watch: watch.mark_node("one"))
+            assert services == ["here", "nowhere", "other"]
+            services = await watched.concerned(lambda watch: watch.mark_waiting("team"))
+            assert services == ["nowhere"]
+            services = await watched.concerned(lambda watch: watch.mark_waiting(None))
+            assert services == ["nowhere", "other"]
 
     run(main())

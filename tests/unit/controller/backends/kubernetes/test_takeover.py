@@ -33,63 +33,67 @@ def entry(manager: str, spec: dict[str, Any], operation: str = "Update") -> dict
 
 
 def pods(**containers: dict[str, Any]) -> dict[str, Any]:
-    found = {key_of(name=name): fields for name, fields in containers.items()}
-    return {"f:template": {"f:spec": {"f:containers": found}}}
+    container_fields = {key_of(name=name): fields for name, fields in containers.items()}
+    return {"f:template": {"f:spec": {"f:containers": container_fields}}}
 
 
 VARIABLE = {"name": "KEY", "value": SECRET}
-THERE = deployment(
+LIVE_DEPLOYMENT = deployment(
     {"name": "main", "image": "a", "command": ["sleep"], "env": [VARIABLE]}, {"name": "side"}
 )
-THERE["metadata"]["annotations"] = {labels.LAST_APPLIED: SECRET, "own": "1"}
-THERE["metadata"]["managedFields"] = [
+LIVE_DEPLOYMENT["metadata"]["annotations"] = {labels.LAST_APPLIED: SECRET, "own": "1"}
+LIVE_DEPLOYMENT["metadata"]["managedFields"] = [
     entry("kubectl", {"f:replicas": {}, **pods(main={".": {}, "f:image": {}}, side={".": {}})})
 ]
-WANTED = deployment({"name": "kubetorch", "image": "a", "env": [VARIABLE]}, {"name": "side"})
-PATHS = [*takeover.replaced_fields(THERE, WANTED, {"main"})]
+DESIRED_DEPLOYMENT = deployment(
+    {"name": "kubetorch", "image": "a", "env": [VARIABLE]}, {"name": "side"}
+)
+PATHS = [*takeover.replaced_fields(LIVE_DEPLOYMENT, DESIRED_DEPLOYMENT, {"main"})]
 
 
-def taken(others: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+def taken(foreign_fields: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
     """The object after its deploy, and what others have changed since."""
-    found = copy.deepcopy(WANTED)
-    found["spec"] |= changes
-    found["metadata"]["annotations"] = {labels.BEFORE: takeover.record(THERE, WANTED, PATHS)}
-    own = {"f:replicas": {}, **pods(kubetorch={".": {}, "f:image": {}}, side={".": {}})}
-    if "f:replicas" in (others or {}):
-        del own["f:replicas"]
-    found["metadata"]["managedFields"] = [
-        entry("kubetorch", own, "Apply"),
-        *([entry("scaler", others)] if others else []),
+    live_object = copy.deepcopy(DESIRED_DEPLOYMENT)
+    live_object["spec"] |= changes
+    live_object["metadata"]["annotations"] = {
+        labels.BEFORE: takeover.record(LIVE_DEPLOYMENT, DESIRED_DEPLOYMENT, PATHS)
+    }
+    own_fields = {"f:replicas": {}, **pods(kubetorch={".": {}, "f:image": {}}, side={".": {}})}
+    if "f:replicas" in (foreign_fields or {}):
+        del own_fields["f:replicas"]
+    live_object["metadata"]["managedFields"] = [
+        entry("kubetorch", own_fields, "Apply"),
+        *([entry("scaler", foreign_fields)] if foreign_fields else []),
     ]
-    return found
+    return live_object
 
 
-def restored(one: dict[str, Any]) -> dict[str, Any]:
-    before = takeover.read(one)
+def restored(live_object: dict[str, Any]) -> dict[str, Any]:
+    before = takeover.read(live_object)
     assert before is not None
-    return takeover.restoring_manifest(one, before, "kubetorch")
+    return takeover.restoring_manifest(live_object, before, "kubetorch")
 
 
 def test_the_container_that_becomes_the_agent_s_is_replaced_and_others_stay() -> None:
     assert PATHS == [["f:spec", "f:template", "f:spec", "f:containers", MAIN]]
-    [of_kubectl, of_kubetorch] = takeover.entries_with_claim(THERE, "kubetorch", PATHS)
+    [of_kubectl, of_kubetorch] = takeover.entries_with_claim(LIVE_DEPLOYMENT, "kubetorch", PATHS)
     assert of_kubectl["fieldsV1"]["f:spec"] == {"f:replicas": {}, **pods(side={".": {}})}
     assert of_kubetorch["operation"] == "Apply"
     assert of_kubetorch["fieldsV1"]["f:spec"] == pods(main={".": {}, "f:image": {}})
 
 
 def test_arguments_of_a_container_that_keeps_its_name_are_not_the_agent_s() -> None:
-    there = deployment({"name": "kubetorch", "args": ["--train"]})
-    [path] = takeover.replaced_fields(there, WANTED, {"kubetorch"})
+    live_deployment = deployment({"name": "kubetorch", "args": ["--train"]})
+    [path] = takeover.replaced_fields(live_deployment, DESIRED_DEPLOYMENT, {"kubetorch"})
     assert path[-2:] == [AGENTS, "f:args"]
 
 
 def test_values_that_go_on_are_not_recorded() -> None:
-    one = taken()
-    text = one["metadata"]["annotations"][labels.BEFORE]
+    live_object = taken()
+    text = live_object["metadata"]["annotations"][labels.BEFORE]
     assert SECRET not in text
-    [main, _] = restored(one)["spec"]["template"]["spec"]["containers"]
-    assert main == THERE["spec"]["template"]["spec"]["containers"][0]
+    [main, _] = restored(live_object)["spec"]["template"]["spec"]["containers"]
+    assert main == LIVE_DEPLOYMENT["spec"]["template"]["spec"]["containers"][0]
 
 
 def test_what_a_deploy_changed_is_put_back_and_what_others_changed_stays() -> None:
@@ -98,27 +102,30 @@ def test_what_a_deploy_changed_is_put_back_and_what_others_changed_stays() -> No
 
 
 def test_an_image_that_somebody_has_set_since_is_that_of_the_user_s_container() -> None:
-    one = taken(pods(kubetorch={"f:image": {}}))
-    one["spec"]["template"]["spec"]["containers"][0]["image"] = "newer"
-    [main, _] = restored(one)["spec"]["template"]["spec"]["containers"]
+    live_object = taken(pods(kubetorch={"f:image": {}}))
+    live_object["spec"]["template"]["spec"]["containers"][0]["image"] = "newer"
+    [main, _] = restored(live_object)["spec"]["template"]["spec"]["containers"]
     assert (main["name"], main["image"], main["command"]) == ("main", "newer", ["sleep"])
 
 
 def test_pods_without_an_account_have_none_again() -> None:
-    one = taken()
-    one["spec"]["template"]["spec"]["serviceAccountName"] = "kubetorch-service-account"
-    found = restored(one)["spec"]["template"]["spec"]
-    assert (found["serviceAccountName"], found["serviceAccount"]) == ("", "")
+    live_object = taken()
+    live_object["spec"]["template"]["spec"]["serviceAccountName"] = "kubetorch-service-account"
+    pod_spec = restored(live_object)["spec"]["template"]["spec"]
+    assert (pod_spec["serviceAccountName"], pod_spec["serviceAccount"]) == ("", "")
 
 
 def test_fields_are_again_of_those_who_had_them() -> None:
-    one = taken()
-    before = takeover.read(one)
+    live_object = taken()
+    before = takeover.read(live_object)
     assert before is not None
-    own = {"f:replicas": {}, **pods(main={".": {}, "f:image": {}, "f:new": {}})}
-    one["metadata"]["managedFields"] = [entry("kubetorch", own, "Apply"), entry("else", {})]
-    [other, of_kubectl] = takeover.entries_given_back(one, before, "kubetorch")
-    assert other["manager"] == "else"
+    own_fields = {"f:replicas": {}, **pods(main={".": {}, "f:image": {}, "f:new": {}})}
+    live_object["metadata"]["managedFields"] = [
+        entry("kubetorch", own_fields, "Apply"),
+        entry("else", {}),
+    ]
+    [foreign_entry, of_kubectl] = takeover.entries_given_back(live_object, before, "kubetorch")
+    assert foreign_entry["manager"] == "else"
     assert of_kubectl["manager"] == "kubectl"
     assert of_kubectl["fieldsV1"]["f:spec"] == {
         "f:replicas": {},
@@ -136,14 +143,14 @@ def test_a_job_is_made_anew_without_what_its_controller_added() -> None:
     before = takeover.read(job)
     assert before is not None
     assert before.is_ended
-    found = takeover.original_manifest(job, before)
-    assert "selector" not in found["spec"]
-    assert found["spec"]["template"]["metadata"]["labels"] == {"own": "1"}
-    assert (found["kind"], found["metadata"]["name"]) == ("Job", "train")
+    original_job = takeover.original_manifest(job, before)
+    assert "selector" not in original_job["spec"]
+    assert original_job["spec"]["template"]["metadata"]["labels"] == {"own": "1"}
+    assert (original_job["kind"], original_job["metadata"]["name"]) == ("Job", "train")
 
 
 def test_a_record_that_somebody_has_edited_counts_as_none() -> None:
-    one = taken()
-    one["metadata"]["annotations"][labels.BEFORE] = "{"
-    assert takeover.is_recorded(one)
-    assert takeover.read(one) is None
+    live_object = taken()
+    live_object["metadata"]["annotations"][labels.BEFORE] = "{"
+    assert takeover.is_recorded(live_object)
+    assert takeover.read(live_object) is None

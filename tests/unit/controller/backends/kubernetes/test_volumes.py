@@ -16,9 +16,13 @@ def made_by(provisioner: str, name: str | None = None, **fields: Any) -> dict[st
     noted = {"kubetorch.com/access-modes": fields["modes"]} if "modes" in fields else {}
     if fields.get("default"):
         noted["storageclass.kubernetes.io/is-default-class"] = "true"
-    made = fields.get("made", "2026-01-01T00:00:00Z")
+    creation_time = fields.get("created", "2026-01-01T00:00:00Z")
     return {
-        "metadata": {"name": name or provisioner, "annotations": noted, "creationTimestamp": made},
+        "metadata": {
+            "name": name or provisioner,
+            "annotations": noted,
+            "creationTimestamp": creation_time,
+        },
         "provisioner": provisioner,
         "volumeBindingMode": fields.get("binding", WAITING),
     }
@@ -39,7 +43,7 @@ def test_without_a_default_it_is_the_first_by_name() -> None:
 
 
 def test_of_two_defaults_it_is_the_newer_one() -> None:
-    newer = made_by("new.example", default=True, made="2026-02-01T00:00:00Z")
+    newer = made_by("new.example", default=True, created="2026-02-01T00:00:00Z")
     assert volumes.choose([DISK, newer], "ReadWriteOnce") == "new.example"
 
 
@@ -60,8 +64,11 @@ def test_for_many_nodes_it_is_one_of_a_shared_file_system(provisioner: str, mode
 
 
 def test_of_shared_file_systems_the_default_one_of_the_first_provisioner_is_taken() -> None:
-    nfs, other = made_by("nfs.csi.k8s.io", "a"), made_by("nfs.csi.k8s.io", "b", default=True)
-    assert volumes.choose([FILES, nfs, other], "ReadWriteMany") == "b"
+    nfs, default_class = (
+        made_by("nfs.csi.k8s.io", "a"),
+        made_by("nfs.csi.k8s.io", "b", default=True),
+    )
+    assert volumes.choose([FILES, nfs, default_class], "ReadWriteMany") == "b"
 
 
 def test_folders_of_nodes_are_shared_only_if_they_wait_for_no_pod() -> None:

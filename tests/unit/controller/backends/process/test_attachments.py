@@ -25,13 +25,13 @@ def test_a_folder_of_a_volume_that_is_a_link_out_of_it_is_not_mounted(tmp_path: 
     (volume / "bad").symlink_to(tmp_path)
     attachments = PodAttachments(SecretFiles(tmp_path / "secrets", lambda: 0.0), volumes)
 
-    def given(folder: str) -> str:
+    def mounted_source(folder: str) -> str:
         claim = ClaimMount(spec.claim_name, "/data", sub_path=folder)
         attached = Attached(claims=(claim,))
-        wanted = DesiredPods("ns", "w", 1, "", (), None, "Deployment", False, (), attached=attached)
-        return attachments.inputs(wanted, tmp_path / "pod", NOTHING).paths.folders[0].source
+        pods = DesiredPods("ns", "w", 1, "", (), None, "Deployment", False, (), attached=attached)
+        return attachments.inputs(pods, tmp_path / "pod", NOTHING).paths.folders[0].source
 
-    assert given("good") == str(volume / "inner")
-    assert given("new") == str(volume / "new")
+    assert mounted_source("good") == str(volume / "inner")
+    assert mounted_source("new") == str(volume / "new")
     with pytest.raises(SpecError, match="a link out of it"):
-        given("bad/etc")
+        mounted_source("bad/etc")

@@ -24,8 +24,8 @@ def test_a_container_without_the_drivers_folder_has_its_device_nodes(tmp_path: P
 
 def test_the_service_hands_out_only_what_it_sees_itself(tmp_path: Path) -> None:
     (tmp_path / "0000:01:00.0").mkdir()
-    seen = Devices.of_machine({"CUDA_VISIBLE_DEVICES": "GPU-a, 3"}, tmp_path)
-    assert seen.choose(2, []) == "GPU-a,3"
+    devices = Devices.of_machine({"CUDA_VISIBLE_DEVICES": "GPU-a, 3"}, tmp_path)
+    assert devices.choose(2, []) == "GPU-a,3"
     assert Devices.of_machine({"CUDA_VISIBLE_DEVICES": ""}, tmp_path).choose(1, []) == ""
 
 

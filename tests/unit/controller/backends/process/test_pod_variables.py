@@ -34,9 +34,9 @@ def attachments(tmp_path: Path) -> PodAttachments:
 
 @pytest.fixture
 def variables(attachments: PodAttachments) -> Any:
-    def variables(given: dict[str, Any]) -> dict[str, str]:
-        wanted = desired_pods.read(given)
-        return attachments.resolve(wanted, backend.pod_facts(wanted, "web-1", 1, "127.0.2.1"))
+    def variables(workload_manifest: dict[str, Any]) -> dict[str, str]:
+        pods = desired_pods.read(workload_manifest)
+        return attachments.resolve(pods, backend.pod_facts(pods, "web-1", 1, "127.0.2.1"))
 
     return variables
 
@@ -54,7 +54,7 @@ def resource(name: str, amount: str, **more: Any) -> dict[str, Any]:
 
 
 def test_references_are_replaced_backwards_only(variables: Any) -> None:
-    found = variables(
+    resolved_values = variables(
         manifest(
             {"name": "BLANK"},
             text("NULL", None),
@@ -67,7 +67,7 @@ def test_references_are_replaced_backwards_only(variables: Any) -> None:
             text("A", "two"),
         )
     )
-    assert found == {
+    assert resolved_values == {
         "BLANK": "",
         "NULL": "",
         "A": "two",
@@ -108,7 +108,7 @@ def test_pods_of_a_stateful_set_have_its_labels(variables: Any) -> None:
 
 
 def test_amounts_of_resources_are_counted_in_their_divisor(variables: Any) -> None:
-    found = variables(
+    resolved_values = variables(
         manifest(
             resource("MEMORY", "limits.memory"),
             resource("MEBIBYTES", "limits.memory", divisor="1Mi"),
@@ -120,7 +120,7 @@ def test_amounts_of_resources_are_counted_in_their_divisor(variables: Any) -> No
             resources={"limits": {"memory": "1Gi", "cpu": "1500m"}, "requests": {"cpu": "0.5"}},
         )
     )
-    assert found == {
+    assert resolved_values == {
         "MEMORY": str(2**30),
         "MEBIBYTES": "1024",
         "CORES": "2",
@@ -132,9 +132,11 @@ def test_amounts_of_resources_are_counted_in_their_divisor(variables: Any) -> No
 
 
 def test_without_a_limit_it_is_what_the_machine_has(variables: Any) -> None:
-    found = variables(manifest(resource("CPU", "limits.cpu"), resource("M", "limits.memory")))
-    assert int(found["CPU"]) >= 1
-    assert int(found["M"]) > 2**20
+    resolved_values = variables(
+        manifest(resource("CPU", "limits.cpu"), resource("M", "limits.memory"))
+    )
+    assert int(resolved_values["CPU"]) >= 1
+    assert int(resolved_values["M"]) > 2**20
 
 
 CONFIG = {"configMapKeyRef": {"name": "settings", "key": "k"}}
@@ -149,14 +151,14 @@ def test_a_config_map_is_refused_by_name_unless_it_may_be_missing(
     source = {"configMapRef": {"name": "others"}}
     with pytest.raises(ResourceNotAvailableError, match=r"envFrom .* 'others'"):
         variables(manifest(envFrom=[source]))
-    given = manifest({"name": "X", "valueFrom": OPTIONAL})
-    assert variables(given) == {}
-    notes = attachments.notes(desired_pods.read(given))
+    workload_manifest = manifest({"name": "X", "valueFrom": OPTIONAL})
+    assert variables(workload_manifest) == {}
+    notes = attachments.notes(desired_pods.read(workload_manifest))
     assert notes == ("there is no config map settings, which may be missing",)
 
 
 @pytest.mark.parametrize(
-    "one",
+    "variable",
     [
         field("X", "spec.unknown"),
         resource("X", "limits.unknown"),
@@ -165,6 +167,6 @@ def test_a_config_map_is_refused_by_name_unless_it_may_be_missing(
         {"name": "X", "valueFrom": {"fileKeyRef": {"key": "k"}}},
     ],
 )
-def test_what_a_cluster_would_refuse_is_refused(variables: Any, one: dict[str, Any]) -> None:
+def test_what_a_cluster_would_refuse_is_refused(variables: Any, variable: dict[str, Any]) -> None:
     with pytest.raises(SpecError, match="X"):
-        variables(manifest(one))
+        variables(manifest(variable))

@@ -21,47 +21,47 @@ def volumes(folder: Path) -> VolumeFolders:
 
 
 def test_a_volume_is_a_folder_that_is_there_once(tmp_path: Path) -> None:
-    made = volumes(tmp_path)
-    first = asyncio.run(made.create("ns", SPEC))
+    volume_folders = volumes(tmp_path)
+    first = asyncio.run(volume_folders.create("ns", SPEC))
     assert first.is_new
-    (made.folder("ns", SPEC.claim_name) / "file").write_text("content")
-    assert not asyncio.run(made.create("ns", SPEC)).is_new
-    assert (made.folder("ns", SPEC.claim_name) / "file").read_text() == "content"
-    assert [one.claim for one in asyncio.run(made.list(None))] == [SPEC.claim_name]
-    assert asyncio.run(made.list("other")) == []
+    (volume_folders.folder("ns", SPEC.claim_name) / "file").write_text("content")
+    assert not asyncio.run(volume_folders.create("ns", SPEC)).is_new
+    assert (volume_folders.folder("ns", SPEC.claim_name) / "file").read_text() == "content"
+    assert [volume.claim for volume in asyncio.run(volume_folders.list(None))] == [SPEC.claim_name]
+    assert asyncio.run(volume_folders.list("other")) == []
 
 
 def test_of_a_volume_that_is_deleted_nothing_is_left(tmp_path: Path) -> None:
-    made = volumes(tmp_path)
-    asyncio.run(made.create("ns", SPEC))
-    (made.folder("ns", SPEC.claim_name) / "file").write_text("content")
-    assert asyncio.run(made.delete("ns", SPEC.claim_name, wait=0.0))
-    assert [one.name for one in tmp_path.rglob("*")] == ["ns"]
+    volume_folders = volumes(tmp_path)
+    asyncio.run(volume_folders.create("ns", SPEC))
+    (volume_folders.folder("ns", SPEC.claim_name) / "file").write_text("content")
+    assert asyncio.run(volume_folders.delete("ns", SPEC.claim_name, wait=0.0))
+    assert [path.name for path in tmp_path.rglob("*")] == ["ns"]
     with pytest.raises(VolumeNotFoundError):
-        made.folder("ns", SPEC.claim_name)
+        volume_folders.folder("ns", SPEC.claim_name)
 
 
 def test_what_a_killed_controller_was_deleting_is_removed_by_the_next_one(tmp_path: Path) -> None:
-    made = volumes(tmp_path)
-    asyncio.run(made.create("ns", SPEC))
+    volume_folders = volumes(tmp_path)
+    asyncio.run(volume_folders.create("ns", SPEC))
     (tmp_path / "ns" / f"{stores._DELETED_PREFIX}1").mkdir()
-    made.sweep()
-    assert made.folder("ns", SPEC.claim_name).is_dir()
+    volume_folders.sweep()
+    assert volume_folders.folder("ns", SPEC.claim_name).is_dir()
     assert not list(tmp_path.glob(f"*/{stores._DELETED_PREFIX}*"))
 
 
 def test_a_volume_whose_file_is_broken_is_named_with_the_way_out(tmp_path: Path) -> None:
-    made = volumes(tmp_path)
-    asyncio.run(made.create("ns", SPEC))
-    folder = made.folder("ns", SPEC.claim_name)
+    volume_folders = volumes(tmp_path)
+    asyncio.run(volume_folders.create("ns", SPEC))
+    folder = volume_folders.folder("ns", SPEC.claim_name)
     (note,) = tmp_path.glob("ns/.*.json")
     note.write_text("{")
     with pytest.raises(ControllerError, match=r"the file of a volume, .*, is broken") as caught:
-        made.view("ns", SPEC.claim_name)
+        volume_folders.view("ns", SPEC.claim_name)
     assert str(note) in caught.value.message
     note.unlink()
-    assert asyncio.run(made.create("ns", SPEC)).is_new
-    assert made.folder("ns", SPEC.claim_name) == folder
+    assert asyncio.run(volume_folders.create("ns", SPEC)).is_new
+    assert volume_folders.folder("ns", SPEC.claim_name) == folder
 
 
 def test_what_the_file_system_does_not_do_is_named(tmp_path: Path) -> None:

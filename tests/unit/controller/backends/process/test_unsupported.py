@@ -53,7 +53,7 @@ def test_kinds_that_run_as_they_are_have_no_warning(
 
 
 @pytest.mark.parametrize(
-    ("api_version", "kind", "spec", "said"),
+    ("api_version", "kind", "spec", "words"),
     [
         ("apps/v1", "DaemonSet", {"template": POD}, "one pod here"),
         (
@@ -82,12 +82,12 @@ def test_kinds_that_run_as_they_are_have_no_warning(
     ],
 )
 def test_kinds_that_become_plain_pods_say_so(
-    api_version: str, kind: str, spec: dict[str, Any], said: str
+    api_version: str, kind: str, spec: dict[str, Any], words: str
 ) -> None:
     manifest = rendered(api_version, kind, spec)
     check_supported(manifest)
     (line,) = unsupported_warnings(ComputeSpec(), manifest)
-    assert said in line
+    assert words in line
     assert line in unsupported_notes(ComputeSpec(), manifest)
 
 

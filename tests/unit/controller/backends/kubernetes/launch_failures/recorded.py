@@ -30,35 +30,39 @@ ABSENT = frozenset({NODE_POOLS, LOCAL_QUEUES, KUEUE_WORKLOADS, KAI_QUEUES})
 
 
 def read(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((RECORDS / f"{name}.yaml").read_text())
-    return found
+    record: dict[str, Any] = yaml.safe_load((RECORDS / f"{name}.yaml").read_text())
+    return record
 
 
 def cluster(record: dict[str, Any]) -> Cluster:
     """The cluster of a record, some seconds after the last that happened in it."""
-    there = read("cluster")
-    given = {
-        NODES: there["nodes"],
-        STORAGE_CLASSES: there["storage_classes"],
+    cluster_record = read("cluster")
+    objects = {
+        NODES: cluster_record["nodes"],
+        STORAGE_CLASSES: cluster_record["storage_classes"],
         CLAIMS: record.get("claims", []),
         AUTOSCALER_STATUS: [],
     }
-    return Cluster(_last(record) + LATER, given, ABSENT)
+    return Cluster(_last(record) + LATER, objects, ABSENT)
 
 
 def _last(record: dict[str, Any]) -> float:
-    things = [*record.get("owners", ()), *([record["pod"]] if "pod" in record else ())]
-    made = [snapshot.time_of(one["metadata"]["creationTimestamp"]) or 0.0 for one in things]
-    return max([*made, *map(snapshot.last_time, record["events"])])
+    manifests = [*record.get("owners", ()), *([record["pod"]] if "pod" in record else ())]
+    creation_times = [
+        snapshot.time_of(manifest["metadata"]["creationTimestamp"]) or 0.0 for manifest in manifests
+    ]
+    return max([*creation_times, *map(snapshot.last_time, record["events"])])
 
 
-def judge(name: str, *, at: float | None = None) -> Verdict:
-    """The verdict about a record, some seconds after the last that happened in it, or at a time."""
+def judge(name: str, *, now: float | None = None) -> Verdict:
+    """The verdict about a record, some seconds after the last that happened in it, or at `now`."""
     record = read(name)
-    there = cluster(record)
-    if at is not None:
-        there = replace(there, now=at)
+    recorded_cluster = cluster(record)
+    if now is not None:
+        recorded_cluster = replace(recorded_cluster, now=now)
     if "pod" in record:
-        return diagnosis.judge_pod(record["pod"], events=record["events"], cluster=there)
+        return diagnosis.judge_pod(record["pod"], events=record["events"], cluster=recorded_cluster)
     owners = record["owners"]
-    return diagnosis.judge_owner(owners[0], owners, events=record["events"], cluster=there)
+    return diagnosis.judge_owner(
+        owners[0], owners, events=record["events"], cluster=recorded_cluster
+    )

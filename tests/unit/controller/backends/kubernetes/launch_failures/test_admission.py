@@ -15,12 +15,12 @@ MANIFEST = {
 }
 
 
-def judge(said: str, count: int = 1) -> Verdict:
-    return admission.judge(said, namespace="team", since=100.0, now=110.0, count=count)
+def judge(message: str, count: int = 1) -> Verdict:
+    return admission.judge(message, namespace="team", since=100.0, now=110.0, count=count)
 
 
 @pytest.mark.parametrize(
-    ("said", "kind", "words"),
+    ("message", "kind", "words"),
     [
         (
             'admission webhook "validate.kyverno.svc-fail" denied the request: resource Pod/team/w '
@@ -57,16 +57,16 @@ def judge(said: str, count: int = 1) -> Verdict:
     ],
 )
 def test_a_refusal_has_its_own_error(
-    said: str, kind: type[errors.KubetorchError], words: str
+    message: str, kind: type[errors.KubetorchError], words: str
 ) -> None:
-    verdict = judge(said)
+    verdict = judge(message)
     assert type(verdict.error) is kind
     assert words in verdict.error.message
     assert verdict.error.hint
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         'Internal error occurred: failed calling webhook "a.example.com": failed to call webhook: '
         'Post "https://a.team.svc:443/?timeout=10s": context deadline exceeded',
@@ -74,8 +74,8 @@ def test_a_refusal_has_its_own_error(
         'Post "https://a.team.svc:443/": no endpoints available for service "a"',
     ],
 )
-def test_a_webhook_that_is_away_may_come_back(said: str) -> None:
-    verdict = judge(said)
+def test_a_webhook_that_is_away_may_come_back(message: str) -> None:
+    verdict = judge(message)
     assert not verdict.is_doomed
     assert "'a.example.com' does not answer" in verdict.reason
 
@@ -113,17 +113,19 @@ def test_a_quota_that_is_not_counted_yet_is_waited_for() -> None:
 
 
 def test_a_quota_has_to_hold_all_pods_together() -> None:
-    said = QUOTA.format(used=4, hard=5)
-    assert not judge(said, count=2).is_doomed
-    assert judge(said, count=3).is_doomed
+    message = QUOTA.format(used=4, hard=5)
+    assert not judge(message, count=2).is_doomed
+    assert judge(message, count=3).is_doomed
 
 
 def test_what_is_missing_has_a_moment_to_come() -> None:
-    said = 'pods "w" is forbidden: error looking up service account: serviceaccount "sa" not found'
-    early = admission.judge(said, namespace="team", since=100.0, now=100.5)
+    message = (
+        'pods "w" is forbidden: error looking up service account: serviceaccount "sa" not found'
+    )
+    early = admission.judge(message, namespace="team", since=100.0, now=100.5)
     assert not early.is_doomed
     assert early.recheck_seconds == 1.5
-    assert judge(said).is_doomed
+    assert judge(message).is_doomed
 
 
 def refusal(status_code: int, message: str) -> errors.KubernetesRequestError:

@@ -14,8 +14,8 @@ NOW = 1795276317.0  # 15:51:57
 JOB = {"controller": True, "kind": "Job", "name": "train", "uid": "j"}
 
 
-def ended(code: int, at: str = "15:51:50", **more: Any) -> Object:
-    finished = f"2026-11-21T{at}Z"
+def ended(code: int, time: str = "15:51:50", **more: Any) -> Object:
+    finished = f"2026-11-21T{time}Z"
     return {"terminated": {"exitCode": code, "reason": "Error", "finishedAt": finished, **more}}
 
 
@@ -91,23 +91,23 @@ def test_the_last_lines_are_in_the_error() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         "failed to sync secret cache: timed out waiting for the condition",
         'failed to reserve container name "c": name "c" is reserved for "abc"',
         "context deadline exceeded",
     ],
 )
-def test_a_start_that_fails_for_what_passes_is_tried_again(said: str) -> None:
+def test_a_start_that_fails_for_what_passes_is_tried_again(message: str) -> None:
     for reason in ("CreateContainerError", "CreateContainerConfigError", "RunContainerError"):
-        verdict = judge({"waiting": {"reason": reason, "message": said}})
+        verdict = judge({"waiting": {"reason": reason, "message": message}})
         assert not verdict.is_doomed
-        assert said in verdict.reason
+        assert message in verdict.reason
 
 
 def test_an_image_of_another_architecture_says_so() -> None:
-    said = "failed to create containerd task: exec /bin/sh: exec format error: unknown"
-    verdict = judge({"waiting": {"reason": "RunContainerError", "message": said}})
+    message = "failed to create containerd task: exec /bin/sh: exec format error: unknown"
+    verdict = judge({"waiting": {"reason": "RunContainerError", "message": message}})
     assert verdict.error is not None
     assert "architecture" in str(verdict.error.hint)
 
@@ -126,22 +126,22 @@ def test_a_liveness_probe_may_fail_once() -> None:
         "involvedObject": about,
         "metadata": {"name": "web.2"},
     }
-    said = [killing, unhealthy]
-    verdict = judge(ended(137), events=said)
+    events = [killing, unhealthy]
+    verdict = judge(ended(137), events=events)
     assert not verdict.is_doomed
     assert "liveness probe failed: HTTP probe failed with statuscode: 500" in verdict.reason
-    verdict = judge(ended(137), ended(137, "15:51:40"), restarts=1, events=said)
+    verdict = judge(ended(137), ended(137, "15:51:40"), restarts=1, events=events)
     assert type(verdict.error) is errors.ProbeFailedError
 
 
-def said(reason: str, message: str, at: str = "15:51:50", *, container: str = "c") -> Object:
+def pod_event(reason: str, message: str, time: str = "15:51:50", *, container: str = "c") -> Object:
     field = f"spec.containers{{{container}}}"
     return {
         "reason": reason,
         "message": message,
-        "lastTimestamp": f"2026-11-21T{at}Z",
+        "lastTimestamp": f"2026-11-21T{time}Z",
         "involvedObject": {"kind": "Pod", "name": "web", "uid": "p", "fieldPath": field},
-        "metadata": {"name": f"web.{reason}.{at}"},
+        "metadata": {"name": f"web.{reason}.{time}"},
     }
 
 
@@ -152,16 +152,29 @@ RUN = 'Error: failed to create containerd task: exec: "kt": executable file not 
 @pytest.mark.parametrize(
     ("events", "kind"),
     [
-        ([said("Pulling", "a:1"), said("Failed", PULL), said("Failed", "Error: ErrImagePull")], 1),
-        ([said("InspectFailed", "couldn't parse image name A"), said("Failed", "Error: x")], 1),
-        ([said("ErrImageNeverPull", "is not present with pull policy of Never")], 1),
-        ([said("Pulled", "a:1"), said("Created", "c"), said("Failed", RUN)], 2),
+        (
+            [
+                pod_event("Pulling", "a:1"),
+                pod_event("Failed", PULL),
+                pod_event("Failed", "Error: ErrImagePull"),
+            ],
+            1,
+        ),
+        (
+            [
+                pod_event("InspectFailed", "couldn't parse image name A"),
+                pod_event("Failed", "Error: x"),
+            ],
+            1,
+        ),
+        ([pod_event("ErrImageNeverPull", "is not present with pull policy of Never")], 1),
+        ([pod_event("Pulled", "a:1"), pod_event("Created", "c"), pod_event("Failed", RUN)], 2),
     ],
 )
 def test_a_status_that_is_behind_its_events_is_not_waited_for(events: Any, kind: int) -> None:
     waits = {"waiting": {"reason": "PodInitializing"}}
     expected = {1: errors.ImagePullError, 2: errors.PodContainerError}[kind]
-    events = [one for one in events if one["message"] != "Error: x"]
+    events = [event for event in events if event["message"] != "Error: x"]
     verdict = judge(waits, events=events)
     assert type(verdict.error) is expected
     assert verdict.since == NOW - 7
@@ -169,14 +182,14 @@ def test_a_status_that_is_behind_its_events_is_not_waited_for(events: Any, kind:
 
 def test_an_attempt_that_went_on_after_a_failure_counts() -> None:
     waits = {"waiting": {"reason": "ContainerCreating"}}
-    before = said("Failed", PULL, "15:51:20")
-    assert not judge(waits, events=[before, said("Pulled", "a:1")]).reason
-    other = said("Failed", PULL, container="other")
-    assert not judge(waits, events=[other]).reason
+    before = pod_event("Failed", PULL, "15:51:20")
+    assert not judge(waits, events=[before, pod_event("Pulled", "a:1")]).reason
+    side_failure = pod_event("Failed", PULL, container="other")
+    assert not judge(waits, events=[side_failure]).reason
 
 
 def test_a_registry_that_is_away_is_waited_for_by_its_events_too() -> None:
     away = 'Failed to pull image "a:1": dial tcp 10.0.0.1:443: connect: connection refused'
-    verdict = judge({"waiting": {"reason": "PodInitializing"}}, events=[said("Failed", away)])
+    verdict = judge({"waiting": {"reason": "PodInitializing"}}, events=[pod_event("Failed", away)])
     assert not verdict.is_doomed
     assert "connection refused" in verdict.reason

@@ -9,10 +9,10 @@ from unit.controller.backends.kubernetes.launch_failures import recorded
 
 def story(*names: str, since: float = 0.0) -> list[str]:
     """The lines of a launch whose pods are those of some records."""
-    told = ReportedEvents(since)
+    reported_events = ReportedEvents(since)
     events = [event for name in names for event in recorded.read(name)["events"]]
-    found = [told.new(event) for event in sorted(events, key=snapshot.first_time)]
-    return [one.line for one in found if one is not None]
+    lines = [reported_events.new(event) for event in sorted(events, key=snapshot.first_time)]
+    return [line.line for line in lines if line is not None]
 
 
 def event(reason: str, message: str, *, kind: str = "Warning", **about: str) -> dict[str, Any]:
@@ -62,9 +62,12 @@ def test_what_is_older_than_the_launch_is_not_told() -> None:
 
 
 def test_an_event_that_is_counted_up_is_told_once() -> None:
-    told, again = ReportedEvents(0.0), event("FailedMount", "no such volume")
-    assert told.new(again) is not None
-    assert told.new({**again, "count": 7, "lastTimestamp": "2026-11-21T15:59:00Z"}) is None
+    reported_events, mount_failure = ReportedEvents(0.0), event("FailedMount", "no such volume")
+    assert reported_events.new(mount_failure) is not None
+    assert (
+        reported_events.new({**mount_failure, "count": 7, "lastTimestamp": "2026-11-21T15:59:00Z"})
+        is None
+    )
 
 
 def test_the_next_launch_within_the_second_does_not_repeat_it() -> None:
@@ -78,7 +81,7 @@ def test_the_next_launch_within_the_second_does_not_repeat_it() -> None:
 
 
 def test_routine_and_containers_of_others_are_not_told() -> None:
-    quiet = [
+    quiet_events = [
         event("Created", "Created container: c", kind="Normal"),
         event("Killing", "Stopping container c", kind="Normal"),
         event("Unhealthy", "Readiness probe failed: 503", fieldPath="spec.containers{queue-proxy}"),
@@ -86,17 +89,19 @@ def test_routine_and_containers_of_others_are_not_told() -> None:
         event("Started", "Started", kind="Normal", fieldPath="spec.init{kubetorch-runtime}"),
         event("BackOff", "Back-off restarting failed container"),
     ]
-    assert [events.read(one) for one in quiet] == [None] * len(quiet)
+    assert [events.read(quiet_event) for quiet_event in quiet_events] == [None] * len(quiet_events)
 
 
 def test_a_warning_is_marked_as_one() -> None:
-    found = events.read(event("NodeNotReady", "Node is not ready"))
-    assert found is not None
-    assert found.is_warning
-    assert found.object_name == "web-0"
+    line = events.read(event("NodeNotReady", "Node is not ready"))
+    assert line is not None
+    assert line.is_warning
+    assert line.object_name == "web-0"
 
 
 def test_the_story_has_an_end() -> None:
-    told = ReportedEvents(0.0)
-    found = [told.new(event("Odd", "a" * number)) for number in range(1, 2 * events.LIMIT)]
-    assert sum(one is not None for one in found) == events.LIMIT
+    reported_events = ReportedEvents(0.0)
+    lines = [
+        reported_events.new(event("Odd", "a" * number)) for number in range(1, 2 * events.LIMIT)
+    ]
+    assert sum(line is not None for line in lines) == events.LIMIT

@@ -97,11 +97,11 @@ def test_an_older_kubelet_says_why_only_in_an_event() -> None:
 
 
 def test_knative_looks_images_up_itself() -> None:
-    said = (
+    message = (
         'Unable to fetch image "team/web:1": failed to resolve image to digest: HEAD '
         "https://index.docker.io/v2/team/web/manifests/1: unexpected status code 404 Not Found"
     )
-    assert image_pulls.judge_digest(said, None).is_doomed
+    assert image_pulls.judge_digest(message, None).is_doomed
     busy = 'Unable to fetch image "team/web:1": 429 Too Many Requests'
     assert not image_pulls.judge_digest(busy, None).is_doomed
 

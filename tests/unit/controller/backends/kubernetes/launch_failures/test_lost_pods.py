@@ -31,13 +31,13 @@ def pod(owner: Object | None = None, *, status: Object | None = None, **metadata
 
 
 def node(ready: str, name: str = "node1") -> Object:
-    said = "Kubelet stopped posting node status."
-    condition = {"type": "Ready", "status": ready, "message": said}
+    message = "Kubelet stopped posting node status."
+    condition = {"type": "Ready", "status": ready, "message": message}
     return {"metadata": {"name": name}, "status": {"conditions": [condition]}}
 
 
-def judge(given: Object, *nodes: Object, events: Any = ()) -> Verdict:
-    return diagnosis.judge_pod(given, events=events, cluster=Cluster(0.0, {NODES: list(nodes)}))
+def judge(lost_pod: Object, *nodes: Object, events: Any = ()) -> Verdict:
+    return diagnosis.judge_pod(lost_pod, events=events, cluster=Cluster(0.0, {NODES: list(nodes)}))
 
 
 def reason(verdict: Verdict) -> str:
@@ -70,8 +70,8 @@ def test_a_node_that_was_removed_takes_its_pods_along() -> None:
 
 @pytest.mark.parametrize("owner", [REPLACED, JOB])
 def test_a_pod_that_somebody_replaces_is_no_doom(owner: Object) -> None:
-    for given in (pod(owner, status=EVICTED), pod(owner, **DELETED)):
-        verdict = judge(given, node("True"))
+    for lost_pod in (pod(owner, status=EVICTED), pod(owner, **DELETED)):
+        verdict = judge(lost_pod, node("True"))
         assert not verdict.is_doomed
         assert verdict.reason
 
@@ -90,8 +90,8 @@ def test_a_pod_that_nobody_replaces_is_doomed_with_what_happened() -> None:
 )
 def test_a_deleted_pod_says_why_if_the_cluster_does(why: str, word: str) -> None:
     target = {"type": "DisruptionTarget", "status": "True", "reason": why, "message": "make room"}
-    given = pod(status={"phase": "Running", "conditions": [target]}, **DELETED)
-    assert reason(judge(given, node("True"))) == word
+    lost_pod = pod(status={"phase": "Running", "conditions": [target]}, **DELETED)
+    assert reason(judge(lost_pod, node("True"))) == word
 
 
 def test_the_fact_of_a_deletion_is_its_beginning() -> None:

@@ -11,7 +11,7 @@ from kubetorch.controller.backends.kubernetes.launch_failures.verdicts import Ve
 from kubetorch.manifests import labels
 
 Object = dict[str, Any]
-AT = "2026-11-21T15:50:17Z"
+TIMESTAMP = "2026-11-21T15:50:17Z"
 NOW = 1795276317.0
 
 
@@ -28,8 +28,8 @@ def owner(
 
 
 def condition(kind: str, status: str, reason: str = "", message: str = "") -> Object:
-    given = {"type": kind, "status": status, "reason": reason, "message": message}
-    return {**given, "lastTransitionTime": AT}
+    fields = {"type": kind, "status": status, "reason": reason, "message": message}
+    return {**fields, "lastTransitionTime": TIMESTAMP}
 
 
 def template(digest: str) -> Object:
@@ -45,7 +45,7 @@ def knative(reason: str, message: str, kind: str = "Ready") -> Object:
 
 
 @pytest.mark.parametrize(
-    ("given", "kind", "words"),
+    ("failed_owner", "kind", "words"),
     [
         (
             knative("NotOwned", 'There is an existing Service "web" that we do not own.'),
@@ -82,7 +82,13 @@ def knative(reason: str, message: str, kind: str = "Ready") -> Object:
             "the JobSet web has failed",
         ),
         (
-            owner("RayCluster", "ray.io/v1", state="failed", reason="no head", lastUpdateTime=AT),
+            owner(
+                "RayCluster",
+                "ray.io/v1",
+                state="failed",
+                reason="no head",
+                lastUpdateTime=TIMESTAMP,
+            ),
             errors.StartupError,
             "the RayCluster web has failed: no head",
         ),
@@ -103,9 +109,9 @@ def knative(reason: str, message: str, kind: str = "Ready") -> Object:
     ],
 )
 def test_an_owner_that_has_failed_is_doomed(
-    given: Object, kind: type[errors.KubetorchError], words: str
+    failed_owner: Object, kind: type[errors.KubetorchError], words: str
 ) -> None:
-    verdict = judge(given)
+    verdict = judge(failed_owner)
     assert type(verdict.error) is kind
     assert words in verdict.error.message
     assert verdict.error.hint
@@ -113,14 +119,14 @@ def test_an_owner_that_has_failed_is_doomed(
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("waiting_owner", "words"),
     [
         (knative("Deploying", "Waiting for the revision"), "Deploying: Waiting for the revision"),
         (owner("Job", "batch/v1", condition("Suspended", "True", "Kueue", "not yet")), "not yet"),
     ],
 )
-def test_an_owner_that_waits_says_why(given: Object, words: str) -> None:
-    verdict = judge(given)
+def test_an_owner_that_waits_says_why(waiting_owner: Object, words: str) -> None:
+    verdict = judge(waiting_owner)
     assert not verdict.is_doomed
     assert words in verdict.reason
 
@@ -133,43 +139,43 @@ def test_an_owner_that_is_well_says_nothing() -> None:
 FAILED = {
     "reason": "FailedCreate",
     "message": 'create Pod failed: pods "w" is forbidden: no PriorityClass with name p was found',
-    "lastTimestamp": AT,
+    "lastTimestamp": TIMESTAMP,
     "involvedObject": {"kind": "StatefulSet", "name": "web", "uid": "u"},
     "metadata": {"name": "web.1"},
 }
 
 
 def test_a_failure_counts_until_a_pod_could_be_made() -> None:
-    given = owner("StatefulSet", "apps/v1", spec={"replicas": 2}, replicas=1)
-    assert judge(given, events=[FAILED]).is_doomed
+    stateful_set = owner("StatefulSet", "apps/v1", spec={"replicas": 2}, replicas=1)
+    assert judge(stateful_set, events=[FAILED]).is_doomed
     later = {**FAILED, "reason": "SuccessfulCreate", "lastTimestamp": "2026-11-21T15:50:20Z"}
-    assert not judge(given, events=[FAILED, later]).reason
-    beside = {**later, "lastTimestamp": AT}
-    assert judge(given, events=[FAILED, beside]).is_doomed
+    assert not judge(stateful_set, events=[FAILED, later]).reason
+    beside = {**later, "lastTimestamp": TIMESTAMP}
+    assert judge(stateful_set, events=[FAILED, beside]).is_doomed
     complete = owner("StatefulSet", "apps/v1", spec={"replicas": 2}, replicas=2)
     assert not judge(complete, events=[FAILED]).reason
 
 
 def test_failures_of_an_earlier_object_of_that_name_count_nothing() -> None:
-    given = owner("StatefulSet", "apps/v1", spec={"replicas": 2}, replicas=0)
+    stateful_set = owner("StatefulSet", "apps/v1", spec={"replicas": 2}, replicas=0)
     earlier = {**FAILED, "involvedObject": {**FAILED["involvedObject"], "uid": "earlier"}}
-    assert not judge(given, events=[earlier]).reason
+    assert not judge(stateful_set, events=[earlier]).reason
 
 
 def test_how_many_pods_an_autoscaler_wants_is_nobodys_demand() -> None:
-    said = (
+    message = (
         'pods "w" is forbidden: exceeded quota: q, requested: pods=1, used: pods=3, limited: pods=3'
     )
-    failure = condition("ReplicaFailure", "True", "FailedCreate", said)
-    given = owner("Deployment", "apps/v1", failure, spec={"replicas": 4})
-    assert judge(given).is_doomed
-    given["metadata"]["labels"] = {"serving.knative.dev/revision": "web-1"}
-    assert not judge(given).is_doomed
+    failure = condition("ReplicaFailure", "True", "FailedCreate", message)
+    deployment = owner("Deployment", "apps/v1", failure, spec={"replicas": 4})
+    assert judge(deployment).is_doomed
+    deployment["metadata"]["labels"] = {"serving.knative.dev/revision": "web-1"}
+    assert not judge(deployment).is_doomed
 
 
 def test_what_the_template_before_failed_by_does_not_doom_the_one_that_repairs_it() -> None:
-    said = 'pods "web-1" is forbidden: violates PodSecurity "baseline:latest": SYS_PTRACE'
-    failed = condition("ReplicaFailure", "True", "FailedCreate", said)
+    message = 'pods "web-1" is forbidden: violates PodSecurity "baseline:latest": SYS_PTRACE'
+    failed = condition("ReplicaFailure", "True", "FailedCreate", message)
     old = owner("ReplicaSet", "apps/v1", failed, spec=template("old"))
     new = owner("ReplicaSet", "apps/v1", spec=template("new"))
     deployment = owner("Deployment", "apps/v1", failed, spec=template("new"))
@@ -179,21 +185,23 @@ def test_what_the_template_before_failed_by_does_not_doom_the_one_that_repairs_i
     assert isinstance(judge(same, old, new).error, errors.AdmissionError)
 
 
-def revision(number: int, *conditions: Object, again: str = "", digest: str = "d") -> Object:
-    noted = {labels.TEMPLATE_DIGEST: digest} | ({labels.TRIED_AGAIN: again} if again else {})
-    found = owner("Revision", "serving.knative.dev/v1", *conditions)
+def revision(number: int, *conditions: Object, attempt: str = "", digest: str = "d") -> Object:
+    noted = {labels.TEMPLATE_DIGEST: digest} | ({labels.TRIED_AGAIN: attempt} if attempt else {})
+    manifest = owner("Revision", "serving.knative.dev/v1", *conditions)
     metadata = {"name": f"web-0000{number}", "annotations": noted, "uid": f"r{number}"}
-    return {**found, "metadata": {**found["metadata"], **metadata}}
+    return {**manifest, "metadata": {**manifest["metadata"], **metadata}}
 
 
-def service(*conditions: Object, again: str = "", generation: int = 1, seen: int = 1) -> Object:
+def service(
+    *conditions: Object, attempt: str = "", generation: int = 1, observed_generation: int = 1
+) -> Object:
     spec = template("d")
-    if again:
-        spec["template"]["metadata"]["annotations"][labels.TRIED_AGAIN] = again
-    made = owner("Service", "serving.knative.dev/v1", *conditions, spec=spec)
-    made["metadata"]["generation"] = generation
-    made["status"]["observedGeneration"] = seen
-    return made
+    if attempt:
+        spec["template"]["metadata"]["annotations"][labels.TRIED_AGAIN] = attempt
+    manifest = owner("Service", "serving.knative.dev/v1", *conditions, spec=spec)
+    manifest["metadata"]["generation"] = generation
+    manifest["status"]["observedGeneration"] = observed_generation
+    return manifest
 
 
 FAILED_REVISION = condition(
@@ -204,16 +212,16 @@ ECHO = condition("Ready", "False", "RevisionMissing", 'Configuration "web" has n
 
 def test_a_revision_that_failed_says_nothing_of_the_attempt_after_it() -> None:
     assert judge(service(ECHO), revision(1, FAILED_REVISION)).is_doomed
-    again = service(ECHO, again="7", generation=2, seen=2)
-    assert not judge(again, revision(1, FAILED_REVISION)).reason
-    assert not judge(again, revision(1, FAILED_REVISION), revision(2, again="7")).reason
+    retried_service = service(ECHO, attempt="7", generation=2, observed_generation=2)
+    assert not judge(retried_service, revision(1, FAILED_REVISION)).reason
+    assert not judge(retried_service, revision(1, FAILED_REVISION), revision(2, attempt="7")).reason
     assert judge(
-        again, revision(1, FAILED_REVISION), revision(2, FAILED_REVISION, again="7")
+        retried_service, revision(1, FAILED_REVISION), revision(2, FAILED_REVISION, attempt="7")
     ).is_doomed
 
 
 def test_what_knative_said_of_an_earlier_spec_is_not_believed() -> None:
     conflict = condition("RoutesReady", "False", "NotOwned", "it is not ours")
     assert judge(service(conflict)).is_doomed
-    assert not judge(service(conflict, generation=2, seen=1)).reason
+    assert not judge(service(conflict, generation=2, observed_generation=1)).reason
     assert not judge(service(), revision(1, FAILED_REVISION, digest="other")).reason

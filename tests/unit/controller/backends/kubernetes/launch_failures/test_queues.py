@@ -18,25 +18,25 @@ from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.distribution import DistributionSpec
 
 Object = dict[str, Any]
-MADE = "2026-11-21T15:50:17Z"
+CREATION_TIME = "2026-11-21T15:50:17Z"
 NOW = 1795276317.0  # 100 s later
 QUEUE = {"metadata": {"name": "gold", "namespace": "team"}}
 
 
-def job(**given: str) -> Object:
-    metadata = {"name": "train", "namespace": "team", "uid": "u1", "labels": given}
-    return {"kind": "Job", "metadata": {**metadata, "creationTimestamp": MADE}, "spec": {}}
+def job(**job_labels: str) -> Object:
+    metadata = {"name": "train", "namespace": "team", "uid": "u1", "labels": job_labels}
+    return {"kind": "Job", "metadata": {**metadata, "creationTimestamp": CREATION_TIME}, "spec": {}}
 
 
 def workload(
-    name: str, made: str, message: str = "", *, owner: str = "", priority: int = 0
+    name: str, creation_time: str, message: str = "", *, owner: str = "", priority: int = 0
 ) -> Object:
     reserved = {"type": "QuotaReserved", "status": "False", "message": message}
     return {
         "metadata": {
             "name": name,
             "namespace": "team",
-            "creationTimestamp": made,
+            "creationTimestamp": creation_time,
             "ownerReferences": [{"uid": owner}],
         },
         "spec": {"queueName": "gold", "priority": priority},
@@ -65,7 +65,7 @@ def test_a_queue_name_needs_its_queue() -> None:
 def test_the_queue_of_pods_that_are_one_group_is_judged_before_there_are_any() -> None:
     compute = ComputeSpec(queue_name="silver", distribution=DistributionSpec("pytorch", workers=2))
     manifest = rendering.render(compute, namespace="team", name="train")
-    manifest["metadata"]["creationTimestamp"] = MADE
+    manifest["metadata"]["creationTimestamp"] = CREATION_TIME
     verdict = judge(manifest, **{LOCAL_QUEUES: [QUEUE]})
     assert isinstance(verdict.error, MissingObjectError)
     assert (verdict.error.kind, verdict.error.name) == ("LocalQueue", "silver")
@@ -85,28 +85,30 @@ def test_a_queue_needs_the_kai_scheduler_and_its_queue() -> None:
 
 
 def test_an_inactive_queue_may_become_active() -> None:
-    said = {"type": "Active", "status": "False", "message": "Can't submit new workloads"}
-    queue = {**QUEUE, "status": {"conditions": [said]}}
+    condition = {"type": "Active", "status": "False", "message": "Can't submit new workloads"}
+    queue = {**QUEUE, "status": {"conditions": [condition]}}
     verdict = judge(job(**{labels.KUEUE: "gold"}), **{LOCAL_QUEUES: [queue]})
     assert not verdict.is_doomed
     assert "is not active: Can't submit new workloads" in verdict.reason
 
 
 def test_a_waiting_workload_shows_its_place_and_reason() -> None:
-    said = "couldn't assign flavors to pod set main: insufficient unused quota for cpu in flavor f"
-    there = [
+    message = (
+        "couldn't assign flavors to pod set main: insufficient unused quota for cpu in flavor f"
+    )
+    workloads = [
         workload("first", "2026-11-21T15:50:01Z"),
         workload("urgent", "2026-11-21T15:50:09Z", priority=9),
-        workload("mine", "2026-11-21T15:50:05Z", said, owner="u1"),
+        workload("mine", "2026-11-21T15:50:05Z", message, owner="u1"),
         workload("last", "2026-11-21T15:50:07Z"),
     ]
-    verdict = judge(job(), **{KUEUE_WORKLOADS: there})
+    verdict = judge(job(), **{KUEUE_WORKLOADS: workloads})
     assert not verdict.is_doomed
-    assert verdict.reason == f"it is number 3 of 4 in the queue 'gold': {said}"
+    assert verdict.reason == f"it is number 3 of 4 in the queue 'gold': {message}"
 
 
 @pytest.mark.parametrize(
-    ("said", "is_doomed"),
+    ("message", "is_doomed"),
     [
         ("insufficient quota for cpu in flavor a, request > maximum capacity (9 > 4)", True),
         (
@@ -123,10 +125,10 @@ def test_a_waiting_workload_shows_its_place_and_reason() -> None:
         ("insufficient unused quota for cpu in flavor a, 1 more needed", False),
     ],
 )
-def test_what_no_flavor_could_ever_hold_is_doomed(said: str, is_doomed: bool) -> None:
-    text = f"couldn't assign flavors to pod set main: {said}"
-    there = [workload("mine", MADE, text, owner="u1")]
-    verdict = judge(job(), **{KUEUE_WORKLOADS: there})
+def test_what_no_flavor_could_ever_hold_is_doomed(message: str, is_doomed: bool) -> None:
+    text = f"couldn't assign flavors to pod set main: {message}"
+    workloads = [workload("mine", CREATION_TIME, text, owner="u1")]
+    verdict = judge(job(), **{KUEUE_WORKLOADS: workloads})
     assert verdict.is_doomed is is_doomed
     assert not is_doomed or type(verdict.error) is QueueUnschedulableError
 
@@ -140,8 +142,8 @@ def test_a_gated_pod_waits_with_the_reason_of_its_workload() -> None:
         "spec": {"containers": [], "schedulingGates": [gate]},
         "status": {"conditions": [condition]},
     }
-    there = {KUEUE_WORKLOADS: [workload("mine", MADE, owner="u7")]}
-    verdict = diagnosis.judge_pod(pod, events=[], cluster=Cluster(NOW, there))
+    objects = {KUEUE_WORKLOADS: [workload("mine", CREATION_TIME, owner="u7")]}
+    verdict = diagnosis.judge_pod(pod, events=[], cluster=Cluster(NOW, objects))
     assert verdict.reason == "it is number 1 of 1 in the queue 'gold'"
     verdict = diagnosis.judge_pod(pod, events=[], cluster=Cluster(NOW))
     assert verdict.reason == "it is held back by kueue.x-k8s.io/admission"

@@ -28,12 +28,12 @@ def node(name: str, *, taints: list[Object] | None = None, **labels: str) -> Obj
 
 
 def pod(**spec: Any) -> Object:
-    said = "0/2 nodes are available: 2 Insufficient cpu. preemption: 0/2 nodes are available."
+    message = "0/2 nodes are available: 2 Insufficient cpu. preemption: 0/2 nodes are available."
     condition = {
         "type": "PodScheduled",
         "status": "False",
         "reason": "Unschedulable",
-        "message": said,
+        "message": message,
         "lastTransitionTime": "2026-11-21T15:50:17Z",
     }
     return {
@@ -53,24 +53,30 @@ def affine(*expressions: Object, **more: Any) -> Object:
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
 
 
-def judge(given: Object, *there: Object, events: Any = (), **objects: Any) -> Verdict:
-    known = {NODES: list(there), CLAIMS: [], AUTOSCALER_STATUS: [], NODE_POOLS: [], **objects}
-    return scheduling.judge(given, events, Cluster(0.0, known))
+def judge(waiting_pod: Object, *nodes: Object, events: Any = (), **objects: Any) -> Verdict:
+    cluster_objects = {
+        NODES: list(nodes),
+        CLAIMS: [],
+        AUTOSCALER_STATUS: [],
+        NODE_POOLS: [],
+        **objects,
+    }
+    return scheduling.judge(waiting_pod, events, Cluster(0.0, cluster_objects))
 
 
 def test_the_nearest_node_is_named_with_what_it_lacks() -> None:
-    given = pod(containers=[asking(cpu="10")])
-    verdict = judge(given, node("far", zone="b"), node("near", zone="a"))
+    waiting_pod = pod(containers=[asking(cpu="10")])
+    verdict = judge(waiting_pod, node("far", zone="b"), node("near", zone="a"))
     assert isinstance(verdict.error, UnschedulableError)
     assert "far has 4 cpus, 10 are asked" in verdict.error.message
-    selected = {**given, "spec": {**given["spec"], "nodeSelector": {"zone": "a"}}}
+    selected = {**waiting_pod, "spec": {**waiting_pod["spec"], "nodeSelector": {"zone": "a"}}}
     verdict = judge(selected, node("far", zone="b"), node("near", zone="a"))
     assert "the nearest, near has 4 cpus" in str(verdict.error)
 
 
 def test_amounts_are_shown_as_people_write_them() -> None:
-    given = pod(containers=[asking(memory="100Gi", cpu="4500m")])
-    text = str(judge(given, node("one")).error)
+    waiting_pod = pod(containers=[asking(memory="100Gi", cpu="4500m")])
+    text = str(judge(waiting_pod, node("one")).error)
     assert "has 4 cpus, 4.5 are asked" in text
     assert "has 8Gi of memory, 100Gi are asked" in text
 
@@ -104,15 +110,15 @@ def test_a_taint_may_go_away() -> None:
     ],
 )
 def test_affinities_are_read_as_the_scheduler_does(expression: Object, fits: bool) -> None:
-    given = pod(affinity=affine(expression))
-    assert judge(given, node("one", zone="a", size="4")).is_doomed is not fits
+    waiting_pod = pod(affinity=affine(expression))
+    assert judge(waiting_pod, node("one", zone="a", size="4")).is_doomed is not fits
 
 
 def test_affinity_to_a_node_by_name() -> None:
     fields = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["two"]}]}
-    given = pod(affinity=affine(**fields))
-    assert judge(given, node("one")).is_doomed
-    assert not judge(given, node("one"), node("two")).is_doomed
+    waiting_pod = pod(affinity=affine(**fields))
+    assert judge(waiting_pod, node("one")).is_doomed
+    assert not judge(waiting_pod, node("one"), node("two")).is_doomed
 
 
 def test_what_a_pod_asks_for_is_counted_as_the_scheduler_does() -> None:
@@ -143,22 +149,22 @@ def test_an_autoscaler_may_bring_a_node(objects: Object) -> None:
 
 
 def test_an_autoscaler_is_known_by_its_nodes_and_its_events() -> None:
-    given = pod(containers=[asking(cpu="100")])
+    waiting_pod = pod(containers=[asking(cpu="100")])
     label = {"karpenter.sh/nodepool": "default"}
-    assert not judge(given, node("one", **label)).is_doomed
-    assert not judge(given, node("one"), events=[karpenter("cannot yet")]).is_doomed
+    assert not judge(waiting_pod, node("one", **label)).is_doomed
+    assert not judge(waiting_pod, node("one"), events=[karpenter("cannot yet")]).is_doomed
 
 
 @pytest.mark.parametrize("reason", ["TriggeredScaleUp", "NotTriggerScaleUp"])
 def test_an_autoscaler_is_known_by_what_it_says_of_the_pod_whoever_reports_it(reason: str) -> None:
-    given = pod(containers=[asking(cpu="100")])
-    said = {**karpenter("wait"), "reason": reason, "reportingComponent": "our-scaler"}
-    assert "our-scaler may add a node" in judge(given, node("one"), events=[said]).reason
+    waiting_pod = pod(containers=[asking(cpu="100")])
+    event = {**karpenter("wait"), "reason": reason, "reportingComponent": "our-scaler"}
+    assert "our-scaler may add a node" in judge(waiting_pod, node("one"), events=[event]).reason
 
 
 def test_one_that_was_heard_of_another_pod_may_bring_a_node_for_this_one() -> None:
-    known = {NODES: [node("one")], AUTOSCALER_STATUS: [], NODE_POOLS: [], CLAIMS: []}
-    cluster = Cluster(0.0, known, reporting_autoscaler="cluster-autoscaler")
+    cluster_objects = {NODES: [node("one")], AUTOSCALER_STATUS: [], NODE_POOLS: [], CLAIMS: []}
+    cluster = Cluster(0.0, cluster_objects, reporting_autoscaler="cluster-autoscaler")
     assert not scheduling.judge(pod(containers=[asking(cpu="100")]), [], cluster).is_doomed
 
 
@@ -176,13 +182,18 @@ def test_devices_that_cannot_be_had_just_now_may_come_back() -> None:
 
 
 def test_pods_that_ask_for_different_things_are_not_taken_for_each_other() -> None:
-    known = {NODES: [node("one", zone="a")], AUTOSCALER_STATUS: [], NODE_POOLS: [], CLAIMS: []}
-    cluster = Cluster(0.0, known)
+    cluster_objects = {
+        NODES: [node("one", zone="a")],
+        AUTOSCALER_STATUS: [],
+        NODE_POOLS: [],
+        CLAIMS: [],
+    }
+    cluster = Cluster(0.0, cluster_objects)
     large, small = pod(containers=[asking(cpu="10")]), pod(containers=[asking(cpu="1")])
     elsewhere = pod(nodeSelector={"zone": "b"})
     never = pod(affinity=affine({"key": "zone", "operator": "In", "values": ["b"]}))
-    given = [small, large, elsewhere, pod(nodeSelector={"zone": "a"}), never]
-    dooms = [scheduling.judge(one, [], cluster).is_doomed for one in given]
+    waiting_pods = [small, large, elsewhere, pod(nodeSelector={"zone": "a"}), never]
+    dooms = [scheduling.judge(waiting_pod, [], cluster).is_doomed for waiting_pod in waiting_pods]
     assert dooms == [False, True, True, False, True]
 
 
@@ -200,14 +211,14 @@ def test_karpenter_may_know_that_no_instance_is_large_enough() -> None:
     pools = {NODE_POOLS: [{"metadata": {"name": "a"}}, {"metadata": {"name": "b"}}]}
     clause = 'incompatible with nodepool "%s", %s'
     never = "no instance type satisfied resources (no instance type has enough resources)"
-    given = pod(containers=[asking(cpu="1000")])
-    said = f"{clause % ('a', never)}; {clause % ('b', never)}"
-    assert judge(given, node("one"), events=[karpenter(said)], **pools).is_doomed
-    said = f"{clause % ('a', never)}; {clause % ('b', 'limits exceeded')}"
-    assert not judge(given, node("one"), events=[karpenter(said)], **pools).is_doomed
+    waiting_pod = pod(containers=[asking(cpu="1000")])
+    message = f"{clause % ('a', never)}; {clause % ('b', never)}"
+    assert judge(waiting_pod, node("one"), events=[karpenter(message)], **pools).is_doomed
+    message = f"{clause % ('a', never)}; {clause % ('b', 'limits exceeded')}"
+    assert not judge(waiting_pod, node("one"), events=[karpenter(message)], **pools).is_doomed
 
 
 def test_nobody_is_doomed_by_what_is_not_known() -> None:
-    given = pod(containers=[asking(cpu="1000")])
-    assert not scheduling.judge(given, [], Cluster(0.0, {NODES: [node("one")]})).is_doomed
-    assert not judge(given).is_doomed  # there are no nodes at all yet
+    waiting_pod = pod(containers=[asking(cpu="1000")])
+    assert not scheduling.judge(waiting_pod, [], Cluster(0.0, {NODES: [node("one")]})).is_doomed
+    assert not judge(waiting_pod).is_doomed  # there are no nodes at all yet

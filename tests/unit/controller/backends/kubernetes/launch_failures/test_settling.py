@@ -22,8 +22,8 @@ MISSING = (
 def test_what_is_missing_is_no_doom_at_once(name: str) -> None:
     since = recorded.judge(name).since
     assert since is not None
-    early = recorded.judge(name, at=since + 0.5)
+    early = recorded.judge(name, now=since + 0.5)
     assert not early.is_doomed
     assert early.reason
     assert early.recheck_seconds == SETTLE_SECONDS - 0.5
-    assert recorded.judge(name, at=since + SETTLE_SECONDS).is_doomed
+    assert recorded.judge(name, now=since + SETTLE_SECONDS).is_doomed

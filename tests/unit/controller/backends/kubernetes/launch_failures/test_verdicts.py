@@ -10,7 +10,7 @@ from kubetorch.errors import StartupError
 
 
 @pytest.mark.parametrize(
-    ("said", "kind", "message", "hint"),
+    ("cluster_message", "kind", "message", "hint"),
     [
         (
             'secret "token" not found',
@@ -53,9 +53,9 @@ from kubetorch.errors import StartupError
     ],
 )
 def test_what_is_missing_is_named_with_the_next_step(
-    said: str, kind: str, message: str, hint: str
+    cluster_message: str, kind: str, message: str, hint: str
 ) -> None:
-    error = verdicts.missing_object_in(said, namespace="team")
+    error = verdicts.missing_object_in(cluster_message, namespace="team")
     assert error is not None
     assert error.kind == kind
     assert error.message == message
@@ -74,17 +74,17 @@ def test_the_worst_of_several_verdicts_counts() -> None:
     )
     assert verdicts.worst([]) == NO_TROUBLE
     assert verdicts.worst([NO_TROUBLE, waits, doomed]) == doomed
-    found = verdicts.worst([NO_TROUBLE, waits, sooner])
-    assert (found.reason, found.recheck_seconds) == ("first", 2.0)
+    worst_verdict = verdicts.worst([NO_TROUBLE, waits, sooner])
+    assert (worst_verdict.reason, worst_verdict.recheck_seconds) == ("first", 2.0)
 
 
 def test_the_last_lines_of_a_container_are_part_of_the_error() -> None:
     verdict = Verdict(StartupError("it ended"), "it ended", log_container="0")
     lines = [f"line {number}" for number in range(verdicts.LOG_LINES + 5)]
-    found = verdict.with_log(lines)
-    assert found.error is not None
-    assert found.error.message.startswith("it ended; its last lines:\n  line 5\n")
-    assert str(found.error).count("  line ") == verdicts.LOG_LINES
+    verdict_with_log = verdict.with_log(lines)
+    assert verdict_with_log.error is not None
+    assert verdict_with_log.error.message.startswith("it ended; its last lines:\n  line 5\n")
+    assert str(verdict_with_log.error).count("  line ") == verdicts.LOG_LINES
     assert verdict.error is not None
     assert verdict.error.message == "it ended"
     assert verdict.with_log([]).error == verdict.error
