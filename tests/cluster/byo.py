@@ -55,25 +55,25 @@ def _selected(**fields: Any) -> Object:
 
 
 def _training(kind: str, specs: str, container: str, groups: dict[str, int], **more: Any) -> Object:
-    found = {
+    replica_specs = {
         name: {"replicas": pods, "restartPolicy": "Never", "template": template(container)}
         for name, pods in groups.items()
     }
-    return manifest("kubeflow.org/v1", kind, {specs: found, **more})
+    return manifest("kubeflow.org/v1", kind, {specs: replica_specs, **more})
 
 
 def _launched() -> Object:
     """An MPIJob, whose launcher only starts what the workers do."""
-    found = _training("MPIJob", "mpiReplicaSpecs", "mpi", {"Launcher": 1, "Worker": 2})
-    found["spec"]["slotsPerWorker"] = 1
-    return found
+    job = _training("MPIJob", "mpiReplicaSpecs", "mpi", {"Launcher": 1, "Worker": 2})
+    job["spec"]["slotsPerWorker"] = 1
+    return job
 
 
 def _revision() -> Object:
     """The template of a Knative Service, which has a word of its own for the time to end."""
-    found = template(timeoutSeconds=10)
-    del found["spec"]["terminationGracePeriodSeconds"]
-    return found
+    pod_template = template(timeoutSeconds=10)
+    del pod_template["spec"]["terminationGracePeriodSeconds"]
+    return pod_template
 
 
 _ENDING = template(restartPolicy="Never")

@@ -66,9 +66,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     Where the longest came last, it would run when the other workers have nothing to do.
     """
-    here = {item for item in items if item.path.parent == Path(__file__).parent}
-    last = {item for item in here if item.get_closest_marker("alone") is not None}
-    first = {item for item in here - last if item.path.name == "test_ranks_frameworks.py"}
+    cluster_tests = {item for item in items if item.path.parent == Path(__file__).parent}
+    last = {item for item in cluster_tests if item.get_closest_marker("alone") is not None}
+    first = {item for item in cluster_tests - last if item.path.name == "test_ranks_frameworks.py"}
     items.sort(key=lambda item: (item in last, item not in first))
 
 
@@ -80,13 +80,15 @@ def kubectl() -> Kubectl:
     if shutil.which("kubectl") is None:
         pytest.skip("no kubectl on the PATH")
 
-    def run(*arguments: str, given: Objects | None = None) -> str:
-        text = None if given is None else yaml.safe_dump_all(given)
-        done = subprocess.run(
+    def run(*arguments: str, manifests: Objects | None = None) -> str:
+        text = None if manifests is None else yaml.safe_dump_all(manifests)
+        completed = subprocess.run(
             ["kubectl", *arguments], input=text, capture_output=True, text=True, timeout=90
         )
-        assert done.returncode == 0, f"kubectl {' '.join(arguments)}\n{done.stdout}{done.stderr}"
-        return done.stdout
+        assert completed.returncode == 0, (
+            f"kubectl {' '.join(arguments)}\n{completed.stdout}{completed.stderr}"
+        )
+        return completed.stdout
 
     return run
 
@@ -150,8 +152,8 @@ def _install(*options: str) -> None:
     images = ("--image", IMAGE, "--pod-image", POD_IMAGE)
     command = [kt, "install", *images, "--timeout", "120s", *options]
     with shared.turn("install"):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=150)
-    assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}{done.stderr}"
+        completed = subprocess.run(command, capture_output=True, text=True, timeout=150)
+    assert completed.returncode == 0, f"{shlex.join(command)}\n{completed.stdout}{completed.stderr}"
 
 
 @pytest.fixture(scope="module")
@@ -183,9 +185,9 @@ def bringing(
     config["users"][0]["user"] = {"token": token.strip()}
     file = tmp_path_factory.mktemp("bringer") / "kubeconfig"
     file.write_text(yaml.safe_dump(config))
-    found = copy.copy(installed)
-    found.environ = {**installed.environ, "KUBECONFIG": str(file)}
-    yield found
+    installed_for_user = copy.copy(installed)
+    installed_for_user.environ = {**installed.environ, "KUBECONFIG": str(file)}
+    yield installed_for_user
     kubectl("delete", *binding)
 
 
@@ -227,10 +229,10 @@ def leave(kubectl: Kubectl, node: str, namespace: str) -> None:
     namespace, are left as they are.
     """
     timeout = "--timeout=80s"
-    others = f"--field-selector=metadata.namespace!={namespace}"
+    elsewhere = f"--field-selector=metadata.namespace!={namespace}"
     try:
         kubectl("drain", node, "--force", "--ignore-daemonsets", "--delete-emptydir-data", timeout)
-        kubectl("wait", "deployments", "-A", others, "--for=condition=Available", timeout)
+        kubectl("wait", "deployments", "-A", elsewhere, "--for=condition=Available", timeout)
     finally:
         kubectl("uncordon", node)
 
@@ -253,34 +255,37 @@ def kinds(kubectl: Kubectl) -> Iterator[set[str]]:
 
 
 def _make_kinds(kubectl: Kubectl) -> dict[str, Any]:
-    there = _kinds(kubectl)
+    served_kinds = _kinds(kubectl)
     before: dict[str, str | None] = {}
-    made = [
-        one
-        for one in definitions.of(lambda name: json.loads(_definition(kubectl, name)))
-        if f"{one['spec']['names']['kind']}.{one['spec']['group']}" not in there
+    missing_definitions = [
+        definition
+        for definition in definitions.of(lambda name: json.loads(_definition(kubectl, name)))
+        if f"{definition['spec']['names']['kind']}.{definition['spec']['group']}"
+        not in served_kinds
     ]
-    required = [*made, *REQUIRED]
-    kubectl("apply", "--server-side", "-f", "-", given=required)
-    for one in made:
-        name = one["metadata"]["name"]
+    required = [*missing_definitions, *REQUIRED]
+    kubectl("apply", "--server-side", "-f", "-", manifests=required)
+    for definition in missing_definitions:
+        name = definition["metadata"]["name"]
         kubectl("wait", "--for=condition=Established", "--timeout=80s", f"crd/{name}")
-    if "TrainJob.trainer.kubeflow.org" in there:
-        kubectl("apply", "--server-side", "-f", "-", given=[byo.TRAIN_RUNTIME])
+    if "TrainJob.trainer.kubeflow.org" in served_kinds:
+        kubectl("apply", "--server-side", "-f", "-", manifests=[byo.TRAIN_RUNTIME])
         required.append(byo.TRAIN_RUNTIME)
-    if "Service.serving.knative.dev" in there:
-        found = json.loads(kubectl("get", *_FEATURES, "-o", "json")).get("data") or {}
-        before = {name: found.get(name) for name in KNATIVE_FEATURES}
+    if "Service.serving.knative.dev" in served_kinds:
+        features = json.loads(kubectl("get", *_FEATURES, "-o", "json")).get("data") or {}
+        before = {name: features.get(name) for name in KNATIVE_FEATURES}
         _allow(kubectl, dict.fromkeys(KNATIVE_FEATURES, "enabled"))
     return {"required": required, "features": before}
 
 
 def _remove_kinds(kubectl: Kubectl) -> Callable[[dict[str, Any]], None]:
-    def remove(made: dict[str, Any]) -> None:
-        given = made["required"]
-        kubectl("delete", "--ignore-not-found", "--wait=false", "-f", "-", given=given)
-        if made["features"]:
-            _allow(kubectl, made["features"])
+    def remove(cluster_objects: dict[str, Any]) -> None:
+        required_manifests = cluster_objects["required"]
+        kubectl(
+            "delete", "--ignore-not-found", "--wait=false", "-f", "-", manifests=required_manifests
+        )
+        if cluster_objects["features"]:
+            _allow(kubectl, cluster_objects["features"])
 
     return remove
 

@@ -29,12 +29,12 @@ class Judgement:
     """A verdict and when it was reached, in seconds since the epoch."""
 
     verdict: Verdict
-    at: float
+    judged_at: float
 
     @property
     def seconds(self) -> float:
         """From the fact to the verdict; times of Kubernetes are whole seconds, rounded down."""
-        return 0.0 if self.verdict.since is None else max(0.0, self.at - self.verdict.since)
+        return 0.0 if self.verdict.since is None else max(0.0, self.judged_at - self.verdict.since)
 
 
 class Court:
@@ -76,14 +76,14 @@ class Court:
     def judge(self, name: str, main: Object) -> Verdict:
         """The verdict at this moment."""
         key = (self.namespace, name)
-        found = [
-            self._verdicts.of_pod(key, one)
-            for one in self.pods.objects.values()
-            if (one["metadata"].get("labels") or {}).get(labels.SERVICE) == name
+        verdicts = [
+            self._verdicts.of_pod(key, pod)
+            for pod in self.pods.objects.values()
+            if (pod["metadata"].get("labels") or {}).get(labels.SERVICE) == name
         ]
         if main["kind"] != "Pod":
-            found.append(self._verdicts.of_owner(key, main))
-        return worst(found)
+            verdicts.append(self._verdicts.of_owner(key, main))
+        return worst(verdicts)
 
     async def until_doomed(self, name: str, main: Object, *, timeout: float) -> Judgement:
         """Judge whenever something changes, until there is a doom or the seconds are over."""

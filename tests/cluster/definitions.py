@@ -36,9 +36,9 @@ def of(installed: Callable[[str], Schema]) -> list[Schema]:
 
 
 def _spec(definition: Schema) -> Schema:
-    version = next(one for one in definition["spec"]["versions"] if one["storage"])
-    found: Schema = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
-    return found
+    version = next(version for version in definition["spec"]["versions"] if version["storage"])
+    spec_schema: Schema = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    return spec_schema
 
 
 def _jax_job(replicas: Schema, run_policy: Schema) -> Schema:
@@ -97,8 +97,8 @@ def _gang(template: Schema) -> Schema:
 
 
 def _object(properties: Schema, *, required: list[str] | None = None) -> Schema:
-    found: Schema = {"type": "object", "properties": properties}
-    return found | {"required": required} if required else found
+    schema: Schema = {"type": "object", "properties": properties}
+    return schema | {"required": required} if required else schema
 
 
 def _definition(

@@ -90,17 +90,17 @@ class Client:
     def line(self, beginning: str, timeout: float = 100.0) -> str:
         """Wait for a line that begins so; the program ends when that takes too long."""
         assert self._process.stdout is not None
-        seen = []
+        printed_lines = []
         late = threading.Timer(timeout, self._process.kill)
         late.start()
         try:
             for line in self._process.stdout:
-                seen.append(line)
+                printed_lines.append(line)
                 if line.startswith(beginning):
                     return line.strip()
         finally:
             late.cancel()
-        raise AssertionError(f"the program ended without {beginning!r}:\n{''.join(seen)}")
+        raise AssertionError(f"the program ended without {beginning!r}:\n{''.join(printed_lines)}")
 
     def call_begins(self, service: str) -> None:
         """Wait for what a long call of a service prints in its pod."""
@@ -126,55 +126,55 @@ def clients(folder: Path, environ: dict[str, str]) -> Iterator[Callable[[str], C
     started: list[Client] = []
 
     def start(program: str) -> Client:
-        own = folder / str(len(started))
-        own.mkdir()
-        started.append(Client(program, own, environ))
+        program_folder = folder / str(len(started))
+        program_folder.mkdir()
+        started.append(Client(program, program_folder, environ))
         return started[-1]
 
     yield start
-    for one in started:
-        one.kill()
+    for client in started:
+        client.kill()
 
 
 def pods(kubectl: Callable[..., str], namespace: str, service: str) -> list[str]:
     """The names of the pods of a service."""
     selector = f"kubetorch.com/service={service}"
-    found = json.loads(kubectl("get", "pods", "-n", namespace, "-l", selector, "-o", "json"))
-    return [one["metadata"]["name"] for one in found["items"]]
+    listing = json.loads(kubectl("get", "pods", "-n", namespace, "-l", selector, "-o", "json"))
+    return [pod["metadata"]["name"] for pod in listing["items"]]
 
 
 def processes(*words: str) -> list[psutil.Process]:
     """Processes of this machine, which is the cluster's node, with these words in their command."""
-    found = []
+    matching_processes = []
     for process in psutil.process_iter(["cmdline"]):
         command = process.info["cmdline"] or []
         if all(any(word in part for part in command) for word in words):
-            found.append(process)
-    return found
+            matching_processes.append(process)
+    return matching_processes
 
 
 def agents(pod: str) -> list[psutil.Process]:
     """The processes of a pod's agent; others may end while they are looked at."""
-    found = []
+    agent_processes = []
     for process in processes("kubetorch.pod"):
         with contextlib.suppress(psutil.Error):
             if process.environ().get(podenv.POD) == pod:
-                found.append(process)
-    return found
+                agent_processes.append(process)
+    return agent_processes
 
 
 def controllers() -> list[psutil.Process]:
     """The processes of controllers."""
-    found = processes("kubetorch.controller")
-    assert found, "no controller runs on this machine"
-    return found
+    controller_processes = processes("kubetorch.controller")
+    assert controller_processes, "no controller runs on this machine"
+    return controller_processes
 
 
 def replace_controllers(kubectl: Callable[..., str], namespace: str = "kubetorch") -> None:
     """Have new pods of the controllers, as when their node is drained; they are ready then."""
-    here = ("--namespace", namespace, "--timeout=80s")
-    kubectl("delete", "pods", "--selector=app.kubernetes.io/component=controller", *here)
-    kubectl("rollout", "status", "deployment/kubetorch-controller", *here)
+    options = ("--namespace", namespace, "--timeout=80s")
+    kubectl("delete", "pods", "--selector=app.kubernetes.io/component=controller", *options)
+    kubectl("rollout", "status", "deployment/kubetorch-controller", *options)
 
 
 def until(is_so: Callable[[], object], *, seconds: float = 60.0) -> float:
@@ -187,12 +187,12 @@ def until(is_so: Callable[[], object], *, seconds: float = 60.0) -> float:
 
 
 @contextlib.contextmanager
-def stopped(found: list[psutil.Process]) -> Iterator[None]:
+def stopped(frozen_processes: list[psutil.Process]) -> Iterator[None]:
     """As if the machine that these run on had frozen."""
-    for process in found:
+    for process in frozen_processes:
         process.send_signal(signal.SIGSTOP)
     try:
         yield
     finally:
-        for process in found:
+        for process in frozen_processes:
             process.send_signal(signal.SIGCONT)

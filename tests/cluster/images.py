@@ -38,9 +38,11 @@ def remove(name: str) -> None:
         listed = subprocess.run(
             [*on_node, "ls", "-q"], capture_output=True, text=True, timeout=30, check=True
         )
-        found = [one for one in listed.stdout.split() if name in one]
-        if found:
-            subprocess.run([*on_node, "rm", *found], check=True, capture_output=True, timeout=30)
+        image_names = [image for image in listed.stdout.split() if name in image]
+        if image_names:
+            subprocess.run(
+                [*on_node, "rm", *image_names], check=True, capture_output=True, timeout=30
+            )
 
 
 def has_image(name: str) -> bool:

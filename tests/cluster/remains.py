@@ -21,11 +21,11 @@ def of_installation(kubectl: Kubectl, install_namespace: str, *namespaces: str) 
         namespaces: Where its workloads were, likewise.
     """
     resources = kubectl("api-resources", "--verbs=list", "-o", "name").split()
-    wanted = [one for one in resources if one not in _IGNORED]
-    found = json.loads(kubectl("get", ",".join(wanted), "-A", "-o", "json"))["items"]
-    left = []
-    for one in found:
-        metadata = one["metadata"]
+    searched_resources = [resource for resource in resources if resource not in _IGNORED]
+    objects = json.loads(kubectl("get", ",".join(searched_resources), "-A", "-o", "json"))["items"]
+    remaining_objects = []
+    for manifest in objects:
+        metadata = manifest["metadata"]
         labels = {**(metadata.get("labels") or {})}
         where = metadata.get("namespace") or ""
         is_labelled = labels.get("kubetorch.com/install-namespace") == install_namespace
@@ -34,5 +34,5 @@ def of_installation(kubectl: Kubectl, install_namespace: str, *namespaces: str) 
             or any(_PREFIX in key + value for key, value in labels.items())
         )
         if is_labelled or is_inside:
-            left.append(f"{one['kind']}/{where}/{metadata['name']}")
-    return sorted(left)
+            remaining_objects.append(f"{manifest['kind']}/{where}/{metadata['name']}")
+    return sorted(remaining_objects)

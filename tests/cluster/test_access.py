@@ -86,8 +86,8 @@ class World(InCluster):
                 "uid": metadata["uid"],
             }
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
-        asked = self.client.post(Ref(ACCOUNTS, "user", namespace, "token"), body)
-        return str(self.run(asked)["status"]["token"])
+        request = self.client.post(Ref(ACCOUNTS, "user", namespace, "token"), body)
+        return str(self.run(request)["status"]["token"])
 
     def pod(self, name: str) -> Object:
         """A pod that no node takes, so that it starts nothing."""
@@ -196,27 +196,27 @@ def test_a_pod_is_known_by_its_own_token_until_it_is_gone(world: World) -> None:
 
 def test_values_of_variables_are_for_who_may_get_pods(world: World) -> None:
     token, path = world.token(world.a, "kubetorch"), routes.workload(world.a, "h", "pods")
-    own, foreign = (
+    own_pod, foreign_pod = (
         {
             "metadata": {"name": name, "namespace": world.a},
             "spec": {"containers": [{"name": "c", "env": [{"name": "A", "value": "quince"}]}]},
         }
         for name in ("h-0", "foreign")
     )
-    world.backend.objects[world.a, "h"] = [own, foreign]
+    world.backend.objects[world.a, "h"] = [own_pod, foreign_pod]
     world.backend.named[world.a, "h"] = [
         PodStatus("h-0", 0, "Running", ""),
         PodStatus("foreign", 1, "Running", "", is_ours=False),
     ]
     assert world.deploy(token, world.a, "h")[0] == 200
-    status, found = world.request("GET", path, token)
-    assert (status, [one["metadata"]["name"] for one in found]) == (200, ["h-0"])
-    assert "quince" not in json.dumps(found)
+    status, shown_pods = world.request("GET", path, token)
+    assert (status, [shown_pod["metadata"]["name"] for shown_pod in shown_pods]) == (200, ["h-0"])
+    assert "quince" not in json.dumps(shown_pods)
     assert world.request("GET", path, world.token(world.b, "kubetorch"))[0] == 403
     world.run(world.client.create(_binding(world.a, "ClusterRole", "edit")))
     try:
         until(lambda: len(world.request("GET", path, token)[1]) == 2, seconds=60)
-        assert world.request("GET", path, token)[1] == [own, foreign]
+        assert world.request("GET", path, token)[1] == [own_pod, foreign_pod]
     finally:
         world.run(world.client.delete(Ref(BINDINGS, "user-edit", world.a)))
 
@@ -270,9 +270,9 @@ def test_the_token_of_a_namespace_is_void_with_its_secret(world: World) -> None:
 
 
 def test_without_an_api_server_nobody_gets_in(kubectl: Kubectl, tmp_path: Path) -> None:
-    found = kubeconfig.find()
-    cluster = dataclasses.replace(found.cluster, server="https://127.0.0.1:9")
-    access = dataclasses.replace(found, cluster=cluster)
+    admin_access = kubeconfig.find()
+    cluster = dataclasses.replace(admin_access.cluster, server="https://127.0.0.1:9")
+    access = dataclasses.replace(admin_access, cluster=cluster)
     with InCluster(tmp_path, lambda: Client(access, patience=0.5)) as controller:
         status, answer = controller.request("GET", routes.workloads("a"), "token")
     assert (status, answer["error_type"]) == (503, "ControllerUnavailableError")
@@ -282,8 +282,8 @@ def test_without_an_api_server_nobody_gets_in(kubectl: Kubectl, tmp_path: Path) 
 
 
 def test_every_wrong_token_is_refused_in_one_sentence(world: World) -> None:
-    asked = itertools.cycle([one for one in CONTROLLER if one[1] != routes.HEALTH])
-    for token, (method, path) in zip(wrong_tokens() * 3, asked):  # noqa: B905  # it has no end
+    requests = itertools.cycle([request for request in CONTROLLER if request[1] != routes.HEALTH])
+    for token, (method, path) in zip(wrong_tokens() * 3, requests):  # noqa: B905  # it has no end
         status, answer = world.request(method, filled_path(path, []), token)
         assert status == 401, (token, method, path, answer)
         assert re.fullmatch(r"[^\n]{5,300}", answer["message"]), answer
@@ -294,10 +294,10 @@ def test_an_account_has_few_sessions_whichever_tokens_it_makes(
     world: World,
 ) -> None:
     host, port = world.url.removeprefix("http://").split(":")
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as sessions:
         statuses = []
         for _ in range(2 * WAITING_LIMIT):
             token = world.token(world.b)
-            one = held.enter_context(Socket((host, int(port)), routes.SESSIONS, token))
-            statuses.append(one.status)
+            session = sessions.enter_context(Socket((host, int(port)), routes.SESSIONS, token))
+            statuses.append(session.status)
     assert statuses == [101] * WAITING_LIMIT + [429] * WAITING_LIMIT

@@ -51,11 +51,13 @@ def ask(controller: str, kubectl: Kubectl) -> Iterator[Ask]:
             answer = connection.getresponse()
             return answer.status, answer.headers, answer.read()
 
-    with subprocess.Popen([*command, f"{port}:8080"], stdout=subprocess.PIPE, text=True) as one:
-        assert one.stdout is not None
-        assert "Forwarding" in one.stdout.readline()
+    with subprocess.Popen(
+        [*command, f"{port}:8080"], stdout=subprocess.PIPE, text=True
+    ) as forwarding:
+        assert forwarding.stdout is not None
+        assert "Forwarding" in forwarding.stdout.readline()
         yield ask
-        one.terminate()
+        forwarding.terminate()
     install("ingress.host=,ingress.perServiceHosts=false,ingress.appHosts={}")
 
 
@@ -69,22 +71,27 @@ def test_18_an_app_has_its_own_host_and_refuses_strange_names(
     kt.app({COMMAND!r}, name="page", port=8000, public=True, cpus="10m").deploy()
     """
     installed.python(program, tmp_path)
-    own, base = f"page--{installed.namespace}.kt.example.com", f"/{installed.namespace}/page/http"
+    app_host, base = (
+        f"page--{installed.namespace}.kt.example.com",
+        f"/{installed.namespace}/page/http",
+    )
     deadline = time.monotonic() + TIMEOUT
-    while (found := ask(own, "/v1/workloads"))[0] == 503:  # a controller that begins to lead
+    while (answer := ask(app_host, "/v1/workloads"))[0] == 503:  # a controller that begins to lead
         assert time.monotonic() < deadline
         time.sleep(0.5)
-    status, headers, body = found
+    status, headers, body = answer
     assert (status, headers["set-cookie"]) == (200, "a=1; Path=/")
-    seen = {name.lower(): value for name, value in json.loads(body).items()}
-    assert (seen["host"], seen["x-forwarded-prefix"]) == (own, "/")
+    seen_headers = {name.lower(): value for name, value in json.loads(body).items()}
+    assert (seen_headers["host"], seen_headers["x-forwarded-prefix"]) == (app_host, "/")
 
     link = {"Sec_Fetch_Site": "none", "Sec_Fetch_Mode": "navigate"}
     status, headers, _ = ask("kt.example.com", f"{base}/x?y=1", **link)
-    assert (status, headers["location"]) == (307, f"https://{own}/x?y=1")
+    assert (status, headers["location"]) == (307, f"https://{app_host}/x?y=1")
     assert ask("kt.example.com", f"{base}/", Sec_Fetch_Site="same-origin")[0] == 403
     status, headers, _ = ask("a.example", f"{base}/")
     assert (status, headers["set-cookie"]) == (200, f"a=1; Path={base}")
     assert ask("evil.example", f"{base}/")[0] == 403
-    assert ask(own, "/", Origin=f"https://other--{installed.namespace}.kt.example.com")[0] == 403
-    assert ask(own, "/", Origin=f"https://{own}")[0] == 200
+    assert (
+        ask(app_host, "/", Origin=f"https://other--{installed.namespace}.kt.example.com")[0] == 403
+    )
+    assert ask(app_host, "/", Origin=f"https://{app_host}")[0] == 200

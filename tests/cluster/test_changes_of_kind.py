@@ -67,13 +67,13 @@ RESOURCES = {
 
 def _manifest(kind: str, name: str) -> str:
     """One that the cluster's whole set of GPUs is needed for."""
-    found, _ = byo.KINDS[kind]
-    found = json.loads(json.dumps(found))
-    found["metadata"]["name"] = name
-    text = yaml.safe_dump(found)
+    manifest, _ = byo.KINDS[kind]
+    manifest = json.loads(json.dumps(manifest))
+    manifest["metadata"]["name"] = name
+    text = yaml.safe_dump(manifest)
     if kind == "StatefulSet":
-        found["spec"]["template"]["spec"]["containers"][0]["resources"] = GPUS
-        text = yaml.safe_dump(found)
+        manifest["spec"]["template"]["spec"]["containers"][0]["resources"] = GPUS
+        text = yaml.safe_dump(manifest)
     return text
 
 
@@ -81,8 +81,8 @@ def _unserved(name: str) -> byo.Object:
     """One of a kind whose operator the cluster lacks."""
     template = {"size": 2, "workerTemplate": byo.template()}
     spec = {"replicas": 1, "leaderWorkerTemplate": template}
-    found = byo.manifest("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", spec)
-    return {**found, "metadata": {"name": name}}
+    manifest = byo.manifest("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", spec)
+    return {**manifest, "metadata": {"name": name}}
 
 
 def program(name: str, body: str) -> str:
@@ -98,29 +98,29 @@ def program(name: str, body: str) -> str:
     return f"NAME = {name!r}\n" + head + PROGRAM + body
 
 
-def made(kubectl: Kubectl, installed: Installed, name: str) -> set[str]:
+def made_objects(kubectl: Kubectl, installed: Installed, name: str) -> set[str]:
     """The objects of a service that are nobody else's, as `kind/name`."""
-    found = json.loads(
+    listing = json.loads(
         kubectl(
             *("get", ",".join(sorted(RESOURCES)), "-n", installed.namespace, "-o", "json"),
             *("-l", f"kubetorch.com/service={name}"),
         )
     )
-    return {f"{one['kind']}/{one['metadata']['name']}" for one in found["items"]}
+    return {f"{manifest['kind']}/{manifest['metadata']['name']}" for manifest in listing["items"]}
 
 
 def become(kubectl: Kubectl, installed: Installed, name: str, *objects: str) -> None:
     """Wait until these are the objects of a service: the cluster deletes in the background."""
-    faults.until(lambda: made(kubectl, installed, name) == set(objects))
+    faults.until(lambda: made_objects(kubectl, installed, name) == set(objects))
 
 
 def services(kubectl: Kubectl, installed: Installed, name: str) -> dict[str, str]:
     """What made the core Services whose name begins so."""
-    found = json.loads(kubectl("get", "services", "-n", installed.namespace, "-o", "json"))
+    listing = json.loads(kubectl("get", "services", "-n", installed.namespace, "-o", "json"))
     return {
-        one["metadata"]["name"]: one["metadata"]["ownerReferences"][0]["kind"]
-        for one in found["items"]
-        if one["metadata"]["name"] in (name, f"{name}-http", f"{name}-headless")
+        service["metadata"]["name"]: service["metadata"]["ownerReferences"][0]["kind"]
+        for service in listing["items"]
+        if service["metadata"]["name"] in (name, f"{name}-http", f"{name}-headless")
     }
 
 
@@ -128,10 +128,10 @@ def remaining(kubectl: Kubectl, installed: Installed, name: str, *beginnings: st
     """The pods of a service, once there are none but those whose names begin so."""
     deadline = time.monotonic() + 60
     while True:
-        found = faults.pods(kubectl, installed.namespace, name)
-        if all(pod.startswith(beginnings) for pod in found):
-            return found
-        assert time.monotonic() < deadline, found
+        pods = faults.pods(kubectl, installed.namespace, name)
+        if all(pod.startswith(beginnings) for pod in pods):
+            return pods
+        assert time.monotonic() < deadline, pods
         time.sleep(0.5)  # the cluster ends them in the background
 
 
@@ -151,7 +151,7 @@ def _jobset(kubectl: Kubectl) -> None:
 def test_a_deployment_becomes_autoscaled_and_back_while_it_is_called(
     client: Start, installed: Installed, kubectl: Kubectl
 ) -> None:
-    one = client(
+    user_program = client(
         program(
             "turned",
             """
@@ -181,27 +181,27 @@ print("ended", caller.is_alive(), len(set(said)) > 1, first(0) == back(0), flush
 """,
         )
     )
-    one.line("before")
-    assert made(kubectl, installed, "turned") == {"Deployment/turned"}
-    (one.folder / "scale").touch()
-    assert "-00001-deployment-" in one.line("scaled")
-    there = ("Service/turned", "Deployment/turned-00001-deployment")
-    become(kubectl, installed, "turned", *there)
+    user_program.line("before")
+    assert made_objects(kubectl, installed, "turned") == {"Deployment/turned"}
+    (user_program.folder / "scale").touch()
+    assert "-00001-deployment-" in user_program.line("scaled")
+    scaled_objects = ("Service/turned", "Deployment/turned-00001-deployment")
+    become(kubectl, installed, "turned", *scaled_objects)
     remaining(kubectl, installed, "turned", "turned-00001-")
     assert services(kubectl, installed, "turned") == {"turned": "Route"}
-    (one.folder / "return").touch()
-    pod = one.line("back").split()[1]
+    (user_program.folder / "return").touch()
+    pod = user_program.line("back").split()[1]
     become(kubectl, installed, "turned", "Deployment/turned")
     assert remaining(kubectl, installed, "turned", pod) == [pod]
     assert services(kubectl, installed, "turned") == {"turned": "KubetorchWorkload"}
-    assert one.line("ended").split() == ["ended", "False", "True", "True"]
+    assert user_program.line("ended").split() == ["ended", "False", "True", "True"]
 
 
 @pytest.mark.usefixtures("_jobset")
 def test_a_deployment_becomes_a_job_set_and_back(
     client: Start, installed: Installed, kubectl: Kubectl
 ) -> None:
-    one = client(
+    user_program = client(
         program(
             "jobs",
             """
@@ -212,7 +212,7 @@ print("back", deploy(<Deployment>)(0), flush=True)
 """,
         )
     )
-    names = one.line("jobs").split()[1:]
+    names = user_program.line("jobs").split()[1:]
     assert all(name.startswith("jobs-") for name in names)
     become(kubectl, installed, "jobs", "JobSet/jobs")
     assert services(kubectl, installed, "jobs") == {
@@ -220,8 +220,8 @@ print("back", deploy(<Deployment>)(0), flush=True)
         "jobs-http": "KubetorchWorkload",
         "jobs-headless": "KubetorchWorkload",
     }
-    (one.folder / "return").touch()
-    pod = one.line("back").split()[1]
+    (user_program.folder / "return").touch()
+    pod = user_program.line("back").split()[1]
     become(kubectl, installed, "jobs", "Deployment/jobs")
     assert services(kubectl, installed, "jobs") == {"jobs": "KubetorchWorkload"}
     assert remaining(kubectl, installed, "jobs", pod) == [pod]
@@ -232,7 +232,7 @@ def test_gpus_of_the_old_kind_are_free_for_the_new_one_though_the_controller_res
     client: Start, installed: Installed, kubectl: Kubectl, kill_controllers: Callable[[], None]
 ) -> None:
     namespace = installed.namespace
-    one = client(
+    user_program = client(
         program(
             "gpus",
             """
@@ -244,23 +244,23 @@ print("back", deploy(<Deployment>)(0), flush=True)
 """,
         )
     )
-    one.line("before")
+    user_program.line("before")
     # Something keeps the old object until the controller has been restarted.
     patch = ("patch", "deployment", "gpus", "-n", namespace, "--type=merge", "-p")
     kubectl(*patch, '{"metadata": {"finalizers": ["example.com/kept"]}}')
-    (one.folder / "go").touch()
+    (user_program.folder / "go").touch()
     kubectl(
         *("wait", "deployment/gpus", "-n", namespace, "--timeout=60s"),
         "--for=jsonpath={.metadata.deletionTimestamp}",
     )
-    assert made(kubectl, installed, "gpus") == {"Deployment/gpus"}
+    assert made_objects(kubectl, installed, "gpus") == {"Deployment/gpus"}
     kill_controllers()
     kubectl(*patch, '{"metadata": {"finalizers": null}}')
-    assert one.line("set").split() == ["set", "gpus-0", "gpus-1"]
+    assert user_program.line("set").split() == ["set", "gpus-0", "gpus-1"]
     become(kubectl, installed, "gpus", "StatefulSet/gpus")
     remaining(kubectl, installed, "gpus", "gpus-0", "gpus-1")
-    (one.folder / "return").touch()
-    pod = one.line("back").split()[1]
+    (user_program.folder / "return").touch()
+    pod = user_program.line("back").split()[1]
     become(kubectl, installed, "gpus", "Deployment/gpus")
     assert remaining(kubectl, installed, "gpus", pod) == [pod]
 
@@ -276,7 +276,7 @@ def test_what_cannot_be_made_leaves_the_old_kind_serving(
     kill_controllers: Callable[[], None],
 ) -> None:
     name = f"kept-{kind.lower()}"
-    one = client(
+    user_program = client(
         program(
             name,
             f"""
@@ -296,12 +296,12 @@ print("gone", flush=True)
 """,
         )
     )
-    refused = one.line("refused").split()
-    assert one.line("same").split() == ["same", "True", "True"], refused
-    assert made(kubectl, installed, name) == {f"Deployment/{name}"}
+    refused = user_program.line("refused").split()
+    assert user_program.line("same").split() == ["same", "True", "True"], refused
+    assert made_objects(kubectl, installed, name) == {f"Deployment/{name}"}
     kill_controllers()
-    (one.folder / "go").touch()
-    assert one.line("again").split() == ["again", "True"]
-    assert one.line("back").split() == ["back", "True"]
-    one.line("gone")
+    (user_program.folder / "go").touch()
+    assert user_program.line("again").split() == ["again", "True"]
+    assert user_program.line("back").split() == ["back", "True"]
+    user_program.line("gone")
     become(kubectl, installed, name)

@@ -41,9 +41,9 @@ print(kt.fn(double, name="double").to(compute)(21))
 def helm(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     if shutil.which("helm") is None:
         pytest.skip("no helm on the PATH")
-    done = subprocess.run(["helm", *arguments], capture_output=True, text=True, timeout=180)
-    assert done.returncode == 0 or not check, done.stderr
-    return done
+    completed = subprocess.run(["helm", *arguments], capture_output=True, text=True, timeout=180)
+    assert completed.returncode == 0 or not check, completed.stderr
+    return completed
 
 
 def kt(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -55,22 +55,24 @@ def images() -> tuple[str, str]:
     """Options for the images that were built."""
     repository, _, tag = IMAGE.rpartition(":")
     pods, _, pod_tag = POD_IMAGE.rpartition(":")
-    said = f"image.repository={repository},image.tag={tag}"
-    return "--set", f"{said},podImage.repository={pods},podImage.tag={pod_tag}"
+    settings = f"image.repository={repository},image.tag={tag}"
+    return "--set", f"{settings},podImage.repository={pods},podImage.tag={pod_tag}"
 
 
 def of_helm(file: Path) -> list[dict[str, Any]]:
     """What helm renders the chart to, without its hooks."""
-    place = ("--namespace", goldens.NAMESPACE, "--kube-version", "1.34.0")
-    text = helm("template", "kubetorch", str(FOLDER), *place, "-f", str(file), "--no-hooks").stdout
+    options = ("--namespace", goldens.NAMESPACE, "--kube-version", "1.34.0")
+    text = helm(
+        "template", "kubetorch", str(FOLDER), *options, "-f", str(file), "--no-hooks"
+    ).stdout
     text = text.replace("managed-by: Helm", "managed-by: kubetorch")
-    return [one for one in yaml.safe_load_all(text) if one]
+    return [manifest for manifest in yaml.safe_load_all(text) if manifest]
 
 
 def sorted_by_name(objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    def key(one: dict[str, Any]) -> tuple[str, ...]:
-        metadata = one["metadata"]
-        return one["kind"], metadata.get("namespace") or "", metadata["name"]
+    def key(manifest: dict[str, Any]) -> tuple[str, ...]:
+        metadata = manifest["metadata"]
+        return manifest["kind"], metadata.get("namespace") or "", metadata["name"]
 
     return sorted(objects, key=key)
 
@@ -119,16 +121,16 @@ def test_a_release_works_is_upgraded_and_leaves_nothing(
     spaces: None, kubectl: Kubectl, tmp_path: Path
 ) -> None:
     options = ("--set", BESIDE, *images(), "--wait", "--timeout", "120s")
-    said = helm("install", RELEASE, str(FOLDER), "-n", SPACE, "--create-namespace", *options)
-    assert "kt config set install_namespace kt-helm" in said.stdout
+    installed = helm("install", RELEASE, str(FOLDER), "-n", SPACE, "--create-namespace", *options)
+    assert "kt config set install_namespace kt-helm" in installed.stdout
 
     file = tmp_path / "program.py"
     file.write_text(PROGRAM)
     environ = {**os.environ, "KT_BACKEND": "kubernetes", "KT_INSTALL_NAMESPACE": SPACE}
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, str(file)], env=environ, capture_output=True, text=True, timeout=110
     )
-    assert done.stdout.strip().endswith("42"), done.stdout + done.stderr
+    assert completed.stdout.strip().endswith("42"), completed.stdout + completed.stderr
 
     for command in (("upgrade",), ("uninstall", "-y"), ("install",)):
         refused = kt(*command, "-n", SPACE)
@@ -166,8 +168,8 @@ def test_a_release_whose_image_cannot_be_pulled_goes_without_its_hooks(
 
 @pytest.mark.alone
 def test_helm_does_not_take_over_what_kt_installed(spaces: None, kubectl: Kubectl) -> None:
-    done = kt("install", "-n", SPACE, "--image", IMAGE, "--set", BESIDE, "--no-wait")
-    assert done.returncode == 0, done.stderr
+    completed = kt("install", "-n", SPACE, "--image", IMAGE, "--set", BESIDE, "--no-wait")
+    assert completed.returncode == 0, completed.stderr
     refused = helm("install", RELEASE, str(FOLDER), "-n", SPACE, "--set", BESIDE, check=False)
     assert refused.returncode != 0
     assert "cannot be imported into the current release" in refused.stderr
@@ -177,8 +179,8 @@ def test_helm_does_not_take_over_what_kt_installed(spaces: None, kubectl: Kubect
 def test_helm_leaves_the_kind_to_services_of_others(
     spaces: None, kubectl: Kubectl, apart: str
 ) -> None:
-    gone = kt("uninstall", "-y", "-n", apart)
-    assert gone.returncode == 0, gone.stderr
+    uninstalled = kt("uninstall", "-y", "-n", apart)
+    assert uninstalled.returncode == 0, uninstalled.stderr
     watched = ("--set", f"watchNamespaces={{{TEAM}}}", *images(), "--wait", "--timeout", "120s")
     install = ("install", RELEASE, str(FOLDER), "-n", SPACE, "--create-namespace", *watched)
     helm(*install)
@@ -189,10 +191,10 @@ def test_helm_leaves_the_kind_to_services_of_others(
         "metadata": {"name": "f", "namespace": "default"},
         "spec": {"generation": 1, "callable": callable},
     }
-    kubectl("apply", "-f", "-", given=[workload])
+    kubectl("apply", "-f", "-", manifests=[workload])
     # Neither an upgrade without it nor an uninstall takes the kind from a service of others.
-    kept = (*watched, "--set", "crd.create=false")
-    helm("upgrade", RELEASE, str(FOLDER), "-n", SPACE, *kept)
+    values_without_definition = (*watched, "--set", "crd.create=false")
+    helm("upgrade", RELEASE, str(FOLDER), "-n", SPACE, *values_without_definition)
     helm("uninstall", RELEASE, "-n", SPACE, "--wait", "--timeout", "150s")
     assert kubectl("get", "kubetorchworkloads", "-n", "default", "-o", "name").strip()
     labels = kubectl("get", "crd", DEFINITION.name, "-o", "jsonpath={.metadata.labels}")

@@ -53,21 +53,21 @@ def access() -> Iterator[Access]:
     if not os.environ.get("KUBECONFIG"):
         pytest.skip("no KUBECONFIG: these tests need a real Kubernetes")
     name = f"kt-client-{uuid.uuid4().hex[:8]}"
-    found = dataclasses.replace(kubeconfig.find(), namespace=name)
+    namespace_access = dataclasses.replace(kubeconfig.find(), namespace=name)
 
     async def make() -> None:
-        async with Client(found) as client:
+        async with Client(namespace_access) as client:
             await client.create(manifest(NAMESPACES, name))
             default = Selection(ACCOUNTS, name, fields="metadata.name=default")
             async with Informer(client, default) as accounts:
                 await accounts.until(bool, timeout=60)
 
     async def remove() -> None:
-        async with Client(found) as client:
+        async with Client(namespace_access) as client:
             await client.delete(Ref(NAMESPACES, name))
 
     asyncio.run(make())
-    yield found
+    yield namespace_access
     asyncio.run(remove())
 
 
@@ -133,17 +133,17 @@ def test_objects_are_applied_listed_changed_and_deleted(access: Access) -> None:
             assert (await client.server_version()).startswith("v1.")
             labels = {"test": "objects"}
             for name in "abc":
-                wanted = manifest(CONFIGMAPS, name, data={"key": "1"})
-                wanted["metadata"]["labels"] = labels
-                await client.apply(wanted)
+                config_map = manifest(CONFIGMAPS, name, data={"key": "1"})
+                config_map["metadata"]["labels"] = labels
+                await client.apply(config_map)
             before = await client.get(Ref(CONFIGMAPS, "a"))
-            again = manifest(CONFIGMAPS, "a", data={"key": "1"})
-            again["metadata"]["labels"] = labels
-            after = await client.apply(again)
+            changed_map = manifest(CONFIGMAPS, "a", data={"key": "1"})
+            changed_map["metadata"]["labels"] = labels
+            after = await client.apply(changed_map)
             assert after["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"]
             selection = Selection(CONFIGMAPS, access.namespace, labels="test=objects")
-            found = await client.list(selection, page=2)
-            assert [item["metadata"]["name"] for item in found.items] == ["a", "b", "c"]
+            listing = await client.list(selection, page=2)
+            assert [item["metadata"]["name"] for item in listing.items] == ["a", "b", "c"]
             await client.patch(Ref(CONFIGMAPS, "a"), {"data": {"key": None, "other": "2"}})
             operation = {"op": "add", "path": "/data/third", "value": "3"}
             changed = await client.patch(Ref(CONFIGMAPS, "a"), [operation])
@@ -202,7 +202,9 @@ def test_the_status_is_a_part_of_its_own(access: Access, web: Ref) -> None:
             condition = {"type": "example.com/Tested", "status": "True"}
             await client.patch(part, {"status": {"conditions": [condition]}})
             status = (await client.get(part))["status"]
-            assert condition["type"] in {one["type"] for one in status["conditions"]}
+            assert condition["type"] in {
+                status_condition["type"] for status_condition in status["conditions"]
+            }
 
     asyncio.run(scenario())
 
@@ -308,7 +310,9 @@ def test_a_full_quota_is_told_from_a_missing_permission(access: Access) -> None:
             selection = Selection(quotas, access.namespace)
             async with Informer(client, selection) as informer:
                 await informer.until(
-                    lambda found: any("hard" in q.get("status", {}) for q in found.values()),
+                    lambda live_quotas: any(
+                        "hard" in q.get("status", {}) for q in live_quotas.values()
+                    ),
                     timeout=60,
                 )
             secret = Resource("", "v1", "secrets", "Secret")
@@ -344,17 +348,20 @@ def test_in_a_pod_the_client_is_its_service_account(access: Access, web: Ref) ->
     async def scenario() -> None:
         async with Client(access) as client:
             install = ["pip", "install", "-q", "httptools", "msgspec", "pyyaml"]
-            done = await pod_streams.run(client, web, install, timeout=100)
-            assert done.exit_code == 0, done
+            completed = await pod_streams.run(client, web, install, timeout=100)
+            assert completed.exit_code == 0, completed
             unpack = ["tar", "-xzf", "-", "-C", "/tmp"]
             async with await pod_streams.start(client, web, unpack, stdin=True) as process:
                 await process.write(packed.getvalue())
                 process.end_input()
                 assert await process.wait() == 0
             ask = ["env", "PYTHONPATH=/tmp", "python", "-c", WHO_AM_I]
-            done = await pod_streams.run(client, web, ask, timeout=60)
+            completed = await pod_streams.run(client, web, ask, timeout=60)
             name = access.namespace
-            assert done.stdout.decode().split() == [name, f"system:serviceaccount:{name}:default"]
+            assert completed.stdout.decode().split() == [
+                name,
+                f"system:serviceaccount:{name}:default",
+            ]
 
     asyncio.run(scenario())
 
@@ -382,9 +389,9 @@ def test_an_informer_follows_what_happens(access: Access) -> None:
         ):
             await informer.listed(timeout=60)
             for name in "xy":
-                wanted = manifest(CONFIGMAPS, name)
-                wanted["metadata"]["labels"] = {"test": "watch"}
-                await client.apply(wanted)
+                config_map = manifest(CONFIGMAPS, name)
+                config_map["metadata"]["labels"] = {"test": "watch"}
+                await client.apply(config_map)
                 await asyncio.sleep(1.2)  # so that a watch ends in between
             await client.patch(Ref(CONFIGMAPS, "x"), {"data": {"a": "b"}})
             await client.delete(Ref(CONFIGMAPS, "y"))
@@ -464,10 +471,10 @@ def test_programs_run_in_the_pod(access: Access, web: Ref) -> None:
     async def scenario() -> None:
         async with Client(access) as client:
             script = "import sys; print('out'); print('err', file=sys.stderr); sys.exit(7)"
-            done = await pod_streams.run(client, web, ["python", "-c", script], timeout=60)
-            assert done == pod_streams.Completed(7, b"out\n", b"err\n")
-            done = await pod_streams.run(client, web, ["true"], container="main", timeout=60)
-            assert done.exit_code == 0
+            completed = await pod_streams.run(client, web, ["python", "-c", script], timeout=60)
+            assert completed == pod_streams.Completed(7, b"out\n", b"err\n")
+            completed = await pod_streams.run(client, web, ["true"], container="main", timeout=60)
+            assert completed.exit_code == 0
             with pytest.raises(errors.KubernetesRequestError, match="no-such-program"):
                 await pod_streams.run(client, web, ["no-such-program"], timeout=60)
             with pytest.raises(errors.KubernetesRequestError, match="nope"):

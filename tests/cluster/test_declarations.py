@@ -93,43 +93,47 @@ shown("of-a-spec", compute)
 """
 
 
-def said(line: str) -> Any:
+def value_of_line(line: str) -> Any:
     return json.loads(line.partition(" ")[2])
 
 
 def test_a_call_of_a_pool_goes_to_the_pods_that_its_deploy_found(
     tmp_path: Path, bringing: Installed, kubectl: Kubectl
 ) -> None:
-    here = ("-n", bringing.namespace)
+    namespace_option = ("-n", bringing.namespace)
 
     def pods() -> set[str]:
-        found = json.loads(kubectl("get", "pods", *here, "-l", "app=found", "-o", "json"))
+        listing = json.loads(
+            kubectl("get", "pods", *namespace_option, "-l", "app=found", "-o", "json")
+        )
         return {
-            one["metadata"]["name"]
-            for one in found["items"]
-            if "deletionTimestamp" not in one["metadata"] and one["status"]["phase"] == "Running"
+            pod["metadata"]["name"]
+            for pod in listing["items"]
+            if "deletionTimestamp" not in pod["metadata"] and pod["status"]["phase"] == "Running"
         }
 
     def scale(count: int) -> set[str]:
-        kubectl("apply", *here, "-f", "-", given=[byo.pool("found", POD_IMAGE, count)])
+        kubectl(
+            "apply", *namespace_option, "-f", "-", manifests=[byo.pool("found", POD_IMAGE, count)]
+        )
         until(lambda: len(pods()) == count)
         return pods()
 
     two = scale(2)
     with clients(tmp_path, bringing.environ) as start:
         program = start(POOL)
-        first = said(program.line("first"))
+        first = value_of_line(program.line("first"))
         assert set(first) == two
-        assert said(program.line("post")) == first
+        assert value_of_line(program.line("post")) == first
         three = scale(3)
         (program.folder / "three").touch()
-        assert said(program.line("same")) == first
-        more = said(program.line("more"))
+        assert value_of_line(program.line("same")) == first
+        more = value_of_line(program.line("more"))
         assert set(more) == three
-        assert said(program.line("found")) == more
-        (one,) = scale(1)
+        assert value_of_line(program.line("found")) == more
+        (remaining_pod,) = scale(1)
         (program.folder / "one").touch()
-        assert said(program.line("single")) == one
+        assert value_of_line(program.line("single")) == remaining_pod
         program.end()
 
 
@@ -146,22 +150,22 @@ def test_the_manifest_of_a_service_is_what_the_cluster_has(
     with clients(tmp_path, bringing.environ) as start:
         program = start(APPLIED)
         for name in ("of-own-image", "of-a-spec"):
-            manifest, there = said(program.line("shown"))
+            manifest, live_manifest = value_of_line(program.line("shown"))
             assert manifest["metadata"]["name"] == name
-            check_applied(manifest, there)
-        assert there["spec"]["template"]["spec"]["hostAliases"][0]["hostnames"] == ["there"]
+            check_applied(manifest, live_manifest)
+        assert live_manifest["spec"]["template"]["spec"]["hostAliases"][0]["hostnames"] == ["there"]
         program.end()
 
 
-def check_applied(wanted: Any, found: Any) -> None:
+def check_applied(expected: Any, actual: Any) -> None:
     """The cluster has all of it, and the defaults that it fills in."""
-    if isinstance(wanted, dict):
-        for key, value in wanted.items():
-            check_applied(value, found.get(key, None if value else value))
+    if isinstance(expected, dict):
+        for key, value in expected.items():
+            check_applied(value, actual.get(key, None if value else value))
         return
-    if isinstance(wanted, list):
-        assert len(found) == len(wanted), (wanted, found)
-        for one, other in zip(wanted, found, strict=True):
-            check_applied(one, other)
+    if isinstance(expected, list):
+        assert len(actual) == len(expected), (expected, actual)
+        for expected_element, actual_element in zip(expected, actual, strict=True):
+            check_applied(expected_element, actual_element)
         return
-    assert found == wanted, (wanted, found)
+    assert actual == expected, (expected, actual)

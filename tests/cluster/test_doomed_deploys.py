@@ -94,18 +94,20 @@ def _allow_manifests(kubectl: Kubectl, namespace: str) -> None:
         "roleRef": {"apiGroup": group, "kind": "Role", "name": "anything"},
         "subjects": [account],
     }
-    kubectl("apply", "-f", "-", given=[role, binding])
+    kubectl("apply", "-f", "-", manifests=[role, binding])
 
 
 @pytest.fixture(scope="module")
-def found(kubectl: Kubectl, installed: Installed, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def outcomes(
+    kubectl: Kubectl, installed: Installed, tmp_path_factory: pytest.TempPathFactory
+) -> Any:
     """What each deploy ended with."""
     _allow_manifests(kubectl, installed.namespace)
-    said = installed.python(PROGRAM, tmp_path_factory.mktemp("doomed"), timeout=240)
-    results = json.loads(said.rpartition("FOUND")[2])
+    printed = installed.python(PROGRAM, tmp_path_factory.mktemp("doomed"), timeout=240)
+    results = json.loads(printed.rpartition("FOUND")[2])
     lines = [
-        f"{name:20} {one['seconds']:6.1f} s  {one['error']}: {one['message'].splitlines()[0]:.120}"
-        for name, one in results.items()
+        f"{name:20} {row['seconds']:6.1f} s  {row['error']}: {row['message'].splitlines()[0]:.120}"
+        for name, row in results.items()
     ]
     table = "\n".join(lines)
     print(f"\n{table}")
@@ -115,26 +117,28 @@ def found(kubectl: Kubectl, installed: Installed, tmp_path_factory: pytest.TempP
 
 
 @pytest.mark.parametrize("case", DOOMED)
-def test_the_error_of_a_doomed_deploy_comes_in_time(found: Any, case: str) -> None:
+def test_the_error_of_a_doomed_deploy_comes_in_time(outcomes: Any, case: str) -> None:
     kinds, words = DOOMED[case]
-    one = found[case]
-    assert one["error"] in kinds if isinstance(kinds, tuple) else one["error"] == kinds, one
-    assert words in one["message"]
-    assert one["hint"]
-    assert one["seconds"] <= BUDGET, one
+    outcome = outcomes[case]
+    assert outcome["error"] in kinds if isinstance(kinds, tuple) else outcome["error"] == kinds, (
+        outcome
+    )
+    assert words in outcome["message"]
+    assert outcome["hint"]
+    assert outcome["seconds"] <= BUDGET, outcome
 
 
-def test_a_deploy_that_may_still_come_right_lasts_until_its_time_is_over(found: Any) -> None:
-    one = found["registry-is-away"]
-    assert one["error"] == "ServiceTimeoutError", one
-    assert "connection refused" in one["message"]
-    assert one["all"] >= 40
+def test_a_deploy_that_may_still_come_right_lasts_until_its_time_is_over(outcomes: Any) -> None:
+    outcome = outcomes["registry-is-away"]
+    assert outcome["error"] == "ServiceTimeoutError", outcome
+    assert "connection refused" in outcome["message"]
+    assert outcome["all"] >= 40
 
 
 def test_the_next_deploy_of_a_doomed_service_succeeds(
     installed: Installed, tmp_path: Path, kubectl: Kubectl
 ) -> None:
-    said = installed.python(
+    printed = installed.python(
         """
         import kubetorch as kt
 
@@ -149,7 +153,7 @@ def test_the_next_deploy_of_a_doomed_service_succeeds(
         """,
         tmp_path,
     )
-    assert said.splitlines()[-1] == "hello"
+    assert printed.splitlines()[-1] == "hello"
 
 
 def test_the_same_deploy_succeeds_once_what_refused_its_pods_is_put_right(
@@ -170,10 +174,10 @@ def test_the_same_deploy_succeeds_once_what_refused_its_pods_is_put_right(
     """
     try:
         first = installed.python(program, tmp_path)
-        again = installed.python(program, tmp_path)
+        second = installed.python(program, tmp_path)
     finally:
         kubectl("delete", "quota", "none", "-n", namespace)
-    assert [one.splitlines()[-1] for one in (first, again)] == ["quota", "quota"]
+    assert [output.splitlines()[-1] for output in (first, second)] == ["quota", "quota"]
     assert installed.python(program, tmp_path).splitlines()[-1] == "hello"
 
 

@@ -44,8 +44,12 @@ def container(**more: Any) -> Object:
 
 
 def pod(*, spec: Object | None = None, **more: Any) -> list[Object]:
-    given = {"terminationGracePeriodSeconds": 1, "containers": [container(**more)], **(spec or {})}
-    return [{"apiVersion": "v1", "kind": "Pod", "metadata": {}, "spec": given}]
+    pod_spec = {
+        "terminationGracePeriodSeconds": 1,
+        "containers": [container(**more)],
+        **(spec or {}),
+    }
+    return [{"apiVersion": "v1", "kind": "Pod", "metadata": {}, "spec": pod_spec}]
 
 
 def shell(line: str, **more: Any) -> list[Object]:
@@ -55,8 +59,11 @@ def shell(line: str, **more: Any) -> list[Object]:
 def owner(kind: str, fields: Object | None = None, *, group: str = "apps", **more: Any) -> Object:
     """A Deployment, Job, … of one such pod."""
     template = pod(**more)[0]["spec"]
-    given: Object = {"template": {"metadata": {"labels": {}}, "spec": template}, **(fields or {})}
-    return {"apiVersion": f"{group}/v1", "kind": kind, "metadata": {}, "spec": given}
+    owner_spec: Object = {
+        "template": {"metadata": {"labels": {}}, "spec": template},
+        **(fields or {}),
+    }
+    return {"apiVersion": f"{group}/v1", "kind": kind, "metadata": {}, "spec": owner_spec}
 
 
 def deployment(replicas: int = 1, **more: Any) -> list[Object]:
@@ -64,12 +71,12 @@ def deployment(replicas: int = 1, **more: Any) -> list[Object]:
 
 
 def claim(name: str, **spec: Any) -> Object:
-    asked = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Mi"}}}
+    common_spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Mi"}}}
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
         "metadata": {"name": name},
-        "spec": {**asked, **spec},
+        "spec": {**common_spec, **spec},
     }
 
 
@@ -340,8 +347,8 @@ DOOMED: dict[str, tuple[list[Object], type[errors.KubetorchError], str]] = {
 def queued(queue: str, cpu: str, **metadata: Any) -> Object:
     """A Job in a queue."""
     resources = {"requests": {"cpu": cpu}}
-    given = owner("Job", group="batch", spec={"restartPolicy": "Never"}, resources=resources)
-    return {**given, "metadata": {"labels": {"kueue.x-k8s.io/queue-name": queue}, **metadata}}
+    job = owner("Job", group="batch", spec={"restartPolicy": "Never"}, resources=resources)
+    return {**job, "metadata": {"labels": {"kueue.x-k8s.io/queue-name": queue}, **metadata}}
 
 
 #: The same, where there is Kueue, with a queue `team` that has one CPU.
@@ -384,24 +391,24 @@ WAITING: dict[str, tuple[list[Object], str]] = {
 
 def named(name: str, manifests: list[Object]) -> list[Object]:
     """The objects of one launch under names of their own."""
-    made = []
+    named_manifests = []
     for manifest in manifests:
         metadata = dict(manifest["metadata"])
         metadata.setdefault("name", name)
-        given = {**manifest, "metadata": metadata}
-        template = (given.get("spec") or {}).get("template")
+        named_manifest = {**manifest, "metadata": metadata}
+        template = (named_manifest.get("spec") or {}).get("template")
         if template is not None:
             labels = {"launch": name, "kubetorch.com/service": name}
             of_template = {**template, "metadata": {"labels": labels}}
-            given["spec"] = {**given["spec"], "template": of_template}
-            if given["kind"] == "Deployment":
-                given["spec"]["selector"] = {"matchLabels": {"launch": name}}
-        made.append(given)
-    return made
+            named_manifest["spec"] = {**named_manifest["spec"], "template": of_template}
+            if named_manifest["kind"] == "Deployment":
+                named_manifest["spec"]["selector"] = {"matchLabels": {"launch": name}}
+        named_manifests.append(named_manifest)
+    return named_manifests
 
 
 @dataclasses.dataclass
-class Found:
+class Launches:
     """What came of each launch."""
 
     doomed: dict[str, Judgement] = dataclasses.field(default_factory=dict)
@@ -410,17 +417,17 @@ class Found:
 
 
 @pytest.fixture(scope="module")
-def found() -> Iterator[Found]:
+def launches() -> Iterator[Launches]:
     """All launches, made a few at a time."""
     if not os.environ.get("KUBECONFIG"):
         pytest.skip("no KUBECONFIG: these tests need a real Kubernetes")
-    made = asyncio.run(_make())
-    yield made
-    _print(made)
+    judged_launches = asyncio.run(_make())
+    yield judged_launches
+    _print(judged_launches)
 
 
-async def _make() -> Found:
-    made, room = Found(), asyncio.Semaphore(AT_ONCE)
+async def _make() -> Launches:
+    launches, room = Launches(), asyncio.Semaphore(AT_ONCE)
     name = f"dooms-{uuid.uuid4().hex[:8]}"
     access = dataclasses.replace(kubeconfig.find(), namespace=name)
     async with (
@@ -429,31 +436,39 @@ async def _make() -> Found:
         Court(client, name) as court,
     ):
 
-        async def one(launch: str, manifests: list[Object]) -> None:
+        async def judge(launch: str, manifests: list[Object]) -> None:
             async with room:
                 is_doom = launch not in WAITING and launch != "queue-full"
                 judgement = await _launch(court, launch, manifests, is_doom=is_doom)
-                (made.doomed if is_doom else made.waiting)[launch] = judgement
+                (launches.doomed if is_doom else launches.waiting)[launch] = judgement
 
         lost = {"nodeName": name, "tolerations": [{"operator": "Exists"}]}
-        made.has_kueue = await refusing.queues(client, name)
+        launches.has_kueue = await refusing.queues(client, name)
         alone = {"queue-without-kueue": QUEUED["no-such-queue"]}
-        in_queues = QUEUED if made.has_kueue else alone
+        in_queues = QUEUED if launches.has_kueue else alone
         await asyncio.gather(
-            _lost(court, made, pod(spec=lost)),
-            _evicted(court, made),
-            *(one(launch, row[0]) for launch, row in in_queues.items()),
-            *(one(launch, row[0]) for launch, row in DOOMED.items()),
-            *(one(launch, row[0]) for launch, row in WAITING.items()),
+            _lost(court, launches, pod(spec=lost)),
+            _evicted(court, launches),
+            *(judge(launch, row[0]) for launch, row in in_queues.items()),
+            *(judge(launch, row[0]) for launch, row in DOOMED.items()),
+            *(judge(launch, row[0]) for launch, row in WAITING.items()),
         )
-        for launch in [name for name, one in made.doomed.items() if one.seconds > BUDGET]:
+        for launch in [
+            name for name, judgement in launches.doomed.items() if judgement.seconds > BUDGET
+        ]:
             # Seven others, and whatever else the machine does, may have held it up.
             if launch in DOOMED:
-                again = await _launch(court, f"{launch}-2", DOOMED[launch][0], is_doom=True)
-                made.doomed[launch] = min(made.doomed[launch], again, key=lambda one: one.seconds)
-        if made.has_kueue:
+                second_judgement = await _launch(
+                    court, f"{launch}-2", DOOMED[launch][0], is_doom=True
+                )
+                launches.doomed[launch] = min(
+                    launches.doomed[launch],
+                    second_judgement,
+                    key=lambda judgement: judgement.seconds,
+                )
+        if launches.has_kueue:
             await refusing.no_queues(client, name)
-    return made
+    return launches
 
 
 async def _launch(
@@ -487,15 +502,17 @@ async def _remove(court: Court, objects: list[Object]) -> None:
             continue
 
 
-async def _lost(court: Court, made: Found, manifests: list[Object]) -> None:
+async def _lost(court: Court, launches: Launches, manifests: list[Object]) -> None:
     """A pod on a node whose kubelet says nothing any more."""
     objects = named("node-lost", manifests)
     await court.apply("node-lost", objects)
-    made.doomed["node-lost"] = await court.until_doomed("node-lost", objects[-1], timeout=PATIENCE)
+    launches.doomed["node-lost"] = await court.until_doomed(
+        "node-lost", objects[-1], timeout=PATIENCE
+    )
     await _remove(court, objects)
 
 
-async def _evicted(court: Court, made: Found) -> None:
+async def _evicted(court: Court, launches: Launches) -> None:
     """A pod that somebody asks the API server to evict."""
     objects = named("evicted-by-api", pod())
     await court.apply("evicted-by-api", objects)
@@ -505,17 +522,17 @@ async def _evicted(court: Court, made: Found) -> None:
     )
     body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": key[1]}}
     await court.client.post(Ref(PODS, key[1], key[0], "eviction"), body)
-    made.doomed[key[1]] = await court.until_doomed(key[1], objects[-1], timeout=PATIENCE)
+    launches.doomed[key[1]] = await court.until_doomed(key[1], objects[-1], timeout=PATIENCE)
 
 
-def _print(made: Found) -> None:
+def _print(launches: Launches) -> None:
     lines = [f"{'launch':26} {'seconds':>7}  error"]
-    for name, judgement in sorted(made.doomed.items()):
+    for name, judgement in sorted(launches.doomed.items()):
         error = judgement.verdict.error
         text = str(error).partition("\n")[0] if error else "NOT DOOMED"
         lines.append(f"{name:26} {judgement.seconds:7.1f}  {type(error).__name__}: {text:.150}")
     lines += ["", f"{'launch':26} {'':7}  waits, because"]
-    for name, judgement in sorted(made.waiting.items()):
+    for name, judgement in sorted(launches.waiting.items()):
         lines.append(f"{name:26} {'':7}  {judgement.verdict.reason:.170}")
     table = "\n".join(lines)
     print(f"\n{table}")
@@ -524,9 +541,9 @@ def _print(made: Found) -> None:
 
 
 @pytest.mark.parametrize("launch", DOOMED)
-def test_a_doomed_launch_fails_soon_after_the_fact(found: Found, launch: str) -> None:
+def test_a_doomed_launch_fails_soon_after_the_fact(launches: Launches, launch: str) -> None:
     _, kind, words = DOOMED[launch]
-    judgement = found.doomed[launch]
+    judgement = launches.doomed[launch]
     error = judgement.verdict.error
     assert error is not None, judgement.verdict.reason
     assert type(error) is kind, repr(error)
@@ -535,8 +552,8 @@ def test_a_doomed_launch_fails_soon_after_the_fact(found: Found, launch: str) ->
     assert judgement.seconds <= BUDGET
 
 
-def test_a_pod_on_a_lost_node_is_doomed(found: Found) -> None:
-    judgement = found.doomed["node-lost"]
+def test_a_pod_on_a_lost_node_is_doomed(launches: Launches) -> None:
+    judgement = launches.doomed["node-lost"]
     error = judgement.verdict.error
     assert isinstance(error, errors.PodTerminatedError), judgement.verdict
     assert error.reason == "NodeLost"
@@ -544,27 +561,27 @@ def test_a_pod_on_a_lost_node_is_doomed(found: Found) -> None:
 
 
 @pytest.mark.parametrize("launch", QUEUED)
-def test_kueue_may_never_admit_a_launch(found: Found, launch: str) -> None:
-    if not found.has_kueue:
+def test_kueue_may_never_admit_a_launch(launches: Launches, launch: str) -> None:
+    if not launches.has_kueue:
         pytest.skip("the cluster has no Kueue")
     _, kind, words = QUEUED[launch]
-    judgement = (found.doomed if kind else found.waiting)[launch]
+    judgement = (launches.doomed if kind else launches.waiting)[launch]
     error = judgement.verdict.error
     assert type(error) is (kind or type(None)), judgement.verdict
     assert words in judgement.verdict.reason
     assert error is None or judgement.seconds <= BUDGET
 
 
-def test_queue_name_without_kueue_is_doomed(found: Found) -> None:
-    if found.has_kueue:
+def test_queue_name_without_kueue_is_doomed(launches: Launches) -> None:
+    if launches.has_kueue:
         pytest.skip("the cluster has Kueue")
     assert isinstance(
-        found.doomed["queue-without-kueue"].verdict.error, errors.OperatorMissingError
+        launches.doomed["queue-without-kueue"].verdict.error, errors.OperatorMissingError
     )
 
 
-def test_a_pod_that_is_evicted_and_that_nobody_replaces_is_doomed(found: Found) -> None:
-    judgement = found.doomed["evicted-by-api"]
+def test_a_pod_that_is_evicted_and_that_nobody_replaces_is_doomed(launches: Launches) -> None:
+    judgement = launches.doomed["evicted-by-api"]
     error = judgement.verdict.error
     assert isinstance(error, errors.PodTerminatedError), judgement.verdict
     assert error.evicted
@@ -572,7 +589,7 @@ def test_a_pod_that_is_evicted_and_that_nobody_replaces_is_doomed(found: Found) 
 
 
 @pytest.mark.parametrize("launch", WAITING)
-def test_what_may_still_come_right_waits_and_says_why(found: Found, launch: str) -> None:
-    judgement = found.waiting[launch]
+def test_what_may_still_come_right_waits_and_says_why(launches: Launches, launch: str) -> None:
+    judgement = launches.waiting[launch]
     assert judgement.verdict.error is None
     assert WAITING[launch][1] in judgement.verdict.reason

@@ -25,11 +25,11 @@ MIB = 1024 * 1024
 
 def largest(folder: Path, pattern: str) -> int:
     """The size of the largest file."""
-    found = [0]
-    for one in folder.glob(pattern):
+    sizes = [0]
+    for file in folder.glob(pattern):
         with contextlib.suppress(FileNotFoundError):
-            found.append(one.stat().st_size)
-    return max(found)
+            sizes.append(file.stat().st_size)
+    return max(sizes)
 
 
 # ------------------------------------------------------------------------------------- the client
@@ -168,10 +168,10 @@ def test_a_client_that_is_killed_while_it_uploads_leaves_nothing_behind(client, 
     until(lambda: not list(store.glob("**/tmp/*")))
     assert largest(store, "**/*") < 100 * MIB
 
-    again = client("""
+    second_program = client("""
         print("result", kt.fn(service.echo, name="upload").to(kt.Compute(cpus="0.01"))(1))
     """)
-    assert again.line("result") == "result 1"
+    assert second_program.line("result") == "result 1"
 
 
 def test_two_clients_that_deploy_one_name_end_in_one_generation(client, kubectl, installed):
@@ -318,10 +318,10 @@ def test_a_watch_whose_history_is_compacted_goes_on(client, kubectl, installed, 
             name = f"noise-{number}"
             kubectl("create", "configmap", name, "-n", installed.namespace)
         etcd = ["curl", "--silent", "--fail", "http://127.0.0.1:2379/v3/kv/range"]
-        found = subprocess.run(
+        read_key = subprocess.run(
             [*etcd, "-d", '{"key": "AA=="}'], capture_output=True, text=True, check=True
         )
-        revision = json.loads(found.stdout)["header"]["revision"]
+        revision = json.loads(read_key.stdout)["header"]["revision"]
         compact = ["curl", "--silent", "--fail", "http://127.0.0.1:2379/v3/kv/compaction"]
         body = json.dumps({"revision": revision, "physical": True})
         subprocess.run([*compact, "-d", body], check=True, capture_output=True)

@@ -73,20 +73,22 @@ def kill(kubectl: Kubectl, controller: str, namespace: str, pod: str, gap: float
         end_pod()
 
 
-def serving(installed: Installed, name: str, gone: str) -> tuple[list[str], list[str]]:
+def serving(installed: Installed, name: str, ended_pod: str) -> tuple[list[str], list[str]]:
     """The pods that serve the wanted generation, and what the others say."""
     with contextlib.suppress(AssertionError, subprocess.TimeoutExpired):
         view: dict[str, Any] = json.loads(installed.run("kt", "describe", name, "--json"))
-        pods = [one for one in view["pods"] if one["name"] != gone]
-        here = [one["name"] for one in pods if one["generation"] == view["generation"]]
-        return here, [str(one.get("reason")) for one in pods if one["name"] not in here]
+        pods = [pod for pod in view["pods"] if pod["name"] != ended_pod]
+        serving_pods = [pod["name"] for pod in pods if pod["generation"] == view["generation"]]
+        return serving_pods, [
+            str(pod.get("reason")) for pod in pods if pod["name"] not in serving_pods
+        ]
     return [], ["no answer"]
 
 
 def test_pods_that_start_while_the_controller_is_lost_load_their_code(
     controller: str, persistence: bool, installed: Installed, kubectl: Kubectl, tmp_path: Path
 ) -> None:
-    started, loaded, again = 0, 0, 0
+    started, loaded, sent_again = 0, 0, 0
     rounds = ROUNDS // 2 if WHOLE else ROUNDS
     for number, gap in zip(range(rounds), GAPS, strict=False):
         name, count = f"lost-{number}", 1 + number % 3
@@ -97,18 +99,20 @@ def test_pods_that_start_while_the_controller_is_lost_load_their_code(
         rollout = ("rollout", "status", "deployment/kubetorch-controller", "--timeout=80s")
         kubectl(*rollout, "-n", controller)
 
-        def are_here(wanted: int, name: str = name, gone: str = victim) -> Callable[[], bool]:
-            return lambda: len(serving(installed, name, gone)[0]) >= wanted
+        def are_here(
+            count_of_pods: int, name: str = name, ended_pod: str = victim
+        ) -> Callable[[], bool]:
+            return lambda: len(serving(installed, name, ended_pod)[0]) >= count_of_pods
 
         nobody_has_it = count == 1 and not persistence
         if nobody_has_it:
             faults.until(
-                lambda name=name, gone=victim: any(
-                    "fetching waits" in reason for reason in serving(installed, name, gone)[1]
+                lambda name=name, ended_pod=victim: any(
+                    "fetching waits" in reason for reason in serving(installed, name, ended_pod)[1]
                 ),
                 seconds=PATIENCE,
             )
-            again += 1
+            sent_again += 1
             assert "result" in installed.python(*program, timeout=200)
         faults.until(are_here(count), seconds=PATIENCE)
         started += 1
@@ -119,5 +123,5 @@ def test_pods_that_start_while_the_controller_is_lost_load_their_code(
             file=sys.stderr,
         )
         installed.run("kt", "teardown", name, "-y")
-    print(f"{loaded} of {started} rounds: all pods load; {again} after the next .to()")
+    print(f"{loaded} of {started} rounds: all pods load; {sent_again} after the next .to()")
     assert loaded == started

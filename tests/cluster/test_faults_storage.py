@@ -47,10 +47,10 @@ def install(*settings: str) -> None:
     """Have Kubetorch installed with these values; calls of other programs go on."""
     kt = str(Path(sys.executable).parent / "kt")
     command = [kt, "install", "--image", IMAGE, "--pod-image", POD_IMAGE, "--timeout", "120s"]
-    done = subprocess.run(
+    completed = subprocess.run(
         [*command, "--set", ",".join(settings)], capture_output=True, text=True, timeout=150
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert completed.returncode == 0, completed.stdout + completed.stderr
 
 
 @pytest.fixture
@@ -101,8 +101,8 @@ def test_a_full_blob_volume_fails_deploys_alone_and_they_work_when_there_is_room
         assert message.startswith("the controller's blob store is full: no space left in "), message
         assert "blobs.emptyDir.sizeLimit" in hint
         assert program.line("answers") == f"answers {number}"
-        found = kubectl("get", "ktworkloads", "-n", installed.namespace, "-o", "name")
-        assert [one.rpartition("/")[2] for one in found.split()] == ["kept"]
+        names = kubectl("get", "ktworkloads", "-n", installed.namespace, "-o", "name")
+        assert [name.rpartition("/")[2] for name in names.split()] == ["kept"]
         begun = f"{STORE}/blobs/{installed.namespace}/tmp"
         assert inside(f"import os; print(os.listdir('{begun}'))") == "[]\n"
         if number == 1:
@@ -141,18 +141,18 @@ class Pushed:
         """Have it there again: its layers never went."""
         self._ask("PUT", self._tag, self._manifest)
 
-    def _ask(self, method: str, what: str, body: bytes | None = None) -> None:
+    def _ask(self, method: str, path: str, body: bytes | None = None) -> None:
         headers = {} if body is None else {"Content-Type": self._type}
-        request = urllib.request.Request(f"{self._url}/{what}", body, headers, method=method)
+        request = urllib.request.Request(f"{self._url}/{path}", body, headers, method=method)
         DIRECT.open(request, timeout=10).close()
 
 
 @pytest.fixture
 def pushed(tmp_path: Path, kubectl: Kubectl) -> Iterator[Pushed]:
-    found = Pushed(tmp_path / "image")
-    yield found
+    image = Pushed(tmp_path / "image")
+    yield image
     with contextlib.suppress(urllib.error.HTTPError):
-        found.lose()
+        image.lose()
     # A node's containerd keeps the image, but not all that a node which starts would copy of it.
     images.remove("/faults")
 

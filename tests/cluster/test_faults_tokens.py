@@ -34,13 +34,15 @@ def address(kubectl: Kubectl, namespace: str, selector: str) -> str:
     """The address of the one pod with these labels that is not about to end."""
     ended = time.monotonic() + 60
     while True:
-        found = json.loads(kubectl("get", "pods", "-n", namespace, "-l", selector, "-o", "json"))
-        here = [one for one in found["items"] if "deletionTimestamp" not in one["metadata"]]
+        listing = json.loads(kubectl("get", "pods", "-n", namespace, "-l", selector, "-o", "json"))
+        running_pods = [
+            pod for pod in listing["items"] if "deletionTimestamp" not in pod["metadata"]
+        ]
         # An agent answers sooner than its kubelet says where it is.
-        known = [one["status"]["podIP"] for one in here if "podIP" in one["status"]]
-        if len(known) == len(here) == 1:
-            return str(known[0])
-        assert time.monotonic() < ended, found
+        addresses = [pod["status"]["podIP"] for pod in running_pods if "podIP" in pod["status"]]
+        if len(addresses) == len(running_pods) == 1:
+            return str(addresses[0])
+        assert time.monotonic() < ended, listing
         time.sleep(0.5)
 
 
@@ -60,14 +62,14 @@ def test_a_token_of_a_clock_that_is_off_is_refused_by_more_than_a_minute(
     client: Start, kubectl: Kubectl, installed: Installed
 ) -> None:
     client(DEPLOY.format("skewed")).line("result 1")
-    found = json.loads(
+    secret_object = json.loads(
         kubectl("get", "secret", "kubetorch-installation", "-n", "kubetorch", "-o", "json")
     )
-    secret = bytes.fromhex(base64.b64decode(found["data"]["secret"]).decode())
+    secret = bytes.fromhex(base64.b64decode(secret_object["data"]["secret"]).decode())
     audience = tokens.audience(installed.namespace, "skewed")
     agent = address(kubectl, installed.namespace, "kubetorch.com/service=skewed")
     leader = address(kubectl, "kubetorch", "kubetorch.com/leads")
-    ways = {
+    urls = {
         "pod": f"http://{agent}:32300/echo",
         "controller": f"http://{leader}:8080/{installed.namespace}/skewed/echo",
     }
@@ -78,7 +80,7 @@ def test_a_token_of_a_clock_that_is_off_is_refused_by_more_than_a_minute(
         claims = Claims(audience, now + HOUR, issued=now)
         return tokens.sign(tokens.workload_key(secret, audience), claims)
 
-    for transport, url in ways.items():
+    for transport, url in urls.items():
         for ahead in (0.0, SKEW - 10, 10 - SKEW - HOUR):
             assert ask(url, of_clock(ahead)) == (200, "5"), (transport, ahead)
         for ahead, words in (
@@ -96,13 +98,20 @@ class Mounted:
     """The token of a pod's agent, in the file that its kubelet keeps."""
 
     def __init__(self, kubectl: Kubectl, namespace: str, pod: str) -> None:
-        found = json.loads(kubectl("get", "pod", pod, "-n", namespace, "-o", "json"))
-        uid = found["metadata"]["uid"]
+        live_pod = json.loads(kubectl("get", "pod", pod, "-n", namespace, "-o", "json"))
+        uid = live_pod["metadata"]["uid"]
         volumes = f"node*/kubelet/pods/{uid}/volumes/kubernetes.io~projected"
         cluster = Path(os.environ["KUBECONFIG"]).parent
         [self._file] = cluster.glob(f"{volumes}/kubetorch-token/token")
         self._kubectl = kubectl
-        self._asked = ("create", "token", SERVICE_ACCOUNT, "-n", namespace, "--audience=kubetorch")
+        self._create_token = (
+            "create",
+            "token",
+            SERVICE_ACCOUNT,
+            "-n",
+            namespace,
+            "--audience=kubetorch",
+        )
         self._bound = (f"--bound-object-name={pod}", f"--bound-object-uid={uid}")
 
     def is_void(self) -> bool:
@@ -113,12 +122,12 @@ class Mounted:
             "metadata": {"name": "review"},
             "spec": {"token": self._file.read_text(), "audiences": ["kubetorch"]},
         }
-        said = self._kubectl("create", "-o", "json", "-f", "-", given=[review])
-        return not json.loads(said)["status"].get("authenticated")
+        printed = self._kubectl("create", "-o", "json", "-f", "-", manifests=[review])
+        return not json.loads(printed)["status"].get("authenticated")
 
     def rotate(self) -> None:
         """Put a new one there, as the kubelet does long before the old one ends."""
-        token = self._kubectl(*self._asked, "--bound-object-kind=Pod", *self._bound)
+        token = self._kubectl(*self._create_token, "--bound-object-kind=Pod", *self._bound)
         self._file.resolve().write_text(token.strip())
 
 

@@ -16,12 +16,12 @@ FILES = sorted(GOLDENS.iterdir())
 @pytest.mark.parametrize("golden", FILES, ids=lambda path: path.stem)
 def test_the_api_server_takes_the_golden(golden, kubectl, kinds):
     objects = list(yaml.safe_load_all(golden.read_text()))
-    for one in objects:
-        group = one["apiVersion"].rpartition("/")[0]
-        name = f"{one['kind']}.{group}"
+    for manifest in objects:
+        group = manifest["apiVersion"].rpartition("/")[0]
+        name = f"{manifest['kind']}.{group}"
         if name not in kinds:
             pytest.skip(f"the cluster has no {name}")
-        kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-", given=[one])
+        kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-", manifests=[manifest])
 
 
 def test_an_unknown_field_is_refused(kubectl, kinds):
@@ -29,7 +29,7 @@ def test_an_unknown_field_is_refused(kubectl, kinds):
     manifest = next(yaml.safe_load_all((GOLDENS / "deployment.yaml").read_text()))
     manifest["spec"]["template"]["spec"]["nodeSelektor"] = {"disk": "ssd"}
     with pytest.raises(AssertionError, match="nodeSelektor"):
-        kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-", given=[manifest])
+        kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-", manifests=[manifest])
 
 
 def test_the_queue_of_the_goldens_can_be_made(kubectl, kinds):
@@ -42,4 +42,4 @@ def test_the_queue_of_the_goldens_can_be_made(kubectl, kinds):
         "metadata": {"name": name},
         "spec": {"resources": {"cpu": share, "gpu": share, "memory": share}},
     }
-    kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-", given=[queue])
+    kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-", manifests=[queue])

@@ -56,9 +56,9 @@ class Kt:
 
     def __call__(self, *arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
         command = [str(Path(sys.executable).parent / "kt"), *arguments]
-        done = self.run(*command)
-        assert done.returncode == status, done.stdout + done.stderr
-        return done
+        completed = self.run(*command)
+        assert completed.returncode == status, completed.stdout + completed.stderr
+        return completed
 
     def json(self, *arguments: str, status: int = 0) -> Any:
         return json.loads(self(*arguments, "--json", status=status).stdout)
@@ -74,9 +74,9 @@ def kt(kubectl: Kubectl, apart: str) -> Iterator[Kt]:
     if not has_image(IMAGE):
         pytest.skip(f"no node has {IMAGE}")
     kubectl("create", "namespace", TEAM)
-    found = Kt(os.environ["KUBECONFIG"])
-    yield found
-    found("uninstall", "-y", "--volumes", "--secrets", "--timeout", "120")
+    kt_command = Kt(os.environ["KUBECONFIG"])
+    yield kt_command
+    kt_command("uninstall", "-y", "--volumes", "--secrets", "--timeout", "120")
     kubectl("delete", "namespace", TEAM, SPACE, "--ignore-not-found")
 
 
@@ -116,8 +116,8 @@ FLEETS = {
 }
 
 
-def changes(done: Any) -> set[str]:
-    return {one["change"] for one in done["objects"]}
+def changes(report: Any) -> set[str]:
+    return {change["change"] for change in report["objects"]}
 
 
 def test_it_is_installed_used_changed_and_gone(kt: Kt, kubectl: Kubectl, tmp_path: Path) -> None:
@@ -129,35 +129,40 @@ def test_it_is_installed_used_changed_and_gone(kt: Kt, kubectl: Kubectl, tmp_pat
 
     file = tmp_path / "program.py"
     file.write_text(PROGRAM)
-    done = kt.run(sys.executable, str(file))
-    assert done.stdout.strip().endswith("42"), done.stdout + done.stderr
+    completed = kt.run(sys.executable, str(file))
+    assert completed.stdout.strip().endswith("42"), completed.stdout + completed.stderr
     assert kt.json("check", "-n", TEAM)["ok"]
 
     upgraded = kt.json("upgrade", "--set", "networkPolicy.enabled=false,logLevel=debug")
-    became = {one["kind"]: one["change"] for one in upgraded["objects"]}
+    became = {
+        upgrade_change["kind"]: upgrade_change["change"] for upgrade_change in upgraded["objects"]
+    }
     assert (became["NetworkPolicy"], became["Deployment"]) == ("deleted", "changed")
     assert upgraded["values"]["image"]["tag"] == IMAGE.rpartition(":")[2]
     assert kt.run(sys.executable, str(file)).stdout.strip().endswith("42")
 
-    gone = kt.json("uninstall", "-y")
-    assert [one["name"] for one in gone["kept"]["volumes"]] == ["data"]
-    assert [one["namespace"] for one in gone["kept"]["secrets"]] == [TEAM]
-    left = remains.of_installation(kubectl, SPACE, TEAM)
+    uninstalled = kt.json("uninstall", "-y")
+    assert [kept_object["name"] for kept_object in uninstalled["kept"]["volumes"]] == ["data"]
+    assert [kept_object["namespace"] for kept_object in uninstalled["kept"]["secrets"]] == [TEAM]
+    remaining_objects = remains.of_installation(kubectl, SPACE, TEAM)
     volume = json.loads(kubectl("get", "pvc", "data", "-n", TEAM, "-o", "json"))
     assert not volume["metadata"].get("deletionTimestamp")
-    assert {one.split("/")[0] for one in left} == {"PersistentVolumeClaim", "Secret"}, left
+    assert {name.split("/")[0] for name in remaining_objects} == {
+        "PersistentVolumeClaim",
+        "Secret",
+    }, remaining_objects
 
     # Where nothing is installed, nothing is looked for, let alone deleted.
-    again = kt("uninstall", "-y", "--volumes", "--secrets")
-    assert f"Kubetorch is not installed in namespace {SPACE}" in again.stdout
-    assert remains.of_installation(kubectl, SPACE, TEAM) == left
+    second_uninstall = kt("uninstall", "-y", "--volumes", "--secrets")
+    assert f"Kubetorch is not installed in namespace {SPACE}" in second_uninstall.stdout
+    assert remains.of_installation(kubectl, SPACE, TEAM) == remaining_objects
 
 
 def test_an_image_that_cannot_be_pulled_fails_with_the_reason(kt: Kt) -> None:
     begun = time.monotonic()
-    done = kt("install", "--image", "198.18.0.1:5000/nothing:1", "--set", BESIDE, status=1)
-    assert "the image 198.18.0.1:5000/nothing:1 cannot be pulled" in done.stderr
-    assert "not found" in done.stderr
+    completed = kt("install", "--image", "198.18.0.1:5000/nothing:1", "--set", BESIDE, status=1)
+    assert "the image 198.18.0.1:5000/nothing:1 cannot be pulled" in completed.stderr
+    assert "not found" in completed.stderr
     assert time.monotonic() - begun < 60
 
 
@@ -166,9 +171,9 @@ def test_a_controller_that_ends_again_and_again_shows_its_last_lines(
 ) -> None:
     file = tmp_path / "values.yaml"
     file.write_text("extraEnv: [{name: KT_LISTEN_HOST, value: nowhere.invalid}]")
-    done = kt(*INSTALL, "-f", str(file), status=1)
-    assert "ends again and again" in done.stderr
-    assert "the controller cannot start" in done.stderr
+    completed = kt(*INSTALL, "-f", str(file), status=1)
+    assert "ends again and again" in completed.stderr
+    assert "the controller cannot start" in completed.stderr
 
 
 def test_what_failed_before_does_not_fail_it_once_the_cause_is_put_right(
@@ -194,26 +199,29 @@ def test_who_may_not_install_is_told_what_is_missing(
     kt: Kt, kubectl: Kubectl, tmp_path: Path
 ) -> None:
     someone = Kt(account(kubectl, tmp_path))
-    done = someone(*INSTALL, status=1)
-    assert "forbidden" in done.stderr.lower()
-    assert "hint: let an administrator grant it" in done.stderr
+    completed = someone(*INSTALL, status=1)
+    assert "forbidden" in completed.stderr.lower()
+    assert "hint: let an administrator grant it" in completed.stderr
 
 
 def test_check_names_rights_that_a_user_lacks(kt: Kt, kubectl: Kubectl, tmp_path: Path) -> None:
     kt(*INSTALL)
     someone = Kt(account(kubectl, tmp_path, "view"))
-    found = someone.json("check", "-n", TEAM, status=1)
-    states = {one["check"]: one for one in found["checks"]}
+    report = someone.json("check", "-n", TEAM, status=1)
+    states = {check["check"]: check for check in report["checks"]}
     assert states["rights"]["state"] == "broken"
     assert "create kubetorchworkloads.kubetorch.com" in states["rights"]["reason"]
     assert "kubectl create rolebinding" in states["rights"]["hint"]
     assert states["way to the controller"]["state"] == "ok"
     assert states["DNS"]["state"] == "skipped"
 
-    kubectl("apply", "--server-side", "-f", "-", given=[FLEETS])
-    own = one_check(kt, "kinds of your own")
-    assert (own["state"], "the controller lacks the rule" in own["reason"]) == ("note", True)
-    commands = own["hint"].splitlines()[1:]
+    kubectl("apply", "--server-side", "-f", "-", manifests=[FLEETS])
+    check_of_own_kinds = one_check(kt, "kinds of your own")
+    assert (
+        check_of_own_kinds["state"],
+        "the controller lacks the rule" in check_of_own_kinds["reason"],
+    ) == ("note", True)
+    commands = check_of_own_kinds["hint"].splitlines()[1:]
     kind = re.search(r"--resource=(\S+)", commands[0])[1]  # type: ignore[index]  # it is there
     try:
         for command in commands:
@@ -225,13 +233,13 @@ def test_check_names_rights_that_a_user_lacks(kt: Kt, kubectl: Kubectl, tmp_path
 
 
 def one_check(kt: Kt, name: str) -> Any:
-    found = kt.json("check", "-n", TEAM)["checks"]
-    return next(one for one in found if one["check"] == name)
+    checks = kt.json("check", "-n", TEAM)["checks"]
+    return next(check for check in checks if check["check"] == name)
 
 
 def test_check_says_what_to_do_where_nothing_is_installed(kt: Kt) -> None:
-    found = kt.json("check", "-n", TEAM, status=1)
-    states = {one["check"]: one for one in found["checks"]}
+    report = kt.json("check", "-n", TEAM, status=1)
+    states = {check["check"]: check for check in report["checks"]}
     assert states["API server"]["state"] == "ok"
     assert states["controller"]["state"] == "broken"
     assert "kt install" in states["controller"]["hint"]
@@ -240,33 +248,37 @@ def test_check_says_what_to_do_where_nothing_is_installed(kt: Kt) -> None:
 def test_a_second_installation_does_not_take_what_belongs_to_the_first(
     kt: Kt, kubectl: Kubectl, apart: str
 ) -> None:
-    done = kt("install", "--image", IMAGE, status=1)
-    assert f"belongs to the Kubetorch in namespace {apart}" in done.stderr
-    assert "crd.create=false" in done.stderr
+    completed = kt("install", "--image", IMAGE, status=1)
+    assert f"belongs to the Kubetorch in namespace {apart}" in completed.stderr
+    assert "crd.create=false" in completed.stderr
     assert remains.of_installation(kubectl, SPACE) == []
 
 
 def test_prometheus_may_read_figures_and_nothing_else(kt: Kt, kubectl: Kubectl) -> None:
     """The objects of the service monitor, without the operator that reads it."""
     rendered = kt("install", "--dry-run", "--set", "serviceMonitor.enabled=true").stdout
-    objects = [one for one in yaml.safe_load_all(rendered) if "metrics" in one["metadata"]["name"]]
+    objects = [
+        manifest
+        for manifest in yaml.safe_load_all(rendered)
+        if "metrics" in manifest["metadata"]["name"]
+    ]
     kt(*INSTALL)
-    kubectl("apply", "-f", "-", given=objects)
+    kubectl("apply", "-f", "-", manifests=objects)
     try:
         token = kubectl("create", "token", "kubetorch-metrics", "-n", SPACE).strip()
         address = kubectl(
             "get", "svc", "kubetorch-controller", "-n", SPACE, "-o", "jsonpath={.spec.clusterIP}"
         )
         # A Service leads to a new pod a moment after that is ready.
-        again = ["--retry", "5", "--retry-connrefused", "--retry-delay", "1"]
-        head = ["curl", "-s", "-m", "20", *again, "-H", f"Authorization: Bearer {token}"]
+        retries = ["--retry", "5", "--retry-connrefused", "--retry-delay", "1"]
+        head = ["curl", "-s", "-m", "20", *retries, "-H", f"Authorization: Bearer {token}"]
         url = f"http://{address}:8080"
         text = kt.run(*head, f"{url}/metrics").stdout
         assert 'kubetorch_controller_workloads{status="Ready"} 0' in text
         refused = kt.run(*head, "-o", "/dev/null", "-w", "%{http_code}", f"{url}/v1/workloads")
         assert refused.stdout == "403"
     finally:
-        kubectl("delete", "--ignore-not-found", "-f", "-", given=objects)
+        kubectl("delete", "--ignore-not-found", "-f", "-", manifests=objects)
 
 
 def test_who_owns_the_kind_goes_and_leaves_it_to_others_who_have_services(
@@ -277,18 +289,20 @@ def test_who_owns_the_kind_goes_and_leaves_it_to_others_who_have_services(
     kt(*INSTALL)
     file = tmp_path / "program.py"
     file.write_text(PROGRAM)
-    done = kt.run(sys.executable, str(file))
-    assert done.stdout.strip().endswith("42"), done.stdout + done.stderr
+    completed = kt.run(sys.executable, str(file))
+    assert completed.stdout.strip().endswith("42"), completed.stdout + completed.stderr
     narrowed = kt("upgrade", "--set", f"watchNamespaces={{{SPACE}}}", status=1)
     assert f"leaves out services, which no controller would look after: {TEAM}/" in narrowed.stderr
 
-    gone = kt.json("uninstall", "-y", "-n", apart)
-    assert gone["definition_needed_by"][0] == f"the Kubetorch in namespace {SPACE}"
-    assert gone["definition_needed_by"][1].startswith(f"{TEAM}/")
+    uninstalled = kt.json("uninstall", "-y", "-n", apart)
+    assert uninstalled["definition_needed_by"][0] == f"the Kubetorch in namespace {SPACE}"
+    assert uninstalled["definition_needed_by"][1].startswith(f"{TEAM}/")
     assert kubectl("get", "kubetorchworkloads", "-n", TEAM, "-o", "name").count("\n") == 1
     taken = kt.json("upgrade", "--set", "crd.create=true,rbac.userRoles=true")
     assert "changed" in {
-        one["change"] for one in taken["objects"] if one["kind"] == "CustomResourceDefinition"
+        change["change"]
+        for change in taken["objects"]
+        if change["kind"] == "CustomResourceDefinition"
     }
     assert kt.run(sys.executable, str(file)).stdout.strip().endswith("42")
     assert kt.json("uninstall", "-y", "--volumes", "--secrets")["definition_needed_by"] == []

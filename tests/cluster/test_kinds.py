@@ -35,9 +35,11 @@ if "stay" not in sys.argv:
 
 def called(printed: str) -> list[list[str]]:
     """What each pod that was called returned."""
-    (line,) = (one for one in printed.splitlines() if one.startswith("result "))
-    found = json.loads(line.partition(" ")[2])
-    return found if isinstance(found[0], list) else [found]
+    (line,) = (
+        printed_line for printed_line in printed.splitlines() if printed_line.startswith("result ")
+    )
+    answers = json.loads(line.partition(" ")[2])
+    return answers if isinstance(answers[0], list) else [answers]
 
 
 @pytest.fixture
@@ -50,7 +52,7 @@ def _served(request: pytest.FixtureRequest, kubectl: Kubectl) -> None:
         pytest.skip(f"the cluster has no {manifest['kind']} of {group or 'v1'}")
     if manifest["kind"] == "TrainJob":
         # It is of the whole cluster, and tests beside this one use it: nobody deletes it.
-        kubectl("apply", "--server-side", "-f", "-", given=[byo.TRAIN_RUNTIME])
+        kubectl("apply", "--server-side", "-f", "-", manifests=[byo.TRAIN_RUNTIME])
 
 
 def bring(kind: str, folder: Path) -> int:
@@ -73,19 +75,19 @@ def test_it_is_deployed_called_and_torn_down(
     if pods:
         assert len(names) == pods
     reasons = ("--field-selector", "reason=Unhealthy", "-o", "jsonpath={.items[*].message}")
-    said = kubectl("get", "events", "-n", bringing.namespace, *reasons)
-    assert "Readiness probe failed: HTTP probe failed" not in said, said
+    event_lines = kubectl("get", "events", "-n", bringing.namespace, *reasons)
+    assert "Readiness probe failed: HTTP probe failed" not in event_lines, event_lines
     name = byo.KINDS[kind][0]["metadata"]["name"]
-    left = ""
+    remaining_objects = ""
     for _ in range(120):  # what the kind's controller deletes goes in the background
         of_service = f"kubetorch.com/service={name}"
-        left = kubectl(
+        remaining_objects = kubectl(
             "get", "pods,services", "-n", bringing.namespace, "-l", of_service, "-o", "name"
         )
-        if not left:
+        if not remaining_objects:
             break
         time.sleep(0.5)
-    assert not left
+    assert not remaining_objects
 
 
 @pytest.mark.usefixtures("_served")

@@ -72,15 +72,15 @@ def test_a_scaled_service_is_made_called_and_takes_new_code_without_a_new_pod(
     template = service["spec"]["template"]
     noted = template["metadata"]["annotations"]
     prefix = "autoscaling.knative.dev/"
-    said = {key.removeprefix(prefix): value for key, value in noted.items() if prefix in key}
-    assert said == ANNOTATIONS
+    annotations = {key.removeprefix(prefix): value for key, value in noted.items() if prefix in key}
+    assert annotations == ANNOTATIONS
     assert noted["serving.knative.dev/progress-deadline"] == "3m"
     assert template["spec"]["containerConcurrency"] == 20
 
     edited = PROGRAM.replace('word + "!"', 'word + "?"')
     assert _result(installed.python(edited, tmp_path)) == ["hello?", pod]
     revisions = kubectl("get", "revisions", "-n", installed.namespace, "-o", "name")
-    assert len([one for one in revisions.split() if "scaled" in one]) == 1
+    assert len([revision for revision in revisions.split() if "scaled" in revision]) == 1
 
 
 #: One call at a time in each pod, and none is kept for long.
@@ -143,10 +143,10 @@ def test_calls_make_pods_none_is_kept_for_nothing_and_new_code_needs_none(
     assert "Ready" in next(line for line in row.splitlines() if line.startswith("busy"))
     assert "scaled to zero" in installed.run("kt", "describe", "busy", "-n", namespace)
 
-    again = installed.python(DEPLOY.replace("WORD", "two"), tmp_path, timeout=150)
-    assert _result(again)[0] == "two"
+    printed_again = installed.python(DEPLOY.replace("WORD", "two"), tmp_path, timeout=150)
+    assert _result(printed_again)[0] == "two"
     revisions = kubectl("get", "revisions", "-n", namespace, "-o", "name").split()
-    assert len([one for one in revisions if "busy" in one]) == 1
+    assert len([revision for revision in revisions if "busy" in revision]) == 1
 
 
 @pytest.mark.usefixtures("_knative")
@@ -258,4 +258,4 @@ def test_a_revision_that_failed_has_knatives_reason_and_the_next_deploy_makes_an
 ) -> None:
     assert _result(installed.python(NOWHERE, tmp_path, timeout=150)) == ["True", "True"]
     revisions = kubectl("get", "revisions", "-n", installed.namespace, "-o", "name").split()
-    assert len([one for one in revisions if "nowhere" in one]) == 2
+    assert len([revision for revision in revisions if "nowhere" in revision]) == 2

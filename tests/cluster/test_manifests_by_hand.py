@@ -35,8 +35,8 @@ PROGRAM = """
 
     print(kt.fn(good).to(kt.Compute(cpus="10m"))(1))
 """
-AGAIN = "import kubetorch as kt; print(kt.Fn.from_name('good')(1))"
-OWN = {
+CALL_GOOD = "import kubetorch as kt; print(kt.Fn.from_name('good')(1))"
+OWN_WORKLOAD = {
     "apiVersion": "kubetorch.com/v1alpha1",
     "kind": "KubetorchWorkload",
     "metadata": {"name": "inner"},
@@ -45,7 +45,7 @@ OWN = {
 CHANGED = {"apiVersion": "kubetorch.com/v2", "kind": "Other"}
 #: What the declarations of workloads have that nobody could deploy like this, by their names.
 REFUSED: dict[str, dict[str, Any]] = {
-    "of-ours": {"manifest": json.dumps(OWN), "podTemplatePath": ["spec", "template"]},
+    "of-ours": {"manifest": json.dumps(OWN_WORKLOAD), "podTemplatePath": ["spec", "template"]},
     "in-its-service": {"serviceTemplate": json.dumps(CHANGED)},
     "with-an-account": {"serviceAccountName": "default"},
     "of-no-size": {"replicas": -3},
@@ -59,42 +59,42 @@ def test_a_workload_that_is_written_by_hand_gets_no_more_than_a_deploy(
     tmp_path: Path,
 ) -> None:
     assert installed.python(PROGRAM, tmp_path).splitlines()[-1] == "2"
-    place = ("-n", installed.namespace)
-    good = json.loads(kubectl("get", "ktworkload", "good", *place, "-o", "json"))
+    namespace_option = ("-n", installed.namespace)
+    good = json.loads(kubectl("get", "ktworkload", "good", *namespace_option, "-o", "json"))
 
     def written(name: str, compute: dict[str, Any]) -> dict[str, Any]:
-        made = copy.deepcopy(good)
-        made["metadata"] = {"name": name, "namespace": installed.namespace}
-        made.pop("status", None)
-        made["spec"]["compute"] = {**made["spec"].get("compute", {}), **compute}
-        return made
+        workload = copy.deepcopy(good)
+        workload["metadata"] = {"name": name, "namespace": installed.namespace}
+        workload.pop("status", None)
+        workload["spec"]["compute"] = {**workload["spec"].get("compute", {}), **compute}
+        return workload
 
-    def made() -> set[str]:
-        found = kubectl("get", "deployments,pods", *place, "-o", "name").split()
-        return {one for one in found if "good" not in one}
+    def made_objects() -> set[str]:
+        names = kubectl("get", "deployments,pods", *namespace_option, "-o", "name").split()
+        return {name for name in names if "good" not in name}
 
     wrong = [written(name, compute) for name, compute in REFUSED.items()]
     taken = []
-    for one in wrong:  # some the definition itself refuses
+    for workload in wrong:  # some the definition itself refuses
         try:
-            kubectl("create", "-f", "-", given=[one])
-            taken.append(one["metadata"]["name"])
+            kubectl("create", "-f", "-", manifests=[workload])
+            taken.append(workload["metadata"]["name"])
         except AssertionError as refused:
             assert "invalid" in str(refused).lower() or "unknown field" in str(refused)
     assert "of-ours" in taken
-    kubectl("create", "-f", "-", given=[written("plain", {})])
+    kubectl("create", "-f", "-", manifests=[written("plain", {})])
     time.sleep(2.0)
-    assert made() == set()
+    assert made_objects() == set()
 
     kill_controllers()
-    assert installed.python(AGAIN, tmp_path).splitlines()[-1] == "2"
-    listed = [one["name"] for one in json.loads(installed.run("kt", "list", "--json"))]
+    assert installed.python(CALL_GOOD, tmp_path).splitlines()[-1] == "2"
+    listed = [service["name"] for service in json.loads(installed.run("kt", "list", "--json"))]
     assert sorted(listed) == ["good", "plain"]
-    assert made() == set()
-    said = kubectl("logs", "-n", "kubetorch", "deployment/kubetorch-controller", "--tail=-1")
+    assert made_objects() == set()
+    log_text = kubectl("logs", "-n", "kubetorch", "deployment/kubetorch-controller", "--tail=-1")
     for name in taken:
-        assert f"workload={installed.namespace}/{name}" in said
-    kubectl("delete", "ktworkload", "plain", *taken, *place)
+        assert f"workload={installed.namespace}/{name}" in log_text
+    kubectl("delete", "ktworkload", "plain", *taken, *namespace_option)
 
 
 def test_a_tree_over_the_limits_slows_no_controller(installed: Installed, kubectl: Kubectl) -> None:
@@ -106,8 +106,8 @@ def test_a_tree_over_the_limits_slows_no_controller(installed: Installed, kubect
         *("--clusterrole=edit", f"--serviceaccount={installed.namespace}:default"),
     )
     tree, packed = bomb(1_500_000_000)
-    wanted = replace(spec("f", tree=tree), namespace=installed.namespace)
-    body = messages.encode(deploy(wanted)) + b"\n" + packed
+    workload_spec = replace(spec("f", tree=tree), namespace=installed.namespace)
+    body = messages.encode(deploy(workload_spec)) + b"\n" + packed
     path = routes.workload(installed.namespace, "f", "deploy")
     slowest = 0.0
     # The address refuses connections until the nodes know the pods that the controller has now.
@@ -116,7 +116,7 @@ def test_a_tree_over_the_limits_slows_no_controller(installed: Installed, kubect
         HttpClient(f"http://{address}:8080", token.strip(), timeout=90.0) as client,
         client.request("POST", path, body=body) as response,
     ):
-        status, said = response.status, json.loads(response.read())
+        status, answer = response.status, json.loads(response.read())
     with HttpClient(f"http://{address}:8080", "", timeout=30.0) as client:
         for _ in range(20):
             begun = time.monotonic()
@@ -124,12 +124,12 @@ def test_a_tree_over_the_limits_slows_no_controller(installed: Installed, kubect
                 response.read()
             slowest = max(slowest, time.monotonic() - begun)
     print(f"{len(packed):,} bytes sent, worst /health afterwards {slowest:.3f} s")
-    assert (status, said["error_type"]) == (400, "ProjectTooLargeError"), said
+    assert (status, answer["error_type"]) == (400, "ProjectTooLargeError"), answer
     before = kubectl("get", "pods", "-n", "kubetorch", "-o", "json")
     restarts = [
-        one["restartCount"]
+        container_status["restartCount"]
         for pod in json.loads(before)["items"]
-        for one in pod["status"].get("containerStatuses", ())
+        for container_status in pod["status"].get("containerStatuses", ())
     ]
     assert sum(restarts) == 0, "the controller was killed for its memory"
 

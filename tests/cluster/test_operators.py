@@ -60,20 +60,20 @@ def access() -> Iterator[Access]:
     """A namespace of its own, gone afterwards."""
     if not os.environ.get("KUBECONFIG"):
         pytest.skip("no KUBECONFIG: these tests need a real Kubernetes")
-    found = replace(kubeconfig.find(), namespace=f"kt-kinds-{uuid.uuid4().hex[:8]}")
-    name = found.namespace
+    namespace_access = replace(kubeconfig.find(), namespace=f"kt-kinds-{uuid.uuid4().hex[:8]}")
+    name = namespace_access.namespace
 
     async def make() -> None:
-        async with Client(found) as client:
+        async with Client(namespace_access) as client:
             await client.create(_object(NAMESPACES, name))
             await client.create(_object(ACCOUNTS, agent_container.SERVICE_ACCOUNT))
 
     async def remove() -> None:
-        async with Client(found) as client:
+        async with Client(namespace_access) as client:
             await client.delete(Ref(NAMESPACES, name))
 
     asyncio.run(make())
-    yield found
+    yield namespace_access
     asyncio.run(remove())
 
 
@@ -92,15 +92,15 @@ def test_its_pods_run_the_agent_and_are_found(kind: str, access: Access) -> None
 async def _run(access: Access, manifest: Object, pods: int) -> None:
     async with Client(access) as client:
         await _needs(client, manifest)
-        main, found = await _apply(client, manifest)
+        main, rendered_services = await _apply(client, manifest)
         name = main["metadata"]["name"]
         compute = parameters.read_manifest(manifest)
         behind = services.KubernetesServices(
             compute, main, namespace=str(access.namespace), name=name
         )
         pool, called = behind.pool, behind.called
-        one = Selection(PODS, access.namespace, labels=_selector(pool))
-        async with Informer(client, one) as informer:
+        selection = Selection(PODS, access.namespace, labels=_selector(pool))
+        async with Informer(client, selection) as informer:
             try:
                 await informer.until(
                     lambda objects: (
@@ -109,19 +109,19 @@ async def _run(access: Access, manifest: Object, pods: int) -> None:
                     timeout=PATIENCE,
                 )
             except TimeoutError:
-                seen = {o["metadata"]["name"]: o["status"] for o in informer.objects.values()}
-                raise AssertionError(f"not ready: {seen}") from None
-            there = list(informer.objects.values())
-        assert len(there) == pods or not pods
-        for pod in there:
+                statuses = {o["metadata"]["name"]: o["status"] for o in informer.objects.values()}
+                raise AssertionError(f"not ready: {statuses}") from None
+            running_pods = list(informer.objects.values())
+        assert len(running_pods) == pods or not pods
+        for pod in running_pods:
             _check_agent(pod, kind=manifest["kind"])
         listing = await client.list(Selection(PODS, access.namespace, labels=_selector(called)))
         assert listing.items
-        for service in found:
+        for service in rendered_services:
             await _check_endpoints(client, service)
-        await _check_services(client, there)
-        for pod in there:
-            await _check_names(client, pod, there)
+        await _check_services(client, running_pods)
+        for pod in running_pods:
+            await _check_names(client, pod, running_pods)
 
 
 @pytest.mark.timeout(300)
@@ -139,8 +139,8 @@ def test_another_template_is_that_of_all_pods(kind: str, access: Access) -> None
             pool = services.KubernetesServices(
                 parameters.read_manifest(manifest), main, namespace=str(access.namespace), name=name
             ).pool
-            one = Selection(PODS, access.namespace, labels=_selector(pool))
-            async with Informer(client, one) as informer:
+            selection = Selection(PODS, access.namespace, labels=_selector(pool))
+            async with Informer(client, selection) as informer:
                 await informer.until(lambda o: _all_say(o, pods, "one"), timeout=PATIENCE)
                 await _apply(client, copy.deepcopy(manifest), STAGE="one")
                 before = {pod["metadata"]["uid"] for pod in informer.objects.values()}
@@ -154,14 +154,14 @@ def test_another_template_is_that_of_all_pods(kind: str, access: Access) -> None
 
 def _all_say(pods: Mapping[Any, Object], count: int, stage: str) -> bool:
     """Whether there are so many pods, ready and with that value of a variable."""
-    said = [
+    stages = [
         variable["value"]
         for pod in pods.values()
-        for one in pod["spec"]["containers"]
-        for variable in one.get("env") or ()
+        for container in pod["spec"]["containers"]
+        for variable in container.get("env") or ()
         if variable["name"] == "STAGE" and _is_ready(pod)
     ]
-    return len(pods) == count and said == [stage] * count
+    return len(pods) == count and stages == [stage] * count
 
 
 async def _needs(client: Client, manifest: Object) -> None:
@@ -183,15 +183,17 @@ async def _apply(client: Client, manifest: Object, **variables: str) -> tuple[Ob
     main = rendering.render(compute, namespace=namespace, name=name, default_image=byo.IMAGE)
     agent.equip(main, workload=name, runtime=RUNTIME)
     beside = await prepare.companion_objects(client, main, RUNTIME)
-    for one in beside:
-        job = one["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]
+    for companion in beside:
+        job = companion["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]
         job["spec"]["template"]["spec"]["initContainers"][0]["command"] = ["true"]
         main["spec"]["trainer"]["command"] = ["python3", "-c", ANSWERING]
     for template in WorkloadManifest.parse(main).templates:
         template.container["command"] = ["python3", "-c", ANSWERING]
-    found = services.KubernetesServices(compute, main, namespace=namespace, name=name).render()
+    rendered_services = services.KubernetesServices(
+        compute, main, namespace=namespace, name=name
+    ).render()
     objects = ApplyPlan(
-        (*found, *beside, main),
+        (*rendered_services, *beside, main),
         user_manifest=None,
         permission=TakeoverPermission(),
         owner=None,
@@ -200,7 +202,7 @@ async def _apply(client: Client, manifest: Object, **variables: str) -> tuple[Ob
     )
     applier = ApplyRetry(Applier(client), now=time.monotonic, on_wait=lambda _: None)
     await applier.apply((namespace, name), objects)
-    return main, found
+    return main, rendered_services
 
 
 def _selector(labels: dict[str, str]) -> str:
@@ -209,16 +211,18 @@ def _selector(labels: dict[str, str]) -> str:
 
 def _is_ready(pod: Object) -> bool:
     conditions = pod["status"].get("conditions") or ()
-    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+    return any(
+        condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions
+    )
 
 
 def _check_agent(pod: Object, kind: str) -> None:
     """The operator left our container as it was."""
     expected = {"TrainJob": "node"}.get(kind)
     agents: list[Any] = [
-        one
-        for one in pod["spec"]["containers"]
-        if any(variable["name"] == "KT_POD_WORKLOAD" for variable in one.get("env") or ())
+        container
+        for container in pod["spec"]["containers"]
+        if any(variable["name"] == "KT_POD_WORKLOAD" for variable in container.get("env") or ())
     ]
     assert len(agents) == 1, "the agent's variables are not in one container"
     assert agents[0]["command"] == ["python3", "-c", ANSWERING]
@@ -240,18 +244,20 @@ async def _check_endpoints(client: Client, service: Object) -> None:
         )
 
 
-async def _check_services(client: Client, there: list[Object]) -> None:
+async def _check_services(client: Client, pods: list[Object]) -> None:
     """The Services by which pods find each other have them before they are ready, too."""
-    for name in {one["spec"]["subdomain"] for one in there if one["spec"].get("subdomain")}:
-        found = await client.get(Ref(SERVICES, name, client.access.namespace))
-        assert found["spec"]["clusterIP"] == "None"
-        assert found["spec"]["publishNotReadyAddresses"]
+    for name in {pod["spec"]["subdomain"] for pod in pods if pod["spec"].get("subdomain")}:
+        service = await client.get(Ref(SERVICES, name, client.access.namespace))
+        assert service["spec"]["clusterIP"] == "None"
+        assert service["spec"]["publishNotReadyAddresses"]
 
 
-async def _check_names(client: Client, pod: Object, there: list[Object]) -> None:
+async def _check_names(client: Client, pod: Object, pods: list[Object]) -> None:
     """Names that the operator gave the pods lead to them, and so do those in their variables."""
-    named = [one["spec"] for one in there if one["spec"].get("subdomain")]
-    names = [f"{spec['hostname']}.{spec['subdomain']}" for spec in named if spec.get("hostname")]
+    host_specs = [named_pod["spec"] for named_pod in pods if named_pod["spec"].get("subdomain")]
+    names = [
+        f"{spec['hostname']}.{spec['subdomain']}" for spec in host_specs if spec.get("hostname")
+    ]
     variables = ", ".join(repr(name) for name in ADDRESSES)
     program = f"""
 import os, socket, time
@@ -270,8 +276,12 @@ for name in names:
 print(*names)
 """
     ref = Ref(PODS, pod["metadata"]["name"], client.access.namespace)
-    main = next(one for one in pod["spec"]["containers"] if one["command"][-1] == ANSWERING)
-    done = await pod_streams.run(
+    main = next(
+        container
+        for container in pod["spec"]["containers"]
+        if container["command"][-1] == ANSWERING
+    )
+    completed = await pod_streams.run(
         client, ref, ["python3", "-c", program], container=main["name"], timeout=60
     )
-    assert done.exit_code == 0, done.stderr.decode()
+    assert completed.exit_code == 0, completed.stderr.decode()

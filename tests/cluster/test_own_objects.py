@@ -27,8 +27,8 @@ def deployment(name: str) -> dict[str, Any]:
     pods = byo.template(labels=labels)
     pods["spec"]["containers"].append({**side, "imagePullPolicy": "IfNotPresent"})
     spec = {"replicas": 1, "selector": {"matchLabels": labels}, "template": pods}
-    found = byo.manifest("apps/v1", "Deployment", spec)
-    return found | {"metadata": {"name": name, "labels": {"team": "research"}}}
+    manifest = byo.manifest("apps/v1", "Deployment", spec)
+    return manifest | {"metadata": {"name": name, "labels": {"team": "research"}}}
 
 
 TYPOS = """
@@ -58,19 +58,19 @@ def test_a_typo_in_a_manifest_is_an_error_at_once_and_leaves_nothing(
     main = amount["spec"]["template"]["spec"]["containers"][0]
     main["resources"]["requests"]["ephemeral-storage"] = "lots"
     port["spec"]["template"]["spec"]["containers"][0]["ports"] = [{"containerPort": 32300}]
-    texts = [json.dumps(one) for one in (field, typed, amount, port)]
+    texts = [json.dumps(manifest) for manifest in (field, typed, amount, port)]
     printed = bringing.python(TYPOS, tmp_path, *texts, timeout=PATIENCE)
-    found = [json.loads(one[6:]) for one in printed.splitlines() if one.startswith("found ")]
-    assert len(found) == len(texts), printed
-    (typo, _), (kind, _), (lots, _), (taken, _) = ((one[0], one[1]) for one in found)
+    refusals = [json.loads(line[6:]) for line in printed.splitlines() if line.startswith("found ")]
+    assert len(refusals) == len(texts), printed
+    (typo, _), (kind, _), (lots, _), (taken, _) = ((refusal[0], refusal[1]) for refusal in refusals)
     assert "there is no field spec.template.spec.tolerationz" in typo
-    assert found[0][1] == "did you mean tolerations?"
+    assert refusals[0][1] == "did you mean tolerations?"
     assert "spec.minReadySeconds: expected numeric (int or float), got string" in kind
     assert "resources.requests.ephemeral-storage 'lots'" in lots
     assert "32300" in taken
-    assert max(seconds for *_, seconds in found) < BUDGET
-    there = kubectl("get", "deployments,services", "-n", bringing.namespace, "-o", "name")
-    assert not {name for name in there.split() if name.rpartition("/")[2] in printed}
+    assert max(seconds for *_, seconds in refusals) < BUDGET
+    names = kubectl("get", "deployments,services", "-n", bringing.namespace, "-o", "name")
+    assert not {name for name in names.split() if name.rpartition("/")[2] in printed}
 
 
 READ = """
@@ -103,12 +103,12 @@ def test_references_follow_the_container_that_is_replaced_where_it_runs_already(
     for _ in range(2):  # the second deploy finds what the first has made
         printed = bringing.python(READ, tmp_path, timeout=PATIENCE)
         assert f"read 20 {64 * 1024 * 1024}" in printed
-        found = json.loads(
+        live_template = json.loads(
             kubectl("get", "deployment/named", "-n", bringing.namespace, "-o", "json")
         )["spec"]["template"]
-        names = [one["name"] for one in found["spec"]["containers"]]
+        names = [container["name"] for container in live_template["spec"]["containers"]]
         assert sorted(names) == ["kubetorch", "side"]
-        annotations = found["metadata"]["annotations"]
+        annotations = live_template["metadata"]["annotations"]
         assert annotations["kubectl.kubernetes.io/default-container"] == "kubetorch"
 
 
@@ -132,40 +132,42 @@ DEPLOY = """
 """
 
 
-@pytest.mark.parametrize("way", ["manifest", "template"])
+@pytest.mark.parametrize("form", ["manifest", "template"])
 def test_a_teardown_puts_a_user_s_object_back_but_for_what_others_have_changed_since(
-    bringing: Installed, kubectl: Kubectl, tmp_path: Path, way: str
+    bringing: Installed, kubectl: Kubectl, tmp_path: Path, form: str
 ) -> None:
-    manifest, place = deployment(f"own-{way}"), ("-n", bringing.namespace)
-    name = f"deployment/own-{way}"
+    manifest, namespace_option = deployment(f"own-{form}"), ("-n", bringing.namespace)
+    name = f"deployment/own-{form}"
     file = tmp_path / "object.json"
     file.write_text(json.dumps(manifest))
-    kubectl("apply", *place, "-f", str(file))
+    kubectl("apply", *namespace_option, "-f", str(file))
 
-    def there() -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(kubectl("get", name, *place, "-o", "json"))
-        return found
+    def live_object() -> dict[str, Any]:
+        live_manifest: dict[str, Any] = json.loads(
+            kubectl("get", name, *namespace_option, "-o", "json")
+        )
+        return live_manifest
 
-    before = there()
-    if way == "template":
+    before = live_object()
+    if form == "template":
         file.write_text(json.dumps(before))
-    assert "called 1" in bringing.python(DEPLOY, tmp_path, way, timeout=PATIENCE)
-    assert there()["spec"] != before["spec"]
-    kubectl("scale", name, *place, "--replicas=2")
-    kubectl("annotate", name, *place, "note=mine")
+    assert "called 1" in bringing.python(DEPLOY, tmp_path, form, timeout=PATIENCE)
+    assert live_object()["spec"] != before["spec"]
+    kubectl("scale", name, *namespace_option, "--replicas=2")
+    kubectl("annotate", name, *namespace_option, "note=mine")
     # What deletes the service deletes nothing of the user's.
-    assert "ownerReferences" not in there()["metadata"]
+    assert "ownerReferences" not in live_object()["metadata"]
 
-    printed = bringing.run("kt", "teardown", f"own-{way}", "-y")
+    printed = bringing.run("kt", "teardown", f"own-{form}", "-y")
 
-    assert f"left: Deployment own-{way}, as it was before" in printed
-    after = there()
+    assert f"left: Deployment own-{form}, as it was before" in printed
+    after = live_object()
     assert after["metadata"]["uid"] == before["metadata"]["uid"]
     assert after["spec"] == {**before["spec"], "replicas": 2}
     assert after["metadata"]["labels"] == before["metadata"]["labels"]
-    own = {"note"} | before["metadata"]["annotations"].keys()
-    assert after["metadata"]["annotations"].keys() == own
+    expected_annotations = {"note"} | before["metadata"]["annotations"].keys()
+    assert after["metadata"]["annotations"].keys() == expected_annotations
     # Nobody else owns what the user applied, so that their next apply is no conflict.
     file.write_text(json.dumps(manifest | {"spec": {**manifest["spec"], "replicas": 2}}))
-    kubectl("apply", *place, "-f", str(file))
-    kubectl("delete", name, *place, "--wait=false")
+    kubectl("apply", *namespace_option, "-f", str(file))
+    kubectl("delete", name, *namespace_option, "--wait=false")

@@ -59,7 +59,7 @@ class User:
         shown = " ".join([*(f"{k}={v}" for k, v in variables.items()), *command])
         program = {"python": [sys.executable], "kt": [sys.executable, "-m", "kubetorch"]}
         first, *rest = command
-        done = subprocess.run(
+        completed = subprocess.run(
             [*program[first], *rest],
             cwd=self.folder,
             env={**os.environ, **self.environ, **variables},
@@ -68,9 +68,9 @@ class User:
             text=True,
             timeout=150,
         )
-        print(f"\n{self.name}:~/{self.folder.name}$ {shown}\n{done.stdout.rstrip()}")
-        assert done.returncode == status, done.stdout
-        return done.stdout
+        print(f"\n{self.name}:~/{self.folder.name}$ {shown}\n{completed.stdout.rstrip()}")
+        assert completed.returncode == status, completed.stdout
+        return completed.stdout
 
     def runs(self, expression: str, status: int = 0, **variables: str) -> str:
         return self.types("python", "train.py", expression, status=status, **variables)
@@ -117,9 +117,11 @@ def test_two_users_and_two_projects_share_a_cluster(
     assert f"belongs to user system:serviceaccount:{namespace}:ann" in refused
     assert f"this deploy is by user system:serviceaccount:{namespace}:bob" in refused
     assert "lab 1" in bob.runs("deploy()(1)", KT_USERNAME="bob")
-    found = bob.runs("kt.fn(train)(2)")
-    assert f"is a service of system:serviceaccount:{namespace}:ann, and runs train.py" in found
-    assert "shop 2" in found
+    call_output = bob.runs("kt.fn(train)(2)")
+    assert (
+        f"is a service of system:serviceaccount:{namespace}:ann, and runs train.py" in call_output
+    )
+    assert "shop 2" in call_output
     (ann.folder / "other.py").write_text((ann.folder / "train.py").read_text())
     moved = ann.types("python", "other.py", "deploy()(1)", status=1)
     assert (
@@ -131,9 +133,9 @@ def test_two_users_and_two_projects_share_a_cluster(
     variables = {"BOBS": str(bob.folder), "KUBECONFIG_OF_BOB": bob.environ["KUBECONFIG"]}
     bobs = "cd $BOBS && KUBECONFIG=$KUBECONFIG_OF_BOB python train.py 'deploy(replace=True)(0)'"
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    seen = ann.runs(f"loop({bobs!r})", **variables, PATH=path)
-    assert "ran train.py:train of project" in seen and "lab 2 lab 3" in seen
-    assert seen.count("kubetorch: train now runs train.py:train of project") == 1
+    loop_output = ann.runs(f"loop({bobs!r})", **variables, PATH=path)
+    assert "ran train.py:train of project" in loop_output and "lab 2 lab 3" in loop_output
+    assert loop_output.count("kubetorch: train now runs train.py:train of project") == 1
     # It is Bob's now.
     assert "lab 4" in bob.runs("deploy()(4)")
     assert "ServiceTakenError" in ann.runs("deploy()(1)", status=1)
@@ -142,7 +144,10 @@ def test_two_users_and_two_projects_share_a_cluster(
     assert "ann-embed" in ann.runs("deploy(outer)(1)", KT_USERNAME="ann")
     assert "embed" in bob.runs("deploy(outer)(1)")
     listed = ann.types("kt", "list", "--json")
-    creators = {one["name"]: one["creator"] for one in yaml.safe_load(listed[listed.index("[") :])}
+    creators = {
+        service["name"]: service["creator"]
+        for service in yaml.safe_load(listed[listed.index("[") :])
+    }
     bobs_account = f"system:serviceaccount:{namespace}:bob"
     assert creators == {
         "ann-embed": "ann",
@@ -155,17 +160,24 @@ def test_two_users_and_two_projects_share_a_cluster(
     ann.types("kt", "list")
 
     # 3. `-a` is what its caller deployed, and what the pods of that did.
-    said = bob.types("kt", "teardown", "-a", "-y")
-    assert "all services of yours" in said and "Not yours in" in said
-    assert [one for one in ("embed", "outer", "train") if f"deployment {one}\n" not in said] == []
-    assert "ann-embed (of ann), ann-outer (of ann), bob-train (of bob)" in said
-    said = bob.types("kt", "teardown", "--all", "-y", KT_USERNAME="bob")
-    assert "Deleted deployment bob-train" in said
+    teardown_output = bob.types("kt", "teardown", "-a", "-y")
+    assert "all services of yours" in teardown_output and "Not yours in" in teardown_output
+    assert [
+        deployment
+        for deployment in ("embed", "outer", "train")
+        if f"deployment {deployment}\n" not in teardown_output
+    ] == []
+    assert "ann-embed (of ann), ann-outer (of ann), bob-train (of bob)" in teardown_output
+    teardown_output = bob.types("kt", "teardown", "--all", "-y", KT_USERNAME="bob")
+    assert "Deleted deployment bob-train" in teardown_output
     assert "nothing was deleted" in bob.types("kt", "teardown", "--namespace-wide", "-y", status=1)
     wrong = bob.types("kt", "teardown", "--namespace-wide", "-y", "--count", "3", status=1)
     assert "nothing was deleted: the count is 3, and namespace" in wrong
-    said = ann.types("kt", "teardown", "-a", "-y", KT_USERNAME="ann")
-    assert "Deleted deployment ann-embed" in said and "Deleted deployment ann-outer" in said
+    teardown_output = ann.types("kt", "teardown", "-a", "-y", KT_USERNAME="ann")
+    assert (
+        "Deleted deployment ann-embed" in teardown_output
+        and "Deleted deployment ann-outer" in teardown_output
+    )
     bob.runs("deploy()(1)")
-    said = ann.types("kt", "teardown", "--namespace-wide", "-y", "--count", "1")
-    assert "Deleted deployment train" in said
+    teardown_output = ann.types("kt", "teardown", "--namespace-wide", "-y", "--count", "1")
+    assert "Deleted deployment train" in teardown_output

@@ -44,9 +44,9 @@ class World(OnKubernetes):
     """A controller of this machine, in a namespace with two users: one may only deploy."""
 
     def __init__(self, folder: Path) -> None:
-        found = kubeconfig.find()
+        admin_access = kubeconfig.find()
         namespace = f"pods-{uuid.uuid4().hex[:6]}"
-        self._admin = lambda: Client(found)
+        self._admin = lambda: Client(admin_access)
         super().__init__(folder, self._admin, namespace)
 
     async def _prepare(self) -> None:
@@ -77,8 +77,8 @@ class World(OnKubernetes):
             bound = {part: pod["metadata"][part] for part in ("name", "uid")}
             spec["boundObjectRef"] = {"apiVersion": "v1", "kind": "Pod", **bound}
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
-        asked = self.client.post(Ref(ACCOUNTS, account, self.namespace, "token"), body)
-        return str(self.run(asked)["status"]["token"])
+        request = self.client.post(Ref(ACCOUNTS, account, self.namespace, "token"), body)
+        return str(self.run(request)["status"]["token"])
 
     def deployed(self, user: str, name: str, *secrets: SecretRef) -> Object:
         """A workload, and the pod that its Deployment has made."""
@@ -88,35 +88,36 @@ class World(OnKubernetes):
         return self.pod_of(name)
 
     def pod_of(self, name: str, *, but: str = "") -> Object:
-        found: list[Object] = []
+        live_pods: list[Object] = []
         chosen = Selection(PODS, self.namespace, labels=f"{labels.SERVICE}={name}")
 
         def look() -> bool:
-            found[:] = [
-                one
-                for one in self.run(self.client.list(chosen)).items
-                if one["metadata"]["uid"] != but and not one["metadata"].get("deletionTimestamp")
+            live_pods[:] = [
+                live_pod
+                for live_pod in self.run(self.client.list(chosen)).items
+                if live_pod["metadata"]["uid"] != but
+                and not live_pod["metadata"].get("deletionTimestamp")
             ]
-            return bool(found)
+            return bool(live_pods)
 
         until(look, seconds=60)
-        return found[0]
+        return live_pods[0]
 
-    def of_pod(self, pod: Object, **said: str) -> str:
-        return self.token(SERVICE_ACCOUNT, pod, **said)
+    def of_pod(self, pod: Object, **claims: str) -> str:
+        return self.token(SERVICE_ACCOUNT, pod, **claims)
 
     def hello(self, token: str, workload: str, pod: Object, *, seconds: float = 60.0) -> list[str]:
         """What a pod is told once the controller knows it, or after so many seconds."""
         name = PodIdentity(self.namespace, workload, pod["metadata"]["name"])
-        told: list[str] = []
+        answers: list[str] = []
 
         def is_known() -> bool:
-            told[:] = say_hello(self.url, token, name)
-            return "there is no pod" not in told[-1]
+            answers[:] = say_hello(self.url, token, name)
+            return "there is no pod" not in answers[-1]
 
         with contextlib.suppress(AssertionError):  # it never will be
             until(is_known, seconds=seconds)
-        return told[:2]
+        return answers[:2]
 
     def secret(self, *, is_ours: bool) -> Object:
         manifest = {**self._object(SECRETS, "s"), "data": {"KEY": "eA=="}}
@@ -152,11 +153,11 @@ def pod(world: World) -> Object:
 
 def test_the_pod_of_a_deployment_joins_with_its_own_token(world: World, pod: Object) -> None:
     assert world.hello(world.of_pod(pod), "f", pod) == ["welcome", "members"]
-    other = world.deployed("ann", "g")
+    pod_of_another = world.deployed("ann", "g")
     for token, workload in (
         (world.of_pod(pod, audience=""), "f"),
         (world.token(SERVICE_ACCOUNT), "f"),
-        (world.of_pod(other), "f"),
+        (world.of_pod(pod_of_another), "f"),
         (world.of_pod(pod), "g"),
     ):
         assert "welcome" not in world.hello(token, workload, pod, seconds=2)
@@ -177,28 +178,28 @@ def test_labels_and_made_up_owners_make_no_pod_one_of_a_workload(world: World, p
         forged = world.forged(f"forged-{number}", owner)
         # What nothing owns that is there Kubernetes deletes at once.
         with contextlib.suppress(KubernetesNotFoundError):
-            told = world.hello(world.of_pod(forged), "f", forged, seconds=2)
-            assert "welcome" not in told, owner
+            answers = world.hello(world.of_pod(forged), "f", forged, seconds=2)
+            assert "welcome" not in answers, owner
 
 
 def test_a_pod_with_a_secret_that_took_a_name_is_refused_and_ends(
     world: World,
 ) -> None:
-    made = world.secret(is_ours=True)
+    secret = world.secret(is_ours=True)
     first = world.deployed("ann", "h", KEY)
     assert world.hello(world.of_pod(first), "h", first) == ["welcome", "members"]
     record = world.run(world.client.get(Ref(WORKLOADS, "h", world.namespace)))
     (grant,) = record["status"]["grants"]
     assert grant["user"]["username"] == f"system:serviceaccount:{world.namespace}:ann"
-    identity = tokens.fingerprint(made["metadata"]["uid"])
+    identity = tokens.fingerprint(secret["metadata"]["uid"])
     assert grant["secrets"] == [{"name": "s", "identity": identity}]
 
     world.run(world.client.delete(Ref(SECRETS, "s", world.namespace)))
     world.secret(is_ours=False)
     world.run(world.client.delete(Ref(PODS, first["metadata"]["name"], world.namespace)))
     second = world.pod_of("h", but=first["metadata"]["uid"])
-    told = world.hello(world.of_pod(second), "h", second)
-    assert "'s'" in told[-1], told
+    answers = world.hello(world.of_pod(second), "h", second)
+    assert "'s'" in answers[-1], answers
     name = second["metadata"]["name"]
 
     def is_gone() -> bool:
@@ -210,9 +211,9 @@ def test_a_pod_with_a_secret_that_took_a_name_is_refused_and_ends(
 
     until(is_gone, seconds=60)
     events = world.run(world.client.list(Selection(EVENTS, world.namespace))).items
-    assert [one["reason"] for one in events if one["involvedObject"].get("name") == name].count(
-        "MountRefused"
-    ) == 1
+    assert [
+        event["reason"] for event in events if event["involvedObject"].get("name") == name
+    ].count("MountRefused") == 1
 
     # The pods of who may have an object mount it have it.
     world.deployed("root", "h", KEY)
@@ -251,9 +252,9 @@ def editor(installed: Installed, kubectl: Kubectl, tmp_path: Path) -> Installed:
     config["users"][0]["user"] = {"token": token.strip()}
     file = tmp_path / "kubeconfig"
     file.write_text(yaml.safe_dump(config))
-    found = copy.copy(installed)
-    found.environ = {**installed.environ, "KUBECONFIG": str(file)}
-    return found
+    installed_for_editor = copy.copy(installed)
+    installed_for_editor.environ = {**installed.environ, "KUBECONFIG": str(file)}
+    return installed_for_editor
 
 
 def test_nothing_of_the_user_runs_in_a_pod_that_is_refused(
@@ -273,12 +274,12 @@ def test_nothing_of_the_user_runs_in_a_pod_that_is_refused(
         which = ("--field-selector", "reason=MountRefused")
         return kubectl("get", "events", *where, *which, "-o", "jsonpath={.items[*].message}")
 
-    seen = ""
+    log_text = ""
 
     def are_two() -> bool:
-        nonlocal seen
-        seen += kubectl("logs", *pods, "--tail=-1", "--ignore-errors=true")
+        nonlocal log_text
+        log_text += kubectl("logs", *pods, "--tail=-1", "--ignore-errors=true")
         return refused().count("'quince'") > 1
 
     until(are_two, seconds=90)
-    assert "user code runs" not in seen
+    assert "user code runs" not in log_text

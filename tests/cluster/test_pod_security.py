@@ -47,18 +47,24 @@ def test_hello_world_runs_unchanged(
         began = time.monotonic()
         printed = space.run(sys.executable, program, cwd=tmp_path, timeout=150)
         print(f"{time.monotonic() - began:.1f} s\n{printed}")
-        found = json.loads(kubectl("get", "pods", "-n", space.namespace, "-o", "json"))
-    for pod in found["items"]:
+        listing = json.loads(kubectl("get", "pods", "-n", space.namespace, "-o", "json"))
+    for pod in listing["items"]:
         spec = pod["spec"]
         shown = {
             "pod": pod["metadata"]["name"],
             "securityContext": spec["securityContext"],
-            **{one["name"]: one.get("securityContext") for one in spec.get("initContainers", [])},
-            **{one["name"]: one.get("securityContext") for one in spec["containers"]},
+            **{
+                container["name"]: container.get("securityContext")
+                for container in spec.get("initContainers", [])
+            },
+            **{
+                container["name"]: container.get("securityContext")
+                for container in spec["containers"]
+            },
         }
         print(f"--- {name}\n{yaml.safe_dump(shown, sort_keys=False)}")
     assert printed == EXPECTED["hello_world.py"]
-    assert "SYS_PTRACE" not in json.dumps(found)
+    assert "SYS_PTRACE" not in json.dumps(listing)
 
 
 PROGRAM = """
@@ -140,8 +146,10 @@ if __name__ == "__main__":
 """
 
 
-def found(printed: str) -> list[str]:
-    (line,) = (one for one in printed.splitlines() if one.startswith("found "))
+def printed_words(printed: str) -> list[str]:
+    (line,) = (
+        printed_line for printed_line in printed.splitlines() if printed_line.startswith("found ")
+    )
     return line.split()[1:]
 
 
@@ -150,14 +158,14 @@ def test_running_pods_stay_when_a_namespace_becomes_restricted_until_the_next_de
 ) -> None:
     """What the controller knew of the namespace is old then: it asks again when it is refused."""
     with level("privileged", kubectl) as space:
-        user, stage, pod = found(space.python(STAGED, tmp_path, "one", "deploy"))
+        user, stage, pod = printed_words(space.python(STAGED, tmp_path, "one", "deploy"))
         assert (user, stage) == ("0", "one")
         enforce = "pod-security.kubernetes.io/enforce=restricted"
         kubectl("label", "namespace", space.namespace, enforce, "--overwrite")
-        assert found(space.python(STAGED, tmp_path, "one", "call")) == ["0", "one", pod]
+        assert printed_words(space.python(STAGED, tmp_path, "one", "call")) == ["0", "one", pod]
         printed = space.python(STAGED, tmp_path, "two", "deploy")
         print(printed)
-        assert found(printed)[:2] == ["65532", "two"]
+        assert printed_words(printed)[:2] == ["65532", "two"]
 
 
 SCALED = """
@@ -183,7 +191,7 @@ def test_an_autoscaled_service_and_a_shell_in_a_volume_comply_too(
         pytest.skip("the cluster has no Knative")
     (tmp_path / "program.py").write_text(SCALED)
     with level("restricted", kubectl) as space:
-        done = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, "program.py"],
             cwd=tmp_path,
             env={**os.environ, **space.environ},
@@ -192,7 +200,7 @@ def test_an_autoscaled_service_and_a_shell_in_a_volume_comply_too(
             text=True,
             timeout=200,
         )
-    print(done.stdout, done.stderr)
-    assert done.returncode == 0
-    assert "found 65532\n" in done.stdout
-    assert "65532\nwritten\n" in done.stdout.partition("found")[2]
+    print(completed.stdout, completed.stderr)
+    assert completed.returncode == 0
+    assert "found 65532\n" in completed.stdout
+    assert "65532\nwritten\n" in completed.stdout.partition("found")[2]

@@ -34,8 +34,10 @@ if __name__ == "__main__":
 """
 
 
-def found(printed: str) -> list[str | None]:
-    (line,) = (one for one in printed.splitlines() if one.startswith("found "))
+def printed_answer(printed: str) -> list[str | None]:
+    (line,) = (
+        printed_line for printed_line in printed.splitlines() if printed_line.startswith("found ")
+    )
     answer: list[str | None] = json.loads(line.removeprefix("found "))
     return answer
 
@@ -43,7 +45,7 @@ def found(printed: str) -> list[str | None]:
 def test_what_has_answered_is_listed_as_the_cluster_describes_it(
     installed: Installed, tmp_path: Path
 ) -> None:
-    node, uid, owner, hush = found(installed.python(PROGRAM, tmp_path))
+    node, uid, owner, hush = printed_answer(installed.python(PROGRAM, tmp_path))
     assert node
     assert uid
     assert (owner, hush) == ("ann", "quince")

@@ -58,7 +58,7 @@ def ended(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, list[Any]]:
     """What the programs print whose pods are ended in each of these ways, all at the same time."""
-    folder, said = tmp_path_factory.mktemp("evictions"), {}
+    folder, printed_by_program = tmp_path_factory.mktemp("evictions"), {}
 
     def run(name: str, program: Client) -> None:
         program.line("deployed")
@@ -66,7 +66,7 @@ def ended(
         [pod] = pods(kubectl, installed.namespace, name)
         end(name, pod, ENDS[name][0])
         why = json.loads(program.line("ended").partition(" ")[2])
-        said[name] = [pod, *why, program.line("after").split()[1]]
+        printed_by_program[name] = [pod, *why, program.line("after").split()[1]]
 
     def end(name: str, pod: str, grace: int) -> None:
         namespace = installed.namespace
@@ -84,7 +84,7 @@ def ended(
             more = [f"--grace-period={grace}", *(["--force"] if not grace else [])]
             kubectl("delete", "pod", "-n", namespace, pod, "--wait=false", *more)
         else:
-            found = agents(pod)
+            agent_processes = agents(pod)
             if name == "out-of-memory":
                 # What a container runtime goes by, whichever of its processes the kernel takes.
                 command = "x = b'1' * 1000 * 2**20"
@@ -92,7 +92,7 @@ def ended(
                     "exec", "-n", namespace, pod, "--", "sh", "-c", f'python3 -c "{command}"; true'
                 )
                 time.sleep(2)  # the runtime hears of that by itself
-            for agent in found:
+            for agent in agent_processes:
                 agent.kill()
 
     running = []
@@ -100,9 +100,9 @@ def ended(
         program = start(PROGRAM.format(name=name, grace=grace or 30))
         running.append(threading.Thread(target=run, args=(name, program)))
         running[-1].start()
-    for one in running:
-        one.join(110)
-    return said
+    for thread in running:
+        thread.join(110)
+    return printed_by_program
 
 
 @pytest.mark.parametrize("name", ENDS)

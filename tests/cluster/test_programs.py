@@ -57,23 +57,23 @@ def test_a_context_that_was_deployed_to_is_never_replaced_by_this_machine(
             command, cwd=folder, env=environ, capture_output=True, text=True, timeout=100
         )
 
-    done = run(sys.executable, "program.py")
-    assert done.stdout.endswith("4\n"), done.stderr
+    completed = run(sys.executable, "program.py")
+    assert completed.stdout.endswith("4\n"), completed.stderr
     where = f"context {config['current-context']!r} of {file}"
     line = f"kubetorch: pods run in Kubernetes: {where} (Kubetorch is installed there)\n"
-    assert done.stderr.startswith(line)
+    assert completed.stderr.startswith(line)
     torn = run(KT, "teardown", "double", "-y")
     assert torn.returncode == 0, torn.stderr
-    said = f"backend kubernetes: {where}, namespace {installed.namespace}"
-    assert torn.stderr.splitlines()[0] == said
+    expected_line = f"backend kubernetes: {where}, namespace {installed.namespace}"
+    assert torn.stderr.splitlines()[0] == expected_line
 
-    for one in config["clusters"]:
-        one["cluster"]["server"] = "https://127.0.0.1:1"
+    for cluster in config["clusters"]:
+        cluster["cluster"]["server"] = "https://127.0.0.1:1"
     file.write_text(yaml.safe_dump(config))
-    done = run(sys.executable, "program.py")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "deployed to before" in done.stderr
-    assert "KT_BACKEND=local" in done.stderr.splitlines()[-1]
+    completed = run(sys.executable, "program.py")
+    assert (completed.returncode, completed.stdout) == (1, "")
+    assert "deployed to before" in completed.stderr
+    assert "KT_BACKEND=local" in completed.stderr.splitlines()[-1]
 
 
 def test_the_script_of_an_app_deploys_and_calls(installed: Installed, folder: Path) -> None:

@@ -77,10 +77,10 @@ sys.path.append("packed.zip")
 runpy.run_module("übung.größen", run_name="__main__", alter_sys=True)
 """
     *lines, last = installed.python(start, tmp_path).splitlines()
-    listed, size, found, failed = json.loads(last)
+    listed, size, results, failed = json.loads(last)
     assert listed == [["a", "b"], True, "1"]
     assert size == 7
-    assert found == [3, 4, False, False]
+    assert results == [3, 4, False, False]
     assert failed == ["none left", ["of pears"], True]
-    said = [line.partition(") ")[2] for line in lines if ") child" in line]
-    assert sorted(said) == sorted(f"child {n}" for n in range(20))
+    child_lines = [line.partition(") ")[2] for line in lines if ") child" in line]
+    assert sorted(child_lines) == sorted(f"child {n}" for n in range(20))

@@ -22,10 +22,10 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 #: Seconds until a caller knows that a pod was deleted or killed, and that one is merely silent:
 #: it should be 1 and 3, which is printed; a machine that does something else takes longer.
-KNOWN, SILENT = 30.0, 40.0
+KNOWN_SECONDS, SILENT_SECONDS = 30.0, 40.0
 
 
-def said(line: str) -> Any:
+def value_of_line(line: str) -> Any:
     return json.loads(line.partition(" ")[2])
 
 
@@ -46,35 +46,35 @@ print("fewer", json.dumps(kt.fn(service.rank, name="order").to(compute)()))
 
 def check_world(ranks: list[dict[str, str]], *, pods: int, processes: int) -> list[str]:
     """The pods of a whole world by node rank; each value of a rank is what it should be."""
-    assert [int(one["RANK"]) for one in ranks] == list(range(pods * processes))
-    assert [int(one["NODE_RANK"]) for one in ranks] == [n // processes for n in range(len(ranks))]
-    assert [int(one["LOCAL_RANK"]) for one in ranks] == [n % processes for n in range(len(ranks))]
-    assert {(one["WORLD_SIZE"], one["LOCAL_WORLD_SIZE"]) for one in ranks} == {
+    assert [int(rank["RANK"]) for rank in ranks] == list(range(pods * processes))
+    assert [int(rank["NODE_RANK"]) for rank in ranks] == [n // processes for n in range(len(ranks))]
+    assert [int(rank["LOCAL_RANK"]) for rank in ranks] == [n % processes for n in range(len(ranks))]
+    assert {(rank["WORLD_SIZE"], rank["LOCAL_WORLD_SIZE"]) for rank in ranks} == {
         (str(len(ranks)), str(processes))
     }
-    addresses = [one["POD_IP"] for one in ranks[::processes]]
-    assert {one["POD_IPS"] for one in ranks} == {",".join(addresses)}
-    return [one["POD_NAME"] for one in ranks[::processes]]
+    addresses = [rank["POD_IP"] for rank in ranks[::processes]]
+    assert {rank["POD_IPS"] for rank in ranks} == {",".join(addresses)}
+    return [rank["POD_NAME"] for rank in ranks[::processes]]
 
 
 def test_ranks_are_in_the_order_of_pods_and_a_replacement_takes_the_place_of_the_lost(
     client: Callable[[str], Client], kubectl: Kubectl, installed: Installed
 ) -> None:
     program = client(ORDER)
-    ranks = said(program.line("ranks"))
+    ranks = value_of_line(program.line("ranks"))
     first, second = check_world(ranks, pods=2, processes=2)
-    assert {one["MASTER_ADDR"] for one in ranks} == {ranks[0]["POD_IP"]}
+    assert {rank["MASTER_ADDR"] for rank in ranks} == {ranks[0]["POD_IP"]}
     where = ("-n", installed.namespace)
     kubectl("delete", "pod", *where, first, "--grace-period=1", "--wait=true")
     (program.folder / "go").touch()
 
-    replacement, stayed = check_world(said(program.line("again")), pods=2, processes=2)
+    replacement, stayed = check_world(value_of_line(program.line("again")), pods=2, processes=2)
     assert (stayed, replacement != first) == (second, True)
     # The last ones go, as Kubernetes has it for a StatefulSet, unless others are not ready.
     both = [f"pod/{name}" for name in (replacement, stayed)]
     kubectl("wait", *where, *both, "--for=condition=Ready", "--timeout=60s")
     (program.folder / "fewer").touch()
-    assert check_world(said(program.line("fewer")), pods=1, processes=2) == [replacement]
+    assert check_world(value_of_line(program.line("fewer")), pods=1, processes=2) == [replacement]
 
 
 # ----------------------------------------------------------------------------------------- carriers
@@ -114,12 +114,14 @@ def test_a_training_job_carries_ranks_with_its_master_first(
         pytest.skip(f"the cluster has no {kind}")
     if kind == "TrainJob":
         # It is of the whole cluster, and tests beside this one use it: nobody deletes it.
-        kubectl("apply", "--server-side", "-f", "-", given=[byo.TRAIN_RUNTIME])
+        kubectl("apply", "--server-side", "-f", "-", manifests=[byo.TRAIN_RUNTIME])
     (tmp_path / "manifest.yaml").write_text(yaml.safe_dump(manifest))
     (tmp_path / "service.py").write_text(SERVICE)
     printed = bringing.python(CARRIED, tmp_path, timeout=200)
-    (line,) = (one for one in printed.splitlines() if one.startswith("ranks "))
-    names = check_world(said(line), pods=count, processes=1)
+    (line,) = (
+        printed_line for printed_line in printed.splitlines() if printed_line.startswith("ranks ")
+    )
+    names = check_world(value_of_line(line), pods=count, processes=1)
     assert first in names[0]
     assert [name.rpartition("worker-")[2] for name in names if "worker-" in name] == sorted(
         name.rpartition("worker-")[2] for name in names if "worker-" in name
@@ -140,11 +142,15 @@ remote.teardown()
 def test_pods_of_others_that_a_selector_finds_are_ranks(
     tmp_path: Path, bringing: Installed, kubectl: Kubectl
 ) -> None:
-    kubectl("apply", "-n", bringing.namespace, "-f", "-", given=[byo.pool("theirs", POD_IMAGE, 2)])
+    kubectl(
+        "apply", "-n", bringing.namespace, "-f", "-", manifests=[byo.pool("theirs", POD_IMAGE, 2)]
+    )
     (tmp_path / "service.py").write_text(SERVICE)
     printed = bringing.python(SELECTED, tmp_path, timeout=150)
-    (line,) = (one for one in printed.splitlines() if one.startswith("ranks "))
-    check_world(said(line), pods=2, processes=1)
+    (line,) = (
+        printed_line for printed_line in printed.splitlines() if printed_line.startswith("ranks ")
+    )
+    check_world(value_of_line(line), pods=2, processes=1)
 
 
 ROUTED = """
@@ -170,10 +176,12 @@ def test_a_call_goes_to_the_pods_of_its_endpoint_and_runs_on_all_ranks(
     (tmp_path / "manifest.yaml").write_text(yaml.safe_dump(manifest))
     (tmp_path / "service.py").write_text(SERVICE)
     printed = bringing.python(ROUTED, tmp_path, timeout=150)
-    (line,) = (one for one in printed.splitlines() if one.startswith("ranks "))
-    everyone, entry = said(line)
-    assert check_world(everyone, pods=2, processes=1) == ["routed-0", "routed-1"]
-    assert entry == "routed-1"
+    (line,) = (
+        printed_line for printed_line in printed.splitlines() if printed_line.startswith("ranks ")
+    )
+    ranks, entry_pod = value_of_line(line)
+    assert check_world(ranks, pods=2, processes=1) == ["routed-0", "routed-1"]
+    assert entry_pod == "routed-1"
 
 
 def test_a_raycluster_of_an_image_without_ray_is_refused_at_once(
@@ -211,7 +219,7 @@ def test_a_call_runs_on_the_head_of_a_raycluster_and_ray_on_all_ranks(
         f = kt.fn(service.ray_nodes, name="raying").to(compute.distribute("ray", workers=2))
         print("nodes", json.dumps(f()))
     """)
-    head, nodes = said(program.line("nodes"))
+    head, nodes = value_of_line(program.line("nodes"))
     assert "-head" in head
     assert head in nodes
     assert len(nodes) == 2
@@ -251,11 +259,11 @@ def queue(kubectl: Kubectl, installed: Installed) -> Iterator[Callable[[int], No
         ]
 
     def allow(gpus: int) -> None:
-        kubectl("apply", "-f", "-", given=objects(gpus))
+        kubectl("apply", "-f", "-", manifests=objects(gpus))
 
     allow(2)
     yield allow
-    kubectl("delete", "--wait=false", "-f", "-", given=objects(2))
+    kubectl("delete", "--wait=false", "-f", "-", manifests=objects(2))
 
 
 def test_ranks_that_do_not_all_fit_into_their_queue_wait_and_none_of_them_runs(
@@ -382,10 +390,10 @@ def test_ranks_that_lose_a_pod_say_which_and_why(
     installed: Installed,
     tmp_path: Path,
 ) -> None:
-    at, reasons = LOSSES[name]
+    index, reasons = LOSSES[name]
     program = losing(client, name)
-    names = said(program.line("deployed"))
-    lost = names[at]
+    names = value_of_line(program.line("deployed"))
+    lost = names[index]
     for _ in names:
         program.call_begins(name)
     where = ("-n", installed.namespace)
@@ -395,28 +403,28 @@ def test_ranks_that_lose_a_pod_say_which_and_why(
     elif name == "evicted":
         evict(kubectl, installed.namespace, lost, tmp_path)
     else:
-        found = agents(lost)
+        agent_processes = agents(lost)
         if name == "out-of-memory":
             # What a container runtime goes by, whichever of its processes the kernel takes.
             command = "x = b'1' * 1000 * 2**20"
             kubectl("exec", *where, lost, "--", "sh", "-c", f'python3 -c "{command}"; true')
             time.sleep(2)  # the runtime hears of that by itself
         begun = time.time()
-        for agent in found:
+        for agent in agent_processes:
             agent.kill()
-    then, is_critical, why = said(program.line("lost"))
+    then, is_critical, why = value_of_line(program.line("lost"))
     print(f"{name}: {then - begun:.2f} s, {why}")
     assert (list(why), is_critical) == ([lost], True)
     assert why[lost].split(":")[0] in reasons
-    assert then - begun < KNOWN
-    assert list(said(program.line("refused"))[2]) == [lost]
-    assert names[1 - at] in said(program.line("ready"))
+    assert then - begun < KNOWN_SECONDS
+    assert list(value_of_line(program.line("refused"))[2]) == [lost]
+    assert names[1 - index] in value_of_line(program.line("ready"))
     if name == "out-of-memory":
-        print(f"OOMKilled is known after {said(program.line('known')) - begun:.2f} s")
+        print(f"OOMKilled is known after {value_of_line(program.line('known')) - begun:.2f} s")
     (program.folder / "go").touch()
-    again = said(program.line("again"))
-    assert len(again) == 2
-    assert again[1 - at] == names[1 - at]
+    names_afterwards = value_of_line(program.line("again"))
+    assert len(names_afterwards) == 2
+    assert names_afterwards[1 - index] == names[1 - index]
 
 
 @pytest.mark.alone
@@ -424,22 +432,22 @@ def test_ranks_that_lose_a_node_to_a_cut_link_say_so(
     client: Callable[[str], Client], second: str, kubectl: Kubectl, installed: Installed, kit: Path
 ) -> None:
     program = losing(client, "cut", is_apart=True)
-    names = said(program.line("deployed"))
+    names = value_of_line(program.line("deployed"))
     of_pod = ("-n", installed.namespace, "-o", "jsonpath={.spec.nodeName}")
-    (lost,) = (one for one in names if kubectl("get", "pod", one, *of_pod) == second)
+    (lost,) = (pod for pod in names if kubectl("get", "pod", pod, *of_pod) == second)
     for _ in names:
         program.call_begins("cut")
     link = "kt-n2"
     begun = time.time()
     subprocess.run(["ip", "link", "set", link, "down"], check=True)
     try:
-        then, _, why = said(program.line("lost"))
+        then, _, why = value_of_line(program.line("lost"))
         print(f"cut: {then - begun:.2f} s, {why}")
         assert list(why) == [lost]
         assert why[lost].split(":")[0] == "unreachable"
-        assert then - begun < SILENT
-        assert said(program.line("ready")) == [one for one in names if one != lost]
+        assert then - begun < SILENT_SECONDS
+        assert value_of_line(program.line("ready")) == [pod for pod in names if pod != lost]
     finally:
         subprocess.run(["ip", "link", "set", link, "up"], check=True)
     (program.folder / "go").touch()
-    assert said(program.line("again")) == names
+    assert value_of_line(program.line("again")) == names

@@ -80,11 +80,11 @@ def user(
         "roleRef": {"apiGroup": group, "kind": "Role", "name": "caller"},
         "subjects": [{"kind": "ServiceAccount", **meta}],
     }
-    kubectl("apply", "-f", "-", given=[role, binding])
+    kubectl("apply", "-f", "-", manifests=[role, binding])
     token = kubectl("create", "token", "caller", "-n", namespace).strip()
     config = yaml.safe_load(Path(os.environ["KUBECONFIG"]).read_text())
-    for one in config["users"]:
-        one["user"] = {"token": token}
+    for account_user in config["users"]:
+        account_user["user"] = {"token": token}
     file = tmp_path_factory.mktemp("caller") / "kubeconfig"
     file.write_text(yaml.safe_dump(config))
     return {**os.environ, **installed.environ, "KUBECONFIG": str(file)}
@@ -97,8 +97,8 @@ def run(*command: str, env: dict[str, str], cwd: Path) -> subprocess.CompletedPr
 def test_auto_finds_the_cluster(installed: Installed, service: Path) -> None:
     (service / "auto.py").write_text(CALL)
     env = {**os.environ, **installed.environ, "KT_BACKEND": "auto"}
-    done = run(sys.executable, "auto.py", env=env, cwd=service)
-    assert done.stdout == "42\n", done.stderr
+    completed = run(sys.executable, "auto.py", env=env, cwd=service)
+    assert completed.stdout == "42\n", completed.stderr
 
 
 def test_the_curl_lines_of_describe_work(installed: Installed, service: Path) -> None:
@@ -106,8 +106,8 @@ def test_the_curl_lines_of_describe_work(installed: Installed, service: Path) ->
     lines = shown["curl"].replace(" 8080 ", " 18080 ").replace(":8080/", ":18080/")
     script = f"{lines}\nstatus=$?\nkill %1\nexit $status"
     env = {**os.environ, **installed.environ, "PATH": f"{Path(KT).parent}:{os.environ['PATH']}"}
-    done = run("bash", "-c", script, env=env, cwd=service)
-    assert done.stdout.strip().splitlines()[-1] == "2", done.stderr
+    completed = run("bash", "-c", script, env=env, cwd=service)
+    assert completed.stdout.strip().splitlines()[-1] == "2", completed.stderr
 
 
 def test_shells_and_commands_reach_the_pod(installed: Installed, service: Path) -> None:
@@ -140,8 +140,8 @@ def test_who_may_not_forward_ports_of_pods_calls_through_the_controller(
     service: Path, user: dict[str, str]
 ) -> None:
     (service / "caller.py").write_text(CALL)
-    done = run(sys.executable, "caller.py", env=user, cwd=service)
-    assert done.stdout == "42\n", done.stderr
+    completed = run(sys.executable, "caller.py", env=user, cwd=service)
+    assert completed.stdout == "42\n", completed.stderr
 
 
 def test_who_may_only_call_can_do_nothing_else(service: Path, user: dict[str, str]) -> None:
@@ -160,9 +160,9 @@ def test_who_may_only_call_can_do_nothing_else(service: Path, user: dict[str, st
 def test_a_user_of_another_namespace_is_refused(
     kubectl: Kubectl, service: Path, user: dict[str, str]
 ) -> None:
-    done = run(KT, "list", "-n", "kube-system", env=user, cwd=service)
-    assert done.returncode == 1
-    assert "kube-system" in done.stderr
+    completed = run(KT, "list", "-n", "kube-system", env=user, cwd=service)
+    assert completed.returncode == 1
+    assert "kube-system" in completed.stderr
 
 
 def test_a_shell_in_a_volume_is_a_pod_that_goes_with_it(
@@ -176,17 +176,17 @@ def test_a_shell_in_a_volume_is_a_pod_that_goes_with_it(
     """
     (service / "shell.py").write_text(textwrap.dedent(program))
     env = {**os.environ, **installed.environ}
-    for given, said in (("echo kept > it; pwd", "/shelf"), ("cat it", "kept")):
-        done = subprocess.run(
+    for command, expected_output in (("echo kept > it; pwd", "/shelf"), ("cat it", "kept")):
+        shell = subprocess.run(
             [sys.executable, "shell.py"],
             env=env,
             cwd=service,
-            input=given,
+            input=command,
             capture_output=True,
             text=True,
             timeout=100,
         )
-        assert done.stdout.strip() == said, done.stderr
+        assert shell.stdout.strip() == expected_output, shell.stderr
     until(lambda: "shelf-shell" not in kubectl("get", "pods", "-n", installed.namespace))
 
 

@@ -73,9 +73,9 @@ def test_10_replacements_are_said_and_deletions_survived(installed, tmp_path):
     (tmp_path / "replaced.py").write_text(source)
     start = "import runpy\nrunpy.run_module('replaced', run_name='__main__', alter_sys=True)\n"
     *_, last = installed.python(start, tmp_path).splitlines()
-    found, again = json.loads(last)
-    assert [kept for kept, _ in found] == [[1], [2], [2, 3], [4]]
-    silent, recycled, none, moved = [warned for _, warned in found]
-    assert (silent, none, again) == ([], [], True)
+    values_and_warnings, ran_after_wipe = json.loads(last)
+    assert [states for states, _ in values_and_warnings] == [[1], [2], [2, 3], [4]]
+    silent, recycled, none, moved = [warned for _, warned in values_and_warnings]
+    assert (silent, none, ran_after_wipe) == ([], [], True)
     assert "could not be interrupted" in recycled[0]
     assert "without the state of the one before" in moved[0]

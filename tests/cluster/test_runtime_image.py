@@ -31,7 +31,7 @@ pytestmark = pytest.mark.timeout(600)
 
 ROOT = Path(__file__).parents[2]
 #: Address of this machine that pods reach.
-HERE = "198.18.0.1"
+NODE_ADDRESS = "198.18.0.1"
 SPACE = "kubetorch-runtime"
 _GENTLY = ("--ignore-not-found", "--wait=false", "--now")
 AUDIENCE = tokens.audience(SPACE, WORKLOAD)
@@ -79,7 +79,7 @@ def image(kubectl: Kubectl) -> None:
 def space(kubectl: Kubectl) -> Iterator[str]:
     """A namespace, and the account of its pods."""
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SPACE}}
-    kubectl("apply", "-f", "-", given=[namespace])
+    kubectl("apply", "-f", "-", manifests=[namespace])
     yield SPACE
     kubectl("delete", "namespace", SPACE, "--wait=false")
 
@@ -99,9 +99,9 @@ class Pods:
         folder = self._folder / name
         folder.mkdir()
         # The token is the API server's; that it is one is not this test's business.
-        controller = FakeController(folder, HERE, lambda token: token.count(".") == 2)
+        controller = FakeController(folder, NODE_ADDRESS, lambda token: token.count(".") == 2)
         self._controllers.append(controller)
-        self._kubectl("apply", "-f", "-", given=[_pod(name, image, controller, container)])
+        self._kubectl("apply", "-f", "-", manifests=[_pod(name, image, controller, container)])
         self._names.append(name)
         return self._welcome(controller)
 
@@ -109,7 +109,7 @@ class Pods:
         """A pod as `docs/byo.md` says to make one, whose agent has connected."""
         folder = self._folder / name
         folder.mkdir()
-        controller = FakeController(folder, HERE, lambda token: token == "of the namespace")
+        controller = FakeController(folder, NODE_ADDRESS, lambda token: token == "of the namespace")
         self._controllers.append(controller)
         container = {
             "command": ["/kubetorch/bin/kt", "server", "start", "--workload", WORKLOAD],
@@ -121,11 +121,13 @@ class Pods:
         }
         pod = _pod(name, image, controller, {})
         spec = pod["spec"]
-        (own,) = spec["containers"]
-        mounts = [one for one in own["volumeMounts"] if one["mountPath"] == agent.FOLDER]
-        own.update({**container, "volumeMounts": mounts})
+        (pod_container,) = spec["containers"]
+        mounts = [
+            mount for mount in pod_container["volumeMounts"] if mount["mountPath"] == agent.FOLDER
+        ]
+        pod_container.update({**container, "volumeMounts": mounts})
         del spec["automountServiceAccountToken"]
-        self._kubectl("apply", "-f", "-", given=[pod])
+        self._kubectl("apply", "-f", "-", manifests=[pod])
         self._names.append(name)
         return self._welcome(controller)
 
@@ -191,9 +193,9 @@ def _pod(
 
 @pytest.fixture
 def pods(kubectl: Kubectl, space: str, tmp_path: Path) -> Iterator[Pods]:
-    made = Pods(kubectl, tmp_path)
-    yield made
-    made.close()
+    started_pods = Pods(kubectl, tmp_path)
+    yield started_pods
+    started_pods.close()
 
 
 def spec_of(controller: FakeController, name: str, image: ImageSpec | None = None) -> WorkloadSpec:
@@ -239,14 +241,14 @@ def test_an_image_runs_its_own_python(pods: Pods, system: str, user: int) -> Non
     controller = pods.begin(f"{system}-{user}", image, securityContext=security)
     observed = deploy(controller, 1, spec_of(controller, "who_as_json"))
     assert observed.failure is None, observed.failure
-    found = pods.ask("who_as_json")
-    assert tuple(found["python"]) == version
-    assert found["executable"].startswith("/usr/bin/python3")
-    assert found["user"] == user
-    assert found["folder"].endswith("/run/kubetorch/work")
-    assert found["first"] == "/kubetorch/bin/python"
-    assert found["child"].strip() == kubetorch.__version__
-    env = found["env"]
+    answer = pods.ask("who_as_json")
+    assert tuple(answer["python"]) == version
+    assert answer["executable"].startswith("/usr/bin/python3")
+    assert answer["user"] == user
+    assert answer["folder"].endswith("/run/kubetorch/work")
+    assert answer["first"] == "/kubetorch/bin/python"
+    assert answer["child"].strip() == kubetorch.__version__
+    env = answer["env"]
     assert env["POD_NAME"] == f"{system}-{user}"
     assert env["POD_NAMESPACE"] == env["KT_NAMESPACE"] == SPACE
     assert env["POD_IP"] in pods.address
@@ -304,10 +306,10 @@ def test_a_worker_that_uses_too_much_memory_is_told_so(pods: Pods) -> None:
 def test_a_pod_of_the_users_own_joins(pods: Pods) -> None:
     controller = pods.join("joins", BASE)
     assert deploy(controller, 1, spec_of(controller, "who_as_json")).failure is None
-    found = pods.ask("who_as_json")
-    assert found["executable"] == "/usr/bin/python3"
-    assert found["folder"] == "/srv"
-    assert found["env"]["POD_NAME"] == "joins"
+    answer = pods.ask("who_as_json")
+    assert answer["executable"] == "/usr/bin/python3"
+    assert answer["folder"] == "/srv"
+    assert answer["env"]["POD_NAME"] == "joins"
 
 
 def test_the_end_of_a_pod_is_quick_and_leaves_nothing(pods: Pods, kubectl: Kubectl) -> None:

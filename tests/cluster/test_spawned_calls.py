@@ -50,12 +50,12 @@ if __name__ == "__main__":
 """
     for turn in range(PROGRAMS):
         installed.python(SERVICE + body, tmp_path, str(turn * CALLS), str(CALLS))
-    again = """
+    read_back = """
 if __name__ == "__main__":
     print(kt.cls(name="notes").noted(int(sys.argv[1])))
 """
-    found = installed.python(SERVICE + again, tmp_path, str(PROGRAMS * CALLS))
-    assert json.loads(found) == list(range(PROGRAMS * CALLS))
+    printed = installed.python(SERVICE + read_back, tmp_path, str(PROGRAMS * CALLS))
+    assert json.loads(printed) == list(range(PROGRAMS * CALLS))
 
 
 def test_a_call_whose_pod_is_killed_at_once_ends_with_an_error(installed, kubectl, tmp_path):

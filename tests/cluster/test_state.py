@@ -48,7 +48,7 @@ class Watcher:
 @pytest.fixture
 def namespace(kubectl: Kubectl, apart: str) -> Iterator[str]:
     """A namespace that the installed controller leaves alone: a test is the controller of it."""
-    kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", given=[crd.definition()])
+    kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", manifests=[crd.definition()])
     kubectl("wait", "--for=condition=Established", "--timeout=80s", f"crd/{WORKLOADS}")
     name = f"state-{secrets.token_hex(3)}"
     kubectl("create", "namespace", name)
@@ -93,7 +93,7 @@ async def opened(client: Client, watcher: Watcher) -> AsyncIterator[KubernetesSt
 def test_a_workload_is_an_object_that_people_can_read_and_delete(
     kubectl: Kubectl, namespace: str
 ) -> None:
-    def found() -> dict[str, Any]:
+    def live_object() -> dict[str, Any]:
         answer: dict[str, Any] = json.loads(
             kubectl("get", "ktworkload", "f", "-n", namespace, "-o", "json")
         )
@@ -106,7 +106,7 @@ def test_a_workload_is_an_object_that_people_can_read_and_delete(
             record = WorkloadRecord(namespace, "f", 1, created=time.time(), updated=time.time())
             state.put_workload(record, generation=Generation(1, spec), keep=[1])
             await state.flush(namespace, "f")
-            assert found()["metadata"]["uid"] == state.uid(namespace, "f")
+            assert live_object()["metadata"]["uid"] == state.uid(namespace, "f")
             record = replace(record, generation=2, good=1)
             state.put_workload(record, generation=Generation(2, newer), keep=[1, 2])
             await state.flush(namespace, "f")
@@ -122,7 +122,9 @@ def test_a_workload_is_an_object_that_people_can_read_and_delete(
         assert shown == dict(zip(names, values, strict=True))
         async with opened(client, watcher) as state:
             contents = state.contents()
-            (record,) = [one for one in contents.workloads if one.namespace == namespace]
+            (record,) = [
+                workload for workload in contents.workloads if workload.namespace == namespace
+            ]
             assert (record.generation, record.good) == (2, 1)
             assert json.loads(record.failure) == {"error_type": "ImportError", "message": "no"}
             assert contents.generations[namespace, "f"] == (
@@ -131,8 +133,8 @@ def test_a_workload_is_an_object_that_people_can_read_and_delete(
             )
             patch = '{"spec":{"compute":{"replicas":9,"gpus":"1"}}}'
             kubectl("patch", "ktworkload", "f", "-n", namespace, "--type=merge", "-p", patch)
-            await until(lambda: found()["spec"]["compute"]["replicas"] == 2)
-            assert "gpus" not in found()["spec"]["compute"]
+            await until(lambda: live_object()["spec"]["compute"]["replicas"] == 2)
+            assert "gpus" not in live_object()["spec"]["compute"]
             kubectl("delete", "ktworkload", "f", "-n", namespace)
             await until(lambda: watcher.deleted == [(namespace, "f")])
 
@@ -152,17 +154,17 @@ def test_a_namespace_that_is_not_there_is_named(kubectl: Kubectl, namespace: str
     run(body)
 
 
-async def _start(namespace: str, place: str) -> asyncio.subprocess.Process:
+async def _start(namespace: str, candidate: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, str(CANDIDATE), "", namespace, place, str(LEASE)),
+        *(sys.executable, str(CANDIDATE), "", namespace, candidate, str(LEASE)),
         stdout=asyncio.subprocess.PIPE,
     )
 
 
-async def _says(process: asyncio.subprocess.Process, what: str) -> float:
+async def _says(process: asyncio.subprocess.Process, expected_word: str) -> float:
     assert process.stdout is not None
     word, moment = (await asyncio.wait_for(process.stdout.readline(), 60)).decode().split()
-    assert word == what
+    assert word == expected_word
     return float(moment)
 
 

@@ -92,19 +92,19 @@ def _pod(name: str, claim: str, namespace: str) -> dict[str, Any]:
         "resources": {"requests": {"cpu": "10m"}},
         "volumeMounts": [{"name": "data", "mountPath": "/data"}],
     }
-    found = _object(PODS, name)
-    found["metadata"]["labels"] = {"kubetorch.com/service": "trainer"}
-    found["spec"] = {
+    pod = _object(PODS, name)
+    pod["metadata"]["labels"] = {"kubetorch.com/service": "trainer"}
+    pod["spec"] = {
         "containers": [main],
         "terminationGracePeriodSeconds": 0,
         "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}],
     }
-    return found
+    return pod
 
 
 async def _until_running(client: Client, name: str) -> None:
-    one = Selection(PODS, client.access.namespace, fields=f"metadata.name={name}")
-    async with Informer(client, one) as pods:
+    selection = Selection(PODS, client.access.namespace, fields=f"metadata.name={name}")
+    async with Informer(client, selection) as pods:
         await pods.until(
             lambda objects: any(o["status"].get("phase") == "Running" for o in objects.values()),
             timeout=60,
@@ -118,21 +118,21 @@ def test_a_secret_is_made_kept_refused_replaced_added_to_and_deleted(run: Run) -
     async def scenario(client: Client, where: str) -> None:
         store = SecretObjects(client)
         assert await store.get(where, OBJECT) is None
-        made = await store.put(where, OBJECT, _put(A="1", B="2"))
-        assert made.outcome == "created"
-        again = await store.put(where, OBJECT, _put(A="1", B="2"))
-        assert (again.outcome, again.secret.version) == ("unchanged", made.secret.version)
+        created = await store.put(where, OBJECT, _put(A="1", B="2"))
+        assert created.outcome == "created"
+        repeated = await store.put(where, OBJECT, _put(A="1", B="2"))
+        assert (repeated.outcome, repeated.secret.version) == ("unchanged", created.secret.version)
         with pytest.raises(errors.SecretConflictError, match="tokens"):
             await store.put(where, OBJECT, _put(A="other"))
-        kept = await store.put(where, OBJECT, _put("keep", A="other"))
-        assert kept.outcome == "unchanged"
+        colliding = await store.put(where, OBJECT, _put("keep", A="other"))
+        assert colliding.outcome == "unchanged"
         added = await store.put(where, OBJECT, _put("merge", C="3"))
         assert added.outcome == "merged"
         assert await store.values(where, OBJECT) == {"A": b"1", "B": b"2", "C": b"3"}
         replaced = await store.put(where, OBJECT, _put("replace", A="1"))
         assert replaced.outcome == "replaced"
         assert await store.values(where, OBJECT) == {"A": b"1"}
-        versions = [one.secret.version for one in (made, added, replaced)]
+        versions = [outcome.secret.version for outcome in (created, added, replaced)]
         assert len(set(versions)) == 3
         assert await store.delete(where, OBJECT)
         assert not await store.delete(where, OBJECT)
@@ -157,36 +157,36 @@ def test_the_object_says_what_the_contract_wants_and_is_read_back(run: Run) -> N
         put = PutSecret(draft=files, values={"id_rsa": b"\0\xff", "known": b"x"})
         view = (await store.put(where, "kt.secret.ada.keys", put)).secret
         await store.put(where, "kt.secret.global.openai", _put(draft=renamed, api_key="k"))
-        found = await client.get(Ref(SECRETS, "kt.secret.ada.keys", where))
-        assert found["type"] == "Opaque"
-        assert found["metadata"]["labels"] == {
+        secret_object = await client.get(Ref(SECRETS, "kt.secret.ada.keys", where))
+        assert secret_object["type"] == "Opaque"
+        assert secret_object["metadata"]["labels"] == {
             "kubetorch.com/mount-type": "volume",
             "kubetorch.com/secret-name": "keys",
             "kubetorch.com/username": "ada",
             "kubetorch.com/provider": "ssh",
         }
-        assert found["metadata"]["annotations"] == {
+        assert secret_object["metadata"]["annotations"] == {
             "kubetorch.com/override": "False",
             "kubetorch.com/secret-path": "~/.ssh",
             "kubetorch.com/secret-filenames": '["id_rsa", "known"]',
         }
-        assert found["metadata"]["managedFields"][0]["manager"] == "kubetorch"
+        assert secret_object["metadata"]["managedFields"][0]["manager"] == "kubetorch"
         assert (view.path, view.provider, view.keys) == ("~/.ssh", "ssh", ("id_rsa", "known"))
         assert view.created > 0 and view.updated >= view.created
         assert await store.values(where, "kt.secret.ada.keys") == {
             "id_rsa": b"\0\xff",
             "known": b"x",
         }
-        listed = {one.name: one for one in await store.list(where)}
+        listed = {secret.name: secret for secret in await store.list(where)}
         assert set(listed) == {"keys", "openai"}
         assert listed["openai"].renamed == (("api_key", "OPENAI_API_KEY"),)
         assert listed["openai"].override
-        assert {"keys", "openai"} <= {one.name for one in await store.list(None)}
+        assert {"keys", "openai"} <= {secret.name for secret in await store.list(None)}
         # Described anew, it loses what it was.
         await store.put(where, "kt.secret.ada.keys", _put("replace", A="1"))
-        found = await client.get(Ref(SECRETS, "kt.secret.ada.keys", where))
-        assert "kubetorch.com/provider" not in found["metadata"]["labels"]
-        assert "kubetorch.com/secret-path" not in found["metadata"]["annotations"]
+        secret_object = await client.get(Ref(SECRETS, "kt.secret.ada.keys", where))
+        assert "kubetorch.com/provider" not in secret_object["metadata"]["labels"]
+        assert "kubetorch.com/secret-path" not in secret_object["metadata"]["annotations"]
 
     run(scenario)
 
@@ -231,7 +231,7 @@ def test_uploads_at_the_same_time_lose_nothing(run: Run) -> None:
     async def scenario(client: Client, where: str) -> None:
         store = SecretObjects(client)
         first = [store.put(where, OBJECT, _put("same", A="1")) for _ in range(4)]
-        outcomes = [one.outcome for one in await asyncio.gather(*first)]
+        outcomes = [stored.outcome for stored in await asyncio.gather(*first)]
         assert sorted(outcomes) == ["created", "unchanged", "unchanged", "unchanged"]
         added = [store.put(where, OBJECT, _put("merge", **{f"K{n}": "v"})) for n in range(4)]
         await asyncio.gather(*added)
@@ -250,8 +250,8 @@ def test_a_namespace_that_is_not_there_and_a_full_quota_are_said(run: Run) -> No
             await volumes.create("kt-stores-nowhere", _volume())
         hard = {"hard": {"count/secrets": "0", "requests.storage": "1Gi"}}
         await client.create(_object(QUOTAS, "little", spec=hard))
-        one = Selection(QUOTAS, where)
-        async with Informer(client, one) as quotas:
+        selection = Selection(QUOTAS, where)
+        async with Informer(client, selection) as quotas:
             await quotas.until(lambda o: all("hard" in q["status"] for q in o.values()), timeout=60)
         # The quota controller's word is in the object before the API server's admission has it.
         with pytest.raises(errors.StorageFullError, match="quota") as full:
@@ -276,18 +276,18 @@ def test_a_volume_is_made_once_bound_listed_and_deleted(run: Run) -> None:
     async def scenario(client: Client, where: str) -> None:
         store = VolumeClaims(client)
         assert await store.get(where, "data") is None
-        made = await store.create(where, _volume())
-        assert made.is_new
-        assert made.volume.storage_class == "shared"
+        created = await store.create(where, _volume())
+        assert created.is_new
+        assert created.volume.storage_class == "shared"
         assert not (await store.create(where, _volume(size="5Gi"))).is_new
-        found = await client.get(Ref(CLAIMS, "data", where))
-        assert found["metadata"]["labels"] == {
+        claim = await client.get(Ref(CLAIMS, "data", where))
+        assert claim["metadata"]["labels"] == {
             "app": "kubetorch",
             "kubetorch.com/volume": "data",
         }
-        assert found["metadata"]["annotations"]["kubetorch.com/mount-path"] == "/data"
-        one = Selection(CLAIMS, where, fields="metadata.name=data")
-        async with Informer(client, one) as claims:
+        assert claim["metadata"]["annotations"]["kubetorch.com/mount-path"] == "/data"
+        selection = Selection(CLAIMS, where, fields="metadata.name=data")
+        async with Informer(client, selection) as claims:
             await claims.until(
                 lambda objects: any(o["status"]["phase"] == "Bound" for o in objects.values()),
                 timeout=60,
@@ -308,7 +308,7 @@ def test_a_volume_is_made_once_bound_listed_and_deleted(run: Run) -> None:
                 },
             )
         )
-        assert [one.claim for one in await store.list(where)] == ["data"]
+        assert [selection.claim for selection in await store.list(where)] == ["data"]
         theirs = await store.get(where, "theirs")
         assert theirs is not None and not theirs.is_ours
         assert theirs.spec.claim == "theirs"
@@ -323,8 +323,8 @@ def test_a_volume_is_made_once_bound_listed_and_deleted(run: Run) -> None:
 def test_a_volume_for_one_node_has_the_default_class_and_waits_for_its_pod(run: Run) -> None:
     async def scenario(client: Client, where: str) -> None:
         store = VolumeClaims(client)
-        made = await store.create(where, _volume(access_mode="ReadWriteOnce"))
-        assert (made.volume.storage_class, made.volume.phase) == ("local-path", "Pending")
+        created = await store.create(where, _volume(access_mode="ReadWriteOnce"))
+        assert (created.volume.storage_class, created.volume.phase) == ("local-path", "Pending")
         for access_mode, name in (("ReadWriteOnce", "local-path"), ("ReadWriteMany", "shared")):
             chosen = await store.storage_class(_volume(access_mode=access_mode))
             assert (chosen.storage_class, chosen.access_mode) == (name, access_mode)
@@ -401,8 +401,8 @@ def test_the_first_deploy_makes_the_account_and_its_rights(run: Run) -> None:
         await namespaces.prepare(where)
         account = await client.get(Ref(ACCOUNTS, SERVICE_ACCOUNT, where))
         binding = await client.get(Ref(BINDINGS, SERVICE_ACCOUNT, where))
-        for found in (account, binding):
-            assert found["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "kubetorch"
+        for manifest in (account, binding):
+            assert manifest["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "kubetorch"
         assert account["metadata"]["annotations"] == {"eks.amazonaws.com/role-arn": "arn:x"}
         assert binding["roleRef"]["name"] == "kubetorch-edit"
         assert binding["subjects"] == [
@@ -440,8 +440,8 @@ def test_an_account_of_the_administrator_stays_as_it_is(run: Run) -> None:
     async def scenario(client: Client, where: str) -> None:
         await client.create(_object(ACCOUNTS, SERVICE_ACCOUNT))
         await Namespaces(client).prepare(where)
-        found = await client.get(Ref(ACCOUNTS, SERVICE_ACCOUNT, where))
-        assert not found["metadata"].get("labels")
+        account = await client.get(Ref(ACCOUNTS, SERVICE_ACCOUNT, where))
+        assert not account["metadata"].get("labels")
         await client.get(Ref(BINDINGS, SERVICE_ACCOUNT, where))
 
     run(scenario)
@@ -476,14 +476,14 @@ def test_an_object_is_prepared_with_its_namespace(run: Run) -> None:
         with pytest.raises(errors.SecretNotFound):
             await prerequisites.prepare(rendering.render(compute, namespace=where, name="web"))
         stored = await secrets.put(where, OBJECT, _put(A="1"))
-        assert [one.object_name for one in await secrets.list(None)] == [OBJECT]
-        one, other = (rendering.render(compute, namespace=where, name="web") for _ in range(2))
-        await prerequisites.prepare(one)
+        assert [secret_object.object_name for secret_object in await secrets.list(None)] == [OBJECT]
+        first, second = (rendering.render(compute, namespace=where, name="web") for _ in range(2))
+        await prerequisites.prepare(first)
         await secrets.put(where, OBJECT, _put("replace", A="2"))
-        await prerequisites.prepare(other)
+        await prerequisites.prepare(second)
         versions = [
-            found["spec"]["template"]["metadata"]["annotations"]["kubetorch.com/secrets-version"]
-            for found in (one, other)
+            manifest["spec"]["template"]["metadata"]["annotations"]["kubetorch.com/secrets-version"]
+            for manifest in (first, second)
         ]
         assert len(set(versions)) == 2 and stored.secret.version not in versions
         with pytest.raises(errors.KubernetesNotFoundError):

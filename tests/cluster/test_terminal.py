@@ -77,47 +77,49 @@ def quota(kubectl: Kubectl, namespace: str, pods: int) -> Iterator[None]:
 
 def causes(printed: str) -> Counter[str]:
     """The events that a deploy showed, without what differs from pod to pod."""
-    said = re.findall(r"^\(\S+ events\) .*? \| \S+ ?\S*?: (.*)$", printed, re.MULTILINE)
-    return Counter(re.sub(r"\d+", "#", line) for line in said)
+    event_messages = re.findall(r"^\(\S+ events\) .*? \| \S+ ?\S*?: (.*)$", printed, re.MULTILINE)
+    return Counter(re.sub(r"\d+", "#", line) for line in event_messages)
 
 
 def test_events_of_one_cause_are_one_line_and_waits_have_lines(
     installed: Installed, kubectl: Kubectl, program: Path
 ) -> None:
-    done = run(installed, sys.executable, str(program), "steps")
-    print(done.stdout, done.stderr)
-    assert done.returncode == 0
-    assert done.stderr.count(" events) ") == sum(causes(done.stderr).values())
-    assert max(causes(done.stderr).values(), default=1) == 1
-    assert done.stderr.count("(steps) step 1/1: RUN sleep 12; echo built\n") == 1
-    assert re.search(r"\(steps\) .*step 1/1: RUN sleep 12; echo built, \d+s", done.stderr)
+    completed = run(installed, sys.executable, str(program), "steps")
+    print(completed.stdout, completed.stderr)
+    assert completed.returncode == 0
+    assert completed.stderr.count(" events) ") == sum(causes(completed.stderr).values())
+    assert max(causes(completed.stderr).values(), default=1) == 1
+    assert completed.stderr.count("(steps) step 1/1: RUN sleep 12; echo built\n") == 1
+    assert re.search(r"\(steps\) .*step 1/1: RUN sleep 12; echo built, \d+s", completed.stderr)
     run(installed, KT, "teardown", "steps", "-y")
     with quota(kubectl, installed.namespace, 3):
-        done = run(installed, sys.executable, str(program), "quota")
-    print(done.stdout, done.stderr)
-    assert done.returncode == 1
-    assert "QuotaExceeded" in done.stderr or "Timeout" in done.stderr
-    assert max(causes(done.stderr).values(), default=1) == 1
+        completed = run(installed, sys.executable, str(program), "quota")
+    print(completed.stdout, completed.stderr)
+    assert completed.returncode == 1
+    assert "QuotaExceeded" in completed.stderr or "Timeout" in completed.stderr
+    assert max(causes(completed.stderr).values(), default=1) == 1
     run(installed, KT, "teardown", "crowd", "-y")
 
 
 def test_a_module_that_pods_lack_is_named_with_its_package(
     installed: Installed, program: Path
 ) -> None:
-    done = run(installed, sys.executable, str(program), "lacks")
-    wanted = 'hint: kt.Compute(image=kt.Image().pip_install(["hypothesis"])) installs it'
-    assert wanted in done.stderr
+    completed = run(installed, sys.executable, str(program), "lacks")
+    expected_hint = 'hint: kt.Compute(image=kt.Image().pip_install(["hypothesis"])) installs it'
+    assert expected_hint in completed.stderr
     run(installed, KT, "teardown", "lacks", "-y")
 
 
 def test_progress_and_all_namespaces_are_listed(installed: Installed, program: Path) -> None:
-    done = run(installed, sys.executable, str(program), "spawn")
-    call = done.stdout.split()[-1]
+    completed = run(installed, sys.executable, str(program), "spawn")
+    call = completed.stdout.split()[-1]
     for _ in range(60):
-        found = json.loads(run(installed, KT, "calls", "show", call, "--json").stdout)["progress"]
-        if found == {"current": 4, "total": 4, "message": "epochs"}:
+        progress = json.loads(run(installed, KT, "calls", "show", call, "--json").stdout)[
+            "progress"
+        ]
+        if progress == {"current": 4, "total": 4, "message": "epochs"}:
             break
-    assert found == {"current": 4, "total": 4, "message": "epochs"}
+    assert progress == {"current": 4, "total": 4, "message": "epochs"}
     listed = run(installed, KT, "list", "-A")
     assert re.search(rf"^{installed.namespace} +train ", listed.stdout, re.MULTILINE), listed
     run(installed, KT, "teardown", "train", "-y")

@@ -13,7 +13,7 @@ from kubetorch.sdk.compute_parameters import NO_PARAMETERS, PARAMETERS
 from kubetorch.specs.compute import ComputeSpec
 
 SIGNATURE = inspect.signature(kt.Compute).parameters
-ARGUMENTS = [name for name, one in PARAMETERS.items() if one.is_argument]
+ARGUMENTS = [name for name, parameter in PARAMETERS.items() if parameter.is_argument]
 SPEC_FIELDS = {item.name for item in fields(ComputeSpec)}
 #: Fields that shape the object as a whole, or are no part of it.
 NO_FIELDS_OF_MANIFESTS = [
@@ -31,14 +31,14 @@ NO_FIELDS_OF_MANIFESTS = [
 
 
 def test_the_constructor_takes_the_parameters_in_the_order_of_the_table() -> None:
-    others = ("_skip_template_init", "unknown")
-    assert [name for name in SIGNATURE if name not in others] == ARGUMENTS
+    names_outside_the_table = ("_skip_template_init", "unknown")
+    assert [name for name in SIGNATURE if name not in names_outside_the_table] == ARGUMENTS
 
 
 def test_the_docstring_has_each_parameter_in_the_order_of_the_table() -> None:
     section = inspect.cleandoc(str(kt.Compute.__doc__)).partition("\nArgs:\n")[2]
-    found = re.findall(r"^    (\w+): ", section.partition("\n\n")[0], flags=re.MULTILINE)
-    assert [name for name in found if name != "_skip_template_init"] == ARGUMENTS
+    documented_names = re.findall(r"^    (\w+): ", section.partition("\n\n")[0], flags=re.MULTILINE)
+    assert [name for name in documented_names if name != "_skip_template_init"] == ARGUMENTS
 
 
 def test_each_attribute_has_the_words_of_the_docstring() -> None:
@@ -48,17 +48,18 @@ def test_each_attribute_has_the_words_of_the_docstring() -> None:
 
 def test_keyword_arguments_have_the_types_of_the_constructor() -> None:
     assert {name: SIGNATURE[name].annotation for name in ARGUMENTS} == {
-        name: found.__forward_arg__ for name, found in ComputeArguments.__annotations__.items()
+        name: annotation.__forward_arg__
+        for name, annotation in ComputeArguments.__annotations__.items()
     }
 
 
 def test_each_parameter_is_an_attribute_and_a_field_of_the_spec() -> None:
     assert all(hasattr(kt.Compute, name) for name in PARAMETERS)
-    by_parameters = {one.field for one in PARAMETERS.values()} - {None}
+    by_parameters = {parameter.field for parameter in PARAMETERS.values()} - {None}
     assert by_parameters | set(NO_PARAMETERS) == SPEC_FIELDS
     assert by_parameters.isdisjoint(NO_PARAMETERS)
 
 
 def test_each_field_of_the_spec_is_known_to_manifests() -> None:
-    written = [one.name for one in in_manifests.PARAMETERS]
+    written = [parameter.name for parameter in in_manifests.PARAMETERS]
     assert sorted([*written, *NO_FIELDS_OF_MANIFESTS]) == sorted(SPEC_FIELDS)

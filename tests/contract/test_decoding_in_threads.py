@@ -34,11 +34,11 @@ for number in range(300):
 
 @pytest.mark.timeout(300)  # seconds on a machine with time
 def test_threads_may_decode_a_type_for_the_first_time_at_the_same_time() -> None:
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-c", _PROGRAM],
         capture_output=True,
         text=True,
         timeout=280,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert completed.returncode == 0, completed.stderr

@@ -60,11 +60,11 @@ def test_python_blocks_use_only_names_that_are_there(tmp_path):
         for block in code(page, "python"):
             for name in set(re.findall(r"\bkt\.([A-Za-z_]+)", block.code)):
                 assert hasattr(kubetorch, name), f"{block}: there is no kt.{name}"
-            place = tmp_path / f"{number}-{page.stem}-{block.line}.py"
-            place.write_text(block.code, encoding="utf-8")
+            program = tmp_path / f"{number}-{page.stem}-{block.line}.py"
+            program.write_text(block.code, encoding="utf-8")
     command = [Path(sys.executable).with_name("ruff"), "check", "--isolated", "--select=F", "."]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
+    completed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert completed.returncode == 0, completed.stdout
 
 
 @pytest.mark.parametrize("page", PAGES, ids=PAGE_IDS)
@@ -84,9 +84,9 @@ def test_shell_blocks_use_commands_and_options_that_kt_has(page):
             if command.startswith("-"):
                 continue
             assert command in COMMANDS, f"{block}: there is no kt {command}"
-            known = set().union(*(options(found) for found in family(load(command))))
+            known_options = set().union(*(options(member) for member in family(load(command))))
             used = {word for word in rest if re.fullmatch(r"--?[a-z][a-z-]*", word)}
-            assert used <= known, f"{block}: kt {command} has no {used - known}"
+            assert used <= known_options, f"{block}: kt {command} has no {used - known_options}"
 
 
 # ------------------------------------------------------------------------------------ references
@@ -112,15 +112,17 @@ def test_the_index_of_examples_has_each_of_them_once_with_a_sentence():
 
 def test_the_pages_of_the_api_have_every_public_name():
     texts = [path.read_text(encoding="utf-8") for path in (ROOT / "docs/api").glob("*.md")]
-    found = set(re.findall(r"^\.\. auto\w+:: kubetorch\.(\w+)", "\n".join(texts), re.MULTILINE))
-    missing = set(kubetorch.__all__) - found - {"EXCEPTION_REGISTRY", "__version__"}
+    documented_names = set(
+        re.findall(r"^\.\. auto\w+:: kubetorch\.(\w+)", "\n".join(texts), re.MULTILINE)
+    )
+    missing = set(kubetorch.__all__) - documented_names - {"EXCEPTION_REGISTRY", "__version__"}
     assert not missing, "add it to a page of docs/api"
 
 
 def options(command):
     """The options of a command, in all spellings, without the help that every command has."""
-    own = [param for param in command.params if "--help" not in param.opts]
-    return {name for param in own for name in param.opts if name.startswith("-")}
+    parameters = [param for param in command.params if "--help" not in param.opts]
+    return {name for param in parameters for name in param.opts if name.startswith("-")}
 
 
 def family(command):
@@ -141,13 +143,13 @@ def sections(page, depth):
 
 def all_commands():
     """Every command by the words that run it."""
-    found = {"kt": typer.main.get_command(app)}
+    commands = {"kt": typer.main.get_command(app)}
     for name in COMMANDS:
         command = load(name)
-        found[f"kt {name}"] = command
+        commands[f"kt {name}"] = command
         for sub, inner in getattr(command, "commands", {}).items():
-            found[f"kt {name} {sub}"] = inner
-    return found
+            commands[f"kt {name} {sub}"] = inner
+    return commands
 
 
 def test_the_reference_of_kt_has_a_section_for_every_command_and_for_nothing_else():
@@ -181,12 +183,12 @@ def test_the_reference_of_errors_has_every_error_once_with_its_bases_code_and_st
 
 def builtin_base(cls):
     """The built-in class that an error derives from besides `Exception`."""
-    found = [
+    builtin_bases = [
         base.__name__
         for base in cls.__mro__
         if base.__module__ == "builtins" and base not in (Exception, BaseException, object)
     ]
-    return found[0] if found else None
+    return builtin_bases[0] if builtin_bases else None
 
 
 # --------------------------------------------------------------------- names of modules and files
@@ -240,5 +242,5 @@ def is_path(word):
 
 
 def has_file(word):
-    own = word.removeprefix("kubetorch/").rstrip("/")
-    return any((base / f"{own}{end}").exists() for base in (ROOT, SOURCES) for end in ("", ".py"))
+    path = word.removeprefix("kubetorch/").rstrip("/")
+    return any((base / f"{path}{end}").exists() for base in (ROOT, SOURCES) for end in ("", ".py"))

@@ -15,11 +15,13 @@ from kubetorch.sdk import backend
 @pytest.mark.parametrize("module", sorted(_moved._EARLIER_MODULES))
 def test_a_module_of_0_5_has_the_names_that_there_are(module: str) -> None:
     sys.modules.pop(module, None)
-    with pytest.warns(DeprecationWarning, match=rf"{module} is a module of kubetorch 0\.5") as said:
-        found = importlib.import_module(module)
-    assert said[0].filename != _moved.__file__
+    with pytest.warns(
+        DeprecationWarning, match=rf"{module} is a module of kubetorch 0\.5"
+    ) as warned:
+        earlier_module = importlib.import_module(module)
+    assert warned[0].filename != _moved.__file__
     for name in _moved._EARLIER_MODULES[module].keys() - {"*"}:
-        assert getattr(found, name) is not None
+        assert getattr(earlier_module, name) is not None
     with pytest.raises(ImportError):
         exec(f"from {module} import never_there", {})
 

@@ -162,7 +162,7 @@ def test_a_word_of_another_tool_is_refused_with_ours(subject):
         assert ours in refused(subject, word), (word, refused(subject, word))
 
 
-@pytest.mark.parametrize("subject", [each for each in WORDS if each not in ("kt", "call")])
+@pytest.mark.parametrize("subject", [subject for subject in WORDS if subject not in ("kt", "call")])
 def test_every_foreign_word_that_is_known_leads_on(subject):
     for word in WORDS[subject]:
         if subject == "handle" and word in VERBS:
@@ -174,9 +174,11 @@ def test_every_foreign_word_that_is_known_leads_on(subject):
 @pytest.mark.parametrize("word", TABLE["kt"])
 def test_a_command_of_another_tool_is_refused_with_ours(word):
     kt_command = Path(sys.executable).parent / "kt"
-    done = subprocess.run([kt_command, word, "me"], capture_output=True, text=True, timeout=100)
-    assert done.returncode == 2
-    assert TABLE["kt"][word] in done.stderr
+    completed = subprocess.run(
+        [kt_command, word, "me"], capture_output=True, text=True, timeout=100
+    )
+    assert completed.returncode == 2
+    assert TABLE["kt"][word] in completed.stderr
 
 
 def test_no_word_of_others_is_one_of_ours():
@@ -198,11 +200,11 @@ def test_no_word_of_others_is_one_of_ours():
 def test_what_the_hints_name_exists():
     scaling = {*autoscaling._FIELD_NAMES, *autoscaling.ALIASES}
     spread = {*distribution.ARGUMENTS, *distribution.SUPERVISOR_OPTIONS}
-    known = {"kt.Compute": set(PARAMETERS), "autoscale": scaling, "distribute": spread}
+    known_words = {"kt.Compute": set(PARAMETERS), "autoscale": scaling, "distribute": spread}
     for subject, words in WORDS.items():
         for word, text in words.items():
             meant = re.match(r"did you mean (\w+)\?", text)
-            assert meant is None or meant[1] in known[subject], (subject, word, text)
+            assert meant is None or meant[1] in known_words[subject], (subject, word, text)
             named = set(re.findall(r"\bkt\.([a-z]\w*|[A-Z]\w*)", text))
             assert named <= set(kt.__all__), (subject, word, text)
             commands = set(re.findall(r"\bkt ([a-z][\w-]*)", text))
@@ -264,9 +266,9 @@ def test_the_handle_of_a_service_alone_has_nothing_to_run_here():
 
 
 def test_a_spawned_call_is_asked_itself_and_not_the_data_store():
-    for asked in (kt.CallHandle("0" * 32), [kt.CallHandle("0" * 32)]):
+    for handles in (kt.CallHandle("0" * 32), [kt.CallHandle("0" * 32)]):
         with pytest.raises(TypeError, match=r"hint: handle.get\(\) waits for a spawned call"):
-            kt.get(asked)
+            kt.get(handles)
 
 
 def test_kt_image_itself_answers_to_a_constructor_of_others():

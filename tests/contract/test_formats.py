@@ -87,11 +87,12 @@ def fields_of(*roots: Any) -> dict[str, str]:
                 tag = kind.__struct_config__.tag
                 beginning = ["array"] if kind.__struct_config__.array_like else []
                 beginning += [f"type={tag}"] if tag else []
-                parts = [(one.encode_name, one.type, one.default) for one in info]
+                parts = [(field.encode_name, field.type, field.default) for field in info]
             elif dataclasses.is_dataclass(kind):
                 beginning, hints = [], typing.get_type_hints(kind)
                 parts = [
-                    (one.name, hints[one.name], one.default) for one in dataclasses.fields(kind)
+                    (field.name, hints[field.name], field.default)
+                    for field in dataclasses.fields(kind)
                 ]
             else:
                 continue
@@ -113,7 +114,7 @@ def written(folder: Path) -> dict[str, Any]:
     connection = database.open_database(folder / "state.sqlite")
     tables = connection.execute("select sql from sqlite_master where sql is not null order by name")
     pragmas = [connection.execute(f"pragma {name}").fetchone()[0] for name in PRAGMAS]
-    found = {
+    descriptions = {
         "protocol": versions.PROTOCOL,
         "database": dict(zip(PRAGMAS, pragmas, strict=True)),
         "tables": [re.sub(r"\s+", " ", sql) for (sql,) in tables],
@@ -133,7 +134,7 @@ def written(folder: Path) -> dict[str, Any]:
         },
     }
     connection.close()
-    formats: dict[str, Any] = json.loads(json.dumps(found))
+    formats: dict[str, Any] = json.loads(json.dumps(descriptions))
     return formats
 
 

@@ -34,9 +34,9 @@ def texts() -> Iterator[tuple[Path, int, str]]:
 
 
 def test_no_text_names_a_command_with_a_word_for_a_name() -> None:
-    found = [
+    placeholder_lines = [
         f"{file.relative_to(PACKAGE)}:{line}: {text}"
         for file, line, text in texts()
         if PLACEHOLDER.search(text)
     ]
-    assert not found, "\n".join(found)
+    assert not placeholder_lines, "\n".join(placeholder_lines)

@@ -92,8 +92,8 @@ def test_a_commented_statement_is_recognised_and_prose_is_not() -> None:
 @pytest.mark.timeout(300)  # seconds on a machine with time
 def test_imports_only_go_down() -> None:
     command = Path(sys.executable).with_name("lint-imports")
-    done = subprocess.run([command], cwd=ROOT, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stdout + done.stderr
+    completed = subprocess.run([command], cwd=ROOT, capture_output=True, text=True, timeout=280)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
 
 
 def _twins() -> Iterator[tuple[str, ast.FunctionDef | None, ast.AsyncFunctionDef]]:

@@ -42,15 +42,15 @@ def _loaded_by(code: str, *, installed: bool = True) -> set[str]:
     """
     paths = [str(ROOT / "src"), *([sysconfig.get_path("purelib")] if installed else [])]
     program = f"import sys; bare = set(sys.modules)\n{code}\nprint(*sys.modules.keys() - bare)"
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-S", "-c", program],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert done.returncode == 0, done.stderr
-    return set(done.stdout.split())
+    assert completed.returncode == 0, completed.stderr
+    return set(completed.stdout.split())
 
 
 def test_importing_kubetorch_loads_nothing_but_its_version() -> None:

@@ -93,9 +93,11 @@ def test_a_name_that_nobody_knows_is_an_attribute_error():
 
 
 def in_a_new_process(code):
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    completed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100
+    )
+    assert completed.returncode == 0, completed.stderr
+    return completed.stdout.strip()
 
 
 @pytest.mark.parametrize(
@@ -123,12 +125,14 @@ def test_names_mean_the_same_whatever_was_imported_before(first):
 def test_a_program_says_where_its_pods_run_unless_it_is_to_be_quiet(is_quiet, tmp_path):
     quiet = "kt.globals.be_quiet()" * is_quiet
     code = f"import sys, kubetorch as kt\n{quiet}\nkt.globals.session(); sys.stderr.write('end')"
-    terminal, given = os.openpty()
+    terminal, child_terminal = os.openpty()
     with os.fdopen(terminal, "rb", buffering=0) as shown:
         environ = {"HOME": str(tmp_path)}
-        subprocess.run([sys.executable, "-c", code], stderr=given, env=environ, timeout=100)
+        subprocess.run(
+            [sys.executable, "-c", code], stderr=child_terminal, env=environ, timeout=100
+        )
         text = shown.read(1000)
-        os.close(given)
+        os.close(child_terminal)
 
     assert text.endswith(b"end")
     assert (b"pods run on this machine" in text) == (not is_quiet)

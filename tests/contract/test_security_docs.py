@@ -43,14 +43,16 @@ def test_what_changes_something_is_audited(route: Route) -> None:
 def test_the_description_for_programs_has_every_route() -> None:
     document = status.openapi_document(ALL)
     json.dumps(document)
-    found = {
+    described_routes = {
         f"{method.upper()} {path}"
         for path, methods in document["paths"].items()
         for method in methods
     }
-    assert found == {_name(route) for route in ALL}
-    operations = [one for methods in document["paths"].values() for one in methods.values()]
-    assert len({one["operationId"] for one in operations}) == len(operations)
-    assert [one["summary"] for one in operations if not one.get("security")] == [
+    assert described_routes == {_name(route) for route in ALL}
+    operations = [
+        operation for methods in document["paths"].values() for operation in methods.values()
+    ]
+    assert len({operation["operationId"] for operation in operations}) == len(operations)
+    assert [operation["summary"] for operation in operations if not operation.get("security")] == [
         "Answer that the controller runs"
     ]

@@ -22,18 +22,18 @@ def run(*command):
 
 def errors_in(name):
     """The errors that pyright finds in a file: their lines, counted from 1, and messages."""
-    found = json.loads(run("pyright", "--outputjson", "--pythonpath", sys.executable, name))
-    found = found["generalDiagnostics"]
+    report = json.loads(run("pyright", "--outputjson", "--pythonpath", sys.executable, name))
+    diagnostics = report["generalDiagnostics"]
     return {
         item["range"]["start"]["line"] + 1: item["message"]
-        for item in found
+        for item in diagnostics
         if item["severity"] == "error"
     }
 
 
 def lines_that_mypy_refuses(name):
-    found = run("mypy", "--config-file=", "--strict", "--no-incremental", name)
-    return {int(number) for number in re.findall(rf"^{name}:(\d+): error", found, re.MULTILINE)}
+    output = run("mypy", "--config-file=", "--strict", "--no-incremental", name)
+    return {int(number) for number in re.findall(rf"^{name}:(\d+): error", output, re.MULTILINE)}
 
 
 def wrong_lines(name):

@@ -29,7 +29,7 @@ import kubetorch as kt
 from kubetorch.wire import codecs, values
 
 GOLDENS = Path(__file__).with_name("wire_values.json")
-HERE = "kt_wire_values"
+MODULE = "kt_wire_values"
 
 
 class Color(enum.Enum):
@@ -64,10 +64,10 @@ class Record(dict):  # type: ignore[type-arg]
         return f"Record({self.name!r}, {dict(self)})"
 
 
-sys.modules[HERE] = types.ModuleType(HERE)
+sys.modules[MODULE] = types.ModuleType(MODULE)
 for _cls in (Color, Level, Right, Pair, Point, Record):
-    _cls.__module__ = HERE
-    setattr(sys.modules[HERE], _cls.__name__, _cls)
+    _cls.__module__ = MODULE
+    setattr(sys.modules[MODULE], _cls.__name__, _cls)
 
 PARIS = zoneinfo.ZoneInfo("Europe/Paris")
 FRAME = pandas.DataFrame(
@@ -159,12 +159,12 @@ def _skip_old(request: pytest.FixtureRequest) -> None:
 
 def _encoded(value: Any) -> list[str]:
     text, *area = codecs.encode("values", value)
-    return [bytes(text).decode(), *(b"".join(codecs.join([one])).hex() for one in area)]
+    return [bytes(text).decode(), *(b"".join(codecs.join([segment])).hex() for segment in area)]
 
 
 def _read(name: str) -> Any:
     text, *area = WRITTEN[name]
-    segments = [text.encode(), *(memoryview(bytearray.fromhex(one)) for one in area)]
+    segments = [text.encode(), *(memoryview(bytearray.fromhex(segment)) for segment in area)]
     return codecs.decode("values", segments)
 
 
@@ -175,14 +175,14 @@ def test_a_value_is_written_as_it_always_was(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*VALUES, *STREAMS])
 def test_what_was_written_once_is_read(name: str) -> None:
-    found, value = _read(name), {**VALUES, **STREAMS}[name]
-    assert type(found) is type(value)
+    read_value, value = _read(name), {**VALUES, **STREAMS}[name]
+    assert type(read_value) is type(value)
     if name == "large integer":
-        assert found == value
+        assert read_value == value
     elif name.startswith("arrow"):
-        assert found.equals(value)
+        assert read_value.equals(value)
     else:
-        assert repr(found) == repr(value)
+        assert repr(read_value) == repr(value)
 
 
 def test_each_kind_of_value_is_written_down() -> None:
@@ -192,5 +192,7 @@ def test_each_kind_of_value_is_written_down() -> None:
 
 
 if __name__ == "__main__":
-    made = {name: _encoded(value) for name, value in {**VALUES, **STREAMS}.items()}
-    GOLDENS.write_text(json.dumps({**made, **WRITTEN}, indent=1, ensure_ascii=True) + "\n")
+    written_values = {name: _encoded(value) for name, value in {**VALUES, **STREAMS}.items()}
+    GOLDENS.write_text(
+        json.dumps({**written_values, **WRITTEN}, indent=1, ensure_ascii=True) + "\n"
+    )

@@ -17,7 +17,7 @@ NAMESPACE = "kubetorch"
 def render(file: Path) -> str:
     """The objects for a file of values, without the kind's long schema."""
     objects = Chart().render(yaml.safe_load(file.read_text()), namespace=NAMESPACE)
-    short = [one for one in objects if one["kind"] != "CustomResourceDefinition"]
+    short = [manifest for manifest in objects if manifest["kind"] != "CustomResourceDefinition"]
     return yaml.safe_dump_all(short, width=100)
 
 

@@ -20,8 +20,12 @@ def objects(values=None, namespace="kubetorch"):
     return Chart().render(values or {}, namespace=namespace)
 
 
-def named(found, kind, name):
-    return next(one for one in found if (one["kind"], one["metadata"]["name"]) == (kind, name))
+def named(manifests, kind, name):
+    return next(
+        manifest
+        for manifest in manifests
+        if (manifest["kind"], manifest["metadata"]["name"]) == (kind, name)
+    )
 
 
 @pytest.mark.parametrize("file", goldens.VALUES, ids=lambda path: path.stem)
@@ -36,7 +40,7 @@ def test_its_versions_are_those_of_the_package():
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "expected_message"),
     [
         ({"replica": 2}, "replica is not a value of the chart; did you mean replicas?"),
         ({"image": {"tag": "a b"}}, "image.tag is 'a b'; it must match"),
@@ -48,10 +52,10 @@ def test_its_versions_are_those_of_the_package():
         ({"image": {"repository": None}}, "image.repository is missing"),
     ],
 )
-def test_a_wrong_value_is_refused_and_named(values, said):
+def test_a_wrong_value_is_refused_and_named(values, expected_message):
     with pytest.raises(errors.ConfigError, match="values of the chart cannot be used") as raised:
         objects(values)
-    assert said in str(raised.value)
+    assert expected_message in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -105,8 +109,8 @@ def test_the_successors_of_earlier_values_are_values_of_the_chart_and_in_its_doc
 
 def test_the_controller_is_told_the_annotations_of_the_accounts_of_pods():
     annotations = {"eks.amazonaws.com/role-arn": 'arn:aws:iam::1:role/a&"b"'}
-    given = {"workloads": {"serviceAccountAnnotations": annotations}}
-    deployment = named(objects(given), "Deployment", "kubetorch-controller")
+    chart_values = {"workloads": {"serviceAccountAnnotations": annotations}}
+    deployment = named(objects(chart_values), "Deployment", "kubetorch-controller")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     variables = {variable["name"]: variable.get("value") for variable in container["env"]}
     variables |= {"POD_NAME": "controller-0"}
@@ -162,9 +166,12 @@ def test_the_controller_may_do_with_each_kind_what_a_deploy_needs():
 
 
 def test_it_has_no_right_over_everything_and_grants_none():
-    for one in objects():
-        if one["kind"] in ("Role", "ClusterRole") and one["metadata"]["name"] != "kubetorch-admin":
-            for rule in one["rules"]:
+    for manifest in objects():
+        if (
+            manifest["kind"] in ("Role", "ClusterRole")
+            and manifest["metadata"]["name"] != "kubetorch-admin"
+        ):
+            for rule in manifest["rules"]:
                 assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
                 assert not {"escalate", "impersonate"} & set(rule["verbs"])
     admin = named(objects(), "ClusterRole", "kubetorch-admin")
@@ -185,14 +192,16 @@ def test_who_may_only_look_can_neither_call_nor_read_secrets():
 
 
 def test_with_watched_namespaces_secrets_are_readable_nowhere_else():
-    found = objects({"watchNamespaces": ["team"]})
-    rules = named(found, "ClusterRole", "kubetorch-controller.kubetorch")["rules"]
+    manifests = objects({"watchNamespaces": ["team"]})
+    rules = named(manifests, "ClusterRole", "kubetorch-controller.kubetorch")["rules"]
     assert not any("secrets" in rule["resources"] for rule in rules)
-    roles = [one for one in found if one["kind"] == "Role"]
+    roles = [manifest for manifest in manifests if manifest["kind"] == "Role"]
     everything = [
-        one["metadata"]["namespace"]
-        for one in roles
-        if any("secrets" in rule["resources"] and "list" in rule["verbs"] for rule in one["rules"])
+        manifest["metadata"]["namespace"]
+        for manifest in roles
+        if any(
+            "secrets" in rule["resources"] and "list" in rule["verbs"] for rule in manifest["rules"]
+        )
     ]
     assert everything == ["team"]
 
@@ -206,7 +215,7 @@ def rendered(values, namespace="kubetorch"):
     data = {"Values": values, "Chart": about, "Release": release}
     names = sorted(f"templates/{path.name}" for path in (FOLDER / "templates").glob("*.yaml"))
     texts = (chart.templates.render(name, data) for name in names)
-    return [one for text in texts for one in yaml.safe_load_all(text) if one]
+    return [manifest for text in texts for manifest in yaml.safe_load_all(text) if manifest]
 
 
 #: What is allowed in every namespace although watchNamespaces names some: it reads what lies in
@@ -229,21 +238,23 @@ READ_CLUSTER_WIDE = {
 
 
 def test_with_watched_namespaces_nobody_may_change_anything_elsewhere():
-    found = rendered({"watchNamespaces": ["team"], "serviceMonitor": {"enabled": True}}, "other")
-    bound = [one for one in found if one["kind"] == "ClusterRoleBinding"]
-    subjects = {subject["name"] for one in bound for subject in one["subjects"]}
+    manifests = rendered(
+        {"watchNamespaces": ["team"], "serviceMonitor": {"enabled": True}}, "other"
+    )
+    bound = [manifest for manifest in manifests if manifest["kind"] == "ClusterRoleBinding"]
+    subjects = {subject["name"] for binding in bound for subject in binding["subjects"]}
     assert subjects == {"kubetorch-controller", "kubetorch-metrics", "kubetorch-uninstall"}
     for binding in bound:
-        for rule in named(found, "ClusterRole", binding["roleRef"]["name"])["rules"]:
-            for what in (f"{a}/{b}" for a in rule["apiGroups"] for b in rule["resources"]):
-                allowed = READ if what in READ_CLUSTER_WIDE else CLUSTER_WIDE[what]
-                assert set(rule["verbs"]) <= allowed, (binding["metadata"]["name"], what)
-                if "customresource" in what and "delete" in rule["verbs"]:
+        for rule in named(manifests, "ClusterRole", binding["roleRef"]["name"])["rules"]:
+            for resource in (f"{a}/{b}" for a in rule["apiGroups"] for b in rule["resources"]):
+                allowed = READ if resource in READ_CLUSTER_WIDE else CLUSTER_WIDE[resource]
+                assert set(rule["verbs"]) <= allowed, (binding["metadata"]["name"], resource)
+                if "customresource" in resource and "delete" in rule["verbs"]:
                     assert rule["resourceNames"] == ["kubetorchworkloads.kubetorch.com"]
     admin = [
-        (one["kind"], one["metadata"].get("namespace"))
-        for one in found
-        if one["kind"].endswith("Binding") and one["roleRef"]["name"] == "kubetorch-admin"
+        (manifest["kind"], manifest["metadata"].get("namespace"))
+        for manifest in manifests
+        if manifest["kind"].endswith("Binding") and manifest["roleRef"]["name"] == "kubetorch-admin"
     ]
     assert admin == [("RoleBinding", "team")]
 
@@ -252,16 +263,16 @@ def test_with_watched_namespaces_nobody_may_change_anything_elsewhere():
 def test_a_namespace_is_text_whatever_yaml_takes_it_for(namespace):
     values = {"watchNamespaces": ["123", namespace], "serviceMonitor": {"enabled": True}}
     for file in goldens.VALUES:
-        given = {**yaml.safe_load(file.read_text()), **values}
-        found = rendered(given, namespace)
-        places = {one["metadata"].get("namespace") for one in found}
+        chart_values = {**yaml.safe_load(file.read_text()), **values}
+        manifests = rendered(chart_values, namespace)
+        places = {manifest["metadata"].get("namespace") for manifest in manifests}
         assert places == {None, "123", namespace}
-        for one in found:
-            labels = one["metadata"]["labels"]
+        for manifest in manifests:
+            labels = manifest["metadata"]["labels"]
             assert labels["kubetorch.com/install-namespace"] == namespace
-            for subject in one.get("subjects") or ():
+            for subject in manifest.get("subjects") or ():
                 assert subject.get("namespace", namespace) == namespace
-        deployment = named(found, "Deployment", "kubetorch-controller")
+        deployment = named(manifests, "Deployment", "kubetorch-controller")
         container = deployment["spec"]["template"]["spec"]["containers"][0]
         assert {"name": "KT_INSTALL_NAMESPACE", "value": namespace} in container["env"]
 
@@ -285,7 +296,7 @@ def test_the_controller_runs_with_as_little_as_pod_security_restricted_allows():
 
 def test_hooks_are_for_helm_alone():
     assert "helm.sh/hook" in (FOLDER / "templates/uninstall.yaml").read_text()
-    assert not any(one["kind"] == "Job" for one in objects())
+    assert not any(manifest["kind"] == "Job" for manifest in objects())
 
 
 def test_the_notes_say_where_it_is():
@@ -294,7 +305,7 @@ def test_the_notes_say_where_it_is():
 
 
 def test_an_object_has_the_labels_by_which_an_uninstall_knows_it():
-    for one in yaml.safe_load_all(goldens.render(goldens.VALUES[0])):
-        labels = one["metadata"]["labels"]
+    for manifest in yaml.safe_load_all(goldens.render(goldens.VALUES[0])):
+        labels = manifest["metadata"]["labels"]
         assert labels["app.kubernetes.io/managed-by"] == "kubetorch"
         assert labels["kubetorch.com/install-namespace"] == "kubetorch"

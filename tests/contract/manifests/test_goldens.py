@@ -20,7 +20,7 @@ from tools import goldens as program
 GOLDENS = Path(__file__).with_name("goldens")
 EXAMPLE = Path(__file__).parents[3] / "examples/everything.py"
 #: Every kind that a manifest may be, and one that nobody knows.
-WANTED = {kind for kind, _ in KINDS} | {"Gang"}
+EXPECTED_KINDS = {kind for kind, _ in KINDS} | {"Gang"}
 
 
 @pytest.fixture(scope="module")
@@ -46,25 +46,29 @@ def test_what_is_rendered_is_the_golden(golden, rendered):
 
 
 def test_every_kind_has_a_golden():
-    found = {next(objects(path))["kind"] for path in GOLDENS.iterdir()}
-    assert found == WANTED
+    kinds = {next(objects(path))["kind"] for path in GOLDENS.iterdir()}
+    assert kinds == EXPECTED_KINDS
 
 
 @pytest.mark.parametrize("golden", sorted(GOLDENS.iterdir()), ids=lambda path: path.stem)
 def test_every_value_says_where_it_comes_from(golden):
     """In its own line, or in that of something that it is a part of."""
-    said = {}
+    comment_by_depth = {}
     for line in golden.read_text().splitlines():
         indent = len(line) - len(line.lstrip(" "))
         # An entry of a list is below the key at the same indentation.
         depth = 2 * indent + line.lstrip(" ").startswith("- ")
-        said = {level: text for level, text in said.items() if level < depth}
+        comment_by_depth = {
+            level: text for level, text in comment_by_depth.items() if level < depth
+        }
         text, hash_sign, comment = line.partition("  # ")
         if hash_sign:
-            said[depth] = comment
+            comment_by_depth[depth] = comment
         is_value = not text.rstrip().endswith(":") and line != "---"
-        assert said or not is_value, f"{golden.name}: {line}"
-        assert all(re.fullmatch(r"[^:]+(: \S.*)?", comment) for comment in said.values())
+        assert comment_by_depth or not is_value, f"{golden.name}: {line}"
+        assert all(
+            re.fullmatch(r"[^:]+(: \S.*)?", comment) for comment in comment_by_depth.values()
+        )
 
 
 def test_every_field_of_a_compute_is_said_by_one_of_them(settings):

@@ -27,9 +27,11 @@ def file(tmp_path):
 def test_it_prints_all_objects_of_each_compute(file, capsys):
     assert main([str(file)]) == 0
     printed = capsys.readouterr().out
-    found = [(one["kind"], one["metadata"]["name"]) for one in yaml.safe_load_all(printed)]
+    printed_objects = [
+        (manifest["kind"], manifest["metadata"]["name"]) for manifest in yaml.safe_load_all(printed)
+    ]
     pods = [("Deployment", "first"), ("Service", "first"), ("Service", "first-headless")]
-    assert found == [*pods, ("Service", "pool")]
+    assert printed_objects == [*pods, ("Service", "pool")]
     assert "# first\n" in printed and "# pool\n" in printed
 
 

@@ -70,7 +70,7 @@ def test_the_commented_yaml_is_the_manifest(compute: ComputeSpec) -> None:
     ],
 )
 def test_what_has_one_origin_is_commented_once(value: Any, text: str) -> None:
-    found = goldens.dump(value, dict.fromkeys(goldens.leaves(value), "x"))
-    assert "\n".join(" ".join(line.split()) for line in found.splitlines()) == "\n".join(
+    dumped_text = goldens.dump(value, dict.fromkeys(goldens.leaves(value), "x"))
+    assert "\n".join(" ".join(line.split()) for line in dumped_text.splitlines()) == "\n".join(
         " ".join(line.split()) for line in text.splitlines()
     )

@@ -76,17 +76,21 @@ def test_the_table_marks_what_missed_its_budget() -> None:
     assert "MISSED" not in lines[3]
 
 
-@pytest.mark.parametrize(("ratio", "kept"), [(0.59, False), (0.6, True), (3.0, True)])
-def test_a_rate_has_to_reach_its_budget(ratio: float, kept: bool) -> None:
-    assert Limit(0.6, at_least=True).allows(ratio, 1.0) is kept
+@pytest.mark.parametrize(("ratio", "is_within_budget"), [(0.59, False), (0.6, True), (3.0, True)])
+def test_a_rate_has_to_reach_its_budget(ratio: float, is_within_budget: bool) -> None:
+    assert Limit(0.6, at_least=True).allows(ratio, 1.0) is is_within_budget
 
 
-@pytest.mark.parametrize(("ours", "kept"), [(0.0006, True), (0.0016, False), (0.0001, True)])
-def test_a_budget_may_say_how_much_more_than_the_floor_is_allowed(ours: float, kept: bool) -> None:
+@pytest.mark.parametrize(
+    ("ours", "is_within_budget"), [(0.0006, True), (0.0016, False), (0.0001, True)]
+)
+def test_a_budget_may_say_how_much_more_than_the_floor_is_allowed(
+    ours: float, is_within_budget: bool
+) -> None:
     figure = Figure("call", "p50", "ms", {"echo": Margin(0.5)}, scale=1e3)
     sides = [side("ours", "ours", [ours]), side("echo", "floor", [0.0002])]
     [row] = compare([figure], sides, 1)
-    assert row.kept is kept
+    assert row.kept is is_within_budget
     assert row.budget == "≤ +0.5 ms"
 
 
@@ -114,9 +118,9 @@ def test_a_cluster_that_is_not_there_is_no_figure(
 ) -> None:
     monkeypatch.delenv("KUBECONFIG", raising=False)
     assert command.main(["cluster"]) == 1
-    said = capsys.readouterr()
-    assert "cluster cannot be measured here: no KUBECONFIG" in said.err
-    assert said.out == ""
+    output = capsys.readouterr()
+    assert "cluster cannot be measured here: no KUBECONFIG" in output.err
+    assert output.out == ""
 
 
 def status(row: Row, *options: str) -> int:
@@ -142,9 +146,9 @@ def test_a_check_without_a_peer_says_what_it_did_not_check(
 ) -> None:
     [_, ray] = rows([0.001], [0.001], unavailable("Ray"))
     assert status(ray, "--check") == 1
-    said = capsys.readouterr()
-    assert "not checked: call (Ray)" in said.err
-    assert "NOT CHECKED" in said.out
+    output = capsys.readouterr()
+    assert "not checked: call (Ray)" in output.err
+    assert "NOT CHECKED" in output.out
 
 
 def test_what_has_no_budget_needs_no_peer() -> None:

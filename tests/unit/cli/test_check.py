@@ -62,6 +62,6 @@ def test_who_is_older_is_told_to_become_newer():
     [(None, "kt upgrade"), (versions.PROTOCOL + 1, "pip install kubetorch==999.0.0")],
 )
 def test_who_cannot_be_understood_is_broken(protocol, hint):
-    found = judged("999.0.0", protocol)
-    assert found.state == "broken"
-    assert hint in found.hint
+    check = judged("999.0.0", protocol)
+    assert check.state == "broken"
+    assert hint in check.hint

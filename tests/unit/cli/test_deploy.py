@@ -30,16 +30,18 @@ def test_an_image_is_a_preset_a_reference_or_json(text, image_id):
 def test_steps_are_added_in_the_order_of_the_object(tmp_path):
     for name in ("one", "two"):
         (tmp_path / name).touch()
-    one, two = str(tmp_path / "one"), str(tmp_path / "two")
-    given = {
+    first_source, second_source = str(tmp_path / "one"), str(tmp_path / "two")
+    image = {
         "set_env_vars": {"A": "1"},
         "run_bash": ["date", "ls"],
         "pip_install": "numpy",
-        "copy": [one, {"source": two, "dest": "/two"}],
+        "copy": [first_source, {"source": second_source, "dest": "/two"}],
     }
 
     expected = Image().set_env_vars({"A": "1"}).run_bash(["date", "ls"]).pip_install("numpy")
-    assert deploy.parse_image(json.dumps(given)) == expected.copy(one).copy(two, dest="/two")
+    assert deploy.parse_image(json.dumps(image)) == expected.copy(first_source).copy(
+        second_source, dest="/two"
+    )
 
 
 @pytest.mark.parametrize(

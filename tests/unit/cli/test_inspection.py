@@ -41,15 +41,18 @@ def page(callable_, tmp_path):
 
 
 def test_an_example_has_a_fitting_value_for_each_parameter_without_default(tmp_path):
-    (found,) = inspection.read_operations(page(FUNCTION, tmp_path), FUNCTION)
-    assert found.method is None
-    assert found.example == {"steps": 1, "tags": [], "mode": "text", "other": 1}
-    assert found.signature.startswith("def train(steps: int, ")
+    (operation,) = inspection.read_operations(page(FUNCTION, tmp_path), FUNCTION)
+    assert operation.method is None
+    assert operation.example == {"steps": 1, "tags": [], "mode": "text", "other": 1}
+    assert operation.signature.startswith("def train(steps: int, ")
 
 
 def test_each_public_method_of_a_class_is_found(tmp_path):
-    found = inspection.read_operations(page(CLASS, tmp_path), CLASS)
-    assert [(one.method, one.example) for one in found] == [("add", {"k": 1}), ("reset", {})]
+    operations = inspection.read_operations(page(CLASS, tmp_path), CLASS)
+    assert [(operation.method, operation.example) for operation in operations] == [
+        ("add", {"k": 1}),
+        ("reset", {}),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -80,8 +83,8 @@ def test_a_class_whose_methods_are_unknown_has_a_placeholder():
 
 def test_the_curl_line_is_one_shell_command_whose_body_is_json():
     call = inspection.Operation(None, "train(mode)", {"mode": "it's", "steps": 1})
-    place = inspection.Address("train", "research", "http://127.0.0.1:4000")
-    line = inspection.call_by_curl(place, FUNCTION, call)
+    address = inspection.Address("train", "research", "http://127.0.0.1:4000")
+    line = inspection.call_by_curl(address, FUNCTION, call)
     words = shlex.split(line)
     assert words[:4] == ["curl", "-X", "POST", "http://127.0.0.1:4000/train"]
     assert "Authorization: Bearer $(kt token train -n research)" in words
@@ -90,9 +93,9 @@ def test_the_curl_line_is_one_shell_command_whose_body_is_json():
 
 def test_where_a_port_has_to_be_forwarded_the_curl_line_waits_for_it():
     forward = "kt port-forward train 8080 -n research &"
-    place = inspection.Address("train", "research", "http://localhost:8080", (forward,))
+    address = inspection.Address("train", "research", "http://localhost:8080", (forward,))
     lines = inspection.call_by_curl(
-        place, FUNCTION, inspection.Operation(None, "train()", {})
+        address, FUNCTION, inspection.Operation(None, "train()", {})
     ).splitlines()
     assert lines[0] == forward
     assert lines[1].startswith("curl --retry 9 --retry-connrefused -X POST http://localhost:8080/")
@@ -143,9 +146,9 @@ def test_a_service_whose_name_is_no_identifier_gets_one(service):
 @pytest.mark.parametrize("public", [True, False])
 def test_the_lines_for_an_app_ask_it_with_a_token_if_it_needs_one(public):
     app = AppSpec("uvicorn main:app", port=8000, health_check="/health", public=public)
-    place = inspection.Address("web", "default", "http://here")
-    words = shlex.split(inspection.app_by_curl(place, app))
-    program = inspection.app_by_python(place, app)
+    address = inspection.Address("web", "default", "http://here")
+    words = shlex.split(inspection.app_by_curl(address, app))
+    program = inspection.app_by_python(address, app)
 
     assert words[:2] == ["curl", "http://here/http/health"]
     assert ("-H" in words) is not public
@@ -155,12 +158,12 @@ def test_the_lines_for_an_app_ask_it_with_a_token_if_it_needs_one(public):
 
 def test_the_lines_for_a_script_show_what_it_writes():
     app = AppSpec("python train.py")
-    place = inspection.Address("work", "default", "")
-    assert inspection.app_by_curl(place, app) == "kt logs work -n default -f"
-    ast.parse(inspection.app_by_python(place, app))
+    address = inspection.Address("work", "default", "")
+    assert inspection.app_by_curl(address, app) == "kt logs work -n default -f"
+    ast.parse(inspection.app_by_python(address, app))
 
 
 def test_a_service_without_an_ingress_says_where_pods_reach_it():
-    place = inspection.Address("train", "team", "http://localhost:8080", ("kt port-forward …",))
+    address = inspection.Address("train", "team", "http://localhost:8080", ("kt port-forward …",))
 
-    assert inspection.without_ingress(place)[-1] == "http://train.team.svc.cluster.local/"
+    assert inspection.without_ingress(address)[-1] == "http://train.team.svc.cluster.local/"

@@ -73,11 +73,11 @@ def test_cells_stand_below_their_headers_and_may_have_several_lines():
 
 
 @pytest.mark.parametrize(
-    ("width", "kept"), [(10, ["A", "NONE", "B"]), (9, ["A", "B"]), (1, ["A", "B"])]
+    ("width", "expected_headers"), [(10, ["A", "NONE", "B"]), (9, ["A", "B"]), (1, ["A", "B"])]
 )
-def test_only_where_it_is_too_wide_columns_without_values_are_left_out(width, kept):
+def test_only_where_it_is_too_wide_columns_without_values_are_left_out(width, expected_headers):
     table = [["A", "1"], ["NONE", "-"], ["B", "2"]]
-    assert [header for header, _ in narrowed(table, width)] == kept
+    assert [header for header, _ in narrowed(table, width)] == expected_headers
 
 
 def test_a_table_of_nothing_but_gaps_keeps_its_columns():

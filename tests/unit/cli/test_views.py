@@ -34,14 +34,14 @@ SERVICE = WorkloadView(spec=SPEC, generation=2, status="Ready", pods=(POD,), upd
 
 
 def test_the_json_of_a_service_has_every_key_even_when_there_is_nothing_to_say():
-    found = views.service_json(SERVICE)
-    assert found["name"] == "train"
-    assert found["type"] == "deployment"
-    assert found["ready_pods"] == 1
-    assert found["callable"] == {"name": "train", "kind": "fn", "module": "jobs.train"}
-    assert (found["memory"], found["failure"], found["url"]) == (None, None, None)
-    assert (found["cpus"], found["gpus"]) == ("0.5", "2")
-    assert found["pods"][0]["name"] == "train-0"
+    service = views.service_json(SERVICE)
+    assert service["name"] == "train"
+    assert service["type"] == "deployment"
+    assert service["ready_pods"] == 1
+    assert service["callable"] == {"name": "train", "kind": "fn", "module": "jobs.train"}
+    assert (service["memory"], service["failure"], service["url"]) == (None, None, None)
+    assert (service["cpus"], service["gpus"]) == ("0.5", "2")
+    assert service["pods"][0]["name"] == "train-0"
 
 
 def test_the_json_of_a_service_never_has_a_token():
@@ -59,11 +59,13 @@ def test_a_row_has_a_cell_for_each_column():
 
 
 def test_pods_of_a_world_have_their_ranks_and_lost_ones_their_reason():
-    members = tuple(Member(f"train-{at}", at, f"http://10.0.0.{at}:1") for at in range(3))
+    members = tuple(
+        Member(f"train-{ordinal}", ordinal, f"http://10.0.0.{ordinal}:1") for ordinal in range(3)
+    )
     lost = LostMember(members[1], "OOMKilled", "it had 4Gi")
     world = World(epoch=7, generation=2, members=members, processes=4, lost=(lost,))
     compute = replace(SPEC.compute, distribution=DistributionSpec("pytorch", workers=3))
-    pods = tuple(replaced(POD, name=f"train-{at}", ordinal=at) for at in (0, 2))
+    pods = tuple(replaced(POD, name=f"train-{ordinal}", ordinal=ordinal) for ordinal in (0, 2))
     service = replaced(
         SERVICE,
         spec=replace(SPEC, compute=compute),
@@ -77,10 +79,10 @@ def test_pods_of_a_world_have_their_ranks_and_lost_ones_their_reason():
     ]
     assert views.world_words(service) == "pytorch, 12 ranks in 3 pods, epoch 7"
     assert views.lost_lines(service) == ["train-1  ranks 4-7  OOMKilled: it had 4Gi"]
-    found = views.service_json(service)
-    assert [pod["ranks"] for pod in found["pods"]] == [[0, 1, 2, 3], [8, 9, 10, 11], None]
-    assert (found["world"]["epoch"], found["world"]["world_size"]) == (7, 12)
-    assert found["world"]["lost"] == [
+    service_json = views.service_json(service)
+    assert [pod["ranks"] for pod in service_json["pods"]] == [[0, 1, 2, 3], [8, 9, 10, 11], None]
+    assert (service_json["world"]["epoch"], service_json["world"]["world_size"]) == (7, 12)
+    assert service_json["world"]["lost"] == [
         {"pod": "train-1", "ranks": [4, 5, 6, 7], "reason": "OOMKilled", "message": "it had 4Gi"}
     ]
     assert views.service_json(SERVICE)["world"] is None

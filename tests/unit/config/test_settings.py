@@ -26,7 +26,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "kt" / "config.yaml"
 
 
-def made(file: Path, text: str = "", **environ: str) -> KubetorchConfig:
+def config_of(file: Path, text: str = "", **environ: str) -> KubetorchConfig:
     if text:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
@@ -34,8 +34,8 @@ def made(file: Path, text: str = "", **environ: str) -> KubetorchConfig:
 
 
 def test_defaults_are_those_of_the_documents(file: Path) -> None:
-    found = dict(KubetorchConfig({"KUBECONFIG": "/nowhere"}, file))
-    assert found == {
+    settings = dict(KubetorchConfig({"KUBECONFIG": "/nowhere"}, file))
+    assert settings == {
         "username": None,
         "prefix_username": True,
         "namespace": "default",
@@ -99,9 +99,9 @@ def test_every_setting_has_a_variable_and_says_what_it_means() -> None:
 def test_text_becomes_the_settings_type_wherever_it_comes_from(
     file: Path, key: str, text: str, value: object
 ) -> None:
-    assert made(file, **{f"KT_{key.upper()}": text}).get(key) == value
-    assert made(file).set(key, text) == value
-    written = made(file)
+    assert config_of(file, **{f"KT_{key.upper()}": text}).get(key) == value
+    assert config_of(file).set(key, text) == value
+    written = config_of(file)
     written.write({key: text})
     # A variable would go before the file.
     assert KubetorchConfig({"KUBECONFIG": "/nowhere"}, file).get(key) == value
@@ -142,32 +142,32 @@ def test_a_bad_value_is_refused_wherever_it_comes_from(
     file: Path, key: str, bad: object, right: str
 ) -> None:
     with pytest.raises(ConfigError, match=key) as caught:
-        made(file).set(key, bad)
+        config_of(file).set(key, bad)
     assert f"{key} is {bad!r}" in str(caught.value)
     assert right in str(caught.value)
     with pytest.raises(ConfigError, match=key):
-        made(file).write({key: bad})
+        config_of(file).write({key: bad})
     assert not file.exists()
     if isinstance(bad, str):
         variable = f"KT_{key.upper()}"
         with pytest.raises(ConfigError, match=variable) as caught:
-            made(file, **{variable: bad}).get(key)
+            config_of(file, **{variable: bad}).get(key)
         assert right in str(caught.value)
         settings = KubetorchConfig({"KUBECONFIG": "/nowhere"}, file)
-        made(file, f"{key}: {json.dumps(bad)}\n")
+        config_of(file, f"{key}: {json.dumps(bad)}\n")
         with pytest.raises(ConfigError, match=str(file)) as caught:
             settings.get(key)
         assert right in str(caught.value)
 
 
 def test_a_bad_value_that_nobody_uses_disturbs_nobody(file: Path) -> None:
-    settings = made(file, KT_STREAM_LOGS="maybe")
+    settings = config_of(file, KT_STREAM_LOGS="maybe")
     assert settings.queue is None
 
 
 @pytest.mark.parametrize("nothing", [None, "None", "null", ""])
 def test_nothing_unsets(file: Path, nothing: str | None) -> None:
-    settings = made(file, "volumes: [a]\n")
+    settings = config_of(file, "volumes: [a]\n")
     settings.volumes = ["b"]
     assert settings.set("volumes", nothing) is None
     assert settings.volumes == ["a"]
@@ -177,12 +177,12 @@ def test_nothing_unsets(file: Path, nothing: str | None) -> None:
 
 
 def test_an_empty_variable_is_as_good_as_none(file: Path) -> None:
-    assert made(file, "queue: a\n", KT_QUEUE="").queue == "a"
+    assert config_of(file, "queue: a\n", KT_QUEUE="").queue == "a"
 
 
 @pytest.mark.parametrize("use", ["get", "set", "unset", "write", "assign"])
 def test_an_unknown_setting_is_an_error_with_the_nearest_one(file: Path, use: str) -> None:
-    settings = made(file)
+    settings = config_of(file)
     with pytest.raises(ConfigError, match="'user_name'") as caught:
         {
             "get": lambda: settings.get("user_name"),
@@ -196,7 +196,7 @@ def test_an_unknown_setting_is_an_error_with_the_nearest_one(file: Path, use: st
 
 
 def test_it_reads_like_a_dictionary(file: Path) -> None:
-    settings = made(file, KT_QUEUE="a")
+    settings = config_of(file, KT_QUEUE="a")
     assert settings["queue"] == "a"
     assert list(settings) == list(dict(settings)) == list(SETTINGS)
     assert "'queue': 'a'" in repr(settings)
@@ -205,7 +205,7 @@ def test_it_reads_like_a_dictionary(file: Path) -> None:
 
 
 def test_values_that_are_handed_out_can_be_changed_without_harm(file: Path) -> None:
-    settings = made(file, "volumes: [a]\n")
+    settings = config_of(file, "volumes: [a]\n")
     volumes = settings.volumes
     assert volumes is not None
     volumes.append("b")
@@ -222,11 +222,11 @@ def test_values_that_are_handed_out_can_be_changed_without_harm(file: Path) -> N
 
 
 def test_write_keeps_what_it_does_not_name(file: Path) -> None:
-    settings = made(file, "queue: a\nusername: bob\n")
+    settings = config_of(file, "queue: a\nusername: bob\n")
     settings.write({"queue": None, "stream_logs": False, "cluster_config": {"a": [1, "ö"]}})
-    again = made(file)
-    assert (again.queue, again.username, again.stream_logs) == (None, "bob", False)
-    assert again.cluster_config == {"a": [1, "ö"]}
+    reread = config_of(file)
+    assert (reread.queue, reread.username, reread.stream_logs) == (None, "bob", False)
+    assert reread.cluster_config == {"a": [1, "ö"]}
 
 
 ROUND = {
@@ -244,21 +244,23 @@ ROUND = {
 }
 
 
-@pytest.mark.parametrize(("key", "value"), [(key, one) for key in ROUND for one in ROUND[key]])
+@pytest.mark.parametrize(
+    ("key", "value"), [(key, setting_value) for key in ROUND for setting_value in ROUND[key]]
+)
 def test_what_is_written_is_what_is_read_and_can_be_written_again(
     file: Path, key: str, value: object
 ) -> None:
-    made(file).write({key: value})
+    config_of(file).write({key: value})
     read = KubetorchConfig({"KUBECONFIG": "/nowhere"}, file).get(key)
     assert read == value
     assert type(read) is type(value)
     before = file.read_bytes()
-    made(file).write({key: read})
+    config_of(file).write({key: read})
     assert file.read_bytes() == before
 
 
 def test_writing_an_empty_dictionary_empties_the_file(file: Path) -> None:
-    settings = made(file, "queue: a\nusername: bob\n")
+    settings = config_of(file, "queue: a\nusername: bob\n")
     settings.write({})
     assert (settings.queue, settings.username) == (None, None)
     assert file.read_text() == ""
@@ -268,18 +270,18 @@ def test_writing_an_empty_dictionary_empties_the_file(file: Path) -> None:
 
 
 def test_write_without_values_writes_what_this_program_set(file: Path) -> None:
-    settings = made(file)
+    settings = config_of(file)
     settings.username = "bob"
     settings.write()
-    assert made(file).username == "bob"
+    assert config_of(file).username == "bob"
     assert file.parent.stat().st_mode & 0o077 == 0
     assert [path.name for path in file.parent.iterdir()] == ["config.yaml"]
 
 
 def test_a_file_that_another_program_wrote_is_read_again(file: Path) -> None:
-    settings = made(file, "queue: a\n")
+    settings = config_of(file, "queue: a\n")
     assert settings.queue == "a"
-    made(file).write({"queue": "b"})
+    config_of(file).write({"queue": "b"})
     assert settings.queue == "b"
 
 
@@ -298,32 +300,32 @@ def test_a_file_that_another_program_wrote_is_read_again(file: Path) -> None:
 def test_a_file_that_makes_no_sense_is_an_error_that_names_it(
     file: Path, text: str, says: str
 ) -> None:
-    settings = made(file, text)
+    settings = config_of(file, text)
     with pytest.raises(ConfigError, match=str(file)) as caught:
         _ = settings.queue
     assert says in str(caught.value)
 
 
 def test_a_file_that_is_not_text_is_an_error_that_names_it(file: Path) -> None:
-    made(file, "x")
+    config_of(file, "x")
     file.write_bytes(b"queue: \xff\xfe\n")
     with pytest.raises(ConfigError, match=str(file)):
-        _ = made(file).queue
+        _ = config_of(file).queue
 
 
 def test_a_folder_in_place_of_the_file_is_an_error_that_names_it(file: Path) -> None:
     file.mkdir(parents=True)
     with pytest.raises(ConfigError, match=f"{file} cannot be read"):
-        _ = made(file).queue
+        _ = config_of(file).queue
     with pytest.raises(ConfigError, match=f"{file} cannot be read"):
-        made(file).write({"queue": "a"})
+        config_of(file).write({"queue": "a"})
 
 
 @pytest.mark.parametrize("text", ["", "\n", "# nothing\n", "queue:\n", "queue: null\n"])
 def test_an_empty_file_says_nothing(file: Path, text: str) -> None:
-    made(file, "x")
+    config_of(file, "x")
     file.write_text(text)
-    assert made(file).queue is None
+    assert config_of(file).queue is None
 
 
 def test_the_environment_names_the_file(tmp_path: Path) -> None:
@@ -387,7 +389,7 @@ def test_a_kubeconfig_that_says_nothing_leaves_the_default(
 
 
 def test_an_install_namespace_of_ones_own_goes_before_all_others(file: Path) -> None:
-    settings = made(file, "namespace: a\n", KT_INSTALL_NAMESPACE="shared", KT_NAMESPACE="b")
+    settings = config_of(file, "namespace: a\n", KT_INSTALL_NAMESPACE="shared", KT_NAMESPACE="b")
     settings.namespace = "c"
     assert settings.namespace == "shared"
     settings.install_namespace = "kubetorch"

@@ -36,8 +36,11 @@ def test_a_blob_is_found_under_the_digest_of_its_bytes(store: BlobStore) -> None
 
 def test_missing_names_each_digest_once_in_order(store: BlobStore) -> None:
     store.put(DIGEST, DATA)
-    others = [digest_of(b"2"), digest_of(b"1")]
-    assert store.missing([others[0], DIGEST, others[1], others[0]]) == others
+    missing_digests = [digest_of(b"2"), digest_of(b"1")]
+    assert (
+        store.missing([missing_digests[0], DIGEST, missing_digests[1], missing_digests[0]])
+        == missing_digests
+    )
 
 
 def test_digests_of_large_blobs_do_not_depend_on_threads() -> None:
@@ -139,10 +142,10 @@ def test_iterate_finds_blobs_only(store: BlobStore) -> None:
     (store.root / "tmp" / "left").write_bytes(b"123")
     (store.root / "ab").mkdir(exist_ok=True)
     (store.root / "ab" / "stranger").write_bytes(b"123")
-    found = {blob.digest: blob for blob in store.iterate()}
-    assert found.keys() == {DIGEST, digest_of(b"")}
-    assert found[DIGEST].size == len(DATA)
-    assert abs(found[DIGEST].mtime - time.time()) < 60
+    blobs = {blob.digest: blob for blob in store.iterate()}
+    assert blobs.keys() == {DIGEST, digest_of(b"")}
+    assert blobs[DIGEST].size == len(DATA)
+    assert abs(blobs[DIGEST].mtime - time.time()) < 60
     assert store.delete(DIGEST)
     assert [blob.digest for blob in store.iterate()] == [digest_of(b"")]
 

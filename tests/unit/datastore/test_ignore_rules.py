@@ -15,10 +15,10 @@ def rules(root: Path, files: dict[str, str] | None = None, **options: object) ->
     return IgnoreRules(str(root), **options)  # type: ignore[arg-type]
 
 
-def travels(found: IgnoreRules, path: str) -> bool:
+def travels(ignore_rules: IgnoreRules, path: str) -> bool:
     """Whether a path travels, when all folders above it are looked into; `/` ends a folder's."""
     folder, _, name = path.rstrip("/").rpartition("/")
-    return not found.is_ignored(folder, name, is_folder=path.endswith("/"))
+    return not ignore_rules.is_ignored(folder, name, is_folder=path.endswith("/"))
 
 
 @pytest.mark.parametrize("name", sorted(BUILT_IN))
@@ -29,70 +29,70 @@ def test_built_in_names_stay_at_home_at_any_depth(tmp_path: Path, name: str) -> 
 
 
 def test_byte_code_stays_at_home_and_sources_travel(tmp_path: Path) -> None:
-    found = rules(tmp_path)
-    assert not travels(found, "a/mod.pyc")
-    assert travels(found, "a/mod.py")
-    assert travels(found, "pkg.egg-info/")
+    ignore_rules = rules(tmp_path)
+    assert not travels(ignore_rules, "a/mod.pyc")
+    assert travels(ignore_rules, "a/mod.py")
+    assert travels(ignore_rules, "pkg.egg-info/")
 
 
 def test_a_virtual_environment_stays_at_home_whatever_its_name(tmp_path: Path) -> None:
-    found = rules(tmp_path, {"my env/pyvenv.cfg": "", "lib/mod.py": ""})
-    assert not travels(found, "my env/")
-    assert travels(found, "lib/")
+    ignore_rules = rules(tmp_path, {"my env/pyvenv.cfg": "", "lib/mod.py": ""})
+    assert not travels(ignore_rules, "my env/")
+    assert travels(ignore_rules, "lib/")
 
 
 def test_rules_of_the_nearest_folder_go_first(tmp_path: Path) -> None:
-    found = rules(tmp_path, {".gitignore": "*.bin\n", "d/.gitignore": "!small.bin\n/x\n"})
-    assert not travels(found, "a.bin")
-    assert not travels(found, "d/a.bin")
-    assert travels(found, "d/small.bin")
-    assert travels(found, "small.txt")
-    assert not travels(found, "small.bin")
-    assert not travels(found, "d/x")
-    assert travels(found, "x")
+    ignore_rules = rules(tmp_path, {".gitignore": "*.bin\n", "d/.gitignore": "!small.bin\n/x\n"})
+    assert not travels(ignore_rules, "a.bin")
+    assert not travels(ignore_rules, "d/a.bin")
+    assert travels(ignore_rules, "d/small.bin")
+    assert travels(ignore_rules, "small.txt")
+    assert not travels(ignore_rules, "small.bin")
+    assert not travels(ignore_rules, "d/x")
+    assert travels(ignore_rules, "x")
 
 
 def test_a_ktignore_goes_before_every_gitignore(tmp_path: Path) -> None:
     files = {".ktignore": "!model.bin\nnotes/\n", ".gitignore": "*.bin\n", "d/.gitignore": "*\n"}
-    found = rules(tmp_path, files)
-    assert travels(found, "model.bin")
-    assert travels(found, "d/model.bin")
-    assert not travels(found, "other.bin")
-    assert not travels(found, "d/notes/")
+    ignore_rules = rules(tmp_path, files)
+    assert travels(ignore_rules, "model.bin")
+    assert travels(ignore_rules, "d/model.bin")
+    assert not travels(ignore_rules, "other.bin")
+    assert not travels(ignore_rules, "d/notes/")
 
 
 @pytest.mark.parametrize("file", [".gitignore", ".ktignore"])
 def test_a_white_list_does_not_open_what_is_built_in(tmp_path: Path, file: str) -> None:
-    found = rules(tmp_path, {file: "*\n!*/\n!*.py\n"})
-    assert travels(found, "pkg/")
-    assert travels(found, "pkg/mod.py")
-    assert not travels(found, ".git/")
-    assert not travels(found, "pkg/__pycache__/")
+    ignore_rules = rules(tmp_path, {file: "*\n!*/\n!*.py\n"})
+    assert travels(ignore_rules, "pkg/")
+    assert travels(ignore_rules, "pkg/mod.py")
+    assert not travels(ignore_rules, ".git/")
+    assert not travels(ignore_rules, "pkg/__pycache__/")
 
 
 def test_a_ktignore_that_names_what_is_built_in_opens_it(tmp_path: Path) -> None:
-    found = rules(tmp_path, {".ktignore": "!/web/node_modules/\n"})
-    assert travels(found, "web/node_modules/")
-    assert not travels(found, "node_modules/")
-    found = rules(tmp_path / "other", {".gitignore": "!node_modules/\n"})
-    assert not travels(found, "node_modules/")
+    ignore_rules = rules(tmp_path, {".ktignore": "!/web/node_modules/\n"})
+    assert travels(ignore_rules, "web/node_modules/")
+    assert not travels(ignore_rules, "node_modules/")
+    ignore_rules = rules(tmp_path / "other", {".gitignore": "!node_modules/\n"})
+    assert not travels(ignore_rules, "node_modules/")
 
 
 def test_rules_of_the_repository_above_the_project_count(tmp_path: Path) -> None:
     files = {".git/HEAD": "", ".gitignore": "*.ckpt\n/services/shop/data/\n"}
     rules(tmp_path, files)
-    found = rules(tmp_path / "services/shop", {"main.py": ""})
-    assert not travels(found, "a.ckpt")
-    assert not travels(found, "data/")
-    assert travels(found, "main.py")
+    ignore_rules = rules(tmp_path / "services/shop", {"main.py": ""})
+    assert not travels(ignore_rules, "a.ckpt")
+    assert not travels(ignore_rules, "data/")
+    assert travels(ignore_rules, "main.py")
 
 
 @pytest.mark.parametrize("line", ["*", "/services/", "shop", "/services/*"])
 def test_a_repository_that_ignores_the_whole_project_has_no_say(tmp_path: Path, line: str) -> None:
     rules(tmp_path, {".git/HEAD": "", ".gitignore": f"{line}\n*.ckpt\n"})
-    found = rules(tmp_path / "services/shop", {"main.py": ""})
-    assert travels(found, "main.py")
-    assert travels(found, "a.ckpt")
+    ignore_rules = rules(tmp_path / "services/shop", {"main.py": ""})
+    assert travels(ignore_rules, "main.py")
+    assert travels(ignore_rules, "a.ckpt")
 
 
 def test_rules_above_a_project_that_is_in_no_repository_do_not_count(tmp_path: Path) -> None:
@@ -110,8 +110,12 @@ def test_the_signature_changes_with_the_rules_above(tmp_path: Path) -> None:
 
 def test_a_byte_order_mark_and_windows_lines_are_no_part_of_a_pattern(tmp_path: Path) -> None:
     (tmp_path / ".gitignore").write_bytes(b"\xef\xbb\xbfa.bin\r\nb.bin\r\n")
-    found = rules(tmp_path)
-    assert [travels(found, name) for name in ("a.bin", "b.bin", "c.bin")] == [False, False, True]
+    ignore_rules = rules(tmp_path)
+    assert [travels(ignore_rules, name) for name in ("a.bin", "b.bin", "c.bin")] == [
+        False,
+        False,
+        True,
+    ]
 
 
 def test_a_file_of_rules_that_is_not_utf_8_is_read_all_the_same(tmp_path: Path) -> None:
@@ -124,11 +128,11 @@ def test_a_file_of_rules_that_is_not_utf_8_is_read_all_the_same(tmp_path: Path) 
 
 def test_filters_replace_all_rules(tmp_path: Path) -> None:
     filters = parse_filters("--exclude=*.log --exclude 'my data/'")
-    found = rules(tmp_path, {".gitignore": "*.py\n"}, filters=filters)
-    assert travels(found, "main.py")
-    assert travels(found, ".venv/")
-    assert not travels(found, "d/x.log")
-    assert not travels(found, "my data/")
+    ignore_rules = rules(tmp_path, {".gitignore": "*.py\n"}, filters=filters)
+    assert travels(ignore_rules, "main.py")
+    assert travels(ignore_rules, ".venv/")
+    assert not travels(ignore_rules, "d/x.log")
+    assert not travels(ignore_rules, "my data/")
 
 
 @pytest.mark.parametrize(

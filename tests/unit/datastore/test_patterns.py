@@ -9,12 +9,12 @@ from kubetorch.datastore.ignore_rules import Patterns, parse
 
 def is_ignored(lines: list[str], path: str) -> bool | None:
     """What the patterns say of a path; a `/` at its end makes it a folder."""
-    found = Patterns(lines).decide(path.rstrip("/"), is_folder=path.endswith("/"))
-    return None if found is None else found.is_excluding
+    pattern = Patterns(lines).decide(path.rstrip("/"), is_folder=path.endswith("/"))
+    return None if pattern is None else pattern.is_excluding
 
 
 @pytest.mark.parametrize(
-    ("pattern", "matching", "others"),
+    ("pattern", "matching", "unmatched"),
     [
         ("a", ["a", "a/", "d/a", "d/e/a/"], ["ab", "a.b", "a/b"]),
         ("a/", ["a/", "d/a/"], ["a", "d/a"]),
@@ -56,9 +56,11 @@ def is_ignored(lines: list[str], path: str) -> bool | None:
         ("ä*", ["äö"], ["aö"]),
     ],
 )
-def test_a_pattern_matches_as_in_git(pattern: str, matching: list[str], others: list[str]) -> None:
+def test_a_pattern_matches_as_in_git(
+    pattern: str, matching: list[str], unmatched: list[str]
+) -> None:
     assert [path for path in matching if not is_ignored([pattern], path)] == []
-    assert [path for path in others if is_ignored([pattern], path)] == []
+    assert [path for path in unmatched if is_ignored([pattern], path)] == []
 
 
 @pytest.mark.parametrize("line", ["", "  ", "# a", "/", "//", "!", "a\\", "[a", "[", "!/"])

@@ -39,15 +39,15 @@ def write(folder: Path, files: dict[str, str | bytes]) -> None:
         (folder / path).write_bytes(text.encode() if isinstance(text, str) else text)
 
 
-def paths(found: Scan) -> list[str]:
-    return [entry.path for entry in found.tree.entries]
+def paths(project_scan: Scan) -> list[str]:
+    return [entry.path for entry in project_scan.tree.entries]
 
 
-def content(found: Scan) -> dict[str, bytes]:
+def content(project_scan: Scan) -> dict[str, bytes]:
     """Files of a scan with what its upload would send."""
     return {
-        entry.path: b"".join(found.stream(entry.digest)[1])
-        for entry in found.tree.entries
+        entry.path: b"".join(project_scan.stream(entry.digest)[1])
+        for entry in project_scan.tree.entries
         if entry.digest
     }
 
@@ -55,9 +55,9 @@ def content(found: Scan) -> dict[str, bytes]:
 def settle(cache: Path) -> None:
     """Make what the last scan kept look as if it had been read long after it was written."""
     (path,) = cache.glob("*.listing")
-    kept = msgspec.msgpack.decode(path.read_bytes(), type=Listings)
-    (root, folders) = (Path(kept.root), [])
-    for folder in kept.folders:
+    listings = msgspec.msgpack.decode(path.read_bytes(), type=Listings)
+    (root, folders) = (Path(listings.root), [])
+    for folder in listings.folders:
         fields = {
             field: [
                 msgspec.structs.replace(
@@ -68,7 +68,7 @@ def settle(cache: Path) -> None:
             for field in ("files", "followed", "rules")
         }
         folders.append(msgspec.structs.replace(folder, **fields))
-    path.write_bytes(msgspec.msgpack.encode(msgspec.structs.replace(kept, folders=folders)))
+    path.write_bytes(msgspec.msgpack.encode(msgspec.structs.replace(listings, folders=folders)))
 
 
 # ------------------------------------------------------------------------------ what travels
@@ -79,16 +79,16 @@ def test_files_travel_with_their_content_and_executable_bit(project: Path) -> No
     (project / "run.sh").chmod(0o755)
     (project / "empty folder" / "inner").mkdir(parents=True)
     (project / "ignored" / "__pycache__").mkdir(parents=True)
-    found = scan(project)
-    assert {entry.path: entry.mode for entry in found.tree.entries} == {
+    project_scan = scan(project)
+    assert {entry.path: entry.mode for entry in project_scan.tree.entries} == {
         "empty folder/inner": "folder",
         "main.py": "file",
         "pkg/deep/mod.py": "file",
         "run.sh": "executable",
     }
-    assert content(found)["main.py"] == b"x = 1\n"
-    assert found.tree.digest == found.digest
-    assert found.warnings == ()
+    assert content(project_scan)["main.py"] == b"x = 1\n"
+    assert project_scan.tree.digest == project_scan.digest
+    assert project_scan.warnings == ()
 
 
 def test_the_same_content_elsewhere_has_the_same_digest(project: Path, tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_folder_that_becomes_empty_or_gets_a_file_is_seen(project: Path, tmp_p
     write(project, {"data/x": "1"})
     scan(project, options)
     (project / "data" / "x").unlink()
-    assert [(one.path, one.mode) for one in scan(project, options).tree.entries] == [
+    assert [(entry.path, entry.mode) for entry in scan(project, options).tree.entries] == [
         ("data", "folder")
     ]
     write(project, {"data/y": "1"})
@@ -146,9 +146,9 @@ def test_one_file_that_is_a_link_travels_as_what_it_leads_to(project: Path) -> N
     write(project, {"epoch10.ckpt": "x", "pkg/mod.py": "z"})
     (project / "latest.ckpt").symlink_to("epoch10.ckpt")
     for _ in range(2):
-        found = scan(project, Options(only="latest.ckpt"))
-        assert content(found) == {"latest.ckpt": b"x"}
-        assert found.tree.entries[0].mode == "file"
+        project_scan = scan(project, Options(only="latest.ckpt"))
+        assert content(project_scan) == {"latest.ckpt": b"x"}
+        assert project_scan.tree.entries[0].mode == "file"
     (project / "folder").symlink_to("pkg")
     with pytest.raises(SpecError, match="folder is no file"):
         scan(project, Options(only="folder"))
@@ -168,9 +168,9 @@ def test_a_name_that_is_not_utf_8_stays_at_home_with_a_warning(project: Path) ->
         (project / os.fsdecode(b"\xff.py")).touch()
     except OSError:
         pytest.skip("this file system has UTF-8 names only")
-    found = scan(project)
-    assert paths(found) == ["main.py"]
-    assert "not UTF-8" in found.warnings[0]
+    project_scan = scan(project)
+    assert paths(project_scan) == ["main.py"]
+    assert "not UTF-8" in project_scan.warnings[0]
 
 
 def test_a_root_that_is_a_link_is_the_folder_it_leads_to(project: Path, tmp_path: Path) -> None:
@@ -205,9 +205,9 @@ def test_links_that_leave_the_project_stay_at_home_with_one_warning(
         (project / f"file{number:02}").symlink_to(tmp_path / "outside/data.txt")
     (project / "folder").symlink_to("../outside")
     (project / "chain").symlink_to("folder/data.txt")
-    found = scan(project)
-    assert paths(found) == ["main.py"]
-    (warning,) = found.warnings
+    project_scan = scan(project)
+    assert paths(project_scan) == ["main.py"]
+    (warning,) = project_scan.warnings
     assert f"do not travel: chain -> {tmp_path / 'outside/data.txt'}, file00 -> " in warning
     assert 'and 4 more; name one that is to travel in a line "!follow PATH"' in warning
 
@@ -221,10 +221,10 @@ def test_links_that_leave_the_project_are_followed_where_they_are_named(
     (project / "file").symlink_to(tmp_path / "outside/data.txt")
     (project / "folder").symlink_to("../outside")
     write(project, {".ktignore": line})
-    found = scan(project)
+    project_scan = scan(project)
     followed = {"folder/data.txt": b"1", "folder/sub/more.txt": b"2", "folder/inner": b"2"}
-    assert content(found) == {".ktignore": line.encode(), "file": b"1", **followed}
-    assert all(entry.mode == "file" for entry in found.tree.entries)
+    assert content(project_scan) == {".ktignore": line.encode(), "file": b"1", **followed}
+    assert all(entry.mode == "file" for entry in project_scan.tree.entries)
     (project / ".ktignore").write_text("# !follow *\n")
     assert paths(scan(project)) == [".ktignore"]
     assert paths(scan(project, Options(link_targets=(f"{tmp_path}/outside/data.txt",)))) == [
@@ -239,9 +239,9 @@ def test_a_link_of_a_folder_that_is_followed_leads_no_further(
     write(tmp_path, {"outside/a": "1", "secret": "2", "project/.ktignore": "!follow folder"})
     (project / "folder").symlink_to("../outside")
     (tmp_path / "outside/out").symlink_to(tmp_path / "secret")
-    found = scan(project)
-    assert paths(found) == [".ktignore", "folder/a"]
-    assert "folder/out -> " in found.warnings[0]
+    project_scan = scan(project)
+    assert paths(project_scan) == [".ktignore", "folder/a"]
+    assert "folder/out -> " in project_scan.warnings[0]
 
 
 def test_folders_of_our_own_never_travel(project: Path, tmp_path: Path) -> None:
@@ -267,26 +267,26 @@ def test_links_that_go_nowhere_or_in_circles_stay_at_home_with_a_warning(
     (project / "root").symlink_to("/")
     (project / "out").symlink_to(outside)
     write(project, {".ktignore": "!follow *"})
-    found = scan(project)
-    assert paths(found) == [".ktignore", "main.py"]
-    named = sorted(warning.split(" ")[0] for warning in found.warnings)
+    project_scan = scan(project)
+    assert paths(project_scan) == [".ktignore", "main.py"]
+    named = sorted(warning.split(" ")[0] for warning in project_scan.warnings)
     assert named == ["above", "loop", "nowhere", "out/again", "root"]
 
 
 def test_a_link_to_a_virtual_environment_is_not_followed(project: Path, tmp_path: Path) -> None:
     write(tmp_path, {"envs/x/pyvenv.cfg": "", "envs/x/lib/mod.py": ""})
     (project / "env").symlink_to(tmp_path / "envs/x")
-    found = scan(project, Options(link_targets=(f"{tmp_path}/envs",)))
-    assert paths(found) == []
-    assert "virtual environment" in found.warnings[0]
+    project_scan = scan(project, Options(link_targets=(f"{tmp_path}/envs",)))
+    assert paths(project_scan) == []
+    assert "virtual environment" in project_scan.warnings[0]
 
 
 def test_what_is_no_file_stays_at_home_with_a_warning(project: Path) -> None:
     write(project, {"main.py": ""})
     os.mkfifo(project / "pipe")
-    found = scan(project)
-    assert paths(found) == ["main.py"]
-    assert found.warnings == ("pipe does not travel: it is no file, folder or link",)
+    project_scan = scan(project)
+    assert paths(project_scan) == ["main.py"]
+    assert project_scan.warnings == ("pipe does not travel: it is no file, folder or link",)
 
 
 # -------------------------------------------------------------------------------------- limits
@@ -306,8 +306,8 @@ def test_a_project_that_is_too_large_names_its_largest_files(project: Path) -> N
 
 def test_a_large_project_is_named_with_its_large_files(project: Path) -> None:
     write(project, {"main.py": "", "weights.bin": bytes(3 * 2**20)})
-    (found,) = scan(project, Options(limits=Limits(warn_bytes=2**20))).warnings
-    assert found.splitlines() == [
+    (warning,) = scan(project, Options(limits=Limits(warn_bytes=2**20))).warnings
+    assert warning.splitlines() == [
         f"the project {project} has 3.0 MiB. Its largest files:",
         "       3.0 MiB  weights.bin",
         "hint: list what the pods do not need in .ktignore",
@@ -339,10 +339,10 @@ def test_too_many_files_are_refused_and_the_folder_named(project: Path) -> None:
 
 def test_much_is_warned_of(project: Path) -> None:
     write(project, {"a.bin": bytes(3000), "b.py": ""})
-    found = scan(project, Options(limits=Limits(warn_bytes=2000)))
-    assert len(found.warnings) == 1
-    assert "a.bin" in found.warnings[0]
-    assert ".ktignore" in found.warnings[0]
+    project_scan = scan(project, Options(limits=Limits(warn_bytes=2000)))
+    assert len(project_scan.warnings) == 1
+    assert "a.bin" in project_scan.warnings[0]
+    assert ".ktignore" in project_scan.warnings[0]
 
 
 # ------------------------------------------------------------------------------ between scans
@@ -354,12 +354,12 @@ def test_fresh_is_what_the_last_scan_did_not_have(project: Path, tmp_path: Path)
     assert scan(project, options).fresh == ()
     assert scan(project, options).fresh == ()
     write(project, {"a.py": "3", "c.py": "2"})
-    found = scan(project, options)
-    assert found.fresh == (found.digest, digest_of(b"3"))
+    project_scan = scan(project, options)
+    assert project_scan.fresh == (project_scan.digest, digest_of(b"3"))
     assert scan(project, options).fresh == ()
     (project / "c.py").unlink()
-    found = scan(project, options)
-    assert found.fresh == (found.digest,)
+    project_scan = scan(project, options)
+    assert project_scan.fresh == (project_scan.digest,)
 
 
 def test_files_that_did_not_change_are_not_read_again(project: Path, tmp_path: Path) -> None:
@@ -368,14 +368,17 @@ def test_files_that_did_not_change_are_not_read_again(project: Path, tmp_path: P
     before = scan(project, Options(cache=cache))
     settle(cache)
     (path,) = cache.glob("*.listing")
-    kept = msgspec.msgpack.decode(path.read_bytes(), type=Listings)
+    listings = msgspec.msgpack.decode(path.read_bytes(), type=Listings)
     # If they were read, the lie would be found out.
-    lie = msgspec.structs.replace(kept.folders[0].files[0], digest=digest_of(b"lie"))
-    kept.folders[0].files[0] = lie
-    path.write_bytes(msgspec.msgpack.encode(kept))
-    found = scan(project, Options(cache=cache))
-    assert found.digest == before.digest
-    assert {entry.digest for entry in found.tree.entries} == {digest_of(b"lie"), digest_of(b"2")}
+    lie = msgspec.structs.replace(listings.folders[0].files[0], digest=digest_of(b"lie"))
+    listings.folders[0].files[0] = lie
+    path.write_bytes(msgspec.msgpack.encode(listings))
+    project_scan = scan(project, Options(cache=cache))
+    assert project_scan.digest == before.digest
+    assert {entry.digest for entry in project_scan.tree.entries} == {
+        digest_of(b"lie"),
+        digest_of(b"2"),
+    }
 
 
 def test_a_change_within_the_clocks_granularity_is_seen(project: Path, tmp_path: Path) -> None:
@@ -415,9 +418,9 @@ def test_changed_rules_are_seen_also_for_names_that_were_known(
     cache = tmp_path / "cache"
 
     def names() -> set[str]:
-        found = {Path(path).name for path in paths(scan(project, Options(cache=cache)))}
+        file_names = {Path(path).name for path in paths(scan(project, Options(cache=cache)))}
         settle(cache)
-        return found - {".gitignore", ".ktignore"}
+        return file_names - {".gitignore", ".ktignore"}
 
     assert names() == {"a.py", "a.bin", "b.bin"}
     write(project, {".gitignore": "*.bin\n"})
@@ -533,18 +536,21 @@ def test_a_scan_with_a_cache_finds_what_one_without_finds(seed: int) -> None:
         root, cache = Path(folder, "deep/project"), Path(folder, "cache")
         root.mkdir(parents=True)
         write(Path(folder), {"outside/a.py": "1", "outside/sub/b.py": "2"})
-        known: set[str] = set()
+        known_digests: set[str] = set()
         for step in range(8):
             for _ in range(chance.randint(0, 3)):
                 _mutate(root, chance, 1_000_000 + 100 * step + chance.randint(0, 99))
-            found = scan(root, Options(cache=cache))
+            project_scan = scan(root, Options(cache=cache))
             alone = scan(root)
-            assert found.tree == alone.tree
-            assert found.digest == alone.digest
-            assert sorted(found.warnings) == sorted(alone.warnings)
-            if known and found.digest not in known:
-                assert set(found.fresh) == {found.digest, *found.tree.digests()} - known
-            known = {found.digest, *found.tree.digests()}
+            assert project_scan.tree == alone.tree
+            assert project_scan.digest == alone.digest
+            assert sorted(project_scan.warnings) == sorted(alone.warnings)
+            if known_digests and project_scan.digest not in known_digests:
+                assert (
+                    set(project_scan.fresh)
+                    == {project_scan.digest, *project_scan.tree.digests()} - known_digests
+                )
+            known_digests = {project_scan.digest, *project_scan.tree.digests()}
             if chance.random() < 0.7:
                 settle(cache)
 
@@ -554,32 +560,34 @@ def test_a_scan_with_a_cache_finds_what_one_without_finds(seed: int) -> None:
 
 def test_a_scan_is_the_source_of_an_upload(project: Path, tmp_path: Path) -> None:
     write(project, {"a.py": "1", "d/big.bin": os.urandom(3_000_000), "same.py": "1", "e": ""})
-    found = scan(project)
+    project_scan = scan(project)
     store = BlobStore(tmp_path / "store")
     receiver = Receiver(store)
-    for piece in compressed([found.digest, *found.tree.digests()], found.stream):
+    for piece in compressed(
+        [project_scan.digest, *project_scan.tree.digests()], project_scan.stream
+    ):
         receiver.feed(piece)
     receiver.finish()
-    assert store.read(found.digest) == found.tree.encoded
-    assert store.missing(found.tree.digests()) == []
+    assert store.read(project_scan.digest) == project_scan.tree.encoded
+    assert store.missing(project_scan.tree.digests()) == []
 
 
 def test_what_is_sent_is_what_was_read_of_files_that_change(project: Path) -> None:
     big = os.urandom(3_000_000)
     files = {"a.py": b"one", "big.bin": big, "gone.py": b"x", "short.py": b"long"}
     write(project, files)
-    found = scan(project)
+    project_scan = scan(project)
     write(project, {"a.py": "two", "big.bin": big[:-1] + b"!", "short.py": "l"})
     (project / "gone.py").unlink()
-    assert content(found) == files
+    assert content(project_scan) == files
 
 
 def test_copies_of_many_bytes_lie_on_disk_and_come_back_whole(project: Path) -> None:
     files = {f"{number}.bin": os.urandom(1_500_000) for number in range(14)}
     write(project, files)
-    found = scan(project)
+    project_scan = scan(project)
     write(project, dict.fromkeys(files, b"changed"))
-    assert content(found) == files
+    assert content(project_scan) == files
 
 
 def test_a_file_that_changed_long_after_it_was_written_is_not_sent(project: Path) -> None:
@@ -587,14 +595,14 @@ def test_a_file_that_changed_long_after_it_was_written_is_not_sent(project: Path
     write(project, {"a.py": "one", "big.bin": big, "gone.py": "x", "short.py": "long"})
     read = scan(project)
     # A file that was there for long is not copied.
-    found = Scan(read.root, read.folders, read.digest, ())
+    project_scan = Scan(read.root, read.folders, read.digest, ())
     write(project, {"a.py": "two", "big.bin": big[:-1] + b"!", "short.py": "l"})
     (project / "gone.py").unlink()
     for path, sent in (("a.py", 0), ("big.bin", 3), ("gone.py", 0), ("short.py", 1)):
-        digest = next(entry.digest for entry in found.tree.entries if entry.path == path)
+        digest = next(entry.digest for entry in project_scan.tree.entries if entry.path == path)
         pieces = []
         with pytest.raises(FileChangedError, match=f"^{project}/{path} c") as caught:
-            for piece in found.stream(digest)[1]:
+            for piece in project_scan.stream(digest)[1]:
                 pieces.append(piece)
         assert len(pieces) <= sent
         assert caught.value.hint is not None
@@ -632,10 +640,10 @@ def test_files_that_are_written_and_replaced_meanwhile_are_sent_in_a_state_they_
 
 def test_a_file_that_only_grew_is_sent_as_it_was(project: Path) -> None:
     write(project, {"train.log": "step 1\n"})
-    found = scan(project)
+    project_scan = scan(project)
     with (project / "train.log").open("a") as file:
         file.write("step 2\n")
-    assert content(found) == {"train.log": b"step 1\n"}
+    assert content(project_scan) == {"train.log": b"step 1\n"}
 
 
 def test_a_digest_that_no_file_has_is_an_error(project: Path) -> None:
@@ -685,9 +693,9 @@ def test_a_file_that_vanishes_while_it_is_scanned_is_not_there(
     assert [item.name for item in walk.pending] == ["a.py"]
     # It comes back: that it was not there once is no decision that it stays at home.
     write(project, {"gone.py": "2"})
-    again = Walk(str(project), IgnoreRules(str(project)), walk.folders, Options())
-    again.run()
-    assert sorted(item.name for item in again.pending) == ["a.py", "gone.py"]
+    second_walk = Walk(str(project), IgnoreRules(str(project)), walk.folders, Options())
+    second_walk.run()
+    assert sorted(item.name for item in second_walk.pending) == ["a.py", "gone.py"]
 
 
 def test_a_file_that_vanishes_before_it_is_read_comes_back_with_the_next_scan(
@@ -700,10 +708,10 @@ def test_a_file_that_vanishes_before_it_is_read_comes_back_with_the_next_scan(
     scanning.read_all(walk)
     assert [file.name for file in walk.folders[0].files] == ["a.py"]
     write(project, {"gone.py": "2"})
-    again = Walk(str(project), IgnoreRules(str(project)), walk.folders, Options())
-    again.run()
-    scanning.read_all(again)
-    assert sorted(file.name for file in again.folders[0].files) == ["a.py", "gone.py"]
+    second_walk = Walk(str(project), IgnoreRules(str(project)), walk.folders, Options())
+    second_walk.run()
+    scanning.read_all(second_walk)
+    assert sorted(file.name for file in second_walk.folders[0].files) == ["a.py", "gone.py"]
 
 
 def test_a_project_that_is_no_folder_has_an_empty_tree(tmp_path: Path) -> None:

@@ -26,10 +26,10 @@ class Blobs:
 
     def __init__(self) -> None:
         self.contents: dict[str, bytes] = {}
-        self.asked: list[str] = []
+        self.requested: list[str] = []
 
     def stream(self, digest: str) -> tuple[int, Iterator[bytes]]:
-        self.asked.append(digest)
+        self.requested.append(digest)
         if digest not in self.contents:
             raise DataStoreError(f"the blob {digest} is not here")
         content = self.contents[digest]
@@ -89,15 +89,15 @@ def test_a_slot_has_what_the_tree_says(code: CodeSlots, blobs: Blobs) -> None:
 def test_an_update_writes_only_what_differs(code: CodeSlots, blobs: Blobs) -> None:
     slot = reuse(code, blobs.tree(FILES), blobs)
     untouched = (slot.path / "main.py").stat().st_ino
-    blobs.asked.clear()
+    blobs.requested.clear()
     edited = FILES | {"pkg/deep/mod.py": "y = 3\n"}
     assert reuse(code, blobs.tree(edited), blobs).number == slot.number
-    assert blobs.asked == [digest_of(b"y = 3\n")]
+    assert blobs.requested == [digest_of(b"y = 3\n")]
     assert content(slot) == edited
     assert (slot.path / "main.py").stat().st_ino == untouched
-    blobs.asked.clear()
+    blobs.requested.clear()
     reuse(code, blobs.tree(edited), blobs)
-    assert blobs.asked == []
+    assert blobs.requested == []
 
 
 def test_deleted_files_vanish_with_the_folders_that_they_leave_empty(
@@ -167,19 +167,19 @@ def test_a_slot_is_free_when_its_worker_has_ended(code: CodeSlots, blobs: Blobs)
 
 
 def test_the_slot_that_has_the_tree_already_is_preferred(code: CodeSlots, blobs: Blobs) -> None:
-    one, two = blobs.tree({"a": "1"}), blobs.tree({"a": "2"})
-    first = code.update(one, blobs.stream, "project")
-    second = code.update(two, blobs.stream, "project")
+    first_tree, second_tree = blobs.tree({"a": "1"}), blobs.tree({"a": "2"})
+    first = code.update(first_tree, blobs.stream, "project")
+    second = code.update(second_tree, blobs.stream, "project")
     code.release(first)
     code.release(second)
-    blobs.asked.clear()
-    assert code.update(two, blobs.stream, "project").number == second.number
-    assert blobs.asked == []
+    blobs.requested.clear()
+    assert code.update(second_tree, blobs.stream, "project").number == second.number
+    assert blobs.requested == []
 
 
 def test_no_more_slots_are_kept_than_are_held_or_needed_next(code: CodeSlots, blobs: Blobs) -> None:
-    held = [code.update(blobs.tree({"a": str(n)}), blobs.stream, "project") for n in range(4)]
-    for slot in held:
+    held_slots = [code.update(blobs.tree({"a": str(n)}), blobs.stream, "project") for n in range(4)]
+    for slot in held_slots:
         code.release(slot)
     last = code.update(blobs.tree({"a": "5"}), blobs.stream, "project")
     folders = [path for path in last.path.parents[1].iterdir() if path.is_dir()]
@@ -279,8 +279,10 @@ def test_byte_code_of_a_changed_source_is_deleted_and_other_stays(
         for level in (0, 2):
             py_compile.compile(str(slot.path / name), optimize=level)
     reuse(code, blobs.tree({"a.py": "x = 2\n", "ab.py": "x = 1\n"}), blobs)
-    left = sorted(path.name.split(".")[0] for path in (slot.path / "__pycache__").iterdir())
-    assert left == ["ab", "ab"]
+    remaining_modules = sorted(
+        path.name.split(".")[0] for path in (slot.path / "__pycache__").iterdir()
+    )
+    assert remaining_modules == ["ab", "ab"]
 
 
 def test_an_edit_of_the_same_size_within_one_second_is_seen_by_an_import(
@@ -308,12 +310,12 @@ def test_a_slot_whose_update_was_cut_short_is_made_anew(code: CodeSlots, blobs: 
     def dying(digest: str) -> tuple[int, Iterator[bytes]]:
         raise SystemExit  # as a process that is killed: nothing is cleaned up by who asked
 
-    wanted = blobs.tree(FILES | {"main.py": "x = 2\n", "new.py": ""})
+    new_tree = blobs.tree(FILES | {"main.py": "x = 2\n", "new.py": ""})
     with pytest.raises(SystemExit):
-        code.update(wanted, dying, "project")
+        code.update(new_tree, dying, "project")
     assert not (slot.path.parents[1] / f"{slot.number}.record").exists()
-    again = CodeSlots(slot.path.parents[1])
-    assert content(again.update(wanted, blobs.stream, "project")) == FILES | {
+    reopened_slots = CodeSlots(slot.path.parents[1])
+    assert content(reopened_slots.update(new_tree, blobs.stream, "project")) == FILES | {
         "main.py": "x = 2\n",
         "new.py": "",
     }

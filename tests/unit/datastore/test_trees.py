@@ -57,9 +57,11 @@ def test_an_empty_tree_is_a_tree() -> None:
 
 
 def test_digests_are_named_once() -> None:
-    one = digest_of(b"1")
-    tree = build([file("a", digest=one, size=1), file("b", digest=one, size=1), link("c", "a")])
-    assert tree.digests() == [one]
+    digest = digest_of(b"1")
+    tree = build(
+        [file("a", digest=digest, size=1), file("b", digest=digest, size=1), link("c", "a")]
+    )
+    assert tree.digests() == [digest]
 
 
 @pytest.mark.parametrize(
@@ -274,11 +276,11 @@ def test_a_damaged_encoding_is_a_data_store_error_or_another_tree(data: st.DataO
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
     damaged = damaged[: data.draw(st.integers(0, len(damaged)))]
     try:
-        found = decode(bytes(damaged))
+        decoded_tree = decode(bytes(damaged))
     except (DataStoreError, ProjectTooLargeError):
         return
-    assert found.encoded == damaged
-    assert build(found.entries).digest == digest_of(bytes(damaged))
+    assert decoded_tree.encoded == damaged
+    assert build(decoded_tree.entries).digest == digest_of(bytes(damaged))
 
 
 @settings(max_examples=100, deadline=None)

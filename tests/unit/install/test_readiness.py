@@ -27,14 +27,14 @@ def pod(state, **container):
     ],
 )
 def test_it_is_rolled_out_when_all_replicas_are_of_the_present_generation(status, is_rolled_out):
-    seen, replicas, updated, available = status
-    found = deployment(
-        observedGeneration=seen,
+    observed, replicas, updated, available = status
+    rolling_deployment = deployment(
+        observedGeneration=observed,
         replicas=replicas,
         updatedReplicas=updated,
         availableReplicas=available,
     )
-    assert readiness.is_rolled_out(found) == is_rolled_out
+    assert readiness.is_rolled_out(rolling_deployment) == is_rolled_out
 
 
 def test_pods_of_the_template_before_are_told_apart():
@@ -54,8 +54,8 @@ def test_pods_of_the_template_before_are_told_apart():
 @pytest.mark.parametrize("reason", ["ErrImagePull", "ImagePullBackOff"])
 def test_a_failed_pull_is_final_and_has_the_cause_of_the_event(reason):
     waiting = pod({"waiting": {"reason": reason, "message": "Back-off"}})
-    told = ["Failed to pull image: no such host", "Error: ErrImagePull"]
-    doom = readiness.doom_of(waiting, told)
+    event_messages = ["Failed to pull image: no such host", "Error: ErrImagePull"]
+    doom = readiness.doom_of(waiting, event_messages)
     assert doom.kind is ImagePullError
     assert "i:1 cannot be pulled: Failed to pull image: no such host" in doom.message
 
@@ -84,8 +84,8 @@ def test_the_state_of_a_pod_is_a_word(state, container, word):
 
 def test_a_pod_that_finds_no_node_says_why():
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
-    found = {"status": {"conditions": [{**condition, "message": "0/2 nodes"}]}}
-    assert readiness.state_of(found) == "Unschedulable: 0/2 nodes"
+    pending_pod = {"status": {"conditions": [{**condition, "message": "0/2 nodes"}]}}
+    assert readiness.state_of(pending_pod) == "Unschedulable: 0/2 nodes"
 
 
 def test_a_refused_pod_is_a_doom_with_the_clusters_words():
@@ -97,6 +97,6 @@ def test_a_refused_pod_is_a_doom_with_the_clusters_words():
 
 def test_the_namespaces_of_a_controller_are_read_from_its_variables():
     variable = {"name": "KT_WATCH_NAMESPACES", "value": "a,b"}
-    for env, found in (([variable], ["a", "b"]), ([], [])):
+    for env, expected_namespaces in (([variable], ["a", "b"]), ([], [])):
         template = {"spec": {"containers": [{"env": env}]}}
-        assert readiness.watched({"spec": {"template": template}}) == found
+        assert readiness.watched({"spec": {"template": template}}) == expected_namespaces

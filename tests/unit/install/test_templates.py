@@ -67,7 +67,7 @@ def test_the_root_of_an_included_template_is_what_it_was_given():
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "expected_message"),
     [
         ("\n{{ nonsense 1 }}", "t.yaml:2: the function nonsense is not known"),
         ("{{ .Values.missing.deeper }}", "there is no field 'deeper' in nothing"),
@@ -95,11 +95,13 @@ def test_the_root_of_an_included_template_is_what_it_was_given():
         ("{{ define name }}{{ end }}", "the function name is not known"),
     ],
 )
-def test_what_is_not_of_the_subset_or_cannot_be_carried_out_says_where_and_why(source, said):
+def test_what_is_not_of_the_subset_or_cannot_be_carried_out_says_where_and_why(
+    source, expected_message
+):
     with pytest.raises(InstallError) as raised:
         render(source, count=3, map={"a": 1})
     assert "t.yaml:" in str(raised.value)
-    assert said in str(raised.value)
+    assert expected_message in str(raised.value)
 
 
 def test_a_template_may_refuse_values():

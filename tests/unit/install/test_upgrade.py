@@ -13,8 +13,8 @@ DIGEST = "sha256:" + "a" * 64
 MIRROR = "mirror.example.com/kubetorch"
 
 
-def release(version=OLD, **given):
-    return Release("team", version, given)
+def release(version=OLD, **set_values):
+    return Release("team", version, set_values)
 
 
 def test_a_newer_version_is_not_replaced_by_an_older_one_unasked():
@@ -29,7 +29,7 @@ def test_a_newer_version_is_not_replaced_by_an_older_one_unasked():
 
 
 @pytest.mark.parametrize(
-    ("image", "given", "command"),
+    ("image", "set_values", "command"),
     [
         ({"repository": MIRROR, "tag": OLD}, {}, f"--image {MIRROR}:{OURS} "),
         ({"repository": MIRROR, "tag": f"v{OLD}-cuda"}, {}, f"--image {MIRROR}:v{OURS}-cuda "),
@@ -41,9 +41,9 @@ def test_a_newer_version_is_not_replaced_by_an_older_one_unasked():
         ({"digest": DIGEST}, {"image": {"tag": OURS}}, "--image ghcr.io/kubetorch/kubetorch:"),
     ],
 )
-def test_the_image_of_another_version_does_not_stay_unasked(image, given, command):
+def test_the_image_of_another_version_does_not_stay_unasked(image, set_values, command):
     with pytest.raises(InstallError, match=f"was given to the installed {OLD}") as caught:
-        apply.keep(Chart(), release(image=image), given)
+        apply.keep(Chart(), release(image=image), set_values)
     assert caught.value.hint.startswith("kt upgrade -n team --image ")
     assert command in caught.value.hint
     assert "--reset-values" in caught.value.hint
@@ -60,7 +60,7 @@ def test_an_image_of_pods_of_the_same_version_is_named_too():
 
 
 @pytest.mark.parametrize(
-    ("version", "image", "given"),
+    ("version", "image", "set_values"),
     [
         (OURS, {"tag": OLD}, {}),
         (OLD, {}, {}),
@@ -71,9 +71,9 @@ def test_an_image_of_pods_of_the_same_version_is_named_too():
         (OLD, {"tag": OLD}, {"image": {"tag": None}}),
     ],
 )
-def test_an_image_that_was_asked_for_is_taken(version, image, given):
-    found = apply.keep(Chart(), release(version, image=image), given)
-    assert found == values.layered({"image": image}, given)
+def test_an_image_that_was_asked_for_is_taken(version, image, set_values):
+    upgraded_values = apply.keep(Chart(), release(version, image=image), set_values)
+    assert upgraded_values == values.layered({"image": image}, set_values)
 
 
 def test_a_value_that_the_chart_knows_no_more_is_told_from_one_that_was_given_now():
@@ -83,16 +83,16 @@ def test_a_value_that_the_chart_knows_no_more_is_told_from_one_that_was_given_no
     assert "logLevels is not a value of the chart" in caught.value.message
     assert "replica " not in caught.value.message
     assert "--reset-values" in caught.value.hint
-    found = apply.keep(Chart(), former, {"logLevels": None})
-    assert Chart().values(found)["logLevel"] == "info"
+    upgraded_values = apply.keep(Chart(), former, {"logLevels": None})
+    assert Chart().values(upgraded_values)["logLevel"] == "info"
 
 
 @pytest.mark.parametrize(
-    "given",
+    "set_values",
     [{}, {"image": {"tag": "1"}}, {"image": {"digest": DIGEST, "tag": "1"}}],
 )
-def test_the_image_that_is_named_is_the_one_that_runs(given):
-    objects = Chart().render(given, namespace="team")
-    (deployment,) = (one for one in objects if one["kind"] == "Deployment")
+def test_the_image_that_is_named_is_the_one_that_runs(set_values):
+    objects = Chart().render(set_values, namespace="team")
+    (deployment,) = (manifest for manifest in objects if manifest["kind"] == "Deployment")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    assert container["image"] == Chart().image(given)
+    assert container["image"] == Chart().image(set_values)

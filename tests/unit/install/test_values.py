@@ -9,7 +9,7 @@ DIGEST = "sha256:" + "a" * 64
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected_values"),
     [
         ("a=1", {"a": 1}),
         ("a.b=x,a.c=true", {"a": {"b": "x", "c": True}}),
@@ -26,8 +26,8 @@ DIGEST = "sha256:" + "a" * 64
         (r"a\[0\]=1", {"a[0]": 1}),
     ],
 )
-def test_set_is_read_as_helm_reads_it(text, found):
-    assert values.parse_set(text) == found
+def test_set_is_read_as_helm_reads_it(text, expected_values):
+    assert values.parse_set(text) == expected_values
 
 
 @pytest.mark.parametrize(
@@ -52,10 +52,10 @@ def test_what_set_cannot_be_read_from_is_an_error(text):
 
 
 def test_an_index_changes_one_item_of_the_list_that_was_given_before():
-    given = {"a": [{"b": 1, "c": 2}, "x"], "d": 1}
-    changed = values.parse_set("a[0].b=5", given)
+    former_values = {"a": [{"b": 1, "c": 2}, "x"], "d": 1}
+    changed = values.parse_set("a[0].b=5", former_values)
     assert changed == {"a": [{"b": 5, "c": 2}, "x"], "d": 1}
-    assert given == {"a": [{"b": 1, "c": 2}, "x"], "d": 1}
+    assert former_values == {"a": [{"b": 1, "c": 2}, "x"], "d": 1}
 
 
 def test_mappings_are_merged_and_lists_replaced():
@@ -66,12 +66,12 @@ def test_mappings_are_merged_and_lists_replaced():
 
 def test_null_takes_a_default_away():
     assert values.merged({"a": {"b": 1, "c": 2}}, {"a": {"b": None}}) == {"a": {"c": 2}}
-    given = values.layered({"a": {"b": 1}}, {"a": {"b": None}})
-    assert given == {"a": {"b": None}}, "among given values it stays, for the chart's own"
+    layered_values = values.layered({"a": {"b": 1}}, {"a": {"b": None}})
+    assert layered_values == {"a": {"b": None}}, "among given values it stays, for the chart's own"
 
 
 @pytest.mark.parametrize(
-    ("reference", "found"),
+    ("reference", "expected_parts"),
     [
         ("kubetorch", ("kubetorch", "latest", "")),
         ("localhost/kubetorch:dev", ("localhost/kubetorch", "dev", "")),
@@ -81,8 +81,8 @@ def test_null_takes_a_default_away():
         (f"ghcr.io/a/b:1@{DIGEST}", ("ghcr.io/a/b", "1", DIGEST)),
     ],
 )
-def test_a_reference_is_taken_apart(reference, found):
-    assert tuple(values.parse(reference).values()) == found
+def test_a_reference_is_taken_apart(reference, expected_parts):
+    assert tuple(values.parse(reference).values()) == expected_parts
 
 
 @pytest.mark.parametrize("reference", ["", "a b", "a/CASE:1", "a:", "a@sha256:1", "a//b:1:2"])
@@ -105,7 +105,7 @@ SCHEMA = {
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "expected_faults"),
     [
         ({"n": 2, "t": "ab", "e": "x", "l": [True]}, []),
         ({}, ["n is missing"]),
@@ -119,8 +119,8 @@ SCHEMA = {
         ([], ["values is []; it must be of type object"]),
     ],
 )
-def test_values_are_held_against_the_schema(value, said):
-    assert values.faults(SCHEMA, value) == said
+def test_values_are_held_against_the_schema(value, expected_faults):
+    assert values.faults(SCHEMA, value) == expected_faults
 
 
 def test_a_word_of_the_schema_that_is_not_known_is_not_passed_over():

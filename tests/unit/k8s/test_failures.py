@@ -57,9 +57,9 @@ def test_the_status_decides_the_class(status: int, cls: type[Exception]) -> None
     ],
 )
 def test_the_hint_is_the_next_step(status: int, message: str, reason: str, hint: str) -> None:
-    found = refused(status, message, reason).hint
-    assert found is not None
-    assert hint in found
+    shown_hint = refused(status, message, reason).hint
+    assert shown_hint is not None
+    assert hint in shown_hint
 
 
 @pytest.mark.parametrize(
@@ -158,5 +158,5 @@ def test_an_object_of_a_wrong_form_never_passes(message: str, is_passing: bool) 
 def test_the_fields_of_a_wrong_form_are_named(
     message: str, faults: list[tuple[str, str, bool]]
 ) -> None:
-    found = failures.field_faults(refused(500, message).message)
-    assert [(one.path, one.problem, one.is_unknown) for one in found] == faults
+    named_faults = failures.field_faults(refused(500, message).message)
+    assert [(fault.path, fault.problem, fault.is_unknown) for fault in named_faults] == faults

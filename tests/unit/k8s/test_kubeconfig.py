@@ -64,13 +64,13 @@ def test_the_first_file_wins_for_values_and_for_whole_entries() -> None:
     config = merged(FIRST, SECOND)
     assert config.current_context == "dev"
     assert config.contexts == ["bare", "dev", "prod"]
-    one, two = config.access(), config.access("prod")
-    assert one.cluster.server == "https://one.example:6443"
-    assert one.cluster.tls_name is None
-    assert (one.user.token, one.user.username) == ("first", None)
-    assert two.cluster.proxy == "socks5://proxy:1080"
-    assert two.user.token == "first"
-    assert (one.namespace, two.namespace) == ("team", "default")
+    dev_access, prod_access = config.access(), config.access("prod")
+    assert dev_access.cluster.server == "https://one.example:6443"
+    assert dev_access.cluster.tls_name is None
+    assert (dev_access.user.token, dev_access.user.username) == ("first", None)
+    assert prod_access.cluster.proxy == "socks5://proxy:1080"
+    assert prod_access.user.token == "first"
+    assert (dev_access.namespace, prod_access.namespace) == ("team", "default")
 
 
 def test_the_order_of_files_decides() -> None:
@@ -91,7 +91,7 @@ def test_a_context_without_a_user_is_nobody() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variable", "found"),
+    ("variable", "expected_paths"),
     [
         (None, [HOME / ".kube/config"]),
         ("", [HOME / ".kube/config"]),
@@ -99,16 +99,18 @@ def test_a_context_without_a_user_is_nobody() -> None:
         ("/a::/b:/a:", [Path("/a"), Path("/b")]),
     ],
 )
-def test_the_variable_lists_files(variable: str | None, found: list[Path]) -> None:
-    assert kubeconfig.paths(variable, HOME) == found
+def test_the_variable_lists_files(variable: str | None, expected_paths: list[Path]) -> None:
+    assert kubeconfig.paths(variable, HOME) == expected_paths
 
 
 def test_missing_files_of_a_list_are_left_out_and_a_named_one_is_not(tmp_path: Path) -> None:
-    here, gone = tmp_path / "here", tmp_path / "gone"
-    here.write_text(FIRST)
-    assert kubeconfig.load([gone, here, here / "below-a-file"]).files == (here,)
+    written_file, missing_file = tmp_path / "here", tmp_path / "gone"
+    written_file.write_text(FIRST)
+    assert kubeconfig.load([missing_file, written_file, written_file / "below-a-file"]).files == (
+        written_file,
+    )
     with pytest.raises(KubernetesCredentialsError, match="there is no kubeconfig"):
-        kubeconfig.load_file(gone)
+        kubeconfig.load_file(missing_file)
 
 
 def test_inline_data_stands_before_files() -> None:
@@ -163,7 +165,7 @@ def test_secrets_do_not_show_in_a_representation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected_message"),
     [
         ("{", "no YAML"),
         ("current-context: 2001-99-99", "no YAML"),
@@ -181,14 +183,14 @@ def test_secrets_do_not_show_in_a_representation() -> None:
         (FIRST.replace("- name: jane", "- name: john"), "no user 'jane'"),
     ],
 )
-def test_a_wrong_file_is_named_with_what_is_wrong(text: str, said: str) -> None:
-    with pytest.raises(KubernetesCredentialsError, match=said) as caught:
+def test_a_wrong_file_is_named_with_what_is_wrong(text: str, expected_message: str) -> None:
+    with pytest.raises(KubernetesCredentialsError, match=expected_message) as caught:
         merged(text).access()
     assert caught.value.hint
 
 
 @pytest.mark.parametrize(
-    ("user", "cluster", "said"),
+    ("user", "cluster", "expected_message"),
     [
         ("{}", "{}", "server should be an http"),
         ("{}", "{server: one}", "server should be an http"),
@@ -220,8 +222,8 @@ def test_a_wrong_file_is_named_with_what_is_wrong(text: str, said: str) -> None:
         ),
     ],
 )
-def test_a_wrong_field_is_named(user: str, cluster: str, said: str) -> None:
-    with pytest.raises(KubernetesCredentialsError, match=said):
+def test_a_wrong_field_is_named(user: str, cluster: str, expected_message: str) -> None:
+    with pytest.raises(KubernetesCredentialsError, match=expected_message):
         single(user, cluster).access()
 
 

@@ -43,8 +43,8 @@ def test_a_field_without_fields_below_is_the_whole_value() -> None:
 
 def test_fields_that_are_cut_out_are_returned() -> None:
     fields = {"f:spec": {"f:containers": {MAIN: {"f:image": {}}, SIDE: {}}}}
-    left, taken = managed_fields.cut(fields, ["f:spec", "f:containers", MAIN])
-    assert left == {"f:spec": {"f:containers": {SIDE: {}}}}
+    remaining, taken = managed_fields.cut(fields, ["f:spec", "f:containers", MAIN])
+    assert remaining == {"f:spec": {"f:containers": {SIDE: {}}}}
     assert taken == {"f:image": {}}
     assert managed_fields.cut(fields, ["f:spec", "f:other"]) == (fields, None)
 

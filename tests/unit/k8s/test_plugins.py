@@ -50,8 +50,8 @@ def test_a_token_or_a_certificate_is_taken() -> None:
         "clientKeyData": "K",
         "expirationTimestamp": "1970-01-01T00:01:00Z",
     }
-    found = credentials.parse(PLUGIN, printed(status=status))
-    assert found == credentials.Credential(None, Pem(data=b"C"), Pem(data=b"K"), 60.0)
+    credential = credentials.parse(PLUGIN, printed(status=status))
+    assert credential == credentials.Credential(None, Pem(data=b"C"), Pem(data=b"K"), 60.0)
 
 
 @pytest.mark.parametrize(

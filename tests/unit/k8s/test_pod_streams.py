@@ -29,7 +29,7 @@ def test_success_is_zero_and_failure_has_its_code() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "expected_message"),
     [
         (status(status="Failure", message="no such container", code=400), "400: no such container"),
         (status(status="Failure", message="exec failed"), "500: exec failed"),
@@ -38,6 +38,6 @@ def test_success_is_zero_and_failure_has_its_code() -> None:
         (b"", "500"),
     ],
 )
-def test_anything_else_is_an_error_that_says_why(data: bytes, said: str) -> None:
-    with pytest.raises(errors.KubernetesRequestError, match=said):
+def test_anything_else_is_an_error_that_says_why(data: bytes, expected_message: str) -> None:
+    with pytest.raises(errors.KubernetesRequestError, match=expected_message):
         exit_code(EXEC, data)

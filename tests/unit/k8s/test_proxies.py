@@ -53,8 +53,8 @@ def test_a_scheme_has_its_variable(
 def test_exceptions_are_hosts_domains_addresses_and_networks(
     server: str, exception: str, is_excluded: bool
 ) -> None:
-    found = proxy_for(server, {"HTTPS_PROXY": PROXY, "NO_PROXY": exception})
-    assert (found is None) == is_excluded
+    proxy = proxy_for(server, {"HTTPS_PROXY": PROXY, "NO_PROXY": exception})
+    assert (proxy is None) == is_excluded
 
 
 def test_the_usual_port_of_a_server_without_tls_is_80() -> None:

@@ -44,19 +44,19 @@ def test_discovery_takes_kinds_and_leaves_their_parts_out() -> None:
 
 
 def test_discovery_asks_once_until_it_is_told_to_forget() -> None:
-    asked = []
+    fetched_paths = []
 
     async def fetch(path: str) -> dict[str, object]:
-        asked.append(path)
+        fetched_paths.append(path)
         return {"resources": [{"name": "nodes", "kind": "Node", "namespaced": False}]}
 
     async def scenario() -> None:
-        known = client.Discovery(fetch)
+        discovery = client.Discovery(fetch)
         for _ in range(2):
-            assert await known.find("v1", "Node") == NODES
-        assert asked == ["/api/v1"]
-        known.forget("v1")
-        await known.find("v1", "Node")
-        assert len(asked) == 2
+            assert await discovery.find("v1", "Node") == NODES
+        assert fetched_paths == ["/api/v1"]
+        discovery.forget("v1")
+        await discovery.find("v1", "Node")
+        assert len(fetched_paths) == 2
 
     asyncio.run(scenario())

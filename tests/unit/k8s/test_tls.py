@@ -26,16 +26,18 @@ ENCRYPTED = serialization.load_pem_private_key(KEY, None).private_bytes(
 
 
 def test_a_named_authority_is_the_only_one_that_is_trusted() -> None:
-    made = credentials.tls_context(Cluster("https://a", authority=Pem(data=CA_PEM)), ABSENT, ABSENT)
-    assert len(made.get_ca_certs()) == 1
-    assert made.verify_mode is ssl.CERT_REQUIRED
-    assert made.check_hostname
-    assert made.minimum_version >= ssl.TLSVersion.TLSv1_2
+    context = credentials.tls_context(
+        Cluster("https://a", authority=Pem(data=CA_PEM)), ABSENT, ABSENT
+    )
+    assert len(context.get_ca_certs()) == 1
+    assert context.verify_mode is ssl.CERT_REQUIRED
+    assert context.check_hostname
+    assert context.minimum_version >= ssl.TLSVersion.TLSv1_2
 
 
 def test_an_insecure_cluster_is_not_checked() -> None:
-    made = credentials.tls_context(Cluster("https://a", is_insecure=True), ABSENT, ABSENT)
-    assert made.verify_mode is ssl.CERT_NONE
+    context = credentials.tls_context(Cluster("https://a", is_insecure=True), ABSENT, ABSENT)
+    assert context.verify_mode is ssl.CERT_NONE
 
 
 def test_a_client_certificate_leaves_no_file_behind(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def state() -> WatchState:
     return WatchState(Action("watch", "pods"))
 
 
-def told(machine: WatchState, kind: str, item: Object) -> list[tuple[str, str]]:
+def changes_after(machine: WatchState, kind: str, item: Object) -> list[tuple[str, str]]:
     return [(c.kind, c.object["metadata"]["name"]) for c in machine.on_event(event(kind, item))]
 
 
@@ -36,7 +36,7 @@ def listed(machine: WatchState, version: int, *items: Object) -> list[tuple[str,
     return [(change.kind, change.object["metadata"]["name"]) for change in changes]
 
 
-def gone(code: int = 410, reason: str = "Expired", **details: Any) -> Object:
+def expired_status(code: int = 410, reason: str = "Expired", **details: Any) -> Object:
     return {"kind": "Status", "code": code, "reason": reason, "details": details}
 
 
@@ -52,10 +52,10 @@ def test_it_lists_then_watches_from_there() -> None:
 def test_events_change_what_is_known_and_move_the_moment() -> None:
     machine = state()
     listed(machine, 5)
-    assert told(machine, "ADDED", pod("a", 6)) == [("added", "a")]
-    assert told(machine, "MODIFIED", pod("a", 7)) == [("modified", "a")]
+    assert changes_after(machine, "ADDED", pod("a", 6)) == [("added", "a")]
+    assert changes_after(machine, "MODIFIED", pod("a", 7)) == [("modified", "a")]
     assert machine.version == "7"
-    assert told(machine, "DELETED", pod("a", 8)) == [("deleted", "a")]
+    assert changes_after(machine, "DELETED", pod("a", 8)) == [("deleted", "a")]
     assert machine.objects == {}
     assert machine.version == "8"
 
@@ -71,8 +71,8 @@ def test_a_bookmark_moves_the_moment_only() -> None:
 def test_what_is_repeated_is_no_change() -> None:
     machine = state()
     listed(machine, 5, pod("a", 3))
-    assert told(machine, "ADDED", pod("a", 3)) == []
-    assert told(machine, "DELETED", pod("b", 6)) == []
+    assert changes_after(machine, "ADDED", pod("a", 3)) == []
+    assert changes_after(machine, "DELETED", pod("b", 6)) == []
 
 
 def test_a_change_has_what_was_before() -> None:
@@ -89,7 +89,10 @@ def test_managed_fields_are_not_kept() -> None:
     assert "managedFields" not in machine.objects["n", "a"]["metadata"]
 
 
-@pytest.mark.parametrize("status", [gone(410, ""), gone(410, "Expired"), gone(400, "Expired")])
+@pytest.mark.parametrize(
+    "status",
+    [expired_status(410, ""), expired_status(410, "Expired"), expired_status(400, "Expired")],
+)
 def test_a_forgotten_moment_is_listed_anew_and_compared(status: Object) -> None:
     machine = state()
     listed(machine, 5, pod("a", 3), pod("b", 4), pod("c", 5))
@@ -98,8 +101,8 @@ def test_a_forgotten_moment_is_listed_anew_and_compared(status: Object) -> None:
     machine.on_failure(caught.value, 60.0)
     assert machine.version == ""
     assert machine.pause < 1
-    found = listed(machine, 50, pod("a", 3), pod("b", 40), pod("d", 41))
-    assert found == [("modified", "b"), ("added", "d"), ("deleted", "c")]
+    changes = listed(machine, 50, pod("a", 3), pod("b", 40), pod("d", 41))
+    assert changes == [("modified", "b"), ("added", "d"), ("deleted", "c")]
     assert machine.pause == 0
 
 
@@ -108,7 +111,7 @@ def test_a_moment_that_never_was_is_listed_anew() -> None:
     listed(machine, 500)
     causes = [{"reason": "ResourceVersionTooLarge"}]
     with pytest.raises(KubernetesRequestError) as caught:
-        machine.on_event(event("ERROR", gone(504, "Timeout", causes=causes)))
+        machine.on_event(event("ERROR", expired_status(504, "Timeout", causes=causes)))
     machine.on_failure(caught.value)
     assert machine.version == ""
 

@@ -28,9 +28,9 @@ def request(pieces, **headers) -> Request:
         "query_string": b"",
         "headers": [(k.replace("_", "-").encode(), v.encode()) for k, v in headers.items()],
     }
-    made = Request(scope, receive)
-    made.taken = taken
-    return made
+    new_request = Request(scope, receive)
+    new_request.taken = taken
+    return new_request
 
 
 def body(pieces, limit=100, **headers) -> bytes:
@@ -45,11 +45,11 @@ def test_a_body_in_pieces_is_put_together():
 
 def test_a_body_that_is_announced_too_long_is_not_read():
     async def scenario():
-        made = request([b"x"], content_length="101")
+        sent_request = request([b"x"], content_length="101")
         with pytest.raises(ProtocolError, match="101 bytes; 100 are allowed") as caught:
-            await made.body(100)
+            await sent_request.body(100)
         assert exceptions.http_status(caught.value) == 413
-        assert made.taken == []
+        assert sent_request.taken == []
 
     run(scenario())
 
@@ -62,11 +62,11 @@ def test_a_length_that_is_no_number_is_refused(length):
 
 def test_a_body_is_read_no_further_than_its_limit():
     async def scenario():
-        made = request([b"x" * 60] * 50)
+        sent_request = request([b"x" * 60] * 50)
         with pytest.raises(ProtocolError) as caught:
-            await made.body(100)
+            await sent_request.body(100)
         assert exceptions.http_status(caught.value) == 413
-        assert len(made.taken) == 2
+        assert len(sent_request.taken) == 2
 
     run(scenario())
 
@@ -95,10 +95,10 @@ def test_others_have_their_turn_while_bodies_are_decompressed():
             for _ in "12"
         ]
         turns = 0
-        while not all(one.done() for one in bodies):
+        while not all(body_task.done() for body_task in bodies):
             turns += 1
             await asyncio.sleep(0)
-        assert [one.result() for one in bodies] == [text, text]
+        assert [body_task.result() for body_task in bodies] == [text, text]
         assert turns > len(text) // 65536
 
     run(scenario())
@@ -139,11 +139,11 @@ def test_a_body_that_cannot_be_decompressed_is_refused(data, encoding, status):
 
 def test_a_client_that_goes_before_its_body_is_complete():
     async def scenario():
-        made = request([b"x", b"y"])
-        made.taken.append({})
-        made.taken.append({})
+        sent_request = request([b"x", b"y"])
+        sent_request.taken.append({})
+        sent_request.taken.append({})
         with pytest.raises(ClientGoneError):
-            await made.body(100)
+            await sent_request.body(100)
 
     run(scenario())
 
@@ -178,11 +178,11 @@ def test_failures_say_what_the_client_is_to_do(status, header):
     assert exceptions.parse_json(rest["body"]) == failure
 
 
-@pytest.mark.parametrize(("given", "kept"), [("abc", True), ("", False), ("x" * 300, False)])
-def test_a_request_id_is_kept_or_made(given, kept):
-    found = request_id(given)
-    assert (found == given) is kept
-    assert kept or (len(found) == 10 and int(found, 16) >= 0)
+@pytest.mark.parametrize(("sent_id", "is_kept"), [("abc", True), ("", False), ("x" * 300, False)])
+def test_a_request_id_is_kept_or_made(sent_id, is_kept):
+    used_id = request_id(sent_id)
+    assert (used_id == sent_id) is is_kept
+    assert is_kept or (len(used_id) == 10 and int(used_id, 16) >= 0)
 
 
 @pytest.mark.parametrize("may_be_beside", [True, False])
@@ -228,7 +228,7 @@ def test_a_stream_ends_with_its_client():
 
         await asyncio.wait_for(Responder(send, {}).stream(chunks(), "text/plain", pause(5)), 60)
         assert closed == [True]
-        assert [one.get("more_body") for one in sent] == [None, True]
+        assert [message.get("more_body") for message in sent] == [None, True]
 
     run(scenario())
 

@@ -15,14 +15,14 @@ def test_a_file_is_replaced_at_once_and_its_mode_is_the_users_own(tmp_path: Path
     write_atomically(file, b"two")
     assert file.read_bytes() == b"two"
     assert file.stat().st_mode & 0o777 == 0o600
-    assert [one.name for one in tmp_path.iterdir()] == ["file"]
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_what_could_not_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(IsADirectoryError):
         write_atomically(tmp_path / "folder", b"data")
-    assert [one.name for one in tmp_path.iterdir()] == ["folder"]
+    assert [file.name for file in tmp_path.iterdir()] == ["folder"]
 
 
 def test_the_last_lines_of_a_file_are_read_from_its_end(tmp_path: Path) -> None:

@@ -58,8 +58,8 @@ def test_a_file_is_used_again_once_nobody_looks_at_it() -> None:
     lending, mappings = Lending(), Mappings()
     number, view = send(lending, mappings, filled(2 * MB, 1))
     assert give_back(lending, mappings) == []
-    other = memory.allocate(2 * MB)
-    assert other.file.number != number
+    second = memory.allocate(2 * MB)
+    assert second.file.number != number
     part = view[10:20]
     del view
     gc.collect()
@@ -67,21 +67,21 @@ def test_a_file_is_used_again_once_nobody_looks_at_it() -> None:
     assert part[0] == 1
     del part
     assert give_back(lending, mappings) == [number]
-    again = filled(2 * MB - 5, 2)
-    assert again.file.number == number
+    third = filled(2 * MB - 5, 2)
+    assert third.file.number == number
     # Its descriptor is known by now.
-    assert lending.lend(again) == (number, None)
+    assert lending.lend(third) == (number, None)
 
 
 def test_memory_that_was_never_sent_is_used_again() -> None:
     first = memory.allocate(2 * MB)
     number = first.file.number
-    kept = first.view[:4]
+    held_view = first.view[:4]
     first.release()
     first.release()
-    other = memory.allocate(2 * MB)
-    assert other.file.number != number
-    del kept
+    second = memory.allocate(2 * MB)
+    assert second.file.number != number
+    del held_view
     assert memory.allocate(2 * MB).file.number == number
 
 
@@ -121,20 +121,20 @@ def test_no_more_unused_memory_is_kept_than_the_limit() -> None:
     before = descriptors()
     first = memory.allocate(1)
     of_one = descriptors() - before
-    for each in [memory.allocate(memory.IDLE_LIMIT // 2) for _ in range(4)]:
-        each.release()
+    for memory_file in [memory.allocate(memory.IDLE_LIMIT // 2) for _ in range(4)]:
+        memory_file.release()
     second = memory.allocate(1)
     assert descriptors() == before + 4 * of_one
-    for each in (first, second):
-        each.release()
+    for memory_file in (first, second):
+        memory_file.release()
 
 
 def test_trimming_closes_what_is_unused() -> None:
     before = descriptors()
     stored = [memory.allocate(MB) for _ in range(5)]
     assert descriptors() >= before + 5
-    for each in stored:
-        each.release()
+    for memory_file in stored:
+        memory_file.release()
     memory.trim()
     assert descriptors() == before
 
@@ -177,17 +177,17 @@ def test_of_shared_memory_each_process_sees_only_its_own_changes() -> None:
     stored.release()
     views[0][:3] = b"abc"
     assert bytes(views[1][:3]) == b"\1\1\1"
-    others = []
+    other_files = []
     while views:  # until all are gone the file is not used again
-        others.append(memory.allocate(MB))
-        assert others[-1].file is not file
+        other_files.append(memory.allocate(MB))
+        assert other_files[-1].file is not file
         views.pop()
         gc.collect()
         for lending, mappings in ends:
             give_back(lending, mappings)
-    again = memory.allocate(MB)
-    assert again.file is file
-    again.write(0, b"x" * MB)
-    loan = again.share()
-    _, seen = send(*ends[0], loan)
-    assert bytes(seen[:3]) == b"xxx"
+    reused = memory.allocate(MB)
+    assert reused.file is file
+    reused.write(0, b"x" * MB)
+    loan = reused.share()
+    _, received = send(*ends[0], loan)
+    assert bytes(received[:3]) == b"xxx"

@@ -3,13 +3,13 @@ import pytest
 from kubetorch.lib.proxy import Mount, Target, end_to_end
 
 HTTP = Mount(outside="/http", inside="")
-SEEN = HTTP._replace(browser_prefix="/team/web/http")
+SEEN_BY_BROWSER = HTTP._replace(browser_prefix="/team/web/http")
 ROOT = Mount(outside="", inside="/http")
 NAMED = Mount(outside="/default/train:80", inside="")
 
 
 @pytest.mark.parametrize(
-    ("mount", "path", "there"),
+    ("mount", "path", "server_path"),
     [
         (HTTP, b"/http/a/b", b"/a/b"),
         (HTTP, b"/http", b"/"),
@@ -20,9 +20,9 @@ NAMED = Mount(outside="/default/train:80", inside="")
         (HTTP, b"/%68ttp/x%2Fy", b"/x%2Fy"),
     ],
 )
-def test_paths_are_moved_to_where_the_server_has_them(mount, path, there):
+def test_paths_are_moved_to_where_the_server_has_them(mount, path, server_path):
     assert mount.has(path)
-    assert mount.enter(path) == there
+    assert mount.enter(path) == server_path
 
 
 def test_other_paths_are_not_the_servers():
@@ -39,7 +39,7 @@ def test_other_paths_are_not_the_servers():
         (HTTP, b"http://elsewhere/login", b"http://elsewhere/login"),
         (HTTP, b"login", b"login"),
         (HTTP, b"/http/login", b"/http/login"),
-        (SEEN, b"/team/web/http/login", b"/team/web/http/login"),
+        (SEEN_BY_BROWSER, b"/team/web/http/login", b"/team/web/http/login"),
         (HTTP._replace(browser_prefix="/"), b"/login", b"/http/login"),
         (ROOT, b"/http/login", b"/login"),
         (ROOT, b"/other", b"/other"),
@@ -63,8 +63,8 @@ def test_a_redirect_to_the_servers_own_name_stays_where_the_client_found_it():
         (HTTP, b"path=/; Secure", b"path=/; Secure"),
         (HTTP, b"a=1; Path=x", b"a=1; Path=x"),
         (HTTP, b"a=1; Domain=example.com; Path=/other", b"a=1; Path=/http/other"),
-        (SEEN, b"a=1; Path=/", b"a=1; Path=/team/web/http"),
-        (SEEN, b"a=1; Path=/team/web/http/x", b"a=1; Path=/team/web/http/x"),
+        (SEEN_BY_BROWSER, b"a=1; Path=/", b"a=1; Path=/team/web/http"),
+        (SEEN_BY_BROWSER, b"a=1; Path=/team/web/http/x", b"a=1; Path=/team/web/http/x"),
         (HTTP._replace(browser_prefix="/"), b"a=1; Path=/x", b"a=1; Path=/x"),
         (ROOT, b"a=1; Path=/http", b"a=1; Path=/"),
         (ROOT, b"a=1; Path=/http/x", b"a=1; Path=/x"),

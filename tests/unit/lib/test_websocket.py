@@ -53,13 +53,13 @@ class Transport:
 
 class Listener:
     def __init__(self) -> None:
-        self.heard: list[bytes] = []
+        self.messages: list[bytes] = []
 
     def on_open(self, connection: Connection) -> None:
         pass
 
     def on_message(self, opcode: int, payload: memoryview) -> None:
-        self.heard.append(bytes(payload))
+        self.messages.append(bytes(payload))
 
     def on_large(self, head: memoryview, length: int) -> memoryview | None:
         return None
@@ -93,7 +93,7 @@ def test_what_a_peer_says_as_soon_as_it_is_let_in_is_heard() -> None:
             await asyncio.sleep(0)
         accept_key = websocket_protocol.accept_key("AAAAAAAAAAAAAAAAAAAAAA==").encode()
         assert accept_key in transport.written
-        assert listener.heard == [b"hi"]
+        assert listener.messages == [b"hi"]
         connection = transport.protocol
         assert isinstance(connection, Connection)
         assert connections == {connection}

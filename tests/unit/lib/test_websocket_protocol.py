@@ -144,9 +144,9 @@ def test_a_damaged_byte_gives_messages_or_a_websocket_error(conversation, positi
 @given(conversations(), st.integers(1, 1_000_000))
 def test_a_truncated_conversation_gives_its_first_messages_and_no_more(conversation, length):
     messages, data, masked = conversation
-    found = parse(data[: length % len(data)], [], masked=masked).messages
-    assert found == messages[: len(found)]
-    assert len(found) < len(messages)
+    parsed_messages = parse(data[: length % len(data)], [], masked=masked).messages
+    assert parsed_messages == messages[: len(parsed_messages)]
+    assert len(parsed_messages) < len(messages)
 
 
 def test_large_binary_messages_are_placed_by_the_handler():
@@ -198,8 +198,8 @@ def test_a_control_frame_may_come_inside_a_message_at_the_limit():
         + frame(PING, b"p" * 125)
         + frame(CONTINUATION, b"a" * 100_000)
     )
-    found = parse(data, [], masked=False).messages
-    assert [opcode for opcode, _ in found] == [PING, TEXT]
+    parsed_messages = parse(data, [], masked=False).messages
+    assert [opcode for opcode, _ in parsed_messages] == [PING, TEXT]
 
 
 @pytest.mark.parametrize(
@@ -256,8 +256,8 @@ def test_a_handshake_ends_with_the_answer_and_keeps_what_follows(step):
     assert handshake.request.startswith(b"GET /p HTTP/1.1\r\nHost: h:1\r\n")
     assert b"\r\nX-A: 1\r\n" in handshake.request
     answer = answer_to(handshake) + b"rest"
-    found = [handshake.feed(answer[i : i + step]) for i in range(0, len(answer), step)]
-    assert found[-1]
+    handshake_steps = [handshake.feed(answer[i : i + step]) for i in range(0, len(answer), step)]
+    assert handshake_steps[-1]
     assert handshake.rest == b"rest"
     assert handshake.subprotocol == "p"
 

@@ -19,9 +19,9 @@ def mode(path: Path) -> int:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
-    found = Home(tmp_path / "parent" / "home")
-    found.create()
-    return found
+    service_home = Home(tmp_path / "parent" / "home")
+    service_home.create()
+    return service_home
 
 
 def test_it_is_made_for_the_user_alone(home: Home) -> None:
@@ -68,9 +68,11 @@ def test_a_folder_that_cannot_be_made_names_the_way_out(tmp_path: Path) -> None:
 
 
 def test_a_service_is_running_while_its_process_lives(home: Home) -> None:
-    own = Running(os.getpid(), processes.start_time(os.getpid()) or "", 1.0, "http://h:1", "0")
-    home.write_running(own)
-    assert home.running() == own
+    this_process = Running(
+        os.getpid(), processes.start_time(os.getpid()) or "", 1.0, "http://h:1", "0"
+    )
+    home.write_running(this_process)
+    assert home.running() == this_process
     assert home.controller_url.read_text() == "http://h:1"
 
 

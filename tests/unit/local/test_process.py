@@ -14,13 +14,13 @@ HOME = Path("/home/me/.kt/local")
 
 
 def test_what_belongs_to_the_machine_and_the_user_is_kept() -> None:
-    given = {"PATH": "/bin", "HOME": "/home/me", "LC_ALL": "C", "CUDA_VISIBLE_DEVICES": "0"}
-    assert lifetime.service_environment(given, HOME) == given | {"KT_LOCAL_DIR": str(HOME)}
+    environ = {"PATH": "/bin", "HOME": "/home/me", "LC_ALL": "C", "CUDA_VISIBLE_DEVICES": "0"}
+    assert lifetime.service_environment(environ, HOME) == environ | {"KT_LOCAL_DIR": str(HOME)}
 
 
 def test_what_belongs_to_the_program_is_not() -> None:
-    given = {"HF_TOKEN": "secret", "KT_POD_NAME": "p", podenv.MARK: "m", "KT_NAMESPACE": "n"}
-    assert lifetime.service_environment(given, HOME) == {"KT_LOCAL_DIR": str(HOME)}
+    environ = {"HF_TOKEN": "secret", "KT_POD_NAME": "p", podenv.MARK: "m", "KT_NAMESPACE": "n"}
+    assert lifetime.service_environment(environ, HOME) == {"KT_LOCAL_DIR": str(HOME)}
 
 
 def test_idle_time_is_a_setting_of_the_service() -> None:

@@ -113,11 +113,11 @@ class FakeCaller:
 
     @property
     def failure(self) -> exceptions.Failure:
-        (kind, found), *rest = self.events[-1:]
+        (kind, parsed_failure), *rest = self.events[-1:]
         assert kind == "failure"
         assert not rest
-        assert isinstance(found, exceptions.Failure)
-        return found
+        assert isinstance(parsed_failure, exceptions.Failure)
+        return parsed_failure
 
 
 class FakeResults:

@@ -236,18 +236,18 @@ def test_every_program_that_knew_the_instance_before_is_told_of_the_new_one_once
     async def scenario():
         calls = make_calls()
         calls.serve(of_class(), FakeRunner())
-        known = calls.instance
+        instance_before = calls.instance
         calls.serve(of_class(), FakeRunner(pid=11), "it was killed")
 
-        def told(call_id, instance):
+        def announced_instances(call_id, instance):
             caller = FakeCaller()
             begin(calls, opening(id=call_id, instance=instance), caller)
             return [event[2] for event in caller.events if event[0] == "replaced"]
 
-        assert told("call-0001", None) == [calls.instance]
-        assert told("call-0002", None) == []
-        assert told("call-0003", known) == [calls.instance]
-        assert told("call-0004", calls.instance) == []
+        assert announced_instances("call-0001", None) == [calls.instance]
+        assert announced_instances("call-0002", None) == []
+        assert announced_instances("call-0003", instance_before) == [calls.instance]
+        assert announced_instances("call-0004", calls.instance) == []
 
     run(scenario())
 
@@ -256,12 +256,12 @@ def test_a_deploy_makes_an_instance_without_a_word():
     async def scenario():
         calls = make_calls()
         calls.serve(of_class(), FakeRunner())
-        known = calls.instance
+        instance_before = calls.instance
         calls.serve(of_class(), FakeRunner(pid=11))
         caller = FakeCaller()
-        begin(calls, opening(instance=known), caller)
+        begin(calls, opening(instance=instance_before), caller)
         assert caller.events == []
-        assert calls.instance != known
+        assert calls.instance != instance_before
 
     run(scenario())
 
@@ -592,13 +592,13 @@ def test_a_plain_call_that_its_caller_leaves_is_cancelled_and_a_detached_one_is_
 def test_a_second_call_with_a_key_joins_the_first_or_gets_its_outcome():
     async def scenario():
         calls, runner = started()
-        one, two = FakeCaller(), FakeCaller()
-        begin(calls, opening(idempotency_key="k"), one)
+        first_caller, second_caller = FakeCaller(), FakeCaller()
+        begin(calls, opening(idempotency_key="k"), first_caller)
         running = calls.find_earlier(opening(id="call-0002", idempotency_key="k"))
         assert isinstance(running, Call)
-        running.join(two)
+        running.join(second_caller)
         runner.give(1, b"42")
-        assert one.events == two.events == [("result", b"42", 1)]
+        assert first_caller.events == second_caller.events == [("result", b"42", 1)]
         assert calls.find_earlier(opening(idempotency_key="k")) == Returned(
             "json", (2,), b"42", False, 1
         )
@@ -613,9 +613,9 @@ def test_a_failure_is_kept_for_its_key_too():
         calls, runner = started()
         begin(calls, opening(idempotency_key="k"), FakeCaller())
         runner.sink(1).on_error(b'{"error_type": "ValueError", "message": "no"}')
-        kept = calls.find_earlier(opening(idempotency_key="k"))
-        assert isinstance(kept, Raised)
-        assert kept.failure.error_type == "ValueError"
+        earlier_outcome = calls.find_earlier(opening(idempotency_key="k"))
+        assert isinstance(earlier_outcome, Raised)
+        assert earlier_outcome.failure.error_type == "ValueError"
 
     run(scenario())
 
@@ -703,9 +703,9 @@ def test_a_generator_that_has_ended_cannot_be_joined_either():
         begin(calls, opening(idempotency_key="k"), FakeCaller())
         runner.give_one(1, b"1")
         runner.give(1, b"null", streamed=True)
-        kept = calls.find_earlier(opening(idempotency_key="k"))
-        assert isinstance(kept, Raised)
-        assert "streams its values" in kept.failure.message
+        earlier_outcome = calls.find_earlier(opening(idempotency_key="k"))
+        assert isinstance(earlier_outcome, Raised)
+        assert "streams its values" in earlier_outcome.failure.message
 
     run(scenario())
 
@@ -747,8 +747,8 @@ def test_of_a_spawned_call_is_reported_how_far_it_has_come_as_json_can_say_it():
             runner.sink(1).on_progress(report)
             await pause(module.PROGRESS_INTERVAL + 0.1)
         cut = "x" * module.PROGRESS_CHARACTERS
-        told = [(one.id, one.state, one.progress) for one in results.reports]
-        assert told == [
+        reports = [(status.id, status.state, status.progress) for status in results.reports]
+        assert reports == [
             ("call-0001", "running", CallProgress(1, None, cut)),
             ("call-0001", "running", CallProgress(2, 9.0, None)),
         ]
@@ -763,13 +763,13 @@ def test_reports_of_a_spawned_call_have_pauses_and_end_with_it():
         begin(calls, opening(detached=True), FakeCaller())
         for number in range(5):
             runner.sink(1).on_progress(Progress(number))
-        assert [one.progress.current for one in results.reports] == [0]
+        assert [report.progress.current for report in results.reports] == [0]
         await pause(module.PROGRESS_INTERVAL + 0.1)
-        assert [one.progress.current for one in results.reports] == [0, 4]
+        assert [report.progress.current for report in results.reports] == [0, 4]
         runner.sink(1).on_progress(Progress(5))
         runner.give(1, b"42")
         await pause(2 * module.PROGRESS_INTERVAL)
-        assert [one.progress.current for one in results.reports] == [0, 4]
+        assert [report.progress.current for report in results.reports] == [0, 4]
 
     run(scenario())
 
@@ -919,8 +919,12 @@ def test_of_files_that_workers_have_written_the_oldest_go_and_are_closed(tmp_pat
         assert outcomes.get(0) is None
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(descriptors[0])
-        kept = outcomes.get(1)
-        assert (kept.codec, kept.sizes, bytes(kept.payload)) == ("pickle", (100,), b"x" * 100)
+        outcome = outcomes.get(1)
+        assert (outcome.codec, outcome.sizes, bytes(outcome.payload)) == (
+            "pickle",
+            (100,),
+            b"x" * 100,
+        )
 
     asyncio.run(scenario())
 

@@ -28,11 +28,11 @@ POD = PodEnv(
 
 
 def spec(env_vars=(), runtime=None, **ref) -> WorkloadSpec:
-    known = {"kind": "fn", "name": "f", "module": "m", "qualname": "f", **ref}
+    callable_fields = {"kind": "fn", "name": "f", "module": "m", "qualname": "f", **ref}
     return WorkloadSpec(
         "ns",
         "demo",
-        CallableRef(**known),
+        CallableRef(**callable_fields),
         compute=ComputeSpec(env_vars=env_vars, logging=LoggingConfig(level="warning")),
         runtime=runtime or RuntimeSpec(),
     )
@@ -85,11 +85,15 @@ def worker(spec: WorkloadSpec, code: Path | None):
 
 def test_root_and_project_come_first_and_libraries_last():
     runtime = RuntimeSpec(python="/py", path=("/lib", "/code/proj"), preload=("numpy",))
-    found = worker(spec(root="src", runtime=runtime), Path("/code/proj"))
-    assert found.sys_path == ("/code/proj/src", "/code/proj", "/lib")
-    assert found.library_path == ("/lib", "/code/proj")
-    assert (found.python, found.preload, found.cwd) == ("/py", ("numpy",), "/work")
-    assert (found.generation, found.init_args, found.env) == (3, "{}", {"A": "1"})
+    worker_spec = worker(spec(root="src", runtime=runtime), Path("/code/proj"))
+    assert worker_spec.sys_path == ("/code/proj/src", "/code/proj", "/lib")
+    assert worker_spec.library_path == ("/lib", "/code/proj")
+    assert (worker_spec.python, worker_spec.preload, worker_spec.cwd) == (
+        "/py",
+        ("numpy",),
+        "/work",
+    )
+    assert (worker_spec.generation, worker_spec.init_args, worker_spec.env) == (3, "{}", {"A": "1"})
 
 
 def test_code_of_the_container_is_found_relative_to_the_working_directory():
@@ -100,12 +104,12 @@ def test_code_of_the_container_is_found_relative_to_the_working_directory():
 
 
 def test_a_level_that_an_image_sets_is_that_of_the_worker():
-    for level, found in (("DEBUG", "debug"), ("loud", "warning")):
+    for level, expected_level in (("DEBUG", "debug"), ("loud", "warning")):
         prepared = environment.Prepared("/py", {"KT_LOG_LEVEL": level})
-        wanted = environment.worker_spec(
+        worker_spec = environment.worker_spec(
             1, spec(), pod=POD, prepared=prepared, code=None, init_args=None
         )
-        assert wanted.log_level == found
+        assert worker_spec.log_level == expected_level
 
 
 def test_names_in_pickles_of_a_script_are_translated():
@@ -131,7 +135,7 @@ def test_words_for_what_is_set_and_what_is_not_are_as_in_a_dockerfile(value, exp
 
 
 @pytest.mark.parametrize(
-    ("folder", "code", "found"),
+    ("folder", "code", "expected_folder"),
     [
         (None, "/code/shop", "/work"),
         ("jobs", "/code/shop", "/code/shop/jobs"),
@@ -140,18 +144,18 @@ def test_words_for_what_is_set_and_what_is_not_are_as_in_a_dockerfile(value, exp
         ("/app", None, "/app"),
     ],
 )
-def test_an_app_runs_in_a_folder_of_its_project_or_else_of_its_pod(folder, code, found):
-    wanted = spec(kind="app", app=AppSpec("make", folder=folder))
+def test_an_app_runs_in_a_folder_of_its_project_or_else_of_its_pod(folder, code, expected_folder):
+    app_spec = spec(kind="app", app=AppSpec("make", folder=folder))
     prepared = environment.Prepared("/py", {})
     run = environment.app_run(
-        1, wanted, pod=POD, prepared=prepared, code=None if code is None else Path(code)
+        1, app_spec, pod=POD, prepared=prepared, code=None if code is None else Path(code)
     )
-    assert run.folder == found
+    assert run.folder == expected_folder
 
 
 def test_a_home_that_cannot_be_written_to_is_replaced(tmp_path):
-    own = environment.user_environ({"HOME": "/nowhere", "A": "1"}, tmp_path)
-    assert (own["HOME"], own["A"]) == ("/root", "1")
+    environ = environment.user_environ({"HOME": "/nowhere", "A": "1"}, tmp_path)
+    assert (environ["HOME"], environ["A"]) == ("/root", "1")
     assert environment.user_environ({"HOME": str(tmp_path)}, tmp_path)["HOME"] == str(tmp_path)
 
 
@@ -160,8 +164,8 @@ def test_what_the_user_of_a_pod_cannot_use_is_named(tmp_path):
     secret = SecretRef("aws", "kt.secret.aws", "volume", path="/nowhere/aws")
     compute = ComputeSpec(volumes=(volume,), secrets=(secret,))
     pod = replace(POD, working_dir=str(tmp_path))
-    said = environment.denials(replace(spec(), compute=compute), pod)
-    assert [text.partition("cannot ")[2] for text in said] == [
+    denials = environment.denials(replace(spec(), compute=compute), pod)
+    assert [text.partition("cannot ")[2] for text in denials] == [
         "write to /nowhere/data, the volume 'data'",
         "read /nowhere/aws, the secret 'aws'",
     ]

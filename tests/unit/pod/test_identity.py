@@ -32,9 +32,13 @@ def test_a_token_that_is_none_names_no_pod(tmp_path: Path) -> None:
 
 
 def test_what_the_variables_say_stands() -> None:
-    said = {"KT_POD_NAME": "web-1", "KT_POD_HOST": "10.0.0.7", "KT_POD_CONTROLLER_URL": "http://c"}
-    said["KT_POD_WORKING_DIR"] = "/srv"
-    assert identity.complete(said) == said
+    environ = {
+        "KT_POD_NAME": "web-1",
+        "KT_POD_HOST": "10.0.0.7",
+        "KT_POD_CONTROLLER_URL": "http://c",
+    }
+    environ["KT_POD_WORKING_DIR"] = "/srv"
+    assert identity.complete(environ) == environ
     assert identity.complete({"KT_POD_NAME": "web-1"}) == {"KT_POD_NAME": "web-1"}
 
 
@@ -42,5 +46,9 @@ def test_a_pod_works_where_its_container_began_when_it_is_not_told_where(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    said = {"KT_POD_NAME": "web-1", "KT_POD_HOST": "10.0.0.7", "KT_POD_CONTROLLER_URL": "http://c"}
-    assert identity.complete(said) == {**said, "KT_POD_WORKING_DIR": str(tmp_path)}
+    environ = {
+        "KT_POD_NAME": "web-1",
+        "KT_POD_HOST": "10.0.0.7",
+        "KT_POD_CONTROLLER_URL": "http://c",
+    }
+    assert identity.complete(environ) == {**environ, "KT_POD_WORKING_DIR": str(tmp_path)}

@@ -25,55 +25,60 @@ def make(tmp_path):
 
 
 @pytest.fixture
-def found(tmp_path):
+def find_interpreters(tmp_path):
     """The candidates among the programs that a test made."""
 
-    def look(wanted="", own=None, **environ):
-        seen = candidates(wanted, {"PATH": "", **environ}, own)
-        return [path for path in seen if path.startswith(str(tmp_path))]
+    def look(image_python="", agent_python=None, **environ):
+        paths = candidates(image_python, {"PATH": "", **environ}, agent_python)
+        return [path for path in paths if path.startswith(str(tmp_path))]
 
     return look
 
 
-def test_an_interpreter_is_looked_at_once_whatever_it_is_called(make, found, tmp_path):
+def test_an_interpreter_is_looked_at_once_whatever_it_is_called(make, find_interpreters, tmp_path):
     make("usr/python3.11")
     first = make("usr/python3", "usr/python3.11")
     make("usr/python", "usr/python3")
-    assert found(PATH=str(tmp_path / "usr")) == [first]
+    assert find_interpreters(PATH=str(tmp_path / "usr")) == [first]
 
 
-def test_a_virtual_environment_is_another_one_than_what_it_was_made_from(make, found, tmp_path):
+def test_a_virtual_environment_is_another_one_than_what_it_was_made_from(
+    make, find_interpreters, tmp_path
+):
     base = make("usr/python3")
     inside = make("venv/bin/python", "usr/python3")
     make("venv/bin/python3", "usr/python3")
     make("venv/pyvenv.cfg")
     path = os.pathsep.join([str(tmp_path / "usr"), str(tmp_path / "venv" / "bin")])
-    assert found(PATH=path, VIRTUAL_ENV=str(tmp_path / "venv")) == [inside, base]
+    assert find_interpreters(PATH=path, VIRTUAL_ENV=str(tmp_path / "venv")) == [inside, base]
 
 
-def test_the_agents_own_goes_first_where_it_is_the_users(make, found, tmp_path):
-    own, other = make("own/python"), make("usr/python3")
-    assert found(own=own, PATH=str(tmp_path / "usr")) == [own, other]
+def test_the_agents_own_goes_first_where_it_is_the_users(make, find_interpreters, tmp_path):
+    agent_python, image_python = make("own/python"), make("usr/python3")
+    assert find_interpreters(agent_python=agent_python, PATH=str(tmp_path / "usr")) == [
+        agent_python,
+        image_python,
+    ]
 
 
-def test_what_an_image_names_is_the_only_one(make, found, tmp_path):
+def test_what_an_image_names_is_the_only_one(make, find_interpreters, tmp_path):
     make("usr/python3")
-    one, two = make("there/python3"), make("there/python3.12")
+    python, python_312 = make("there/python3"), make("there/python3.12")
     path = str(tmp_path / "usr")
-    assert found(two, PATH=path) == [two]
-    assert found(str(tmp_path / "there"), PATH=path) == [one, two]
-    assert found(str(tmp_path / "nowhere"), PATH=path) == []
+    assert find_interpreters(python_312, PATH=path) == [python_312]
+    assert find_interpreters(str(tmp_path / "there"), PATH=path) == [python, python_312]
+    assert find_interpreters(str(tmp_path / "nowhere"), PATH=path) == []
 
 
-def test_what_cannot_be_run_is_no_interpreter(make, found, tmp_path):
+def test_what_cannot_be_run_is_no_interpreter(make, find_interpreters, tmp_path):
     make("usr/python3", mode=0o644)
     (tmp_path / "usr" / "python").mkdir()
-    assert found(PATH=str(tmp_path / "usr")) == []
+    assert find_interpreters(PATH=str(tmp_path / "usr")) == []
 
 
 def test_the_container_gets_back_what_was_put_aside():
-    given = environment.container_environ({"KT_POD_KEPT_LD_PRELOAD": "/lib/x.so", "A": "1"})
-    assert given == {"LD_PRELOAD": "/lib/x.so", "A": "1"}
+    environ = environment.container_environ({"KT_POD_KEPT_LD_PRELOAD": "/lib/x.so", "A": "1"})
+    assert environ == {"LD_PRELOAD": "/lib/x.so", "A": "1"}
 
 
 def test_the_tag_names_version_and_c_library():

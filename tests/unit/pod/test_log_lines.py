@@ -24,8 +24,8 @@ def record(text: bytes, *, call: int = 1, source: int = STDOUT, **options: int) 
     )
 
 
-def texts(found: Iterator[Line]) -> list[str]:
-    return [line.text for line in found]
+def texts(lines: Iterator[Line]) -> list[str]:
+    return [line.text for line in lines]
 
 
 def test_a_record_is_a_line_of_its_call() -> None:
@@ -51,8 +51,8 @@ def test_records_and_raw_bytes_keep_their_order() -> None:
 
 def test_whoever_sorts_lines_by_time_finds_them_in_the_order_of_the_pipe() -> None:
     assembler = Assembler(NONCE, clock=lambda: 9.0)
-    found = list(assembler.feed(b"read late\n" + record(b"written early\n")))
-    assert [line.time for line in found] == [9.0, 9.0]
+    lines = list(assembler.feed(b"read late\n" + record(b"written early\n")))
+    assert [line.time for line in lines] == [9.0, 9.0]
 
 
 def test_lines_of_different_calls_and_processes_are_put_together_apart() -> None:
@@ -106,21 +106,21 @@ def test_it_does_not_matter_how_the_bytes_arrive(
     whole = Assembler(NONCE, clock=lambda: 1.0)
     expected = [*whole.feed(data), *whole.close()]
     cut = Assembler(NONCE, clock=lambda: 1.0)
-    found: list[Line] = []
+    lines: list[Line] = []
     for size in cuts:
-        found += cut.feed(data[:size])
+        lines += cut.feed(data[:size])
         data = data[size:]
-    found += cut.feed(data)
-    found += cut.close()
-    assert found == expected
+    lines += cut.feed(data)
+    lines += cut.close()
+    assert lines == expected
 
 
 def test_every_byte_of_text_is_delivered() -> None:
     assembler = Assembler(NONCE)
     data = ("ü" * 200_000).encode()
-    found = texts(assembler.feed(data + b"\n"))
-    assert "".join(found) == "ü" * 200_000
-    assert all(len(text.encode()) <= logs.LINE_LIMIT for text in found)
+    line_texts = texts(assembler.feed(data + b"\n"))
+    assert "".join(line_texts) == "ü" * 200_000
+    assert all(len(text.encode()) <= logs.LINE_LIMIT for text in line_texts)
 
 
 @pytest.mark.security
@@ -128,9 +128,9 @@ def test_every_byte_of_text_is_delivered() -> None:
 def test_a_record_that_claims_more_than_there_may_be_is_text(size: int) -> None:
     assembler = Assembler(NONCE, clock=lambda: 9.0)
     forged = protocol._RECORD_HEADER.pack(NONCE, STDOUT, 0, 0, size, 1, 1, 5.0)
-    found = [*assembler.feed(forged + b"x\n"), *assembler.feed(record(b"next\n"))]
-    assert any(line.text.endswith("x") for line in found)
-    assert found[-1].text == "next"
+    lines = [*assembler.feed(forged + b"x\n"), *assembler.feed(record(b"next\n"))]
+    assert any(line.text.endswith("x") for line in lines)
+    assert lines[-1].text == "next"
     assert not assembler.has_unfinished
 
 
@@ -151,18 +151,18 @@ def test_a_message_of_a_logger_is_one_line_with_its_level() -> None:
         + record(b"other\n", source=STDOUT)
         + record(b"ond", source=LOGGER, flags=protocol.END_OF_MESSAGE)
     )
-    found = list(assembler.feed(data))
-    assert [line.text for line in found] == ["other", "first\nsecond"]
-    assert (found[1].source, found[1].level) == ("logger", "INFO")
+    lines = list(assembler.feed(data))
+    assert [line.text for line in lines] == ["other", "first\nsecond"]
+    assert (lines[1].source, lines[1].level) == ("logger", "INFO")
 
 
 def test_unfinished_lines_are_bounded() -> None:
     assembler = Assembler(NONCE)
-    found = []
+    line_texts = []
     for call in range(1, 1000):
-        found += texts(assembler.feed(record(b"%d" % call, call=call)))
-    assert len(found) == 999 - logs.UNFINISHED_LIMIT
-    assert found[0] == "1"
+        line_texts += texts(assembler.feed(record(b"%d" % call, call=call)))
+    assert len(line_texts) == 999 - logs.UNFINISHED_LIMIT
+    assert line_texts[0] == "1"
 
 
 class TestProgressBars:
@@ -195,4 +195,4 @@ class TestProgressBars:
     def test_an_endless_bar_needs_no_memory(self) -> None:
         for i in range(10_000):
             self.feed(b"\r%d" % i)
-        assert sum(len(each.data) for each in self.assembler._unfinished.values()) < 100
+        assert sum(len(unfinished.data) for unfinished in self.assembler._unfinished.values()) < 100

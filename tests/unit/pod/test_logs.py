@@ -39,9 +39,9 @@ def test_only_two_segments_are_kept(tmp_path):
         for i in range(200):
             log.write(log_line(f"line {i:03}"))
             log.flush()
-        kept = texts(log.tail(1000))
-        assert kept == [f"line {i:03}" for i in range(200 - len(kept), 200)]
-        assert 15 < len(kept) < 45
+        kept_texts = texts(log.tail(1000))
+        assert kept_texts == [f"line {i:03}" for i in range(200 - len(kept_texts), 200)]
+        assert 15 < len(kept_texts) < 45
         assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 2000
         log.close()
 
@@ -55,11 +55,11 @@ def test_a_log_goes_on_after_its_process_was_killed_in_the_middle_of_a_line(tmp_
         log.close()
         with (tmp_path / "current.jsonl").open("ab") as file:
             file.write(b'{"time": 1.0, "te')
-        again = PodLog(tmp_path, stdout=None)
-        again.write(log_line("after"))
-        again.flush()
-        assert texts(again.tail(10)) == ["before", "after"]
-        again.close()
+        log_after_restart = PodLog(tmp_path, stdout=None)
+        log_after_restart.write(log_line("after"))
+        log_after_restart.flush()
+        assert texts(log_after_restart.tail(10)) == ["before", "after"]
+        log_after_restart.close()
 
     scenario(act)
 

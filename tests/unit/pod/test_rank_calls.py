@@ -112,13 +112,16 @@ class Peers:
 
 def packed(entries: Sequence[Entry]) -> tuple[str, list[int], OwnedPayload]:
     segments = rank_values.pack(entries)
-    sizes = [len(one) for one in segments]
+    sizes = [len(segment) for segment in segments]
     return rank_values.CODEC, sizes, OwnedPayload(b"".join(codecs.join(segments)))
 
 
 def values(sizes: Sequence[int], payload: Payload) -> dict[int, Any]:
-    found = rank_values.unpack(codecs.split(payload.view, sizes))
-    return {one.rank: codecs.decode(one.codec, one.segments) for one in found}
+    unpacked = rank_values.unpack(codecs.split(payload.view, sizes))
+    return {
+        rank_value.rank: codecs.decode(rank_value.codec, rank_value.segments)
+        for rank_value in unpacked
+    }
 
 
 class Sink:
@@ -144,7 +147,7 @@ class Sink:
         assert codec == rank_values.CODEC
         self.rounds.append(values(sizes, payload))
         entries = rank_values.unpack(codecs.split(payload.view, sizes))
-        self.ended.append({one.rank for one in entries if one.is_streamed})
+        self.ended.append({entry.rank for entry in entries if entry.is_streamed})
 
     def on_result(
         self, codec: str, sizes: Sequence[int], payload: Payload, *, streamed: bool
@@ -180,8 +183,10 @@ class Pod:
         self.membership = Membership(self.sent.append)
         self.membership.update(Members(epoch=1, members=self.world.members, world=self.world))
         first = (node or 0) * processes
-        own = [] if node is None else [Worker(first + at) for at in range(processes)]
-        self.workers = own
+        workers = (
+            [] if node is None else [Worker(first + local_rank) for local_rank in range(processes)]
+        )
+        self.workers = workers
         self.peers = Peers()
         launch_timeout = settings.pop("launch_timeout", 900)
         distribution = DistributionSpec(**settings)
@@ -223,7 +228,7 @@ def test_values_of_all_ranks_are_put_together_in_rank_order():
         pod = Pod(3, node=1, processes=2)
         number, sink = pod.call()
         first, second = pod.peers.calls
-        assert [one.to.pod for one in pod.peers.calls] == ["train-0", "train-2"]
+        assert [call.to.pod for call in pod.peers.calls] == ["train-0", "train-2"]
         assert first.request.part == Part(1, (0,))
         assert first.arguments == b"{}"
         pod.workers[1].give(1, b"3")
@@ -242,7 +247,7 @@ def test_a_part_goes_on_to_the_pods_that_it_names():
     async def scenario():
         pod = Pod(200, node=100, options='{"tree_fanout": 3}')
         pod.call(part=Part(1, (100, 101, 102, 103, 104, 105)))
-        parts = [one.request.part.nodes for one in pod.peers.calls]
+        parts = [call.request.part.nodes for call in pod.peers.calls]
         assert parts == [(101,), (102, 103), (104, 105)]
 
     run(scenario())
@@ -261,18 +266,18 @@ def test_a_pod_outside_of_the_world_passes_calls_on():
 
 def test_the_plan_of_a_fan_out_reaches_each_node_once_at_any_size():
     def reach(nodes, depth=1):
-        found, deepest = [nodes[0]], depth
+        nodes_reached, deepest = [nodes[0]], depth
         parts = fan_out(nodes[1:], 50)
         assert len(parts) <= 50
         for part in parts:
             inner, below = reach(part, depth + 1)
-            found += inner
+            nodes_reached += inner
             deepest = max(deepest, below)
-        return found, deepest
+        return nodes_reached, deepest
 
     for count in (1, 2, 50, 51, 52, 1000, 5000):
-        found, depth = reach(tuple(range(count)))
-        assert sorted(found) == list(range(count))
+        nodes_reached, depth = reach(tuple(range(count)))
+        assert sorted(nodes_reached) == list(range(count))
         assert depth <= 1 + math.ceil(math.log(max(count, 2), 50))
 
 
@@ -292,7 +297,7 @@ def test_the_first_rank_that_fails_cancels_the_others_and_names_itself():
         await pause(SETTLE_SECONDS)
         assert isinstance(sink.error, ValueError)
         assert (sink.failing.rank, sink.failing.pod_name) == (1, "train-0")
-        assert [(one.rank, type(one)) for one in sink.error.other_errors] == [(3, KeyError)]
+        assert [(error.rank, type(error)) for error in sink.error.other_errors] == [(3, KeyError)]
         assert sink.error.__notes__ == [
             "on rank 1 in pod train-0; failed with it: rank 3 in pod train-1: KeyError: worse "
             "(see .other_errors)"
@@ -375,9 +380,9 @@ def test_a_rank_that_hangs_is_named_once():
         pod.workers[0].give(1, b"0")
         pod.workers[2].give(1, b"2")
         await pause(HANG_REPORT_SECONDS + 1)
-        [told] = sink.lines
-        assert "rank 1 in pod train-0" in told.text
-        assert "kt stacks" in told.text
+        [line] = sink.lines
+        assert "rank 1 in pod train-0" in line.text
+        assert "kt stacks" in line.text
 
     run(scenario())
 
@@ -405,12 +410,12 @@ def test_a_member_that_is_lost_ends_its_calls_and_new_ones_with_the_reason():
     run(scenario())
 
 
-@pytest.mark.parametrize("asked", [{"workers": "ready"}, {"workers": "any"}, {"workers": (0, 1)}])
-def test_a_loss_is_no_error_for_calls_that_do_without(asked):
+@pytest.mark.parametrize("options", [{"workers": "ready"}, {"workers": "any"}, {"workers": (0, 1)}])
+def test_a_loss_is_no_error_for_calls_that_do_without(options):
     async def scenario():
         pod = Pod(3)
         pod.lose(2)
-        _, sink = pod.call(**asked)
+        _, sink = pod.call(**options)
         pod.workers[0].give(1, b"0")
         for part in pod.peers.calls:
             part.give(Entry(part.to.ordinal, "json", [b"1"]))
@@ -454,7 +459,7 @@ def test_what_fails_because_of_a_loss_waits_for_the_news_of_it():
         pod.lose(1)
         await pause(LOSS_SETTLE_SECONDS)
         assert isinstance(sink.error, WorkerMembershipChanged)
-        assert [type(one) for one in sink.error.other_errors] == [RuntimeError]
+        assert [type(error) for error in sink.error.other_errors] == [RuntimeError]
 
     run(scenario())
 
@@ -476,7 +481,7 @@ def test_who_joins_is_announced_once():
         _, sink = pod.call()
         for _ in range(2):
             pod.tell(pod.world, member(7))
-        assert ["train-7 has joined" in one.text for one in sink.lines] == [True]
+        assert ["train-7 has joined" in line.text for line in sink.lines] == [True]
 
     run(scenario())
 
@@ -486,7 +491,7 @@ def test_restart_procs_of_those_that_are_ready_awaits_no_quorum():
         pod = Pod(2)
         request = opening(restart_procs=True, workers="ready", id="call-9")
         assert not pod.group.accepts(request, time.time())
-        assert [one.is_quorum_awaited for one in pod.sent] == [False]
+        assert [message.is_quorum_awaited for message in pod.sent] == [False]
 
     run(scenario())
 
@@ -504,12 +509,12 @@ def test_a_newer_world_is_asked_for_as_long_as_the_controller_waits_for_it(setti
     run(scenario())
 
 
-@pytest.mark.parametrize(("workers", "found", "needed"), [(None, 3, 2), (3, 3, 2), (1, 3, 1)])
-def test_the_pods_that_are_waited_for_are_those_of_the_quorum(workers, found, needed):
+@pytest.mark.parametrize(("workers", "replicas", "needed"), [(None, 3, 2), (3, 3, 2), (1, 3, 1)])
+def test_the_pods_that_are_waited_for_are_those_of_the_quorum(workers, replicas, needed):
     async def scenario():
-        pod = Pod(found, workers=workers, quorum_workers=2)
+        pod = Pod(replicas, workers=workers, quorum_workers=2)
         pod.lose(1)
-        assert pod.group.waits_for.startswith(f"{found - 1} of {needed} pods are there")
+        assert pod.group.waits_for.startswith(f"{replicas - 1} of {needed} pods are there")
 
     run(scenario())
 
@@ -585,7 +590,7 @@ def test_a_part_of_a_call_that_began_before_a_reload_runs_where_it_belongs():
         for epoch in (1, 2):
             request = opening(id=f"part-of-{epoch}", part=Part(epoch, (0,)))
             begin(calls, request, FakeCaller())
-        assert [len(one.workers[0].calls) for one in (old, new)] == [1, 1]
+        assert [len(group.workers[0].calls) for group in (old, new)] == [1, 1]
         assert old.workers[0].calls[1][1].part.epoch == 1
 
     run(scenario())
@@ -658,7 +663,7 @@ def test_lines_and_progress_say_where_they_come_from():
         pod.workers[0].sink(1).on_log(line("own")._replace(rank=0))
         pod.peers.calls[0].sink.on_log(line("other")._replace(rank=1, pod="train-1"))
         pod.peers.calls[0].sink.on_progress(Progress(1, 2, None, 1))
-        assert [(one.text, one.pod, one.rank) for one in sink.lines] == [
+        assert [(line.text, line.pod, line.rank) for line in sink.lines] == [
             ("own", None, 0),
             ("other", "train-1", 1),
         ]
@@ -669,10 +674,10 @@ def test_lines_and_progress_say_where_they_come_from():
 
 def test_large_arguments_are_written_once_for_all_workers():
     class Keeping(Worker):
-        given: Payload | None = None
+        last_payload: Payload | None = None
 
         def call(self, sink: Any, request: Open, payload: Payload, chain: str = "") -> int:
-            self.given = payload
+            self.last_payload = payload
             return super().call(sink, request, OwnedPayload(payload.view), chain)
 
     async def scenario():
@@ -681,10 +686,10 @@ def test_large_arguments_are_written_once_for_all_workers():
         pod.group.workers = tuple(pod.workers)
         stored = memory.allocate(1024 * 1024)
         pod.call(stored)
-        assert {one.given.file for one in pod.workers} == {stored.file}
-        assert all(one.given.is_shared for one in pod.workers)
+        assert {worker.last_payload.file for worker in pod.workers} == {stored.file}
+        assert all(worker.last_payload.is_shared for worker in pod.workers)
         pod.call(OwnedPayload(bytes(1024 * 1024)))
-        assert len({one.given.file for one in pod.workers}) == 1
+        assert len({worker.last_payload.file for worker in pod.workers}) == 1
 
     run(scenario())
 
@@ -744,7 +749,7 @@ def test_a_call_that_one_worker_refuses_runs_nowhere():
 
 
 @pytest.mark.parametrize(
-    ("workers", "found"),
+    ("workers", "expected_nodes"),
     [
         (None, (0, 1, 2, 3)),
         ("ready", (0, 2, 3)),
@@ -756,8 +761,8 @@ def test_a_call_that_one_worker_refuses_runs_nowhere():
         ("train-3", (3,)),
     ],
 )
-def test_workers_name_nodes(workers, found):
-    assert select(workers, world(4).members, [1]) == found
+def test_workers_name_nodes(workers, expected_nodes):
+    assert select(workers, world(4).members, [1]) == expected_nodes
 
 
 def nodes_of(pod: Pod, number: int) -> list[int]:
@@ -783,9 +788,9 @@ def test_any_is_the_first_node_while_it_is_free_and_then_the_least_busy_one():
 
 def test_the_first_node_that_is_there_chooses_for_all_others():
     async def scenario():
-        other = Pod(3, node=1)
-        other.call(workers="any")
-        [passed] = other.peers.calls
+        second_pod = Pod(3, node=1)
+        second_pod.call(workers="any")
+        [passed] = second_pod.peers.calls
         assert (passed.to.pod, passed.request.part) == ("train-0", Part(1, (0,), is_any=True))
         first = Pod(3)
         first.call()
@@ -793,9 +798,9 @@ def test_the_first_node_that_is_there_chooses_for_all_others():
         assert (len(first.workers[0].calls), nodes_of(first, 2)) == (2, [])
         first.call(part=passed.request.part)
         assert nodes_of(first, 2) == [1]
-        other.lose(0)
-        other.call(workers="any")
-        assert (len(other.workers[0].calls), len(other.peers.calls)) == (1, 1)
+        second_pod.lose(0)
+        second_pod.call(workers="any")
+        assert (len(second_pod.workers[0].calls), len(second_pod.peers.calls)) == (1, 1)
 
     run(scenario())
 
@@ -813,7 +818,7 @@ def test_a_call_for_any_node_fails_with_the_node_that_it_runs_on():
 
 
 @pytest.mark.parametrize(
-    ("workers", "said"),
+    ("workers", "expected_message"),
     [
         ((10,), "Worker index 10 out of range. Valid range: 0-1"),
         ((-1,), "Worker index -1 out of range. Valid range: 0-1"),
@@ -826,8 +831,8 @@ def test_a_call_for_any_node_fails_with_the_node_that_it_runs_on():
         ((True,), "Invalid worker specification: True"),
     ],
 )
-def test_workers_that_name_nobody_are_refused(workers, said):
-    with pytest.raises(ValueError, match=said):
+def test_workers_that_name_nobody_are_refused(workers, expected_message):
+    with pytest.raises(ValueError, match=expected_message):
         select(workers, world(2).members, [])
 
 

@@ -25,8 +25,8 @@ def environ(framework="spmd", node=1, local=1, *, processes=2, members=MEMBERS, 
 
 
 def test_every_rank_is_counted_over_all_processes_of_all_pods():
-    found = environ()
-    assert found == {
+    variables = environ()
+    assert variables == {
         "WORLD_SIZE": "6",
         "RANK": "3",
         "LOCAL_RANK": "1",
@@ -55,31 +55,33 @@ def test_every_rank_is_counted_over_all_processes_of_all_pods():
     ],
 )
 def test_a_framework_has_its_own_names(framework, more):
-    found = environ(framework)
-    assert {name: found[name] for name in found.keys() - ALWAYS} == more
+    variables = environ(framework)
+    assert {name: variables[name] for name in variables.keys() - ALWAYS} == more
 
 
 def test_each_rank_of_tensorflow_has_a_port_on_its_pod():
-    found = environ("tensorflow", ports=(1, 2, 3, 4, 5, 6))
+    variables = environ("tensorflow", ports=(1, 2, 3, 4, 5, 6))
     workers = ["10.0.0.9:1", "10.0.0.9:2", "10.0.0.8:3", "10.0.0.8:4", "10.0.0.7:5", "10.0.0.7:6"]
-    assert json.loads(found["TF_CONFIG"]) == {
+    assert json.loads(variables["TF_CONFIG"]) == {
         "cluster": {"worker": workers},
         "task": {"type": "worker", "index": 3},
     }
 
 
 def test_the_hosts_of_monarch_have_a_port_each():
-    found = environ("monarch", processes=1, local=0, ports=(1, 2, 3))
+    variables = environ("monarch", processes=1, local=0, ports=(1, 2, 3))
     hosts = "tcp://10.0.0.9:1,tcp://10.0.0.8:2,tcp://10.0.0.7:3"
-    assert {name: found[name] for name in found.keys() - ALWAYS} == {"KT_MONARCH_HOSTS": hosts}
+    assert {name: variables[name] for name in variables.keys() - ALWAYS} == {
+        "KT_MONARCH_HOSTS": hosts
+    }
 
 
 def test_addresses_of_version_6_are_written_as_each_reader_takes_them():
     members = (Member("t-0", 0, "http://[fd::7]:32300"),)
-    found = environ("pytorch", 0, 0, members=members)
-    assert (found["MASTER_ADDR"], found["POD_IPS"]) == ("fd::7", "fd::7")
-    found = environ("jax", 0, 0, members=members)
-    assert found["JAX_COORDINATOR_ADDRESS"] == "[fd::7]:777"
+    variables = environ("pytorch", 0, 0, members=members)
+    assert (variables["MASTER_ADDR"], variables["POD_IPS"]) == ("fd::7", "fd::7")
+    variables = environ("jax", 0, 0, members=members)
+    assert variables["JAX_COORDINATOR_ADDRESS"] == "[fd::7]:777"
 
 
 @pytest.mark.parametrize(
@@ -112,15 +114,15 @@ def test_devices_that_the_user_chose_stay_and_so_do_those_of_a_single_process():
 )
 def test_jax_counts_among_the_devices_that_it_sees(processes, around, expected):
     local = min(1, processes - 1)
-    found = environ("jax", 0, local, processes=processes, gpus="4", around=around)
-    assert found["JAX_LOCAL_DEVICE_IDS"] == expected
-    assert "CUDA_VISIBLE_DEVICES" not in found
+    variables = environ("jax", 0, local, processes=processes, gpus="4", around=around)
+    assert variables["JAX_LOCAL_DEVICE_IDS"] == expected
+    assert "CUDA_VISIBLE_DEVICES" not in variables
 
 
 def test_a_pool_of_replicas_counts_pods_and_waits_for_nobody():
     compute = ComputeSpec(replicas=3)
-    found = rank_environment.pool_environ(compute, 2, [*MEMBERS[:2], Member("t-9", 9, "")])
-    assert found == {
+    variables = rank_environment.pool_environ(compute, 2, [*MEMBERS[:2], Member("t-9", 9, "")])
+    assert variables == {
         "WORLD_SIZE": "3",
         "RANK": "2",
         "LOCAL_RANK": "0",
@@ -134,11 +136,11 @@ def test_each_process_outside_of_a_world_sees_its_own_devices():
     compute = ComputeSpec(gpus="4", num_proc="auto")
     variables = {rank_environment.DEVICES: "4,5,6,7"}
 
-    def seen(local, processes):
+    def devices_of(local, processes):
         return rank_environment.devices_of(compute, local, processes, variables)
 
-    assert [seen(local, 4) for local in range(4)] == [
+    assert [devices_of(local, 4) for local in range(4)] == [
         {rank_environment.DEVICES: number} for number in "4567"
     ]
-    assert seen(1, 2) == {rank_environment.DEVICES: "6,7"}
-    assert seen(0, 1) == {}
+    assert devices_of(1, 2) == {rank_environment.DEVICES: "6,7"}
+    assert devices_of(0, 1) == {}

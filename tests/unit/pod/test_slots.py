@@ -146,13 +146,13 @@ def test_a_spawned_call_whose_caller_has_ended_waits_as_any_other():
 
 
 def test_a_descendant_by_way_of_another_service_runs_in_the_slot_of_its_ancestor():
-    here, there = Pod(1), Pod(1)
-    here.offer("root")
-    there.started["root"] = here.started["root"]
-    assert there.offer("elsewhere", "root")
-    here.started["elsewhere"] = there.started["elsewhere"]
-    assert here.offer("back", "elsewhere")
-    assert not here.offer("stranger")
+    pod, other_pod = Pod(1), Pod(1)
+    pod.offer("root")
+    other_pod.started["root"] = pod.started["root"]
+    assert other_pod.offer("elsewhere", "root")
+    pod.started["elsewhere"] = other_pod.started["elsewhere"]
+    assert pod.offer("back", "elsewhere")
+    assert not pod.offer("stranger")
 
 
 def test_a_tree_of_calls_ends_in_one_slot_one_inside_the_other():
@@ -188,10 +188,10 @@ def _grow(pod: Pod, depth: int) -> tuple[int, int]:
             if len(call) > depth:
                 leaves.append(call)
                 continue
-            for made in (call + "0", call + "1"):
+            for child in (call + "0", call + "1"):
                 waits_for[call] += 1
-                if pod.offer(made, call):
-                    new.append(made)
+                if pod.offer(child, call):
+                    new.append(child)
             continue
         call = leaves.pop()
         while call and waits_for[call] == 0:
@@ -211,9 +211,9 @@ def test_a_call_that_began_without_a_slot_has_one_once_it_makes_a_call():
         assert slots.begin(str(number)) == 0
     assert slots.running == BREADTH + 1
     ancestors = (Ancestor("root", "root"),)
-    left = slots.offer(Ticket("left", "a", ancestors))
-    assert left is not None
-    assert left.ancestors == (Ancestor("root", "left"),)
+    slot = slots.offer(Ticket("left", "a", ancestors))
+    assert slot is not None
+    assert slot.ancestors == (Ancestor("root", "left"),)
     assert slots.offer(Ticket("right", "a", ancestors)) is None
     assert [start.call for start in slots.end("left")] == ["right"]
     assert slots.end("right") == slots.end("root") == []
@@ -284,11 +284,11 @@ def test_whatever_happens_no_slot_holds_strangers_and_every_call_begins(
         pod.end(call)
 
     def ancestors(call: str) -> set[str]:
-        found = set()
+        ancestor_calls = set()
         while (parent := parents[call]) is not None:
-            found.add(parent)
+            ancestor_calls.add(parent)
             call = parent
-        return found
+        return ancestor_calls
 
     def check() -> None:
         begun.update(pod.started)

@@ -74,10 +74,10 @@ class Client:
             self.stream.on_message(websocket_protocol.BINARY, memoryview(frame))
             return
         head, rest = frame[:16], frame[16:]
-        place = self.stream.on_large(memoryview(head), len(frame))
-        place = memoryview(bytearray(len(rest))) if place is None else place
-        place[:] = rest
-        self.stream.on_placed(head, place)
+        buffer = self.stream.on_large(memoryview(head), len(frame))
+        buffer = memoryview(bytearray(len(rest))) if buffer is None else buffer
+        buffer[:] = rest
+        self.stream.on_placed(head, buffer)
 
     def open(self, number: int, payload: bytes = b"{}", **more) -> None:
         more.setdefault("id", f"call-{number:04}")
@@ -92,13 +92,13 @@ class Client:
 
     def take(self) -> list[tuple[Kind, int, object, bytes]]:
         """What has come since the last time, but for WELCOME."""
-        found = []
+        decoded_frames = []
         for data in self.connection.sent:
             kind, number, meta, payload = decode(data)
             if kind != Kind.WELCOME:
-                found.append((kind, number, meta, bytes(payload)))
+                decoded_frames.append((kind, number, meta, bytes(payload)))
         self.connection.sent.clear()
-        return found
+        return decoded_frames
 
     def kinds(self) -> list[Kind]:
         return [kind for kind, *_ in self.take()]
@@ -157,9 +157,9 @@ def test_a_large_result_waits_for_credit_and_comes_whole():
         client.open(1)
         value = bytes(range(256)) * (40 * 1024)  # 10 MiB
         client.runner.give(1, value)
-        found = client.take()
-        assert (found[0][0], found[0][3]) == (Kind.RESULT, b"")
-        got = b"".join(payload for kind, _, _, payload in found if kind == Kind.DATA)
+        decoded_frames = client.take()
+        assert (decoded_frames[0][0], decoded_frames[0][3]) == (Kind.RESULT, b"")
+        got = b"".join(payload for kind, _, _, payload in decoded_frames if kind == Kind.DATA)
         assert len(got) == frames.WINDOW
         client.send(Kind.CREDIT, 1, Credit(4 * MIB))
         got += b"".join(payload for _, _, _, payload in client.take())
@@ -290,15 +290,15 @@ def test_an_attached_caller_gets_the_outcome_of_a_running_or_an_ended_call():
         client.runner.give(1, b"42")
         client.send(Kind.ATTACH, 3, Attach("call-0001"))
         client.send(Kind.ATTACH, 4, Attach("unknown"))
-        found = client.take()
-        assert [(kind, number) for kind, number, *_ in found] == [
+        decoded_frames = client.take()
+        assert [(kind, number) for kind, number, *_ in decoded_frames] == [
             (Kind.ACCEPTED, 1),
             (Kind.RESULT, 1),
             (Kind.RESULT, 2),
             (Kind.RESULT, 3),
             (Kind.ERROR, 4),
         ]
-        assert json.loads(found[-1][3])["error_type"] == "ResultExpiredError"
+        assert json.loads(decoded_frames[-1][3])["error_type"] == "ResultExpiredError"
 
     run(scenario())
 
@@ -353,7 +353,7 @@ def test_whoever_attaches_stands_for_no_call():
         client = Client()
         client.open(1, detached=True)
         (call,) = client.calls.detached()
-        other = ClientStream(
+        second_stream = ClientStream(
             "other",
             incarnation="one",
             pod_name="demo-0",
@@ -361,12 +361,12 @@ def test_whoever_attaches_stands_for_no_call():
             allocate=allocated,
             on_over=lambda _: None,
         )
-        other.expect(None)
-        other.on_open(Connection())
+        second_stream.expect(None)
+        second_stream.on_open(Connection())
         attach = frames.encode(Kind.ATTACH, 1, Attach("call-0001"))
-        other.on_message(websocket_protocol.BINARY, memoryview(attach))
-        assert other.counted_calls() == set()
-        assert other.open_calls() == {call}
+        second_stream.on_message(websocket_protocol.BINARY, memoryview(attach))
+        assert second_stream.counted_calls() == set()
+        assert second_stream.open_calls() == {call}
 
     run(scenario())
 
@@ -380,11 +380,13 @@ def test_arguments_for_which_there_is_no_memory_fail_their_call_alone():
         client.open(1, bytes(3 * MIB))
         client.open(2)
         client.runner.give(1, b"42")
-        (kind, number, _, failure), (other, *_) = (f for f in client.take() if f[0] != Kind.ACK)
-        assert (kind, number, other) == (Kind.ERROR, 1, Kind.RESULT)
-        found = json.loads(failure)
-        assert f"no memory for arguments of {3 * MIB} bytes" in found["message"]
-        assert found["started"] is False
+        (kind, number, _, failure), (kind_of_other, *_) = (
+            f for f in client.take() if f[0] != Kind.ACK
+        )
+        assert (kind, number, kind_of_other) == (Kind.ERROR, 1, Kind.RESULT)
+        error = json.loads(failure)
+        assert f"no memory for arguments of {3 * MIB} bytes" in error["message"]
+        assert error["started"] is False
         assert client.connection.is_open
 
     run(scenario())
@@ -410,9 +412,9 @@ def test_whose_code_runs_is_said_before_a_call_of_other_code_is_refused():
         origin = Origin("1111", "shop", "train.py:f")
         client = Client(replace(spec("other"), origin=origin))
         client.open(1, origin="another")
-        (log, _, said, _), (error, *_) = client.take()
+        (log, _, log_meta, _), (error, *_) = client.take()
         assert (log, error) == (Kind.LOG, Kind.ERROR)
-        assert f"now runs {origin}" in said.text
+        assert f"now runs {origin}" in log_meta.text
         # Whoever spawns takes a line for the begin of the call.
         client.open(2, id="call-0002", origin="another", detached=True)
         assert client.kinds() == [Kind.ERROR]
@@ -464,7 +466,7 @@ def test_a_client_has_one_stream_until_it_is_gone():
 
 
 @pytest.mark.parametrize(
-    ("more", "status", "said"),
+    ("more", "status", "expected_message"),
     [
         ({"origin": "https://evil.example"}, 403, "evil.example"),
         ({"host": "evil.example"}, 403, "evil.example"),
@@ -476,11 +478,11 @@ def test_a_client_has_one_stream_until_it_is_gone():
         ({routes.RESUME.lower(): "one"}, 400, "it must be <name>:<number>"),
     ],
 )
-def test_what_may_not_have_a_stream_is_refused(more, status, said):
+def test_what_may_not_have_a_stream_is_refused(more, status, expected_message):
     async def scenario():
-        found, failure = Door().refused(**more)
-        assert found == status
-        assert said in failure["message"]
+        status_sent, failure = Door().refused(**more)
+        assert status_sent == status
+        assert expected_message in failure["message"]
 
     run(scenario())
 
@@ -488,9 +490,9 @@ def test_what_may_not_have_a_stream_is_refused(more, status, said):
 def test_a_pod_that_is_being_stopped_takes_no_new_clients_and_keeps_those_that_it_has():
     async def scenario():
         door = Door()
-        known = door.accept()
+        accepted_stream = door.accept()
         door.streams.stop_accepting("SIGTERM")
-        assert door.accept(**{routes.RESUME.lower(): "one:0"}) is known
+        assert door.accept(**{routes.RESUME.lower(): "one:0"}) is accepted_stream
         _, failure = door.refused(**{routes.CLIENT.lower(): "another"})
         assert "pod demo-0 is being stopped: SIGTERM" in failure["message"]
 
@@ -613,8 +615,8 @@ def test_any_bytes_are_a_frame_or_end_the_stream(data, large):
         client = Client()
         if large and len(data) > 16:
             head = data[:16]
-            place = client.stream.on_large(memoryview(head), len(data))
-            rest = memoryview(bytearray(data[16:])) if place is None else place
+            buffer = client.stream.on_large(memoryview(head), len(data))
+            rest = memoryview(bytearray(data[16:])) if buffer is None else buffer
             client.stream.on_placed(head, rest)
         else:
             client.stream.on_message(websocket_protocol.BINARY, memoryview(data))
@@ -655,9 +657,9 @@ def test_every_frame_arrives_once_and_in_order_however_often_the_connection_brea
 
         def absorb(lost: int = 0) -> None:
             sent = client.connection.sent
-            kept = sent[: max(len(sent) - lost, 0)]
+            delivered = sent[: max(len(sent) - lost, 0)]
             sent.clear()
-            for data in kept:
+            for data in delivered:
                 kind, number, meta, payload = decode(data)
                 if kind in frames.UNCOUNTED:
                     continue

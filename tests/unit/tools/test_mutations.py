@@ -24,8 +24,8 @@ def é(n, known):
 
 
 def test_each_mutation_changes_one_place_and_is_still_python():
-    found = mutations("é.py", SOURCE)
-    assert [(one.line, one.kind) for one in found] == [
+    made_mutations = mutations("é.py", SOURCE)
+    assert [(mutation.line, mutation.kind) for mutation in made_mutations] == [
         (8, "and/or"),
         (8, "comparison"),
         (10, "left out"),
@@ -33,7 +33,7 @@ def test_each_mutation_changes_one_place_and_is_still_python():
         (12, "left out"),
         (13, "answer"),
     ]
-    texts = [mutated(SOURCE, one) for one in found]
+    texts = [mutated(SOURCE, mutation) for mutation in made_mutations]
     assert len({ast.dump(ast.parse(text)) for text in (*texts, SOURCE)}) == 7
     assert "if (n != 3) and known:" in texts[1]
 
@@ -68,7 +68,7 @@ def test_its_own_tests_run_first_then_those_around_then_local_ones(tree):
 
 
 def test_a_seed_chooses_the_same_mutations_of_all_packages(tree):
-    found = chosen(tree, 16, seed=13)
-    assert found == chosen(tree, 16, seed=13)
-    assert len({one.key for one in found}) == 16
-    assert len({Path(one.file).parent for one in found[:8]}) == 8
+    chosen_mutations = chosen(tree, 16, seed=13)
+    assert chosen_mutations == chosen(tree, 16, seed=13)
+    assert len({mutation.key for mutation in chosen_mutations}) == 16
+    assert len({Path(mutation.file).parent for mutation in chosen_mutations[:8]}) == 8

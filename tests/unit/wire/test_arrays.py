@@ -62,22 +62,22 @@ def test_an_array_arrives_as_it_was(array: Any, order: str) -> None:
         array = array[..., ::2] if array.ndim else array
     else:
         array = numpy.asarray(array, order=order)
-    found = sent(array)
-    assert found.dtype == array.dtype
-    assert found.shape == array.shape
-    assert found.tobytes() == array.tobytes()
-    assert found.flags.writeable
+    arrived_array = sent(array)
+    assert arrived_array.dtype == array.dtype
+    assert arrived_array.shape == array.shape
+    assert arrived_array.tobytes() == array.tobytes()
+    assert arrived_array.flags.writeable
     if order == "F":
-        assert found.flags.f_contiguous == array.flags.f_contiguous
+        assert arrived_array.flags.f_contiguous == array.flags.f_contiguous
 
 
 @given(dtypes.flatmap(lambda dtype: of_numpy.arrays(dtype, ())))
 def test_a_scalar_arrives_as_it_was(array: Any) -> None:
     scalar = array[()]
-    found = sent([scalar, {"a": scalar}])
-    for one in (found[0], found[1]["a"]):
-        assert type(one) is type(scalar)
-        assert numpy.array(one, array.dtype).tobytes() == array.tobytes()
+    arrived_values = sent([scalar, {"a": scalar}])
+    for arrived_scalar in (arrived_values[0], arrived_values[1]["a"]):
+        assert type(arrived_scalar) is type(scalar)
+        assert numpy.array(arrived_scalar, array.dtype).tobytes() == array.tobytes()
 
 
 @pytest.mark.parametrize("kind", ["f8", "f4", "i1", "?", "c16", "u8"])
@@ -85,18 +85,18 @@ def test_a_list_of_many_numbers_of_numpy_is_one(kind: str) -> None:
     numbers = list(numpy.arange(5000).astype(kind))
     head, _ = codecs.encode("values", {"a": numbers})
     assert len(head) < 100
-    for found in (sent({"a": numbers})["a"], sent({tuple(numbers)}).pop()):
-        assert list(map(type, found)) == list(map(type, numbers))
-        assert list(found) == numbers
+    for arrived_numbers in (sent({"a": numbers})["a"], sent({tuple(numbers)}).pop()):
+        assert list(map(type, arrived_numbers)) == list(map(type, numbers))
+        assert list(arrived_numbers) == numbers
     mixed = [*numbers, 1]
     assert list(map(type, sent(mixed))) == list(map(type, mixed))
 
 
 def test_an_array_of_objects_is_a_list_of_values() -> None:
     array = numpy.array([[1, "x"], [None, (1, {2: 3})]], dtype=object)
-    found = sent(array)
-    assert found.dtype == object
-    assert found.tolist() == array.tolist()
+    arrived_array = sent(array)
+    assert arrived_array.dtype == object
+    assert arrived_array.tolist() == array.tolist()
     with pytest.raises(SerializationError, match=r'result\["a"\]\[1\] is an object'):
         codecs.encode("values", {"a": numpy.array([1, object()], dtype=object)})
 
@@ -104,9 +104,9 @@ def test_an_array_of_objects_is_a_list_of_values() -> None:
 @pytest.mark.skipif(numpy.__version__ < "2", reason="they came with NumPy 2")
 def test_an_array_of_strings_without_a_length_arrives() -> None:
     array = numpy.array([["a", "bcd"]], numpy.dtypes.StringDType())
-    found = sent(array)
-    assert found.dtype == array.dtype
-    assert found.tolist() == array.tolist()
+    arrived_array = sent(array)
+    assert arrived_array.dtype == array.dtype
+    assert arrived_array.tolist() == array.tolist()
 
 
 @pytest.mark.parametrize(
@@ -125,28 +125,28 @@ def test_an_array_that_is_more_than_one_is_refused_with_what_travels(array: Any,
 def test_a_record_array_travels_as_its_hint_says() -> None:
     records = numpy.rec.array([(1, 2.0)], names="a,b")
 
-    found = sent(numpy.asarray(records)).view(numpy.recarray)
+    arrived_records = sent(numpy.asarray(records)).view(numpy.recarray)
 
-    assert found.a.tolist() == [1] and found[0].b == 2.0
-    assert type(found[0]) is numpy.record
+    assert arrived_records.a.tolist() == [1] and arrived_records[0].b == 2.0
+    assert type(arrived_records[0]) is numpy.record
 
 
 def test_arrays_are_not_copied() -> None:
     array = numpy.ones((1000, 100))
-    for one in (array, numpy.asfortranarray(array), array.astype("M8[s]")):
-        assert not is_copied({"a": [one]}, one)
+    for layout in (array, numpy.asfortranarray(array), array.astype("M8[s]")):
+        assert not is_copied({"a": [layout]}, layout)
     payload = bytearray(b"".join(codecs.join(codecs.encode("values", array))))
     head = payload.index(b"}") + 1
     start = -(-head // codecs.ALIGNMENT) * codecs.ALIGNMENT
     area = memoryview(payload)[start:]
-    found = codecs.decode("values", [bytes(payload[:head]), area])
-    assert numpy.shares_memory(found, numpy.frombuffer(payload, "u1"))
+    decoded_array = codecs.decode("values", [bytes(payload[:head]), area])
+    assert numpy.shares_memory(decoded_array, numpy.frombuffer(payload, "u1"))
 
 
 def test_what_lies_in_memory_that_cannot_be_written_can_be_changed_where_it_arrives() -> None:
-    found = sent(numpy.ones(5000), is_writable=False)
-    found[0] = 2
-    assert found[0] == 2
+    arrived_array = sent(numpy.ones(5000), is_writable=False)
+    arrived_array[0] = 2
+    assert arrived_array[0] == 2
 
 
 def test_an_array_that_is_there_twice_travels_once_and_is_one_array() -> None:
@@ -158,19 +158,19 @@ def test_an_array_that_is_there_twice_travels_once_and_is_one_array() -> None:
 
 
 def _sent_to_one_without(library: str, value: Any) -> Any:
-    segments = [b"".join(codecs.join([one])) for one in codecs.encode("values", value)]
+    segments = [b"".join(codecs.join([segment])) for segment in codecs.encode("values", value)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, library, None)
         return codecs.decode("values", segments)
 
 
 def test_a_number_of_numpy_is_a_plain_one_where_there_is_no_numpy() -> None:
-    found = _sent_to_one_without("numpy", [numpy.float64(1.5), numpy.str_("x")])
-    assert [type(one) for one in found] == [float, str]
-    assert found == [1.5, "x"]
-    found = _sent_to_one_without("numpy", list(numpy.arange(50.0)))
-    assert {type(one) for one in found} == {float}
-    assert found == list(range(50))
+    arrived_numbers = _sent_to_one_without("numpy", [numpy.float64(1.5), numpy.str_("x")])
+    assert [type(number) for number in arrived_numbers] == [float, str]
+    assert arrived_numbers == [1.5, "x"]
+    arrived_numbers = _sent_to_one_without("numpy", list(numpy.arange(50.0)))
+    assert {type(number) for number in arrived_numbers} == {float}
+    assert arrived_numbers == list(range(50))
 
 
 @pytest.mark.parametrize(
@@ -220,22 +220,22 @@ def _tensors() -> dict[str, Any]:
 def test_a_torch_tensor_arrives_as_it_was() -> None:
     torch = _torch()
     for name, tensor in _tensors().items():
-        found = sent([tensor])[0]
-        assert type(found) is type(tensor), name
-        assert (found.dtype, found.shape) == (tensor.dtype, tensor.shape), name
-        assert found.requires_grad == tensor.requires_grad, name
-        assert torch.equal(found, tensor), name
+        arrived_tensor = sent([tensor])[0]
+        assert type(arrived_tensor) is type(tensor), name
+        assert (arrived_tensor.dtype, arrived_tensor.shape) == (tensor.dtype, tensor.shape), name
+        assert arrived_tensor.requires_grad == tensor.requires_grad, name
+        assert torch.equal(arrived_tensor, tensor), name
         if name in ("transposed", "channels last"):
-            assert found.stride() == tensor.stride(), name
+            assert arrived_tensor.stride() == tensor.stride(), name
 
 
 def test_a_torch_tensor_is_not_copied_and_can_be_changed() -> None:
     torch = _torch()
     tensor = torch.ones(10_000)
     assert not is_copied(tensor, tensor.numpy())
-    found = sent(tensor, is_writable=False)
-    found[0] = 2
-    assert found[0] == 2
+    arrived_tensor = sent(tensor, is_writable=False)
+    arrived_tensor[0] = 2
+    assert arrived_tensor[0] == 2
 
 
 def test_a_torch_tensor_that_lies_elsewhere_is_refused_with_the_way_out() -> None:
@@ -250,7 +250,7 @@ def test_a_torch_tensor_that_lies_elsewhere_is_refused_with_the_way_out() -> Non
 def test_a_torch_model_that_was_changed_on_its_way_is_refused_or_another_one() -> None:
     torch = _torch()
     good = ["float32", [2], [0], False, False, [0, 8]]
-    for at, strange in [
+    for position, strange in [
         (0, "qint8"),
         (0, "nn"),
         (1, [3]),
@@ -260,7 +260,7 @@ def test_a_torch_model_that_was_changed_on_its_way_is_refused_or_another_one() -
         (5, [0, 9]),
     ]:
         parts = [*good]
-        parts[at] = strange
+        parts[position] = strange
         with pytest.raises(SerializationError):
             _decode("torch.tensor", parts, bytes(8))
     assert torch.equal(_decode("torch.tensor", good, bytes(8)), torch.zeros(2))
@@ -330,10 +330,10 @@ def test_a_column_of_pandas_arrives_as_it_was(name: str) -> None:
 @pytest.mark.parametrize("name", INDEXES)
 def test_an_index_of_pandas_arrives_as_it_was(name: str) -> None:
     index = INDEXES[name]
-    found = sent(index)
-    pandas.testing.assert_index_equal(found, index, exact=True)
-    assert type(found) is type(index)
-    assert getattr(found, "freq", None) == getattr(index, "freq", None)
+    arrived_index = sent(index)
+    pandas.testing.assert_index_equal(arrived_index, index, exact=True)
+    assert type(arrived_index) is type(index)
+    assert getattr(arrived_index, "freq", None) == getattr(index, "freq", None)
     frame = pandas.DataFrame({"a": [1, 2, 3]}, index=index)
     pandas.testing.assert_frame_equal(sent(frame), frame)
     pandas.testing.assert_frame_equal(sent(frame.T), frame.T)
@@ -348,9 +348,9 @@ def test_labels_may_come_again_many_times(labels: list[Any]) -> None:
 def test_a_frame_of_all_columns_arrives_with_its_attributes() -> None:
     frame = pandas.DataFrame(COLUMNS, index=INDEXES["levels"])
     frame.attrs["source"] = {1: (2,)}
-    found = sent(frame)
-    pandas.testing.assert_frame_equal(found, frame)
-    assert found.attrs == {"source": {1: [2]}}
+    arrived_frame = sent(frame)
+    pandas.testing.assert_frame_equal(arrived_frame, frame)
+    assert arrived_frame.attrs == {"source": {1: [2]}}
     pandas.testing.assert_frame_equal(sent(frame.iloc[::2]), frame.iloc[::2])
 
 
@@ -371,10 +371,10 @@ def test_a_frame_of_all_columns_arrives_with_its_attributes() -> None:
     ],
 )  # fmt: skip
 def test_a_frame_of_any_shape_arrives(frame: Any) -> None:
-    found = sent(frame)
-    pandas.testing.assert_frame_equal(found, frame)
-    assert type(found.columns) is type(frame.columns)
-    assert type(found.index) is type(frame.index)
+    arrived_frame = sent(frame)
+    pandas.testing.assert_frame_equal(arrived_frame, frame)
+    assert type(arrived_frame.columns) is type(frame.columns)
+    assert type(arrived_frame.index) is type(frame.index)
 
 
 @settings(max_examples=50, deadline=None)
@@ -413,9 +413,9 @@ def test_a_frame_of_one_dtype_is_not_copied(array: Any) -> None:
     ],
 )
 def test_a_scalar_of_pandas_arrives_as_it_was(value: Any) -> None:
-    found = sent([value])[0]
-    assert type(found) is type(value)
-    assert repr(found) == repr(value)
+    arrived_scalar = sent([value])[0]
+    assert type(arrived_scalar) is type(value)
+    assert repr(arrived_scalar) == repr(value)
 
 
 def test_what_of_a_frame_cannot_travel_is_named_with_its_column() -> None:
@@ -460,11 +460,11 @@ OF_ARROW = {
 @pytest.mark.parametrize("name", OF_ARROW)
 def test_what_arrow_has_arrives_as_it_was(name: str) -> None:
     value = OF_ARROW[name]
-    found = sent({"a": value})["a"]
-    assert type(found) is type(value)
-    assert found.equals(value)
+    arrived_value = sent({"a": value})["a"]
+    assert type(arrived_value) is type(value)
+    assert arrived_value.equals(value)
     if hasattr(value, "schema"):
-        assert found.schema.equals(value.schema, check_metadata=True)
+        assert arrived_value.schema.equals(value.schema, check_metadata=True)
 
 
 def test_a_table_is_not_copied() -> None:
@@ -494,9 +494,9 @@ FRAME = polars.DataFrame(
 
 
 def test_a_frame_of_polars_arrives_as_it_was() -> None:
-    found = sent({"a": FRAME})["a"]
-    polars.testing.assert_frame_equal(found, FRAME)
-    assert found.schema == FRAME.schema
+    arrived_frame = sent({"a": FRAME})["a"]
+    polars.testing.assert_frame_equal(arrived_frame, FRAME)
+    assert arrived_frame.schema == FRAME.schema
     for column in FRAME.columns:
         polars.testing.assert_series_equal(sent(FRAME[column]), FRAME[column])
     polars.testing.assert_frame_equal(sent(polars.DataFrame()), polars.DataFrame())
@@ -508,9 +508,9 @@ def test_columns_of_polars_are_not_copied_after_polars_wrote_them() -> None:
     assert isinstance(area, values.GatheredSegment)
     assert max(map(len, area.parts)) > 0.99 * len(area)
     # What lies before them moves them by no multiple of their alignment.
-    found = sent({"before": b"x" * 5001, "frame": frame, "after": frame["b"]})
-    polars.testing.assert_frame_equal(found["frame"], frame)
-    polars.testing.assert_series_equal(found["after"], frame["b"])
+    arrived_values = sent({"before": b"x" * 5001, "frame": frame, "after": frame["b"]})
+    polars.testing.assert_frame_equal(arrived_values["frame"], frame)
+    polars.testing.assert_series_equal(arrived_values["after"], frame["b"])
 
 
 def test_what_of_polars_cannot_travel_says_so() -> None:
@@ -528,8 +528,8 @@ def test_a_stream_of_polars_that_says_it_is_larger_is_refused() -> None:
     polars.DataFrame({"n": [None] * 3}).write_ipc_stream(stream, compression="uncompressed")
     data = stream.getvalue()
     length = (3).to_bytes(8, "little")
-    for at in range(len(data) - 8):
-        if data[at : at + 8] == length:
-            huge = data[:at] + (2**40).to_bytes(8, "little") + data[at + 8 :]
+    for position in range(len(data) - 8):
+        if data[position : position + 8] == length:
+            huge = data[:position] + (2**40).to_bytes(8, "little") + data[position + 8 :]
             with contextlib.suppress(SerializationError):
                 assert _decode("pl.DataFrame", [[0, len(huge)]], huge).height == 3

@@ -18,30 +18,34 @@ def returned(codec: str, value: object, **more) -> calls.Returned:
 def test_call_ids_are_unique():
     ids = {calls.new_call_id() for _ in range(1000)}
     assert len(ids) == 1000
-    assert all(re.fullmatch("[0-9a-f]{32}", one) for one in ids)
+    assert all(re.fullmatch("[0-9a-f]{32}", call_id) for call_id in ids)
 
 
 @pytest.mark.parametrize("codec", ["json", "pickle", "none"])
 def test_a_value_survives_packing_and_unpacking(codec):
     outcome = returned(codec, {"loss": [1.5, None]}, streamed=True, generation=7)
-    again = calls.unpack_outcome(calls.pack_outcome(outcome))
-    assert isinstance(again, calls.Returned)
-    assert (again.codec, again.streamed, again.generation) == (codec, True, 7)
-    assert calls.value_of(again) == {"loss": [1.5, None]}
+    unpacked_outcome = calls.unpack_outcome(calls.pack_outcome(outcome))
+    assert isinstance(unpacked_outcome, calls.Returned)
+    assert (unpacked_outcome.codec, unpacked_outcome.streamed, unpacked_outcome.generation) == (
+        codec,
+        True,
+        7,
+    )
+    assert calls.value_of(unpacked_outcome) == {"loss": [1.5, None]}
 
 
 def test_the_payload_of_a_packed_outcome_is_aligned():
     blob = calls.pack_outcome(returned("pickle", bytearray(1000)))
-    again = calls.unpack_outcome(blob)
-    assert isinstance(again, calls.Returned)
-    assert (len(blob) - len(again.payload)) % codecs.ALIGNMENT == 0
+    unpacked_outcome = calls.unpack_outcome(blob)
+    assert isinstance(unpacked_outcome, calls.Returned)
+    assert (len(blob) - len(unpacked_outcome.payload)) % codecs.ALIGNMENT == 0
 
 
 def test_a_failure_survives_packing_and_is_raised_as_its_own_class():
     failure = exceptions.describe(KeyError("x"), pod_name="p-0")
-    again = calls.unpack_outcome(calls.pack_outcome(calls.Raised(failure)))
+    unpacked_outcome = calls.unpack_outcome(calls.pack_outcome(calls.Raised(failure)))
     with pytest.raises(KeyError) as caught:
-        calls.value_of(again)
+        calls.value_of(unpacked_outcome)
     assert caught.value.pod_name == "p-0"
 
 

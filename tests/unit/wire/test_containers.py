@@ -14,7 +14,7 @@ from kubetorch.errors import SerializationError
 from kubetorch.wire import codecs
 from tests.unit.wire.test_arrays import sent
 
-HERE = __name__
+MODULE = __name__
 
 
 @dataclasses.dataclass
@@ -55,37 +55,41 @@ class Holder:
 def test_the_fields_of_a_dataclass_that_is_a_dictionary_arrive_with_what_is_in_it() -> None:
     settings = Settings("y", (1, [2]))
     dict.__setitem__(settings, (1, 2), {"a": (3,)})
-    made = sent([settings, settings])[1]
-    assert type(made) is Settings
-    assert (made.name, made.sizes) == ("y", (1, [2]))
-    assert dict(dict.items(made)) == {(1, 2): {"a": (3,)}}
+    arrived_settings = sent([settings, settings])[1]
+    assert type(arrived_settings) is Settings
+    assert (arrived_settings.name, arrived_settings.sizes) == ("y", (1, [2]))
+    assert dict(dict.items(arrived_settings)) == {(1, 2): {"a": (3,)}}
 
 
 def test_the_output_of_a_model_arrives_as_it_was() -> None:
-    made = sent({"a": Output(numpy.arange(3))})["a"]
-    assert type(made) is Output
-    assert list(made) == ["loss"]
-    assert made["loss"] is made.loss
-    made["more"] = 1
-    assert list(made) == ["loss", "more"]
+    arrived_output = sent({"a": Output(numpy.arange(3))})["a"]
+    assert type(arrived_output) is Output
+    assert list(arrived_output) == ["loss"]
+    assert arrived_output["loss"] is arrived_output.loss
+    arrived_output["more"] = 1
+    assert list(arrived_output) == ["loss", "more"]
 
 
 def test_the_fields_of_a_dataclass_that_is_a_list_arrive_with_what_is_in_it() -> None:
     rows = Rows("here")
     rows += [1, (2,)]
-    made = sent(Holder(rows)).settings
-    assert (type(made), made.source, list(made)) == (Rows, "here", [1, (2,)])
+    arrived_rows = sent(Holder(rows)).settings
+    assert (type(arrived_rows), arrived_rows.source, list(arrived_rows)) == (
+        Rows,
+        "here",
+        [1, (2,)],
+    )
 
 
 def test_fields_that_are_dictionaries_and_lists_are_values_of_their_own() -> None:
     plain: dict[Any, Any] = {(1, 2): [3, (4,)], "b": {"c": [Holder({})]}}
-    made = sent(Holder([(1,)], plain))
-    assert (made.settings, made.plain) == ([(1,)], plain)
+    arrived_holder = sent(Holder([(1,)], plain))
+    assert (arrived_holder.settings, arrived_holder.plain) == ([(1,)], plain)
 
 
 def test_such_a_dataclass_is_a_plain_one_where_its_class_is_missing() -> None:
     head, *area = (
-        bytes(b"".join(codecs.join([one]))) for one in codecs.encode("values", Output(5))
+        bytes(b"".join(codecs.join([segment]))) for segment in codecs.encode("values", Output(5))
     )
     assert codecs.decode("values", [head.replace(b"Output", b"Absent"), *area]) == {"loss": 5}
 
@@ -102,9 +106,9 @@ def test_what_such_a_dataclass_holds_and_cannot_travel_is_refused_by_its_path() 
 
 def test_a_container_is_made_of_what_it_is_and_of_nothing_else() -> None:
     for text in (
-        f'["container","{HERE}","Settings",{{}},[1]]',
-        f'["container","{HERE}","Rows",{{}},{{"a":1}}]',
-        f'["object","{HERE}","Rows",{{}}]',
+        f'["container","{MODULE}","Settings",{{}},[1]]',
+        f'["container","{MODULE}","Rows",{{}},{{"a":1}}]',
+        f'["object","{MODULE}","Rows",{{}}]',
     ):
         with pytest.raises(SerializationError):
             codecs.decode("values", [b'${"$":' + text.encode() + b"}"])
@@ -137,10 +141,12 @@ def test_a_value_may_be_nested_as_deep_as_the_documents_say(name: str) -> None:
     for _ in range(LEVELS // 2 if name == "both" else LEVELS):
         value = WRAPS[name](value)
     with ThreadPoolExecutor(1) as pool:  # whose calls are none of pytest's
-        made = pool.submit(_call, CALLS, sent, value).result()
+        arrived_value = pool.submit(_call, CALLS, sent, value).result()
     for _ in range(LEVELS):
-        made = made.settings if name == "dataclasses" else next(iter(_parts(made)))
-    assert made == 1
+        arrived_value = (
+            arrived_value.settings if name == "dataclasses" else next(iter(_parts(arrived_value)))
+        )
+    assert arrived_value == 1
 
 
 def _parts(value: Any) -> Any:

@@ -23,10 +23,10 @@ def _decode(value: object, area: bytes = b"") -> Any:
     return codecs.decode("values", [b"$" + json.dumps(value).encode(), bytearray(area)])
 
 
-def _fields(formats: list[Any], offsets: list[Any], itemsize: object, **other: Any) -> Any:
+def _fields(formats: list[Any], offsets: list[Any], itemsize: object, **extra_parts: Any) -> Any:
     names = [f"f{number}" for number in range(len(formats))]
     parts = {"names": names, "titles": [None] * len(formats), "formats": formats}
-    return {**parts, "offsets": offsets, "itemsize": itemsize, **other}
+    return {**parts, "offsets": offsets, "itemsize": itemsize, **extra_parts}
 
 
 INNER = _fields(["<i4"], [INT - 2], 16)
@@ -84,7 +84,9 @@ FORMATS: st.SearchStrategy[Any] = st.recursive(
         st.tuples(inner, st.lists(NUMBERS, max_size=3)).map(list)
         | st.lists(st.tuples(inner, NUMBERS), max_size=3).flatmap(
             lambda fields: NUMBERS.map(
-                lambda size: _fields([one for one, _ in fields], [at for _, at in fields], size)
+                lambda size: _fields(
+                    [dtype for dtype, _ in fields], [offset for _, offset in fields], size
+                )
             )
         )
     ),
@@ -102,8 +104,10 @@ def _lies_within(dtype: Any, size: int) -> bool:
         return count * base.itemsize <= size and _lies_within(base, base.itemsize)
     fields = [] if dtype.names is None else [dtype.fields[name] for name in dtype.names]
     return dtype.itemsize <= size and all(
-        at >= 0 and at + kind.itemsize <= dtype.itemsize and _lies_within(kind, kind.itemsize)
-        for kind, at, *_ in fields
+        offset >= 0
+        and offset + kind.itemsize <= dtype.itemsize
+        and _lies_within(kind, kind.itemsize)
+        for kind, offset, *_ in fields
     )
 
 
@@ -156,10 +160,10 @@ def test_what_would_be_refused_where_it_arrives_is_refused_where_it_is_sent(name
     ids=["shared bytes", "title", "aligned", "nested", "no image", "no columns", "unit of 25"],
 )
 def test_a_dtype_or_shape_that_is_seldom_arrives_as_it_was(array: Any) -> None:
-    made = sent(array)
-    assert (made.dtype, made.shape) == (array.dtype, array.shape)
-    assert made.dtype.fields == array.dtype.fields
-    assert made.tobytes() == array.tobytes()
+    arrived_array = sent(array)
+    assert (arrived_array.dtype, arrived_array.shape) == (array.dtype, array.shape)
+    assert arrived_array.dtype.fields == array.dtype.fields
+    assert arrived_array.tobytes() == array.tobytes()
 
 
 # ------------------------------------------------------------------------------- lists of scalars
@@ -206,5 +210,5 @@ _T = numpy.timedelta64
 @example([_T(1, "D"), _T("NaT")] * 20)
 @example([numpy.longdouble("1e4000")] * 20)
 def test_a_list_of_scalars_arrives_as_it_was(scalars: list[Any]) -> None:
-    made = sent(scalars)
-    assert [_bits(one) for one in made] == [_bits(one) for one in scalars]
+    arrived_scalars = sent(scalars)
+    assert [_bits(scalar) for scalar in arrived_scalars] == [_bits(scalar) for scalar in scalars]

@@ -41,9 +41,9 @@ def test_every_error_of_our_own_arrives_as_its_class(cls):
 def test_an_error_that_is_its_own_cause_is_told_once() -> None:
     first, second = ValueError("first"), KeyError("second")
     first.__cause__, second.__cause__ = second, first
-    told = exceptions.describe(first)
-    assert told.cause is not None
-    assert (told.cause["message"], told.cause["cause"]) == ("second", None)
+    failure = exceptions.describe(first)
+    assert failure.cause is not None
+    assert (failure.cause["message"], failure.cause["cause"]) == ("second", None)
     first.__cause__ = first
     assert exceptions.describe(first).cause is None
 
@@ -54,9 +54,9 @@ def test_a_long_chain_of_causes_is_cut() -> None:
         above = ValueError(str(number))
         above.__cause__ = error
         error = above
-    depth, told = 0, exceptions.describe(error).to_dict()
-    while told["cause"] is not None:
-        depth, told = depth + 1, told["cause"]
+    depth, cause = 0, exceptions.describe(error).to_dict()
+    while cause["cause"] is not None:
+        depth, cause = depth + 1, cause["cause"]
     assert depth == exceptions.CAUSES_LIMIT - 1
 
 
@@ -66,10 +66,10 @@ def test_a_chain_of_long_texts_fits_into_one_frame() -> None:
         above = ValueError("\x00" * 250_000)
         above.__cause__ = error
         error = above
-    told = exceptions.describe(error).to_json()
+    described_json = exceptions.describe(error).to_json()
 
-    assert len(told) <= frames.CHUNK + frames.META_LIMIT
-    arrived = exceptions.rebuild(exceptions.parse_json(told))
+    assert len(described_json) <= frames.CHUNK + frames.META_LIMIT
+    arrived = exceptions.rebuild(exceptions.parse_json(described_json))
     assert (type(arrived), str(arrived)) == (ValueError, str(error))
 
 

@@ -21,8 +21,8 @@ def sent(error: BaseException) -> Exception:
     try:
         raise error
     except BaseException as caught:
-        told = exceptions.describe(caught, pod_name="demo-0").to_json()
-    return exceptions.rebuild(exceptions.parse_json(told))
+        described_json = exceptions.describe(caught, pod_name="demo-0").to_json()
+    return exceptions.rebuild(exceptions.parse_json(described_json))
 
 
 class LazyError(Exception):
@@ -96,7 +96,7 @@ class Naming(type):
     def __name__(cls) -> Any:
         raise KeyError("name")
 
-    def __eq__(cls, other: object) -> bool:
+    def __eq__(cls, compared_class: object) -> bool:
         raise SystemExit(3)
 
     def __hash__(cls) -> int:
@@ -130,10 +130,10 @@ class FrozenError(Exception):
 
 class StrictError(Exception):
     __slots__ = ("where",)
-    made = 0
+    instance_count = 0
 
     def __init__(self, *, where: str) -> None:
-        type(self).made += 1
+        type(self).instance_count += 1
         super().__init__(f"in {where}")
         self.where = where
 
@@ -158,13 +158,13 @@ def test_what_can_be_had_of_it_is_told(cls):
     try:
         raise cls("the text")
     except Exception as error:
-        told = exceptions.describe(error)
+        failure = exceptions.describe(error)
 
-    assert (told.error_type, told.args) == (cls.__qualname__, ["the text"])
-    assert "the text" in told.message
-    assert 'raise cls("the text")' in told.traceback
-    assert cls.__qualname__ in told.traceback
-    told.to_json().decode()
+    assert (failure.error_type, failure.args) == (cls.__qualname__, ["the text"])
+    assert "the text" in failure.message
+    assert 'raise cls("the text")' in failure.traceback
+    assert cls.__qualname__ in failure.traceback
+    failure.to_json().decode()
 
 
 @pytest.mark.parametrize("cls", HOSTILE, ids=lambda cls: cls.__qualname__)
@@ -184,21 +184,24 @@ def test_the_metaclass_may_misbehave(metaclass):
     # Made here: what collects tests looks at all that a module has.
     cls = metaclass("StrangeError", (Exception,), {"__module__": "theirs"})
 
-    told = exceptions.describe(cls("the text"))
+    failure = exceptions.describe(cls("the text"))
 
-    assert (told.error_type, told.qualname) == ("StrangeError", "StrangeError")
-    assert (told.module, told.message) == ("theirs", "the text")
-    assert str(exceptions.rebuild(told)) == "StrangeError: the text"
+    assert (failure.error_type, failure.qualname) == ("StrangeError", "StrangeError")
+    assert (failure.module, failure.message) == ("theirs", "the text")
+    assert str(exceptions.rebuild(failure)) == "StrangeError: the text"
 
 
 def test_one_inside_a_cause_or_an_argument_is_told():
     error = ValueError("outer", TextError("inner"))
     error.__cause__ = EveryAttributeError("cause")
 
-    told = exceptions.describe(error)
+    failure = exceptions.describe(error)
 
-    assert told.cause is not None
-    assert (told.cause["error_type"], told.cause["message"]) == ("EveryAttributeError", "cause")
+    assert failure.cause is not None
+    assert (failure.cause["error_type"], failure.cause["message"]) == (
+        "EveryAttributeError",
+        "cause",
+    )
     assert isinstance(sent(error), ValueError)
 
 
@@ -210,7 +213,7 @@ def test_a_group_of_such_ones_arrives():
     arrived = sent(group("all", [*many, StrictError(where="here")]))
 
     assert type(arrived) is group
-    kinds = [type(one).__name__ for one in arrived.exceptions]
+    kinds = [type(exception).__name__ for exception in arrived.exceptions]
     assert kinds == ["LazyError", "TextError", "RemoteError", "FrozenError", "StrictError"]
 
 
@@ -237,12 +240,12 @@ def test_a_frozen_dataclass_arrives_with_its_cause():
 
 def test_no_constructor_runs():
     error = StrictError(where="here")
-    made = StrictError.made
+    instances_before = StrictError.instance_count
 
     arrived = sent(error)
 
     assert (type(arrived), str(arrived), arrived.where) == (StrictError, "in here", "here")
-    assert StrictError.made == made
+    assert StrictError.instance_count == instances_before
 
 
 def test_a_warning_and_the_end_of_an_iteration_arrive():
@@ -286,11 +289,11 @@ def test_a_value_that_contains_itself_many_times_is_left_out():
 
 
 def test_circles_of_causes_and_contexts_end():
-    one, two = ValueError("one"), KeyError("two")
-    one.__context__, two.__context__ = two, one
-    one.__cause__, two.__cause__ = two, one
+    first, second = ValueError("one"), KeyError("two")
+    first.__context__, second.__context__ = second, first
+    first.__cause__, second.__cause__ = second, first
 
-    assert str(sent(one)) == "one"
+    assert str(sent(first)) == "one"
 
 
 def test_values_of_strange_classes_are_copied_into_plain_ones():
@@ -309,7 +312,7 @@ def test_values_of_strange_classes_are_copied_into_plain_ones():
     copied = exceptions.plain([Text("a"), Number(3), Items([Table(a=True)])])
 
     assert copied == ["a", 3, [{"a": True}]]
-    assert [type(one) for one in copied] == [str, int, list]
+    assert [type(copied_value) for copied_value in copied] == [str, int, list]
 
 
 @pytest.mark.parametrize("interrupt", introspection.INTERRUPTS)

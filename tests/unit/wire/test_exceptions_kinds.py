@@ -191,20 +191,20 @@ class Step:
 
 def test_attributes_and_arguments_arrive_as_values_of_a_call_do():
     error = NeedsArgumentsError(1, detail="x")
-    given = {
+    attributes = {
         "loss": numpy.float32(1.5),
         "gradient": numpy.arange(3.0),
         "step": Step(2, (Colour.RED,)),
         "at": datetime.datetime(2026, 1, 2, tzinfo=datetime.timezone.utc),
         "by": {Colour.RED: (1, {2})},
     }
-    vars(error).update(given)
+    vars(error).update(attributes)
     error.args = ("bad", Step(1, ()))
 
     arrived = sent(error)
 
-    numpy.testing.assert_array_equal(vars(arrived).pop("gradient"), given.pop("gradient"))
-    for name, value in given.items():
+    numpy.testing.assert_array_equal(vars(arrived).pop("gradient"), attributes.pop("gradient"))
+    for name, value in attributes.items():
         assert getattr(arrived, name) == value, name
         assert type(getattr(arrived, name)) is type(value), name
     assert arrived.args == ("bad", Step(1, ()))
@@ -240,7 +240,9 @@ def test_a_group_arrives_with_its_exceptions():
 
     assert type(arrived) is group_class
     assert str(arrived) == str(group)
-    assert [str(one) for one in arrived.exceptions] == [str(one) for one in group.exceptions]
+    assert [str(exception) for exception in arrived.exceptions] == [
+        str(exception) for exception in group.exceptions
+    ]
     assert isinstance(arrived.exceptions[1], FileNotFoundError)
 
 
@@ -251,9 +253,9 @@ def test_an_exception_whose_text_cannot_be_made_here_is_told_by_a_subclass():
     assert type(arrived).__name__ == "ObjectTextError"
     assert (str(arrived), arrived.count) == ("about Opaque 3", 3)
     assert "about Opaque 3" in "".join(traceback.format_exception(arrived))
-    for again in (pickle.loads(pickle.dumps(arrived)), sent(arrived)):
-        assert isinstance(again, ObjectTextError)
-        assert (str(again), again.count) == ("about Opaque 3", 3)
+    for copied_error in (pickle.loads(pickle.dumps(arrived)), sent(arrived)):
+        assert isinstance(copied_error, ObjectTextError)
+        assert (str(copied_error), copied_error.count) == ("about Opaque 3", 3)
 
 
 def test_the_text_survives_where_the_bytes_are_too_many():
@@ -268,9 +270,9 @@ def test_the_text_survives_where_the_bytes_are_too_many():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_told_of_an_exception_is_utf_8_everywhere(kind):
-    told = exceptions.describe(KINDS[kind][0]()).to_dict()
+    failure_parts = exceptions.describe(KINDS[kind][0]()).to_dict()
 
-    json.dumps(told, ensure_ascii=False, allow_nan=False).encode()
+    json.dumps(failure_parts, ensure_ascii=False, allow_nan=False).encode()
 
 
 def test_a_surrogate_in_an_error_of_our_own_does_no_harm():
@@ -305,9 +307,11 @@ def test_the_body_of_a_response_has_plain_values_as_other_clients_know_them():
     ],
 )
 def test_members_that_make_no_sense_are_left_out(members):
-    told = exceptions.describe(FileNotFoundError(2, "gone")).to_dict() | {"members": members}
+    failure_parts = exceptions.describe(FileNotFoundError(2, "gone")).to_dict() | {
+        "members": members
+    }
 
-    arrived = exceptions.rebuild(exceptions.parse(told))
+    arrived = exceptions.rebuild(exceptions.parse(failure_parts))
 
     assert isinstance(arrived, FileNotFoundError)
     assert str(arrived) == "[Errno 2] gone"
@@ -315,7 +319,7 @@ def test_members_that_make_no_sense_are_left_out(members):
 
 def test_the_class_of_an_exception_may_refuse_subclasses():
     class Closed(Exception):
-        made: ClassVar[bool] = True
+        is_closed: ClassVar[bool] = True
 
         def __init_subclass__(cls) -> None:
             raise TypeError("closed")
@@ -386,10 +390,13 @@ class Checked(pydantic.BaseModel):
 def test_a_validation_error_of_pydantic_arrives_with_its_lines(make, values: str) -> None:
     with pytest.raises(pydantic.ValidationError) as caught:
         make(values)
-    found = sent(caught.value)
-    assert isinstance(found, pydantic.ValidationError)
-    assert str(found) == str(caught.value)
-    lines = [one.errors(include_context=False) for one in (found, caught.value)]
+    arrived_error = sent(caught.value)
+    assert isinstance(arrived_error, pydantic.ValidationError)
+    assert str(arrived_error) == str(caught.value)
+    lines = [
+        validation_error.errors(include_context=False)
+        for validation_error in (arrived_error, caught.value)
+    ]
     assert lines[0] == lines[1]
 
 
@@ -398,5 +405,7 @@ def test_a_validation_error_of_pydantic_that_makes_no_sense_is_another_one() -> 
         Checked(count="x")
     failure = exceptions.describe(caught.value)
     for parts in (None, 3, [], ["x"], ["x", 3], ["x", [{"type": 5}]], {"tuple": [1, 2, 3]}):
-        found = exceptions.rebuild(dataclasses.replace(failure, members={"pydantic": parts}))
-        assert str(caught.value) in str(found)
+        rebuilt_error = exceptions.rebuild(
+            dataclasses.replace(failure, members={"pydantic": parts})
+        )
+        assert str(caught.value) in str(rebuilt_error)

@@ -10,9 +10,12 @@ from kubetorch.wire.rank_values import Entry
 def test_entries_come_back_in_rank_order():
     entries = [Entry(3, "pickle", [b"a", b"bc"]), Entry(1, "json", [b"1"], True)]
 
-    found = rank_values.unpack(rank_values.pack(entries))
+    unpacked_entries = rank_values.unpack(rank_values.pack(entries))
 
-    assert [(one.rank, one.codec, list(one.segments), one.is_streamed) for one in found] == [
+    assert [
+        (rank_value.rank, rank_value.codec, list(rank_value.segments), rank_value.is_streamed)
+        for rank_value in unpacked_entries
+    ] == [
         (1, "json", [b"1"], True),
         (3, "pickle", [b"a", b"bc"], False),
     ]

@@ -68,6 +68,6 @@ def test_the_outcome_of_a_spawned_call_may_be_raw():
 
 def test_raw_values_can_be_pickled():
     for value in (decoded(b"hi", "text/html"), decoded(b"hi", "image/png")):
-        again = pickle.loads(pickle.dumps(value))
-        assert (again, again.text, again.content) == (value, "hi", b"hi")
-        assert again.content_type == value.content_type
+        unpickled = pickle.loads(pickle.dumps(value))
+        assert (unpickled, unpickled.text, unpickled.content) == (value, "hi", b"hi")
+        assert unpickled.content_type == value.content_type

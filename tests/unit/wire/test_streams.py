@@ -91,10 +91,10 @@ def test_rows_without_bytes_of_many_batches_and_values_are_counted_together() ->
     for kind in ("pa.Table", "pl.DataFrame"):
         with pytest.raises(SerializationError, match=r"more than \d+ rows"):
             _decode({"$": [kind, [0, len(data)]]}, data)
-    one = _stream(pyarrow.table({"a": pyarrow.nulls(2**19)}))
-    tags = [{"$": ["pa.Table", [at * len(one), len(one)]]} for at in range(3)]
+    stream = _stream(pyarrow.table({"a": pyarrow.nulls(2**19)}))
+    tags = [{"$": ["pa.Table", [index * len(stream), len(stream)]]} for index in range(3)]
     with pytest.raises(SerializationError, match=r"more than \d+ rows"):
-        _decode(tags, one * 3)
+        _decode(tags, stream * 3)
     table = pyarrow.table({"a": pyarrow.nulls(2**19)})
     with pytest.raises(SerializationError, match=r"^result\[2\] is .* more than \d+ rows"):
         codecs.encode("values", [table] * 3)
@@ -143,8 +143,8 @@ SMALL = {
 
 @pytest.mark.parametrize("name", SMALL)
 def test_what_has_its_bytes_arrives_as_it_was(name: str) -> None:
-    made = sent(SMALL[name])
-    assert (made.type, made) == (SMALL[name].type, SMALL[name])
+    arrived_array = sent(SMALL[name])
+    assert (arrived_array.type, arrived_array) == (SMALL[name].type, SMALL[name])
 
 
 def test_nulls_of_many_columns_beside_numbers_arrive() -> None:
@@ -162,17 +162,20 @@ def _array(dtype: str, *numbers: object) -> tuple[dict[str, Any], bytes]:
 
 
 LABELS = ["values", ["array", {"$": ["np.objects", [2], ["u", "v"]]}], None, None]
-AGAIN = {"$": ["again", 0]}
+SAME_VALUE = {"$": ["again", 0]}
 NUMBERS: dict[str, tuple[Any, Any]] = {
-    "a code of no category": (lambda one: ["category", one, LABELS, False], ("i1", 2)),
-    "a code that is cut off": (lambda one: ["category", one, LABELS, False], ("i8", 2**32)),
-    "a code below -1": (lambda one: ["category", one, LABELS, False], ("i1", -2)),
-    "codes that are fractions": (lambda one: ["category", one, LABELS, False], ("f8", 0.5)),
-    "codes in another order": (lambda one: ["category", one, LABELS, False], (">i4", 1)),
-    "periods of fewer bytes": (lambda one: ["period", one, "period[D]"], ("i4", 1)),
-    "moments of fewer bytes": (lambda one: ["zoned", one, "ns", "UTC"], ("V16", b"1")),
-    "a mask of numbers": (lambda one: ["masked", one, AGAIN, "Int64"], ("i8", 1)),
-    "masked numbers that are none": (lambda one: ["masked", one, AGAIN, "Int64"], ("S8", b"1")),
+    "a code of no category": (lambda numbers: ["category", numbers, LABELS, False], ("i1", 2)),
+    "a code that is cut off": (lambda numbers: ["category", numbers, LABELS, False], ("i8", 2**32)),
+    "a code below -1": (lambda numbers: ["category", numbers, LABELS, False], ("i1", -2)),
+    "codes that are fractions": (lambda numbers: ["category", numbers, LABELS, False], ("f8", 0.5)),
+    "codes in another order": (lambda numbers: ["category", numbers, LABELS, False], (">i4", 1)),
+    "periods of fewer bytes": (lambda numbers: ["period", numbers, "period[D]"], ("i4", 1)),
+    "moments of fewer bytes": (lambda numbers: ["zoned", numbers, "ns", "UTC"], ("V16", b"1")),
+    "a mask of numbers": (lambda numbers: ["masked", numbers, SAME_VALUE, "Int64"], ("i8", 1)),
+    "masked numbers that are none": (
+        lambda numbers: ["masked", numbers, SAME_VALUE, "Int64"],
+        ("S8", b"1"),
+    ),
 }
 
 

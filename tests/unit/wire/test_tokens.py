@@ -13,9 +13,9 @@ NOW = 1_000_000.0
 HOUR = 3600.0
 
 
-def issued(at: float) -> str:
+def issued(issue_time: float) -> str:
     """A token for an hour, by a clock that says `at`."""
-    return tokens.sign(KEY, Claims("ns/f", at + HOUR, issued=at))
+    return tokens.sign(KEY, Claims("ns/f", issue_time + HOUR, issued=issue_time))
 
 
 def check(token: str, *, now: float = NOW) -> Claims:
@@ -66,11 +66,11 @@ EVERYWHERE = [
 
 def test_a_token_of_ours_is_taken_out_wherever_it_is() -> None:
     headers = [(name, value.format("good")) for name, value in EVERYWHERE]
-    found = inspect(headers, b"x=1&kubetorch_token=good&y=2")
-    assert found.headers == [(b"cookie", b"a=1; b=2"), (b"accept", b"*/*")]
-    assert found.query == b"x=1&y=2"
-    assert found.query_token == "good"
-    assert found.tokens == ("good",) * 4
+    inspected_request = inspect(headers, b"x=1&kubetorch_token=good&y=2")
+    assert inspected_request.headers == [(b"cookie", b"a=1; b=2"), (b"accept", b"*/*")]
+    assert inspected_request.query == b"x=1&y=2"
+    assert inspected_request.query_token == "good"
+    assert inspected_request.tokens == ("good",) * 4
 
 
 def test_only_tokens_that_open_what_is_behind_are_passed_on() -> None:
@@ -105,6 +105,6 @@ def test_the_rest_of_the_query_stays(query: bytes, rest: bytes) -> None:
 
 
 def test_what_is_no_token_of_ours_is_the_apps_own() -> None:
-    found = inspect([("authorization", "Bearer other"), ("authorization", "Basic abc")])
-    assert len(found.headers) == 2
-    assert found.tokens == ()
+    inspected_request = inspect([("authorization", "Bearer other"), ("authorization", "Basic abc")])
+    assert len(inspected_request.headers) == 2
+    assert inspected_request.tokens == ()

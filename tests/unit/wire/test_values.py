@@ -82,30 +82,30 @@ def sent(value: Any, modules: dict[str, str] | None = None) -> Any:
     return codecs.decode("values", codecs.split(memoryview(payload), sizes), modules=modules)
 
 
-def is_same(one: Any, other: Any) -> bool:
+def is_same(first: Any, second: Any) -> bool:
     """Whether two values are the same, of the same types all the way down; NaN is itself."""
-    if type(one) is not type(other):
+    if type(first) is not type(second):
         return False
-    if isinstance(one, float):
-        if one != one:
-            return other != other
-        return one == other and math.copysign(1, one) == math.copysign(1, other)
-    if isinstance(one, complex):
-        return is_same([one.real, one.imag], [other.real, other.imag])
-    if isinstance(one, decimal.Decimal):
-        return one.as_tuple() == other.as_tuple()
-    if isinstance(one, dict):
-        return is_same(list(one.items()), list(other.items()))
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(is_same, one, other))
-    if dataclasses.is_dataclass(one):
-        names = [field.name for field in dataclasses.fields(one)]
-        return all(is_same(getattr(one, name), getattr(other, name)) for name in names)
-    if isinstance(one, (set, frozenset)):
-        return one == other and {type(item) for item in one} == {type(item) for item in other}
-    if isinstance(one, datetime.datetime):
-        return one.isoformat() == other.isoformat() and one.fold == other.fold
-    return bool(one == other)
+    if isinstance(first, float):
+        if first != first:
+            return second != second
+        return first == second and math.copysign(1, first) == math.copysign(1, second)
+    if isinstance(first, complex):
+        return is_same([first.real, first.imag], [second.real, second.imag])
+    if isinstance(first, decimal.Decimal):
+        return first.as_tuple() == second.as_tuple()
+    if isinstance(first, dict):
+        return is_same(list(first.items()), list(second.items()))
+    if isinstance(first, (list, tuple)):
+        return len(first) == len(second) and all(map(is_same, first, second))
+    if dataclasses.is_dataclass(first):
+        names = [field.name for field in dataclasses.fields(first)]
+        return all(is_same(getattr(first, name), getattr(second, name)) for name in names)
+    if isinstance(first, (set, frozenset)):
+        return first == second and {type(item) for item in first} == {type(item) for item in second}
+    if isinstance(first, datetime.datetime):
+        return first.isoformat() == second.isoformat() and first.fold == second.fold
+    return bool(first == second)
 
 
 #: Any text of Python, lone surrogates among it.
@@ -218,25 +218,25 @@ def test_tuples_arrive_as_lists_but_in_keys_in_sets_and_in_fields() -> None:
 
 @pytest.mark.parametrize("value", [Color.RED, Level.LOW, Mode.FAST, Right.READ | Right.WRITE])
 def test_members_of_enumerations_arrive_as_themselves(value: Any) -> None:
-    found = sent([value, {value: value}])
-    assert found[0] is value
-    assert next(iter(found[1])) is value
+    arrived_values = sent([value, {value: value}])
+    assert arrived_values[0] is value
+    assert next(iter(arrived_values[1])) is value
 
 
 def test_a_model_arrives_with_what_was_set_and_what_is_private() -> None:
     model = Model(count=1)
     model._secret = 5
-    found = sent(model)
-    assert found == model
-    assert found._secret == 5
-    assert found.model_fields_set == {"count"}
+    arrived_model = sent(model)
+    assert arrived_model == model
+    assert arrived_model._secret == 5
+    assert arrived_model.model_fields_set == {"count"}
 
 
 def test_nothing_of_a_class_runs_when_it_arrives() -> None:
-    made = sent(Strict.model_construct(count=-1))
-    assert made.count == -1
+    arrived_model = sent(Strict.model_construct(count=-1))
+    assert arrived_model.count == -1
     assert sent(Counted(1)).n == 1
-    assert Counted.made == 1
+    assert Counted.constructed_count == 1
 
 
 class Strict(pydantic.BaseModel):
@@ -250,11 +250,11 @@ class Strict(pydantic.BaseModel):
 
 @dataclasses.dataclass
 class Counted:
-    made = 0
+    constructed_count = 0
     n: int
 
     def __post_init__(self) -> None:
-        type(self).made += 1
+        type(self).constructed_count += 1
 
 
 @dataclasses.dataclass
@@ -291,20 +291,20 @@ def test_classes_of_json_are_what_they_are_without_their_class() -> None:
     ids=repr,
 )
 def test_containers_of_the_standard_library_arrive_as_themselves(value: Any) -> None:
-    (found,) = sent([value])
-    assert type(found) is type(value)
-    assert found == value
-    assert list(found) == list(value)
+    (container,) = sent([value])
+    assert type(container) is type(value)
+    assert container == value
+    assert list(container) == list(value)
     for name in ("default_factory", "maxlen"):
-        assert getattr(found, name, None) is getattr(value, name, None)
+        assert getattr(container, name, None) is getattr(value, name, None)
 
 
 def test_a_function_that_makes_defaults_does_not_travel() -> None:
     nested = collections.defaultdict(lambda: collections.defaultdict(int))
     nested["a"]["b"] += 1
-    found = sent(nested)
-    assert type(found) is dict
-    assert found["a"]["new"] == 0
+    arrived_mapping = sent(nested)
+    assert type(arrived_mapping) is dict
+    assert arrived_mapping["a"]["new"] == 0
 
 
 def test_a_class_that_may_run_anything_makes_no_defaults() -> None:
@@ -325,13 +325,13 @@ def test_a_handle_arrives_as_one_of_the_same_service_whose_answers_are_not_unpic
     handle = kt.Cls("counter")
     handle.service_name, handle.serialization = "alice-counter", "pickle"
     handle._declare_options({"retries": 2, "retry_on": OSError, "stream_logs": False})
-    found = sent({"of": handle})["of"]
-    assert type(found) is kt.Cls
-    assert (found.name, found.service_name, found.namespace) == (
+    arrived_handle = sent({"of": handle})["of"]
+    assert type(arrived_handle) is kt.Cls
+    assert (arrived_handle.name, arrived_handle.service_name, arrived_handle.namespace) == (
         *("counter", "alice-counter", "default"),
     )
-    assert (found.serialization, found.stream_logs) == ("json", False)
-    assert found._options.retry_names == ("builtins.OSError",)
+    assert (arrived_handle.serialization, arrived_handle.stream_logs) == ("json", False)
+    assert arrived_handle._options.retry_names == ("builtins.OSError",)
 
 
 def test_a_tuple_of_a_class_without_names_is_a_tuple() -> None:
@@ -356,7 +356,7 @@ def test_the_module_of_a_script_is_another_one_here() -> None:
         a: int
 
     _in_module("kt_there", Item=Item)
-    segments = [bytes(one) for one in codecs.encode("values", Item(1))]
+    segments = [bytes(segment) for segment in codecs.encode("values", Item(1))]
     sys.modules["kt_here"] = sys.modules.pop("kt_there")
     try:
         assert codecs.decode("values", segments, modules={"kt_there": "kt_here"}) == Item(1)
@@ -365,7 +365,7 @@ def test_the_module_of_a_script_is_another_one_here() -> None:
 
 
 def _sent_without(value: Any, module: str) -> Any:
-    segments = [bytes(one) for one in codecs.encode("values", value)]
+    segments = [bytes(segment) for segment in codecs.encode("values", value)]
     del sys.modules[module]
     return codecs.decode("values", segments)
 
@@ -415,9 +415,9 @@ def test_a_class_that_no_module_has_is_refused_where_it_is_sent() -> None:
 
 def test_an_instance_of_a_class_that_was_defined_anew_is_refused_as_such() -> None:
     def define() -> type:
-        made = dataclasses.make_dataclass("Redefined", ["a"])
-        made.__module__ = "kt_cells"
-        return made
+        redefined_class = dataclasses.make_dataclass("Redefined", ["a"])
+        redefined_class.__module__ = "kt_cells"
+        return redefined_class
 
     old, new = define(), define()
     _in_module("kt_cells", Redefined=new)
@@ -447,7 +447,7 @@ class Frozen:
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "expected_message"),
     [
         ({"rows": [0, 1, 2, Holder(Opaque())]}, r'result\["rows"\]\[3\]\.model is a .*Opaque'),
         ([threading.Lock()], r"result\[0\] is a _thread\.lock"),
@@ -460,8 +460,8 @@ class Frozen:
         ([Pair(1, Opaque())], r"result\[0\]\.right is a .*Opaque"),
     ],
 )  # fmt: skip
-def test_what_cannot_travel_is_named_with_its_path(value: Any, said: str) -> None:
-    with pytest.raises(SerializationError, match=said) as caught:
+def test_what_cannot_travel_is_named_with_its_path(value: Any, expected_message: str) -> None:
+    with pytest.raises(SerializationError, match=expected_message) as caught:
         codecs.encode("values", value)
     assert caught.value.hint
 
@@ -540,7 +540,10 @@ def test_a_namespace_is_refused_with_its_way_out(kind: type) -> None:
 
 def test_what_pickle_may_not_carry_either_has_a_hint_of_its_own() -> None:
     with open(__file__) as file:  # noqa: PTH123  # what a user would have
-        for one, said in ((lambda: 1, "top level of a module"), (file, "send its path")):
+        for refused_value, expected_hint in (
+            (lambda: 1, "top level of a module"),
+            (file, "send its path"),
+        ):
             with pytest.raises(SerializationError) as refused:
-                values.encode(one)
-            assert said in (refused.value.hint or "")
+                values.encode(refused_value)
+            assert expected_hint in (refused.value.hint or "")

@@ -102,10 +102,10 @@ class Odd(enum.Enum):
         return cls.A
 
 
-HERE = __name__
-BOMB = {"$": ["object", HERE, "Bomb", {}]}
-FINAL = {"$": ["object", HERE, "Final", {"path": "/"}]}
-ODD = {"$": ["enum", HERE, "Odd", "A"]}
+MODULE = __name__
+BOMB = {"$": ["object", MODULE, "Bomb", {}]}
+FINAL = {"$": ["object", MODULE, "Final", {"path": "/"}]}
+ODD = {"$": ["enum", MODULE, "Odd", "A"]}
 
 
 def _decode(value: object, area: bytes = b"") -> Any:
@@ -115,10 +115,10 @@ def _decode(value: object, area: bytes = b"") -> Any:
 
 def _try(value: object, area: bytes = b"") -> None:
     try:
-        made = _decode(value, area)
+        decoded_value = _decode(value, area)
     except SerializationError:
         return
-    assert made is not NotImplemented
+    assert decoded_value is not NotImplemented
 
 
 @pytest.fixture(autouse=True)
@@ -128,20 +128,24 @@ def _nothing_runs() -> Iterator[None]:
     yield
     assert RAN == []
     # `tzdata` has the time zones of Python where the system has none.
-    own = tuple(f"{name}." for name in (*values.LIBRARIES, "kubetorch", "hypothesis", "tzdata"))
-    imported = {name for name in set(sys.modules) - before if not f"{name}.".startswith(own)}
+    allowed_prefixes = tuple(
+        f"{name}." for name in (*values.LIBRARIES, "kubetorch", "hypothesis", "tzdata")
+    )
+    imported = {
+        name for name in set(sys.modules) - before if not f"{name}.".startswith(allowed_prefixes)
+    }
     assert {
         name for name in imported if name.partition(".")[0] not in sys.stdlib_module_names
     } == set()
 
 
 def test_an_instance_is_made_without_any_of_its_code() -> None:
-    made = _decode([BOMB])
-    assert type(made[0]) is Bomb
+    decoded_values = _decode([BOMB])
+    assert type(decoded_values[0]) is Bomb
 
 
 #: A place for a buffer of eight bytes.
-PLACE = [0, 8]
+BUFFER_SPAN = [0, 8]
 TAGS: dict[str, list[Any]] = {
     "dict": [[["a", 1]]],
     "tuple": [[1]],
@@ -150,8 +154,8 @@ TAGS: dict[str, list[Any]] = {
     "again": [0],
     "int": ["0x1"],
     "str": ["61"],
-    "bytes": [PLACE],
-    "bytearray": [PLACE],
+    "bytes": [BUFFER_SPAN],
+    "bytearray": [BUFFER_SPAN],
     "complex": [1.0, 1.0],
     "date": ["2020-01-01"],
     "time": ["00:00:00", 0, None],
@@ -162,13 +166,13 @@ TAGS: dict[str, list[Any]] = {
     "decimal": ["1.0"],
     "uuid": ["0" * 32],
     "path": ["PosixPath", "/"],
-    "enum": [HERE, "Safe", "A", 1],
-    "named": [HERE, "Safe", [1]],
-    "object": [HERE, "Bomb", {"a": 1}],
-    "container": [HERE, "Crate", {"a": 1}, {"b": 2}],
+    "enum": [MODULE, "Safe", "A", 1],
+    "named": [MODULE, "Safe", [1]],
+    "object": [MODULE, "Bomb", {"a": 1}],
+    "container": [MODULE, "Crate", {"a": 1}, {"b": 2}],
     "ordered": [{"a": 1}],
     "counter": [{"a": 1}],
-    "defaultdict": [[HERE, "Bomb"], {"a": 1}],
+    "defaultdict": [[MODULE, "Bomb"], {"a": 1}],
     "deque": [[1, 2], 2],
     "handle": [
         "cls",
@@ -179,22 +183,22 @@ TAGS: dict[str, list[Any]] = {
             "options": {"retries": 1, "timeout": 1.5, "retry_on": {"$": ["tuple", ["a.b"]]}},
         },
     ],
-    "np.array": ["<f8", [1], "C", PLACE],
+    "np.array": ["<f8", [1], "C", BUFFER_SPAN],
     "np.scalar": ["<f8", "0" * 16, 0.0],
-    "np.list": ["<f8", PLACE],
+    "np.list": ["<f8", BUFFER_SPAN],
     "np.str": ["a"],
-    "np.bytes": [PLACE],
+    "np.bytes": [BUFFER_SPAN],
     "np.objects": [[2], ["a", 1]],
     "np.strings": [[1], ["a"], [0, 0]],
     "pd.frame": [
-        [["array", {"$": ["np.array", "<f8", [1], "C", PLACE]}]],
+        [["array", {"$": ["np.array", "<f8", [1], "C", BUFFER_SPAN]}]],
         ["range", 0, 1, 1, None],
         ["range", 0, 1, 1, None],
         None,
         {"a": 1},
     ],
     "pd.series": [
-        ["masked", {"$": ["np.array", "<i8", [1], "C", PLACE]}, BOMB, "Int64"],
+        ["masked", {"$": ["np.array", "<i8", [1], "C", BUFFER_SPAN]}, BOMB, "Int64"],
         ["range", 0, 1, 1, None],
         "a",
     ],
@@ -202,12 +206,12 @@ TAGS: dict[str, list[Any]] = {
     "pd.Timestamp": [{"$": ["np.scalar", "<M8[ns]", "0" * 16]}, {"$": ["zone", "UTC"]}],
     "pd.Timedelta": [{"$": ["np.scalar", "<m8[ns]", "0" * 16]}],
     "pd.missing": ["NA"],
-    "pa.Table": [PLACE],
-    "pa.RecordBatch": [PLACE],
-    "pa.ChunkedArray": [PLACE],
-    "pa.Array": [PLACE],
-    "pl.DataFrame": [PLACE],
-    "pl.Series": [PLACE],
+    "pa.Table": [BUFFER_SPAN],
+    "pa.RecordBatch": [BUFFER_SPAN],
+    "pa.ChunkedArray": [BUFFER_SPAN],
+    "pa.Array": [BUFFER_SPAN],
+    "pl.DataFrame": [BUFFER_SPAN],
+    "pl.Series": [BUFFER_SPAN],
 }
 
 
@@ -215,23 +219,31 @@ def test_each_kind_of_tag_is_attacked_here() -> None:
     assert values.UNPACKERS.keys() - {"torch.tensor"} == TAGS.keys()
 
 
-def _replaced(value: Any, at: int, other: Any) -> tuple[Any, int]:
+def _replaced(value: Any, node_number: int, replacement: Any) -> tuple[Any, int]:
     """A copy of a tree where the node number `at` is another one; how many are left to count."""
-    if at == 0:
-        return other, -1
-    at -= 1
+    if node_number == 0:
+        return replacement, -1
+    node_number -= 1
     if isinstance(value, list):
-        found: list[Any] = []
+        copied_items: list[Any] = []
         for item in value:
-            new, at = _replaced(item, at, other) if at >= 0 else (item, at)
-            found.append(new)
-        return found, at
+            new, node_number = (
+                _replaced(item, node_number, replacement)
+                if node_number >= 0
+                else (item, node_number)
+            )
+            copied_items.append(new)
+        return copied_items, node_number
     if isinstance(value, dict):
         copy = {}
         for key, item in value.items():
-            copy[key], at = _replaced(item, at, other) if at >= 0 else (item, at)
-        return copy, at
-    return value, at
+            copy[key], node_number = (
+                _replaced(item, node_number, replacement)
+                if node_number >= 0
+                else (item, node_number)
+            )
+        return copy, node_number
+    return value, node_number
 
 
 STRANGE = [BOMB, FINAL, ODD, None, True, -1, 2**63, 1e308, "", "O", "x" * 50, [], [[]], {}, [BOMB]]
@@ -240,10 +252,10 @@ STRANGE = [BOMB, FINAL, ODD, None, True, -1, 2**63, 1e308, "", "O", "x" * 50, []
 @pytest.mark.parametrize("kind", TAGS)
 def test_no_part_of_a_tag_is_taken_for_what_it_is_not(kind: str) -> None:
     tag = {"$": [kind, *TAGS[kind]]}
-    for other in STRANGE:
-        for at in range(40):
-            new, left = _replaced(tag, at, other)
-            if left >= 0:
+    for strange_value in STRANGE:
+        for node_number in range(40):
+            new, nodes_left = _replaced(tag, node_number, strange_value)
+            if nodes_left >= 0:
                 break
             _try(new, bytes(8))
 
@@ -251,8 +263,8 @@ def test_no_part_of_a_tag_is_taken_for_what_it_is_not(kind: str) -> None:
 @pytest.mark.parametrize("kind", TAGS)
 def test_tags_of_other_lengths_are_refused(kind: str) -> None:
     parts = TAGS[kind]
-    for other in ([], parts[:-1], [*parts, 1], [*parts, BOMB], [*parts, None, None, None]):
-        _try({"$": [kind, *other]}, bytes(8))
+    for wrong_parts in ([], parts[:-1], [*parts, 1], [*parts, BOMB], [*parts, None, None, None]):
+        _try({"$": [kind, *wrong_parts]}, bytes(8))
 
 
 junk = st.recursive(
@@ -262,7 +274,7 @@ junk = st.recursive(
     | st.floats()
     | st.text(max_size=5)
     | st.sampled_from(
-        [BOMB, ODD, FINAL, "<f8", "O", HERE, "Bomb", "range", "array", [0, 8], "UTC"]
+        [BOMB, ODD, FINAL, "<f8", "O", MODULE, "Bomb", "range", "array", [0, 8], "UTC"]
     ),
     lambda inner: (
         st.lists(inner, max_size=4)
@@ -323,9 +335,9 @@ def test_a_class_with_a_finaliser_is_not_made() -> None:
         ("builtins", "int"),
         ("builtins", "type"),
         ("kubetorch.errors", "KubetorchError"),
-        (HERE, "Safe"),
-        (HERE, "Bomb.ndim"),
-        (HERE, "sys"),
+        (MODULE, "Safe"),
+        (MODULE, "Bomb.ndim"),
+        (MODULE, "sys"),
         ("json", "JSONDecoder"),
         ("pandas", "DataFrame"),
     ],
@@ -362,9 +374,9 @@ def test_a_module_that_makes_names_up_is_not_asked() -> None:
 
 def test_an_enumeration_is_not_asked_for_what_it_has_not() -> None:
     with pytest.raises(SerializationError):
-        _decode({"$": ["enum", HERE, "Odd", "B"]})
+        _decode({"$": ["enum", MODULE, "Odd", "B"]})
     with pytest.raises(SerializationError):
-        _decode({"$": ["enum", HERE, "Odd", 7]})
+        _decode({"$": ["enum", MODULE, "Odd", 7]})
 
 
 # ------------------------------------------------------------------------------------- how much
@@ -497,7 +509,7 @@ def test_keys_that_happen_to_collide_arrive() -> None:
 
 
 def test_classes_that_are_missing_do_not_slow_down_keys() -> None:
-    missing = [{"$": ["enum", HERE, f"Missing{n}", "A", n]} for n in range(15_000)]
+    missing = [{"$": ["enum", MODULE, f"Missing{n}", "A", n]} for n in range(15_000)]
     begin = time.process_time()
     assert len(_decode([missing, {"$": ["set", missing]}])[1]) == 15_000
     assert time.process_time() - begin < 5
@@ -516,15 +528,19 @@ def test_no_two_values_lie_on_the_same_bytes() -> None:
     # A checked table, whose offsets the array would change.
     with pytest.raises(SerializationError, match="two values have the bytes"):
         _decode([table, _array(0, len(data))], data + bytes(len(data)))
-    one, other, again = _decode([_array(0), _array(8), {"$": ["again", 0]}], bytes(16))
-    one += 1
-    assert again is one
-    assert other.tolist() == [0] * 8
+    first_array, second_array, first_array_again = _decode(
+        [_array(0), _array(8), {"$": ["again", 0]}], bytes(16)
+    )
+    first_array += 1
+    assert first_array_again is first_array
+    assert second_array.tolist() == [0] * 8
 
 
 def test_torch_is_not_asked_for_numbers_that_it_dies_of() -> None:
     torch = pytest.importorskip("torch")
-    kinds = {name: one for name, one in vars(torch).items() if isinstance(one, torch.dtype)}
+    kinds = {
+        name: member for name, member in vars(torch).items() if isinstance(member, torch.dtype)
+    }
     for name, dtype in kinds.items():
         size = 8 * dtype.itemsize
         _try({"$": ["torch.tensor", name, [8], [0], False, False, [0, size]]}, bytes(size))
@@ -602,14 +618,14 @@ def test_a_stream_that_was_changed_is_a_table_or_refused(data: st.DataObject) ->
     kind = data.draw(st.sampled_from(["pa.Table", "pl.DataFrame"]))
     stream = bytearray(STREAMS[kind])
     for _ in range(data.draw(st.integers(1, 4))):
-        at = data.draw(st.integers(0, len(stream) - 1))
-        stream[at] = data.draw(st.integers(0, 255))
+        position = data.draw(st.integers(0, len(stream) - 1))
+        stream[position] = data.draw(st.integers(0, 255))
     stream = stream[: data.draw(st.integers(len(stream) // 2, len(stream)))]
     try:
-        made = _decode({"$": [kind, [0, len(stream)]]}, bytes(stream))
+        decoded_table = _decode({"$": [kind, [0, len(stream)]]}, bytes(stream))
     except SerializationError:
         return
-    repr(made)
+    repr(decoded_table)
 
 
 VIEWS = pyarrow.array(["x" * 100_000] * 3, pyarrow.string_view())
@@ -666,8 +682,10 @@ def _nested(levels: int, *, doubles: bool) -> bytes:
     _, schema, _ = arrow_streams._parse_message(message)
     fields = [*schema.tables(1)]
     while doubles and fields and fields[0].field(5):
-        at = fields[0].offset(5) + 4
-        struct.pack_into("<I", message, at + 4, struct.unpack_from("<I", message, at)[0] - 4)
+        offset = fields[0].offset(5) + 4
+        struct.pack_into(
+            "<I", message, offset + 4, struct.unpack_from("<I", message, offset)[0] - 4
+        )
         fields = [*fields[0].tables(5)]
         if not fields[0].field(5) or not struct.unpack_from("<I", message, fields[0].offset(5))[0]:
             break
@@ -694,8 +712,8 @@ def test_buffers_of_a_stream_that_lie_on_each_other_are_refused() -> None:
     data = bytearray(_stream(table))
     # Where the second column lies: after the first, whose end Arrow pads or not, and as long.
     places = {step: data.rfind(struct.pack("<qq", step, 16)) for step in (16, 64)}
-    step, at = max(places.items(), key=lambda one: one[1])
-    struct.pack_into("<qq", data, at, 0, 2 * step)
+    step, offset = max(places.items(), key=lambda step_and_offset: step_and_offset[1])
+    struct.pack_into("<qq", data, offset, 0, 2 * step)
     for kind in ("pa.Table", "pl.DataFrame"):
         with pytest.raises(SerializationError, match="a buffer that is not there"):
             _decode({"$": [kind, [0, len(data)]]}, bytes(data))
@@ -746,8 +764,8 @@ def test_a_value_that_was_changed_on_its_way_is_another_one_or_refused(data: st.
     head, *rest = codecs.encode("values", data.draw(st.sampled_from(SENT)))
     text = bytearray(bytes(head))
     for _ in range(data.draw(st.integers(1, 3))):
-        at = data.draw(st.integers(1, len(text) - 1))
-        text[at : at + 1] = data.draw(
+        position = data.draw(st.integers(1, len(text) - 1))
+        text[position : position + 1] = data.draw(
             st.binary(max_size=2) | st.sampled_from([b"9", b"[", b'"', b"$"])
         )
     area = bytearray(b"".join(codecs.join(rest)))
@@ -796,26 +814,29 @@ class Apart(enum.Flag):
 
 
 def test_flags_arrive_together_where_nobody_has_combined_them_before() -> None:
-    found = _decode(
-        [{"$": ["enum", HERE, "Apart", 3]}, {"$": ["enum", "re", "RegexFlag", 282, 282]}]
+    decoded_flags = _decode(
+        [{"$": ["enum", MODULE, "Apart", 3]}, {"$": ["enum", "re", "RegexFlag", 282, 282]}]
     )
-    assert [type(flags) for flags in found] == [Apart, re.RegexFlag]
-    assert found[0] is Apart.A | Apart.B
-    assert found[1] is re.I | re.M | re.S | re.A
+    assert [type(flags) for flags in decoded_flags] == [Apart, re.RegexFlag]
+    assert decoded_flags[0] is Apart.A | Apart.B
+    assert decoded_flags[1] is re.I | re.M | re.S | re.A
     with pytest.raises(SerializationError, match=r"Apart\.8 is not in the module"):
-        _decode({"$": ["enum", HERE, "Apart", 8]})
+        _decode({"$": ["enum", MODULE, "Apart", 8]})
 
 
 @pytest.mark.security
 @pytest.mark.parametrize(
     ("value", "why"),
     [
-        ({"$": ["object", HERE, "Watched", {"__x": 1}]}, "a Watched has no __x"),
-        ({"$": ["object", HERE, "Undecodable", {"a": 1}]}, "Undecodable is no dataclass"),
-        ({"$": ["set", [{"$": ["object", HERE, "Watched", {"a": 1}]}]]}, "Watched to hash"),
-        ({"$": ["bytes", {"$": ["object", HERE, "Watched", {}]}]}, "a Watched where a list should"),
-        ({"$": ["enum", HERE, "Flags", 3]}, r"Flags\.3 is not in the module"),
-        ({"$": ["enum", HERE, "Flags", "C"]}, r"Flags\.C is not in the module"),
+        ({"$": ["object", MODULE, "Watched", {"__x": 1}]}, "a Watched has no __x"),
+        ({"$": ["object", MODULE, "Undecodable", {"a": 1}]}, "Undecodable is no dataclass"),
+        ({"$": ["set", [{"$": ["object", MODULE, "Watched", {"a": 1}]}]]}, "Watched to hash"),
+        (
+            {"$": ["bytes", {"$": ["object", MODULE, "Watched", {}]}]},
+            "a Watched where a list should",
+        ),
+        ({"$": ["enum", MODULE, "Flags", 3]}, r"Flags\.3 is not in the module"),
+        ({"$": ["enum", MODULE, "Flags", "C"]}, r"Flags\.C is not in the module"),
     ],
 )
 def test_no_code_of_a_metaclass_runs_for_what_is_refused(value: object, why: str) -> None:
@@ -825,10 +846,10 @@ def test_no_code_of_a_metaclass_runs_for_what_is_refused(value: object, why: str
 
 @pytest.mark.security
 def test_no_code_of_a_metaclass_runs_for_what_is_decoded_or_described() -> None:
-    made = _decode(
-        [{"$": ["object", HERE, "Watched", {"a": 1}]}, {"$": ["enum", HERE, "Flags", "A"]}]
+    decoded_values = _decode(
+        [{"$": ["object", MODULE, "Watched", {"a": 1}]}, {"$": ["enum", MODULE, "Flags", "A"]}]
     )
-    assert type(made[0]) is Watched
-    assert object.__getattribute__(made[0], "a") == 1
+    assert type(decoded_values[0]) is Watched
+    assert object.__getattribute__(decoded_values[0], "a") == 1
     with pytest.raises(SerializationError, match=r"is a .*Undecodable, which cannot travel"):
         codecs.encode("values", object.__new__(Undecodable))

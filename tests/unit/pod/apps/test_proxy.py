@@ -20,7 +20,13 @@ def test_the_cookie_is_kept_from_scripts_and_other_sites():
 
 
 NAMES = ["10.0.0.5", "::1", "localhost", "127.0.0.1", "kt.example.com", "a.b.apps.example.com"]
-OWN = ["web", "web-http", "web.team", "web.team.svc", "web-0.web-headless.team.svc.cluster.local"]
+APP_NAMES = [
+    "web",
+    "web-http",
+    "web.team",
+    "web.team.svc",
+    "web-0.web-headless.team.svc.cluster.local",
+]
 FOREIGN = [
     *("", "evil.example", "apps.example.com", "kt.example.com.evil.example", "xweb", "other"),
     *(
@@ -34,7 +40,10 @@ FOREIGN = [
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [*((one, True) for one in NAMES + OWN), *((one, False) for one in FOREIGN)],
+    [
+        *((app_name, True) for app_name in NAMES + APP_NAMES),
+        *((app_name, False) for app_name in FOREIGN),
+    ],
 )
 def test_an_app_has_the_names_of_its_services_and_those_of_the_controller(name, expected):
     names = proxy.AppNames("team", "web")
@@ -45,7 +54,7 @@ def test_an_app_has_the_names_of_its_services_and_those_of_the_controller(name, 
 
 KEY = b"k" * 32
 TOKEN = tokens.sign(KEY, tokens.Claims("team/web", 60.0))
-OTHER = tokens.sign(b"o" * 32, tokens.Claims("team/other", 60.0))
+TOKEN_OF_ANOTHER = tokens.sign(b"o" * 32, tokens.Claims("team/other", 60.0))
 
 
 class App:
@@ -116,7 +125,11 @@ class App:
 
 def test_a_request_goes_on_with_a_token_of_the_service_alone():
     app = App()
-    for headers in ({}, {"authorization": f"Bearer {OTHER}"}, {"cookie": "kubetorch-app-x=y"}):
+    for headers in (
+        {},
+        {"authorization": f"Bearer {TOKEN_OF_ANOTHER}"},
+        {"cookie": "kubetorch-app-x=y"},
+    ):
         with pytest.raises(UnauthorizedError, match="this app needs a token"):
             app.get(**headers)
     assert (app.begun, app.admitted) == (0, 0)
@@ -161,7 +174,7 @@ def test_a_browser_gets_a_cookie_for_where_it_sees_the_app(headers, path, is_sec
 
 
 def test_no_cookie_is_set_for_a_token_that_opens_nothing():
-    status, answer = App(is_public=True).get(query=f"kubetorch_token={OTHER}")
+    status, answer = App(is_public=True).get(query=f"kubetorch_token={TOKEN_OF_ANOTHER}")
     assert (status, answer["location"]) == (303, "./page")
     assert "set-cookie" not in answer
 
@@ -179,8 +192,8 @@ def test_a_websocket_that_does_not_come_about_is_no_request_any_more():
 def test_the_users_own_token_is_kept_from_the_app_where_it_is_one():
     app = App(user=tokens.fingerprint("mine"))
     headers = [(b"host", b"kt.example.com"), (b"authorization", b"Bearer mine")]
-    found = app.proxy._admit("POST", headers, b"", app._admit)
-    assert (found.headers, app.admitted) == (headers[:1], 1)
+    admitted_request = app.proxy._admit("POST", headers, b"", app._admit)
+    assert (admitted_request.headers, app.admitted) == (headers[:1], 1)
     app = App(is_public=True)
-    found = app.proxy._admit("POST", headers, b"", app._admit)
-    assert (found.headers, app.admitted) == (headers, 0)
+    admitted_request = app.proxy._admit("POST", headers, b"", app._admit)
+    assert (admitted_request.headers, app.admitted) == (headers, 0)

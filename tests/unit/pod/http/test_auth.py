@@ -62,11 +62,11 @@ def test_a_token_opens_what_it_says():
     checked.check_token("Bearer mine", "exec")
     shell = f"Bearer {signed(verbs=('exec', 'logs'))}"
     checked.check_token(shell, "exec")
-    for token, verb, said in [
+    for token, verb, refusal in [
         (f"Bearer {signed()}", "exec", "needs the user's own token"),
         (shell, "call", "does not open 'call'"),
     ]:
-        with pytest.raises(UnauthorizedError, match=said):
+        with pytest.raises(UnauthorizedError, match=refusal):
             checked.check_token(token, verb)
     assert checked.is_token(signed())
     assert not checked.is_token(shell.removeprefix("Bearer "))

@@ -32,25 +32,25 @@ from tests.unit.pod.fakes import FakeCaller, FakeRunner, begin, make_calls, open
     ],
 )
 def test_arguments_are_passed_on_as_they_stand(body, args, kwargs):
-    found = json.loads(calling.parse_arguments(body, "json").encoded)
-    assert found == {"args": args, "kwargs": kwargs}
+    parsed_body = json.loads(calling.parse_arguments(body, "json").encoded)
+    assert parsed_body == {"args": args, "kwargs": kwargs}
 
 
 @given(st.lists(st.recursive(st.none() | st.integers() | st.text(), st.lists)), st.text())
 def test_any_json_arguments_survive(args, key):
     body = json.dumps({"args": args, "kwargs": {key: args}}).encode()
-    found = json.loads(calling.parse_arguments(body, "json").encoded)
-    assert found == {"args": args, "kwargs": {key: args}}
+    parsed_body = json.loads(calling.parse_arguments(body, "json").encoded)
+    assert parsed_body == {"args": args, "kwargs": {key: args}}
 
 
 @given(st.binary(max_size=100), st.sampled_from(codecs.CODECS))
 def test_any_body_becomes_arguments_or_a_protocol_error(body, codec):
     try:
-        found = calling.parse_arguments(body, codec)
+        arguments = calling.parse_arguments(body, codec)
     except ProtocolError:
         return
     if codec != "pickle":
-        assert set(json.loads(found.encoded)) == {"args", "kwargs"}
+        assert set(json.loads(arguments.encoded)) == {"args", "kwargs"}
 
 
 @pytest.mark.parametrize(
@@ -97,8 +97,8 @@ def test_half_of_a_character_is_named(body: bytes, escape: str) -> None:
     ],
 )
 def test_workers_and_restart_procs_are_keys_of_the_body(body, workers, restart_procs):
-    found = calling.parse_arguments(json.dumps(body).encode(), "json")
-    assert found[1:] == (workers, restart_procs)
+    arguments = calling.parse_arguments(json.dumps(body).encode(), "json")
+    assert arguments[1:] == (workers, restart_procs)
     pickled = json.dumps({**body, "data": "cGlja2xlZA=="}).encode()
     assert calling.parse_arguments(pickled, "pickle")[1:] == (workers, restart_procs)
 
@@ -142,8 +142,8 @@ def test_workers_of_another_form_are_refused(workers):
 def test_pickled_arguments_are_taken_from_the_object_or_the_bare_string():
     data = base64.b64encode(b"pickled").decode()
     for body in ({"data": data}, data):
-        found = calling.parse_arguments(json.dumps(body).encode(), "pickle")
-        assert found == (b"pickled", None, False)
+        arguments = calling.parse_arguments(json.dumps(body).encode(), "pickle")
+        assert arguments == (b"pickled", None, False)
     with pytest.raises(ProtocolError, match="base64"):
         calling.parse_arguments(b'{"data": "!"}', "pickle")
     with pytest.raises(ProtocolError, match="data"):
@@ -154,10 +154,10 @@ def test_out_of_band_buffers_become_one_pickle_that_gives_the_same_value():
     value = {"a": np.arange(1000), "b": [np.ones(3), "text"]}
     segments = [memoryview(bytes(segment)) for segment in codecs.encode("pickle", value)]
     assert len(segments) == 3
-    again = pickle.loads(codecs.in_band(segments))
-    assert np.array_equal(again["a"], value["a"])
-    assert again["b"][1] == "text"
-    again["a"][0] = 5
+    unpickled = pickle.loads(codecs.in_band(segments))
+    assert np.array_equal(unpickled["a"], value["a"])
+    assert unpickled["b"][1] == "text"
+    unpickled["a"][0] = 5
     plain = [memoryview(segment) for segment in codecs.encode("pickle", "text")]
     assert codecs.in_band(plain) == pickle.dumps("text", protocol=5)
 
@@ -170,7 +170,7 @@ class Post:
 
     def __init__(self, calls, body=b"", **headers) -> None:
         self.sent = []
-        self.gone = asyncio.Event()
+        self.disconnected = asyncio.Event()
         self._pieces = [{"type": "http.request", "body": body, "more_body": False}]
         scope = {
             "method": "POST",
@@ -189,7 +189,7 @@ class Post:
     async def _receive(self):
         if self._pieces:
             return self._pieces.pop()
-        await self.gone.wait()
+        await self.disconnected.wait()
         return {"type": "http.disconnect"}
 
     async def _send(self, message) -> None:
@@ -199,7 +199,7 @@ class Post:
         """Status, headers and body."""
         await self.answered
         head = {name.decode(): value.decode() for name, value in self.sent[0]["headers"]}
-        body = b"".join(one.get("body", b"") for one in self.sent)
+        body = b"".join(message.get("body", b"") for message in self.sent)
         return self.sent[0]["status"], head, body
 
 
@@ -270,7 +270,7 @@ def test_a_call_ends_with_its_client():
         calls, runner = serving()
         post = Post(calls)
         await turns()
-        post.gone.set()
+        post.disconnected.set()
         await post.answered
         assert [number for number, *_ in runner.cancelled] == [1]
         assert post.sent == []

@@ -21,8 +21,8 @@ def operations(tmp_path, source: str, **more):
 
 
 def schema(tmp_path, annotation: str):
-    (found,) = operations(tmp_path, f"def f(x: {annotation}): pass\n")
-    return found.parameters[0].schema
+    (operation,) = operations(tmp_path, f"def f(x: {annotation}): pass\n")
+    return operation.parameters[0].schema
 
 
 @pytest.mark.parametrize(
@@ -55,17 +55,19 @@ def test_the_parameters_of_a_function(tmp_path):
         "async def f(a, /, b: int = 3, *rest, c: str = 'x', d, **more) -> bool:\n"
         '    """Does it.\n\n    At length."""\n'
     )
-    (found,) = operations(tmp_path, source)
-    assert found.signature == "async def f(a, /, b: int=3, *rest, c: str='x', d, **more) -> bool"
-    assert [(p.name, p.is_required, p.default) for p in found.parameters] == [
+    (operation,) = operations(tmp_path, source)
+    assert (
+        operation.signature == "async def f(a, /, b: int=3, *rest, c: str='x', d, **more) -> bool"
+    )
+    assert [(p.name, p.is_required, p.default) for p in operation.parameters] == [
         ("a", True, None),
         ("b", False, "3"),
         ("c", False, "'x'"),
         ("d", True, None),
     ]
-    assert found.is_open
-    assert found.summary.startswith("Does it.")
-    assert found.result == {"type": "boolean"}
+    assert operation.is_open
+    assert operation.summary.startswith("Does it.")
+    assert operation.result == {"type": "boolean"}
 
 
 def test_the_public_methods_of_a_class_without_their_self(tmp_path):
@@ -77,8 +79,8 @@ def test_the_public_methods_of_a_class_without_their_self(tmp_path):
         "    @staticmethod\n    def two(b): pass\n"
         "    @classmethod\n    async def three(cls, c): pass\n"
     )
-    found = operations(tmp_path, source, kind="cls", name="C")
-    names = {op.method: [p.name for p in op.parameters] for op in found}
+    public_methods = operations(tmp_path, source, kind="cls", name="C")
+    names = {op.method: [p.name for p in op.parameters] for op in public_methods}
     assert names == {"one": ["a"], "two": ["b"], "three": ["c"]}
 
 
@@ -86,25 +88,25 @@ def test_nested_definitions_and_redefinitions_are_found(tmp_path):
     source = (
         "class A:\n    class B:\n        def m(self, x): pass\ndef f(a): pass\ndef f(b): pass\n"
     )
-    (found,) = operations(tmp_path, source, kind="cls", name="A.B")
-    assert found.method == "m"
-    (found,) = operations(tmp_path, source)
-    assert found.parameters[0].name == "b"
+    (operation,) = operations(tmp_path, source, kind="cls", name="A.B")
+    assert operation.method == "m"
+    (operation,) = operations(tmp_path, source)
+    assert operation.parameters[0].name == "b"
 
 
 @pytest.mark.parametrize("source", ["def g(): pass\n", "def f(:\n", "f = 3\n", "\0"])
 def test_without_a_definition_in_the_source_it_only_says_that_it_can_be_called(tmp_path, source):
-    (found,) = operations(tmp_path, source)
-    assert (found.signature, found.parameters, found.is_open) == ("f(...)", (), True)
+    (operation,) = operations(tmp_path, source)
+    assert (operation.signature, operation.parameters, operation.is_open) == ("f(...)", (), True)
     (tmp_path / "m.py").unlink()
-    assert openapi.operations(spec(), tmp_path) == [found]
-    assert openapi.operations(spec(), None) == [found]
+    assert openapi.operations(spec(), tmp_path) == [operation]
+    assert openapi.operations(spec(), None) == [operation]
 
 
 def test_the_document_names_a_path_for_each_method(tmp_path):
     source = "class C:\n    def m(self, a: int, b=2): pass\n"
-    found = operations(tmp_path, source, kind="cls", name="C")
-    document = openapi.document(ref("cls", "C"), "demo", found)
+    operations_of_class = operations(tmp_path, source, kind="cls", name="C")
+    document = openapi.document(ref("cls", "C"), "demo", operations_of_class)
     post = document["paths"]["/C/m"]["post"]
     kwargs = post["requestBody"]["content"]["application/json"]["schema"]["properties"]["kwargs"]
     assert kwargs["properties"] == {"a": {"type": "integer"}, "b": {"description": "default: 2"}}
@@ -122,8 +124,8 @@ def test_the_page_escapes_what_comes_from_the_source(tmp_path):
 
 def test_a_service_of_several_pods_answers_with_a_list(tmp_path):
     (tmp_path / "m.py").write_text("def f(x) -> int: pass\n")
-    (found,) = openapi.operations(spec(), tmp_path, together=range(3))
-    assert found.result == {
+    (operation,) = openapi.operations(spec(), tmp_path, together=range(3))
+    assert operation.result == {
         "type": "array",
         "items": {"type": "integer"},
         "minItems": 3,
@@ -132,7 +134,9 @@ def test_a_service_of_several_pods_answers_with_a_list(tmp_path):
 
 
 def methods(tmp_path, source: str, **more) -> list[str | None]:
-    return [one.method for one in operations(tmp_path, source, kind="cls", name="C", **more)]
+    return [
+        operation.method for operation in operations(tmp_path, source, kind="cls", name="C", **more)
+    ]
 
 
 def test_what_cannot_be_called_is_no_operation(tmp_path):
@@ -185,8 +189,11 @@ def test_the_nearest_definition_of_a_method_counts(tmp_path):
         "class D(A):\n    def m(self, d): pass\n    k = 3\n"
         "class C(B, D):\n    def own(self): pass\n"
     )
-    found = operations(tmp_path, source, kind="cls", name="C")
-    assert {one.method: [p.name for p in one.parameters] for one in found} == {
+    operations_of_class = operations(tmp_path, source, kind="cls", name="C")
+    assert {
+        operation.method: [p.name for p in operation.parameters]
+        for operation in operations_of_class
+    } == {
         "own": [],
         "n": ["b"],
         "m": ["d"],
@@ -208,15 +215,15 @@ def test_bases_that_cannot_be_found_have_no_methods(tmp_path, source):
 
 
 def test_parameters_without_a_name_for_callers_are_given_by_args(tmp_path):
-    found = operations(tmp_path, "def f(a: int, b=2, /, c=3): pass\n")
-    post = openapi.document(ref(), "demo", found)["paths"]["/f"]["post"]
-    given = post["requestBody"]["content"]["application/json"]["schema"]["properties"]
-    assert given["args"]["prefixItems"] == [
+    operations_of_function = operations(tmp_path, "def f(a: int, b=2, /, c=3): pass\n")
+    post = openapi.document(ref(), "demo", operations_of_function)["paths"]["/f"]["post"]
+    body_properties = post["requestBody"]["content"]["application/json"]["schema"]["properties"]
+    assert body_properties["args"]["prefixItems"] == [
         {"title": "a", "type": "integer"},
         {"title": "b", "description": "default: 2"},
     ]
-    assert given["args"]["minItems"] == 1
-    assert set(given["kwargs"]["properties"]) == {"c"}
+    assert body_properties["args"]["minItems"] == 1
+    assert set(body_properties["kwargs"]["properties"]) == {"c"}
 
 
 @pytest.mark.parametrize(
@@ -231,7 +238,7 @@ def test_parameters_without_a_name_for_callers_are_given_by_args(tmp_path):
     ],
 )
 def test_a_generator_is_told_from_a_function(tmp_path, body, expected):
-    (found,) = operations(tmp_path, f"def f():\n    {body}\n")
-    assert found.is_generator is expected
-    post = openapi.document(ref(), "demo", [found])["paths"]["/f"]["post"]
+    (operation,) = operations(tmp_path, f"def f():\n    {body}\n")
+    assert operation.is_generator is expected
+    post = openapi.document(ref(), "demo", [operation])["paths"]["/f"]["post"]
     assert post.get("x-generator", False) is expected

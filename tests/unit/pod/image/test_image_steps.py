@@ -115,19 +115,19 @@ def test_installers_see_where_packages_come_from_and_not_where_else_to_put_them(
     outside = {"UV_PYTHON": "/p", "PIP_TARGET": "/t", "CONDA_PREFIX": "/c", "CONDA_SHLVL": "1"}
     environ = {**sources, **outside, "VIRTUAL_ENV": "/mine", "HOME": "/h"}
 
-    found = image_steps.installer_variables(environ, python=str(python))
-    own = {"UV_PYTHON": str(python), "PIP_USER": "0"}
-    assert found == {**sources, **own, "HOME": "/h"}
+    variables = image_steps.installer_variables(environ, python=str(python))
+    installer_settings = {"UV_PYTHON": str(python), "PIP_USER": "0"}
+    assert variables == {**sources, **installer_settings, "HOME": "/h"}
 
     # An interpreter of conda's: `conda install` finds its environment.
     (tmp_path / "venv" / "conda-meta").mkdir(parents=True)
     environ["VIRTUAL_ENV"] = str(tmp_path / "venv")
-    found = image_steps.installer_variables(environ, python=str(python))
-    assert found["CONDA_PREFIX"] == found["VIRTUAL_ENV"] == str(tmp_path / "venv")
+    variables = image_steps.installer_variables(environ, python=str(python))
+    assert variables["CONDA_PREFIX"] == variables["VIRTUAL_ENV"] == str(tmp_path / "venv")
 
 
 @pytest.mark.parametrize(
-    ("command", "found"),
+    ("command", "expected_manager"),
     [
         ("apt-get update", "apt-get"),
         ("sudo apt-get install -y git", "apt-get"),
@@ -141,8 +141,8 @@ def test_installers_see_where_packages_come_from_and_not_where_else_to_put_them(
         ("", None),
     ],
 )
-def test_package_managers_are_found_where_they_are_called(command, found):
-    assert image_steps.package_manager(command) == found
+def test_package_managers_are_found_where_they_are_called(command, expected_manager):
+    assert image_steps.package_manager(command) == expected_manager
 
 
 def test_the_value_of_a_variable_is_not_shown():
@@ -161,9 +161,14 @@ def test_the_error_of_a_step_shows_what_its_program_said_last() -> None:
 
 def test_requirements_of_one_call_without_flags_are_one_command() -> None:
     items = ["a", "'b > 1'", "--no-deps c", "d", "$E", "f # g", "h"]
-    steps = (PipStep("x"), *(PipStep(one, joins=n > 0) for n, one in enumerate(items)))
-    found = [image_steps.installation(steps, number, len(steps)) for number in range(len(steps))]
-    commands = [one and one.requirement for one in found]
+    steps = (
+        PipStep("x"),
+        *(PipStep(requirement, joins=n > 0) for n, requirement in enumerate(items)),
+    )
+    installations = [
+        image_steps.installation(steps, number, len(steps)) for number in range(len(steps))
+    ]
+    commands = [step and step.requirement for step in installations]
     assert commands == [
         *("x", None, "a 'b > 1'", "--no-deps c", "a 'b > 1' d", "$E", "f # g", "a 'b > 1' d h")
     ]

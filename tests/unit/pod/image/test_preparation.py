@@ -5,10 +5,10 @@ A, B, FORCED = PipStep("a"), PipStep("b"), RunStep("c", force=True)
 
 
 def test_a_pod_that_starts_has_run_nothing_and_has_no_environments(tmp_path):
-    left = tmp_path / "own" / "1"
-    left.mkdir(parents=True)
+    leftover_folder = tmp_path / "own" / "1"
+    leftover_folder.mkdir(parents=True)
     records = StepRecords(tmp_path)
-    assert not left.exists()
+    assert not leftover_folder.exists()
     assert records.todo(1, (A, B)).run == (A, B)
 
 
@@ -33,5 +33,5 @@ def test_environments_go_when_no_worker_can_use_them_any_more(tmp_path):
         records.private_venv(number).mkdir(parents=True)
         records.last_run = RanSteps(venv_number=number)
         records.use(records.private_venv(number))
-    left = sorted(int(path.name) for path in (tmp_path / "own").iterdir())
-    assert left == [5, 6, 7, 8]
+    remaining_numbers = sorted(int(path.name) for path in (tmp_path / "own").iterdir())
+    assert remaining_numbers == [5, 6, 7, 8]

@@ -43,18 +43,18 @@ def test_a_folder_without_packages_is_no_environment(tmp_path):
 
 
 def test_stand_ins_show_what_lies_elsewhere_and_leave_nothing(tmp_path):
-    own, site = environment(tmp_path / "a"), tmp_path / "site"
-    installed(own, "both", "2.0")
+    site_packages, site = environment(tmp_path / "a"), tmp_path / "site"
+    installed(site_packages, "both", "2.0")
     original = installed(site, "both", "1.0")
     only = installed(site, "only", "1.0")
-    before = sorted(own.iterdir())
+    before = sorted(site_packages.iterdir())
 
-    venvs.put_stand_ins(own, [str(site)])
-    assert (own / only.name / "METADATA").read_text() == (only / "METADATA").read_text()
-    assert not (own / original.name).exists()
-    venvs.remove_stand_ins(own)
+    venvs.put_stand_ins(site_packages, [str(site)])
+    assert (site_packages / only.name / "METADATA").read_text() == (only / "METADATA").read_text()
+    assert not (site_packages / original.name).exists()
+    venvs.remove_stand_ins(site_packages)
 
-    assert sorted(own.iterdir()) == before
+    assert sorted(site_packages.iterdir()) == before
     assert (only / "METADATA").exists()
 
 

@@ -51,12 +51,12 @@ def test_a_rank_is_the_first_cluster_that_jax_asks(jax, monkeypatch, is_preloade
     jax_cluster.install()
     importlib.import_module("jax")
 
-    own, other = sys.modules["jax._src.clusters"].ClusterEnv._cluster_types
+    our_cluster, kubernetes_cluster = sys.modules["jax._src.clusters"].ClusterEnv._cluster_types
 
-    assert (own.name, other.name) == ("kubetorch", "k8s")
-    assert own.is_env_present()
-    assert own.get_coordinator_address(timeout_secs=5) == "10.0.0.9:777"
-    assert (own.get_process_count(), own.get_process_id()) == (6, 3)
+    assert (our_cluster.name, kubernetes_cluster.name) == ("kubetorch", "k8s")
+    assert our_cluster.is_env_present()
+    assert our_cluster.get_coordinator_address(timeout_secs=5) == "10.0.0.9:777"
+    assert (our_cluster.get_process_count(), our_cluster.get_process_id()) == (6, 3)
 
 
 def test_a_jax_that_knows_no_clusters_is_imported_all_the_same(jax):

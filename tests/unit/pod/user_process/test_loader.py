@@ -67,16 +67,16 @@ def test_a_local_function_cannot_be_loaded(project: Path) -> None:
 def test_a_module_that_cannot_be_found_by_name_is_loaded_from_its_file(project: Path) -> None:
     (project / "deep").mkdir()
     write(project, "def f(): return __name__", "deep/job.py")
-    found = loader.load(source(project, "f", module="elsewhere.job", source_file="deep/job.py"))
-    assert found() == "elsewhere.job"
+    function = loader.load(source(project, "f", module="elsewhere.job", source_file="deep/job.py"))
+    assert function() == "elsewhere.job"
 
 
 @pytest.mark.parametrize("file", [None, 3, Path("elsewhere.py"), ["kt_job.py"]])
 def test_a_module_of_that_name_whose_file_is_another_gives_way(project: Path, file: object) -> None:
     write(project, "def f(): return 5")
-    other = ModuleType("kt_job")
-    vars(other)["__file__"] = file
-    sys.modules["kt_job"] = other
+    loaded_module = ModuleType("kt_job")
+    vars(loaded_module)["__file__"] = file
+    sys.modules["kt_job"] = loaded_module
     assert loader.load(source(project, "f"))() == 5
 
 

@@ -28,11 +28,11 @@ class Monarch(ModuleType):
 
 @pytest.fixture(autouse=True)
 def monarch(monkeypatch):
-    found = Monarch()
-    monkeypatch.setitem(sys.modules, "monarch.actor", found)
+    fake_monarch = Monarch()
+    monkeypatch.setitem(sys.modules, "monarch.actor", fake_monarch)
     monkeypatch.setenv(HOSTS, "tcp://10.0.0.9:1,tcp://10.0.0.8:2")
     monkeypatch.setenv("RANK", "0")
-    return found
+    return fake_monarch
 
 
 def test_a_function_gets_the_hosts_that_it_was_not_given(monarch):
@@ -71,9 +71,9 @@ def test_methods_and_the_constructor_of_a_class_get_them_too():
     hosts, arguments = MonarchHosts(), {}
     hosts.give(Trainer, (), arguments)
     trainer = Trainer(**arguments)
-    hosts.give(trainer.step, (), again := {})
+    hosts.give(trainer.step, (), step_arguments := {})
 
-    assert trainer.step(**again)
+    assert trainer.step(**step_arguments)
 
 
 def test_other_ranks_have_none(monarch, monkeypatch):
@@ -97,9 +97,9 @@ def test_an_allocator_is_refused_by_its_name():
         """As with Monarch 0.7."""
 
     check(train)
-    for wanted in (Trainer, Trainer.step):
+    for target in (Trainer, Trainer.step):
         with pytest.raises(SpecError, match=r"Trainer.step has a parameter 'allocator'"):
-            check(wanted)
+            check(target)
 
 
 def test_a_callable_without_a_signature_takes_none():

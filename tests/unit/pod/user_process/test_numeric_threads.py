@@ -27,5 +27,5 @@ def test_the_variables_decide_as_they_do_for_the_libraries(
 
 
 def test_the_pools_of_loaded_libraries_are_found() -> None:
-    found = numeric_threads.NumericThreads()
-    assert [variable for _, variable, _ in found._process] == ["OPENBLAS_NUM_THREADS"]
+    threads = numeric_threads.NumericThreads()
+    assert [variable for _, variable, _ in threads._process] == ["OPENBLAS_NUM_THREADS"]

@@ -15,23 +15,23 @@ def ran(callbacks: Callbacks) -> None:
 
 
 def test_callbacks_run_once_each_in_the_order_of_their_registration():
-    seen: list[int] = []
+    calls: list[int] = []
     callbacks = Callbacks()
-    for callback in (first := lambda: seen.append(1), lambda: seen.append(2), first):
+    for callback in (first := lambda: calls.append(1), lambda: calls.append(2), first):
         callbacks.add(callback)
     ran(callbacks)
-    assert seen == [1, 2]
+    assert calls == [1, 2]
 
 
 def test_a_method_is_one_callback_however_often_it_is_looked_up():
-    seen: list[int] = []
+    saves: list[int] = []
     callbacks = Callbacks()
 
     class Checkpoint:
         def save(self):
-            seen.append(1)
+            saves.append(1)
 
-        def __eq__(self, other: object) -> bool:
+        def __eq__(self, compared: object) -> bool:
             raise RuntimeError("the truth of an array is ambiguous")
 
         __hash__ = object.__hash__
@@ -41,27 +41,27 @@ def test_a_method_is_one_callback_however_often_it_is_looked_up():
     for callback in (first.save, first.save, second.save, first, second, first):
         callbacks.add(callback)
     ran(callbacks)
-    assert len(seen) == 4
+    assert len(saves) == 4
 
 
 def test_a_callback_runs_in_the_call_that_registered_it_and_is_forgotten_with_it():
-    seen: list[int] = []
+    call_numbers: list[int] = []
     callbacks = Callbacks()
     token = current.set(SimpleNamespace(number=7))  # type: ignore[arg-type]
-    callbacks.add(lambda: seen.append(current.get().number))  # type: ignore[union-attr]
+    callbacks.add(lambda: call_numbers.append(current.get().number))  # type: ignore[union-attr]
     current.reset(token)
     ran(callbacks)
     callbacks.forget(7)
     callbacks.forget(8)
     ran(callbacks)
-    assert seen == [7]
+    assert call_numbers == [7]
 
 
 def test_one_that_fails_does_not_keep_others_from_running(capsys):
-    seen: list[int] = []
+    runs: list[int] = []
     callbacks = Callbacks()
     callbacks.add(lambda: 1 / 0)
-    callbacks.add(lambda: seen.append(1))
+    callbacks.add(lambda: runs.append(1))
     ran(callbacks)
-    assert seen == [1]
+    assert runs == [1]
     assert "ZeroDivisionError" in capsys.readouterr().err
