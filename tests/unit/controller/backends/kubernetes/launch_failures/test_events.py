@@ -4,6 +4,7 @@ from typing import Any
 
 from kubetorch.controller.backends.kubernetes.launch_failures import events, snapshot
 from kubetorch.controller.backends.kubernetes.launch_failures.events import ReportedEvents
+from kubetorch.controller.tuning import LIMITS
 from unit.controller.backends.kubernetes.launch_failures import recorded
 
 
@@ -98,5 +99,7 @@ def test_a_warning_is_marked_as_one() -> None:
 
 def test_the_story_has_an_end() -> None:
     told = ReportedEvents(0.0)
-    found = [told.new(event("Odd", "a" * number)) for number in range(1, 2 * events.LIMIT)]
-    assert sum(one is not None for one in found) == events.LIMIT
+    found = [
+        told.new(event("Odd", "a" * number)) for number in range(1, 2 * LIMITS.reported_events)
+    ]
+    assert sum(one is not None for one in found) == LIMITS.reported_events
