@@ -19,7 +19,7 @@ import pytest
 from cluster.conftest import Kubectl
 from cluster.faults import until
 from kubetorch.controller.backends.base import PodStatus
-from kubetorch.controller.sessions import WAITING_LIMIT
+from kubetorch.controller.tuning import LIMITS
 from kubetorch.datastore.blobs import digest_of
 from kubetorch.errors import KubernetesNotFoundError
 from kubetorch.k8s import kubeconfig
@@ -296,8 +296,8 @@ def test_an_account_has_few_sessions_whichever_tokens_it_makes(
     host, port = world.url.removeprefix("http://").split(":")
     with contextlib.ExitStack() as sessions:
         statuses = []
-        for _ in range(2 * WAITING_LIMIT):
+        for _ in range(2 * LIMITS.waiting_sessions):
             token = world.token(world.b)
             session = sessions.enter_context(Socket((host, int(port)), routes.SESSIONS, token))
             statuses.append(session.status)
-    assert statuses == [101] * WAITING_LIMIT + [429] * WAITING_LIMIT
+    assert statuses == [101] * LIMITS.waiting_sessions + [429] * LIMITS.waiting_sessions

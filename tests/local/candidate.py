@@ -7,7 +7,8 @@ import signal
 import sys
 import time
 
-from kubetorch.controller.cluster.leader import Election, Times
+from kubetorch.controller.cluster.leader import Election
+from kubetorch.controller.tuning import Timing
 from kubetorch.k8s import kubeconfig
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.kubeconfig import Access, Cluster, User
@@ -25,13 +26,17 @@ async def main(url: str, namespace: str, pod: str, duration: str) -> None:
         pod: The name of this candidate.
         duration: Seconds that a lease is good for.
     """
-    times = Times(duration=float(duration), tenure=float(duration) - 1, period=PERIOD)
+    timing = Timing(
+        lease_seconds=float(duration),
+        lease_tenure_seconds=float(duration) - 1,
+        lease_renewal_interval_seconds=PERIOD,
+    )
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     access = Access(Cluster(url), User(), namespace=namespace, origin="test")
     async with (
         Client(access if url else kubeconfig.find(), patience=0.0) as client,
-        Election(client, namespace=namespace, pod=pod, times=times) as election,
+        Election(client, namespace=namespace, pod=pod, timing=timing) as election,
     ):
         waits = [asyncio.ensure_future(outcome) for outcome in (election.won(), stopped.wait())]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

@@ -36,8 +36,9 @@ from kubetorch.controller.routes.status import ServiceRoutes
 from kubetorch.controller.routes.stores import SecretRoutes, VolumeRoutes
 from kubetorch.controller.routes.table import Exchange, Route, Table
 from kubetorch.controller.routes.workloads import WorkloadRoutes
-from kubetorch.controller.sessions import MESSAGE_LIMIT, WAITING_LIMIT, Session
+from kubetorch.controller.sessions import Session
 from kubetorch.controller.state import SqliteState, State
+from kubetorch.controller.tuning import LIMITS, TIMING
 from kubetorch.controller.workload import Workload
 from kubetorch.controller.workloads import Workloads
 from kubetorch.errors import KubetorchError, UnauthorizedError
@@ -47,9 +48,6 @@ from kubetorch.lib.clock import Clock
 from kubetorch.lib.http_server import Refusal, Server
 from kubetorch.lib.websocket import Endpoint
 from kubetorch.wire import exceptions, routes
-
-#: Seconds that requests have to end when the controller stops.
-CLOSE_GRACE = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -195,7 +193,7 @@ class Controller:
             # The local service has one user.
             audit=None if stop is not None else Audit(clock.time),
         )
-        sessions = websocket.upgrader(self.app.accept, max_message=MESSAGE_LIMIT)
+        sessions = websocket.upgrader(self.app.accept, max_message=LIMITS.session_message_bytes)
         upgrade = proxy.tunnels(
             lambda request: relay.locate(request.raw_path, request.headers) is not None,
             relay.open,
@@ -240,7 +238,7 @@ class Controller:
         await self._backend.close(pods=pods)
         for session in list(self._sessions):
             session.close("the controller stops")
-        await self._server.close(CLOSE_GRACE)
+        await self._server.close(TIMING.server_close_seconds)
 
     def idle_seconds(self) -> float:
         """Seconds without a workload and without a request; 0 while there is either."""
@@ -258,10 +256,12 @@ class Controller:
                 identity_of(waiting_session.principal) == identity
                 for waiting_session in self._sessions_before_hello
             )
-            >= WAITING_LIMIT
+            >= LIMITS.waiting_sessions
         ):
             raise refusal(
-                429, f"{name_of(principal)} has {WAITING_LIMIT} sessions that have not said hello"
+                429,
+                f"{name_of(principal)} has {LIMITS.waiting_sessions} sessions that have not said "
+                "hello",
             )
         session = Session(
             principal,

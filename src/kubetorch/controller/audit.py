@@ -13,12 +13,7 @@ from datetime import datetime, timezone
 
 from kubetorch.controller.access import Principal, User, name_of
 from kubetorch.controller.routes.table import Exchange, Route
-
-#: Groups of a user that are named in a line.
-GROUPS = 20
-#: Lines per minute about requests of senders that were not identified, so that they cannot fill the
-#: log.
-STRANGERS = 60
+from kubetorch.controller.tuning import LIMITS
 
 _log = logging.getLogger("kubetorch.audit")
 _NAMES = ("name", "claim", "call_id")
@@ -48,7 +43,9 @@ class Audit:
         line = {
             "time": datetime.fromtimestamp(now, timezone.utc).isoformat(),
             "user": None if principal is None else name_of(principal),
-            "groups": list(principal.groups[:GROUPS]) if isinstance(principal, User) else [],
+            "groups": list(principal.groups[: LIMITS.audited_groups])
+            if isinstance(principal, User)
+            else [],
             "verb": "+".join(dict.fromkeys(needs)),
             "subresource": "+".join(dict.fromkeys(subresources)),
             "namespace": parameters.get("namespace") or exchange.query("namespace"),
@@ -65,8 +62,8 @@ class Audit:
     def _is_listed(self, minute: int) -> bool:
         """True if one more request of a stranger has a line."""
         if minute != self._minute:
-            if self._strangers > STRANGERS:
-                _log.info('{"left_out": %d}', self._strangers - STRANGERS)
+            if self._strangers > LIMITS.unidentified_lines:
+                _log.info('{"left_out": %d}', self._strangers - LIMITS.unidentified_lines)
             self._minute, self._strangers = minute, 0
         self._strangers += 1
-        return self._strangers <= STRANGERS
+        return self._strangers <= LIMITS.unidentified_lines

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
+from kubetorch.controller.tuning import LIMITS, TIMING
 from kubetorch.controller.workload import Workload
 from kubetorch.datastore import trees
 from kubetorch.datastore.blobs import BlobStore, Room
@@ -33,25 +34,6 @@ from kubetorch.lib.tasks import cancel_all
 from kubetorch.specs import names
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire.messages import SendBlobs
-
-#: Files of trees that are remembered, of all namespaces.
-_REMEMBERED_FILES = 300_000
-#: Threads that receive, send and read blobs: more would keep the loop waiting for its turn.
-_THREADS = 2
-#: Seconds that one pod has to send the missing blobs, until another pod is asked.
-RECOVERY_PATIENCE = 30.0
-#: The same, while a pod waits for the blobs.
-WAITING_PATIENCE = 3.0
-#: Pods that are named in a reason.
-_NAMED_PODS = 3
-#: Seconds after its last upload in which a blob is never deleted.
-YOUNG_SECONDS = 600.0
-#: Seconds between two collections.
-COLLECTION_INTERVAL = 1800.0
-#: Seconds from the start of the controller to the first one.
-FIRST_COLLECTION = 20.0
-# Blobs that are deleted between two checks which blobs are needed.
-_BATCH = 100
 
 _T = TypeVar("_T")
 
@@ -78,7 +60,7 @@ class TreeFiles:
                 files = frozenset(trees.read(blobs, tree).digests())
                 self._count += len(files)
             self._files[tree] = files
-            while self._count > _REMEMBERED_FILES:
+            while self._count > LIMITS.remembered_files:
                 self._count -= len(self._files.popitem(last=False)[1])
             return files
 
@@ -153,7 +135,7 @@ class BlobStores:
         self._room = room or Room()
         self.on_full: Callable[[], None] = lambda: None
         self.files = TreeFiles()
-        self._threads = asyncio.Semaphore(_THREADS)
+        self._threads = asyncio.Semaphore(LIMITS.blob_threads)
         self._shared = self._new(folder, None) if is_shared else None
         self._by_namespace: dict[str, NamespaceBlobs] = {}
 
@@ -208,8 +190,11 @@ class BlobRecovery:
             reason = "no other pod is connected that may have them; the next deploy brings them"
             await self._end_deploy(workload, reason)
             return reason
-        latest = max((last for _, last in request_times.values()), default=-WAITING_PATIENCE)
-        if now - latest >= WAITING_PATIENCE:
+        latest = max(
+            (last for _, last in request_times.values()),
+            default=-TIMING.awaited_blob_recovery_seconds,
+        )
+        if now - latest >= TIMING.awaited_blob_recovery_seconds:
             chosen = min(
                 senders, key=lambda name: request_times[name][1] if name in request_times else -1.0
             )
@@ -220,10 +205,12 @@ class BlobRecovery:
                 _log.info("blobs awaited workload=%s of=%s by=%s", workload.key, chosen, pod)
                 senders[chosen](message)
         names = sorted(request_times)
-        more = f" and {len(names) - _NAMED_PODS} more" if len(names) > _NAMED_PODS else ""
-        requests_in_words = f"asked of {', '.join(names[:_NAMED_PODS])}{more}"
+        more = (
+            f" and {len(names) - LIMITS.named_pods} more" if len(names) > LIMITS.named_pods else ""
+        )
+        requests_in_words = f"asked of {', '.join(names[: LIMITS.named_pods])}{more}"
         newest = max(first for first, _ in request_times.values())
-        if len(request_times) < len(senders) or now - newest < WAITING_PATIENCE:
+        if len(request_times) < len(senders) or now - newest < TIMING.awaited_blob_recovery_seconds:
             return requests_in_words
         reason = f"{requests_in_words}, without success so far; the next deploy brings them"
         await self._end_deploy(workload, reason)
@@ -246,8 +233,8 @@ class BlobRecovery:
         """Request missing blobs from a pod that serves, unless another pod has just been asked."""
         now = self._clock.time()
         if (
-            now - self._workload_request_times.get(workload.key, -RECOVERY_PATIENCE)
-            < RECOVERY_PATIENCE
+            now - self._workload_request_times.get(workload.key, -TIMING.blob_recovery_seconds)
+            < TIMING.blob_recovery_seconds
         ):
             return
         self._workload_request_times[workload.key] = now
@@ -296,7 +283,7 @@ class GarbageCollector:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._timer = self._clock.call_later(FIRST_COLLECTION, self._begin)
+        self._timer = self._clock.call_later(TIMING.collection_first_delay_seconds, self._begin)
 
     async def close(self) -> None:
         if self._timer is not None:
@@ -317,20 +304,22 @@ class GarbageCollector:
     async def _collect(self, store: NamespaceBlobs) -> int:
         blobs = store.blobs
         await asyncio.to_thread(blobs.sweep)
-        old = self._clock.time() - YOUNG_SECONDS
+        old = self._clock.time() - TIMING.young_blob_seconds
         candidates = await asyncio.to_thread(
             lambda: [blob.digest for blob in blobs.iterate() if blob.mtime < old]
         )
         needed, deleted = _NeededBlobs(blobs), 0
         # All trees are read once here, and then only those of deploys that begin meanwhile.
         await asyncio.to_thread(needed.add, self._specs_of(store))
-        for start in range(0, len(candidates), _BATCH):
+        for start in range(0, len(candidates), LIMITS.collection_batch_blobs):
             # The specs are read again for each batch, under the lock: a deploy either sees a blob
             # and keeps it, or sees that it was deleted and asks for it.
             async with store.lock:
                 specs, results = self._specs_of(store), self._results(store)
                 batch = [
-                    digest for digest in candidates[start : start + _BATCH] if digest not in results
+                    digest
+                    for digest in candidates[start : start + LIMITS.collection_batch_blobs]
+                    if digest not in results
                 ]
                 deleted += await asyncio.to_thread(needed.delete_unneeded, specs, batch)
                 store.forget()
@@ -342,7 +331,7 @@ class GarbageCollector:
 
     def _begin(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run())
-        self._timer = self._clock.call_later(COLLECTION_INTERVAL, self._begin)
+        self._timer = self._clock.call_later(TIMING.collection_interval_seconds, self._begin)
 
     async def _run(self) -> None:
         try:

@@ -15,6 +15,7 @@ from msgspec.structs import asdict, replace
 from kubetorch.controller.backends.base import DELETED
 from kubetorch.controller.blobs import BlobStores, NamespaceBlobs
 from kubetorch.controller.state import CallRecord, SqliteState
+from kubetorch.controller.tuning import LIMITS, TIMING
 from kubetorch.datastore.blobs import BlobStore, digest_of
 from kubetorch.errors import AgentDiedError, DataStoreError, KubetorchError, ResultExpiredError
 from kubetorch.lib import deadlines
@@ -22,23 +23,6 @@ from kubetorch.lib.clock import Clock, Timer
 from kubetorch.wire import exceptions
 from kubetorch.wire.calls import Raised, pack_outcome
 from kubetorch.wire.messages import CallProgress, CallReport, CallView, Ending
-
-#: Seconds until records that could not be written are tried again.
-RETRY = 5.0
-#: Records in memory at most; beyond, the oldest are lost.
-UNWRITTEN_LIMIT = 10_000
-#: Seconds that the result of a spawned call is kept.
-KEEP_SECONDS = 24 * 3600.0
-#: Bytes of all results together; beyond, the oldest are dropped.
-KEEP_BYTES = 1024**3
-#: Calls that are remembered, with or without a result.
-KEEP_CALLS = 10_000
-#: Seconds that the first report of a spawned call may take: less than clients wait for an answer.
-FIRST_REPORT_TIMEOUT = 1.0
-#: Calls beyond the limit before the oldest are dropped, and bytes below the limit down to which
-#: results are dropped: the search for the oldest reads all records.
-SLACK_CALLS = 1000
-SLACK_BYTES = KEEP_BYTES // 16
 
 _log = logging.getLogger(__name__)
 
@@ -83,7 +67,7 @@ class CallRecords:
         if not self._write(call):
             self._unwritten.pop(call.id, None)
             self._unwritten[call.id] = call
-            if len(self._unwritten) > UNWRITTEN_LIMIT:
+            if len(self._unwritten) > LIMITS.unwritten_calls:
                 self._unwritten.pop(next(iter(self._unwritten)))
             self._retry_later()
 
@@ -120,7 +104,9 @@ class CallRecords:
 
     def _retry_later(self) -> None:
         if self._retry is None:
-            self._retry = self._clock.call_later(RETRY, self._write_unwritten)
+            self._retry = self._clock.call_later(
+                TIMING.call_write_retry_seconds, self._write_unwritten
+            )
 
     def _write_unwritten(self) -> None:
         self._retry = None
@@ -135,7 +121,7 @@ class Calls:
         blob_stores: BlobStores,
         clock: Clock,
         *,
-        first_report_timeout: float = FIRST_REPORT_TIMEOUT,
+        first_report_timeout: float = TIMING.call_first_report_seconds,
     ) -> None:
         self._records = CallRecords(state, clock)
         self._blob_stores = blob_stores
@@ -179,7 +165,10 @@ class Calls:
         if expected is not None:
             expected.set()
         records = self._records
-        if records.ended > KEEP_CALLS + SLACK_CALLS or records.result_bytes > KEEP_BYTES:
+        if (
+            records.ended > LIMITS.remembered_calls + LIMITS.surplus_calls
+            or records.result_bytes > LIMITS.call_result_bytes
+        ):
             self.expire()
 
     def lost(self, namespace: str, workload: str, pods: Mapping[str, Ending]) -> None:
@@ -227,10 +216,11 @@ class Calls:
             return call.result
         if call.ended is None:
             raise ResultExpiredError(f"the call {call_id} still runs", hint="wait for it first")
+        hours = TIMING.call_result_seconds / 3600
         raise ResultExpiredError(
             f"the result of the call {call_id} is not kept any more",
-            hint=f"results are kept for {KEEP_SECONDS / 3600:.0f} hours and at most "
-            f"{KEEP_BYTES // 1024**2} MiB in all, the oldest are dropped first",
+            hint=f"results are kept for {hours:.0f} hours and at most "
+            f"{LIMITS.call_result_bytes // 1024**2} MiB in all, the oldest are dropped first",
         )
 
     def results(self, store: NamespaceBlobs) -> set[str]:
@@ -260,7 +250,11 @@ class Calls:
     def _current_record(self, call_id: str) -> CallRecord:
         call = self._records.find(call_id)
         if call is not None and call.ended is not None:
-            keep_seconds = 2 * KEEP_SECONDS if call.result is None else KEEP_SECONDS
+            keep_seconds = (
+                2 * TIMING.call_result_seconds
+                if call.result is None
+                else TIMING.call_result_seconds
+            )
             if self._clock.time() - call.ended >= keep_seconds:
                 self.expire()
                 call = self._records.find(call_id)
@@ -286,7 +280,11 @@ class Calls:
         self._progress.pop(call.id, None)
 
     def _view(self, call: CallRecord) -> CallView:
-        expires = None if call.result is None or call.ended is None else call.ended + KEEP_SECONDS
+        expires = (
+            None
+            if call.result is None or call.ended is None
+            else call.ended + TIMING.call_result_seconds
+        )
         return CallView(**asdict(call), expires=expires, progress=self._progress.get(call.id))
 
 
@@ -306,18 +304,28 @@ def expired(
     ended.sort(key=_ended, reverse=True)
     dropped, forgotten = [], []
     # A result beyond the limit is dropped anyway, so it takes no room from others.
-    sizes = [call.result_bytes if call.result_bytes <= KEEP_BYTES else 0 for call in ended]
-    is_full = sum(sizes) > KEEP_BYTES
+    sizes = [
+        call.result_bytes if call.result_bytes <= LIMITS.call_result_bytes else 0 for call in ended
+    ]
+    is_full = sum(sizes) > LIMITS.call_result_bytes
     size = 0
     for index, call in enumerate(ended):
         size += sizes[index]
         age = now - _ended(call)
-        if index >= KEEP_CALLS or age >= 2 * KEEP_SECONDS:
+        if index >= LIMITS.remembered_calls or age >= 2 * TIMING.call_result_seconds:
             forgotten.append(call)
         elif call.result is not None:
             # The newest result may fill all the room.
-            room = KEEP_BYTES - SLACK_BYTES if is_full and index > 0 else KEEP_BYTES
-            if age >= KEEP_SECONDS or size > room or call.result_bytes > KEEP_BYTES:
+            room = (
+                LIMITS.call_result_bytes - LIMITS.call_result_slack_bytes
+                if is_full and index > 0
+                else LIMITS.call_result_bytes
+            )
+            if (
+                age >= TIMING.call_result_seconds
+                or size > room
+                or call.result_bytes > LIMITS.call_result_bytes
+            ):
                 dropped.append(call)
     return dropped, forgotten
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
+from kubetorch.controller.tuning import TIMING
 from kubetorch.errors import ControllerError, KubetorchError, StorageFullError, VersionMismatchError
 
 #: Of all files of a released version, so that those of before are told apart: `ktor`.
@@ -53,7 +54,9 @@ def open_database(path: Path) -> sqlite3.Connection:
             release.
     """
     try:
-        connection = sqlite3.connect(path, isolation_level=None, timeout=5.0)
+        connection = sqlite3.connect(
+            path, isolation_level=None, timeout=TIMING.database_lock_seconds
+        )
         # After a crash of the machine, not of the process, the last changes may be lost.
         connection.executescript("pragma journal_mode=wal; pragma synchronous=normal;")
         (application,) = connection.execute("pragma application_id").fetchone()

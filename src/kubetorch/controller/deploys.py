@@ -10,6 +10,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterable
 
 from kubetorch.controller.backends.base import PodStatus
+from kubetorch.controller.tuning import LIMITS, TIMING
 from kubetorch.errors import (
     ControllerUnavailableError,
     KubetorchError,
@@ -21,16 +22,6 @@ from kubetorch.lib.clock import Clock, Timer
 from kubetorch.wire import exceptions, frames
 from kubetorch.wire.exceptions import Failure
 from kubetorch.wire.messages import DeployEvent, DeployLog, Failed, Ready, Stage
-
-#: Lines of loading code in the events of one deploy, and their characters; logs have all lines.
-LOG_LIMIT = 10_000
-LOG_CHARACTERS = 2 * 1024 * 1024
-#: The same for messages about progress.
-STAGE_LIMIT = 10_000
-#: Seconds that running agents have to connect: the controller may have just started.
-CONNECT_SECONDS = 3.0
-#: Seconds after the start of a container in which its agent may start.
-AGENT_START_SECONDS = 15.0
 
 _log = logging.getLogger(__name__)
 
@@ -71,16 +62,19 @@ class DeployProgress:
     def _is_too_much(self, event: DeployEvent) -> bool:
         if isinstance(event, Stage):
             self._stages += 1
-            return self._stages > STAGE_LIMIT
+            return self._stages > LIMITS.deploy_stages
         if not isinstance(event, DeployLog):
             return False
-        if self._logs >= LOG_LIMIT:
+        if self._logs >= LIMITS.deploy_log_lines:
             return True
         self._logs += 1
         self._characters += len(event.text)
-        if self._logs < LOG_LIMIT and self._characters <= LOG_CHARACTERS:
+        if (
+            self._logs < LIMITS.deploy_log_lines
+            and self._characters <= LIMITS.deploy_log_characters
+        ):
             return False
-        self._logs = LOG_LIMIT
+        self._logs = LIMITS.deploy_log_lines
         text = "… there are more lines; kt logs has them"
         self._events.append(DeployLog(text=text, pod=event.pod, source=frames.KUBETORCH))
         return True
@@ -174,7 +168,9 @@ def expect_agents(
             return
         now = clock.time()
         due_times = {
-            pod.name: max(begun + CONNECT_SECONDS, pod.started + AGENT_START_SECONDS)
+            pod.name: max(
+                begun + TIMING.agent_connect_seconds, pod.started + TIMING.agent_start_seconds
+            )
             for pod in pods_without_agent()
             if pod.phase == "Running" and not pod.is_retiring
         }
@@ -182,9 +178,11 @@ def expect_agents(
         if silent_pods:
             give_up(progress, _no_agent(silent_pods))
         else:
-            clock.call_later(min([now + CONNECT_SECONDS, *due_times.values()]) - now, check_pods)
+            clock.call_later(
+                min([now + TIMING.agent_connect_seconds, *due_times.values()]) - now, check_pods
+            )
 
-    clock.call_later(CONNECT_SECONDS, check_pods)
+    clock.call_later(TIMING.agent_connect_seconds, check_pods)
 
 
 def _no_agent(names: list[str]) -> KubetorchError:

@@ -15,23 +15,13 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 import msgspec
 
 from kubetorch.controller.backends.base import Backend, PodStatus
+from kubetorch.controller.tuning import LIMITS, TIMING
 from kubetorch.controller.workload import Workload
 from kubetorch.errors import ProtocolError
 from kubetorch.lib import async_http
 from kubetorch.lib.tasks import cancel_all
 from kubetorch.wire import messages, routes
 from kubetorch.wire.messages import DeployLog
-
-#: Lines that are shown by default.
-TAIL = 100
-# Lines by which a stream that broke is joined to the next stream.
-_OVERLAP = 1000
-# Lines that wait for a slow reader.
-_QUEUE = 10_000
-# Seconds for an agent to answer.
-_TIMEOUT = 5.0
-# Bytes of a line: agents cut theirs at far less.
-_LINE_LIMIT = 1024 * 1024
 
 
 class _Line(msgspec.Struct, frozen=True):
@@ -68,17 +58,21 @@ class PodLogs:
     async def tail(self, count: int) -> list[DeployLog]:
         """The last lines, the oldest first."""
         pods = self._pods()
-        tails = await asyncio.gather(*(self._tail(pod, max(count, _OVERLAP)) for pod in pods))
+        tails = await asyncio.gather(
+            *(self._tail(pod, max(count, LIMITS.joined_log_lines)) for pod in pods)
+        )
         lines = []
         for pod, raw in zip(pods, tails, strict=True):
-            self._last_lines[pod.name] = deque(raw[-_OVERLAP:], _OVERLAP)
+            self._last_lines[pod.name] = deque(
+                raw[-LIMITS.joined_log_lines :], LIMITS.joined_log_lines
+            )
             lines += [line for line in (_parse(raw_line, pod.name) for raw_line in raw) if line]
         lines.sort(key=lambda line: line.time)
         return lines[-count:] if count else []
 
     async def follow(self) -> AsyncIterator[DeployLog]:
         """New lines as they come; call `tail` first."""
-        queue: asyncio.Queue[DeployLog] = asyncio.Queue(_QUEUE)
+        queue: asyncio.Queue[DeployLog] = asyncio.Queue(LIMITS.waiting_log_lines)
         followers: dict[str, asyncio.Task[None]] = {}
         workload_change = asyncio.ensure_future(self._workload.changes.wait())
         next_line = asyncio.ensure_future(queue.get())
@@ -109,11 +103,13 @@ class PodLogs:
                 followers[pod.name] = asyncio.ensure_future(self._follow(pod, queue))
 
     async def _follow(self, pod: PodStatus, queue: asyncio.Queue[DeployLog]) -> None:
-        last_lines = self._last_lines.setdefault(pod.name, deque(maxlen=_OVERLAP))
+        last_lines = self._last_lines.setdefault(pod.name, deque(maxlen=LIMITS.joined_log_lines))
         # The stream begins with lines that the reader has, unless newer lines pushed them out.
-        repeated_lines, overlap_left = Counter(last_lines), _OVERLAP
+        repeated_lines, overlap_left = Counter(last_lines), LIMITS.joined_log_lines
         try:
-            async with contextlib.aclosing(self._lines(pod, tail=_OVERLAP, follow=True)) as lines:
+            async with contextlib.aclosing(
+                self._lines(pod, tail=LIMITS.joined_log_lines, follow=True)
+            ) as lines:
                 async for raw in lines:
                     overlap_left -= 1
                     if overlap_left >= 0 and repeated_lines[raw] > 0:
@@ -142,12 +138,18 @@ class PodLogs:
         """Lines of a pod's log; `OSError` when its agent does not answer, or not to the end."""
         url = f"{pod.url}{routes.LOGS}?tail={tail}&follow={str(follow).lower()}"
         headers = {routes.AUTHORIZATION: f"Bearer {self._token()}"}
-        fetched = async_http.fetch("GET", url, headers, connect_timeout=_TIMEOUT, timeout=_TIMEOUT)
+        fetched = async_http.fetch(
+            "GET",
+            url,
+            headers,
+            connect_timeout=TIMING.agent_log_seconds,
+            timeout=TIMING.agent_log_seconds,
+        )
         try:
             async with fetched as answer:
                 if answer.status != 200:
                     raise ConnectionError(f"{url} answered {answer.status}")
-                async for line in answer.lines(limit=_LINE_LIMIT, timeout=None):
+                async for line in answer.lines(limit=LIMITS.log_line_bytes, timeout=None):
                     yield line
         except async_http.TooLargeError as error:
             raise ConnectionError(str(error)) from error

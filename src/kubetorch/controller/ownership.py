@@ -13,8 +13,6 @@ from kubetorch.errors import ServiceTakenError
 from kubetorch.specs.workload import Origin, WorkloadSpec
 from kubetorch.wire.messages import Creator, Deploy
 
-#: Seconds without a call after which another callable may replace a service of a cluster.
-UNUSED_SECONDS = 600.0
 #: Units of a time that has passed, in seconds.
 _UNITS = ((86400, "days"), (3600, "hours"), (60, "minutes"))
 

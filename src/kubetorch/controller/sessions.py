@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable
 
 from kubetorch.controller.access import Access, PodIdentity, Principal
+from kubetorch.controller.tuning import LIMITS, TIMING
 from kubetorch.controller.workload import Workload
 from kubetorch.controller.workloads import Workloads
 from kubetorch.errors import ForbiddenError, KubetorchError, ProtocolError, UnauthorizedError
@@ -32,18 +33,6 @@ from kubetorch.wire.messages import (
     Regroup,
     StageReport,
 )
-
-#: Seconds without a message after which a pod is not ready.
-SILENCE = 15.0
-#: Seconds that a connection has to say `Hello`.
-HELLO_TIMEOUT = 10.0
-#: Longest message of an agent, in bytes: a failure with its traceback.
-MESSAGE_LIMIT = 4 * 1024 * 1024
-#: Bytes of the longest `Hello`: of any sender, and of a pod of a workload, which may name tens of
-#: thousands of spawned calls.
-HELLO_LIMIT, POD_HELLO_LIMIT = 16 * 1024, 1024 * 1024
-#: Sessions of one identity that have not said `Hello`.
-WAITING_LIMIT = 4
 
 _log = logging.getLogger(__name__)
 
@@ -103,8 +92,8 @@ class Session(Endpoint):
     def on_open(self, connection: Connection) -> None:  # Endpoint's
         self._connection = connection
         is_pod = self._access.namespace_of_pod(self.principal) is not None
-        connection.limit(POD_HELLO_LIMIT if is_pod else HELLO_LIMIT)
-        self._silence_timer = self._clock.call_later(HELLO_TIMEOUT, self._on_silence)
+        connection.limit(LIMITS.pod_hello_bytes if is_pod else LIMITS.hello_bytes)
+        self._silence_timer = self._clock.call_later(TIMING.session_hello_seconds, self._on_silence)
 
     def on_message(self, opcode: int, payload: memoryview) -> None:  # Endpoint's
         if self._repeated_text is not None and payload == self._repeated_text:
@@ -173,7 +162,7 @@ class Session(Endpoint):
             raise UnauthorizedError(f"there is no pod {hello.pod}")
         self._on_hello(self)
         if self._connection is not None:
-            self._connection.limit(MESSAGE_LIMIT)
+            self._connection.limit(LIMITS.session_message_bytes)
         mounted = workload.mounted(hello.pod)
         if not mounted:
             self._welcome(hello, pod, workload)
@@ -247,14 +236,19 @@ class Session(Endpoint):
     def _note_message(self) -> None:
         self._last_message_time = self._clock.time()
         if self._silence_timer is None:
-            self._silence_timer = self._clock.call_later(SILENCE, self._on_silence)
+            self._silence_timer = self._clock.call_later(
+                TIMING.session_silence_seconds, self._on_silence
+            )
         if self._workload is not None and self._pod is not None:
             self._workload.message_received(self._pod.pod)
 
     def _on_silence(self) -> None:
         self._silence_timer = None
         # A clock that was set back makes it wait longer once.
-        seconds_left = min(SILENCE, self._last_message_time + SILENCE - self._clock.time())
+        seconds_left = min(
+            TIMING.session_silence_seconds,
+            self._last_message_time + TIMING.session_silence_seconds - self._clock.time(),
+        )
         if self._workload is None or self._pod is None:
             self.close("no hello came", websocket_protocol.POLICY_VIOLATION)
         elif seconds_left > 0.0:

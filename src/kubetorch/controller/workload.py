@@ -26,9 +26,10 @@ from kubetorch.controller.backends.base import (
     Trouble,
 )
 from kubetorch.controller.deploys import DeployProgress, PendingDeploys, expect_agents, not_applied
-from kubetorch.controller.ownership import UNUSED_SECONDS, Use
+from kubetorch.controller.ownership import Use
 from kubetorch.controller.rollout import Effect, Event, Rollout
 from kubetorch.controller.state import Generation, State, WorkloadRecord
+from kubetorch.controller.tuning import LIMITS, TIMING
 from kubetorch.controller.views import PodReport
 from kubetorch.controller.world import Plan, Rendezvous
 from kubetorch.errors import KubetorchError, ServiceNotFoundError
@@ -41,15 +42,6 @@ from kubetorch.specs import quantity
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import exceptions, messages
 from kubetorch.wire.exceptions import Failure
-
-#: Seconds that the report of a call may take; an idle service is kept for so much longer.
-REPORT_SECONDS = 1.0
-#: Seconds: changes of the last call's time that are smaller are not stored.
-ACTIVITY_STEP = 1.0
-#: Seconds for which lost pods are remembered, and how many of them.
-REMEMBER_SECONDS, REMEMBER_PODS = 120.0, 100
-#: From this number of pods on, changes are collected, for this number of seconds per pod.
-MANY_PODS, DELAY_PER_POD = 100, 20e-6
 
 _log = logging.getLogger(__name__)
 
@@ -223,7 +215,7 @@ class Workload:
     def opened_by(self, program: str) -> None:
         """Record that a program of this machine, named by `processes.identity`, has a handle."""
         if program and self._services.backend.name == "local":
-            if len(self._programs) >= MANY_PODS:
+            if len(self._programs) >= LIMITS.debounced_pods:
                 self._programs = set(filter(processes.is_alive, self._programs))
             self._programs.add(program)
 
@@ -256,13 +248,14 @@ class Workload:
             return f"the program {pid} has it open" if pid else ""
         now = self._services.clock.time()
         seconds_left = self._activities.seconds_left(
-            ttl=UNUSED_SECONDS, since=self._idle_since, now=now
+            ttl=TIMING.unused_service_seconds, since=self._idle_since, now=now
         )
         is_unused = seconds_left == 0.0 and not self._deploys
         return (
             ""
             if is_unused
-            else f"it may have been used in the last {UNUSED_SECONDS / 60:.0f} minutes"
+            else "it may have been used in the last "
+            f"{TIMING.unused_service_seconds / 60:.0f} minutes"
         )
 
     def _failure(self) -> Failure | None:
@@ -427,9 +420,11 @@ class Workload:
                 )
                 self._lost_pods[pod.name] = now, lost_view
         recent_losses = [
-            (n, loss) for n, loss in self._lost_pods.items() if now - loss[0] < REMEMBER_SECONDS
+            (n, loss)
+            for n, loss in self._lost_pods.items()
+            if now - loss[0] < TIMING.remembered_loss_seconds
         ]
-        self._lost_pods = dict(recent_losses[-REMEMBER_PODS:])
+        self._lost_pods = dict(recent_losses[-LIMITS.remembered_lost_pods :])
         if lost:
             self._services.on_lost(self, lost)
             ends = (f"pod {pod} ended ({ending.reason})" for pod, ending in lost.items())
@@ -493,7 +488,7 @@ class Workload:
         self._activities.reported(pod, message)
         if message.is_stopping and self._rendezvous.has_plan:
             self._update_world(world.Stopping(pod))
-        if message.last > self.record.active + ACTIVITY_STEP and message.calls == 0:
+        if message.last > self.record.active + TIMING.activity_step_seconds and message.calls == 0:
             self._store(replace(self.record, active=message.last))
         self._idle.update()
 
@@ -662,7 +657,9 @@ class Workload:
         self._tick_timer = None
         if self._rendezvous.has_plan:
             self._update_world(world.Tick())
-            self._tick_timer = self._services.clock.call_later(world.TICK, self._tick)
+            self._tick_timer = self._services.clock.call_later(
+                TIMING.world_tick_seconds, self._tick
+            )
 
     def _world_ports(self, plan: Plan, members: Sequence[messages.Member]) -> tuple[int, ...]:
         distribution = self._specs[plan.generation].compute.distribution
@@ -819,10 +816,12 @@ class Debounce:
         self._timer: Timer | None = None
 
     def changed(self, pods: int) -> None:
-        if pods < MANY_PODS:
+        if pods < LIMITS.debounced_pods:
             self._on_change()
         elif self._timer is None:
-            self._timer = self._clock.call_later(pods * DELAY_PER_POD, self._on_change)
+            self._timer = self._clock.call_later(
+                pods * TIMING.pod_change_delay_seconds, self._on_change
+            )
 
     def close(self) -> None:
         timer, self._timer = self._timer, None
@@ -930,7 +929,7 @@ def lost_pods(
 
 def idle_patience(ttl: str) -> float:
     """Seconds after which a workload with this `inactivity_ttl` is torn down."""
-    return quantity.seconds(ttl) + REPORT_SECONDS
+    return quantity.seconds(ttl) + TIMING.call_report_seconds
 
 
 class Activities:

@@ -19,6 +19,7 @@ from kubetorch.controller.calls import Calls
 from kubetorch.controller.deploys import DeployProgress
 from kubetorch.controller.ownership import check_owner
 from kubetorch.controller.state import State, Summary, WorkloadRecord
+from kubetorch.controller.tuning import LIMITS, TIMING
 from kubetorch.controller.workload import Workload, WorkloadServices
 from kubetorch.datastore import blobs
 from kubetorch.errors import (
@@ -52,20 +53,6 @@ from kubetorch.wire.messages import (
 
 #: By namespace and name of a secret or volume: the workloads that use it.
 Users = dict[tuple[str, str], tuple[str, ...]]
-#: Seconds for which a token for calls is valid by default, at least and at most.
-TOKEN_LIFETIME = 3600.0
-TOKEN_LEAST = 1.0
-TOKEN_MOST = 30 * 86400.0
-#: Seconds after the start until the calls of missing pods are failed.
-SWEEP_DELAY = 30.0
-#: Seconds until that is repeated: pods that were not known then may be known to be missing.
-SWEEP_INTERVAL = 600.0
-#: Secrets and volumes that a workload may have.
-_MOUNTED_MOST = 200
-#: Characters of a user name and of each part of an origin; paths have no more.
-_TEXT_MOST = 4096
-#: Deploys that a repeated request can join.
-_REMEMBERED_DEPLOYS = 32
 
 _T = TypeVar("_T")
 
@@ -135,7 +122,9 @@ class Workloads:
         for key, workload in self._workloads.items():
             self._guarded(key, workload.adopted, None)
         # By then pods are known, and agents have reported the calls that they still run.
-        self._sweep_timer = self._clock.call_later(SWEEP_DELAY, self._sweep_calls)
+        self._sweep_timer = self._clock.call_later(
+            TIMING.call_sweep_delay_seconds, self._sweep_calls
+        )
 
     def _is_possible(self, spec: WorkloadSpec) -> bool:
         """True if an earlier generation, which a user may have edited, can be served again."""
@@ -160,7 +149,9 @@ class Workloads:
             return self._guarded((namespace, name), check, otherwise=True)
 
         self._calls.sweep(may_run)
-        self._sweep_timer = self._clock.call_later(SWEEP_INTERVAL, self._sweep_calls)
+        self._sweep_timer = self._clock.call_later(
+            TIMING.call_sweep_interval_seconds, self._sweep_calls
+        )
 
     def _may_run(self, namespace: str, name: str, pod: str) -> bool:
         workload = self._workloads.get((namespace, name))
@@ -270,7 +261,7 @@ class Workloads:
                         return _after(Missing(blobs=tuple(missing)))
                     progress = self._deploys[key] = await self._deploy(deploy.spec, grant)
                 self._workloads[workload_key].opened_by(deploy.program)
-                while len(self._deploys) > _REMEMBERED_DEPLOYS:
+                while len(self._deploys) > LIMITS.remembered_deploys:
                     self._deploys.popitem(last=False)
         events = progress.follow(logs=deploy.stream_logs)
         return _after(Stage("replaced", replaced, warning=True), events) if replaced else events
@@ -425,9 +416,9 @@ def _check_spec(spec: WorkloadSpec, backend: Backend) -> None:
     if compute.launch_timeout <= 0:
         raise SpecError(f"launch_timeout is {compute.launch_timeout}; it must be above 0")
     mounted = len(compute.secrets) + len(compute.volumes)
-    if mounted > _MOUNTED_MOST:
+    if mounted > LIMITS.mounted_stores:
         raise SpecError(
-            f"it has {mounted} secrets and volumes; {_MOUNTED_MOST} are allowed",
+            f"it has {mounted} secrets and volumes; {LIMITS.mounted_stores} are allowed",
             hint="one secret has many values, and one volume many folders",
         )
     if compute.inactivity_ttl is not None:
@@ -456,8 +447,11 @@ def _check_texts(spec: WorkloadSpec) -> None:
     """Refuse names of users, projects and callables that terminals could not show."""
     origin = spec.origin
     for text in (spec.username, *(() if origin is None else astuple(origin))):
-        if isinstance(text, str) and not (len(text) <= _TEXT_MOST and text.isprintable()):
+        if isinstance(text, str) and not (
+            len(text) <= LIMITS.origin_text_characters and text.isprintable()
+        ):
             raise SpecError(
                 f"{text[:80]!r} is no name of a user, a project or a callable: it has "
-                f"{len(text):,} characters, of which {_TEXT_MOST:,} are allowed, all printable"
+                f"{len(text):,} characters, of which {LIMITS.origin_text_characters:,} are "
+                "allowed, all printable"
             )

@@ -26,29 +26,10 @@ import msgspec
 from msgspec.structs import replace
 
 from kubetorch.controller.backends.base import DELETED, PodStatus
+from kubetorch.controller.tuning import LIMITS, TIMING
 from kubetorch.errors import KubetorchError, QuorumError, SpecError
 from kubetorch.wire.messages import Ending, LostMember, Member, World
 
-#: Seconds between two `Tick`s.
-TICK = 0.25
-#: Seconds: after a longer time between two ticks, this process is taken to have been stopped.
-STALL = TICK + 1.0
-#: Seconds without a message after which a member is suspected.
-SILENCE = 1.25
-#: Seconds after the start, and after a stall, in which no member is suspected.
-START_GRACE, RESUME_GRACE = 3.0, 1.0
-#: Seconds that members have to report whether they reach a suspect, and how many of them try.
-PROBE_TIME, PROBERS = 1.2, 3
-#: Seconds that the backend has to report why an agent ended whose session has ended.
-BACKEND_REPORT_SECONDS = 0.5
-#: Seconds after the begin of a session in which a backend may still report the earlier agent.
-BACKEND_LAG_SECONDS = 3.0
-#: Members that are looked at to find probers, and suspects that are added by one tick.
-_CANDIDATES_LIMIT, _SUSPECTS_LIMIT = 64, 500
-#: Seconds that the other pods have to connect once a quorum is connected.
-SETTLE_SECONDS = 2.0
-#: Bytes that stored worlds may have, unpacked.
-_STORED_LIMIT = 64 * 1024 * 1024
 #: Phases of pods that may still run calls, and are members of no later world.
 _ENDING = ("Terminating", "Failed")
 #: Reasons of a loss: the agent of a pod ended; another agent took its place; no prober reaches it.
@@ -285,7 +266,7 @@ class Rendezvous:
         self._settle_time: float | None = None
         # Since when this process has run without a break, and from when on it suspects members.
         self._last_tick = self._running_since = now
-        self._trusted_from = now + START_GRACE
+        self._trusted_from = now + TIMING.world_start_grace_seconds
 
     # -------------------------------------------------------------------------------- questions
 
@@ -375,7 +356,7 @@ class Rendezvous:
                 self._agents.pop(pod, None)
                 self._available.discard(pod)
                 effects += self._update_pods(self._pods, now)
-                effects += self._suspect([pod], now, lost_from=now + BACKEND_REPORT_SECONDS)
+                effects += self._suspect([pod], now, lost_from=now + TIMING.backend_report_seconds)
             case Stopping(pod):
                 self._stop(pod)
             case Regroup():
@@ -429,7 +410,7 @@ class Rendezvous:
     def _is_new(self, pod: str, now: float) -> bool:
         """True if the agent connected so lately that its backend may not know of the pod."""
         agent = self._agents.get(pod)
-        return agent is not None and now - agent.connected_since < BACKEND_LAG_SECONDS
+        return agent is not None and now - agent.connected_since < TIMING.backend_lag_seconds
 
     def _explain(self, pods: Mapping[str, PodStatus]) -> Iterable[Effect]:
         """Correct the reasons of losses, when the backend reports how an earlier agent ended."""
@@ -588,7 +569,7 @@ class Rendezvous:
             self._settle_time = None
             return False
         if self._settle_time is None:
-            self._settle_time = now + SETTLE_SECONDS
+            self._settle_time = now + TIMING.quorum_settle_seconds
         return now >= self._settle_time
 
     def _expire(self, now: float) -> Iterable[Effect]:
@@ -616,9 +597,9 @@ class Rendezvous:
     # -------------------------------------------------------------------------------- suspicion
 
     def _tick(self, now: float) -> Iterable[Effect]:
-        if not 0.0 <= now - self._last_tick <= STALL:
+        if not 0.0 <= now - self._last_tick <= TIMING.world_stall_seconds:
             # This process was stopped, and received no message meanwhile: silence proves nothing.
-            self._running_since, self._trusted_from = now, now + RESUME_GRACE
+            self._running_since, self._trusted_from = now, now + TIMING.world_resume_grace_seconds
             self._suspects.clear()
         self._last_tick = now
         effects = list(self._expire(now))
@@ -630,9 +611,9 @@ class Rendezvous:
                 for member in state.world.members
                 if member.pod not in state.lost
                 and member.pod not in self._suspects
-                and self._silence(member.pod, now) > SILENCE
+                and self._silence(member.pod, now) > TIMING.member_silence_seconds
             ]
-            effects += self._suspect(silent[:_SUSPECTS_LIMIT], now)
+            effects += self._suspect(silent[: LIMITS.suspects_per_tick], now)
         return effects
 
     def _silence(self, pod: str, now: float) -> float:
@@ -657,7 +638,7 @@ class Rendezvous:
             self._probe_number += 1
             probers = self._probers(state, pod, now)
             if probers:
-                deadline, answers = now + PROBE_TIME, dict.fromkeys(probers)
+                deadline, answers = now + TIMING.suspect_probe_seconds, dict.fromkeys(probers)
                 suspect = _Suspect(f"{self._probe_number}", deadline, answers, lost_from)
                 self._suspects[pod] = suspect
                 for prober in probers:
@@ -667,9 +648,9 @@ class Rendezvous:
         """Members that try to reach a pod: spread over the world, and different ones each time."""
         members = state.world.members
         count, start = len(members), state.index[pod] + self._probe_number
-        step = count // _CANDIDATES_LIMIT + 1
+        step = count // LIMITS.probing_candidate_pods + 1
         probers: list[str] = []
-        for offset in range(min(count, _CANDIDATES_LIMIT)):
+        for offset in range(min(count, LIMITS.probing_candidate_pods)):
             candidate = members[(start + offset * step) % count].pod
             if (
                 candidate != pod
@@ -677,14 +658,14 @@ class Rendezvous:
                 and self._may_ask(state, candidate, now)
             ):
                 probers.append(candidate)
-            if len(probers) == PROBERS:
+            if len(probers) == LIMITS.probing_pods:
                 break
         return probers
 
     def _may_ask(self, state: _WorldState, pod: str, now: float) -> bool:
         agent = self._agents.get(pod)
         is_there = agent is not None and pod not in state.lost
-        return is_there and self._silence(pod, now) <= SILENCE
+        return is_there and self._silence(pod, now) <= TIMING.member_silence_seconds
 
     def _add_probe_answer(self, answer: Probed, now: float) -> Iterable[Effect]:
         id, _, pod = answer.id.partition(" ")
@@ -747,7 +728,7 @@ def pack(worlds: Sequence[World]) -> str:
 def unpack(text: str) -> tuple[World, ...]:
     """The worlds in a text of `pack`; none if the text is damaged."""
     try:
-        data = zlib.decompressobj().decompress(base64.b85decode(text), _STORED_LIMIT)
+        data = zlib.decompressobj().decompress(base64.b85decode(text), LIMITS.stored_world_bytes)
         return msgspec.json.decode(data, type=tuple[World, ...])
     except (ValueError, zlib.error):
         return ()

@@ -27,19 +27,16 @@ from typing import BinaryIO
 
 from blake3 import blake3
 
+from kubetorch.datastore.tuning import LIMITS, TIMING
 from kubetorch.errors import DataStoreError, StorageFullError
 
 DIGEST_LENGTH = 64
 #: Bytes that the smallest blob takes of a file system.
 BLOCK = 4096
-#: Seconds after which a temporary file counts as left by a process that died.
-ABANDONED_AFTER = 3600.0
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _FULL_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 _PIECE_BYTES = 1024 * 1024
-#: From here on more than one thread pays off, in bytes.
-_PARALLEL_BYTES = 8 * 1024 * 1024
 
 #: A function from the digest of a blob to its length and its pieces.
 Source = Callable[[str], tuple[int, Iterable[bytes]]]
@@ -49,7 +46,7 @@ _temporary_numbers = itertools.count()
 
 def digest_of(data: bytes | bytearray | memoryview) -> str:
     """The BLAKE3 digest of some bytes, as 64 lower-case hex digits."""
-    if len(data) >= _PARALLEL_BYTES:
+    if len(data) >= LIMITS.blob_parallel_hash_bytes:
         return blake3(data, max_threads=blake3.AUTO).hexdigest()
     return blake3(data).hexdigest()
 
@@ -262,7 +259,7 @@ class BlobStore:
         """Remove half-written files of processes that died."""
         for entry in _scandir(f"{self._folder}/tmp"):
             try:
-                if time.time() - entry.stat().st_mtime > ABANDONED_AFTER:
+                if time.time() - entry.stat().st_mtime > TIMING.abandoned_file_seconds:
                     os.unlink(entry.path)  # noqa: PTH108  # a DirEntry has its path as text
             except FileNotFoundError:
                 continue
@@ -290,7 +287,7 @@ class BlobWriter:
         self._length = length
         self._is_reserved = True
         self._written = 0
-        threads = blake3.AUTO if length >= _PARALLEL_BYTES else 1
+        threads = blake3.AUTO if length >= LIMITS.blob_parallel_hash_bytes else 1
         self._hasher = blake3(max_threads=threads)
         self._temporary = f"{root}/tmp/{os.getpid()}-{next(_temporary_numbers)}-{digest[:16]}"
         try:

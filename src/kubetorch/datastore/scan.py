@@ -36,11 +36,10 @@ from kubetorch.datastore.ignore_rules import IGNORE_FILES, IgnoreRules
 from kubetorch.datastore.scan_cache import FileRecord, FolderRecord, ListingCache
 from kubetorch.datastore.spool import Spool
 from kubetorch.datastore.trees import Entry, Tree
+from kubetorch.datastore.tuning import LIMITS
 from kubetorch.errors import DataStoreError, ProjectTooLargeError, SpecError
 
 _MIB = 1024 * 1024
-#: The number of links that a warning names.
-_LINKS_SHOWN = 10
 _HINT = "list what the pods do not need in .ktignore"
 
 #: Sizes in bytes and paths of files.
@@ -49,9 +48,9 @@ Sizes = list[tuple[int, str]]
 
 @dataclass(frozen=True)
 class Limits:
-    total_bytes: int = trees.FILES_LIMIT
-    files: int = trees.ENTRY_LIMIT
-    warn_bytes: int = 50 * _MIB
+    total_bytes: int = LIMITS.tree_files_bytes
+    files: int = LIMITS.tree_entries
+    warn_bytes: int = LIMITS.project_warning_bytes
 
 
 @dataclass(frozen=True)
@@ -404,8 +403,8 @@ class Walk:
 
 
 def _outside_links_warning(links: list[str]) -> str:
-    which = ", ".join(sorted(links)[:_LINKS_SHOWN])
-    more = len(links) - _LINKS_SHOWN
+    which = ", ".join(sorted(links)[: LIMITS.named_links])
+    more = len(links) - LIMITS.named_links
     return (
         f"links that lead out of the project do not travel: {which}"
         + (f" and {more} more" if more > 0 else "")
@@ -434,9 +433,6 @@ def unreadable(path: str, error: OSError) -> SpecError:
 
 
 _READ_BYTES = 1024 * 1024
-#: From here on more than one thread pays off, in bytes.
-_PARALLEL_BYTES = 16 * 1024 * 1024
-_ATTEMPTS = 3
 
 
 class FileChangedError(DataStoreError):
@@ -556,7 +552,7 @@ def _read(pending_file: Pending, spool: Spool) -> FileRecord | None:
     contents are equal, the file had this content at some moment. A file that changed shortly before
     the scan may change again before it is sent, so its content is copied.
     """
-    for _ in range(_ATTEMPTS):
+    for _ in range(LIMITS.read_attempts):
         now = time.time_ns()
         try:
             with FileIO(pending_file.path) as file:
@@ -578,7 +574,7 @@ def _read(pending_file: Pending, spool: Spool) -> FileRecord | None:
                 copy.keep(content[0])
             return msgspec.structs.replace(record, digest=content[0])
     raise _changed_error(
-        pending_file.path, f"changed while it was read, {_ATTEMPTS} times in a row"
+        pending_file.path, f"changed while it was read, {LIMITS.read_attempts} times in a row"
     )
 
 
@@ -591,7 +587,7 @@ def _changed_error(path: str, change: str) -> FileChangedError:
 
 def _hash(file: FileIO, size: int, copy: Spool | None) -> tuple[str, int]:
     """Copy the first `size` bytes of a file; returns their digest and their number."""
-    hasher = blake3(max_threads=blake3.AUTO if size >= _PARALLEL_BYTES else 1)
+    hasher = blake3(max_threads=blake3.AUTO if size >= LIMITS.scan_parallel_hash_bytes else 1)
     length = 0
     if copy is not None:
         copy.begin()

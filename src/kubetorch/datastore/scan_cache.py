@@ -1,9 +1,9 @@
 """The last scan of a project, kept on disk: names, decisions, sizes, times, digests.
 
 A file with the same size, times and inode has the same content, unless it was changed again within
-the granularity of the file system's clock. So a record whose file changed less than `RACY_SECONDS`
-before it was read is *racy*: it never matches, and the next scan reads the file again. The change
-time decides, because no program can set it as it can set the modification time.
+the granularity of the file system's clock. So a record whose file changed less than
+`racy_file_seconds` before it was read is *racy*: it never matches, and the next scan reads the file
+again. The change time decides, because no program can set it as it can set the modification time.
 """
 
 from __future__ import annotations
@@ -17,12 +17,8 @@ import msgspec
 
 from kubetorch.datastore.blobs import digest_of
 from kubetorch.datastore.trees import Entry
+from kubetorch.datastore.tuning import TIMING
 from kubetorch.lib.files import write_atomically
-
-#: The coarsest clock of a file system is FAT's, of 2 s; most have 1 to 10 ms.
-RACY_SECONDS = 2.0
-#: Seconds without use after which a listing is removed.
-UNUSED_AFTER = 30 * 24 * 3600.0
 
 VERSION = 2
 _RACY = -1
@@ -98,7 +94,7 @@ _decoder = msgspec.msgpack.Decoder(Listings)
 
 def record(name: str, file_stat: os.stat_result, digest: str, *, read_ns: int) -> FileRecord:
     """The record of a file that was read at `read_ns` (as of `time.time_ns`)."""
-    is_racy = file_stat.st_ctime_ns > read_ns - RACY_SECONDS * 1e9
+    is_racy = file_stat.st_ctime_ns > read_ns - TIMING.racy_file_seconds * 1e9
     return FileRecord(
         name=name,
         size=file_stat.st_size,
@@ -134,6 +130,6 @@ class ListingCache:
             if not self._path.exists():
                 self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 for path in self._path.parent.iterdir():
-                    if time.time() - path.stat().st_mtime > UNUSED_AFTER:
+                    if time.time() - path.stat().st_mtime > TIMING.unused_listing_seconds:
                         path.unlink(missing_ok=True)
             write_atomically(self._path, _encoder.encode(listings))

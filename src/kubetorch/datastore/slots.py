@@ -24,11 +24,9 @@ import msgspec
 
 from kubetorch.datastore.blobs import Source, storage_error
 from kubetorch.datastore.trees import Tree, WrittenFile, compare, materialise
+from kubetorch.datastore.tuning import LIMITS
 from kubetorch.errors import DataStoreError
 from kubetorch.lib.files import write_atomically
-
-#: The number of slots that stay: the slot that serves, and a slot for the next generation.
-RETAINED_SLOTS = 2
 
 #: The link to the slot that the working directory shows.
 CURRENT = "current"
@@ -176,7 +174,7 @@ class CodeSlots:
             numbers = self._numbers()
             free_numbers = [number for number in numbers if number not in self._held_numbers]
             for number in free_numbers[
-                max(0, RETAINED_SLOTS - (len(numbers) - len(free_numbers))) :
+                max(0, LIMITS.retained_slots - (len(numbers) - len(free_numbers))) :
             ]:
                 self._record_path(number).unlink(missing_ok=True)
                 with contextlib.suppress(FileNotFoundError):

@@ -7,16 +7,16 @@ import threading
 import weakref
 from collections.abc import Iterator
 
+from kubetorch.datastore.tuning import LIMITS
+
 _PIECE_BYTES = 1024 * 1024
-#: Bytes of copies that stay in memory; larger spools move to an unnamed temporary file.
-MEMORY_BYTES = 16 * 1024 * 1024
 
 
 class Spool:
     """Copies of file contents, by digest, one behind the other in one temporary file."""
 
     def __init__(self) -> None:
-        self._file = tempfile.SpooledTemporaryFile(MEMORY_BYTES)  # noqa: SIM115  # as long as it
+        self._file = tempfile.SpooledTemporaryFile(LIMITS.spool_memory_bytes)  # noqa: SIM115  # as long as it
         weakref.finalize(self, self._file.close)
         self._lock = threading.Lock()
         #: Offset and length of each copy in the file, by digest.

@@ -12,18 +12,13 @@ from collections.abc import Iterable, Iterator
 import zstandard
 
 from kubetorch.datastore.blobs import BlobStore, BlobWriter, Source
+from kubetorch.datastore.tuning import LIMITS
 from kubetorch.errors import DataStoreError, ProtocolError
 from kubetorch.wire import blobs as records
-
-#: The most bytes and blobs that one stream may have.
-STREAM_BYTES = 64 * 1024**3
-STREAM_BLOBS = 1_000_000
 
 # Source code compresses well at any level; this one never slows a local network down.
 _LEVEL = 1
 _PIECE = 256 * 1024
-# A stream whose decompression needs more memory is refused (level 1 needs 512 KiB).
-_WINDOW_BYTES = 8 * 1024**2
 
 
 def compressed(digests: Iterable[str], source: Source) -> Iterator[bytes]:
@@ -64,8 +59,8 @@ class Receiver:
         self,
         store: BlobStore,
         *,
-        limit_bytes: int = STREAM_BYTES,
-        limit_blobs: int = STREAM_BLOBS,
+        limit_bytes: int = LIMITS.stream_bytes,
+        limit_blobs: int = LIMITS.stream_blobs,
     ) -> None:
         self._store = store
         self._remaining_bytes = limit_bytes
@@ -73,7 +68,7 @@ class Receiver:
         self._limits = f"{limit_blobs} blobs and {limit_bytes} bytes are allowed"
         self._unpacker = records.Unpacker()
         self._decompressor = zstandard.ZstdDecompressor(
-            max_window_size=_WINDOW_BYTES
+            max_window_size=LIMITS.stream_window_bytes
         ).stream_writer(
             # No reference back: the collector does not see through objects of this library, so
             # each receiver would stay for good, with the window of its decompressor.

@@ -33,14 +33,11 @@ from typing import Literal
 import msgspec
 
 from kubetorch.datastore.blobs import DIGEST_LENGTH, BlobStore, Source, digest_of
+from kubetorch.datastore.tuning import LIMITS
 from kubetorch.errors import DataStoreError, ProjectTooLargeError
 
 Mode = Literal["file", "executable", "symlink", "folder"]
 
-#: Most entries that a tree may have, bytes of all its files, and bytes of the tree itself.
-ENTRY_LIMIT = 100_000
-FILES_LIMIT = 512 * 1024**2
-ENCODED_LIMIT = 16 * 1024**2
 _PATH_BYTES = 4096
 _NAME_BYTES = 255
 
@@ -90,8 +87,10 @@ def build(entries: Iterable[Entry]) -> Tree:
 def read(store: BlobStore, digest: str) -> Tree:
     """A tree of a store; a tree that is too large is refused before it is read."""
     size = store.size(digest)
-    if size > ENCODED_LIMIT:
-        raise _too_large(f"a list of files of {size:,} bytes; {ENCODED_LIMIT:,} are allowed")
+    if size > LIMITS.tree_encoded_bytes:
+        raise _too_large(
+            f"a list of files of {size:,} bytes; {LIMITS.tree_encoded_bytes:,} are allowed"
+        )
     return decode(store.read(digest))
 
 
@@ -118,8 +117,8 @@ def _count(encoded: bytes) -> int:
 
 
 def _check_count(entries: int) -> None:
-    if entries > ENTRY_LIMIT:
-        raise _too_large(f"{entries:,} files; {ENTRY_LIMIT:,} are allowed")
+    if entries > LIMITS.tree_entries:
+        raise _too_large(f"{entries:,} files; {LIMITS.tree_entries:,} are allowed")
 
 
 def _too_large(excess: str) -> ProjectTooLargeError:
@@ -143,8 +142,8 @@ def check(entries: Sequence[Entry]) -> None:
         previous = path
         _check_content(entry)
     total = sum(entry.size for entry in entries)
-    if total > FILES_LIMIT:
-        raise _too_large(f"files of {total:,} bytes; {FILES_LIMIT:,} are allowed")
+    if total > LIMITS.tree_files_bytes:
+        raise _too_large(f"files of {total:,} bytes; {LIMITS.tree_files_bytes:,} are allowed")
     # NUL sorts before all other characters, so a path below an entry follows the entry at once.
     ordered = sorted(entry.path.replace("/", "\0") for entry in entries)
     for path, following in itertools.pairwise(ordered):

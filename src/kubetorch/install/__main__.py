@@ -15,11 +15,9 @@ from collections.abc import Sequence
 from kubetorch.errors import KubetorchError
 from kubetorch.install import remove
 from kubetorch.install.remove import Removal
+from kubetorch.install.tuning import TIMING
 from kubetorch.k8s import kubeconfig
 from kubetorch.k8s.client import Client
-
-#: Seconds; less than the Job may take, which is less than helm waits.
-TIMEOUT = 240.0
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -39,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
 async def _remove(namespace: str, watched: list[str]) -> None:
     async with Client(kubeconfig.find()) as client:
         scope = await remove.scope_of(client, watched, namespace)
-        removal = Removal(namespace, scope, TIMEOUT, contents_only=True)
+        removal = Removal(namespace, scope, TIMING.removal_seconds, contents_only=True)
         done = await remove.remove(client, removal, (), _say)
     for user_object in (*done.user_objects.volumes, *done.user_objects.secrets):
         _say(f"left {user_object}, which a user made")

@@ -16,6 +16,7 @@ from kubetorch.install import releases, scope, values
 from kubetorch.install.chart import Chart
 from kubetorch.install.releases import Item, Release
 from kubetorch.install.scope import Scope
+from kubetorch.install.tuning import TIMING
 from kubetorch.install.values import Values
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.informers import Informer
@@ -26,9 +27,6 @@ from kubetorch.wire import versions
 Report = Callable[[str], object]
 #: A `kept` object stays in the cluster, and belongs to no installation any more.
 Change = Literal["created", "changed", "unchanged", "deleted", "kept"]
-
-#: Seconds that the API server may take to serve a definition.
-_ESTABLISH_TIMEOUT = 30.0
 
 
 @dataclass(frozen=True)
@@ -148,11 +146,11 @@ async def _wait_until_established(client: Client, manifest: Object) -> None:
         async with Informer(client, selection) as informer:
             await informer.until(
                 lambda definitions: any(map(_is_established, definitions.values())),
-                timeout=_ESTABLISH_TIMEOUT,
+                timeout=TIMING.kind_established_seconds,
             )
     except TimeoutError as error:
         raise InstallError(
-            f"{Item.of(manifest)} was not established within {_ESTABLISH_TIMEOUT:g} s",
+            f"{Item.of(manifest)} was not established within {TIMING.kind_established_seconds:g} s",
             hint="kubectl describe crd says why",
         ) from error
 

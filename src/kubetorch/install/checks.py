@@ -19,6 +19,7 @@ from typing import Any, Literal
 from kubetorch.errors import KubernetesForbiddenError, KubernetesNotFoundError, KubetorchError
 from kubetorch.install import readiness
 from kubetorch.install.readiness import LABELS, NAME
+from kubetorch.install.tuning import LIMITS, TIMING
 from kubetorch.k8s import failures, pod_streams
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.resources import DEPLOYMENTS, PODS, Object, Ref, Resource, Selection
@@ -52,15 +53,11 @@ _ADMINISTRATOR = "kubetorch-admin"
 #: Groups of kinds that Kubetorch knows, and suffixes of the groups of Kubernetes' own parts.
 _KNOWN_GROUPS = frozenset(kind.group for kind in KINDS.values()) | {"kubetorch.com"}
 _KNOWN_GROUP_SUFFIXES = ("k8s.io", "knative.dev")
-#: Most kinds that are checked, and that a finding names.
-_MAX_CHECKED_KINDS, _MAX_SHOWN_KINDS = 50, 5
 _DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
 _POD_IMAGE = "KT_DEFAULT_IMAGE"
 _OLDEST_VERSION = (1, 28)
 _PYTHON = "/kubetorch/bin/python"
 _RESOLVE_PROGRAM = "import socket, sys; socket.getaddrinfo(sys.argv[1], 8080)"
-#: Seconds for a program in the controller's pod.
-_EXEC_TIMEOUT = 15.0
 
 
 @dataclass(frozen=True)
@@ -210,7 +207,7 @@ async def _check_dns(client: Client, namespace: str) -> Finding:
         return Finding("DNS", "skipped", "no pod of the controller is ready")
     pod = Ref(PODS, ready_pods[0]["metadata"]["name"], namespace)
     command = [_PYTHON, "-c", _RESOLVE_PROGRAM, name]
-    done = await pod_streams.run(client, pod, command, timeout=_EXEC_TIMEOUT)
+    done = await pod_streams.run(client, pod, command, timeout=TIMING.pod_program_seconds)
     if done.exit_code == 0:
         return Finding("DNS", "ok", f"pods resolve {name}")
     error_lines = done.stderr.decode(errors="replace").strip().splitlines()
@@ -237,7 +234,7 @@ async def _check_unknown_kinds(client: Client, namespace: str, install_namespace
     ]
     accounts = [f"{install_namespace}:{name}" for name in (NAME, _ADMINISTRATOR)]
     lacking: list[str] = []
-    for definition in unknown_kinds[:_MAX_CHECKED_KINDS]:
+    for definition in unknown_kinds[: LIMITS.checked_kinds]:
         plural, group = definition["names"]["plural"], definition["group"]
         attributes = {"namespace": namespace, "verb": "create", "group": group, "resource": plural}
         reviews = (_account_may(client, account, attributes) for account in accounts)
@@ -249,8 +246,8 @@ async def _check_unknown_kinds(client: Client, namespace: str, install_namespace
             check, "ok", f"the controller may make {count}" if count else "there are none"
         )
     subjects = [f"--serviceaccount={account}" for account in accounts]
-    shown = ", ".join(lacking[:_MAX_SHOWN_KINDS]) + (
-        ", …" if len(lacking) > _MAX_SHOWN_KINDS else ""
+    shown = ", ".join(lacking[: LIMITS.named_kinds]) + (
+        ", …" if len(lacking) > LIMITS.named_kinds else ""
     )
     reason = (
         f"for Compute.from_manifest the controller lacks the rule resources: [{shown}], "

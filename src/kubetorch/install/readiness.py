@@ -17,6 +17,7 @@ from kubetorch.errors import (
     KubernetesNotFoundError,
     KubetorchError,
 )
+from kubetorch.install.tuning import LIMITS, TIMING
 from kubetorch.k8s import podlogs
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.informers import Informer
@@ -30,13 +31,6 @@ LABELS = "app.kubernetes.io/name=kubetorch,app.kubernetes.io/component=controlle
 #: Reasons of a waiting container with which it will never run.
 _HOPELESS_REASONS = ("InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError")
 _PULL_REASONS = ("ErrImagePull", "ImagePullBackOff")
-#: Restarts after which a controller that ended is certain to end again.
-_RESTART_LIMIT = 2
-_LAST_LINES = 15
-#: Seconds for the first lists.
-_LIST_TIMEOUT = 30.0
-#: Seconds in which a cluster that retries makes the pods that it had refused.
-_RETRY_TIMEOUT = 5.0
 
 _REPLICA_SETS = Resource("apps", "v1", "replicasets", "ReplicaSet")
 _EVENTS = Resource("", "v1", "events", "Event")
@@ -109,7 +103,7 @@ async def _retry_refused_pods(
                     ref, {"metadata": {"annotations": {labels.TRIED_AGAIN: version(replica_set)}}}
                 )
     with contextlib.suppress(TimeoutError):
-        async with deadlines.timeout(_RETRY_TIMEOUT):
+        async with deadlines.timeout(TIMING.refused_pods_seconds):
             while watch.is_refused:
                 await watch.changes.wait()
 
@@ -144,7 +138,7 @@ async def _watching(client: Client, namespace: str) -> AsyncIterator[_Watch]:
         for object_informer in (watch.deployments, watch.replica_sets, watch.pods, watch.events):
             await stack.enter_async_context(object_informer)
         for object_informer in (watch.deployments, watch.replica_sets, watch.pods):
-            await object_informer.listed(timeout=_LIST_TIMEOUT)
+            await object_informer.listed(timeout=TIMING.readiness_list_seconds)
         yield watch
 
 
@@ -179,7 +173,7 @@ class _Watch:
         return {
             str(pod["metadata"]["name"])
             for pod in self.pods.objects.values()
-            if doom_of(pod) is not None or _restarts(pod) >= _RESTART_LIMIT
+            if doom_of(pod) is not None or _restarts(pod) >= LIMITS.controller_restarts
         }
 
     def doom(self, deleted_pods: Collection[str] = ()) -> Doom | None:
@@ -322,7 +316,9 @@ def doom_of(pod: Object, event_messages: Sequence[str] = ()) -> Doom | None:
             )
         if reason in _HOPELESS_REASONS:
             return Doom(name, f"{name}: {reason}: {message}", "correct the values, then kt upgrade")
-        if container.get("restartCount", 0) >= _RESTART_LIMIT and not container.get("ready"):
+        if container.get("restartCount", 0) >= LIMITS.controller_restarts and not container.get(
+            "ready"
+        ):
             last_end = (container.get("lastState") or {}).get("terminated") or {}
             words = f"{last_end.get('reason')}, exit code {last_end.get('exitCode')}"
             return Doom(
@@ -348,6 +344,8 @@ async def _error_of(client: Client, namespace: str, doom: Doom) -> KubetorchErro
     if doom.has_log:
         with contextlib.suppress(KubetorchError):
             pod = Ref(PODS, doom.pod, namespace)
-            log = await podlogs.read_ended(client, pod, podlogs.LogOptions(tail=_LAST_LINES))
+            log = await podlogs.read_ended(
+                client, pod, podlogs.LogOptions(tail=LIMITS.controller_log_lines)
+            )
             message += "\n" + log.decode(errors="replace").rstrip()
     return doom.kind(message, hint=doom.hint)

@@ -23,6 +23,7 @@ from kubetorch.install.apply import Report
 from kubetorch.install.readiness import NAME
 from kubetorch.install.releases import Item
 from kubetorch.install.scope import WORKLOADS, Scope
+from kubetorch.install.tuning import LIMITS
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.informers import Informer
 from kubetorch.k8s.resources import Object, Ref, Resource, Selection
@@ -57,8 +58,6 @@ _CONTROLLER_OBJECTS = (
     Item("v1", "Secret", "", "kubetorch-installation"),
     Item("coordination.k8s.io/v1", "Lease", "", NAME),
 )
-#: Requests that are under way at one time.
-_MAX_CONCURRENT_REQUESTS = 8
 
 
 @dataclass(frozen=True)
@@ -132,7 +131,7 @@ class _Run:
         self._removal = removal
         self._report = report
         self._removed = Removed()
-        self._limit = asyncio.Semaphore(_MAX_CONCURRENT_REQUESTS)
+        self._limit = asyncio.Semaphore(LIMITS.concurrent_requests)
         self.waits_for = ""
 
     async def remove_all(self, items: list[Item]) -> Removed:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from kubetorch.errors import InstallError, KubernetesNotFoundError
 from kubetorch.install import readiness
+from kubetorch.install.tuning import LIMITS
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.resources import DEPLOYMENTS, Object, Resource, Selection
 
@@ -20,8 +21,6 @@ from kubetorch.k8s.resources import DEPLOYMENTS, Object, Resource, Selection
 WORKLOADS = Resource(
     "kubetorch.com", "v1alpha1", "kubetorchworkloads", "KubetorchWorkload", is_namespaced=True
 )
-#: Most names in one message.
-_MAX_NAMES = 10
 
 
 @dataclass(frozen=True)
@@ -78,8 +77,8 @@ def workload_names(workloads: Iterable[Object]) -> list[str]:
         (workload["metadata"]["namespace"], workload["metadata"]["name"]) for workload in workloads
     )
     all_names = [f"{namespace}/{name}" for namespace, name in sorted(both)]
-    more = len(all_names) - _MAX_NAMES
-    return all_names if more <= 0 else [*all_names[:_MAX_NAMES], f"{more} more"]
+    more = len(all_names) - LIMITS.named_objects
+    return all_names if more <= 0 else [*all_names[: LIMITS.named_objects], f"{more} more"]
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,11 @@ from typing import Any
 import yaml
 
 from kubetorch.errors import ConfigError, InstallError
+from kubetorch.install.tuning import LIMITS
 
 #: A value of a pipeline: text, a number, a truth value, `None`, a list, a mapping.
 Value = Any
 
-#: Deepest nesting of templates that include each other.
-_MAX_DEPTH = 50
 _TEXT_PATTERN = r'"(?:\\.|[^"\\\n])*"|`[^`]*`'
 #: A comment or an action in double braces; a dash trims the space on its side.
 _ACTION = re.compile(
@@ -315,7 +314,7 @@ class Templates:
         def include(name: str, value: Value) -> str:
             if name not in self._defined:
                 raise _ArgumentError(f"no template {name!r} is defined")
-            if depth >= _MAX_DEPTH:
+            if depth >= LIMITS.nested_templates:
                 raise _ArgumentError(f"{name!r} includes itself without end")
             return self._render(self._defined[name], value, depth + 1)
 

@@ -21,7 +21,8 @@ from kubetorch.k8s import failures
 from kubetorch.k8s.failures import Action
 from kubetorch.k8s.kubeconfig import Access
 from kubetorch.k8s.resources import Object, Ref, Resource, Selection, group_path, version
-from kubetorch.k8s.session import LINE_LIMIT, Call, Session
+from kubetorch.k8s.session import Call, Session
+from kubetorch.k8s.tuning import LIMITS, TIMING
 from kubetorch.lib import async_http
 from kubetorch.lib.http1 import BrokenError
 
@@ -123,8 +124,6 @@ def _unknown_kind(api_version: str, kind: str) -> KubernetesNotFoundError:
     return error
 
 
-#: Objects of one page of a list.
-PAGE = 500
 #: Field manager of objects that this client makes.
 _MANAGER = "kubetorch"
 #: Media types of patches.
@@ -155,8 +154,8 @@ class Client:
         self,
         access: Access,
         *,
-        timeout: float = 30.0,
-        patience: float = 10.0,
+        timeout: float = TIMING.request_seconds,
+        patience: float = TIMING.request_patience_seconds,
         variables: Mapping[str, str] | None = None,
     ) -> None:
         self.access = access
@@ -188,7 +187,7 @@ class Client:
     async def get(self, ref: Ref) -> Object:
         return await self._send("GET", self.action("get", ref), self.path(ref))
 
-    async def list(self, selection: Selection, *, page: int = PAGE) -> Listing:
+    async def list(self, selection: Selection, *, page: int = LIMITS.page_objects) -> Listing:
         """All objects of a selection, fetched in pages."""
         try:
             return await self._list(selection, page)
@@ -242,7 +241,9 @@ class Client:
         deadline = seconds + self._timeout
         async with (
             await self.session.send(call, patience=0.0) as answer,
-            contextlib.aclosing(answer.lines(limit=LINE_LIMIT, timeout=deadline)) as lines,
+            contextlib.aclosing(
+                answer.lines(limit=LIMITS.watch_line_bytes, timeout=deadline)
+            ) as lines,
         ):
             on_open()
             try:

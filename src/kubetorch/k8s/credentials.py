@@ -28,13 +28,9 @@ from urllib.parse import quote, urlsplit
 
 from kubetorch.errors import KubernetesCredentialsError
 from kubetorch.k8s.kubeconfig import ABSENT, Access, Cluster, Impersonation, Pem, Plugin
+from kubetorch.k8s.tuning import LIMITS, TIMING
 from kubetorch.lib import deadlines
 from kubetorch.lib.transports import Route
-
-#: Seconds that a plugin may take at least when it may talk to the user.
-INTERACTIVE_TIMEOUT = 300.0
-#: Bytes of a plugin's output that are read.
-_OUTPUT_LIMIT = 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -54,7 +50,9 @@ async def run(plugin: Plugin, cluster: Cluster, environment: Mapping[str, str]) 
         )
     info = json.dumps(request(plugin, cluster, interactive=interactive))
     variables = {**environment, **plugin.environment, "KUBERNETES_EXEC_INFO": info}
-    timeout = max(plugin.timeout, INTERACTIVE_TIMEOUT) if interactive else plugin.timeout
+    timeout = (
+        max(plugin.timeout, TIMING.interactive_plugin_seconds) if interactive else plugin.timeout
+    )
     output = await _output_of(plugin, variables, interactive=interactive, timeout=timeout)
     return parse(plugin, output)
 
@@ -153,7 +151,7 @@ async def _output_of(
 async def _read(stream: asyncio.StreamReader | None) -> bytes:
     output = bytearray()
     while stream is not None and (piece := await stream.read(64 * 1024)):
-        output += piece[: _OUTPUT_LIMIT - len(output)]
+        output += piece[: LIMITS.plugin_output_bytes - len(output)]
     return bytes(output)
 
 
@@ -167,7 +165,7 @@ async def _kill(process: Process, *, whole_group: bool) -> None:
     await process.wait()
     # The pipes close with the last process that has them, which may have left the group.
     with contextlib.suppress(TimeoutError):
-        async with deadlines.timeout(1.0):
+        async with deadlines.timeout(TIMING.plugin_pipe_close_seconds):
             await asyncio.gather(_read(process.stdout), _read(process.stderr))
 
 
@@ -308,11 +306,6 @@ def _split_port(exception: str) -> tuple[str, int | None]:
     return name, int(port) if port.isdigit() else None
 
 
-#: A token file is read again after so many seconds; kubelets rotate tokens long before they end.
-TOKEN_FILE_SECONDS = 60.0
-#: A plugin runs again so many seconds before its credential expires.
-EXPIRY_MARGIN = 10.0
-
 Pair = tuple[str, str]
 
 
@@ -381,7 +374,10 @@ class Credentials:
         file = self._access.user.token_file
         assert file is not None
         now = time.monotonic()
-        if self._token_time is not None and now - self._token_time < TOKEN_FILE_SECONDS:
+        if (
+            self._token_time is not None
+            and now - self._token_time < TIMING.token_file_reread_seconds
+        ):
             return self._token or ""
         try:
             token = file.read_text(encoding="utf-8").strip()
@@ -402,7 +398,9 @@ class Credentials:
         async with self._plugin_lock:  # requests that wait meanwhile use the same credential
             credential = self._credential
             expires = credential.expires if credential is not None else None
-            is_void = expires is not None and time.time() > expires - EXPIRY_MARGIN
+            is_void = (
+                expires is not None and time.time() > expires - TIMING.credential_renewal_seconds
+            )
             if credential is None or is_void:
                 cluster = self._access.cluster
                 credential = self._credential = await run(plugin, cluster, self._environment)

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kubetorch import errors
+from kubetorch.k8s.tuning import LIMITS
 
-#: Longest text of an answer that is no `Status`.
-_TEXT_LIMIT = 300
 #: Parts of pods that are connections.
 _STREAMS = ("pods/exec", "pods/portforward")
 #: The verbs needed to make objects of a kind, to follow them and to delete them.
@@ -70,7 +69,9 @@ def refused(
 ) -> errors.KubernetesRequestError:
     """The error for an action that the server refused."""
     status = parse_status(body)
-    server_message = "" if status else body[:_TEXT_LIMIT].decode(errors="replace").strip()
+    server_message = (
+        "" if status else body[: LIMITS.refusal_text_bytes].decode(errors="replace").strip()
+    )
     return refused_by(action, status, status_code, server_message=server_message, headers=headers)
 
 

@@ -20,13 +20,12 @@ from kubetorch.errors import (
 )
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.resources import Object, Selection
+from kubetorch.k8s.tuning import TIMING
 from kubetorch.k8s.watching import Change, Key, WatchState
 from kubetorch.lib import deadlines
 from kubetorch.lib.changes import Changes
 from kubetorch.lib.tasks import cancel_all
 
-#: Bounds of the random seconds after which the server ends a watch.
-WATCH_SECONDS = (240.0, 300.0)
 #: Statuses of a list that will fail until a user changes the cluster or the request.
 _HOPELESS_STATUSES = (400, 401, 403, 404, 405, 422)
 
@@ -42,7 +41,10 @@ class Informer:
         selection: Selection,
         on_change: Callable[[Change], object] | None = None,
         *,
-        watch_seconds: tuple[float, float] = WATCH_SECONDS,
+        watch_seconds: tuple[float, float] = (
+            TIMING.watch_shortest_seconds,
+            TIMING.watch_longest_seconds,
+        ),
     ) -> None:
         #: The error of the last request; `None` after a success.
         self.error: KubetorchError | None = None

@@ -21,6 +21,7 @@ import yaml
 
 from kubetorch.config import environment
 from kubetorch.errors import KubernetesCredentialsError
+from kubetorch.k8s.tuning import TIMING
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Plugin:
     install_hint: str | None = None
     wants_cluster: bool = False
     interaction: str = "IfAvailable"
-    timeout: float = 30.0
+    timeout: float = TIMING.plugin_seconds
 
 
 @dataclass(frozen=True)

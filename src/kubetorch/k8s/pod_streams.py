@@ -22,12 +22,11 @@ from kubetorch.k8s.client import Client
 from kubetorch.k8s.failures import Action
 from kubetorch.k8s.resources import Ref
 from kubetorch.k8s.session import Call
+from kubetorch.k8s.tuning import LIMITS
 from kubetorch.lib import deadlines, websocket
 from kubetorch.lib.changes import Changes
 from kubetorch.lib.websocket import Endpoint
 
-#: Bytes of unread messages at which the connection is not read any more, and at which it is again.
-HIGH, LOW = 1024 * 1024, 256 * 1024
 #: Bytes of one sent message.
 PIECE = 32 * 1024
 
@@ -50,7 +49,7 @@ class Channels(Endpoint):
             await self._changes.wait()
         channel, data = self._received.popleft()
         self._size -= len(data)
-        if self._size <= LOW and self._connection is not None:
+        if self._size <= LIMITS.unread_low_bytes and self._connection is not None:
             self._connection.read_on(True)
         return channel, data
 
@@ -93,7 +92,7 @@ class Channels(Endpoint):
             return
         self._received.append((payload[0], bytes(payload[1:])))
         self._size += len(payload) - 1
-        if self._size > HIGH and self._connection is not None:
+        if self._size > LIMITS.unread_high_bytes and self._connection is not None:
             self._connection.read_on(False)
         self._changes.notify()
 
@@ -234,7 +233,7 @@ async def run(
     *,
     container: str | None = None,
     timeout: float,
-    limit: int = 16 * 1024**2,
+    limit: int = LIMITS.command_output_bytes,
 ) -> Completed:
     outputs = {STDOUT: bytearray(), STDERR: bytearray()}
     async with (

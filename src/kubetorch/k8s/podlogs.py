@@ -8,6 +8,7 @@ from kubetorch.errors import KubernetesNotFoundError, KubernetesRequestError
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.resources import Ref
 from kubetorch.k8s.session import Call
+from kubetorch.k8s.tuning import LIMITS
 
 # A kubelet's answer, with status 200, for a container that it has removed.
 _REMOVED_CONTAINER = b"unable to retrieve container logs for "
@@ -33,7 +34,11 @@ class LogOptions:
 
 
 async def read(
-    client: Client, pod: Ref, options: LogOptions | None = None, *, limit: int = 16 * 1024**2
+    client: Client,
+    pod: Ref,
+    options: LogOptions | None = None,
+    *,
+    limit: int = LIMITS.pod_log_bytes,
 ) -> bytes:
     """Read the log as it is now."""
     ref, parameters = replace(pod, subresource="log"), (options or LogOptions()).query()

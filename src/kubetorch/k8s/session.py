@@ -26,20 +26,9 @@ from kubetorch.k8s import failures
 from kubetorch.k8s.credentials import Credentials
 from kubetorch.k8s.failures import Action
 from kubetorch.k8s.kubeconfig import Access
+from kubetorch.k8s.tuning import LIMITS, TIMING
 from kubetorch.lib import async_http, backoff, transports, websocket, websocket_protocol
 from kubetorch.lib.http1 import BrokenError
-
-#: Bytes that an answer, a watch's line or a refusal may have.
-ANSWER_LIMIT, LINE_LIMIT, REFUSAL_LIMIT = 256 * 1024**2, 16 * 1024**2, 1024**2
-#: Bytes of a message on a WebSocket; kubelets send at most 32 KiB at once.
-MESSAGE_LIMIT = 1024**2
-#: Seconds without a received byte after which a WebSocket is given up. API servers do not answer
-#: pings while a container does not read its input.
-SILENCE = 60.0
-
-#: Requests with a short answer that are under way at the same time; further requests wait. A
-#: request that pauses before its next attempt is not under way.
-CONCURRENCY = 32
 
 _READING = "GET"
 _JSON = "application/json"
@@ -75,8 +64,8 @@ class Session:
         self._credentials = Credentials(access, variables)
         self._timeout = timeout
         self._patience = patience
-        self._pool = async_http.HttpPool(connect_timeout=min(10.0, timeout))
-        self._turns = asyncio.Semaphore(CONCURRENCY)
+        self._pool = async_http.HttpPool(connect_timeout=min(TIMING.connect_seconds, timeout))
+        self._turns = asyncio.Semaphore(LIMITS.concurrent_requests)
 
     async def close(self) -> None:
         await self._pool.close()
@@ -127,7 +116,7 @@ class Session:
                     self._prefix + call.target,
                     endpoint,
                     headers=offered,
-                    max_message=MESSAGE_LIMIT,
+                    max_message=LIMITS.stream_message_bytes,
                     timeout=self._timeout,
                 )
             except websocket_protocol.UpgradeRefusedError as error:
@@ -146,7 +135,7 @@ class Session:
             except (OSError, websocket_protocol.WebSocketError) as error:
                 raise failures.unavailable(call.action, self.server, error) from error
             else:
-                connection.silence = SILENCE
+                connection.silence = TIMING.stream_silence_seconds
                 return connection
 
     async def _fetch_once(self, call: Call, attempts: _Attempts) -> bytes | float:
@@ -156,7 +145,7 @@ class Session:
             return answer_or_delay
         try:
             async with answer_or_delay as answer:
-                return await answer.read(ANSWER_LIMIT, timeout=self._timeout)
+                return await answer.read(LIMITS.answer_bytes, timeout=self._timeout)
         except (BrokenError, async_http.SilentError) as error:
             failure = failures.unavailable(call.action, self.server, error)
             return attempts.pause(failure, error, may_repeat=call.method == _READING)
@@ -206,7 +195,7 @@ class Session:
 
     async def _refusal(self, call: Call, answer: async_http.Answer) -> KubernetesRequestError:
         try:
-            body = await answer.read(REFUSAL_LIMIT, timeout=self._timeout)
+            body = await answer.read(LIMITS.refusal_bytes, timeout=self._timeout)
         except (BrokenError, async_http.SilentError, async_http.TooLargeError):
             body = b""  # the status says enough
         return failures.refused(call.action, answer.status, body, answer.headers)
@@ -218,7 +207,11 @@ class _Attempts:
     def __init__(self, patience: float) -> None:
         self.renewed = False
         self._end = asyncio.get_running_loop().time() + patience
-        self._delays = backoff.jittered(backoff.exponential(first=0.1, limit=5.0))
+        self._delays = backoff.jittered(
+            backoff.exponential(
+                first=TIMING.request_first_delay_seconds, limit=TIMING.request_longest_delay_seconds
+            )
+        )
 
     def pause(
         self, failure: KubetorchError, cause: Exception | None = None, *, may_repeat: bool = True

@@ -18,15 +18,8 @@ from typing import Any
 from kubetorch.errors import KubernetesRequestError, KubetorchError
 from kubetorch.k8s import failures
 from kubetorch.k8s.resources import Object, key, version
+from kubetorch.k8s.tuning import TIMING
 from kubetorch.lib import backoff
-
-#: Pauses after failures, in seconds.
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 3.0
-#: A watch that lasted so many seconds was healthy: the pause after it is the shortest again.
-HEALTHY_SECONDS = 5.0
-#: Servers send a bookmark each minute. A server that sent nothing for so many seconds waits for a
-#: version that it never had (etcd was restored), and would wait for ever.
-SILENT_SECONDS = 150.0
 
 ADDED, MODIFIED, DELETED = "added", "modified", "deleted"
 
@@ -86,17 +79,17 @@ class WatchState:
 
     def on_end(self, seconds: float) -> None:
         """The server ended the watch after so many seconds, as it does with each watch."""
-        if self._is_silent and seconds >= SILENT_SECONDS:
+        if self._is_silent and seconds >= TIMING.silent_watch_seconds:
             self.version = ""
         self._is_silent = True
-        if seconds >= HEALTHY_SECONDS:
+        if seconds >= TIMING.healthy_watch_seconds:
             self._reset_pause()
         else:
             self._lengthen_pause(None)
 
     def on_failure(self, error: KubetorchError, seconds: float = 0.0) -> None:
         self._is_silent = True
-        if seconds >= HEALTHY_SECONDS:
+        if seconds >= TIMING.healthy_watch_seconds:
             self._reset_pause()
         refused = error if isinstance(error, KubernetesRequestError) else None
         if refused is not None and _is_forgotten(refused):
@@ -117,7 +110,9 @@ class WatchState:
 
     def _lengthen_pause(self, retry_after: float | None) -> None:
         if self._pauses is None:
-            delays = backoff.exponential(first=FIRST_PAUSE, limit=LONGEST_PAUSE)
+            delays = backoff.exponential(
+                first=TIMING.watch_first_delay_seconds, limit=TIMING.watch_longest_delay_seconds
+            )
             self._pauses = backoff.jittered(delays)
         self.pause = max(next(self._pauses), retry_after or 0.0)
 

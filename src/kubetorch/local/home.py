@@ -13,9 +13,7 @@ from typing import NamedTuple
 
 from kubetorch.errors import ConfigError
 from kubetorch.lib import files, processes
-
-#: Bytes of `service.log` at which a start begins a new one.
-LOG_LIMIT = 1024 * 1024
+from kubetorch.local.tuning import LIMITS
 
 
 class Running(NamedTuple):
@@ -102,7 +100,7 @@ class Home:
 
     def rotate_log(self) -> None:
         try:
-            if self.log.stat().st_size > LOG_LIMIT:
+            if self.log.stat().st_size > LIMITS.service_log_bytes:
                 self.log.replace(self.log.with_suffix(".log.1"))
         except FileNotFoundError:
             return

@@ -22,14 +22,10 @@ from kubetorch.lib import files, processes
 from kubetorch.lib.files import FileLock
 from kubetorch.local import process
 from kubetorch.local.home import Home, Running
+from kubetorch.local.tuning import LIMITS, TIMING
 from kubetorch.wire import exceptions, routes
 from kubetorch.wire.podenv import MARK
 
-#: Seconds that a start may take.
-START_TIMEOUT = 30.0
-#: Seconds that a stop may take: pods let their calls end for some of them.
-STOP_TIMEOUT = 30.0
-_LOG_LINES_SHOWN = 20
 #: Variables of the program that a service gets beside those of the machine.
 _CHOSEN_VARIABLES = ("PYTHONPATH", process.IDLE_VARIABLE)
 
@@ -70,13 +66,15 @@ def ensure(folder: Path | None = None) -> Endpoint:
         return endpoint
     service_home.create()
     with _locked(
-        service_home.start_lock, START_TIMEOUT, "another program starts the local service"
+        service_home.start_lock, TIMING.start_seconds, "another program starts the local service"
     ):
         # Another program may have started it meanwhile.
         return find(service_home.path) or _start(service_home)
 
 
-def stop(folder: Path | None = None, *, pods: bool = True, timeout: float = STOP_TIMEOUT) -> bool:
+def stop(
+    folder: Path | None = None, *, pods: bool = True, timeout: float = TIMING.stop_seconds
+) -> bool:
     """Stop the service if it runs, and its pods unless `pods` is false; returns whether it ran."""
     service_home = Home(folder or home())
     if not service_home.path.is_dir():
@@ -99,7 +97,7 @@ def status(folder: Path | None = None) -> Status:
 
 def service_environment(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
     """The environment of a service, from that of the program that starts it."""
-    process.idle_seconds(environ)
+    process.idle_seconds(environ, TIMING.idle_seconds)
     chosen_variables = {name: environ[name] for name in _CHOSEN_VARIABLES if name in environ}
     return {**variables.of_machine(environ), **chosen_variables, process.HOME_VARIABLE: str(folder)}
 
@@ -119,7 +117,7 @@ def _start(service_home: Home) -> Endpoint:
         os.close(write_end)
         os.close(log)
     with os.fdopen(read_end, "rb", buffering=0) as pipe:
-        line = _first_line(pipe.fileno(), time.monotonic() + START_TIMEOUT)
+        line = _first_line(pipe.fileno(), time.monotonic() + TIMING.start_seconds)
     # The spawned process ended when it had forked the service.
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, 0)
@@ -147,8 +145,8 @@ def _first_line(descriptor: int, deadline: float) -> bytes | None:
 
 
 def _start_error(service_home: Home, *, has_ended: bool) -> ControllerUnavailableError:
-    outcome = "ended" if has_ended else f"did not answer within {START_TIMEOUT:.0f} s"
-    log_lines = files.tail(service_home.log, _LOG_LINES_SHOWN)
+    outcome = "ended" if has_ended else f"did not answer within {TIMING.start_seconds:.0f} s"
+    log_lines = files.tail(service_home.log, LIMITS.failed_start_lines)
     log_text = "".join(f"\n  {line}" for line in log_lines)
     return ControllerUnavailableError(
         f"the local service {outcome} while it was started; the last lines of its log:{log_text}",

@@ -44,13 +44,12 @@ def first_spare(environ: Mapping[str, str], command: tuple[str, ...]) -> spares.
 
 #: The variable with the seconds without a request after which a service without workloads stops.
 IDLE_VARIABLE = "KT_LOCAL_IDLE"
-DEFAULT_IDLE_SECONDS = 60.0
 
 
-def idle_seconds(environ: Mapping[str, str]) -> float:
+def idle_seconds(environ: Mapping[str, str], default_seconds: float) -> float:
     text = environ.get(IDLE_VARIABLE, "")
     try:
-        seconds = float(text) if text else DEFAULT_IDLE_SECONDS
+        seconds = float(text) if text else default_seconds
     except ValueError:
         seconds = -1.0
     if not 0 < seconds < 1e9:

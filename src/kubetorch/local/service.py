@@ -42,12 +42,11 @@ from kubetorch.lib.descriptors import DescriptorWatch
 from kubetorch.lib.files import FileLock
 from kubetorch.local import process
 from kubetorch.local.home import Home, Running
+from kubetorch.local.tuning import TIMING
 from kubetorch.wire import exceptions, tokens
 
 _log = logging.getLogger(__name__)
 
-#: Seconds to wait for the lock of an earlier service, which lets its requests end before it exits.
-LOCK_TIMEOUT = 10.0
 _STDOUT, _STDERR = 1, 2
 
 
@@ -84,9 +83,10 @@ def _open_service(environ: Mapping[str, str], agents: Agents) -> Service:
     home = Home((Path(home_path) if home_path else variables.local_dir()).absolute())
     home.create()
     os.chdir(home.path)
-    if not FileLock(home.lock).get(LOCK_TIMEOUT):  # held until this process ends
+    if not FileLock(home.lock).get(TIMING.service_lock_seconds):  # held until this process ends
         raise ControllerUnavailableError(
-            f"another local service runs in {home.path} (waited {LOCK_TIMEOUT:.0f} s for it)",
+            f"another local service runs in {home.path} (waited "
+            f"{TIMING.service_lock_seconds:.0f} s for it)",
             hint="kt local status",
         )
     home.check()
@@ -161,7 +161,7 @@ class Service:
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
-        self._idle_limit = process.idle_seconds(self.environ)
+        self._idle_limit = process.idle_seconds(self.environ, TIMING.idle_seconds)
         self._stopped: asyncio.Future[bool] = loop.create_future()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, False)
@@ -226,7 +226,7 @@ class Service:
         _log.error("service ends error=%s", reason)
         self._stop(False)
         # Without file descriptors, closing may hang: then the process ends anyway.
-        asyncio.get_running_loop().call_later(LOCK_TIMEOUT / 2, os._exit, 1)
+        asyncio.get_running_loop().call_later(TIMING.hung_close_seconds, os._exit, 1)
 
     def _watch_idle(self, controller: Controller) -> None:
         remaining_seconds = self._idle_limit - controller.idle_seconds()

@@ -10,9 +10,9 @@ from contract.chart import goldens
 from kubetorch import errors
 from kubetorch._version import __version__
 from kubetorch.controller.cluster.service import Settings
-from kubetorch.install import __main__ as uninstalling
 from kubetorch.install import earlier_values
 from kubetorch.install.chart import FOLDER, Chart
+from kubetorch.install.tuning import TIMING
 from kubetorch.manifests.kinds import KINDS
 
 
@@ -150,7 +150,7 @@ def test_helm_is_told_why_an_uninstall_failed_before_it_waits_no_longer():
     job = (FOLDER / "templates" / "uninstall.yaml").read_text()
     (deadline,) = re.findall(r"activeDeadlineSeconds: (\d+)", job)
     helm_waits = 300
-    assert uninstalling.TIMEOUT < int(deadline) < helm_waits
+    assert TIMING.removal_seconds < int(deadline) < helm_waits
 
 
 def test_the_controller_may_do_with_each_kind_what_a_deploy_needs():

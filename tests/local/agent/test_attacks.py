@@ -20,7 +20,7 @@ import pytest
 
 from agent_harness import USER_TOKEN, AgentProcess, FakeController
 from kubetorch.controller.backends.base import PodStatus
-from kubetorch.controller.sessions import WAITING_LIMIT
+from kubetorch.controller.tuning import LIMITS
 from kubetorch.lib import processes, websocket_protocol
 from kubetorch.lib.websocket_protocol import (
     BINARY,
@@ -477,7 +477,7 @@ def test_a_session_takes_little_before_it_says_hello(cluster: InCluster) -> None
     statuses: dict[int, int] = {}
     with contextlib.ExitStack() as open_sockets:
         for n in range(40):
-            for _ in range(WAITING_LIMIT):
+            for _ in range(LIMITS.waiting_sessions):
                 websocket = open_sockets.enter_context(
                     Socket(address, routes.SESSIONS, f"token-{n}")
                 )
@@ -485,7 +485,7 @@ def test_a_session_takes_little_before_it_says_hello(cluster: InCluster) -> None
                 if websocket.status == 101:
                     opened.append(websocket)
         # Two tokens of one account are one identity.
-        assert statuses == {101: 20 * WAITING_LIMIT, 429: 20 * WAITING_LIMIT}
+        assert statuses == {101: 20 * LIMITS.waiting_sessions, 429: 20 * LIMITS.waiting_sessions}
         for websocket in opened[::2]:
             websocket.send(announced + b"x" * MIB)
         for websocket in opened[1::2]:
@@ -507,7 +507,7 @@ def test_a_pod_has_one_session_after_hello(cluster: InCluster) -> None:
     hello = Hello("a", "f", "f-0", "i", "http://127.0.0.1:1", versions.PROTOCOL, "0")
     with contextlib.ExitStack() as open_sockets:
         opened = []
-        for n in range(2 * WAITING_LIMIT):
+        for n in range(2 * LIMITS.waiting_sessions):
             websocket = open_sockets.enter_context(
                 Socket((host, int(port)), routes.SESSIONS, PODS[n % 2])
             )

@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 
 from agent_harness import SECRET as AGENT_SECRET
 from agent_harness import USER_TOKEN, AgentProcess, FakeController
-from kubetorch.controller.audit import STRANGERS
 from kubetorch.controller.backends.base import PodStatus
+from kubetorch.controller.tuning import LIMITS
 from kubetorch.pod.http.app import TABLE
 from kubetorch.wire import messages, routes, tokens, versions
 from shared import WHOLE
@@ -392,7 +392,11 @@ def test_every_wrong_token_is_refused_in_one_sentence(
     grown = server.log_size() - measured[1]
     count = len(server.answer("GET", routes.METRICS, metrics)[1].splitlines())
     print(f"  {len(pairs)} requests: log {grown:+d} bytes, {lines} lines, {count} figures")
-    assert count == len(measured[0].splitlines()) and grown < 1000 and lines <= 2 * STRANGERS + 10
+    assert (
+        count == len(measured[0].splitlines())
+        and grown < 1000
+        and lines <= 2 * LIMITS.unidentified_lines + 10
+    )
 
 
 @pytest.mark.parametrize("path", SOCKETS)

@@ -21,6 +21,7 @@ from blake3 import blake3
 
 from kubetorch.datastore import trees
 from kubetorch.datastore.trees import Entry, Tree
+from kubetorch.datastore.tuning import LIMITS
 from kubetorch.lib.http_client import HttpClient
 from kubetorch.specs.volume import VolumeSpec
 from kubetorch.specs.workload import WorkloadSpec
@@ -137,7 +138,7 @@ def large_tree(seed: int = 0) -> Tree:
             5000,
             hashlib.sha256(f"{seed} {index}".encode()).hexdigest(),
         )
-        for index in range(trees.ENTRY_LIMIT)
+        for index in range(LIMITS.tree_entries)
     )
 
 
@@ -149,7 +150,7 @@ def test_the_largest_tree_that_is_allowed_slows_nobody(service: Service) -> None
         for _ in range(5 if WHOLE else 2):
             status, answer_text = send(service, tree.digest, packed)
     print(f"worst /health {max(seconds):.3f} s, {peak_mib(service) - before} MiB more")
-    assert (status, len(json.loads(answer_text)["blobs"])) == (200, trees.ENTRY_LIMIT)
+    assert (status, len(json.loads(answer_text)["blobs"])) == (200, LIMITS.tree_entries)
     assert max(seconds) < SLOWEST
 
 

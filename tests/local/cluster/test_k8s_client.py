@@ -13,7 +13,7 @@ from kubetorch import errors
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.kubeconfig import Impersonation, Pem, Plugin, User
 from kubetorch.k8s.resources import PODS, Ref, Selection
-from kubetorch.k8s.session import CONCURRENCY
+from kubetorch.k8s.tuning import LIMITS
 from local.fake_apiserver import Authority, FakeApiServer, failure, listing, pod, script
 
 WEB = Ref(PODS, "web", "team")
@@ -307,12 +307,15 @@ def test_requests_that_wait_until_they_may_be_sent_again_hold_up_no_other():
             return
         busy.append(exchange)
         exchange.refuse(429, "TooManyRequests", Retry_After="60")
-        if len(busy) == CONCURRENCY:
+        if len(busy) == LIMITS.concurrent_requests:
             all_asked.set()
 
     async def scenario():
         async with client_of(handler, patience=100.0) as (client, _):
-            gets = [client.get(Ref(PODS, f"p{number}", "team")) for number in range(CONCURRENCY)]
+            gets = [
+                client.get(Ref(PODS, f"p{number}", "team"))
+                for number in range(LIMITS.concurrent_requests)
+            ]
             waiting = asyncio.gather(*gets)
             await all_asked.wait()
             assert (await client.get(WEB))["metadata"]["name"] == "web"

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from kubetorch.datastore import trees
-from kubetorch.datastore.scan_cache import RACY_SECONDS
+from kubetorch.datastore.tuning import TIMING
 from kubetorch.errors import (
     ControllerError,
     ControllerUnavailableError,
@@ -175,7 +175,8 @@ def test_a_file_that_changes_while_it_is_sent_is_scanned_again(client, project, 
     with FakeController(tmp_path / "blobs", [[ready()], [ready()]]) as fake:
         client.deployment(fake).run()
         (project / "jobs.py").write_text("first edit")
-        time.sleep(RACY_SECONDS)  # a file that changed a moment ago is sent as it was read
+        # A file that changed a moment ago is sent as it was read.
+        time.sleep(TIMING.racy_file_seconds)
         deployment = client.deployment(fake)
         bundles = []
         scan = deployment._bundle

@@ -135,7 +135,9 @@ def test_variables_of_a_rank_are_there_when_user_code_is_imported(deploy):
 
 def test_replicas_know_their_number_and_each_other_without_waiting(deploy):
     remote = deploy("variables", kt.Compute(cpus="0.01", replicas=2, launch_timeout=60))
-    variables_of_ranks = sorted(remote("RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+    variables_of_ranks = sorted(
+        remote("RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    )
     assert variables_of_ranks == [["0", "0", "2", "0", "1"], ["1", "1", "2", "0", "1"]]
     by_pod = deploy("ips", kt.Compute(cpus="0.01", replicas=2))(2)
     assert by_pod == [by_pod[0]] * 2

@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 
 from kubetorch.controller.access import PodIdentity, Principal, User
-from kubetorch.controller.audit import GROUPS, STRANGERS, Audit
+from kubetorch.controller.audit import Audit
 from kubetorch.controller.routes.table import Exchange, Permission, Route
+from kubetorch.controller.tuning import LIMITS
 from manual_clock import ManualClock
 
 ROUTE = Route(
     "POST", "/v1/x/{namespace}/{name}", print, (Permission("create"), Permission("update", "log"))
 )
-ANN = User("ann", groups=tuple(f"g{number}" for number in range(GROUPS + 1)))
+ANN = User("ann", groups=tuple(f"g{number}" for number in range(LIMITS.audited_groups + 1)))
 
 
 class Log:
@@ -54,7 +55,7 @@ def test_a_line_says_who_did_what_with_what(caplog: pytest.LogCaptureFixture) ->
     assert line.pop("request_id")
     assert line == {
         "user": "ann",
-        "groups": list(ANN.groups[:GROUPS]),
+        "groups": list(ANN.groups[: LIMITS.audited_groups]),
         "verb": "create+update",
         "subresource": "log",
         "namespace": "team",
@@ -85,14 +86,14 @@ def test_what_a_request_came_to_is_one_word(
 
 def test_strangers_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     log = Log(caplog)
-    for _ in range(STRANGERS + 5):
+    for _ in range(LIMITS.unidentified_lines + 5):
         log.write(None, 401)
     log.write(ANN, 200)
-    assert len(log.lines) == STRANGERS + 1
+    assert len(log.lines) == LIMITS.unidentified_lines + 1
     log.clock.advance(60)
     log.write(None, 401)
-    assert log.lines[STRANGERS + 1] == {"left_out": 5}
-    assert log.lines[STRANGERS + 2]["user"] is None
+    assert log.lines[LIMITS.unidentified_lines + 1] == {"left_out": 5}
+    assert log.lines[LIMITS.unidentified_lines + 2]["user"] is None
     log.clock.advance(60)
     log.write(None, 401)
-    assert len(log.lines) == STRANGERS + 4
+    assert len(log.lines) == LIMITS.unidentified_lines + 4

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kubetorch.controller.blobs import YOUNG_SECONDS, BlobStores, GarbageCollector, NamespaceBlobs
+from kubetorch.controller.blobs import BlobStores, GarbageCollector, NamespaceBlobs
+from kubetorch.controller.tuning import TIMING
 from kubetorch.datastore import trees
 from kubetorch.datastore.blobs import BlobStore, digest_of
 from kubetorch.datastore.trees import Entry, Tree
@@ -65,9 +66,9 @@ def test_only_what_is_old_and_not_needed_is_deleted(
     blob_stores: BlobStores, store: BlobStore
 ) -> None:
     clock = ManualClock()
-    needed = put(store, clock, b"needed", age=10 * YOUNG_SECONDS)
-    young = put(store, clock, b"young", age=YOUNG_SECONDS - 1)
-    old = put(store, clock, b"old", age=YOUNG_SECONDS + 1)
+    needed = put(store, clock, b"needed", age=10 * TIMING.young_blob_seconds)
+    young = put(store, clock, b"young", age=TIMING.young_blob_seconds - 1)
+    old = put(store, clock, b"old", age=TIMING.young_blob_seconds + 1)
     assert collect(blob_stores, clock, needed) == 1
     assert store.missing([needed, young, old]) == [old]
 
@@ -78,10 +79,10 @@ def test_trees_their_files_and_init_args_of_generations_are_kept(
     clock = ManualClock()
     tree = build(FILES)
     kept_digests = [
-        put(store, clock, data, age=2 * YOUNG_SECONDS)
+        put(store, clock, data, age=2 * TIMING.young_blob_seconds)
         for data in (*FILES.values(), tree.encoded, b"{}")
     ]
-    old = put(store, clock, b"old", age=2 * YOUNG_SECONDS)
+    old = put(store, clock, b"old", age=2 * TIMING.young_blob_seconds)
     spec = replace(SPEC, tree=tree.digest, init_args=digest_of(b"{}"))
     elsewhere = replace(SPEC, namespace="other", tree=old)
     garbage = make(blob_stores, clock, lambda store: set(), lambda: [spec, elsewhere])
@@ -95,7 +96,7 @@ def test_a_generation_that_comes_in_between_is_kept(
     clock = ManualClock()
     tree = build(FILES)
     for data in (*FILES.values(), tree.encoded):
-        put(store, clock, data, age=2 * YOUNG_SECONDS)
+        put(store, clock, data, age=2 * TIMING.young_blob_seconds)
     looks = 0
 
     def specs() -> list[WorkloadSpec]:
@@ -111,8 +112,8 @@ def test_a_generation_whose_tree_is_damaged_keeps_no_collection_from_its_end(
 ) -> None:
     clock = ManualClock()
     tree = build(FILES)
-    put(store, clock, tree.encoded, age=2 * YOUNG_SECONDS)
-    old = put(store, clock, b"old", age=2 * YOUNG_SECONDS)
+    put(store, clock, tree.encoded, age=2 * TIMING.young_blob_seconds)
+    old = put(store, clock, b"old", age=2 * TIMING.young_blob_seconds)
     path = store.path(tree.digest)
     path.chmod(0o600)
     path.write_bytes(b"damaged")
@@ -126,8 +127,8 @@ def test_a_generation_whose_tree_is_damaged_keeps_no_collection_from_its_end(
 def test_what_another_namespace_needs_is_no_reason_to_keep_it(blob_stores: BlobStores) -> None:
     clock = ManualClock()
     mine, theirs = blob_stores.of("mine").blobs, blob_stores.of("theirs").blobs
-    digest = put(mine, clock, b"shared", age=2 * YOUNG_SECONDS)
-    put(theirs, clock, b"shared", age=2 * YOUNG_SECONDS)
+    digest = put(mine, clock, b"shared", age=2 * TIMING.young_blob_seconds)
+    put(theirs, clock, b"shared", age=2 * TIMING.young_blob_seconds)
     reopened_stores = BlobStores(
         mine.root.parent
     )  # another process, which has been asked for nothing yet
@@ -140,7 +141,10 @@ def test_what_another_namespace_needs_is_no_reason_to_keep_it(blob_stores: BlobS
 
 def test_what_becomes_needed_in_between_is_kept(blob_stores: BlobStores, store: BlobStore) -> None:
     clock = ManualClock()
-    blobs = [put(store, clock, str(index).encode(), age=2 * YOUNG_SECONDS) for index in range(250)]
+    blobs = [
+        put(store, clock, str(index).encode(), age=2 * TIMING.young_blob_seconds)
+        for index in range(250)
+    ]
     needed_digests: list[set[str]] = []
 
     def needed(_: NamespaceBlobs) -> set[str]:
@@ -161,7 +165,7 @@ def test_what_a_deploy_awaits_that_is_not_stored_yet_is_kept(
     clock = ManualClock()
     tree = build(FILES)
     for data in (*FILES.values(), tree.encoded):
-        put(store, clock, data, age=2 * YOUNG_SECONDS)
+        put(store, clock, data, age=2 * TIMING.young_blob_seconds)
     with blob_stores.of("ns").keep(replace(SPEC, tree=tree.digest)):
         assert collect(blob_stores, clock) == 0
     assert collect(blob_stores, clock) == 3
@@ -171,7 +175,7 @@ def test_a_store_that_was_found_full_is_looked_through_at_once(
     blob_stores: BlobStores, store: BlobStore
 ) -> None:
     clock = ManualClock()
-    old = put(store, clock, b"old", age=YOUNG_SECONDS + 1)
+    old = put(store, clock, b"old", age=TIMING.young_blob_seconds + 1)
     asked_stores: list[NamespaceBlobs] = []
 
     async def scenario() -> None:

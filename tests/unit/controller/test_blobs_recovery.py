@@ -2,12 +2,8 @@ import asyncio
 from dataclasses import replace
 from types import SimpleNamespace
 
-from kubetorch.controller.blobs import (
-    RECOVERY_PATIENCE,
-    WAITING_PATIENCE,
-    BlobRecovery,
-    BlobStores,
-)
+from kubetorch.controller.blobs import BlobRecovery, BlobStores
+from kubetorch.controller.tuning import TIMING
 from kubetorch.datastore import trees
 from kubetorch.datastore.blobs import digest_of
 from kubetorch.specs.callable import CallableRef
@@ -94,7 +90,7 @@ def test_another_pod_is_asked_when_the_first_did_not_send_it(tmp_path):
     for _ in range(3):
         world.connect()
     assert len(world.requests) == 1
-    world.clock.advance(RECOVERY_PATIENCE)
+    world.clock.advance(TIMING.blob_recovery_seconds)
     world.connect()
     assert len(world.requests) == 2
 
@@ -112,10 +108,10 @@ def test_while_a_pod_waits_one_after_the_other_is_asked(tmp_path):
     assert world.wait("a", "b") == "asked of a"
     assert world.wait("a", "b") == "asked of a"
     assert [pod for pod, _ in world.requests] == ["a"]
-    world.clock.advance(WAITING_PATIENCE)
+    world.clock.advance(TIMING.awaited_blob_recovery_seconds)
     assert world.wait("a", "b") == "asked of a, b"
     assert [pod for pod, _ in world.requests] == ["a", "b"]
-    world.clock.advance(WAITING_PATIENCE)
+    world.clock.advance(TIMING.awaited_blob_recovery_seconds)
     late = "without success so far; the next deploy brings them"
     assert world.wait("a", "b") == f"asked of a, b, {late}"
     assert [pod for pod, _ in world.requests] == ["a", "b", "a"]

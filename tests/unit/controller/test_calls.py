@@ -11,8 +11,9 @@ from msgspec.structs import replace
 
 from kubetorch.controller import database
 from kubetorch.controller.blobs import BlobStores
-from kubetorch.controller.calls import KEEP_BYTES, KEEP_CALLS, KEEP_SECONDS, Calls, expired
+from kubetorch.controller.calls import Calls, expired
 from kubetorch.controller.state import CallRecord, SqliteState
+from kubetorch.controller.tuning import LIMITS, TIMING
 from kubetorch.datastore.blobs import Room, digest_of
 from kubetorch.errors import ResultExpiredError
 from kubetorch.wire.messages import CallReport, Ending
@@ -127,20 +128,20 @@ def history(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[CallHist
 def test_a_result_is_gone_when_its_time_is_over_whoever_looks_then(history: CallHistory) -> None:
     digest = history.end("c", b"outcome")
     assert history.calls.result("c") == digest
-    history.clock.advance(KEEP_SECONDS)
+    history.clock.advance(TIMING.call_result_seconds)
     with pytest.raises(ResultExpiredError, match="is not kept any more"):
         history.calls.result("c")
     assert not history.blobs.of("ns").blobs.has(digest)
-    history.clock.advance(KEEP_SECONDS)
+    history.clock.advance(TIMING.call_result_seconds)
     with pytest.raises(ResultExpiredError, match="no call has the id c"):
         history.calls.get("c")
 
 
 def test_a_result_that_a_later_call_has_too_stays_for_that(history: CallHistory) -> None:
     history.end("c", b"outcome")
-    history.clock.advance(KEEP_SECONDS / 2)
+    history.clock.advance(TIMING.call_result_seconds / 2)
     digest = history.end("d", b"outcome")
-    history.clock.advance(KEEP_SECONDS / 2)
+    history.clock.advance(TIMING.call_result_seconds / 2)
     assert history.calls.get("c").result is None
     assert history.calls.result("d") == digest
 
@@ -158,21 +159,21 @@ def test_a_call_whose_pod_is_lost_has_failed_though_no_result_can_be_written(
 
 
 def test_a_young_result_is_kept() -> None:
-    assert expired([call("a", age=KEEP_SECONDS - 1)], now=NOW) == ([], [])
+    assert expired([call("a", age=TIMING.call_result_seconds - 1)], now=NOW) == ([], [])
 
 
 def test_an_old_result_is_dropped_and_its_call_remembered() -> None:
-    dropped, forgotten = expired([call("a", age=KEEP_SECONDS)], now=NOW)
+    dropped, forgotten = expired([call("a", age=TIMING.call_result_seconds)], now=NOW)
     assert (ids(dropped), forgotten) == (["a"], [])
 
 
 def test_a_very_old_call_is_forgotten() -> None:
-    dropped, forgotten = expired([call("a", age=2 * KEEP_SECONDS)], now=NOW)
+    dropped, forgotten = expired([call("a", age=2 * TIMING.call_result_seconds)], now=NOW)
     assert (dropped, ids(forgotten)) == ([], ["a"])
 
 
 def test_the_oldest_results_go_when_there_are_too_many_bytes() -> None:
-    half = KEEP_BYTES // 2
+    half = LIMITS.call_result_bytes // 2
     calls = [call("old", age=3 * HOUR, size=half), call("new", age=HOUR, size=half)]
     assert expired(calls, now=NOW) == ([], [])
     dropped, _ = expired([*calls, call("newest", age=0.0, size=1)], now=NOW)
@@ -180,13 +181,16 @@ def test_the_oldest_results_go_when_there_are_too_many_bytes() -> None:
 
 
 def test_a_result_that_can_never_be_kept_takes_no_room_from_others() -> None:
-    calls = [call("old", age=HOUR, size=10), call("large", age=0.0, size=KEEP_BYTES + 1)]
+    calls = [
+        call("old", age=HOUR, size=10),
+        call("large", age=0.0, size=LIMITS.call_result_bytes + 1),
+    ]
     dropped, forgotten = expired(calls, now=NOW)
     assert (ids(dropped), forgotten) == (["large"], [])
 
 
 def test_room_is_made_for_more_than_the_next_result() -> None:
-    size = KEEP_BYTES // 64
+    size = LIMITS.call_result_bytes // 64
     calls = [call(str(age), age=float(age), size=size) for age in range(64)]
     assert expired(calls, now=NOW) == ([], [])
     dropped, _ = expired([*calls, call("newest", age=0.0, size=1)], now=NOW)
@@ -194,22 +198,22 @@ def test_room_is_made_for_more_than_the_next_result() -> None:
 
 
 def test_the_newest_result_may_have_all_the_room() -> None:
-    calls = [call("old", age=HOUR), call("newest", age=0.0, size=KEEP_BYTES)]
+    calls = [call("old", age=HOUR), call("newest", age=0.0, size=LIMITS.call_result_bytes)]
     dropped, _ = expired(calls, now=NOW)
     assert ids(dropped) == ["old"]
 
 
 def test_a_result_larger_than_all_room_is_dropped() -> None:
-    dropped, _ = expired([call("a", age=0.0, size=KEEP_BYTES + 1)], now=NOW)
+    dropped, _ = expired([call("a", age=0.0, size=LIMITS.call_result_bytes + 1)], now=NOW)
     assert ids(dropped) == ["a"]
 
 
 def test_the_oldest_calls_are_forgotten_when_there_are_too_many() -> None:
-    calls = [call(str(index), age=float(index)) for index in range(KEEP_CALLS + 1)]
+    calls = [call(str(index), age=float(index)) for index in range(LIMITS.remembered_calls + 1)]
     _, forgotten = expired(calls, now=NOW)
-    assert ids(forgotten) == [str(KEEP_CALLS)]
+    assert ids(forgotten) == [str(LIMITS.remembered_calls)]
 
 
 def test_a_running_call_is_kept_whatever_its_age() -> None:
-    running = replace(call("a", age=100 * KEEP_SECONDS), ended=None, result=None)
+    running = replace(call("a", age=100 * TIMING.call_result_seconds), ended=None, result=None)
     assert expired([running], now=NOW) == ([], [])

@@ -8,8 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from kubetorch.controller import database
-from kubetorch.controller.calls import RETRY, CallRecords
+from kubetorch.controller.calls import CallRecords
 from kubetorch.controller.state import CallRecord, SqliteState
+from kubetorch.controller.tuning import TIMING
 from kubetorch.errors import StorageFullError
 from manual_clock import ManualClock
 
@@ -58,10 +59,10 @@ def test_it_is_written_once_there_is_room(disk: Disk) -> None:
     book = CallRecords(disk, clock)
     disk.is_full = True
     book.put(CALL)
-    clock.advance(3 * RETRY)
+    clock.advance(3 * TIMING.call_write_retry_seconds)
     assert disk.calls() == []
     disk.is_full = False
-    clock.advance(RETRY)
+    clock.advance(TIMING.call_write_retry_seconds)
     assert disk.calls() == [CALL]
     assert book.calls() == [CALL]
 

@@ -4,7 +4,8 @@ import asyncio
 
 from kubetorch.controller import deploys
 from kubetorch.controller.backends.base import Phase, PodStatus
-from kubetorch.controller.deploys import LOG_CHARACTERS, LOG_LIMIT, STAGE_LIMIT, DeployProgress
+from kubetorch.controller.deploys import DeployProgress
+from kubetorch.controller.tuning import LIMITS, TIMING
 from kubetorch.errors import KubetorchError, PodContainerError
 from kubetorch.wire.messages import Accepted, DeployEvent, DeployLog, Failed, Stage
 from manual_clock import ManualClock
@@ -42,26 +43,26 @@ def test_lines_are_left_out_when_they_are_not_wanted() -> None:
 
 def test_an_import_that_prints_without_end_is_cut() -> None:
     progress = DeployProgress(1)
-    for index in range(2 * LOG_LIMIT):
+    for index in range(2 * LIMITS.deploy_log_lines):
         progress.add(DeployLog(text=str(index), pod="p"))
     progress.add(Failed(failure={}))
     events = run(followed(progress))
-    assert len(events) == LOG_LIMIT + 1
+    assert len(events) == LIMITS.deploy_log_lines + 1
     assert "more lines" in events[-2].text  # type: ignore[union-attr]
 
 
 def test_progress_that_is_reported_without_end_is_cut() -> None:
     progress = DeployProgress(1)
-    for _ in range(STAGE_LIMIT + 5):
+    for _ in range(LIMITS.deploy_stages + 5):
         progress.add(Stage(stage="importing"))
     progress.add(Failed(failure={}))
-    assert len(run(followed(progress))) == STAGE_LIMIT + 1
+    assert len(run(followed(progress))) == LIMITS.deploy_stages + 1
 
 
 def test_long_lines_are_cut_by_their_characters() -> None:
     progress = DeployProgress(1)
     for _ in range(4):
-        progress.add(DeployLog(text="x" * (LOG_CHARACTERS // 2), pod="p"))
+        progress.add(DeployLog(text="x" * (LIMITS.deploy_log_characters // 2), pod="p"))
     progress.add(Failed(failure={}))
     assert [len(event.text) > 100 for event in run(followed(progress))[:-1]] == [True, True, False]
 
@@ -109,7 +110,7 @@ class Deploy:
 
 def test_a_pod_that_has_run_for_long_without_an_agent_ends_the_deploy() -> None:
     deploy = Deploy(("old", NOW - 100, "Running"))
-    deploy.clock.advance(deploys.CONNECT_SECONDS)
+    deploy.clock.advance(TIMING.agent_connect_seconds)
     (error,) = deploy.errors
     assert isinstance(error, PodContainerError)
     assert error.message.startswith("the pod old runs no agent")
@@ -126,7 +127,7 @@ def test_an_agent_has_a_moment_to_connect() -> None:
 
 def test_a_container_has_a_moment_to_start_one() -> None:
     deploy = Deploy(("new", NOW, "Running"))
-    deploy.clock.advance(deploys.AGENT_START_SECONDS - 0.1)
+    deploy.clock.advance(TIMING.agent_start_seconds - 0.1)
     assert not deploy.errors
     deploy.clock.advance(0.1)
     assert deploy.errors
@@ -139,7 +140,7 @@ def test_pods_that_do_not_run_or_do_not_exist_are_waited_for() -> None:
     deploy.clock.advance(100)
     assert not deploy.errors
     deploy.pods = [PodStatus("a", 0, "Running", ""), PodStatus("b", 1, "Running", "")]
-    deploy.clock.advance(deploys.CONNECT_SECONDS)
+    deploy.clock.advance(TIMING.agent_connect_seconds)
     assert [error.message[:17] for error in deploy.errors] == ["the pods a, b run"]
 
 

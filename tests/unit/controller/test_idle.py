@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from kubetorch.controller.workload import REPORT_SECONDS, Activities, IdleWatch, idle_patience
+from kubetorch.controller.tuning import TIMING
+from kubetorch.controller.workload import Activities, IdleWatch, idle_patience
 from kubetorch.wire.messages import Activity
 from manual_clock import ManualClock
 
@@ -31,7 +32,7 @@ def test_nothing_is_left_when_it_was_idle_for_long() -> None:
 
 
 def test_news_of_a_call_that_is_on_its_way_is_waited_for() -> None:
-    assert idle_patience("1m") == 60.0 + REPORT_SECONDS
+    assert idle_patience("1m") == 60.0 + TIMING.call_report_seconds
 
 
 def test_a_running_call_is_not_idle() -> None:

@@ -10,14 +10,8 @@ import msgspec
 import pytest
 
 from kubetorch.controller.access import LocalAccess, PodIdentity, Principal, User
-from kubetorch.controller.sessions import (
-    HELLO_LIMIT,
-    HELLO_TIMEOUT,
-    MESSAGE_LIMIT,
-    POD_HELLO_LIMIT,
-    SILENCE,
-    Session,
-)
+from kubetorch.controller.sessions import Session
+from kubetorch.controller.tuning import LIMITS, TIMING
 from kubetorch.errors import ForbiddenError, KubetorchError
 from kubetorch.lib import websocket_protocol
 from kubetorch.manifests.desired_pods import Mounted
@@ -125,12 +119,17 @@ def test_hello_connects_the_pod() -> None:
     assert case.world.closed is None
 
 
-@pytest.mark.parametrize(("principal", "first"), [(POD, POD_HELLO_LIMIT), (User(), HELLO_LIMIT)])
+@pytest.mark.parametrize(
+    ("principal", "first"), [(POD, LIMITS.pod_hello_bytes), (User(), LIMITS.hello_bytes)]
+)
 def test_a_session_takes_little_until_hello(principal: Principal, first: int) -> None:
     case = Case(principal, hello=None)
     assert (case.world.limits, case.greeted_sessions) == ([first], [])
     case.say(HELLO)
-    assert (case.world.limits, case.greeted_sessions) == ([first, MESSAGE_LIMIT], [case.session])
+    assert (case.world.limits, case.greeted_sessions) == (
+        [first, LIMITS.session_message_bytes],
+        [case.session],
+    )
 
 
 def test_hello_says_which_spawned_calls_the_agent_knows() -> None:
@@ -189,7 +188,7 @@ def test_nothing_is_heard_after_the_end() -> None:
 def test_the_silence_of_a_session_that_was_closed_means_nothing() -> None:
     case = Case()
     case.session.close("another one began")
-    case.clock.advance(SILENCE)
+    case.clock.advance(TIMING.session_silence_seconds)
     assert case.world.names == ["connected"]
 
 
@@ -209,15 +208,15 @@ def test_a_large_message_is_put_together() -> None:
 
 def test_a_connection_without_hello_is_closed() -> None:
     case = Case(hello=None)
-    case.clock.advance(HELLO_TIMEOUT)
+    case.clock.advance(TIMING.session_hello_seconds)
     assert case.world.closed == (websocket_protocol.POLICY_VIOLATION, "no hello came")
 
 
 def test_a_silent_pod_is_not_ready_until_it_is_heard_of_again() -> None:
     case = Case()
-    case.clock.advance(SILENCE - 1)
+    case.clock.advance(TIMING.session_silence_seconds - 1)
     case.say(Activity(calls=0, last=1.0))
-    case.clock.advance(SILENCE - 1)
+    case.clock.advance(TIMING.session_silence_seconds - 1)
     assert "silent" not in case.world.names
     case.clock.advance(1)
     assert case.world.noted[-1] == ("silent", "f-1")
@@ -228,7 +227,7 @@ def test_a_silent_pod_is_not_ready_until_it_is_heard_of_again() -> None:
 def test_a_pod_that_is_heard_again_serves_what_it_said_last() -> None:
     case = Case()
     case.say(Observed(generation=4, serving=4))
-    case.clock.advance(SILENCE)
+    case.clock.advance(TIMING.session_silence_seconds)
     case.say(Activity(calls=0, last=1.0))
     assert ("silence_ended", "f-1", 4) in case.world.noted
 
@@ -239,7 +238,7 @@ def test_the_same_sign_of_life_is_taken_once_and_heard_each_time() -> None:
     for _ in range(3):
         case.say(Activity(calls=0, last=1.0))
     assert (case.world.names, case.world.heard_of) == (["connected", "active"], heard_count + 3)
-    case.clock.advance(SILENCE)
+    case.clock.advance(TIMING.session_silence_seconds)
     case.say(Activity(calls=0, last=1.0))
     assert case.world.names[2:] == ["silent", "silence_ended", "active"]
 
@@ -249,7 +248,7 @@ def test_the_end_of_the_connection_disconnects_the_pod() -> None:
     case.session.on_close("gone")
     assert case.world.noted[-1] == ("disconnected", "f-1", case.session)
     assert case.ended == [case.session]
-    case.clock.advance(SILENCE)
+    case.clock.advance(TIMING.session_silence_seconds)
     assert case.world.names[-1] == "disconnected"
 
 

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from kubetorch.controller.workload import DELAY_PER_POD, MANY_PODS, Debounce
+from kubetorch.controller.tuning import LIMITS, TIMING
+from kubetorch.controller.workload import Debounce
 from manual_clock import ManualClock
 
 
 def test_few_pods_are_looked_at_at_once_and_many_for_many_changes_together() -> None:
     clock, looks = ManualClock(), []
     gathering = Debounce(clock, lambda: (looks.append(clock.time()), gathering.close()))
-    gathering.changed(MANY_PODS - 1)
+    gathering.changed(LIMITS.debounced_pods - 1)
     assert len(looks) == 1
     for _ in range(10):
         gathering.changed(5000)
     assert len(looks) == 1
-    clock.advance(5000 * DELAY_PER_POD)
+    clock.advance(5000 * TIMING.pod_change_delay_seconds)
     assert len(looks) == 2
     gathering.changed(5000)
-    clock.advance(5000 * DELAY_PER_POD)
+    clock.advance(5000 * TIMING.pod_change_delay_seconds)
     assert len(looks) == 3
 
 

@@ -33,7 +33,8 @@ from kubetorch.controller.state import (
     State,
     WorkloadRecord,
 )
-from kubetorch.controller.workloads import SWEEP_DELAY, SWEEP_INTERVAL, Workloads
+from kubetorch.controller.tuning import TIMING
+from kubetorch.controller.workloads import Workloads
 from kubetorch.errors import (
     KubernetesUnavailableError,
     SpecError,
@@ -572,7 +573,7 @@ def test_calls_whose_pods_are_found_again_go_on(tmp_path: Path) -> None:
     remember_calls(tmp_path, ("a", "f", "f-1"), ("b", "f", "f-2"))
 
     async def body(workloads: Workloads, backend: BreakingBackend) -> None:
-        backend.clock.advance(2 * SWEEP_DELAY)
+        backend.clock.advance(2 * TIMING.call_sweep_delay_seconds)
 
     run(tmp_path, body, backend=BackendWithPods("f-1", "f-2"))
     assert states(tmp_path) == {"a": "running", "b": "running"}
@@ -583,7 +584,7 @@ def test_calls_whose_pods_are_not_found_again_fail_once_all_had_their_time(tmp_p
 
     async def body(workloads: Workloads, backend: BreakingBackend) -> None:
         assert set(states(tmp_path).values()) == {"running"}
-        backend.clock.advance(SWEEP_DELAY)
+        backend.clock.advance(TIMING.call_sweep_delay_seconds)
 
     run(tmp_path, body, backend=BackendWithPods("f-1"))
     assert states(tmp_path) == {"a": "running", "b": "failed", "c": "failed"}
@@ -594,7 +595,7 @@ def test_calls_whose_pod_has_failed_meanwhile_fail(tmp_path: Path) -> None:
     backend = BackendWithPods("f-1", "f-2")
 
     async def body(workloads: Workloads, _: BreakingBackend) -> None:
-        backend.clock.advance(SWEEP_DELAY)
+        backend.clock.advance(TIMING.call_sweep_delay_seconds)
         assert states(tmp_path) == {"a": "running", "b": "failed"}
 
     backend.failed = "f-2"
@@ -612,10 +613,10 @@ def test_calls_of_pods_that_are_not_known_yet_may_go_on(tmp_path: Path) -> None:
     backend.reason = "the API server answered 429"
 
     async def body(workloads: Workloads, _: BreakingBackend) -> None:
-        backend.clock.advance(SWEEP_DELAY)
+        backend.clock.advance(TIMING.call_sweep_delay_seconds)
         assert states(tmp_path) == {"a": "running", "b": "running"}
         backend.reason = ""
-        backend.clock.advance(SWEEP_INTERVAL)
+        backend.clock.advance(TIMING.call_sweep_interval_seconds)
         assert states(tmp_path) == {"a": "failed", "b": "running"}
 
     run(tmp_path, body, backend=backend)
@@ -729,7 +730,7 @@ def test_an_exception_in_one_workload_reaches_no_other(tmp_path: Path) -> None:
             backend.listener("ns", name)
         assert backend.looked_at[before:] == ["bad", "good"]
         assert [view.spec.name for view in workloads.list()] == ["good"]
-        backend.clock.advance(SWEEP_DELAY)
+        backend.clock.advance(TIMING.call_sweep_delay_seconds)
         assert workloads.cancel_call("good").ended is not None
 
     run(tmp_path, body, backend=Listened())

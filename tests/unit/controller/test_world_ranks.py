@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from kubetorch.controller import world
 from kubetorch.controller.backends.base import PodStatus
+from kubetorch.controller.tuning import LIMITS, TIMING
 from kubetorch.controller.world import (
     Announce,
     Connected,
@@ -89,8 +90,8 @@ class Case:
     def pass_time(self, seconds: float, *, silent: Sequence[str] = ()) -> list[Effect]:
         """Let time pass, in which pods give signs of life."""
         effects = []
-        for _ in range(round(seconds / world.TICK)):
-            self.now += world.TICK
+        for _ in range(round(seconds / TIMING.world_tick_seconds)):
+            self.now += TIMING.world_tick_seconds
             for name in self.speaking - set(silent):
                 self.state.message_received(name, self.now)
             effects += self.tell(Tick())
@@ -117,7 +118,7 @@ def launched(*names: str, quorum: int = 0) -> Case:
     case.want(len(names), quorum=quorum)
     case.connect(*names)
     case.want(len(names), good=1, quorum=quorum)
-    case.pass_time(world.START_GRACE)
+    case.pass_time(TIMING.world_start_grace_seconds)
     case.effects.clear()
     return case
 
@@ -193,8 +194,8 @@ def test_a_quorum_waits_a_moment_for_the_others() -> None:
     case.have("a0", "a1", "a2")
     case.want(3, quorum=2)
     assert case.connect("a0", "a1") == []
-    assert case.pass_time(world.SETTLE_SECONDS - world.TICK) == []
-    assert [type(effect) for effect in case.pass_time(world.TICK)] == [Formed]
+    assert case.pass_time(TIMING.quorum_settle_seconds - TIMING.world_tick_seconds) == []
+    assert [type(effect) for effect in case.pass_time(TIMING.world_tick_seconds)] == [Formed]
     assert case.members == ["a0", "a1"]
 
 
@@ -212,9 +213,9 @@ def test_a_quorum_that_is_lost_again_is_none() -> None:
     case.want(3, quorum=2)
     case.connect("a0", "a1")
     case.disconnect("a1")
-    assert case.pass_time(world.SETTLE_SECONDS * 2) == []
+    assert case.pass_time(TIMING.quorum_settle_seconds * 2) == []
     assert case.connect("a1") == []
-    assert [type(effect) for effect in case.pass_time(world.SETTLE_SECONDS)] == [Formed]
+    assert [type(effect) for effect in case.pass_time(TIMING.quorum_settle_seconds)] == [Formed]
 
 
 def test_those_that_are_in_the_world_of_a_quorum_have_to_serve() -> None:
@@ -228,7 +229,7 @@ def test_those_that_are_in_the_world_of_a_quorum_have_to_serve() -> None:
     assert case.state.can_do_without(1)
     assert not case.state.can_do_without(2)
     case.connect("a0", "a2")
-    case.pass_time(world.SETTLE_SECONDS)
+    case.pass_time(TIMING.quorum_settle_seconds)
     assert case.state.needed == {"a0", "a2"}
 
 
@@ -256,8 +257,8 @@ def test_a_generation_without_a_quorum_is_given_up() -> None:
     case.want(3)
     case.connect("a0")
     case.state.trouble = "the quota 'q' is full"
-    assert case.pass_time(TIMEOUT - world.TICK) == []
-    (missed,) = case.pass_time(world.TICK)
+    assert case.pass_time(TIMEOUT - TIMING.world_tick_seconds) == []
+    (missed,) = case.pass_time(TIMING.world_tick_seconds)
     assert isinstance(missed, NotFormed)
     assert missed.generation == 1
     assert isinstance(missed.error, QuorumError)
@@ -517,9 +518,9 @@ def test_a_request_whose_quorum_does_not_come_is_refused() -> None:
     case.have("a0")
     case.want(2, good=1)
     case.tell(Regroup("a0", "r1", 1))
-    assert case.pass_time(TIMEOUT - world.TICK) == []
+    assert case.pass_time(TIMEOUT - TIMING.world_tick_seconds) == []
     assert case.tell(Regroup("a0", "r1", 1)) == []
-    (refused,) = case.pass_time(world.TICK)
+    (refused,) = case.pass_time(TIMING.world_tick_seconds)
     assert isinstance(refused, Refuse)
     assert (refused.pod, refused.id) == ("a0", "r1")
     assert isinstance(refused.error, QuorumError)
@@ -541,7 +542,9 @@ def test_a_request_to_a_service_without_ranks_is_refused() -> None:
 def test_a_silent_member_that_nobody_reaches_is_lost_within_three_seconds() -> None:
     case = launched("a0", "a1")
     began = case.now
-    effects = case.pass_time(world.SILENCE + world.TICK, silent=["a1"])
+    effects = case.pass_time(
+        TIMING.member_silence_seconds + TIMING.world_tick_seconds, silent=["a1"]
+    )
     (ask,) = effects
     assert isinstance(ask, OrderProbe)
     assert (ask.pod, ask.url) == ("a0", "http://a1")
@@ -553,11 +556,13 @@ def test_a_silent_member_that_nobody_reaches_is_lost_within_three_seconds() -> N
 
 def test_a_silent_member_that_another_one_reaches_is_not_lost() -> None:
     case = launched("a0", "a1")
-    (ask,) = case.pass_time(world.SILENCE + world.TICK, silent=["a1"])
+    (ask,) = case.pass_time(
+        TIMING.member_silence_seconds + TIMING.world_tick_seconds, silent=["a1"]
+    )
     assert isinstance(ask, OrderProbe)
     case.tell(Probed("a0", ask.id, is_reached=True))
-    assert case.pass_time(world.SILENCE, silent=["a1"]) == []
-    (second_probe,) = case.pass_time(world.TICK, silent=["a1"])
+    assert case.pass_time(TIMING.member_silence_seconds, silent=["a1"]) == []
+    (second_probe,) = case.pass_time(TIMING.world_tick_seconds, silent=["a1"])
     assert isinstance(second_probe, OrderProbe)
     assert second_probe.id != ask.id
     assert case.lost == {}
@@ -568,8 +573,8 @@ def test_a_member_whose_session_ended_is_tried_at_once() -> None:
     (ask,) = case.disconnect("a1")
     assert isinstance(ask, OrderProbe)
     assert case.tell(Probed("a0", ask.id, is_reached=False)) == []
-    assert case.pass_time(world.BACKEND_REPORT_SECONDS - world.TICK) == []
-    assert case.pass_time(world.TICK) == [Announce()]
+    assert case.pass_time(TIMING.backend_report_seconds - TIMING.world_tick_seconds) == []
+    assert case.pass_time(TIMING.world_tick_seconds) == [Announce()]
     assert case.lost == {"a1": "AgentDied"}
 
 
@@ -578,11 +583,11 @@ def test_the_backend_is_given_a_moment_to_say_why_a_session_ended() -> None:
     (ask,) = case.disconnect("a1")
     assert isinstance(ask, OrderProbe)
     case.tell(Probed("a0", ask.id, is_reached=False))
-    case.pass_time(world.TICK)
+    case.pass_time(TIMING.world_tick_seconds)
     ending = Ending(reason="OOMKilled")
     assert case.have("a0", pod("a1", is_down=True, ending=ending)) == [Announce()]
     assert case.lost == {"a1": "OOMKilled"}
-    assert case.pass_time(world.BACKEND_REPORT_SECONDS) == []
+    assert case.pass_time(TIMING.backend_report_seconds) == []
 
 
 def test_one_that_was_only_cut_off_from_the_controller_is_asked_about_again() -> None:
@@ -590,13 +595,15 @@ def test_one_that_was_only_cut_off_from_the_controller_is_asked_about_again() ->
     (ask,) = case.disconnect("a1")
     assert isinstance(ask, OrderProbe)
     case.tell(Probed("a0", ask.id, is_reached=True))
-    assert case.pass_time(world.SILENCE) == []
-    assert [type(effect) for effect in case.pass_time(world.TICK)] == [OrderProbe]
+    assert case.pass_time(TIMING.member_silence_seconds) == []
+    assert [type(effect) for effect in case.pass_time(TIMING.world_tick_seconds)] == [OrderProbe]
 
 
 def test_one_that_speaks_again_meanwhile_is_not_lost() -> None:
     case = launched("a0", "a1")
-    (ask,) = case.pass_time(world.SILENCE + world.TICK, silent=["a1"])
+    (ask,) = case.pass_time(
+        TIMING.member_silence_seconds + TIMING.world_tick_seconds, silent=["a1"]
+    )
     assert isinstance(ask, OrderProbe)
     case.state.message_received("a1", case.now)
     assert case.tell(Probed("a0", ask.id, is_reached=False)) == []
@@ -612,10 +619,12 @@ def test_nobody_is_lost_while_there_is_nobody_to_ask() -> None:
 
 def test_one_of_several_who_reaches_it_is_enough() -> None:
     case = launched("a0", "a1", "a2", "a3", "a4")
-    effects = case.pass_time(world.SILENCE + world.TICK, silent=["a1"])
+    effects = case.pass_time(
+        TIMING.member_silence_seconds + TIMING.world_tick_seconds, silent=["a1"]
+    )
     assert (
         len({effect.pod for effect in effects if isinstance(effect, OrderProbe)} - {"a1"})
-        == world.PROBERS
+        == LIMITS.probing_pods
     )
     first, second, _ = (effect for effect in effects if isinstance(effect, OrderProbe))
     case.tell(Probed(first.pod, first.id, is_reached=False))
@@ -625,22 +634,26 @@ def test_one_of_several_who_reaches_it_is_enough() -> None:
 
 def test_who_does_not_answer_does_not_keep_a_suspect_alive() -> None:
     case = launched("a0", "a1", "a2")
-    first, _ = case.pass_time(world.SILENCE + world.TICK, silent=["a1"])
+    first, _ = case.pass_time(
+        TIMING.member_silence_seconds + TIMING.world_tick_seconds, silent=["a1"]
+    )
     assert isinstance(first, OrderProbe)
     case.tell(Probed(first.pod, first.id, is_reached=False))
-    assert case.pass_time(world.PROBE_TIME + world.TICK, silent=["a1"]) == [Announce()]
+    assert case.pass_time(
+        TIMING.suspect_probe_seconds + TIMING.world_tick_seconds, silent=["a1"]
+    ) == [Announce()]
     assert case.lost == {"a1": "unreachable"}
 
 
 def test_others_are_asked_when_nobody_answers() -> None:
     case = launched(*(f"a{number}" for number in range(9)))
-    first = case.pass_time(world.SILENCE + world.TICK, silent=["a1"])
-    second = case.pass_time(world.PROBE_TIME + world.TICK, silent=["a1"])
+    first = case.pass_time(TIMING.member_silence_seconds + TIMING.world_tick_seconds, silent=["a1"])
+    second = case.pass_time(TIMING.suspect_probe_seconds + TIMING.world_tick_seconds, silent=["a1"])
     (before, now) = (
         {effect.pod for effect in effects if isinstance(effect, OrderProbe)}
         for effects in (first, second)
     )
-    assert len(now) == world.PROBERS
+    assert len(now) == LIMITS.probing_pods
     assert before != now
     late = first[0]
     assert isinstance(late, OrderProbe)
@@ -660,12 +673,14 @@ def test_the_silence_of_thousands_takes_little_time() -> None:
 
 def test_a_stranger_cannot_have_a_member_lost() -> None:
     case = launched("a0", "a1", "a2")
-    (ask, *_) = case.pass_time(world.SILENCE + world.TICK, silent=["a1"])
+    (ask, *_) = case.pass_time(
+        TIMING.member_silence_seconds + TIMING.world_tick_seconds, silent=["a1"]
+    )
     assert isinstance(ask, OrderProbe)
     assert case.tell(Probed("a1", ask.id, is_reached=False)) == []
     assert case.tell(Probed("a9", ask.id, is_reached=False)) == []
     assert case.tell(Probed("a0", "nonsense", is_reached=False)) == []
-    case.pass_time(world.PROBE_TIME + world.TICK, silent=["a1"])
+    case.pass_time(TIMING.suspect_probe_seconds + TIMING.world_tick_seconds, silent=["a1"])
     assert case.lost == {}
 
 
@@ -674,12 +689,14 @@ def test_a_time_in_which_the_controller_did_not_run_says_nothing() -> None:
     case.now += 3600.0
     assert case.tell(Tick()) == []
     assert case.tell(Disconnected("a1")) == []
-    assert case.pass_time(world.RESUME_GRACE - world.TICK) == []
+    assert case.pass_time(TIMING.world_resume_grace_seconds - TIMING.world_tick_seconds) == []
 
 
 def test_a_probe_from_before_a_stall_says_nothing() -> None:
     case = launched("a0", "a1", "a2")
-    first, second = case.pass_time(world.SILENCE + world.TICK, silent=["a1"])
+    first, second = case.pass_time(
+        TIMING.member_silence_seconds + TIMING.world_tick_seconds, silent=["a1"]
+    )
     assert isinstance(first, OrderProbe)
     assert isinstance(second, OrderProbe)
     case.tell(Probed(first.pod, first.id, is_reached=False))
@@ -691,7 +708,9 @@ def test_a_probe_from_before_a_stall_says_nothing() -> None:
 
 def test_one_that_nobody_reached_is_in_the_next_world_only_when_it_speaks_again() -> None:
     case = launched("a0", "a1")
-    (ask,) = case.pass_time(world.SILENCE + world.TICK, silent=["a1"])
+    (ask,) = case.pass_time(
+        TIMING.member_silence_seconds + TIMING.world_tick_seconds, silent=["a1"]
+    )
     assert isinstance(ask, OrderProbe)
     case.tell(Probed("a0", ask.id, is_reached=False))
     assert case.tell(Regroup("a0", "r1", 1, is_quorum_awaited=False)) == [Formed(case.world)]
@@ -706,7 +725,7 @@ def test_one_that_stops_ends_its_calls_and_is_in_no_later_world() -> None:
     assert case.tell(Stopping("a1")) == []
     assert case.lost == {}
     case.tell(Regroup("a0", "r1", 1))
-    case.pass_time(world.SETTLE_SECONDS + world.TICK)
+    case.pass_time(TIMING.quorum_settle_seconds + TIMING.world_tick_seconds)
     assert case.members == ["a0", "a2"]
     case.connect("a1", incarnation="j")
     case.tell(Regroup("a0", "r2", 2))
@@ -732,9 +751,9 @@ def test_members_that_have_not_connected_yet_are_not_lost() -> None:
     case.have("a0", "a1")
     case.want(2, good=1)
     case.connect("a0")
-    case.pass_time(world.START_GRACE - world.TICK)
+    case.pass_time(TIMING.world_start_grace_seconds - TIMING.world_tick_seconds)
     assert case.lost == {}
-    (ask,) = case.pass_time(world.TICK * 2)
+    (ask,) = case.pass_time(TIMING.world_tick_seconds * 2)
     assert isinstance(ask, OrderProbe)
     case.tell(Probed("a0", ask.id, is_reached=True))
     assert case.lost == {}

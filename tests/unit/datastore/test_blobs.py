@@ -9,6 +9,7 @@ import pytest
 
 from kubetorch.datastore import blobs
 from kubetorch.datastore.blobs import BlobStore, digest_of
+from kubetorch.datastore.tuning import TIMING
 from kubetorch.errors import DataStoreError, StorageFullError
 
 DATA = b"some bytes"
@@ -156,7 +157,7 @@ def test_sweep_removes_only_what_was_abandoned(store: BlobStore) -> None:
     old, new = store.root / "tmp" / "old", store.root / "tmp" / "new"
     old.touch()
     new.touch()
-    os.utime(old, (0, time.time() - blobs.ABANDONED_AFTER - 10))
+    os.utime(old, (0, time.time() - TIMING.abandoned_file_seconds - 10))
     store.sweep()
     assert not old.exists()
     assert new.exists()

@@ -18,6 +18,7 @@ from kubetorch.datastore import slots
 from kubetorch.datastore.blobs import BlobStore, digest_of
 from kubetorch.datastore.slots import CodeSlots, Slot
 from kubetorch.datastore.trees import Entry, Tree, build
+from kubetorch.datastore.tuning import LIMITS
 from kubetorch.errors import DataStoreError, StorageFullError
 
 
@@ -183,9 +184,9 @@ def test_no_more_slots_are_kept_than_are_held_or_needed_next(code: CodeSlots, bl
         code.release(slot)
     last = code.update(blobs.tree({"a": "5"}), blobs.stream, "project")
     folders = [path for path in last.path.parents[1].iterdir() if path.is_dir()]
-    assert len(folders) == slots.RETAINED_SLOTS
+    assert len(folders) == LIMITS.retained_slots
     assert content(last) == {"a": "5"}
-    assert len(list(last.path.parents[1].glob("*.record"))) == slots.RETAINED_SLOTS
+    assert len(list(last.path.parents[1].glob("*.record"))) == LIMITS.retained_slots
 
 
 # ------------------------------------------------------------------------------------- tampering

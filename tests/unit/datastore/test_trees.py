@@ -13,6 +13,7 @@ from kubetorch.datastore import trees
 from kubetorch.datastore.blobs import BlobStore, digest_of
 from kubetorch.datastore.slots import CodeSlots
 from kubetorch.datastore.trees import Entry, build, decode
+from kubetorch.datastore.tuning import LIMITS
 from kubetorch.errors import DataStoreError, ProjectTooLargeError
 
 EMPTY = digest_of(b"")
@@ -200,7 +201,7 @@ def test_a_second_encoding_of_the_same_tree_is_refused() -> None:
 def test_a_tree_of_too_many_entries_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     class Endless(tuple):  # type: ignore[type-arg]
         def __len__(self) -> int:
-            return trees.ENTRY_LIMIT + 1
+            return LIMITS.tree_entries + 1
 
     with pytest.raises(ProjectTooLargeError, match="100,001 files"):
         trees.check(Endless())
@@ -215,7 +216,7 @@ def test_a_tree_that_claims_too_much_is_refused_before_it_is_decoded() -> None:
 
 
 def test_a_tree_of_long_paths_is_refused_by_its_size(tmp_path: Path) -> None:
-    store, data = BlobStore(tmp_path), bytes(trees.ENCODED_LIMIT + 1)
+    store, data = BlobStore(tmp_path), bytes(LIMITS.tree_encoded_bytes + 1)
     store.put(digest_of(data), data)
     with pytest.raises(ProjectTooLargeError, match="a list of files of 16,777,217 bytes"):
         trees.read(store, digest_of(data))

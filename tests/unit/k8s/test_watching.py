@@ -9,7 +9,8 @@ import pytest
 
 from kubetorch.errors import KubernetesError, KubernetesRequestError, KubernetesUnavailableError
 from kubetorch.k8s.failures import Action
-from kubetorch.k8s.watching import LONGEST_PAUSE, WatchState
+from kubetorch.k8s.tuning import TIMING
+from kubetorch.k8s.watching import WatchState
 
 Object = dict[str, Any]
 
@@ -154,7 +155,9 @@ def test_pauses_grow_up_to_a_limit_and_start_anew_after_a_healthy_watch() -> Non
         machine.on_failure(KubernetesUnavailableError("away"))
         pauses.append(machine.pause)
     assert 0.05 <= pauses[0] <= 0.1
-    assert LONGEST_PAUSE / 2 <= pauses[-1] <= LONGEST_PAUSE
+    assert (
+        TIMING.watch_longest_delay_seconds / 2 <= pauses[-1] <= TIMING.watch_longest_delay_seconds
+    )
     assert len(set(pauses[6:])) > 1, "many clients must not come at once"
     machine.on_end(240.0)
     assert machine.pause == 0

@@ -10,7 +10,8 @@ import pytest
 
 from kubetorch.errors import ConfigError
 from kubetorch.lib import processes
-from kubetorch.local.home import LOG_LIMIT, Home, Running
+from kubetorch.local.home import Home, Running
+from kubetorch.local.tuning import LIMITS
 
 
 def mode(path: Path) -> int:
@@ -88,7 +89,7 @@ def test_a_damaged_service_file_is_no_service(home: Home, text: str) -> None:
 
 
 def test_a_long_log_is_begun_anew(home: Home) -> None:
-    home.log.write_bytes(b"x" * (LOG_LIMIT + 1))
+    home.log.write_bytes(b"x" * (LIMITS.service_log_bytes + 1))
     home.rotate_log()
     assert not home.log.exists()
-    assert home.log.with_suffix(".log.1").stat().st_size == LOG_LIMIT + 1
+    assert home.log.with_suffix(".log.1").stat().st_size == LIMITS.service_log_bytes + 1

@@ -24,8 +24,8 @@ def test_what_belongs_to_the_program_is_not() -> None:
 
 
 def test_idle_time_is_a_setting_of_the_service() -> None:
-    assert process.idle_seconds({}) == process.DEFAULT_IDLE_SECONDS
-    assert process.idle_seconds({"KT_LOCAL_IDLE": "1.5"}) == 1.5
+    assert process.idle_seconds({}, 60.0) == 60.0
+    assert process.idle_seconds({"KT_LOCAL_IDLE": "1.5"}, 60.0) == 1.5
     assert lifetime.service_environment({"KT_LOCAL_IDLE": "5"}, HOME)["KT_LOCAL_IDLE"] == "5"
 
 

@@ -51,6 +51,7 @@ from kubetorch.controller.access import (
 from kubetorch.controller.backends.base import Stores
 from kubetorch.controller.backends.kubernetes.secrets import SECRETS
 from kubetorch.controller.relay import NO_HOSTS, Hosts
+from kubetorch.controller.tuning import LIMITS, TIMING
 from kubetorch.controller.workload import Workload
 from kubetorch.controller.workloads import Workloads
 from kubetorch.errors import (
@@ -80,25 +81,11 @@ from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import tokens, versions
 from kubetorch.wire.messages import Creator, Welcome
 
-#: Characters that a token may have.
-TOKEN_LIMIT = 32 * 1024
-#: Reviews at one time: fewer than the client's requests at one time, so that strangers with many
-#: tokens hold up each other and no other request of the controller.
-CONCURRENT_REVIEWS = 12
-#: Seconds in which the same answer is given without asking again.
-ALLOWED_SECONDS, DENIED_SECONDS = 10.0, 2.0
-
 _POD_NAME = "authentication.kubernetes.io/pod-name"
 _POD_UID = "authentication.kubernetes.io/pod-uid"
 # Subresources of workloads that the role kubetorch-view may read.
 _VIEW_ROLE_PARTS = ("", "logs", "status", "volumes")
 _ACCOUNT = "system:serviceaccount:"
-#: Answers of each kind that are remembered.
-ANSWERS_LIMIT = 4096
-#: Questions that wait for an answer at one time; further ones are refused.
-OPEN_QUESTIONS_LIMIT = 512
-#: Seconds that an answer may take.
-ANSWER_TIMEOUT = 15.0
 _Key = TypeVar("_Key", bound=Hashable)
 _Value = TypeVar("_Value")
 #: Verbs that a user needs on an object beyond those that Kubetorch renders.
@@ -110,11 +97,6 @@ _CONTROLLER = "kubetorch-controller"
 _SELECTED_PODS_VERBS = (("create", ""), ("patch", ""), ("get", "log"))
 #: Name of the Secret, and the key in it.
 SECRET, KEY = "kubetorch-pod-token", "token"
-#: Seconds that a token is valid, and seconds before its end in which the next deploy makes a new
-#: token. Pods that mount the Secret see the new token by themselves.
-LIFETIME, RENEWED_BEFORE = 365 * 86400.0, 90 * 86400.0
-#: Seconds for which the Secret is not read again, when it exists and when it does not.
-_PRESENT_SECONDS, _ABSENT_SECONDS = 10.0, 2.0
 _SUBJECT = "namespace-pods"
 _POD_TOKEN_HINT = f"mount the key {KEY!r} of the Secret {SECRET!r} of the pod's namespace"
 _HINT = (
@@ -169,7 +151,7 @@ class Reviews:
                 "system:authenticated",
             ),
         )
-        self._turns = asyncio.Semaphore(CONCURRENT_REVIEWS)
+        self._turns = asyncio.Semaphore(LIMITS.concurrent_reviews)
 
     async def user(self, token: str, audiences: tuple[str, ...]) -> User | None:
         requested_audiences = [AUDIENCE] if AUDIENCE in audiences else []
@@ -310,9 +292,9 @@ class AnswerCache(Generic[_Key, _Value]):
         self,
         now: Callable[[], float],
         *,
-        size: int = ANSWERS_LIMIT,
-        open_questions_limit: int = OPEN_QUESTIONS_LIMIT,
-        timeout: float = ANSWER_TIMEOUT,
+        size: int = LIMITS.remembered_answers,
+        open_questions_limit: int = LIMITS.open_questions,
+        timeout: float = TIMING.access_review_seconds,
     ) -> None:
         self._now = now
         self._size = size
@@ -426,7 +408,11 @@ class ClusterAccess:
 
     async def identify(self, headers: Mapping[str, str]) -> Principal:
         token = bearer(headers, hint=_HINT)
-        if len(token) > TOKEN_LIMIT or not token.isascii() or not token.isprintable():
+        if (
+            len(token) > LIMITS.user_token_characters
+            or not token.isascii()
+            or not token.isprintable()
+        ):
             raise UnauthorizedError("what was sent is no token", hint=_HINT)
         if tokens.is_signed(token):
             return NamespacePods(await self._pod_tokens.check(token))
@@ -448,9 +434,13 @@ class ClusterAccess:
         claims = token_claims(token)
         user = await self._reviews.user(token, claims.audiences)
         if user is None:
-            return Answer(None, False, DENIED_SECONDS)
-        seconds_left = ALLOWED_SECONDS if claims.expires is None else claims.expires - self._time()
-        return Answer(user, True, min(ALLOWED_SECONDS, seconds_left))
+            return Answer(None, False, TIMING.denied_answer_seconds)
+        seconds_left = (
+            TIMING.allowed_answer_seconds
+            if claims.expires is None
+            else claims.expires - self._time()
+        )
+        return Answer(user, True, min(TIMING.allowed_answer_seconds, seconds_left))
 
     async def authorize(self, principal: Principal, need: Need) -> None:
         if not isinstance(principal, User):
@@ -467,7 +457,9 @@ class ClusterAccess:
 
     async def _review_right(self, user: User, need: Need) -> Answer[Verdict]:
         verdict = await self._reviews.verdict(user, need)
-        seconds = ALLOWED_SECONDS if verdict.is_allowed else DENIED_SECONDS
+        seconds = (
+            TIMING.allowed_answer_seconds if verdict.is_allowed else TIMING.denied_answer_seconds
+        )
         return Answer(verdict, verdict.is_allowed, seconds)
 
     async def check_deploy(self, principal: Principal, spec: WorkloadSpec) -> Grant:
@@ -777,7 +769,7 @@ class PodTokens:
     async def ensure(self, namespace: str) -> None:
         """Provide a token in a namespace that is valid for some time."""
         token = await self._read(namespace)
-        if token and self._seconds_left(namespace, token) > RENEWED_BEFORE:
+        if token and self._seconds_left(namespace, token) > TIMING.namespace_token_renewal_seconds:
             return
         manifest = self._manifest(namespace)
         try:
@@ -810,7 +802,9 @@ class PodTokens:
                 f"the controller cannot read the Secret {SECRET} of namespace {namespace}",
                 hint="try again when the cluster's API server answers",
             ) from error
-        seconds = _PRESENT_SECONDS if token else _ABSENT_SECONDS
+        seconds = (
+            TIMING.present_token_recheck_seconds if token else TIMING.absent_token_recheck_seconds
+        )
         return Answer(token, bool(token), seconds)
 
     async def _read(self, namespace: str) -> str:
@@ -838,7 +832,9 @@ class PodTokens:
     def _manifest(self, namespace: str) -> Object:
         audience = tokens.audience(namespace, "*")
         now = self._time()
-        claims = tokens.Claims(audience, now + LIFETIME, _SUBJECT, (), issued=now)
+        claims = tokens.Claims(
+            audience, now + TIMING.namespace_token_seconds, _SUBJECT, (), issued=now
+        )
         token = tokens.sign(tokens.workload_key(self._secret, audience), claims)
         metadata = {"name": SECRET, "namespace": namespace, "labels": dict(labels.MANAGED)}
         return {

@@ -33,6 +33,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
+from kubetorch.controller.tuning import TIMING, Timing
 from kubetorch.errors import KubernetesConflictError, KubernetesNotFoundError, KubetorchError
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.informers import Informer
@@ -46,33 +47,10 @@ from kubetorch.manifests import labels
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 #: Name of the controller's Deployment, Service, service account and Lease.
 NAME = "kubetorch-controller"
-#: Seconds that one request may take.
-_TIMEOUT = 3.0
-#: Seconds between two checks that the watch of the lease works: a watch that broke is retried after
-#: longer pauses.
-_WATCH_CHECK_INTERVAL = 0.5
 #: Labels of all pods of the controller.
 PODS_OF_CONTROLLER = "app.kubernetes.io/name=kubetorch,app.kubernetes.io/component=controller"
-#: Seconds until pods that could not be marked are marked again.
-MARK_RETRY_DELAY = 1.0
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Times:
-    """The times of an election, in seconds."""
-
-    #: How long a lease that is not renewed keeps other candidates out.
-    duration: float = 10.0
-    #: How long after a renewal the leader may change something: less than the duration, so that it
-    #: stops before another candidate begins.
-    tenure: float = 7.0
-    #: Time between two renewals.
-    period: float = 2.0
-
-
-TIMES = Times()
 
 
 @dataclass(frozen=True)
@@ -105,12 +83,12 @@ class Candidate:
     """
 
     def __init__(
-        self, *, namespace: str, name: str, pod: str, nonce: str, times: Times = TIMES
+        self, *, namespace: str, name: str, pod: str, nonce: str, timing: Timing = TIMING
     ) -> None:
         self.identity = f"{pod}_{nonce}"
         self.was_leading = False
         self._pod = pod
-        self._times = times
+        self._timing = timing
         self._metadata = {"namespace": namespace, "name": name}
         #: The lease as the server had it last.
         self._lease: Object | None = None
@@ -138,7 +116,7 @@ class Candidate:
         """True if this candidate may change something now."""
         return (
             self._renewed_at is not None
-            and now < self._renewed_at + self._times.tenure
+            and now < self._renewed_at + self._timing.lease_tenure_seconds
             and not self.is_lost
         )
 
@@ -170,7 +148,7 @@ class Candidate:
         """Note that the server did not answer, so that the age of the lease is not known."""
         self._is_lease_known = False
         self._unchanged_since = now
-        self._pause_until = now + self._times.period / 2
+        self._pause_until = now + self._timing.lease_renewal_interval_seconds / 2
 
     def step(self, now: float, moment: float) -> Step:
         if now < self._pause_until:
@@ -192,10 +170,15 @@ class Candidate:
     def _seconds_left(self, now: float) -> float:
         """Seconds until this candidate may write the lease, or has to renew it."""
         if self.holder == self.identity:
-            return 0.0 if self._renewed_at is None else self._renewed_at + self._times.period - now
+            return (
+                0.0
+                if self._renewed_at is None
+                else self._renewed_at + self._timing.lease_renewal_interval_seconds - now
+            )
         if not self.holder or self.holder.rpartition("_")[0] == self._pod:
             return 0.0
-        duration = (self._lease or {})["spec"].get("leaseDurationSeconds") or self._times.duration
+        spec = (self._lease or {})["spec"]
+        duration = spec.get("leaseDurationSeconds") or self._timing.lease_seconds
         return self._unchanged_since + float(duration) - now
 
     def _body(self, moment: float) -> Object:
@@ -211,7 +194,7 @@ class Candidate:
             "metadata": metadata,
             "spec": {
                 "holderIdentity": self.identity,
-                "leaseDurationSeconds": int(self._times.duration),
+                "leaseDurationSeconds": int(self._timing.lease_seconds),
                 "acquireTime": old.get("acquireTime") if is_mine else time,
                 "renewTime": time,
                 "leaseTransitions": changes if is_mine or not old else changes + 1,
@@ -236,7 +219,7 @@ class Election:
         *,
         namespace: str,
         pod: str,
-        times: Times = TIMES,
+        timing: Timing = TIMING,
         name: str = NAME,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -248,7 +231,7 @@ class Election:
             name=name,
             pod=pod,
             nonce=secrets.token_hex(4),
-            times=times,
+            timing=timing,
         )
         self._changes = Changes()
         self._informer = Informer(
@@ -273,7 +256,7 @@ class Election:
         await self._informer.close()
         if self._candidate.is_leading(self._clock()):
             with contextlib.suppress(KubetorchError, TimeoutError):
-                async with deadlines.timeout(_TIMEOUT):
+                async with deadlines.timeout(TIMING.lease_request_seconds):
                     await self._resign()
 
     @property
@@ -307,14 +290,16 @@ class Election:
             step = candidate.step(self._clock(), time.time())
             if isinstance(step, Wait):
                 with contextlib.suppress(TimeoutError):
-                    async with deadlines.timeout(min(step.seconds, _WATCH_CHECK_INTERVAL)):
+                    async with deadlines.timeout(
+                        min(step.seconds, TIMING.lease_watch_interval_seconds)
+                    ):
                         await self._changes.wait()
                 if self._informer.error is not None:
                     candidate.watch_failed(self._clock())
                 continue
             was_leading = self.is_leading
             try:
-                async with deadlines.timeout(_TIMEOUT):
+                async with deadlines.timeout(TIMING.lease_request_seconds):
                     await self._carry_out(step)
             except KubernetesConflictError:
                 candidate.conflicted(self._clock())
@@ -395,7 +380,7 @@ class LeaderLabel:
                 await self._mark()
             except KubetorchError as error:
                 _log.warning("pod not marked pod=%s error=%s", self._identity, error)
-                await asyncio.sleep(MARK_RETRY_DELAY)
+                await asyncio.sleep(TIMING.leader_label_retry_seconds)
                 self._changed.set()
 
     def _is_right(self, pods: Iterable[Object]) -> bool:

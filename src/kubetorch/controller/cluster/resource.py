@@ -24,6 +24,7 @@ import msgspec
 
 from kubetorch.controller.access import NO_GRANT, Grant, User
 from kubetorch.controller.state import Generation, Summary, WorkloadRecord
+from kubetorch.controller.tuning import LIMITS
 from kubetorch.errors import ProtocolError, SpecError
 from kubetorch.k8s.resources import Object, Resource, seconds
 from kubetorch.manifests import labels
@@ -36,11 +37,6 @@ _T = TypeVar("_T")
 #: Names and values, in the order given.
 PAIRS = tuple[tuple[str, str], ...]
 WORKLOADS = Resource("kubetorch.com", "v1alpha1", "kubetorchworkloads", "KubetorchWorkload")
-#: Bytes that a workload may have, as JSON. etcd takes 1.5 MiB, of which the status and what the API
-#: server notes about the fields are parts.
-SIZE_LIMIT = 1024 * 1024
-#: Bytes of a failure, and of each text in it; the log of the pod has all of it.
-_FAILURE_LIMIT, _TEXT_LIMIT = 64 * 1024, 8 * 1024
 #: Characters that the message of an event may have.
 _MESSAGE_LIMIT = 1024
 # Fields that are in the metadata of the object.
@@ -166,10 +162,11 @@ def spec(content: Content) -> Object:
         ),
     }
     size = len(msgspec.json.encode(spec_fields))
-    if size > SIZE_LIMIT:
+    if size > LIMITS.workload_bytes:
         raise SpecError(
             f"the declaration of {wanted_generation.spec.name} has {size:,} bytes, with those of "
-            f"the generations before that are kept; a cluster keeps at most {SIZE_LIMIT:,}",
+            f"the generations before that are kept; a cluster keeps at most "
+            f"{LIMITS.workload_bytes:,}",
             hint="make its manifest, environment and image steps shorter; data belongs into a "
             "volume, a secret, or the project",
         )
@@ -313,7 +310,7 @@ def _shortened(failure: dict[str, Any]) -> dict[str, Any]:
         name: _shortened_text(value) for name, value in failure.items() if value is not None
     }
     for name in ("members", "args", "state", "cause"):
-        if len(json.dumps(failure_fields)) > _FAILURE_LIMIT:
+        if len(json.dumps(failure_fields)) > LIMITS.failure_bytes:
             failure_fields.pop(name, None)
     # Through JSON, so that it equals the status that the API server returns.
     plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(failure_fields))
@@ -321,9 +318,9 @@ def _shortened(failure: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shortened_text(value: Any) -> Any:  # noqa: ANN401  # any value of a failure
-    if not isinstance(value, str) or len(value) <= _TEXT_LIMIT:
+    if not isinstance(value, str) or len(value) <= LIMITS.failure_text_characters:
         return value
-    half = _TEXT_LIMIT // 2
+    half = LIMITS.failure_text_characters // 2
     return f"{value[:half]}\n…\n{value[-half:]}"
 
 

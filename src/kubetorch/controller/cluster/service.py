@@ -52,6 +52,7 @@ from kubetorch.controller.cluster.state import KubernetesState
 from kubetorch.controller.relay import NO_HOSTS, Hosts
 from kubetorch.controller.routes.table import Exchange
 from kubetorch.controller.state import SqliteState
+from kubetorch.controller.tuning import LIMITS
 from kubetorch.controller.workloads import Workloads
 from kubetorch.datastore.blobs import Room
 from kubetorch.errors import (
@@ -79,8 +80,6 @@ from kubetorch.wire.messages import Runtime
 SECRET = "kubetorch-installation"
 _KEY = "secret"
 _BYTES = 32
-#: Connections that wait to be accepted.
-BACKLOG = 1024
 #: The name of the blob store, and the hint when it is full.
 ROOM = Room(
     "the controller's blob store",
@@ -227,7 +226,9 @@ def main(environ: Mapping[str, str]) -> int:
     try:
         settings = Settings.read(environ)
         access = kubeconfig.find()
-        listener = socket.create_server((settings.host, settings.port), backlog=BACKLOG)
+        listener = socket.create_server(
+            (settings.host, settings.port), backlog=LIMITS.waiting_connections
+        )
     except (KubetorchError, OSError) as error:
         sys.stderr.write(f"the controller cannot start: {error}\n")
         return 1

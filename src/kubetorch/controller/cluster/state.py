@@ -29,6 +29,7 @@ from kubetorch.controller.cluster import resource
 from kubetorch.controller.cluster.access import beyond_rendered
 from kubetorch.controller.cluster.resource import WORKLOADS, Content
 from kubetorch.controller.state import Contents, Generation, Observer, Summary, WorkloadRecord
+from kubetorch.controller.tuning import LIMITS, TIMING
 from kubetorch.errors import (
     KubernetesForbiddenError,
     KubernetesNotFoundError,
@@ -47,29 +48,11 @@ from kubetorch.lib import backoff, deadlines
 from kubetorch.lib.changes import Changes
 from kubetorch.lib.tasks import cancel_all
 
-#: Seconds between two writes of a status, and between two corrections of edits by others.
-STATUS_INTERVAL = 1.0
-#: Seconds between two writes of a status in which only the time of the last call is new.
-ACTIVE_INTERVAL = 60.0
-#: Seconds until a status that was refused is tried again.
-REFUSED_INTERVAL = 60.0
-#: Pauses after failures, in seconds.
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 3.0
 #: Statuses of refusals that pass: another client was faster, or the server is busy.
 _TRANSIENT_STATUSES = (401, 408, 409, 429)
-#: Seconds that a deploy or a delete waits for an API server that does not answer.
-PATIENCE = 45.0
-#: Seconds for which the announcement of a new world waits until the world is written.
-WORLDS_PATIENCE = 5.0
-#: Seconds for unwritten changes when the controller stops.
-CLOSE_GRACE = 5.0
-#: Requests at the same time.
-WRITERS = 16
 #: A new controller skips so many epochs: its predecessor may have announced epochs after the one
 #: that it wrote last, though never so many.
 EPOCHS_SKIPPED = 10_000
-# Seconds until a process that does not lead checks again whether it leads.
-_FOLLOWER_INTERVAL = 0.2
 _Key = tuple[str, str]
 
 _log = logging.getLogger(__name__)
@@ -197,7 +180,7 @@ class PendingWrite:
 
     def write_status_now(self) -> None:
         """Write the status at once, if it has changed."""
-        self._status_due = self._status_written_at = -ACTIVE_INTERVAL
+        self._status_due = self._status_written_at = -TIMING.activity_interval_seconds
 
     def give_up(self, error: KubetorchError) -> None:
         """Return to the content that the server had before."""
@@ -267,14 +250,21 @@ class PendingWrite:
         is_refused = status is not None and status < 500 and status not in _TRANSIENT_STATUSES
         if isinstance(step, ReplaceStatus):
             self._is_server_object_known = False
-            self._status_due = now + (REFUSED_INTERVAL if is_refused else STATUS_INTERVAL)
+            self._status_due = now + (
+                TIMING.refused_status_interval_seconds
+                if is_refused
+                else TIMING.status_interval_seconds
+            )
             return
         is_changed = isinstance(step, (Replace, Delete)) and status in (404, 422)
         if is_refused and not is_changed and not isinstance(step, Read):
             self.give_up(_explained(error))
         self._is_server_object_known = False
         if self._pauses is None:
-            delays = backoff.exponential(first=FIRST_PAUSE, limit=LONGEST_PAUSE)
+            delays = backoff.exponential(
+                first=TIMING.state_write_first_delay_seconds,
+                limit=TIMING.state_write_longest_delay_seconds,
+            )
             self._pauses = backoff.jittered(delays)
         self._pause_until = now + next(self._pauses)
 
@@ -294,7 +284,11 @@ class PendingWrite:
         if self.server_object is None:
             return Create(resource.manifest(self.desired_content))
         if not self.is_durable:
-            seconds_left = 0.0 if self._is_own_change else self._replaced_at + STATUS_INTERVAL - now
+            seconds_left = (
+                0.0
+                if self._is_own_change
+                else self._replaced_at + TIMING.status_interval_seconds - now
+            )
             return (
                 Wait(seconds_left)
                 if seconds_left > 0
@@ -313,14 +307,14 @@ class PendingWrite:
             return Rest()
         if now < self._status_due:
             return Wait(self._status_due - now)
-        self._status_due = now + STATUS_INTERVAL
+        self._status_due = now + TIMING.status_interval_seconds
         server_status = server_object.get("status") or {}
         status = resource.status(desired_content, summary(self.namespace, self.name), server_status)
         if status == server_status:
             self._is_status_touched = False
             return Rest()
         if _without_active(status) == _without_active(server_status):
-            seconds_left = self._status_written_at + ACTIVE_INTERVAL - now
+            seconds_left = self._status_written_at + TIMING.activity_interval_seconds - now
             if seconds_left > 0:
                 return Wait(seconds_left)
         return ReplaceStatus(
@@ -378,7 +372,7 @@ class KubernetesState:
         *,
         namespaces: Sequence[str] = (),
         may_write: Callable[[], bool] = lambda: True,
-        patience: float = PATIENCE,
+        patience: float = TIMING.state_write_patience_seconds,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
@@ -387,7 +381,7 @@ class KubernetesState:
         self._clock = clock
         self._observer: Observer | None = None
         self._entries: dict[_Key, _Entry] = {}
-        self._writers = asyncio.Semaphore(WRITERS)
+        self._writers = asyncio.Semaphore(LIMITS.concurrent_writes)
         self._events: set[asyncio.Task[None]] = set()
         self._is_loaded = self._is_closed = False
         self._informers = [
@@ -397,7 +391,7 @@ class KubernetesState:
 
     # -------------------------------------------------------------------------- start and end
 
-    async def load(self, *, timeout: float = 60.0) -> None:
+    async def load(self, *, timeout: float = TIMING.workload_list_seconds) -> None:
         """Read all workloads, and go on watching them."""
         for informer in self._informers:
             await informer.__aenter__()
@@ -420,7 +414,7 @@ class KubernetesState:
             entry.pending.write_status_now()
             entry.changes.notify()
         if tasks:
-            await asyncio.wait(tasks, timeout=CLOSE_GRACE)
+            await asyncio.wait(tasks, timeout=TIMING.state_close_seconds)
         self._is_closed = True
         await cancel_all([*tasks, *self._events])
         await self._stop_watching()
@@ -549,7 +543,7 @@ class KubernetesState:
         entry.pending.write_worlds_now()
         self._start_writing(entry)
         with contextlib.suppress(TimeoutError):
-            async with deadlines.timeout(WORLDS_PATIENCE):
+            async with deadlines.timeout(TIMING.world_write_seconds):
                 while not entry.pending.has_worlds:
                     await entry.changes.wait()
                 return
@@ -603,7 +597,7 @@ class KubernetesState:
                 if isinstance(step, Rest):
                     break
                 if not self._may_write():
-                    step = Wait(_FOLLOWER_INTERVAL)
+                    step = Wait(TIMING.follower_interval_seconds)
                 if isinstance(step, Wait):
                     if entry.is_hurried:
                         break

@@ -9,6 +9,7 @@ import msgspec
 
 from kubetorch.controller.blobs import BlobStores
 from kubetorch.controller.routes.table import Exchange, Permission, Route
+from kubetorch.controller.tuning import LIMITS
 from kubetorch.datastore.blobs import BlobStore, check_digest
 from kubetorch.datastore.transfer import Receiver, compressed
 from kubetorch.errors import DataStoreError, ProtocolError, StorageFullError
@@ -16,11 +17,6 @@ from kubetorch.lib.asgi import with_status
 from kubetorch.lib.decoders import json_decoder
 from kubetorch.wire import blobs as records
 from kubetorch.wire import routes
-
-#: Bytes of all blobs in one request, decompressed.
-UPLOAD_LIMIT = 4 * 1024**3
-#: Bytes of a request that names digests: those of the largest tree, twice.
-NAMES_LIMIT = 20 * 1024 * 1024
 
 # Users who may deploy may upload and read the blobs of deploys.
 _NEEDS = (Permission("create", scope="query"),)
@@ -89,7 +85,7 @@ class BlobRoutes:
 
     async def _names(self, exchange: Exchange) -> tuple[tuple[str, ...], list[str]]:
         """The blobs that a request names, and those of them that are missing."""
-        body = await exchange.body(NAMES_LIMIT)
+        body = await exchange.body(LIMITS.blob_names_bytes)
         store = self._store(exchange)
 
         def find_missing() -> tuple[tuple[str, ...], list[str]]:
@@ -110,7 +106,7 @@ async def receive(chunks: AsyncIterator[bytes], blob_stores: BlobStores, namespa
     receiver: Receiver | None = None
     try:
         async for chunk in chunks:
-            receiver = receiver or Receiver(blobs, limit_bytes=UPLOAD_LIMIT)
+            receiver = receiver or Receiver(blobs, limit_bytes=LIMITS.upload_bytes)
             await blob_stores.in_thread(partial(receiver.feed, chunk))
         return 0 if receiver is None else len(receiver.finish())
     except StorageFullError:

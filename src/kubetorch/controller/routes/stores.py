@@ -6,16 +6,13 @@ from msgspec.structs import replace
 
 from kubetorch.controller.backends.base import SecretStore, VolumeStore
 from kubetorch.controller.routes.table import Exchange, Permission, Route, Scope
+from kubetorch.controller.tuning import TIMING
 from kubetorch.controller.workloads import Workloads
 from kubetorch.errors import SecretNotFound, VolumeInUseError, VolumeNotFoundError
 from kubetorch.specs import names, secret, volume
 from kubetorch.specs.volume import VolumeSpec
 from kubetorch.wire import routes
 from kubetorch.wire.secrets import PutSecret, SecretValues
-
-#: Seconds that a delete may wait until a volume is deleted: at most, and by default.
-WAIT_MOST = 600.0
-WAIT = 60.0
 
 
 def _needs(stores: str, *verbs: str, scope: Scope = "path") -> tuple[Permission, ...]:
@@ -149,7 +146,12 @@ class VolumeRoutes:
         One that is mounted is deleted with `?force=true` only.
         """
         _check_volume(namespace, claim)
-        wait = exchange.number("wait", WAIT, least=0.0, most=WAIT_MOST)
+        wait = exchange.number(
+            "wait",
+            TIMING.volume_deletion_seconds,
+            least=0.0,
+            most=TIMING.volume_deletion_longest_seconds,
+        )
         if await self._volumes.get(namespace, claim) is None:
             raise VolumeNotFoundError(
                 f"Volume {claim!r} does not exist in namespace {namespace!r}",

@@ -9,13 +9,11 @@ from urllib.parse import quote
 import msgspec
 
 from kubetorch.controller.access import Asker, Need
+from kubetorch.controller.tuning import LIMITS
 from kubetorch.errors import ControllerError, ProtocolError
 from kubetorch.lib import asgi
 from kubetorch.lib.asgi import JSON, Receive, Request, Responder, Send, refusal
 from kubetorch.wire import messages, routes
-
-#: Bytes that the body of a request may have by default.
-BODY_LIMIT = 4 * 1024 * 1024
 
 _T = TypeVar("_T")
 
@@ -61,7 +59,7 @@ class Exchange(Request):
 
     async def message(self, kind: type[_T]) -> _T:
         """The body as a message of this type; an empty one is `{}`."""
-        return messages.decode(kind, await self.body(BODY_LIMIT) or b"{}")
+        return messages.decode(kind, await self.body(LIMITS.request_body_bytes) or b"{}")
 
     @property
     def has_begun(self) -> bool:

@@ -10,22 +10,17 @@ from msgspec.structs import replace
 from kubetorch.controller import views
 from kubetorch.controller.access import Asker, Need
 from kubetorch.controller.blobs import BlobStores
-from kubetorch.controller.logs import TAIL, PodLogs, check_pod, encode
+from kubetorch.controller.logs import PodLogs, check_pod, encode
 from kubetorch.controller.relay import Hosts
 from kubetorch.controller.routes.blobs import receive
 from kubetorch.controller.routes.table import Exchange, Permission, Route
-from kubetorch.controller.workloads import TOKEN_LEAST, TOKEN_LIFETIME, TOKEN_MOST, Workloads
+from kubetorch.controller.tuning import LIMITS, TIMING
+from kubetorch.controller.workloads import Workloads
 from kubetorch.errors import ProtocolError, SpecError
 from kubetorch.lib.asgi import NDJSON
 from kubetorch.wire import messages, routes, tokens
 from kubetorch.wire.messages import Deploy, DeployEvent, Ready, WorkloadView
 
-#: Bytes that the head of a deploy may have: rendering it takes tens of milliseconds.
-HEAD_LIMIT = 128 * 1024
-#: Most seconds that a delete may wait for calls.
-GRACE_MOST = 3600.0
-# Lines of a log that are sent as one chunk.
-_LINES = 500
 _DEPLOY = (Permission("create"), Permission("update"))
 #: By verb of a token: the right that a user needs to get the token.
 _VERBS = {
@@ -38,7 +33,7 @@ _VERBS = {
 class _TokenRequest(msgspec.Struct, frozen=True):
     """Body of a request for a token."""
 
-    ttl: float = TOKEN_LIFETIME
+    ttl: float = TIMING.call_token_seconds
     verbs: tuple[str, ...] = (tokens.CALL,)
 
 
@@ -99,17 +94,24 @@ class WorkloadRoutes:
 
     async def delete(self, exchange: Exchange, namespace: str, name: str) -> None:
         """End a workload; `?grace=` is how many seconds its calls have."""
-        grace = exchange.number("grace", routes.DELETE_GRACE, least=0.0, most=GRACE_MOST)
+        grace = exchange.number(
+            "grace", routes.DELETE_GRACE, least=0.0, most=TIMING.delete_longest_grace_seconds
+        )
         remaining_objects = await self._workloads.delete(namespace, name, grace=grace)
         await exchange.respond_message({"deleted": name, "left": remaining_objects})
 
     async def token(self, exchange: Exchange, namespace: str, name: str) -> None:
         """A token for one workload, for verbs that the user has the rights to."""
         token_request = await exchange.message(_TokenRequest)
-        if not TOKEN_LEAST <= token_request.ttl <= TOKEN_MOST:
+        if (
+            not TIMING.call_token_shortest_seconds
+            <= token_request.ttl
+            <= TIMING.call_token_longest_seconds
+        ):
             raise ProtocolError(
-                f"ttl is {token_request.ttl}; it must be from {TOKEN_LEAST:.0f} to "
-                f"{TOKEN_MOST:.0f} seconds"
+                f"ttl is {token_request.ttl}; it must be from "
+                f"{TIMING.call_token_shortest_seconds:.0f} to "
+                f"{TIMING.call_token_longest_seconds:.0f} seconds"
             )
         if not token_request.verbs or not set(token_request.verbs) <= set(tokens.VERBS):
             raise ProtocolError(
@@ -157,14 +159,14 @@ class WorkloadRoutes:
         if app is not None and app.port is not None:
             view = replace(view, app_host=self._hosts.of(*key))
         if await asker.may(_VERBS[tokens.CALL].of(*key)):
-            token = self._workloads.token(*key, ttl=TOKEN_LIFETIME, subject=asker.name)
+            token = self._workloads.token(*key, ttl=TIMING.call_token_seconds, subject=asker.name)
             view = replace(view, token=token.token, token_expires=token.expires)
         return view
 
     async def logs(self, exchange: Exchange, namespace: str, name: str) -> None:
         """The last lines of the pods, and with `?follow=true` also new lines."""
         workload = self._workloads.get(namespace, name)
-        count = int(exchange.number("tail", TAIL, least=0, most=routes.TAIL_MOST))
+        count = int(exchange.number("tail", LIMITS.shown_log_lines, least=0, most=routes.TAIL_MOST))
         pod = check_pod(workload, exchange.query("pod"))
         of_pods = Need("get", namespace, subresource="log", group="", resource="pods")
         reader = PodLogs(
@@ -172,7 +174,11 @@ class WorkloadRoutes:
             self._workloads.backend,
             token=lambda: (
                 self._workloads.token(
-                    namespace, name, ttl=60.0, subject="logs", verbs=(tokens.LOGS,)
+                    namespace,
+                    name,
+                    ttl=TIMING.log_token_seconds,
+                    subject="logs",
+                    verbs=(tokens.LOGS,),
                 ).token
             ),
             may_read_others=lambda: exchange.asker.may(of_pods),
@@ -190,8 +196,8 @@ def _owned(view: WorkloadView, user: str) -> WorkloadView:
 
 async def _log_lines(reader: PodLogs, count: int, *, follow: bool) -> AsyncGenerator[bytes, None]:
     lines = await reader.tail(count)
-    for start in range(0, len(lines), _LINES):
-        yield encode(lines[start : start + _LINES])
+    for start in range(0, len(lines), LIMITS.log_chunk_lines):
+        yield encode(lines[start : start + LIMITS.log_chunk_lines])
     if follow:
         async for line in reader.follow():
             yield encode([line])
@@ -203,14 +209,14 @@ async def _head(chunks: AsyncIterator[bytes]) -> tuple[bytes, bytes]:
     async for chunk in chunks:
         begun += chunk
         end = begun.find(b"\n")
-        if 0 <= end <= HEAD_LIMIT:
+        if 0 <= end <= LIMITS.deploy_head_bytes:
             return bytes(begun[:end]), bytes(begun[end + 1 :])
-        if len(begun) > HEAD_LIMIT:
+        if len(begun) > LIMITS.deploy_head_bytes:
             break
     else:
         return bytes(begun), b""
     raise SpecError(
-        f"the declaration of the service has more than {HEAD_LIMIT:,} bytes",
+        f"the declaration of the service has more than {LIMITS.deploy_head_bytes:,} bytes",
         hint="make its manifest, environment and image steps shorter; data belongs into a volume, "
         "a secret, or the project",
     )

@@ -21,14 +21,8 @@ from kubetorch.controller.access import (
     User,
 )
 from kubetorch.controller.backends.base import Stores
-from kubetorch.controller.cluster.access import (
-    ALLOWED_SECONDS,
-    DENIED_SECONDS,
-    Clocks,
-    ClusterAccess,
-    Reviews,
-    Verdict,
-)
+from kubetorch.controller.cluster.access import Clocks, ClusterAccess, Reviews, Verdict
+from kubetorch.controller.tuning import TIMING
 from kubetorch.errors import (
     ControllerUnavailableError,
     ForbiddenError,
@@ -160,7 +154,7 @@ def test_a_token_is_who_the_api_server_says_and_asked_about_again_after_10_s() -
         for _ in range(5):
             assert await world.identify("ann's") == ANN
         assert len(world.server.questions) == 1
-        world.clock.advance(ALLOWED_SECONDS)
+        world.clock.advance(TIMING.allowed_answer_seconds)
         del world.server.users["ann's"]
         with pytest.raises(UnauthorizedError):
             await world.identify("ann's")
@@ -197,7 +191,7 @@ def test_a_refused_token_is_asked_about_again_after_2_s() -> None:
                 await world.identify("new")
         assert len(world.server.questions) == 1
         world.server.users["new"] = ANN
-        world.clock.advance(DENIED_SECONDS)
+        world.clock.advance(TIMING.denied_answer_seconds)
         assert await world.identify("new") == ANN
 
     run(body)
@@ -226,7 +220,7 @@ def test_rights_are_those_that_the_api_server_says() -> None:
         assert (error.user, error.verb, error.resource) == ("ann", "delete", "kubetorchworkloads")
         assert "kubectl create rolebinding" in str(error)
         world.server.rights.clear()
-        world.clock.advance(ALLOWED_SECONDS)
+        world.clock.advance(TIMING.allowed_answer_seconds)
         with pytest.raises(ForbiddenError):
             await world.access.authorize(ANN, NEED)
 
@@ -397,7 +391,7 @@ def test_what_goes_beyond_is_done_for_who_could_do_it_themselves(
         for verb in ("create", "patch"):
             need = Need(verb, "team", "f", group=kind[0], resource=kind[1])
             world.server.rights.add(("ann", need))
-        world.clock.advance(DENIED_SECONDS)
+        world.clock.advance(TIMING.denied_answer_seconds)
         await world.access.check_deploy(ANN, more)
 
     run(body)
@@ -416,7 +410,7 @@ def test_pods_are_selected_for_who_could_run_code_in_them_and_read_their_logs() 
             # Of one name would not do: labels find all of them.
             need = Need(verb, "team", subresource=part, group="", resource="pods")
             world.server.rights.add(("ann", need))
-            world.clock.advance(DENIED_SECONDS)
+            world.clock.advance(TIMING.denied_answer_seconds)
         await world.access.check_deploy(ANN, selected)
 
     run(body)

@@ -7,10 +7,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubetorch.controller.cluster import leader
 from kubetorch.controller.cluster.leader import Candidate, Read, Wait, Write
+from kubetorch.controller.tuning import TIMING
 
-DURATION, TENURE = leader.TIMES.duration, leader.TIMES.tenure
+DURATION, TENURE = TIMING.lease_seconds, TIMING.lease_tenure_seconds
 
 
 class Server:

@@ -9,7 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from kubetorch.controller.cluster.access import LIFETIME, RENEWED_BEFORE, Clocks, PodTokens
+from kubetorch.controller.cluster.access import Clocks, PodTokens
+from kubetorch.controller.tuning import TIMING
 from kubetorch.errors import (
     ControllerUnavailableError,
     KubernetesConflictError,
@@ -71,7 +72,9 @@ def test_a_token_is_made_anew_long_before_its_end_and_the_one_before_is_void() -
         await secrets.tokens.ensure("team")
         first = secrets.token()
         assert await secrets.tokens.check(first) == "team"
-        secrets.clock.advance(LIFETIME - RENEWED_BEFORE - 1)
+        secrets.clock.advance(
+            TIMING.namespace_token_seconds - TIMING.namespace_token_renewal_seconds - 1
+        )
         await secrets.tokens.ensure("team")
         assert secrets.token() == first
         assert await secrets.tokens.check(first) == "team"

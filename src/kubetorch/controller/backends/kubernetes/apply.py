@@ -24,6 +24,7 @@ from kubetorch.controller.backends.kubernetes import malformed, takeover
 from kubetorch.controller.backends.kubernetes.launch_failures import diagnosis
 from kubetorch.controller.backends.kubernetes.launch_failures.snapshot import controller_of
 from kubetorch.controller.backends.kubernetes.pods import Key
+from kubetorch.controller.tuning import TIMING
 from kubetorch.errors import (
     KubernetesConflictError,
     KubernetesNotFoundError,
@@ -42,16 +43,12 @@ from kubetorch.manifests.kinds import Manifest
 from kubetorch.manifests.workload_manifest import WorkloadManifest
 
 FIELD_MANAGER = "kubetorch"
-#: Seconds in which an object that is to be made anew has to disappear, with its pods.
-DELETION_TIMEOUT = 60.0
 
 #: Live objects by reference; `None` for an object that does not exist.
 LiveObjects = dict[Ref, Object | None]
 
 _RECREATE: Object = {"type": "Recreate", "rollingUpdate": None}
 _T = TypeVar("_T")
-# Seconds between two attempts to apply an object: at first, and at most.
-_RETRY_DELAYS = (0.5, 5.0)
 
 _log = logging.getLogger(__name__)
 
@@ -342,7 +339,7 @@ class Applier:
                     lambda objects: all(
                         _is_settled(deployment, generation) for deployment in objects.values()
                     ),
-                    timeout=DELETION_TIMEOUT,
+                    timeout=TIMING.object_deletion_seconds,
                 )
 
     async def _remove(self, ref: Ref, manifest: Manifest) -> None:
@@ -355,7 +352,7 @@ class Applier:
         """
         await self.delete(ref)
         try:
-            async with deadlines.timeout(DELETION_TIMEOUT):
+            async with deadlines.timeout(TIMING.object_deletion_seconds):
                 await self._wait_until_empty(_only(ref))
                 pods = _pods_of(manifest, ref.namespace)
                 if pods is not None:
@@ -363,7 +360,7 @@ class Applier:
         except TimeoutError as error:
             raise StartupError(
                 f"the {ref.resource.kind} {ref.name} cannot be changed in place, and its old one, "
-                f"or pods of it, are still there after {DELETION_TIMEOUT:.0f} s",
+                f"or pods of it, are still there after {TIMING.object_deletion_seconds:.0f} s",
                 hint=f"kubectl get {ref.resource},pods -n {ref.namespace} -o yaml shows what is "
                 "left, and its finalizers",
             ) from error
@@ -376,7 +373,7 @@ class Applier:
         except TimeoutError as error:
             raise StartupError(
                 f"the {ref.resource.kind} {ref.name} of an earlier deploy was deleted, and is "
-                f"still there after {DELETION_TIMEOUT:.0f} s",
+                f"still there after {TIMING.object_deletion_seconds:.0f} s",
                 hint=f"kubectl get {ref.resource} {ref.name} -n {ref.namespace} -o yaml shows its "
                 "finalizers",
             ) from error
@@ -397,7 +394,9 @@ class Applier:
 
     async def _wait_until_empty(self, selection: Selection) -> None:
         async with Informer(self._client, selection) as informer:
-            await informer.until(lambda objects: not objects, timeout=DELETION_TIMEOUT)
+            await informer.until(
+                lambda objects: not objects, timeout=TIMING.object_deletion_seconds
+            )
 
 
 def _only(ref: Ref) -> Selection:
@@ -619,7 +618,9 @@ class ApplyRetry:
         self, key: Key, manifest: Manifest, request: Callable[[], Awaitable[_T]]
     ) -> _T:
         """Repeat a request about a manifest until the API server accepts it, or never will."""
-        pauses = backoff.exponential(first=_RETRY_DELAYS[0], limit=_RETRY_DELAYS[1])
+        pauses = backoff.exponential(
+            first=TIMING.apply_first_delay_seconds, limit=TIMING.apply_longest_delay_seconds
+        )
         while True:
             try:
                 return await request()

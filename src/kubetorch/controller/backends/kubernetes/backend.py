@@ -55,6 +55,7 @@ from kubetorch.controller.backends.kubernetes.pods import (
     retire_superseded,
 )
 from kubetorch.controller.backends.kubernetes.prepare import PodPrerequisites
+from kubetorch.controller.tuning import LIMITS
 from kubetorch.errors import AdmissionError, KubernetesNotFoundError, KubetorchError, WorkloadError
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.resources import PODS, Ref, is_leaving
@@ -71,8 +72,6 @@ from kubetorch.wire import exceptions, routes
 from kubetorch.wire.exceptions import Failure
 from kubetorch.wire.messages import Equipment, Runtime
 
-#: How often a launch is repeated because its pods were refused for their rights or their users.
-REPEATS = 3
 RESTRICTED = "the pods are made anew with what the namespace admits"
 AS_USER = f"it is made anew as user {pod_security.USER}"
 
@@ -252,7 +251,9 @@ class KubernetesBackend(Backend):
             may_help = not (workload.is_restricted or workload.repeats)
         else:
             images = frozenset() if pod is None else image_refused_as_root(pod, error)
-            may_help = bool(images) and workload.is_restricted and workload.repeats < REPEATS
+            may_help = (
+                bool(images) and workload.is_restricted and workload.repeats < LIMITS.launch_repeats
+            )
         if not may_help or self._has_running(key, workload):
             return False
         if images:  # the pod may name its image by digest, and the manifest by tag
@@ -274,7 +275,8 @@ class KubernetesBackend(Backend):
             await self._apply(workload.spec, repeats=workload.repeats + 1)
         except KubetorchError as error:
             _log.warning("launch not repeated workload=%s/%s error=%s", *key, error)
-            self._workloads[key].repeats = REPEATS  # the next refusal fails the launch
+            # The next refusal fails the launch.
+            self._workloads[key].repeats = LIMITS.launch_repeats
         del self._repeats[key]
         self._changed(key)
 

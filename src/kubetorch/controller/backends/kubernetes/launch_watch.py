@@ -26,9 +26,10 @@ from kubetorch.controller.backends.kubernetes.launch_failures.snapshot import (
     Cluster,
     Watch,
 )
-from kubetorch.controller.backends.kubernetes.launch_failures.verdicts import LOG_LINES, Verdict
+from kubetorch.controller.backends.kubernetes.launch_failures.verdicts import Verdict
 from kubetorch.controller.backends.kubernetes.launch_failures.volumes import claims
 from kubetorch.controller.backends.kubernetes.pods import Key
+from kubetorch.controller.tuning import LIMITS, TIMING
 from kubetorch.errors import KubernetesNotFoundError, KubetorchError
 from kubetorch.k8s import podlogs
 from kubetorch.k8s.client import Client
@@ -39,8 +40,6 @@ from kubetorch.k8s.watching import Change
 from kubetorch.lib.tasks import cancel_all
 from kubetorch.manifests import labels, scheduling
 
-#: Seconds between two searches for a kind that the cluster does not serve.
-ABSENT_SECONDS = 30.0
 #: Kinds between an object and its pods, by kind of the object.
 _KINDS_BETWEEN = {
     "Deployment": (("apps/v1", "ReplicaSet"),),
@@ -58,8 +57,6 @@ _KINDS_BETWEEN = {
 _QUEUE_LABELS = {labels.KUEUE, labels.KAI}
 #: Namespace, kind and name of the object that an event regards.
 _EventKey = tuple[str, str, str]
-#: Seconds in which the last lines of a container have to arrive.
-LOG_TIMEOUT = 3.0
 
 _log = logging.getLogger(__name__)
 
@@ -265,7 +262,7 @@ class ClusterWatch:
         while True:
             if await self._is_served(watch):
                 return
-            await asyncio.sleep(ABSENT_SECONDS)
+            await asyncio.sleep(TIMING.absent_kind_interval_seconds)
 
     async def _is_served(self, watch: Watch) -> bool:
         """Watch a kind if the cluster serves it; returns `False` if it does not."""
@@ -467,10 +464,12 @@ class LaunchVerdicts:
         self, key: Key, pod: Object, verdict: Verdict, run: tuple[str, str, int]
     ) -> None:
         ref = Ref(PODS, pod["metadata"]["name"], key[0])
-        options = LogOptions(run[1], tail=LOG_LINES)
+        options = LogOptions(run[1], tail=LIMITS.container_log_lines)
         read = podlogs.read_ended if verdict.is_previous else podlogs.read
         try:
-            content = await asyncio.wait_for(read(self._client, ref, options), LOG_TIMEOUT)
+            content = await asyncio.wait_for(
+                read(self._client, ref, options), TIMING.container_log_seconds
+            )
             self._log_lines[run] = content.decode("utf-8", "replace").splitlines()
         except (KubetorchError, asyncio.TimeoutError) as error:
             _log.info("log not read pod=%s container=%s error=%s", ref.name, run[1], error)

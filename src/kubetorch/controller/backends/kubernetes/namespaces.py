@@ -14,6 +14,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 
+from kubetorch.controller.tuning import LIMITS, TIMING
 from kubetorch.errors import (
     KubernetesConflictError,
     KubernetesForbiddenError,
@@ -40,8 +41,6 @@ NAMESPACES = Resource("", "v1", "namespaces", "Namespace", is_namespaced=False)
 BINDINGS = Resource("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding")
 #: The role of pods in their namespace: deploy, call, read logs. The chart makes it.
 ROLE = "kubetorch-edit"
-#: Seconds for which the Pod Security level of a namespace is remembered; the most namespaces.
-LEVEL_SECONDS, LEVELS_LIMIT = 300.0, 1000
 _VIOLATED = "violates PodSecurity"
 #: The account that Kubernetes makes in every namespace, a moment after the namespace.
 _DEFAULT_ACCOUNT = "default"
@@ -207,9 +206,9 @@ class Namespaces:
             _VIOLATED in refusal.message
             or await self._refusal(_pod(namespace, account, pod_security.USER)) is None
         )
-        self._levels[namespace] = is_restricted, self._now() + LEVEL_SECONDS
+        self._levels[namespace] = is_restricted, self._now() + TIMING.security_level_recheck_seconds
         self._levels.move_to_end(namespace)
-        while len(self._levels) > LEVELS_LIMIT:
+        while len(self._levels) > LIMITS.remembered_security_levels:
             self._levels.popitem(last=False)
         return is_restricted
 

@@ -31,6 +31,7 @@ from kubetorch.controller.backends.kubernetes.apply import (
 )
 from kubetorch.controller.backends.kubernetes.launch_failures import snapshot
 from kubetorch.controller.backends.kubernetes.pods import Key
+from kubetorch.controller.tuning import LIMITS, TIMING
 from kubetorch.errors import (
     KubernetesForbiddenError,
     KubernetesNotFoundError,
@@ -61,12 +62,6 @@ _DEPLOYED_KINDS: dict[tuple[str, str], tuple[str, ...]] = {
     ("", "Service"): ("v1",),
     (trainjob.GROUP, trainjob.RUNTIME_KIND): KINDS["TrainJob", trainjob.GROUP].versions,
 }
-# Owners above an object, at most: a Service is owned by a Route, which a Knative Service owns.
-_OWNER_DEPTH = 4
-# Workloads that are adopted at the same time, at most.
-_ADOPTIONS_AT_ONCE = 16
-# Seconds between two attempts to adopt a workload: at first, and at most.
-_RETRY_DELAYS = (1.0, 30.0)
 _log = logging.getLogger(__name__)
 
 
@@ -396,7 +391,7 @@ class ObjectReplacement:
 
     async def _is_vanishing(self, live_object: Object, uids: set[str]) -> bool:
         """True if an object, or one of its owners, has one of these uids or is being deleted."""
-        for _ in range(_OWNER_DEPTH):
+        for _ in range(LIMITS.object_owners):
             metadata = live_object["metadata"]
             if metadata["uid"] in uids or metadata.get("deletionTimestamp"):
                 return True
@@ -444,7 +439,7 @@ class Adopter:
     ) -> None:
         self._adopt = adopt
         self._on_change = on_change
-        self._slots = asyncio.Semaphore(_ADOPTIONS_AT_ONCE)
+        self._slots = asyncio.Semaphore(LIMITS.concurrent_adoptions)
         self._tasks: dict[Key, asyncio.Task[None]] = {}
         #: Why a workload is not adopted yet, by workload.
         self.reasons: dict[Key, str] = {}
@@ -480,7 +475,10 @@ class Adopter:
 
     async def _adopt_later(self, specs: Sequence[WorkloadSpec]) -> None:
         pauses = backoff.jittered(
-            backoff.exponential(first=_RETRY_DELAYS[0], limit=_RETRY_DELAYS[1])
+            backoff.exponential(
+                first=TIMING.adoption_first_delay_seconds,
+                limit=TIMING.adoption_longest_delay_seconds,
+            )
         )
         for pause in pauses:
             await asyncio.sleep(pause)

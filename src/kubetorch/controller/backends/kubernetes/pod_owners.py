@@ -23,6 +23,7 @@ from kubetorch.controller.backends.kubernetes.apply import is_applied
 from kubetorch.controller.backends.kubernetes.launch_failures.snapshot import controller_of
 from kubetorch.controller.backends.kubernetes.objects import identity
 from kubetorch.controller.backends.kubernetes.pods import Key
+from kubetorch.controller.tuning import LIMITS, TIMING
 from kubetorch.errors import (
     KubernetesConflictError,
     KubernetesForbiddenError,
@@ -35,16 +36,8 @@ from kubetorch.lib import backoff
 from kubetorch.lib.tasks import cancel_all
 from kubetorch.manifests.kinds import Manifest
 
-#: Owners between a pod and the applied object, at most: a worker of a LeaderWorkerSet has four.
-OWNER_DEPTH = 8
-#: Seconds for which a controller that starts waits for the owners of a workload's pods.
-LOOKUP_TIMEOUT = 2.0
-# Seconds between two attempts to read an owner: at first, and at most.
-_RETRY_DELAYS = (0.5, 15.0)
 #: The reason in the events of refused pods.
 EVENT_REASON = "MountRefused"
-#: Seconds by which each refused pod of a workload ends later than the one before, and the most.
-PAUSE_STEP, PAUSE_LIMIT = 2.0, 300.0
 _MESSAGE_LIMIT = 1024
 
 _log = logging.getLogger(__name__)
@@ -95,10 +88,10 @@ class PodOwners:
         del self._ownership[key]
 
     async def wait_until_resolved(self, key: Key) -> None:
-        """Wait for the lookups of a workload, at most for `LOOKUP_TIMEOUT` seconds."""
+        """Wait for the lookups of a workload, at most for `owner_lookup_seconds`."""
         tasks = [task for lookup_key, task in self._lookups.items() if lookup_key[0] == key]
         if tasks:
-            await asyncio.wait(tasks, timeout=LOOKUP_TIMEOUT)
+            await asyncio.wait(tasks, timeout=TIMING.owner_lookup_seconds)
 
     async def close(self) -> None:
         await cancel_all(self._lookups.values())
@@ -108,7 +101,9 @@ class PodOwners:
     ) -> None:
         is_ours: bool | None = False
         pauses = backoff.jittered(
-            backoff.exponential(first=_RETRY_DELAYS[0], limit=_RETRY_DELAYS[1])
+            backoff.exponential(
+                first=TIMING.owner_first_delay_seconds, limit=TIMING.owner_longest_delay_seconds
+            )
         )
         for pause in pauses:
             try:
@@ -137,7 +132,7 @@ class PodOwners:
         self, key: Key, owner: Object, main: tuple[str, str, str]
     ) -> bool | None:
         """True if an owner is the applied main object, or is below it; `None` if one is missing."""
-        for _ in range(OWNER_DEPTH):
+        for _ in range(LIMITS.pod_owners):
             try:
                 resource = await self._client.discovery.resource_of(owner)
                 live_object = await self._client.get(Ref(resource, owner["name"], key[0]))
@@ -187,7 +182,10 @@ class RefusedPods:
         """End a pod; the more pods of its workload were refused before, the later."""
         if self.has(pod):
             return
-        pause = min(PAUSE_STEP * self._counts[key], PAUSE_LIMIT)
+        pause = min(
+            TIMING.refused_pod_delay_step_seconds * self._counts[key],
+            TIMING.refused_pod_longest_delay_seconds,
+        )
         self._counts[key] += 1
         name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
         _log.warning("pod refused workload=%s/%s pod=%s error=%s", *key, name, error)

@@ -24,6 +24,7 @@ from msgspec.structs import replace
 
 from kubetorch.controller.backends.base import Manifest, Phase, PodStatus
 from kubetorch.controller.backends.kubernetes.launch_failures import lost_pods
+from kubetorch.controller.tuning import LIMITS, TIMING
 from kubetorch.errors import KubernetesConflictError, KubernetesNotFoundError, KubetorchError
 from kubetorch.k8s import podlogs
 from kubetorch.k8s.client import Client
@@ -47,12 +48,8 @@ _INDEXES = (
 _REPLICA_TYPE = "training.kubeflow.org/replica-type"
 _RAY_TYPE, _RAY_HEAD = raycluster.KIND.routing[0]
 _JOBS, _JOB = "jobset.sigs.k8s.io/replicatedjob-replicas", "jobset.sigs.k8s.io/job-index"
-# Annotations that are written at the same time, at most.
-_WRITES_AT_ONCE = 16
 #: Namespace and name of a workload.
 Key = tuple[str, str]
-#: Seconds in which all pods have to be listed.
-LIST_TIMEOUT = 30.0
 
 _log = logging.getLogger(__name__)
 
@@ -140,7 +137,7 @@ class OrdinalKeeper:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._slots = asyncio.Semaphore(_WRITES_AT_ONCE)
+        self._slots = asyncio.Semaphore(LIMITS.concurrent_annotations)
         # Tasks that write an ordinal, by uid of the pod; those that are done stay until it goes.
         self._writing: dict[str, asyncio.Task[None]] = {}
 
@@ -352,7 +349,10 @@ class PodWatch:
             informer = Informer(self._client, selection, self._changed)
             self._informers.append(await self._stack.enter_async_context(informer))
         await asyncio.gather(
-            *(pod_informer.listed(timeout=LIST_TIMEOUT) for pod_informer in self._informers)
+            *(
+                pod_informer.listed(timeout=TIMING.pod_list_seconds)
+                for pod_informer in self._informers
+            )
         )
 
     async def close(self) -> None:
@@ -405,7 +405,7 @@ class PodWatch:
         )
         await informer.__aenter__()
         try:
-            await informer.listed(timeout=LIST_TIMEOUT)
+            await informer.listed(timeout=TIMING.pod_list_seconds)
         except BaseException:
             await informer.close()
             raise

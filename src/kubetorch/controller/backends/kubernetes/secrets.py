@@ -17,6 +17,7 @@ from typing import Any
 
 from kubetorch.controller.backends.base import decide_put
 from kubetorch.controller.backends.kubernetes import namespaces
+from kubetorch.controller.tuning import LIMITS, TIMING
 from kubetorch.errors import (
     KubernetesConflictError,
     KubernetesNotFoundError,
@@ -35,8 +36,6 @@ from kubetorch.wire import tokens
 from kubetorch.wire.secrets import Outcome, PutSecret, SecretDraft, SecretView, StoredSecret
 
 SECRETS = Resource("", "v1", "secrets", "Secret")
-#: How often an upload is decided again because another writer was faster.
-_ATTEMPTS = 8
 #: The label of every secret that Kubetorch makes.
 _MOUNT_LABEL = labels.MOUNT_TYPE
 
@@ -49,8 +48,12 @@ class SecretObjects:
         self._watched = watched
 
     async def put(self, namespace: str, object_name: str, put: PutSecret) -> StoredSecret:
-        pauses = backoff.jittered(backoff.exponential(first=0.01, limit=0.5))
-        for _, pause in zip(range(_ATTEMPTS), pauses, strict=False):
+        pauses = backoff.jittered(
+            backoff.exponential(
+                first=TIMING.secret_first_delay_seconds, limit=TIMING.secret_longest_delay_seconds
+            )
+        )
+        for _, pause in zip(range(LIMITS.secret_attempts), pauses, strict=False):
             secret = await self._find(namespace, object_name)
             try:
                 return await self._put(namespace, object_name, put, secret)
@@ -63,7 +66,7 @@ class SecretObjects:
             await asyncio.sleep(pause)
         raise KubernetesConflictError(
             f"the secret {put.draft.name!r} in namespace {namespace!r} was changed by others "
-            f"{_ATTEMPTS} times while it was to be stored",
+            f"{LIMITS.secret_attempts} times while it was to be stored",
             hint="find out who else changes it, and repeat",
         )
 

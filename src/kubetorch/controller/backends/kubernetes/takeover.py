@@ -18,14 +18,13 @@ from typing import Any
 
 import msgspec
 
+from kubetorch.controller.tuning import LIMITS
 from kubetorch.k8s import managed_fields
 from kubetorch.k8s.managed_fields import Entry, Fields, entries_of, key_of
 from kubetorch.k8s.resources import Object
 from kubetorch.manifests import agent_container, kinds, labels
 from kubetorch.manifests.kinds import Manifest, Path, named
 
-#: Characters of the record; an object has room for 256 KiB of annotations.
-RECORD_LIMIT = 200_000
 _METADATA = ("labels", "annotations")
 #: The account that a deploy gives to pods without an account.
 _AGENT_ACCOUNT = agent_container.SERVICE_ACCOUNT
@@ -81,7 +80,8 @@ def record(live_object: Object, desired_manifest: Manifest, paths: Collection[li
     )
     original = OriginalState(original_object, removed, entries_of(live_object), is_ended)
     text = msgspec.json.encode(original, order="sorted").decode()
-    if len(text) > RECORD_LIMIT:  # the earlier field managers are the least useful part
+    if len(text) > LIMITS.takeover_record_characters:
+        # The earlier field managers are the least useful part.
         text = msgspec.json.encode(msgspec.structs.replace(original, entries=[])).decode()
     return text
 

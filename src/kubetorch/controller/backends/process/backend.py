@@ -44,6 +44,7 @@ from kubetorch.controller.backends.process.pods import Pod, PodHome
 from kubetorch.controller.backends.process.spares import SpareAgents
 from kubetorch.controller.backends.process.stores import PodAttachments, PodInputs
 from kubetorch.controller.state import PodRecord, SqliteState
+from kubetorch.controller.tuning import LIMITS, TIMING
 from kubetorch.errors import ResourceNotAvailableError, SpecError
 from kubetorch.lib import processes, sockets
 from kubetorch.lib.clock import Clock
@@ -59,13 +60,6 @@ from kubetorch.specs.callable import APP_PORT
 from kubetorch.specs.compute import ComputeSpec, thaw
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire.podenv import CPU_LIMIT, MARK, MEMORY_LIMIT
-
-#: Seconds in which the calls of a replaced pod have to end.
-REPLACE_GRACE = 30.0
-#: Seconds in which the calls of a pod have to end when the service stops.
-STOP_GRACE = 5.0
-#: Unshared memory of an agent in bytes, at the least, and of a worker, which shares more.
-LEAST_OF_AGENT, LEAST_OF_WORKER = 20 * 2**20, 5 * 2**20
 
 _log = logging.getLogger(__name__)
 
@@ -113,7 +107,9 @@ class ProcessBackend(Backend):
         self._clock = clock
         self._spare_command = spare_command
         start = None if spare_command is None else self._start_spare
-        self._spares = SpareAgents(start, clock=clock, first=first)
+        self._spares = SpareAgents(
+            start, clock=clock, lifetime_seconds=TIMING.spare_agent_seconds, first=first
+        )
         self._devices = Devices.of_machine(pod_home.environment)
         self._workloads: dict[tuple[str, str], _Workload] = {}
         self._ports = WorldPorts()
@@ -264,7 +260,9 @@ class ProcessBackend(Backend):
         self._spares.close()
         self._ports.close()
         if pods:
-            await asyncio.gather(*(pod.end(STOP_GRACE) for pod in self._all_pods()))
+            await asyncio.gather(
+                *(pod.end(TIMING.stopped_pod_grace_seconds) for pod in self._all_pods())
+            )
         for pod in self._all_pods():
             pod.release()
         await cancel_all(self._tasks)
@@ -355,7 +353,7 @@ class ProcessBackend(Backend):
 
     async def _replace(self, pod: Pod) -> None:
         key = (pod.record.namespace, pod.record.workload)
-        await self._end(pod, REPLACE_GRACE)
+        await self._end(pod, TIMING.replaced_pod_grace_seconds)
         workload = self._workloads.get(key)
         if workload is not None and pod in workload.pods:
             workload.pods.remove(pod)
@@ -604,7 +602,9 @@ def check_room(spec: WorkloadSpec) -> None:
     process_count = (
         1 if compute.distribution is None else compute.distribution.processes(compute.gpus)
     )
-    needed_bytes = compute.pods * (LEAST_OF_AGENT + process_count * LEAST_OF_WORKER)
+    needed_bytes = compute.pods * (
+        LIMITS.agent_least_bytes + process_count * LIMITS.worker_least_bytes
+    )
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed_bytes > memory_bytes:
         raise ResourceNotAvailableError(

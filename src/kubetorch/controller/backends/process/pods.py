@@ -30,6 +30,7 @@ from kubetorch.controller.backends.base import Phase, PodStatus
 from kubetorch.controller.backends.process.spares import SpareAgent, SpareAgents
 from kubetorch.controller.backends.process.stores import PodInputs
 from kubetorch.controller.state import PodRecord, SqliteState
+from kubetorch.controller.tuning import LIMITS, TIMING
 from kubetorch.errors import KubetorchError, ServiceHealthError
 from kubetorch.lib import backoff, deadlines, files, process_watch, processes, sockets
 from kubetorch.lib.clock import Clock, Timer
@@ -37,23 +38,10 @@ from kubetorch.wire import exceptions, tokens
 from kubetorch.wire.messages import Ending
 from kubetorch.wire.podenv import INHERITED, MARK, PodEnv, own_work
 
-# 10 years: a token ends with its pod, since the controller accepts tokens of existing pods only.
-_SESSION_LIFETIME = 10 * 365 * 86400.0
-#: Number of exits in a row, without readiness in between, after which a pod counts as failed.
-CRASH_LIMIT = 3
-#: Last lines of `agent.log` in the error of a failed pod.
-SHOWN_LINES = 20
-# Seconds of running after which the back-off of an agent begins anew.
-_STABLE_SECONDS = 60.0
-# Seconds between the end of a pod's grace and SIGKILL, in which the agent ends its session.
-_EXIT_MARGIN = 2.0
 # Inherited, so that programs in a pod deploy to the local service of that pod.
 _SERVICE_HOME = "KT_LOCAL_DIR"
 _LOG = "agent.log"
-_LOG_LIMIT = 8 * 1024 * 1024
 _SURPLUS = Ending(reason="Deleted", message="newer pods took its place, or fewer are needed")
-# Rounds of SIGKILL: a process may start others before it is killed.
-_KILL_ROUNDS = 5
 
 
 class PodHome(msgspec.Struct, frozen=True):
@@ -89,7 +77,7 @@ class PodHome(msgspec.Struct, frozen=True):
         work.mkdir(mode=0o700, parents=True, exist_ok=True)
         audience = tokens.audience(pod.namespace, pod.workload)
         key = tokens.workload_key(self.secret, audience)
-        claims = tokens.Claims(audience, now + _SESSION_LIFETIME, f"pod:{pod.name}")
+        claims = tokens.Claims(audience, now + TIMING.pod_token_seconds, f"pod:{pod.name}")
         self.sessions[folder] = session = tokens.sign(key, claims)
         credentials = {"key": key.hex(), "session": session, "user": self.user}
         file = folder / "credentials.json"
@@ -281,7 +269,7 @@ class Pod:
         mark = self._pod_home.new_mark()
         self._save(replace(self.record, mark=mark))
         log = self.folder / _LOG
-        if log.exists() and log.stat().st_size > _LOG_LIMIT:
+        if log.exists() and log.stat().st_size > LIMITS.agent_log_bytes:
             log.replace(log.with_suffix(".log.1"))
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
@@ -301,7 +289,7 @@ class Pod:
         """End the agent and all processes that it started; returns when they have ended."""
         self.is_leaving = True
         if self._end_done is not None:
-            kill_timer = self._clock.call_later(grace + _EXIT_MARGIN, self._kill_all)
+            kill_timer = self._clock.call_later(grace + TIMING.agent_exit_seconds, self._kill_all)
             try:
                 await asyncio.shield(self._end_done)
             finally:
@@ -337,11 +325,11 @@ class Pod:
         pid = self.record.pid
         if grace > 0:
             _signal(pid, signal.SIGTERM)
-            await _wait_for_ends({pid}, timeout=grace + _EXIT_MARGIN)
-        for _ in range(_KILL_ROUNDS):
+            await _wait_for_ends({pid}, timeout=grace + TIMING.agent_exit_seconds)
+        for _ in range(LIMITS.kill_rounds):
             killed = await asyncio.to_thread(self._kill_all)
             # A process that outlives SIGKILL for long is held by the kernel.
-            await _wait_for_ends({pid, *killed}, timeout=_EXIT_MARGIN)
+            await _wait_for_ends({pid, *killed}, timeout=TIMING.agent_exit_seconds)
             if not killed:
                 break
         processes.exit_status(pid)
@@ -361,9 +349,9 @@ class Pod:
         """Note why the agent does not run, and schedule its next start."""
         self._reason = reason
         self._exits += 1
-        if self._exits >= CRASH_LIMIT:
+        if self._exits >= LIMITS.failed_starts:
             self._failure = self._crash_loop()
-        if self._clock.time() - self.record.started > _STABLE_SECONDS:
+        if self._clock.time() - self.record.started > TIMING.stable_agent_seconds:
             self._delays = self._new_delays()
         self._restart = self._clock.call_later(next(self._delays), self.restart)
         self._on_change()
@@ -374,7 +362,7 @@ class Pod:
             self._restart = None
 
     def _crash_loop(self) -> ServiceHealthError:
-        lines = files.tail(self.folder / _LOG, SHOWN_LINES)
+        lines = files.tail(self.folder / _LOG, LIMITS.failed_agent_lines)
         shown = "".join(f"\n  {line}" for line in lines) or " It wrote nothing."
         return ServiceHealthError(
             f"pod {self.record.name} cannot start: {self._exits} attempts failed; "
@@ -384,7 +372,12 @@ class Pod:
 
     @staticmethod
     def _new_delays() -> Iterator[float]:
-        return itertools.chain([0.0], backoff.exponential(first=0.1, factor=3.0, limit=30.0))
+        delays = backoff.exponential(
+            first=TIMING.agent_restart_first_delay_seconds,
+            factor=3.0,
+            limit=TIMING.agent_restart_longest_delay_seconds,
+        )
+        return itertools.chain([0.0], delays)
 
 
 async def _wait_for_ends(pids: set[int], *, timeout: float) -> None:

@@ -18,9 +18,6 @@ from collections.abc import Callable, Mapping
 from kubetorch.lib import process_watch, processes
 from kubetorch.lib.clock import Clock, Timer
 
-#: Seconds after which an unused spare is dropped.
-LIFETIME = 60.0
-
 
 class SpareAgent:
     def __init__(self, pid: int, mark: str, pipe: int) -> None:
@@ -62,9 +59,11 @@ class SpareAgents:
         start: Callable[[], SpareAgent] | None,
         *,
         clock: Clock,
+        lifetime_seconds: float,
         first: SpareAgent | None = None,
     ) -> None:
         self._start = start
+        self._lifetime_seconds = lifetime_seconds
         self._clock = clock
         self._spare: SpareAgent | None = None
         self._expiry: Timer | None = None
@@ -98,4 +97,4 @@ class SpareAgents:
 
     def _hold(self, spare: SpareAgent) -> None:
         self._spare = spare
-        self._expiry = self._clock.call_later(LIFETIME, self.close)
+        self._expiry = self._clock.call_later(self._lifetime_seconds, self.close)

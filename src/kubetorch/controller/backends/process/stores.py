@@ -32,6 +32,7 @@ from typing import NamedTuple, NoReturn
 import msgspec
 
 from kubetorch.controller.backends.base import Stores, check_views, decide_put, missing_volume
+from kubetorch.controller.tuning import TIMING
 from kubetorch.errors import (
     ControllerError,
     ResourceNotAvailableError,
@@ -72,8 +73,6 @@ _SUFFIX = ".json"
 #: The storage class of all volumes on this machine.
 STORAGE_CLASS = "local"
 _DELETED_PREFIX = ".deleted-"
-#: Seconds in which the test of mount namespaces has to end.
-PROBE_TIMEOUT = 20.0
 
 
 def fail(path: Path, error: OSError) -> NoReturn:
@@ -468,12 +467,12 @@ async def probe() -> str | None:
             stdout=asyncio.subprocess.PIPE,
         )
         try:
-            async with deadlines.timeout(PROBE_TIMEOUT):
+            async with deadlines.timeout(TIMING.mount_probe_seconds):
                 output, _ = await process.communicate()
         except TimeoutError:
             process.kill()
             await process.wait()
-            return f"it did not answer within {PROBE_TIMEOUT:.0f} s"
+            return f"it did not answer within {TIMING.mount_probe_seconds:.0f} s"
         if process.returncode == 0:
             return None
         return output.decode(errors="replace").strip() or f"exit status {process.returncode}"

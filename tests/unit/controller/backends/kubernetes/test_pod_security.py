@@ -10,10 +10,10 @@ from typing import Any, cast
 import pytest
 
 from kubetorch.controller.backends.base import Stores
-from kubetorch.controller.backends.kubernetes import namespaces
 from kubetorch.controller.backends.kubernetes.backend import KubernetesBackend
 from kubetorch.controller.backends.kubernetes.namespaces import Namespaces
 from kubetorch.controller.backends.kubernetes.prepare import PodPrerequisites
+from kubetorch.controller.tuning import LIMITS, TIMING
 from kubetorch.errors import AdmissionError, KubernetesForbiddenError, KubernetesUnavailableError
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.resources import Object
@@ -114,12 +114,12 @@ def test_a_namespace_is_asked_once_in_a_while_and_of_no_more_than_so_many_it_is_
         for _ in range(3):
             await asked_namespaces.is_restricted("team")
         assert len(cluster.dry_runs) == 1
-        now += namespaces.LEVEL_SECONDS
+        now += TIMING.security_level_recheck_seconds
         await asked_namespaces.is_restricted("team")
         assert len(cluster.dry_runs) == 2
         await asked_namespaces.is_restricted("team", is_asked_anew=True)
         assert len(cluster.dry_runs) == 3
-        for number in range(namespaces.LEVELS_LIMIT):
+        for number in range(LIMITS.remembered_security_levels):
             await asked_namespaces.is_restricted(f"team-{number}")
         before = len(cluster.dry_runs)
         await asked_namespaces.is_restricted("team")

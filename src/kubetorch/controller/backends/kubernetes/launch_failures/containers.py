@@ -17,6 +17,7 @@ from kubetorch.controller.backends.kubernetes.launch_failures.verdicts import (
     waiting,
     worst,
 )
+from kubetorch.controller.tuning import TIMING
 from kubetorch.errors import (
     KubetorchError,
     OutOfMemoryError,
@@ -44,10 +45,6 @@ _EXEC_FAILURES = {126: "cannot be executed", 127: "was not found"}
 _LINES_HINT = "its last lines say why; kt logs has the others"
 #: The exit code of a container that the kernel killed for its memory.
 _KILLED_EXIT_CODE = 137
-#: Seconds after which a kubelet counts the ends of a container from the beginning.
-_CRASH_MEMORY_SECONDS = 600.0
-#: Seconds for which the end of a container is reported while the container runs again.
-_RESTART_REPORT_SECONDS = 10.0
 
 
 class _Container(NamedTuple):
@@ -243,18 +240,24 @@ def _is_repeated(container: _Container, termination: Object) -> bool:
     """
     before = snapshot.time_of(_last_termination(container).get("finishedAt"))
     now = snapshot.time_of(termination.get("finishedAt"))
-    return before is not None and now is not None and now - before < _CRASH_MEMORY_SECONDS
+    return (
+        before is not None
+        and now is not None
+        and now - before < TIMING.kubelet_backoff_reset_seconds
+    )
 
 
 def _judge_restarted(container: _Container, events: Sequence[Object], cluster: Cluster) -> Verdict:
     """Judge a container that runs again: its end is reported for a moment, and is no doom."""
     termination = _last_termination(container)
     finished = snapshot.time_of(termination.get("finishedAt"))
-    if finished is None or cluster.now - finished > _RESTART_REPORT_SECONDS:
+    if finished is None or cluster.now - finished > TIMING.restart_report_seconds:
         return NO_TROUBLE
     verdict = _judge_termination(container, termination, events, is_final=False)
     return waiting(
-        f"{verdict.reason}; it runs again", verdict.since, recheck_seconds=_RESTART_REPORT_SECONDS
+        f"{verdict.reason}; it runs again",
+        verdict.since,
+        recheck_seconds=TIMING.restart_report_seconds,
     )
 
 

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 
 from kubetorch.controller.backends.kubernetes.launch_failures import scheduling, snapshot
+from kubetorch.controller.tuning import LIMITS
 from kubetorch.k8s.resources import Object
 from kubetorch.manifests.agent import RUNTIME
 
@@ -39,8 +40,6 @@ _KNATIVE_CONTAINER = "queue-proxy"
 #: Messages of a probe before the agent listens.
 _STARTUP_PROBE = re.compile(r"^(?:Startup|Readiness) probe (?:failed|errored)")
 _FIELD = re.compile(r"\{([^}]*)\}")
-#: Different events that are reported of one launch, at most.
-LIMIT = 500
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,7 @@ class ReportedEvents:
         if (
             launch_event is None
             or launch_event.time < self._since
-            or len(self._reported_texts) >= LIMIT
+            or len(self._reported_texts) >= LIMITS.reported_events
         ):
             return None
         if launch_event in self._events:

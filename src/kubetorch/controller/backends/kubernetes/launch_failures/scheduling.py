@@ -23,6 +23,7 @@ from kubetorch.controller.backends.kubernetes.launch_failures.verdicts import (
     waiting,
     worst,
 )
+from kubetorch.controller.tuning import TIMING
 from kubetorch.errors import UnschedulableError
 from kubetorch.k8s.resources import Object
 from kubetorch.lib import processes
@@ -33,11 +34,6 @@ Amounts = dict[str, Fraction]
 _BYTES = ("memory", "ephemeral-storage")
 _NAMES = {"cpu": "cpus", "memory": "of memory", "ephemeral-storage": "of disk"}
 DEFAULT_SCHEDULER = "default-scheduler"
-#: Seconds for which no node has to fit before a launch fails: an autoscaler reports after the
-#: scheduler, and a node that is set up anew disappears for a moment.
-SETTLE = 2.5
-#: Seconds after which a pod that no scheduler has looked at is reported.
-_SCHEDULER_SILENCE = 4.0
 #: Messages of Karpenter: a request that exceeds all instance types, and the clause of each pool.
 _NO_INSTANCE_TYPE = "no instance type has enough resources"
 _INCOMPATIBLE_POOL = "incompatible with nodepool"
@@ -251,7 +247,10 @@ def _judge_unschedulable(
     if nearest_misfit.shortfall:
         hint = "ask for less, or add a node that is large enough"
     message = f"no node can ever take the pod: {message}; the nearest, {nearest_misfit}"
-    return replace(doomed(UnschedulableError(message, hint=hint), since), settle_seconds=SETTLE)
+    return replace(
+        doomed(UnschedulableError(message, hint=hint), since),
+        settle_seconds=TIMING.unschedulable_settle_seconds,
+    )
 
 
 def _judge_autoscaled(
@@ -279,8 +278,8 @@ def _judge_unnoticed(pod: Object, cluster: Cluster) -> Verdict:
     if created is None or (pod.get("status") or {}).get("conditions"):
         return NO_TROUBLE
     age = cluster.now - created
-    if age < _SCHEDULER_SILENCE:
-        return Verdict(recheck_seconds=_SCHEDULER_SILENCE - age)
+    if age < TIMING.scheduler_silence_seconds:
+        return Verdict(recheck_seconds=TIMING.scheduler_silence_seconds - age)
     scheduler = pod["spec"].get("schedulerName") or DEFAULT_SCHEDULER
     return waiting(f"the scheduler {scheduler!r} has not looked at it yet", created)
 

@@ -7,13 +7,9 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from kubetorch.controller.tuning import LIMITS, TIMING
 from kubetorch.errors import KubetorchError, MissingObjectError
 
-#: Last lines of a container's log in an error.
-LOG_LINES = 20
-_LOG_CHARACTERS = 4000
-#: Seconds for which an object has to be missing: a deploy may make a pod before its secrets.
-SETTLE_SECONDS = 2.0
 _KINDS = {
     "secret": "Secret",
     "configmap": "ConfigMap",
@@ -69,7 +65,8 @@ class Verdict:
 
     def with_log(self, lines: Iterable[str]) -> Verdict:
         """The verdict with the last lines of its container in the error."""
-        text = "\n".join(list(lines)[-LOG_LINES:])[-_LOG_CHARACTERS:].strip("\n")
+        text = "\n".join(list(lines)[-LIMITS.container_log_lines :])
+        text = text[-LIMITS.container_log_characters :].strip("\n")
         if self.error is None or not text:
             return replace(self, log_container=None)
         error = copy.copy(self.error)
@@ -95,13 +92,17 @@ def waiting(
 
 
 def settled(verdict: Verdict, now: float) -> Verdict:
-    """Turn a doom that is younger than `SETTLE_SECONDS` into a reason to wait.
+    """Turn a doom that is younger than `missing_object_settle_seconds` into a reason to wait.
 
     A missing object may be made a moment later.
     """
-    if verdict.since is None or not verdict.is_doomed or now - verdict.since >= SETTLE_SECONDS:
+    if (
+        verdict.since is None
+        or not verdict.is_doomed
+        or now - verdict.since >= TIMING.missing_object_settle_seconds
+    ):
         return verdict
-    remaining_seconds = SETTLE_SECONDS - max(0.0, now - verdict.since)
+    remaining_seconds = TIMING.missing_object_settle_seconds - max(0.0, now - verdict.since)
     return Verdict(None, verdict.reason, verdict.since, recheck_seconds=remaining_seconds)
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from kubetorch.controller.backends.kubernetes.launch_failures import events, snapshot
 from kubetorch.controller.backends.kubernetes.launch_failures.events import ReportedEvents
+from kubetorch.controller.tuning import LIMITS
 from unit.controller.backends.kubernetes.launch_failures import recorded
 
 
@@ -102,6 +103,7 @@ def test_a_warning_is_marked_as_one() -> None:
 def test_the_story_has_an_end() -> None:
     reported_events = ReportedEvents(0.0)
     lines = [
-        reported_events.new(event("Odd", "a" * number)) for number in range(1, 2 * events.LIMIT)
+        reported_events.new(event("Odd", "a" * number))
+        for number in range(1, 2 * LIMITS.reported_events)
     ]
-    assert sum(line is not None for line in lines) == events.LIMIT
+    assert sum(line is not None for line in lines) == LIMITS.reported_events

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kubetorch.controller.backends.kubernetes.launch_failures.verdicts import SETTLE_SECONDS
+from kubetorch.controller.tuning import TIMING
 from unit.controller.backends.kubernetes.launch_failures import recorded
 
 MISSING = (
@@ -25,5 +25,5 @@ def test_what_is_missing_is_no_doom_at_once(name: str) -> None:
     early = recorded.judge(name, now=since + 0.5)
     assert not early.is_doomed
     assert early.reason
-    assert early.recheck_seconds == SETTLE_SECONDS - 0.5
-    assert recorded.judge(name, now=since + SETTLE_SECONDS).is_doomed
+    assert early.recheck_seconds == TIMING.missing_object_settle_seconds - 0.5
+    assert recorded.judge(name, now=since + TIMING.missing_object_settle_seconds).is_doomed

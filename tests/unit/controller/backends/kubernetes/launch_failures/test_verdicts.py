@@ -6,6 +6,7 @@ import pytest
 
 from kubetorch.controller.backends.kubernetes.launch_failures import verdicts
 from kubetorch.controller.backends.kubernetes.launch_failures.verdicts import NO_TROUBLE, Verdict
+from kubetorch.controller.tuning import LIMITS
 from kubetorch.errors import StartupError
 
 
@@ -80,11 +81,11 @@ def test_the_worst_of_several_verdicts_counts() -> None:
 
 def test_the_last_lines_of_a_container_are_part_of_the_error() -> None:
     verdict = Verdict(StartupError("it ended"), "it ended", log_container="0")
-    lines = [f"line {number}" for number in range(verdicts.LOG_LINES + 5)]
+    lines = [f"line {number}" for number in range(LIMITS.container_log_lines + 5)]
     verdict_with_log = verdict.with_log(lines)
     assert verdict_with_log.error is not None
     assert verdict_with_log.error.message.startswith("it ended; its last lines:\n  line 5\n")
-    assert str(verdict_with_log.error).count("  line ") == verdicts.LOG_LINES
+    assert str(verdict_with_log.error).count("  line ") == LIMITS.container_log_lines
     assert verdict.error is not None
     assert verdict.error.message == "it ended"
     assert verdict.with_log([]).error == verdict.error
