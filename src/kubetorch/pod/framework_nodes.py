@@ -238,21 +238,16 @@ async def wait_until_joined(environ: Mapping[str, str], timeout: float) -> None:
     """Wait until the node that KubeRay has started is part of the cluster."""
     port_option = _HEALTH_PORT.search(environ[KUBERAY_START_COMMAND])
     url = _HEALTH.format(port=port_option[1] if port_option else 52365)
-    health = "nothing"
+    health, seconds = "nothing", TIMING.ray_health_seconds
     try:
         async with deadlines.timeout(timeout):
             while True:
                 with contextlib.suppress(OSError, asyncio.TimeoutError, ProtocolError):
                     async with async_http.fetch(
-                        "GET",
-                        url,
-                        {},
-                        connect_timeout=TIMING.ray_health_seconds,
-                        timeout=TIMING.ray_health_seconds,
+                        "GET", url, {}, connect_timeout=seconds, timeout=seconds
                     ) as answer:
-                        health = (
-                            await answer.read(1000, timeout=TIMING.ray_health_seconds)
-                        ).decode()
+                        text = await answer.read(LIMITS.ray_health_answer_bytes, timeout=seconds)
+                        health = text.decode()
                 if health == "success":
                     return
                 await asyncio.sleep(TIMING.ray_retry_delay_seconds)

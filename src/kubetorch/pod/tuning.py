@@ -431,6 +431,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     # ---------------------------------------------------------------------------- frameworks, apps
     #: Lines of a framework node's output that an error shows.
     framework_node_error_lines: int = 15
+    #: The answer of Ray's health check, which is one word.
+    ray_health_answer_bytes: int = 1000
     #: Lines that an error about an app ends with.
     app_error_lines: int = 20
     #: Requests and WebSockets at one time.
