@@ -39,13 +39,14 @@ from kubetorch.pod.logs import AgentLines, Line, LogLine, PodLog
 from kubetorch.pod.membership import Membership
 from kubetorch.pod.memory_limit import MemoryLimit
 from kubetorch.pod.peers import Peers
-from kubetorch.pod.results import VALUE_OVERHEAD, VALUE_SECONDS, Outcomes, Results
-from kubetorch.pod.session import HEARTBEAT, RANK_HEARTBEAT, ControllerAddress, Session
+from kubetorch.pod.results import Outcomes, Results
+from kubetorch.pod.session import ControllerAddress, Session
 from kubetorch.pod.shells import Shells
 from kubetorch.pod.streams import MESSAGE_LIMIT, Streams
 from kubetorch.pod.supervisor import GenerationLoader, ProjectCode, Supervisor
 from kubetorch.pod.transfers import Transfers
-from kubetorch.pod.user_process.protocol import VALUE_LIMIT
+from kubetorch.pod.tuning import LIMITS, TIMING
+from kubetorch.pod.user_process.tuning import LIMITS as WORKER_LIMITS
 from kubetorch.pod.worker_process.worker import WorkerHost
 from kubetorch.pod.worker_process.zygotes import Launched
 from kubetorch.specs.logging import LEVELS
@@ -68,17 +69,6 @@ from kubetorch.wire.podenv import PodEnv
 
 #: All addresses of a container: IPv4, or IPv6 and IPv4.
 EVERYWHERE = ("0.0.0.0", "::")
-#: Seconds from SIGTERM to SIGKILL by default in Kubernetes, and how many of them are left after
-#: the calls for workers, outcomes and the last answers.
-KILL_GRACE, CLOSING_SECONDS = 30.0, 5.0
-#: Connections that wait to be accepted.
-BACKLOG = 2048
-#: Seconds that clients have to read their answers before the process ends.
-SERVER_CLOSE_TIMEOUT = 2.0
-#: Seconds that workers have to end after their calls.
-WORKER_GRACE = 2.0
-#: Seconds for outcomes of spawned calls to reach the controller; the rest stays on disk.
-UPLOAD_GRACE = 2.0
 
 _log = logging.getLogger(__name__)
 
@@ -124,7 +114,7 @@ def bind(host: str, port: int) -> socket.socket:
     sock = socket.create_server(
         (host, port),
         family=socket.AF_INET6 if is_ipv6 else socket.AF_INET,
-        backlog=BACKLOG,
+        backlog=LIMITS.listen_backlog_connections,
         dualstack_ipv6=is_ipv6 and socket.has_dualstack_ipv6(),
     )
     sock.setblocking(False)
@@ -145,8 +135,8 @@ async def _run(
         environ = user_environ(environ, Path(pod.root))
     agent = Agent(pod, credentials, environ, filesystem, zygote)
     loop = asyncio.get_running_loop()
-    grace = KILL_GRACE if pod.grace is None else pod.grace
-    calls = max(grace - CLOSING_SECONDS, grace / 4)
+    grace = TIMING.kill_grace_seconds if pod.grace is None else pod.grace
+    calls = max(grace - TIMING.closing_seconds, grace / 4)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, agent.stop, signal.Signals(number).name, calls)
     await agent.run(sock)
@@ -200,9 +190,9 @@ class Agent:
             values=Outcomes(
                 root / environment.VALUES,
                 time.monotonic,
-                VALUE_SECONDS,
-                VALUE_LIMIT + VALUE_OVERHEAD,
-                VALUE_OVERHEAD,
+                TIMING.kept_value_seconds,
+                WORKER_LIMITS.stored_value_bytes + LIMITS.kept_value_overhead_bytes,
+                LIMITS.kept_value_overhead_bytes,
             ),
             on_change=self._session.activity_changed,
         )
@@ -342,7 +332,7 @@ class Agent:
         self._has_failed = True
         self.stop(reason, 0.0)
         # Closing may wait for a descriptor for ever.
-        asyncio.get_running_loop().call_later(CLOSING_SECONDS, os._exit, 1)
+        asyncio.get_running_loop().call_later(TIMING.closing_seconds, os._exit, 1)
 
     async def run(self, sock: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -387,9 +377,10 @@ class Agent:
         self._keepalive.close()
         await self._forwarder.close()
         await self._shells.close()
-        await self._server.close(SERVER_CLOSE_TIMEOUT)
+        await self._server.close(TIMING.server_close_seconds)
         await asyncio.gather(
-            self._supervisor.close(WORKER_GRACE), self._results.close(UPLOAD_GRACE)
+            self._supervisor.close(TIMING.worker_close_seconds),
+            self._results.close(TIMING.outcome_upload_close_seconds),
         )
         self._transfers.close()
 
@@ -438,7 +429,10 @@ class Agent:
             case Members():
                 self._members.update(message)
                 self._write_members(message)
-                self._session.beat(HEARTBEAT if message.world is None else RANK_HEARTBEAT)
+                is_rank = message.world is not None
+                self._session.beat(
+                    TIMING.rank_heartbeat_seconds if is_rank else TIMING.heartbeat_seconds
+                )
                 if not self._stopped.done():  # else user code saves its state until the end
                     self._supervisor.on_members()
             case Probe():

@@ -46,10 +46,10 @@ from kubetorch.errors import (
 from kubetorch.pod.item_use import ItemUse
 from kubetorch.pod.logs import Line
 from kubetorch.pod.rank_calls import RankGroup
-from kubetorch.pod.results import VALUE_SECONDS, Outcomes, Results
+from kubetorch.pod.results import Outcomes, Results
 from kubetorch.pod.slots import Slots, Start, Ticket
-from kubetorch.pod.user_process import protocol
-from kubetorch.pod.user_process.protocol import FIRST_GRANT, VALUE_LIMIT
+from kubetorch.pod.tuning import LIMITS, TIMING
+from kubetorch.pod.user_process.tuning import LIMITS as WORKER_LIMITS
 from kubetorch.pod.worker_process.pool import WorkerPool
 from kubetorch.pod.worker_process.worker import Payload, Worker, shared
 from kubetorch.specs.callable import CALLABLES, UNKNOWN_CHAIN
@@ -67,30 +67,6 @@ from kubetorch.wire.messages import (
     calls_that_wait,
 )
 
-#: Calls that the pod knows at one time, whatever their state.
-CALL_LIMIT = 10_000
-#: Seconds that a call without a timeout waits for a worker.
-WORKER_TIMEOUT = 30.0
-#: Seconds between two reports of how far a spawned call has come, and characters of its message.
-PROGRESS_INTERVAL, PROGRESS_CHARACTERS = 1.0, 200
-#: Characters of the name of a method, and of ids, which reports and lines repeat.
-NAME_CHARACTERS = 1000
-#: Items of maps that run side by side in a process, if an event loop runs them.
-ITEMS_ON_LOOP = 64
-#: Quick items that a process has ahead of the item it runs, and seconds that they take together.
-ITEMS_AHEAD, AHEAD_SECONDS = 16, 0.02
-#: Most bytes of arguments of an item that may be ahead: larger ones lie in memory that is lent.
-ITEM_BYTES = protocol.INLINE
-#: Seconds of an item below which its process mostly waits for the next item.
-LEAST_ITEM = 0.001
-#: Seconds after which a process gives back items that it had ahead and has not begun.
-AHEAD_PATIENCE = 0.1
-#: Characters of the names of all errors after which a call runs again.
-RETRY_ON_CHARACTERS = 32_000
-#: Holders of slots that are named.
-HOLDERS = 20
-#: Seconds until a call that waits for new processes logs what they wait for; doubled each time.
-WAIT_REPORT_DELAY = 5.0
 #: Failures of the agent itself that are the answer of a call, which has run.
 _ANSWERS = (CallTimeoutError.code, CallCancelledError.code, CallRefusedError.code)
 
@@ -153,7 +129,7 @@ class Call:
         # The descriptor of a value that cannot travel, until the error of the call comes.
         self._value_file: int | None = None
         # Values that the call's generator may still send.
-        self._granted = FIRST_GRANT
+        self._granted = WORKER_LIMITS.first_granted_values
         self.request = request
         #: Spawned calls with the same idempotency key, which have the same end.
         self.twins: list[Open] = []
@@ -291,7 +267,7 @@ class Call:
         self._stop_waiting()
         payload = self._payload
         assert payload is not None
-        if self._repeats_left or (in_line and self.request.body.total <= ITEM_BYTES):
+        if self._repeats_left or (in_line and self.request.body.total <= LIMITS.item_ahead_bytes):
             payload = shared(payload)
         else:
             self._payload = None
@@ -425,7 +401,9 @@ class Call:
         if report is not None and not self.is_ended:
             self._calls.report_progress(self, report)
             loop = asyncio.get_running_loop()
-            self._progress_timer = loop.call_later(PROGRESS_INTERVAL, self._report_progress)
+            self._progress_timer = loop.call_later(
+                TIMING.spawned_progress_interval_seconds, self._report_progress
+            )
 
     def on_yield(self, codec: str, sizes: Sequence[int], payload: Payload) -> None:  # CallSink's
         self._has_yielded = True
@@ -639,7 +617,7 @@ class Calls:
             self._send_item_line,
         )
         # Seconds that an item takes, and when the last one ended in each process.
-        self._item_seconds = AHEAD_PATIENCE
+        self._item_seconds = TIMING.items_ahead_return_seconds
         self._item_ends: dict[int, float] = {}
         # Until the next check for items ahead that do not begin.
         self._ahead_timer: asyncio.TimerHandle | None = None
@@ -703,7 +681,9 @@ class Calls:
                     path[-1].is_paused,
                     path[-1].waits_for,
                 )
-                for first, path in ((path[0], path) for path in calls_of_slots[:HOLDERS])
+                for first, path in (
+                    (path[0], path) for path in calls_of_slots[: LIMITS.named_slot_holders]
+                )
             ),
         )
 
@@ -766,7 +746,7 @@ class Calls:
             workers = {0: worker}
         self._processes.clear()
         self._paused.clear()
-        self._item_seconds = AHEAD_PATIENCE
+        self._item_seconds = TIMING.items_ahead_return_seconds
         self._item_ends.clear()
         for number, process in workers.items():
             self._add_process(number, process)
@@ -820,8 +800,10 @@ class Calls:
                 'workers="any" is the least busy pod',
             )
         names = (request.id, request.request_id, request.method or "")
-        if max(map(len, names)) > NAME_CHARACTERS:
-            raise ProtocolError(f"an id or a method of more than {NAME_CHARACTERS} characters")
+        if max(map(len, names)) > LIMITS.call_name_characters:
+            raise ProtocolError(
+                f"an id or a method of more than {LIMITS.call_name_characters} characters"
+            )
         timeout = request.timeout
         if timeout is not None and not 0 <= timeout <= routes.LONGEST_TIMEOUT:
             raise ProtocolError(
@@ -848,9 +830,9 @@ class Calls:
             raise self.stopping_error()
         if self._refusal is not None:
             raise self._refusal.with_traceback(None)
-        if len(self._open) - self._slots.waiting >= CALL_LIMIT:
+        if len(self._open) - self._slots.waiting >= LIMITS.pod_calls:
             raise CallRefusedError(
-                f"pod {self.pod_name} has {CALL_LIMIT} calls", hint="call again in a while"
+                f"pod {self.pod_name} has {LIMITS.pod_calls} calls", hint="call again in a while"
             )
         if self.spec is not None:
             deployed = self.spec.callable.name
@@ -997,7 +979,7 @@ class Calls:
             return 0
         for worker in self._processes.values():
             if isinstance(worker, Worker) and request.method in worker.loop_methods:
-                return ITEMS_ON_LOOP
+                return LIMITS.loop_items
         return 1
 
     def _begin(self, starts: Sequence[Start]) -> None:
@@ -1047,29 +1029,31 @@ class Calls:
 
     def _count_items(self, map_id: str) -> int:
         """How many items of a map run; 0 if processes mostly wait for the next item."""
-        return len(self._items_of(map_id)) if self._item_seconds >= LEAST_ITEM else 0
+        return (
+            len(self._items_of(map_id)) if self._item_seconds >= TIMING.waiting_item_seconds else 0
+        )
 
     def _learn_from_item(self, begun: float, process: int) -> None:
         """Learn from the duration of an item how many items go ahead; the latest count most."""
         seconds = self.last - max(begun, self._item_ends.get(process, 0.0))
         self._item_seconds = (seconds + self._item_seconds) / 2
         self._item_ends[process] = self.last
-        least = AHEAD_SECONDS / ITEMS_AHEAD
-        self._slots.ahead = int(AHEAD_SECONDS / max(self._item_seconds, least))
+        least = TIMING.items_ahead_seconds / LIMITS.items_ahead
+        self._slots.ahead = int(TIMING.items_ahead_seconds / max(self._item_seconds, least))
 
     def _look_ahead_later(self) -> None:
         loop = asyncio.get_running_loop()
-        self._ahead_timer = loop.call_later(AHEAD_PATIENCE, self._look_ahead)
+        self._ahead_timer = loop.call_later(TIMING.items_ahead_return_seconds, self._look_ahead)
 
     def _look_ahead(self) -> None:
         """Take back items behind an item that takes long: another process may be free."""
         self._ahead_timer = None
-        latest = time.time() - AHEAD_PATIENCE
+        latest = time.time() - TIMING.items_ahead_return_seconds
         ahead = [call for call in self._queued.values() if call.is_ahead]
         # The last item first: each is then put before those that came back before it.
         for call in sorted(ahead, key=lambda call: call.number, reverse=True):
             if call.begun is not None and call.begun <= latest:
-                self._item_seconds, self._slots.ahead = AHEAD_PATIENCE, 0
+                self._item_seconds, self._slots.ahead = TIMING.items_ahead_return_seconds, 0
                 call.take_back()
         if ahead:
             self._look_ahead_later()
@@ -1200,7 +1184,7 @@ class Calls:
         self.values.keep_file(request.id, descriptor)
         described = exceptions.parse_json(failure)
         hint = (
-            f"its value is kept for {VALUE_SECONDS / 3600:g} h: "
+            f"its value is kept for {TIMING.kept_value_seconds / 3600:g} h: "
             f'kt.calls.get("{request.id}").result(serialization="pickle"), or '
             f"kt calls result {request.id} --serialization pickle --out value.pkl"
         )
@@ -1217,8 +1201,9 @@ class Calls:
         if outcome is None:
             raise ResultExpiredError(
                 f"pod {self.pod_name} does not keep the value of call {call_id}",
-                hint=f"values that cannot travel are kept for {VALUE_SECONDS / 3600:g} h, and at "
-                f"most {VALUE_LIMIT // 1024**3} GiB of them: the oldest go first",
+                hint="values that cannot travel are kept for "
+                f"{TIMING.kept_value_seconds / 3600:g} h, and at most "
+                f"{WORKER_LIMITS.stored_value_bytes // 1024**3} GiB of them: the oldest go first",
             )
         return outcome
 
@@ -1248,7 +1233,7 @@ class Calls:
         """Report the progress of a spawned call to the controller."""
         if not math.isfinite(report.current):  # JSON has none
             return
-        message = report.message and report.message[:PROGRESS_CHARACTERS]
+        message = report.message and report.message[: LIMITS.spawned_progress_characters]
         total = None if report.total is None or not math.isfinite(report.total) else report.total
         progress = CallProgress(report.current, total, message)
         for spawned in call.spawned:
@@ -1313,9 +1298,8 @@ class Calls:
             self._waiting.append(call)
         is_first = call.wait_until(self._patience(call.request), self._give_up)
         if is_first and call.request.restart_procs:
-            asyncio.get_running_loop().call_later(
-                WAIT_REPORT_DELAY, self._report_waiting, call, WAIT_REPORT_DELAY
-            )
+            seconds = TIMING.wait_report_first_delay_seconds
+            asyncio.get_running_loop().call_later(seconds, self._report_waiting, call, seconds)
 
     def _report_waiting(self, call: Call, waited: float) -> None:
         """Log what new processes wait for, now and again after twice the time."""
@@ -1335,9 +1319,9 @@ class Calls:
         """Seconds that a call waits for a worker: longer for the workers of a new world."""
         compute = None if self.spec is None else self.spec.compute
         if compute is None or compute.distribution is None:
-            return WORKER_TIMEOUT
+            return TIMING.worker_wait_seconds
         if not request.restart_procs and request.part is None:
-            return WORKER_TIMEOUT
+            return TIMING.worker_wait_seconds
         return float(compute.quorum_timeout + compute.launch_timeout)
 
     def _give_up(self, call: Call) -> None:
@@ -1382,8 +1366,9 @@ class Calls:
 def _may_be_ahead(request: Open) -> bool:
     """True if an item is small, and its timeout long enough to wait for a few items before it."""
     is_plain = request.is_item and not request.is_again and not request.chain
-    has_time = request.timeout is None or request.timeout >= 10 * AHEAD_PATIENCE
-    return is_plain and has_time and request.body.total <= ITEM_BYTES
+    timeout = request.timeout
+    has_time = timeout is None or timeout >= TIMING.item_ahead_least_timeout_seconds
+    return is_plain and has_time and request.body.total <= LIMITS.item_ahead_bytes
 
 
 def _slots_of(spec: WorkloadSpec, worker: Served, pod: str) -> Slots:
@@ -1414,7 +1399,7 @@ def _check_retry(retry: Retry) -> None:
     seconds = (retry.backoff, retry.max_backoff)
     names = sum(map(len, retry.names or ()))
     if (
-        names > RETRY_ON_CHARACTERS
+        names > LIMITS.retry_names_characters
         or retry.count < 0
         or not all(0 <= s < math.inf for s in seconds)
     ):

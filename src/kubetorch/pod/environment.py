@@ -29,6 +29,7 @@ from kubetorch.errors import PodContainerError, SpecError
 from kubetorch.lib import deadlines, process_watch, processes, runtime
 from kubetorch.pod import rank_environment
 from kubetorch.pod.apps.process import AppRun
+from kubetorch.pod.tuning import TIMING
 from kubetorch.pod.user_process import protocol
 from kubetorch.pod.worker_process.worker import WorkerSpec
 from kubetorch.specs import quantity
@@ -341,7 +342,7 @@ def app_run(
 def health_timeout(spec: WorkloadSpec) -> float:
     """Seconds that an app has to answer: fewer than the deploy, whose error can then say why."""
     limit = float(spec.compute.launch_timeout)
-    return limit - min(5.0, limit / 5)
+    return limit - min(TIMING.app_launch_margin_seconds, limit / 5)
 
 
 def _own_path(spec: WorkloadSpec, pod: PodEnv, code: Path | None) -> list[str]:
@@ -364,10 +365,6 @@ def _unique(entries: Iterable[str]) -> tuple[str, ...]:
 
 #: The oldest Python that workers run on.
 OLDEST = (3, 10)
-#: Seconds that one interpreter has to report its version, and that all have together. A broken
-#: interpreter fails at once; a working one may start slowly in a small pod on a full node.
-PROBE_TIMEOUT = 30.0
-_SEARCH_TIMEOUT = 60.0
 #: File names of interpreters.
 NAMES = ("python3", "python", *(f"python3.{minor}" for minor in range(16, OLDEST[1] - 1, -1)))
 #: Folders of the interpreter in images whose PATH lacks it.
@@ -440,7 +437,7 @@ class Interpreters:
         """An interpreter that is new enough; else the rejected ones, with the reasons."""
         rejections: list[str] = []
         try:
-            async with deadlines.timeout(_SEARCH_TIMEOUT):
+            async with deadlines.timeout(TIMING.interpreter_search_seconds):
                 for path in candidates(declared_path, self._environ, self._agent_python):
                     candidate = await _probe(path, self._environ)
                     if candidate is not None and candidate.version >= OLDEST:
@@ -452,7 +449,7 @@ class Interpreters:
                     )
                     rejections.append(f"{path} ({problem})")
         except TimeoutError:
-            rejections.append(f"nothing more within {_SEARCH_TIMEOUT:g} s")
+            rejections.append(f"nothing more within {TIMING.interpreter_search_seconds:g} s")
         return rejections
 
 
@@ -497,7 +494,7 @@ async def _probe(path: str, environ: Mapping[str, str]) -> Interpreter | None:
     lines: list[str] = []
     command = (path, "-c", _PROBE)
     with contextlib.suppress(OSError, TimeoutError):
-        async with deadlines.timeout(PROBE_TIMEOUT):
+        async with deadlines.timeout(TIMING.interpreter_probe_seconds):
             await process_watch.run(command, environ, folder="/", on_line=lines.append)
     for line in lines:
         if line.startswith("kubetorch "):

@@ -27,26 +27,18 @@ from kubetorch.errors import ProtocolError, ResourceNotAvailableError, StartupEr
 from kubetorch.lib import async_http, deadlines, process_watch, processes
 from kubetorch.lib.process_watch import ExitWatch, Output
 from kubetorch.pod.rank_environment import ray_host
+from kubetorch.pod.tuning import LIMITS, TIMING
 from kubetorch.specs.distribution import RAY_HEAD_PORTS, RAY_HEAD_VARIABLES, RAY_NODE_PORTS
 from kubetorch.wire.messages import World
 
 #: Variable that marks the processes that a node started.
 MARKER = "KT_NODE"
-#: Lines of a node's output that an error shows.
-_SHOWN_LINES = 15
-#: Seconds that a node has to end by itself.
-_STOP_GRACE = 3.0
-#: Seconds between two attempts to join a head of Ray that has not started yet, and between two
-#: health checks; and between two attempts to reach a host of Monarch that does not listen yet.
-_RAY_RETRY_DELAY, _MONARCH_RETRY_DELAY = 0.5, 0.1
 
 #: Set by KubeRay in the containers of a RayCluster.
 KUBERAY_START_COMMAND = "KUBERAY_GEN_RAY_START_CMD"
 #: Where KubeRay's probes ask whether the node has joined the cluster, and the option for its port.
 _HEALTH = "http://127.0.0.1:{port}/api/local_raylet_healthz"
 _HEALTH_PORT = re.compile(r"--dashboard-agent-listen-port[= ](\d+)")
-#: Seconds that one health check may take.
-_HEALTH_TIMEOUT = 5.0
 #: Printed by `ray start --block` once the node has started.
 _STARTED = "Ray runtime started"
 #: Printed by `ray start` if a node took more than 30 s, as on a busy machine.
@@ -82,7 +74,7 @@ class Node:
         node_variables = {"TMPDIR": str(self._folder), MARKER: value, "PYTHONUNBUFFERED": "1"}
         self._env = {**env, **node_variables}
         self._on_line = on_line
-        self._lines: deque[str] = deque(maxlen=_SHOWN_LINES)
+        self._lines: deque[str] = deque(maxlen=LIMITS.framework_node_error_lines)
         # A line with this text says that the node has started.
         self._ready_text = ""
         self._pid = 0
@@ -135,7 +127,7 @@ class Node:
             with contextlib.suppress(OSError):
                 os.kill(self._pid, signal.SIGTERM)
             with contextlib.suppress(TimeoutError):
-                async with deadlines.timeout(_STOP_GRACE):
+                async with deadlines.timeout(TIMING.framework_node_stop_seconds):
                     while not self._has_ended:
                         self._changed.clear()
                         await self._changed.wait()
@@ -186,7 +178,7 @@ class RayNode(Node):
             if is_head and _STARTS_SLOWLY not in text:
                 raise StartupError(f"the head of the Ray cluster did not start:\n{text}")
             await self._kill_rest()
-            await asyncio.sleep(_RAY_RETRY_DELAY)
+            await asyncio.sleep(TIMING.ray_retry_delay_seconds)
 
 
 def ray_ports(world: World, node: int) -> dict[str, int]:
@@ -221,7 +213,7 @@ class MonarchNode(Node):
                 if self._has_ended:
                     text = "\n".join(self._lines)
                     raise StartupError(f"the Monarch host at {address} did not start:\n{text}")
-                await asyncio.sleep(_MONARCH_RETRY_DELAY)
+                await asyncio.sleep(TIMING.monarch_retry_delay_seconds)
 
 
 async def _listens(address: str) -> bool:
@@ -247,18 +239,19 @@ async def wait_until_joined(environ: Mapping[str, str], timeout: float) -> None:
     """Wait until the node that KubeRay has started is part of the cluster."""
     port_option = _HEALTH_PORT.search(environ[KUBERAY_START_COMMAND])
     url = _HEALTH.format(port=port_option[1] if port_option else 52365)
-    health = "nothing"
+    health, seconds = "nothing", TIMING.ray_health_seconds
     try:
         async with deadlines.timeout(timeout):
             while True:
                 with contextlib.suppress(OSError, asyncio.TimeoutError, ProtocolError):
                     async with async_http.fetch(
-                        "GET", url, {}, connect_timeout=_HEALTH_TIMEOUT, timeout=_HEALTH_TIMEOUT
+                        "GET", url, {}, connect_timeout=seconds, timeout=seconds
                     ) as answer:
-                        health = (await answer.read(1000, timeout=_HEALTH_TIMEOUT)).decode()
+                        text = await answer.read(LIMITS.ray_health_answer_bytes, timeout=seconds)
+                        health = text.decode()
                 if health == "success":
                     return
-                await asyncio.sleep(_RAY_RETRY_DELAY)
+                await asyncio.sleep(TIMING.ray_retry_delay_seconds)
     except (TimeoutError, asyncio.TimeoutError):
         raise StartupError(
             f"Ray of this pod is not part of the cluster after {timeout:.0f} s: "

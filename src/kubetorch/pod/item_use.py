@@ -9,14 +9,11 @@ from dataclasses import dataclass, field
 
 from kubetorch.lib import processes
 from kubetorch.pod.logs import Line
+from kubetorch.pod.tuning import LIMITS, TIMING
 from kubetorch.wire.frames import KUBETORCH
 
-#: Seconds for which the use of the processor is measured, from the begin of a map on.
-MEASURED_SECONDS = 5.0
 #: The part of a core below which items mostly wait.
 IDLE_SHARE = 0.2
-# Maps that are remembered, so that none is measured twice.
-_MAP_LIMIT = 1000
 
 
 @dataclass(eq=False)
@@ -35,20 +32,20 @@ class ItemUse:
         if map_id in self._watched_maps:
             return
         self._watched_maps[map_id] = None
-        if len(self._watched_maps) > _MAP_LIMIT:
+        if len(self._watched_maps) > LIMITS.measured_maps:
             del self._watched_maps[next(iter(self._watched_maps))]
         pids = frozenset(self.pids())
         seconds_before = seconds_used(pids)
         if seconds_before is not None:
             asyncio.get_running_loop().call_later(
-                MEASURED_SECONDS, self._check_use, map_id, pids, seconds_before
+                TIMING.item_use_seconds, self._check_use, map_id, pids, seconds_before
             )
 
     def _check_use(self, map_id: str, pids: frozenset[int], seconds_before: float) -> None:
         running, seconds_after = self.running(map_id), seconds_used(pids)
         if not running or seconds_after is None or pids != frozenset(self.pids()):
             return
-        share = (seconds_after - seconds_before) / MEASURED_SECONDS / running
+        share = (seconds_after - seconds_before) / TIMING.item_use_seconds / running
         if share < IDLE_SHARE:
             text = (
                 f"the items of this map use {max(share, 0.0):.0%} of a core each, and run one at a "

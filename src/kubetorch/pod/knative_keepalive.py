@@ -18,16 +18,13 @@ from dataclasses import dataclass
 
 from kubetorch.lib import websocket, websocket_protocol
 from kubetorch.lib.websocket import Connection, Endpoint
+from kubetorch.pod.tuning import TIMING
 from kubetorch.wire import frames, routes, versions
 
 #: Where the queue-proxy of a pod takes requests, whatever the port of the container.
 URL = "http://127.0.0.1:8012"
 #: The variable by which a container of Knative knows its Revision.
 REVISION = "K_REVISION"
-#: Seconds between two checks: a client comes back within moments.
-INTERVAL = 2.0
-#: Seconds that the queue-proxy may have the request wait behind others.
-QUEUE_TIMEOUT = 60.0
 
 _MESSAGE_LIMIT = frames.HEADER_BYTES + frames.META_LIMIT
 _log = logging.getLogger(__name__)
@@ -39,7 +36,7 @@ class KnativeKeepAlive:
     token: Callable[[], str | None]
     environ: Mapping[str, str]
     url: str = URL
-    interval: float = INTERVAL
+    interval: float = TIMING.knative_check_interval_seconds
 
     def __post_init__(self) -> None:
         self._connection: Connection | None = None
@@ -88,7 +85,7 @@ class KnativeKeepAlive:
                 Endpoint(),
                 headers=headers,
                 max_message=_MESSAGE_LIMIT,
-                timeout=QUEUE_TIMEOUT,
+                timeout=TIMING.knative_queue_seconds,
             )
         except (
             OSError,

@@ -27,28 +27,16 @@ from typing import NamedTuple
 
 import msgspec
 
+from kubetorch.pod.tuning import LIMITS, TIMING
 from kubetorch.pod.user_process import protocol
+from kubetorch.pod.user_process.tuning import LIMITS as WORKER_LIMITS
 
-#: Bytes of a line; a longer line arrives as several lines.
-LINE_LIMIT = 64 * 1024
-#: Unfinished lines that wait, over all calls and processes; beyond, the oldest is delivered.
-UNFINISHED_LIMIT = 256
-#: Seconds between two states of a progress bar (text that ends in a carriage return).
-BAR_INTERVAL = 0.5
 # Writer, call, source. Bytes without a record have the writer 0.
 _Key = tuple[int, int, int]
 _RAW: _Key = (0, 0, protocol.STDOUT)
 _READ = 256 * 1024
 #: Seconds since the epoch: the year 5138.
 _LATEST = 1e11
-#: Bytes of one segment; there are two.
-SEGMENT_BYTES = 8 * 1024 * 1024
-#: Lines that wait for one slow follower; the oldest go first.
-FOLLOWER_LINES = 10_000
-#: Characters of one line's text that are kept.
-TEXT_LIMIT = 64 * 1024
-#: Lines that a follower gets in one piece.
-_PIECE_LINES = 500
 #: Bytes that are read first to find the last lines.
 _BLOCK = 64 * 1024
 _encoder = msgspec.json.Encoder()
@@ -163,7 +151,7 @@ class Assembler:
             when = self._clock()
         middle = position + protocol.RECORD_HEADER_BYTES + level_length
         header = data[position + protocol.RECORD_HEADER_BYTES : middle]
-        level = header[: protocol.LEVEL_LIMIT].decode(errors="replace")
+        level = header[: WORKER_LIMITS.level_name_bytes].decode(errors="replace")
         text = data[middle : middle + text_length]
         key = (writer, call, source)
         if source == protocol.LOGGER:
@@ -180,7 +168,7 @@ class Assembler:
         if not is_last or key in self._unfinished:
             unfinished = self._unfinished.setdefault(key, _Unfinished())
             unfinished.data += text
-            if not is_last and len(unfinished.data) < LINE_LIMIT:
+            if not is_last and len(unfinished.data) < LIMITS.line_bytes:
                 return
             text = bytes(self._unfinished.pop(key).data)
         yield self._line(key, text, when, level)
@@ -188,7 +176,7 @@ class Assembler:
     def _add(self, key: _Key, data: bytes, when: float, level: str | None = None) -> Iterator[Line]:
         unfinished = self._unfinished.get(key)
         if unfinished is None:
-            if b"\r" not in data and data.endswith(b"\n") and len(data) < LINE_LIMIT:
+            if b"\r" not in data and data.endswith(b"\n") and len(data) < LIMITS.line_bytes:
                 for text in data[:-1].split(b"\n"):
                     yield self._line(key, text, when, level)
                 return
@@ -197,10 +185,10 @@ class Assembler:
         unfinished.level = level
         buffer = unfinished.data
         while buffer:
-            end = buffer.find(b"\n", 0, LINE_LIMIT + 1)
-            if end < 0 and len(buffer) <= LINE_LIMIT:
+            end = buffer.find(b"\n", 0, LIMITS.line_bytes + 1)
+            if end < 0 and len(buffer) <= LIMITS.line_bytes:
                 break
-            cut = end if end >= 0 else _character_end(buffer, LINE_LIMIT)
+            cut = end if end >= 0 else _character_end(buffer, LIMITS.line_bytes)
             text = _visible(bytes(buffer[:cut]))
             if not text or text != unfinished.shown:
                 yield self._line(key, text, when, level)
@@ -210,7 +198,7 @@ class Assembler:
             yield from self._bar(key, unfinished, when)
         if not buffer:
             del self._unfinished[key]
-        elif len(self._unfinished) > UNFINISHED_LIMIT:
+        elif len(self._unfinished) > LIMITS.unfinished_lines:
             yield from self._end(next(iter(self._unfinished)))
 
     def _bar(self, key: _Key, unfinished: _Unfinished, when: float) -> Iterator[Line]:
@@ -219,7 +207,11 @@ class Assembler:
         # Text that was written over is dropped.
         del unfinished.data[: unfinished.data.rfind(text)]
         now = self._clock()
-        if text and text != unfinished.shown and now - unfinished.shown_at >= BAR_INTERVAL:
+        if (
+            text
+            and text != unfinished.shown
+            and now - unfinished.shown_at >= TIMING.progress_bar_interval_seconds
+        ):
             unfinished.shown, unfinished.shown_at = text, now
             yield self._line(key, text, when, unfinished.level)
 
@@ -352,7 +344,7 @@ class PodLog:
         *,
         stdout: int | None,
         output: Path | None = None,
-        segment_bytes: int = SEGMENT_BYTES,
+        segment_bytes: int = LIMITS.log_segment_bytes,
     ) -> None:
         self._current = folder / "current.jsonl"
         self._previous = folder / "previous.jsonl"
@@ -371,8 +363,8 @@ class PodLog:
 
     def write(self, line: LogLine, *, echo: bool = True) -> None:
         """Add a line. Lines of one turn of the event loop are written together."""
-        if len(line.text) > TEXT_LIMIT:
-            line = msgspec.structs.replace(line, text=f"{line.text[:TEXT_LIMIT]}…")
+        if len(line.text) > LIMITS.log_text_characters:
+            line = msgspec.structs.replace(line, text=f"{line.text[: LIMITS.log_text_characters]}…")
         encoded = _encoder.encode(line) + b"\n"
         self._pending.append(encoded)
         if echo and self._stdout is not None:
@@ -461,7 +453,7 @@ class Follower:
 
     def __init__(self, lines: list[bytes], on_close: Callable[[Follower], None]) -> None:
         self._before = deque(lines)
-        self._lines: deque[bytes] = deque(maxlen=FOLLOWER_LINES)
+        self._lines: deque[bytes] = deque(maxlen=LIMITS.follower_lines)
         self._on_close = on_close
         self._event = asyncio.Event()
         self._is_closed = False
@@ -486,7 +478,9 @@ class Follower:
             self._event.clear()
             await self._event.wait()
         source = self._before or self._lines
-        return b"".join(source.popleft() for _ in range(min(len(source), _PIECE_LINES)))
+        return b"".join(
+            source.popleft() for _ in range(min(len(source), LIMITS.follower_piece_lines))
+        )
 
 
 def _last_lines(path: Path, count: int) -> list[bytes]:

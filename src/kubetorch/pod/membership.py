@@ -7,10 +7,8 @@ import time
 from collections.abc import Callable
 
 from kubetorch.lib.changes import Changes
+from kubetorch.pod.tuning import TIMING
 from kubetorch.wire.messages import Member, Members, Regroup, World
-
-#: Seconds until a request for a new world is sent again, since a session may lose it.
-RESEND_INTERVAL = 2.0
 
 
 class Membership:
@@ -88,4 +86,6 @@ class Membership:
             return
         if loop.time() < until:
             self._send(request)
-            loop.call_later(RESEND_INTERVAL, self._send_until_formed, request, until)
+            loop.call_later(
+                TIMING.world_request_interval_seconds, self._send_until_formed, request, until
+            )

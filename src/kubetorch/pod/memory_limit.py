@@ -12,9 +12,8 @@ from typing import Protocol
 
 from kubetorch.errors import OutOfMemoryError
 from kubetorch.lib import processes
+from kubetorch.pod.tuning import TIMING
 
-#: Seconds between two checks.
-INTERVAL = 0.05
 # Checks take at most this share of a processor.
 _CHECK_SHARE = 0.05
 _log = logging.getLogger(__name__)
@@ -53,7 +52,7 @@ class MemoryLimit:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        self._timer = self._loop.call_later(INTERVAL, self._check)
+        self._timer = self._loop.call_later(TIMING.memory_check_interval_seconds, self._check)
 
     def stop(self) -> None:
         if self._timer is not None:
@@ -67,7 +66,8 @@ class MemoryLimit:
             if used > self._limit:
                 self._end_largest(used)
         cost = time.thread_time() - begin
-        self._timer = self._loop.call_later(max(INTERVAL, cost / _CHECK_SHARE), self._check)
+        seconds = max(TIMING.memory_check_interval_seconds, cost / _CHECK_SHARE)
+        self._timer = self._loop.call_later(seconds, self._check)
 
     def _end_largest(self, used: int) -> None:
         sizes = {

@@ -30,23 +30,14 @@ from kubetorch.lib import backoff, memory, websocket, websocket_protocol
 from kubetorch.lib.websocket import Connection, Endpoint
 from kubetorch.lib.websocket_protocol import UpgradeRefusedError, WebSocketError
 from kubetorch.pod.logs import Line
+from kubetorch.pod.tuning import LIMITS, TIMING
 from kubetorch.pod.worker_process.worker import CallSink, OwnedPayload, Payload
 from kubetorch.wire import codecs, frames, routes, versions
 from kubetorch.wire.frames import Inbox, Kind, Log, Open, Outbox
 from kubetorch.wire.messages import Member
 
-#: Seconds for which a connection that broke, or cannot be made, is tried again.
-RECONNECT_SECONDS = 10.0
-#: Seconds that one attempt may take.
-_CONNECT_TIMEOUT = 5.0
-#: Seconds after which an unused stream is closed.
-IDLE = 300.0
-#: Rounds of a generator that a sibling may send before the caller reads one.
-ROUNDS_AHEAD = 16
 #: Bytes of lines that are credited together.
 _LINE_CREDIT_BYTES = frames.CHUNK
-#: A value from this size on lies in a memory file.
-_MEMORY_FILE_BYTES = 1024 * 1024
 _MESSAGE_LIMIT = frames.HEADER_BYTES + frames.META_LIMIT + frames.CHUNK
 
 Buffer = bytes | bytearray | memoryview
@@ -61,7 +52,7 @@ class PeerCall:
         self._stream = stream
         self.number = number
         self.sink = sink
-        self._allowance = ROUNDS_AHEAD
+        self._allowance = LIMITS.peer_rounds_ahead
         # Bytes of rounds that are credited once the caller has taken earlier ones.
         self._withheld: deque[int] = deque()
         self._lines = 0
@@ -204,7 +195,7 @@ class PeerCall:
 
 def _memory(size: int) -> Payload:
     """Memory for an announced value; the system provides its pages as the value comes in."""
-    if size < _MEMORY_FILE_BYTES:
+    if size < LIMITS.peer_memory_file_bytes:
         return OwnedPayload(bytearray(size))
     try:
         return memory.allocate(size)
@@ -269,7 +260,7 @@ class PeerStream(Endpoint):
             return False
         call.drop()
         if not self._calls and not self._is_over:
-            self._idle = asyncio.get_running_loop().call_later(IDLE, self.close)
+            self._idle = asyncio.get_running_loop().call_later(TIMING.peer_idle_seconds, self.close)
         return True
 
     def close(self) -> None:
@@ -300,9 +291,11 @@ class PeerStream(Endpoint):
 
     async def _connect_until_deadline(self) -> None:
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + RECONNECT_SECONDS
+        deadline = loop.time() + TIMING.peer_reconnect_seconds
         error: Exception | None = None
-        for delay in backoff.exponential(first=0.05, limit=0.5):
+        for delay in backoff.exponential(
+            first=TIMING.peer_first_delay_seconds, limit=TIMING.peer_longest_delay_seconds
+        ):
             try:
                 await self._try_once()
                 return
@@ -333,7 +326,7 @@ class PeerStream(Endpoint):
             self,
             headers=headers,
             max_message=_MESSAGE_LIMIT,
-            timeout=_CONNECT_TIMEOUT,
+            timeout=TIMING.peer_connect_seconds,
         )
 
     def on_open(self, connection: Connection) -> None:  # Endpoint's

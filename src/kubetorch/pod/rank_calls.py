@@ -47,7 +47,8 @@ from kubetorch.pod.logs import Line
 from kubetorch.pod.membership import Membership
 from kubetorch.pod.peers import PeerCall, Peers, fan_out
 from kubetorch.pod.rank_environment import rank_of
-from kubetorch.pod.user_process.protocol import INLINE
+from kubetorch.pod.tuning import LIMITS, TIMING
+from kubetorch.pod.user_process.tuning import LIMITS as WORKER_LIMITS
 from kubetorch.pod.worker_process.worker import CallSink, OwnedPayload, Payload, Worker, shared
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.distribution import SINGLE_CONTROLLER
@@ -57,19 +58,6 @@ from kubetorch.wire.frames import KUBETORCH, Open, Part, Progress
 from kubetorch.wire.messages import Member, World
 from kubetorch.wire.rank_values import Entry
 
-#: Seconds that the other ranks have to end once one has failed, and how many they have where the
-#: failure may be the consequence of a lost pod that is not known yet.
-SETTLE_SECONDS, LOSS_SETTLE_SECONDS = 0.2, 1.0
-#: Seconds that a call waits for parts that it cancelled.
-CANCEL_TIMEOUT = 6.0
-#: Seconds that the controller has to report why a pod is lost whose stream has ended.
-LOSS_REASON_DELAY = 2.0
-#: Seconds after the end of the other ranks after which ranks that still run are named.
-HANG_REPORT_SECONDS = 10.0
-#: Seconds between two checks for such ranks.
-HANG_CHECK_INTERVAL = 1.0
-#: Failures of other ranks that are attached to the first one, and their bytes.
-ATTACHED, ATTACHED_BYTES = 16, 512 * 1024
 #: The reason that cancelled ranks get.
 RECALLED = "the call failed on another rank"
 
@@ -82,7 +70,6 @@ _BROKEN = re.compile(
     r"\b(nccl|gloo)\b|coordination service|socket closed|peer process",
     re.IGNORECASE,
 )
-_LARGE = 1024 * 1024
 
 _log = logging.getLogger(__name__)
 
@@ -290,7 +277,7 @@ class RankGroup:
         """Check regularly for hanging ranks, as long as there are calls."""
         if self._watch is None:
             self._watch = asyncio.get_running_loop().call_later(
-                HANG_CHECK_INTERVAL, self._check_hanging
+                TIMING.rank_hang_check_interval_seconds, self._check_hanging
             )
 
     def _check_hanging(self) -> None:
@@ -489,7 +476,7 @@ class Run:
             part.cancel(reason, timed_out=timed_out)
         error = CallCancelledError(reason)
         if "cancel" not in self._timers:
-            self._later("cancel", CANCEL_TIMEOUT, lambda: self.abandon(error))
+            self._later("cancel", TIMING.rank_cancel_seconds, lambda: self.abandon(error))
 
     def grant(self, count: int) -> None:
         for part in self._open():
@@ -592,7 +579,7 @@ class Run:
         if is_first and not self._is_cancelled:
             self._began = asyncio.get_running_loop().time()
             self.cancel(RECALLED)
-            self._later("settle", SETTLE_SECONDS, self._answer_failures)
+            self._later("settle", TIMING.rank_settle_seconds, self._answer_failures)
         self._end_if_done()
 
     def describe(self, error: Exception, rank: int | None, pod: str | None) -> dict[str, Any]:
@@ -626,11 +613,15 @@ class Run:
         """Answer with the failures so far, unless they may be the consequence of a lost pod."""
         if self._is_ended or self._answer is not None:
             return
-        remaining_seconds = self._began + LOSS_SETTLE_SECONDS - asyncio.get_running_loop().time()
+        remaining_seconds = (
+            self._began + TIMING.rank_loss_settle_seconds - asyncio.get_running_loop().time()
+        )
         best, _ = min(map(_cause_order, self._failures))
         is_broken = best == _CONSEQUENCE or any(not part.is_connected for part in self._open())
         if is_broken and best > _DEATH and remaining_seconds > 0 and self.group.is_monitored:
-            self._later("settle", min(remaining_seconds, SETTLE_SECONDS), self._answer_failures)
+            self._later(
+                "settle", min(remaining_seconds, TIMING.rank_settle_seconds), self._answer_failures
+            )
             return
         self._answer = combine(self._failures)
         self.sink.on_failing(self._answer)
@@ -638,15 +629,15 @@ class Run:
     def name_hanging(self) -> None:
         """Log once which ranks still run, if the others ended a while ago."""
         now = asyncio.get_running_loop().time()
-        if not self._progressed or now < self._progressed + HANG_REPORT_SECONDS:
+        if not self._progressed or now < self._progressed + TIMING.rank_hang_report_seconds:
             return
         self._progressed = 0.0
         names = [part.name for part in self._open()]
         where = ", ".join(names[:5]) + (f" and {len(names) - 5} others" if names[5:] else "")
         if where and self.is_root and not self.is_quiet:
             self.log_line(
-                f"{where} still run, {HANG_REPORT_SECONDS:.0f} s after the others ended; "
-                "kt stacks shows where they are",
+                f"{where} still run, {TIMING.rank_hang_report_seconds:.0f} s after the others "
+                "ended; kt stacks shows where they are",
                 "WARNING",
             )
 
@@ -873,7 +864,9 @@ class PeerPart(RankPart):
             self.end([self.run.describe(group.membership_error(), None, None)])
         elif isinstance(error, AgentDiedError) and group.is_monitored:
             # The controller reports the reason of the pod's end soon.
-            asyncio.get_running_loop().call_later(LOSS_REASON_DELAY, self._give_up, error)
+            asyncio.get_running_loop().call_later(
+                TIMING.rank_loss_reason_seconds, self._give_up, error
+            )
         else:
             self.end([self.run.describe(error, None, self._member.pod)])
 
@@ -981,14 +974,14 @@ def combine(failures: Sequence[dict[str, Any]]) -> bytes:
     first, *other_failures = sorted(failures, key=_cause_order)
     seen_codes = {first.get("code")} if first.get("rank") is None else set()
     attached: list[dict[str, Any]] = []
-    room = ATTACHED_BYTES
+    room = LIMITS.attached_failures_bytes
     for failure in other_failures:
         if failure.get("rank") is None and failure.get("code") in seen_codes:
             continue  # the same loss, as another pod noticed it
         if _cause_order(failure)[0] == _RECALL:
             continue  # this rank was cancelled because others failed
         size = len(json.dumps(failure, default=repr))
-        if len(attached) < ATTACHED and size <= room:
+        if len(attached) < LIMITS.attached_failures and size <= room:
             room -= size
             attached.append(failure)
     state = dict(first.get("state") or {})
@@ -1023,7 +1016,7 @@ def _location(failure: Mapping[str, Any]) -> str:
 def _share(payload: Payload, count: int) -> list[Payload]:
     """The arguments for so many workers of a pod: large ones lie in memory once."""
     view = payload.view
-    if count > 1 and len(view) > INLINE:
+    if count > 1 and len(view) > WORKER_LIMITS.inline_bytes:
         stored = payload if isinstance(payload, Memory) else None
         if stored is None:
             with contextlib.suppress(OSError, MemoryError):
@@ -1041,7 +1034,7 @@ def _joined(entries: Sequence[Entry]) -> tuple[tuple[int, ...], Payload]:
     segments = rank_values.pack(entries)
     sizes = tuple(len(segment) for segment in segments)
     _, total = codecs.layout(sizes)
-    if total >= _LARGE:
+    if total >= LIMITS.joined_memory_file_bytes:
         with contextlib.suppress(OSError, MemoryError):
             stored = memory.allocate(total)
             offset = 0

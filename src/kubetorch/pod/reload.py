@@ -18,10 +18,7 @@ from __future__ import annotations
 
 import msgspec
 
-#: Delays until a worker that died young, or failed to load, is started again, in seconds.
-DELAYS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
-#: A worker that dies by itself within so many seconds died young.
-YOUNG = 10.0
+from kubetorch.pod.tuning import TIMING
 
 
 class _OfGeneration(msgspec.Struct, frozen=True):
@@ -175,7 +172,7 @@ class Reconciler:
             return []
         self.has_worker = False
         self.restarts += 1
-        if event.lived >= YOUNG or event.had_calls:
+        if event.lived >= TIMING.young_worker_seconds or event.had_calls:
             self._attempts = 0
         if self.loading is not None:
             # The worker that is being made takes its place; if that fails, this one is restarted.
@@ -202,6 +199,7 @@ class Reconciler:
         return [Hold(generation), Load(generation)]
 
     def _next_delay(self) -> float:
-        delay = DELAYS[min(self._attempts, len(DELAYS) - 1)]
+        delays = TIMING.restart_delays_seconds
+        delay = delays[min(self._attempts, len(delays) - 1)]
         self._attempts += 1
         return delay

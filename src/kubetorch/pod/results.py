@@ -33,34 +33,10 @@ from kubetorch.errors import AgentDiedError, KubetorchError
 from kubetorch.lib import backoff, files
 from kubetorch.lib.decoders import json_decoder
 from kubetorch.lib.tasks import cancel_all
+from kubetorch.pod.tuning import LIMITS, TIMING
 from kubetorch.wire import exceptions
 from kubetorch.wire.calls import CALL_ID, Outcome, Raised, Returned, packed, unpack_outcome
 from kubetorch.wire.messages import CallReport
-
-#: Seconds that the outcome of a call with an idempotency key is kept.
-KEEP_SECONDS = 600.0
-#: Bytes of all these outcomes together.
-LIMIT_BYTES = 64 * 1024 * 1024
-#: Bytes of a file after which the next file is begun.
-_FILE_BYTES = LIMIT_BYTES // 8
-#: Bytes that an outcome takes beside its own.
-_OVERHEAD = 1024
-#: Seconds that a value which could not travel is kept, and bytes that it counts beside its own: the
-#: agent has its file open.
-VALUE_SECONDS, VALUE_OVERHEAD = 3600.0, 16 * 1024 * 1024
-#: Seconds until a failed upload is tried again, doubled each time up to the second number.
-RETRY_DELAYS = (0.5, 30.0)
-#: See `Results`.
-WAITING_BYTES = 1024**3
-#: Outcomes, and bytes of them, that are uploaded together.
-_BATCH, _BATCH_BYTES = 64, 4 * 1024 * 1024
-#: Seconds until an upload begins, so that it has more outcomes.
-_BATCH_DELAY = 0.02
-#: Most bytes of an outcome that stays in memory until the controller has it.
-_SMALL_BYTES = 4096
-#: Outdated lines in the list of calls before it is written anew.
-_STALE_LINES = 10_000
-_PIECE = 1024 * 1024
 
 Buffer = bytes | bytearray | memoryview
 
@@ -114,13 +90,17 @@ class FileRange:
         for part in parts:
             view = memoryview(part)
             while view:
-                written = os.pwrite(self.file.descriptor, view[:_PIECE], offset)
+                written = os.pwrite(
+                    self.file.descriptor, view[: LIMITS.outcome_piece_bytes], offset
+                )
                 view, offset = view[written:], offset + written
 
     def pieces(self) -> Iterator[bytes]:
         end = self.begin + self.length
-        for offset in range(self.begin, end, _PIECE):
-            yield os.pread(self.file.descriptor, min(_PIECE, end - offset), offset)
+        for offset in range(self.begin, end, LIMITS.outcome_piece_bytes):
+            yield os.pread(
+                self.file.descriptor, min(LIMITS.outcome_piece_bytes, end - offset), offset
+            )
 
     def outcome(self) -> Outcome:
         """The outcome, whose payload is mapped from the file."""
@@ -155,7 +135,7 @@ class OutcomeFiles:
     def reserve(self, length: int) -> FileRange:
         """Reserve room for an outcome, which `keep` or `holding` keeps."""
         last = self._last
-        if last is None or last.size > _FILE_BYTES:
+        if last is None or last.size > LIMITS.kept_outcomes_file_bytes:
             self._last = None
             if last is not None:
                 self._tidy(last)
@@ -216,9 +196,9 @@ class Outcomes:
 
     folder: Path
     clock: Callable[[], float]
-    keep_seconds: float = KEEP_SECONDS
-    limit_bytes: int = LIMIT_BYTES
-    overhead: int = _OVERHEAD
+    keep_seconds: float = TIMING.kept_outcome_seconds
+    limit_bytes: int = LIMITS.kept_outcomes_bytes
+    overhead: int = LIMITS.kept_outcome_overhead_bytes
 
     def __post_init__(self) -> None:
         self._files = OutcomeFiles(self.folder)
@@ -247,7 +227,9 @@ class Outcomes:
         file = _NamelessFile(descriptor)
         self._add(key, _PickledRange(file, 0, file.size))
         # The value is large, and perhaps no later call lets it expire.
-        asyncio.get_running_loop().call_later(self.keep_seconds + 1.0, self._expire)
+        asyncio.get_running_loop().call_later(
+            self.keep_seconds + TIMING.kept_value_margin_seconds, self._expire
+        )
 
     def _add(self, key: object, file_range: FileRange) -> None:
         self._files.keep(file_range)
@@ -304,7 +286,9 @@ class _CallList:
 
     def add(self, news: _CallLine) -> None:
         """Add a line; `OSError` if it is not written."""
-        if self._descriptor is None or self._lines > _STALE_LINES + 4 * len(self._last):
+        if self._descriptor is None or self._lines > LIMITS.outdated_call_lines + 4 * len(
+            self._last
+        ):
             self._begin()
         assert self._descriptor is not None
         line = msgspec.json.encode(news) + b"\n"
@@ -355,8 +339,8 @@ class _Ended:
             return
         for part in packed(outcome):
             view = memoryview(part)
-            for offset in range(0, len(view), _PIECE):
-                yield bytes(view[offset : offset + _PIECE])
+            for offset in range(0, len(view), LIMITS.outcome_piece_bytes):
+                yield bytes(view[offset : offset + LIMITS.outcome_piece_bytes])
 
 
 #: Stores blobs in the controller, each as a function that makes its pieces; returns their digests.
@@ -371,7 +355,7 @@ class Results:
     pod_name: str
     upload: Upload
     report: Callable[[CallReport], None]
-    waiting_bytes: int = WAITING_BYTES
+    waiting_bytes: int = LIMITS.waiting_outcomes_bytes
 
     def __post_init__(self) -> None:
         self._list = _CallList(self.folder / "calls")
@@ -479,7 +463,7 @@ class Results:
         assert ended.outcome is not None
         file_range = self._files.reserve(ended.size)
         with self._files.holding([file_range]):
-            if ended.size > _PIECE:
+            if ended.size > LIMITS.outcome_piece_bytes:
                 await asyncio.to_thread(file_range.write, packed(ended.outcome))
             else:
                 file_range.write(packed(ended.outcome))
@@ -489,19 +473,22 @@ class Results:
             self._list.add(_CallLine(ended.report, file_position))
             self._files.keep(file_range)
             ended.file_range = file_range
-            if ended.size > _SMALL_BYTES:
+            if ended.size > LIMITS.small_outcome_bytes:
                 ended.outcome = None
 
     # ------------------------------------------------------------------------- to the controller
 
     async def _deliver(self) -> None:
         """Upload outcomes to the controller, without a deadline."""
-        first, limit = RETRY_DELAYS
+        first, limit = (
+            TIMING.outcome_retry_first_delay_seconds,
+            TIMING.outcome_retry_longest_delay_seconds,
+        )
         delays = backoff.exponential(first=first, limit=limit)
-        most = _BATCH
+        most = LIMITS.outcome_batch_calls
         while self._waiting:
             # Short calls end at the same time, and one request costs as much as many outcomes.
-            await asyncio.sleep(_BATCH_DELAY)
+            await asyncio.sleep(TIMING.outcome_batch_delay_seconds)
             if self._storing is not None:
                 await asyncio.shield(self._storing)
             batch = self._next_batch(most)
@@ -517,7 +504,7 @@ class Results:
                     await asyncio.sleep(next(delays))
                 most = 1  # perhaps a single outcome cannot be uploaded
                 continue
-            most, delays = _BATCH, backoff.exponential(first=first, limit=limit)
+            most, delays = LIMITS.outcome_batch_calls, backoff.exponential(first=first, limit=limit)
             for ended, digest in zip(batch, digests, strict=True):
                 report = replace(ended.report, result=digest, result_bytes=ended.size)
                 self._report_end(ended, report)
@@ -529,7 +516,7 @@ class Results:
         size = 0
         for ended in self._waiting.values():
             size += ended.size
-            if batch and (size > _BATCH_BYTES or len(batch) == most):
+            if batch and (size > LIMITS.outcome_batch_bytes or len(batch) == most):
                 break
             batch.append(ended)
         return batch

@@ -21,6 +21,7 @@ from msgspec import structs
 from kubetorch.errors import ProtocolError
 from kubetorch.lib import async_http, backoff, deadlines, websocket, websocket_protocol
 from kubetorch.lib.websocket import Connection, Endpoint
+from kubetorch.pod.tuning import LIMITS, TIMING
 from kubetorch.wire import frames, messages, routes, versions
 from kubetorch.wire.messages import (
     Activity,
@@ -37,27 +38,6 @@ from kubetorch.wire.messages import (
 )
 from kubetorch.wire.podenv import PodEnv
 
-#: Seconds between two heartbeats; the second for a rank, whose siblings must learn of its end soon.
-HEARTBEAT, RANK_HEARTBEAT = 5.0, 0.5
-#: Least seconds between two reports that the pod became busy or idle.
-EDGE_INTERVAL = 0.2
-#: First and longest delay until the next attempt to connect, in seconds.
-DELAYS = (0.1, 2.0)
-#: Seconds until an attempt to connect is given up.
-CONNECT_TIMEOUT = 10.0
-#: Seconds until the TCP connection of an attempt is given up: packets to a lost controller may
-#: be dropped without an answer.
-DIAL_TIMEOUT = 1.5
-#: Seconds that a sibling has to answer.
-PROBE_TIMEOUT = 1.0
-#: Seconds after which a report that was written to a session has certainly arrived.
-REPORT_SETTLED = 30.0
-#: Longest message of a controller.
-MESSAGE_LIMIT = 16 * 1024 * 1024
-#: Characters of a line or of the text of a stage that are sent.
-TEXT_CHARACTERS = 64 * 1024
-#: Lines of a loading worker that wait for the session.
-LOG_LIMIT = 1000
 _log = logging.getLogger(__name__)
 #: True if calls run; when a call last began or ended; the app; true if the agent stops.
 _ActivityEdge = tuple[bool, float, AppView | None, bool]
@@ -104,7 +84,7 @@ class Session:
 
     def __post_init__(self) -> None:
         self._endpoint: _SessionEndpoint | None = None
-        self._heartbeat = HEARTBEAT
+        self._heartbeat = TIMING.heartbeat_seconds
         self._observed: Observed | None = None
         # The present stage of a reload that goes on.
         self._stage: StageReport | None = None
@@ -124,8 +104,8 @@ class Session:
 
     def report_stage(self, message: StageReport) -> None:
         """Report the progress of a reload; the last step is repeated on later sessions."""
-        self._logs_left = LOG_LIMIT
-        message = structs.replace(message, message=message.message[:TEXT_CHARACTERS])
+        self._logs_left = LIMITS.load_log_lines
+        message = structs.replace(message, message=message.message[: LIMITS.report_text_characters])
         if not message.warning:
             self._stage = message
         self.send(message)
@@ -134,10 +114,10 @@ class Session:
         """A line of a loading worker; lost without a session, and beyond a limit per stage."""
         self._logs_left -= 1
         if self._logs_left == 0:
-            text = f"… more than {LOG_LIMIT} lines; kt logs has the others"
+            text = f"… more than {LIMITS.load_log_lines} lines; kt logs has the others"
             self.send(LogReport(generation=message.generation, text=text, source=frames.KUBETORCH))
         elif self._logs_left > 0:
-            self.send(structs.replace(message, text=message.text[:TEXT_CHARACTERS]))
+            self.send(structs.replace(message, text=message.text[: LIMITS.report_text_characters]))
 
     def report_call(self, message: CallReport) -> None:
         """Report a spawned call; the report is sent on later sessions too, until it has arrived."""
@@ -159,13 +139,13 @@ class Session:
         is_reached = False
         with contextlib.suppress(OSError, TimeoutError, asyncio.TimeoutError, ProtocolError):
             async with (
-                deadlines.timeout(PROBE_TIMEOUT),
+                deadlines.timeout(TIMING.sibling_probe_seconds),
                 async_http.fetch(
                     "GET",
                     message.url + routes.HEALTH,
                     {},
-                    connect_timeout=PROBE_TIMEOUT,
-                    timeout=PROBE_TIMEOUT,
+                    connect_timeout=TIMING.sibling_probe_seconds,
+                    timeout=TIMING.sibling_probe_seconds,
                 ) as answer,
             ):
                 is_reached = answer.status > 0
@@ -174,7 +154,7 @@ class Session:
     def activity_changed(self) -> None:
         if self._edge_timer is None and self._endpoint is not None:
             loop = asyncio.get_running_loop()
-            self._edge_timer = loop.call_later(EDGE_INTERVAL, self._send_edge)
+            self._edge_timer = loop.call_later(TIMING.activity_edge_seconds, self._send_edge)
 
     def report_activity(self) -> None:
         """Report at once that the app began or ended, or that the agent stops."""
@@ -198,7 +178,7 @@ class Session:
         now = time.monotonic()
         for call_id, (report, sent) in list(self._reports.items()):
             is_over = report.ended is not None
-            if is_over and sent is not None and now - sent > REPORT_SETTLED:
+            if is_over and sent is not None and now - sent > TIMING.report_settled_seconds:
                 del self._reports[call_id]
                 self.on_settled(call_id)
 
@@ -237,9 +217,9 @@ class Session:
                 routes.AUTHORIZATION: f"Bearer {self.address.token()}",
                 routes.PROTOCOL: str(versions.PROTOCOL),
             },
-            max_message=MESSAGE_LIMIT,
-            timeout=CONNECT_TIMEOUT,
-            dial_timeout=DIAL_TIMEOUT,
+            max_message=LIMITS.controller_message_bytes,
+            timeout=TIMING.session_connect_seconds,
+            dial_timeout=TIMING.session_dial_seconds,
         )
         endpoint.send(structs.replace(self.hello(), calls=tuple(self._reports)))
         if self._observed is not None:
@@ -324,5 +304,5 @@ def _activity_edge(activity: Activity) -> _ActivityEdge:
 
 
 def _delays() -> Iterator[float]:
-    first, limit = DELAYS
+    first, limit = TIMING.session_first_delay_seconds, TIMING.session_longest_delay_seconds
     return backoff.jittered(backoff.exponential(first=first, limit=limit))

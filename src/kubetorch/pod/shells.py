@@ -20,6 +20,7 @@ from kubetorch.lib.process_watch import ExitWatch
 from kubetorch.lib.websocket import CLOSE_TIMEOUT, Connection, Endpoint
 from kubetorch.pod.apps.process import exit_code
 from kubetorch.pod.http.auth import Guard, refused
+from kubetorch.pod.tuning import LIMITS
 from kubetorch.pod.worker_process.worker import MARKER
 from kubetorch.wire import messages, routes, tokens
 from kubetorch.wire.pod_commands import (
@@ -32,10 +33,6 @@ from kubetorch.wire.pod_commands import (
     ShellResize,
 )
 
-#: Shells at one time.
-SHELL_LIMIT = 32
-#: Bytes that may wait for a shell that does not read; beyond, the client is not read either.
-INPUT_WAITING = 256 * 1024
 _PIECE_BYTES = 64 * 1024
 
 #: Makes the terminal of `$1` that of the session, and runs the command that follows.
@@ -68,8 +65,8 @@ class Shells:
             self.guard.check_origin(headers.get("host"), headers.get("origin"))
             self.guard.check_token(headers.get(routes.AUTHORIZATION.lower()), tokens.EXEC)
             folder, env = self.shell_environment()
-            if len(self._shells) >= SHELL_LIMIT:
-                raise CallRefusedError(f"pod {self.pod_name} has {SHELL_LIMIT} shells")
+            if len(self._shells) >= LIMITS.shells:
+                raise CallRefusedError(f"pod {self.pod_name} has {LIMITS.shells} shells")
         except KubetorchError as error:
             raise refused(error, self.pod_name) from error
         shell = Shell(folder, env, self._on_over)
@@ -220,7 +217,7 @@ class Shell(Endpoint):
         except OSError:  # the shell reads no more
             self._waiting.clear()
         if self._connection is not None:
-            self._connection.read_on(len(self._waiting) < INPUT_WAITING)
+            self._connection.read_on(len(self._waiting) < LIMITS.shell_input_bytes)
         if self._is_input_over and not self._waiting:
             if self._terminal >= 0:
                 self._waiting += b"\x04"

@@ -34,17 +34,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kubetorch.errors import QueueFullError
+from kubetorch.pod.tuning import LIMITS
 from kubetorch.specs.compute import MOST_WAITING
 from kubetorch.wire.frames import Ancestor
 from kubetorch.wire.messages import calls_that_wait
-
-#: Bytes of the arguments of calls that wait for one process.
-MOST_WAITING_BYTES = 1024**3
-#: Calls in a process without a bound from which on descendants begin one inside the other. This
-#: leaves room, below the number of threads of a process, for the longest chain of calls.
-BREADTH = 700
-#: Slots that a call names as those of its ancestors: the nearest ones.
-_MOST_ANCESTORS = 64
 
 
 class Ticket(NamedTuple):
@@ -222,8 +215,8 @@ class Slots:
         Raises:
             QueueFullError: The call would have to wait, and too many calls wait already.
         """
-        if len(ticket.ancestors) > _MOST_ANCESTORS:
-            ticket = ticket._replace(ancestors=ticket.ancestors[-_MOST_ANCESTORS:])
+        if len(ticket.ancestors) > LIMITS.named_ancestor_slots:
+            ticket = ticket._replace(ancestors=ticket.ancestors[-LIMITS.named_ancestor_slots :])
         # Calls that came before are not overtaken, but in the slots of the call's ancestors.
         is_bound = self.limit is not None or ticket.beside > 0
         must_enter = is_bound and bool(self._tickets) and not is_first
@@ -283,7 +276,7 @@ class Slots:
                 f"{calls_that_wait(len(self._tickets))} already, and no more may",
                 hint="call again in a while; kt.Compute(max_queue=) says how many may wait",
             )
-        if self._tickets and self._bytes + ticket.size > MOST_WAITING_BYTES * count:
+        if self._tickets and self._bytes + ticket.size > LIMITS.waiting_arguments_bytes * count:
             raise QueueFullError(
                 f"the arguments of the {len(self._tickets)} calls that wait have {self._bytes} "
                 f"bytes, and {ticket.size} more would be too many",
@@ -427,7 +420,7 @@ class Slots:
         process = self._least_busy()
         if process is None:
             return None
-        if ancestor_slots and self._processes[process].running >= BREADTH:
+        if ancestor_slots and self._processes[process].running >= LIMITS.side_by_side_calls:
             return self._start_in_lane(ticket, ancestor_slots)
         for slot, _ in ancestor_slots:
             if process in slot.processes:

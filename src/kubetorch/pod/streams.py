@@ -29,6 +29,7 @@ from kubetorch.lib.websocket import Connection, Endpoint
 from kubetorch.pod.calls import Call, Calls, join
 from kubetorch.pod.http.auth import Guard, refused
 from kubetorch.pod.logs import Line
+from kubetorch.pod.tuning import LIMITS, TIMING
 from kubetorch.pod.worker_process.worker import OwnedPayload, Payload
 from kubetorch.specs.logging import LEVELS
 from kubetorch.specs.workload import Origin
@@ -40,16 +41,8 @@ Buffer = bytes | bytearray | memoryview
 
 #: Longest message: the largest meta and one chunk.
 MESSAGE_LIMIT = frames.HEADER_BYTES + frames.META_LIMIT + frames.CHUNK
-#: Bytes that may be sent and not acknowledged; a client that never acknowledges gets no more.
-UNACKNOWLEDGED_LIMIT = 64 * 1024 * 1024
-#: Seconds that a client has to come back after its connection broke.
-LINGER = 30.0
-#: Clients at one time, with or without a connection.
-CLIENT_LIMIT = 4096
 #: Credit that lines leave to results: they are less important than those.
 LOG_RESERVE = CHUNK
-#: Values of a generator that are granted together.
-GRANT_COUNT = 8
 #: Bytes of credit for arguments that are given together.
 CREDIT_BYTES = WINDOW // 4
 
@@ -305,7 +298,7 @@ class StreamedCall:
 
     def _grant(self) -> None:
         self._granted += 1
-        if self._granted >= GRANT_COUNT and self.call is not None:
+        if self._granted >= LIMITS.granted_values and self.call is not None:
             granted, self._granted = self._granted, 0
             self.call.grant(granted)
 
@@ -446,7 +439,7 @@ class ClientStream(Endpoint):
         self._connection = None
         if self._linger is not None:
             self._linger.cancel()
-        self._linger = asyncio.get_running_loop().call_later(LINGER, self.end)
+        self._linger = asyncio.get_running_loop().call_later(TIMING.client_linger_seconds, self.end)
 
     def on_writable(self) -> None:  # Endpoint's
         self._send_waiting()
@@ -597,7 +590,7 @@ class ClientStream(Endpoint):
         return (
             connection is not None
             and not connection.is_congested
-            and self._outbox.kept_bytes < UNACKNOWLEDGED_LIMIT
+            and self._outbox.kept_bytes < LIMITS.unacknowledged_bytes
         )
 
     def send(self, *parts: Buffer) -> None:
@@ -704,8 +697,8 @@ class Streams:
                 f"pod {self.pod_name} is being stopped: {self._draining}",
                 hint="call again: another pod takes it",
             )
-        if len(self._streams) >= CLIENT_LIMIT:
-            raise CallRefusedError(f"pod {self.pod_name} has {CLIENT_LIMIT} clients")
+        if len(self._streams) >= LIMITS.clients:
+            raise CallRefusedError(f"pod {self.pod_name} has {LIMITS.clients} clients")
         stream = ClientStream(
             client,
             incarnation=self.incarnation,

@@ -46,6 +46,7 @@ from kubetorch.pod.peers import Peers
 from kubetorch.pod.rank_calls import RankGroup
 from kubetorch.pod.session import Session
 from kubetorch.pod.transfers import Transfers
+from kubetorch.pod.tuning import LIMITS, TIMING
 from kubetorch.pod.worker_process.pool import WorkerPool
 from kubetorch.pod.worker_process.worker import LoadFailed, Worker, WorkerHost, WorkerSpec
 from kubetorch.pod.worker_process.zygotes import ZygoteSpec
@@ -54,18 +55,6 @@ from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import exceptions
 from kubetorch.wire.messages import LogReport, Observed, Reload, StageReport, World
 from kubetorch.wire.podenv import PodEnv
-
-#: Seconds after a reload until blobs that are not needed any more are deleted.
-PRUNE_DELAY = 10.0
-#: Seconds that calls of an older generation may go on after a reload.
-DRAIN_GRACE = 3600.0
-#: Seconds in which pods that have not reloaded yet may call ranks of the generation before.
-LATE_CALL_SECONDS = 1.0
-#: Older generations that may still have calls; with one more, the oldest is ended.
-DRAINING_LIMIT = 2
-
-#: How many names a warning lists.
-_SHOWN_NAMES = 5
 
 _log = logging.getLogger(__name__)
 
@@ -131,11 +120,11 @@ class ProjectCode:
         if not (hidden_entries and is_new):
             return ""
         more = (
-            f" and {len(hidden_entries) - _SHOWN_NAMES} more"
-            if len(hidden_entries) > _SHOWN_NAMES
+            f" and {len(hidden_entries) - LIMITS.warned_names} more"
+            if len(hidden_entries) > LIMITS.warned_names
             else ""
         )
-        names = ", ".join(hidden_entries[:_SHOWN_NAMES])
+        names = ", ".join(hidden_entries[: LIMITS.warned_names])
         return (
             f"the working directory {self._working_dir} has {names}{more} of its own: "
             "relative paths find these, and not those of the project"
@@ -510,7 +499,7 @@ class GenerationLoader:
             self._pruning.cancel()
 
     async def _prune(self, keep: Callable[[], list[WorkloadSpec]]) -> None:
-        await asyncio.sleep(PRUNE_DELAY)
+        await asyncio.sleep(TIMING.blob_prune_delay_seconds)
         async with self._store_lock:
             await asyncio.to_thread(self.code.prune, keep())
 
@@ -644,7 +633,8 @@ class Supervisor:
     async def _replace(self, pool: WorkerPool, worker: Worker, why: str) -> None:
         """Start a process of a pool again, as long as the pool serves."""
         while (serving := self._serving) is not None and serving.process is pool:
-            delay = reload.DELAYS[min(pool.deaths, len(reload.DELAYS) - 1)]
+            delays = TIMING.restart_delays_seconds
+            delay = delays[min(pool.deaths, len(delays) - 1)]
             pool.deaths += 1
             await asyncio.sleep(delay)
             try:
@@ -764,7 +754,7 @@ class Supervisor:
         self.loader.prune_later(lambda: list(self._specs.values()))
 
     def _drain(self, old: Serving) -> None:
-        while len(self._draining) >= DRAINING_LIMIT:
+        while len(self._draining) >= LIMITS.draining_generations:
             oldest = next(iter(self._draining))
             self._draining.pop(oldest)
             oldest.cancel()
@@ -775,8 +765,8 @@ class Supervisor:
     async def _drain_and_release(self, old: Serving) -> None:
         try:
             if isinstance(old.process, RankGroup):
-                await asyncio.sleep(LATE_CALL_SECONDS)
-            await old.process.drain(DRAIN_GRACE)
+                await asyncio.sleep(TIMING.late_rank_call_seconds)
+            await old.process.drain(TIMING.generation_drain_seconds)
         finally:
             # Also if this task is cancelled: then calls that still run are lost.
             with contextlib.suppress(asyncio.CancelledError):
@@ -865,7 +855,7 @@ class Supervisor:
             self._serving = None
             self._handle(reload.Stopped(generation))
             try:
-                await previous.process.drain(DRAIN_GRACE)
+                await previous.process.drain(TIMING.generation_drain_seconds)
             finally:
                 await asyncio.shield(previous.process.kill())
                 self.project.release(previous.slot)

@@ -21,17 +21,12 @@ from kubetorch.errors import ConfigError, ControllerUnavailableError, DataStoreE
 from kubetorch.lib import backoff
 from kubetorch.lib.http_client import HttpClient, Response
 from kubetorch.pod.session import ControllerAddress
+from kubetorch.pod.tuning import LIMITS, TIMING
 from kubetorch.wire import blobs, exceptions, routes
 
-#: First and longest delay until a transfer is tried again, in seconds.
-DELAYS = (0.1, 2.0)
 #: Answers of a controller that has just started, or is about to end: it does not know yet all pods
 #: and blobs, or cannot check rights.
 _TEMPORARY_STATUSES = (401, 403, 404, 408, 429, 500, 502, 503, 504)
-#: Seconds that a transfer may go without any progress.
-STALL_TIMEOUT = 30.0
-#: Threads that fetch at one time, and as many that send: each may hold a blob in memory.
-MOST_THREADS = 8
 
 #: Makes the pieces of a blob; may be called several times.
 Pieces = Callable[[], Iterable[bytes]]
@@ -169,7 +164,7 @@ class Transfers:
     async def _until_done(
         self, threads: _Threads, attempt: Callable[[], None], on_wait: Callable[[str], object]
     ) -> None:
-        first, limit = DELAYS
+        first, limit = TIMING.transfer_first_delay_seconds, TIMING.transfer_longest_delay_seconds
         reason = ""
         for delay in backoff.jittered(backoff.exponential(first=first, limit=limit)):
             self._retry_now.clear()
@@ -214,7 +209,7 @@ class Transfers:
                 if self._client is not None:
                     self._client.close()
                 try:
-                    self._client = HttpClient(url, token, timeout=STALL_TIMEOUT)
+                    self._client = HttpClient(url, token, timeout=TIMING.transfer_stall_seconds)
                 except ValueError as error:
                     raise ConfigError(f"the controller's URL: {error}") from error
                 self._client_address = url, token
@@ -228,7 +223,7 @@ class _Threads:
     """
 
     def __init__(self) -> None:
-        self._free = asyncio.Semaphore(MOST_THREADS)
+        self._free = asyncio.Semaphore(LIMITS.transfer_threads)
 
     async def run(self, function: Callable[[], _T]) -> _T:
         loop = asyncio.get_running_loop()

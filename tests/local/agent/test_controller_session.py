@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable
 
 from kubetorch.lib import deadlines, http_server, sockets, websocket, websocket_protocol
 from kubetorch.lib.websocket import Connection, Endpoint
-from kubetorch.pod.session import LOG_LIMIT, ControllerAddress, Session
+from kubetorch.pod.session import ControllerAddress, Session
+from kubetorch.pod.tuning import LIMITS
 from kubetorch.wire import messages, versions
 from kubetorch.wire.messages import (
     Activity,
@@ -139,17 +140,17 @@ def test_an_import_that_prints_without_end_does_not_fill_the_session() -> None:
     async def scenario(controller: Controller, session: Session, _: list[FromController]) -> None:
         for generation in (1, 2):
             session.report_stage(StageReport(generation=generation, stage="importing"))
-            for number in range(LOG_LIMIT + 5):
+            for number in range(LIMITS.load_log_lines + 5):
                 session.report_line(LogReport(generation=generation, text=f"line {number}"))
             session.report_observed(Observed(generation=generation, serving=generation))
         await controller.until(lambda: len(controller.of(Observed)) == 2)
         lines = [
             message for message in controller.received_messages if isinstance(message, LogReport)
         ]
-        assert len(lines) == 2 * LOG_LIMIT
-        last = lines[LOG_LIMIT - 1]
+        assert len(lines) == 2 * LIMITS.load_log_lines
+        last = lines[LIMITS.load_log_lines - 1]
         assert (last.text, last.source) == (
-            f"… more than {LOG_LIMIT} lines; kt logs has the others",
+            f"… more than {LIMITS.load_log_lines} lines; kt logs has the others",
             "kubetorch",
         )
 

@@ -11,8 +11,9 @@ import pytest
 
 from kubetorch.lib import http_server, sockets
 from kubetorch.lib.asgi import Receive, Responder, Scope, Send
-from kubetorch.pod.http.request_forwarder import LOAD_VALID_SECONDS, RequestForwarder
+from kubetorch.pod.http.request_forwarder import RequestForwarder
 from kubetorch.pod.membership import Membership
+from kubetorch.pod.tuning import TIMING
 from kubetorch.wire import routes
 from kubetorch.wire.messages import Member, Members
 
@@ -118,7 +119,7 @@ def test_requests_that_come_together_are_spread_without_asking_for_each() -> Non
             assert sorted(expected) == ["one", "one", "one", "two", "two"]
             assert sorted(siblings.asked_pods) == ["one", "two"]
             siblings.calls["one"] = 0
-            await asyncio.sleep(2 * LOAD_VALID_SECONDS)
+            await asyncio.sleep(2 * TIMING.sibling_loads_valid_seconds)
             # What was handed on has not ended, whatever a sibling says.
             assert await chosen(forwarder) == "two"
 

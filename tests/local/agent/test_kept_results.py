@@ -8,8 +8,8 @@ import pytest
 
 from kubetorch.errors import CallRefusedError, ControllerUnavailableError
 from kubetorch.lib import deadlines
-from kubetorch.pod import results as module
 from kubetorch.pod.results import Results
+from kubetorch.pod.tuning import LIMITS
 from kubetorch.wire.calls import Raised, Returned, unpack_outcome
 from kubetorch.wire.messages import UNENDED, CallReport
 from tests.unit.pod.fakes import FakeCaller, FakeRunner, begin, make_calls, opening, spec
@@ -292,7 +292,7 @@ def test_what_the_controller_knows_is_left_out_of_the_list_of_calls_some_day(tmp
     async def scenario():
         results = make(tmp_path, Controller())
         results.begin(report_of(0))
-        for number in range(1, module._STALE_LINES + 100):
+        for number in range(1, LIMITS.outdated_call_lines + 100):
             results.forget(f"call-{number:05}")
         assert len((tmp_path / "calls").read_bytes().splitlines()) < 200
         await results.close(1)

@@ -17,7 +17,8 @@ from kubetorch.errors import ConfigError, DataStoreError, ProtocolError
 from kubetorch.lib import deadlines, sockets
 from kubetorch.lib.http_server import Server
 from kubetorch.pod.session import ControllerAddress
-from kubetorch.pod.transfers import MOST_THREADS, Transfers
+from kubetorch.pod.transfers import Transfers
+from kubetorch.pod.tuning import LIMITS
 from kubetorch.wire import exceptions, routes
 from tests.local.starved import no_new_threads
 
@@ -46,7 +47,7 @@ class Controller:
             body = b"".join(transfer.compressed(blobs, lambda d: (len(blobs[d]), [blobs[d]])))
         else:
             self.uploads += 1
-            if self.uploads == MOST_THREADS:
+            if self.uploads == LIMITS.transfer_threads:
                 self.is_busy.set()
             await self.letting.wait()
         await send({"type": "http.response.start", "status": status, "headers": []})
@@ -92,14 +93,14 @@ def test_many_uploads_take_few_threads_and_hold_up_no_deploy(tmp_path: Path) -> 
         async with pod(tmp_path) as (transfers, controller):
             uploads = [
                 asyncio.create_task(upload(transfers, bytes([number]) * 100))
-                for number in range(5 * MOST_THREADS)
+                for number in range(5 * LIMITS.transfer_threads)
             ]
             await controller.is_busy.wait()
             mine = transfer_threads() - before
-            assert len(mine) == MOST_THREADS
+            assert len(mine) == LIMITS.transfer_threads
             assert await transfers.fetch([digest_of(FILE)]) == 1
             controller.letting.set()
-            assert len(set(await asyncio.gather(*uploads))) == 5 * MOST_THREADS
+            assert len(set(await asyncio.gather(*uploads))) == 5 * LIMITS.transfer_threads
 
     run(scenario)
 
@@ -109,13 +110,13 @@ def test_uploads_that_nobody_waits_for_any_more_make_room_when_they_end(tmp_path
         async with pod(tmp_path) as (transfers, controller):
             uploads = [
                 asyncio.create_task(upload(transfers, bytes([number]) * 100))
-                for number in range(2 * MOST_THREADS)
+                for number in range(2 * LIMITS.transfer_threads)
             ]
             await controller.is_busy.wait()
             for task in uploads:
                 task.cancel()
             await asyncio.wait(uploads)
-            assert controller.uploads == MOST_THREADS
+            assert controller.uploads == LIMITS.transfer_threads
             controller.letting.set()
             assert await upload(transfers, b"last") == digest_of(b"last")
 
@@ -128,7 +129,7 @@ def test_fault_a_pod_that_can_start_no_thread_says_so_and_goes_on_later(tmp_path
         async with pod(tmp_path) as (transfers, controller):
             controller.letting.set()
             with no_new_threads():
-                for _ in range(MOST_THREADS + 1):
+                for _ in range(LIMITS.transfer_threads + 1):
                     with pytest.raises(DataStoreError, match="cannot start a thread"):
                         await upload(transfers, b"result")
             assert await upload(transfers, b"result") == digest_of(b"result")

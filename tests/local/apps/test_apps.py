@@ -21,7 +21,7 @@ import pytest
 import kubetorch as kt
 from kubetorch.lib import sockets, websocket_protocol
 from kubetorch.local import lifetime
-from kubetorch.pod.http import request_forwarder
+from kubetorch.pod.tuning import TIMING
 from kubetorch.wire import routes
 
 TIMEOUT = 60.0
@@ -816,7 +816,7 @@ def settle(web, websockets=0):
                 yield json.load(answer)["calls"]
 
     wait_until(lambda: sum(counts()) == websockets)
-    time.sleep(2 * request_forwarder.LOAD_VALID_SECONDS)
+    time.sleep(2 * TIMING.sibling_loads_valid_seconds)
 
 
 def test_requests_and_websockets_go_to_the_least_busy_pod_each_with_a_port_of_its_own(

@@ -19,9 +19,9 @@ from kubetorch.errors import (
     ProtocolError,
 )
 from kubetorch.lib import deadlines
-from kubetorch.pod import peers as module
 from kubetorch.pod.logs import Line
 from kubetorch.pod.peers import PeerCall, Peers
+from kubetorch.pod.tuning import LIMITS, TIMING
 from kubetorch.pod.worker_process.worker import Payload
 from kubetorch.wire import exceptions
 from kubetorch.wire.frames import CHUNK, WINDOW, Body, Kind, Open, Part, Progress, Result
@@ -202,7 +202,7 @@ def test_a_generator_is_held_until_its_rounds_are_taken():
     async def scenario() -> None:
         peers = Peers("train-0", lambda: "token")
         opened, sink = call(peers, member(agent), "values")
-        room = module.ROUNDS_AHEAD + WINDOW // CHUNK
+        room = LIMITS.peer_rounds_ahead + WINDOW // CHUNK
         while len(sink.values) < room:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.2)
@@ -300,7 +300,7 @@ def test_a_stream_that_is_used_again_is_not_taken_for_an_idle_one():
         _, sink = call(peers, member(agent), "slow")
         while len(agent.opened) < 2:
             await asyncio.sleep(0.01)
-        await clock_loop.put_ahead(module.IDLE + 1)
+        await clock_loop.put_ahead(TIMING.peer_idle_seconds + 1)
         is_released = True
         assert await sink.ended() == "late"
         peers.close()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from kubetorch.pod.user_process import protocol
+from kubetorch.pod.user_process.tuning import LIMITS
 from kubetorch.wire import codecs, exceptions, frames
 from kubetorch.wire.frames import Body
 from tests.local.worker_harness import agent, run
@@ -50,7 +51,7 @@ def test_what_user_code_makes_too_long_is_cut_and_its_call_ends_well(folder: Pat
                 assert await outcome.result() == "done"
                 [(_, _, message)] = outcome.progress
                 assert message is not None
-                assert 4000 < len(message.encode()) <= protocol.MESSAGE_LIMIT
+                assert 4000 < len(message.encode()) <= LIMITS.progress_message_bytes
             outcome = pod.open(worker, "short", method="report")
             assert await outcome.result() == "done"
             assert outcome.progress == [(1.0, 2.0, "short")]
@@ -61,12 +62,12 @@ def test_what_user_code_makes_too_long_is_cut_and_its_call_ends_well(folder: Pat
 
             outcome = pod.open(worker, method="page", codec="none")
             await outcome.result()
-            assert len(outcome.raw[1]) == protocol.CONTENT_TYPE_LIMIT
+            assert len(outcome.raw[1]) == LIMITS.content_type_bytes
 
             outcome = pod.open(worker, "L" * 5_000_000, method="log")
             await outcome.result()
             [line] = outcome.lines
-            assert line.level == "L" * protocol.LEVEL_LIMIT
+            assert line.level == "L" * LIMITS.level_name_bytes
 
     run(main())
 

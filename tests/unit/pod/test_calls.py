@@ -16,9 +16,9 @@ from kubetorch.errors import (
     SerializationError,
     WorkerDiedError,
 )
-from kubetorch.pod import calls as module
 from kubetorch.pod.calls import Call
 from kubetorch.pod.results import Outcomes
+from kubetorch.pod.tuning import LIMITS, TIMING
 from kubetorch.pod.worker_process.worker import OwnedPayload
 from kubetorch.specs.callable import CALLABLES, CallableRef
 from kubetorch.specs.compute import ComputeSpec
@@ -147,7 +147,7 @@ def test_a_refusal_that_is_raised_again_and_again_does_not_grow():
 def test_no_more_calls_than_the_limit_are_taken():
     async def scenario():
         calls, _ = started()
-        for number in range(module.CALL_LIMIT):
+        for number in range(LIMITS.pod_calls):
             calls.open(opening(id=f"call-{number}"), FakeCaller())
         with pytest.raises(CallRefusedError, match="10000 calls"):
             calls.open(opening(id="one-more"), FakeCaller())
@@ -174,7 +174,7 @@ def test_a_call_that_waits_too_long_for_a_worker_is_refused():
         calls.hold(spec())
         caller = FakeCaller()
         begin(calls, opening(), caller)
-        await pause(module.WORKER_TIMEOUT - 1)
+        await pause(TIMING.worker_wait_seconds - 1)
         assert caller.events == [("queued",)]
         await pause(2)
         assert caller.failure.error_type == "CallRefusedError"
@@ -745,8 +745,8 @@ def test_of_a_spawned_call_is_reported_how_far_it_has_come_as_json_can_say_it():
         nothing, endless = float("nan"), float("inf")
         for report in (Progress(nothing, 9.0), Progress(1, endless, "x" * 500), Progress(2, 9.0)):
             runner.sink(1).on_progress(report)
-            await pause(module.PROGRESS_INTERVAL + 0.1)
-        cut = "x" * module.PROGRESS_CHARACTERS
+            await pause(TIMING.spawned_progress_interval_seconds + 0.1)
+        cut = "x" * LIMITS.spawned_progress_characters
         reports = [(status.id, status.state, status.progress) for status in results.reports]
         assert reports == [
             ("call-0001", "running", CallProgress(1, None, cut)),
@@ -764,11 +764,11 @@ def test_reports_of_a_spawned_call_have_pauses_and_end_with_it():
         for number in range(5):
             runner.sink(1).on_progress(Progress(number))
         assert [report.progress.current for report in results.reports] == [0]
-        await pause(module.PROGRESS_INTERVAL + 0.1)
+        await pause(TIMING.spawned_progress_interval_seconds + 0.1)
         assert [report.progress.current for report in results.reports] == [0, 4]
         runner.sink(1).on_progress(Progress(5))
         runner.give(1, b"42")
-        await pause(2 * module.PROGRESS_INTERVAL)
+        await pause(2 * TIMING.spawned_progress_interval_seconds)
         assert [report.progress.current for report in results.reports] == [0, 4]
 
     run(scenario())
@@ -798,10 +798,10 @@ def test_only_a_call_for_new_processes_waits_for_as_long_as_a_launch_may_take():
         plain, anew = FakeCaller(), FakeCaller()
         begin(calls, opening(), plain)
         begin(calls, opening(id="call-0002", restart_procs=True), anew)
-        await pause(module.WORKER_TIMEOUT + 1)
+        await pause(TIMING.worker_wait_seconds + 1)
         assert plain.failure.error_type == "CallRefusedError"
         assert anew.events == [("queued",)]
-        await pause(300 - module.WORKER_TIMEOUT)
+        await pause(300 - TIMING.worker_wait_seconds)
         assert "has had no worker for 300 s" in anew.failure.message
 
     run(scenario())

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubetorch.pod import logs
 from kubetorch.pod.logs import Assembler, Line
+from kubetorch.pod.tuning import LIMITS
 from kubetorch.pod.user_process import protocol
 from kubetorch.pod.user_process.protocol import LOGGER, STDERR, STDOUT, Origin
 
@@ -120,7 +120,7 @@ def test_every_byte_of_text_is_delivered() -> None:
     data = ("ü" * 200_000).encode()
     line_texts = texts(assembler.feed(data + b"\n"))
     assert "".join(line_texts) == "ü" * 200_000
-    assert all(len(text.encode()) <= logs.LINE_LIMIT for text in line_texts)
+    assert all(len(text.encode()) <= LIMITS.line_bytes for text in line_texts)
 
 
 @pytest.mark.security
@@ -161,7 +161,7 @@ def test_unfinished_lines_are_bounded() -> None:
     line_texts = []
     for call in range(1, 1000):
         line_texts += texts(assembler.feed(record(b"%d" % call, call=call)))
-    assert len(line_texts) == 999 - logs.UNFINISHED_LIMIT
+    assert len(line_texts) == 999 - LIMITS.unfinished_lines
     assert line_texts[0] == "1"
 
 

@@ -4,7 +4,8 @@ import json
 import pytest
 
 from clock_loop import run
-from kubetorch.pod.logs import TEXT_LIMIT, LogLine, PodLog
+from kubetorch.pod.logs import LogLine, PodLog
+from kubetorch.pod.tuning import LIMITS
 
 
 def log_line(text: str) -> LogLine:
@@ -107,9 +108,9 @@ def test_a_folder_that_cannot_be_made_drops_lines(tmp_path):
 def test_a_long_line_is_cut(tmp_path):
     async def act():
         log = PodLog(tmp_path, stdout=None)
-        log.write(log_line("x" * (TEXT_LIMIT + 100)))
+        log.write(log_line("x" * (LIMITS.log_text_characters + 100)))
         log.flush()
-        assert texts(log.tail(1)) == ["x" * TEXT_LIMIT + "…"]
+        assert texts(log.tail(1)) == ["x" * LIMITS.log_text_characters + "…"]
         log.close()
 
     scenario(act)

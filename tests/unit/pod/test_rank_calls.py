@@ -26,16 +26,13 @@ from kubetorch.errors import (
 )
 from kubetorch.lib import memory
 from kubetorch.pod.logs import Line
-from kubetorch.pod.membership import RESEND_INTERVAL, Membership
+from kubetorch.pod.membership import Membership
 from kubetorch.pod.peers import fan_out
 from kubetorch.pod.rank_calls import (
-    HANG_REPORT_SECONDS,
-    LOSS_REASON_DELAY,
-    LOSS_SETTLE_SECONDS,
-    SETTLE_SECONDS,
     RankGroup,
     select,
 )
+from kubetorch.pod.tuning import TIMING
 from kubetorch.pod.worker_process.worker import CallSink, OwnedPayload, Payload
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.distribution import DistributionSpec
@@ -294,7 +291,7 @@ def test_the_first_rank_that_fails_cancels_the_others_and_names_itself():
         assert pod.workers[0].cancelled
         peer.fail(KeyError("worse"), rank=3, pod_name="train-1")
         assert sink.failing is None
-        await pause(SETTLE_SECONDS)
+        await pause(TIMING.rank_settle_seconds)
         assert isinstance(sink.error, ValueError)
         assert (sink.failing.rank, sink.failing.pod_name) == (1, "train-0")
         assert [(error.rank, type(error)) for error in sink.error.other_errors] == [(3, KeyError)]
@@ -379,7 +376,7 @@ def test_a_rank_that_hangs_is_named_once():
         _, sink = pod.call()
         pod.workers[0].give(1, b"0")
         pod.workers[2].give(1, b"2")
-        await pause(HANG_REPORT_SECONDS + 1)
+        await pause(TIMING.rank_hang_report_seconds + 1)
         [line] = sink.lines
         assert "rank 1 in pod train-0" in line.text
         assert "kt stacks" in line.text
@@ -395,7 +392,7 @@ def test_a_member_that_is_lost_ends_its_calls_and_new_ones_with_the_reason():
         pod = Pod(3)
         _, sink = pod.call()
         pod.lose(2, reason="OOMKilled")
-        await pause(SETTLE_SECONDS)
+        await pause(TIMING.rank_settle_seconds)
         error = sink.error
         assert isinstance(error, WorkerMembershipChanged)
         assert error.reasons == {"train-2": "OOMKilled"}
@@ -443,7 +440,7 @@ def test_without_monitoring_a_loss_is_that_of_its_rank():
         _, sink = pod.call()
         pod.lose(1)
         pod.peers.calls[0].sink.on_lost(AgentDiedError("train-1", "Deleted"))
-        await pause(SETTLE_SECONDS)
+        await pause(TIMING.rank_settle_seconds)
         assert isinstance(sink.error, AgentDiedError)
 
     run(scenario())
@@ -454,10 +451,10 @@ def test_what_fails_because_of_a_loss_waits_for_the_news_of_it():
         pod = Pod(2)
         _, sink = pod.call()
         pod.workers[0].fail(1, RuntimeError("gloo: Connection closed by peer"))
-        await pause(SETTLE_SECONDS * 1.5)
+        await pause(TIMING.rank_settle_seconds * 1.5)
         assert sink.failing is None
         pod.lose(1)
-        await pause(LOSS_SETTLE_SECONDS)
+        await pause(TIMING.rank_loss_settle_seconds)
         assert isinstance(sink.error, WorkerMembershipChanged)
         assert [type(error) for error in sink.error.other_errors] == [RuntimeError]
 
@@ -469,7 +466,7 @@ def test_a_stream_that_ends_is_a_loss_even_without_news():
         pod = Pod(2)
         _, sink = pod.call()
         pod.peers.calls[0].sink.on_lost(AgentDiedError("train-1", "AgentRestarted"))
-        await pause(LOSS_REASON_DELAY + SETTLE_SECONDS)
+        await pause(TIMING.rank_loss_reason_seconds + TIMING.rank_settle_seconds)
         assert sink.error.reasons == {"train-1": "AgentRestarted"}
 
     run(scenario())
@@ -504,7 +501,9 @@ def test_a_newer_world_is_asked_for_as_long_as_the_controller_waits_for_it(setti
         pod = Pod(2, launch_timeout=2000, **settings)
         assert not pod.group.accepts(opening(restart_procs=True), time.time())
         await pause(3000)
-        assert len(pod.sent) == pytest.approx(seconds / RESEND_INTERVAL, abs=2)
+        assert len(pod.sent) == pytest.approx(
+            seconds / TIMING.world_request_interval_seconds, abs=2
+        )
 
     run(scenario())
 
@@ -525,7 +524,7 @@ def test_restart_procs_waits_for_a_newer_world_and_asks_until_it_comes():
         request = opening(restart_procs=True, id="call-9")
         assert not pod.group.accepts(request, time.time())
         assert pod.group.accepts(opening(), time.time())
-        await pause(2.5 * RESEND_INTERVAL)
+        await pause(2.5 * TIMING.world_request_interval_seconds)
         assert set(pod.sent) == {Regroup(id="call-9", epoch=1, is_quorum_awaited=True)}
         assert len(pod.sent) == 3
         waiting_since = time.time()
@@ -534,7 +533,7 @@ def test_restart_procs_waits_for_a_newer_world_and_asks_until_it_comes():
         assert not pod.group.accepts(opening(), time.time())
         newer = pod.start()
         assert newer.accepts(request, time.time())
-        await pause(2.5 * RESEND_INTERVAL)
+        await pause(2.5 * TIMING.world_request_interval_seconds)
         assert len(pod.sent) == 3
         another = opening(restart_procs=True, id="call-10")
         assert newer.accepts(another, waiting_since)

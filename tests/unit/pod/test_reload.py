@@ -2,7 +2,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubetorch.pod.reload import (
-    DELAYS,
     Abandon,
     Died,
     Failed,
@@ -18,6 +17,9 @@ from kubetorch.pod.reload import (
     Stopped,
     Switch,
 )
+from kubetorch.pod.tuning import TIMING
+
+DELAYS = TIMING.restart_delays_seconds
 
 
 def serving(generation: int) -> Reconciler:

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kubetorch.errors import QueueFullError
-from kubetorch.pod.slots import BREADTH, Slots, Start, Ticket
+from kubetorch.pod.slots import Slots, Start, Ticket
+from kubetorch.pod.tuning import LIMITS
 from kubetorch.wire.frames import Ancestor
 
 
@@ -162,7 +163,7 @@ def test_a_tree_of_calls_ends_in_one_slot_one_inside_the_other():
 def test_a_tree_of_calls_in_a_process_without_a_bound_leaves_threads_free():
     count, most = _grow(Pod(None), 10)
     assert count == 2047
-    assert BREADTH <= most <= BREADTH + 11
+    assert LIMITS.side_by_side_calls <= most <= LIMITS.side_by_side_calls + 11
 
 
 def test_without_a_bound_unrelated_calls_begin_at_once():
@@ -207,9 +208,9 @@ def test_a_call_that_began_without_a_slot_has_one_once_it_makes_a_call():
     slots = Slots(None)
     slots.add(0)
     assert slots.begin("root") == 0
-    for number in range(BREADTH):
+    for number in range(LIMITS.side_by_side_calls):
         assert slots.begin(str(number)) == 0
-    assert slots.running == BREADTH + 1
+    assert slots.running == LIMITS.side_by_side_calls + 1
     ancestors = (Ancestor("root", "root"),)
     slot = slots.offer(Ticket("left", "a", ancestors))
     assert slot is not None
@@ -217,7 +218,7 @@ def test_a_call_that_began_without_a_slot_has_one_once_it_makes_a_call():
     assert slots.offer(Ticket("right", "a", ancestors)) is None
     assert [start.call for start in slots.end("left")] == ["right"]
     assert slots.end("right") == slots.end("root") == []
-    assert slots.running == BREADTH
+    assert slots.running == LIMITS.side_by_side_calls
     assert Slots(1).begin("bounded") is None
 
 

@@ -9,9 +9,9 @@ from clock_loop import pause, run
 from kubetorch.lib import websocket_protocol
 from kubetorch.lib.http_server import Refusal
 from kubetorch.pod import streams as module
-from kubetorch.pod import streams as relays
 from kubetorch.pod.http.auth import Credentials, Guard
 from kubetorch.pod.streams import ClientStream
+from kubetorch.pod.tuning import LIMITS, TIMING
 from kubetorch.pod.worker_process.worker import OwnedPayload
 from kubetorch.specs.workload import Origin
 from kubetorch.wire import frames, routes, tokens, versions
@@ -222,11 +222,11 @@ def test_a_generator_is_granted_values_as_they_are_sent():
     async def scenario():
         client = Client()
         client.open(1)
-        for _ in range(relays.GRANT_COUNT * 2):
+        for _ in range(LIMITS.granted_values * 2):
             client.runner.give_one(1, b"1")
-        assert client.runner.granted == [(1, relays.GRANT_COUNT)] * 2
+        assert client.runner.granted == [(1, LIMITS.granted_values)] * 2
         client.connection.is_congested = True
-        for _ in range(relays.GRANT_COUNT):
+        for _ in range(LIMITS.granted_values):
             client.runner.give_one(1, b"1")
         assert len(client.runner.granted) == 2
         client.connection.is_congested = False
@@ -321,7 +321,7 @@ def test_a_client_that_acknowledges_nothing_is_sent_no_more_than_the_limit():
             client.open(number)
             client.runner.give(number, bytes(size))
         sent = sum(len(payload) for *_, payload in client.take())
-        assert module.UNACKNOWLEDGED_LIMIT <= sent < module.UNACKNOWLEDGED_LIMIT + 2 * MIB
+        assert LIMITS.unacknowledged_bytes <= sent < LIMITS.unacknowledged_bytes + 2 * MIB
         client.send(Kind.ACK, 0, Ack(100))
         assert client.take()
 
@@ -502,11 +502,11 @@ def test_a_pod_that_is_being_stopped_takes_no_new_clients_and_keeps_those_that_i
 def test_a_pod_has_no_more_clients_than_the_limit():
     async def scenario():
         door = Door()
-        for number in range(module.CLIENT_LIMIT):
+        for number in range(LIMITS.clients):
             door.accept(**{routes.CLIENT.lower(): f"client-{number}"})
         _, failure = door.refused(**{routes.CLIENT.lower(): "another"})
-        assert f"has {module.CLIENT_LIMIT} clients" in failure["message"]
-        await pause(module.LINGER + 1)
+        assert f"has {LIMITS.clients} clients" in failure["message"]
+        await pause(TIMING.client_linger_seconds + 1)
         assert door.accept(**{routes.CLIENT.lower(): "another"})
 
     run(scenario())
@@ -552,7 +552,7 @@ def test_a_handshake_that_is_never_finished_leaves_nothing():
         client = Client()
         client.stream.expect(0)
         client.stream.on_close("the client has opened another connection")
-        await pause(module.LINGER + 1)
+        await pause(TIMING.client_linger_seconds + 1)
         assert client.ended == [client.stream]
 
     run(scenario())

@@ -35,6 +35,7 @@ from kubetorch.lib.process_watch import ExitWatch
 from kubetorch.lib.tasks import cancel_all
 from kubetorch.pod.logs import Line, LogPipe
 from kubetorch.pod.slots import Slots, Start, Ticket
+from kubetorch.pod.tuning import LIMITS, TIMING
 from kubetorch.pod.worker_process.worker import MARKER
 from kubetorch.specs.callable import AppSpec
 from kubetorch.specs.compute import MOST_WAITING
@@ -45,25 +46,9 @@ from kubetorch.wire.messages import AppView, QueueView
 _SIGNALLED = 128
 #: Loopback addresses, of which an app may listen on a single one.
 ADDRESSES = ("127.0.0.1", "::1")
-#: First and longest pause between two attempts, in seconds.
-_PAUSES = (0.02, 0.25)
-#: Seconds that one attempt may take.
-_ATTEMPT_TIMEOUT = 5.0
 #: Characters of a path that stay as they are.
 _QUOTED = "/?&=%:@,;+$!*'()~#[]"
 _PIECE = 4096
-#: Seconds that an app has to end after SIGTERM.
-STOP_GRACE = 10.0
-#: Seconds for a killed app to be gone.
-KILL_TIMEOUT = 10.0
-#: Seconds of these for leftover processes of a killed app's shell.
-REST_TIMEOUT = 5.0
-#: Seconds in which a command that cannot be run at all is noticed.
-SETTLE = 0.2
-#: Seconds that an app has to listen on its own port once it listens on another one.
-OTHER_PORT_GRACE = 2.0
-#: Lines that an error about an app ends with.
-LAST_LINES = 20
 #: Exit codes of a shell whose command does not exist, or is no program.
 _NOT_RUN_CODES = (126, 127)
 _SHELL = "/bin/sh"
@@ -73,10 +58,6 @@ OWN_PORT = (
     "several pods of this machine share its ports, so each has one of its own: the app has to "
     "listen on PORT of its environment, which is {port} in the command"
 )
-#: Seconds that a request waits for an app that is being started.
-SERVING_TIMEOUT = 30.0
-#: Requests and WebSockets at one time.
-REQUEST_LIMIT = 2000
 
 
 @dataclass(frozen=True)
@@ -137,11 +118,13 @@ class AppExitFile:
 
 async def wait_until_healthy(port: int, path: str | None) -> str:
     """Wait until a server on this port answers; returns the address that it listens on."""
-    pauses = backoff.exponential(first=_PAUSES[0], limit=_PAUSES[1])
+    pauses = backoff.exponential(
+        first=TIMING.app_probe_first_delay_seconds, limit=TIMING.app_probe_longest_delay_seconds
+    )
     while True:
         for address in ADDRESSES:
             try:
-                async with deadlines.timeout(_ATTEMPT_TIMEOUT):
+                async with deadlines.timeout(TIMING.app_probe_seconds):
                     if await _answers(address, port, path):
                         return address
             except (OSError, TimeoutError, asyncio.TimeoutError):
@@ -194,7 +177,7 @@ class AppProcess:
         #: True once the agent ends the app.
         self.is_stopping = False
         self._is_settled = self.ended is not None
-        self._last: deque[str] = deque(maxlen=LAST_LINES)
+        self._last: deque[str] = deque(maxlen=LIMITS.app_error_lines)
         self._exited = asyncio.Event()
         self._is_out_of_time = asyncio.Event()
         self._exiting: asyncio.Task[None] | None = None
@@ -294,7 +277,7 @@ class AppProcess:
         exit_ = asyncio.ensure_future(self._exited.wait())
         port, path = self.port, self.app.health_check
         if port is None:
-            healthy = asyncio.ensure_future(asyncio.sleep(SETTLE, self.address))
+            healthy = asyncio.ensure_future(asyncio.sleep(TIMING.app_settle_seconds, self.address))
         else:
             healthy = asyncio.ensure_future(wait_until_healthy(port, path))
         # An app that ignores its own port listens on the declared one, as its siblings would.
@@ -307,7 +290,7 @@ class AppProcess:
             if elsewhere.done():
                 ends = (exit_, healthy)
                 await asyncio.wait(
-                    ends, timeout=OTHER_PORT_GRACE, return_when=asyncio.FIRST_COMPLETED
+                    ends, timeout=TIMING.app_other_port_seconds, return_when=asyncio.FIRST_COMPLETED
                 )
                 if not healthy.done() and not exit_.done():
                     raise self._failure(f"listens on port {declared}, and not on {port}")
@@ -354,7 +337,7 @@ class AppProcess:
         if self.is_alive:
             self._signal(signal.SIGTERM)
             with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-                async with deadlines.timeout(min(grace, STOP_GRACE)):
+                async with deadlines.timeout(min(grace, TIMING.app_stop_seconds)):
                     await self._exited.wait()
         await self.kill()
 
@@ -364,7 +347,7 @@ class AppProcess:
         self._is_out_of_time.set()
         if self.is_alive:
             self._signal(signal.SIGKILL)
-        async with deadlines.timeout(KILL_TIMEOUT):
+        async with deadlines.timeout(TIMING.app_kill_seconds):
             await self._exited.wait()
 
     def abort(self, error: OutOfMemoryError) -> None:
@@ -388,7 +371,7 @@ class AppProcess:
         self._signal(signal.SIGKILL)
         # Until these processes are gone, the app's port is taken.
         with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-            async with deadlines.timeout(REST_TIMEOUT):
+            async with deadlines.timeout(TIMING.app_leftover_seconds):
                 await process_watch.wait_for_ends(await self._find(processes.kill_session))
         self._output.close()
         code = exit_code(status)
@@ -520,7 +503,7 @@ class AppHost:
     async def serving(self) -> AppProcess:
         """Wait for the app that serves requests, and return it."""
         with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-            async with deadlines.timeout(SERVING_TIMEOUT):
+            async with deadlines.timeout(TIMING.app_serving_wait_seconds):
                 while self._refusal is None and (self._process is None or self._process.is_ending):
                     await self._changes.wait()
         if self._refusal is not None:
@@ -528,7 +511,8 @@ class AppHost:
         process = self._process
         if process is None:
             raise CallRefusedError(
-                f"pod {self.pod_name} has had no app that serves for {SERVING_TIMEOUT:g} s",
+                f"pod {self.pod_name} has had no app that serves "
+                f"for {TIMING.app_serving_wait_seconds:g} s",
                 hint="kt logs shows what it does",
             )
         if process.is_script:
@@ -554,8 +538,8 @@ class AppHost:
 
     def begin(self) -> None:
         """Count a request that begins as activity, until `finish`."""
-        if self._requests - self._slots.waiting >= REQUEST_LIMIT:
-            raise CallRefusedError(f"pod {self.pod_name} has {REQUEST_LIMIT} requests")
+        if self._requests - self._slots.waiting >= LIMITS.app_requests:
+            raise CallRefusedError(f"pod {self.pod_name} has {LIMITS.app_requests} requests")
         self._count(1)
 
     def finish(self) -> None:

@@ -30,17 +30,13 @@ from kubetorch.pod.apps.process import AppHost, AppProcess
 from kubetorch.pod.http import calling
 from kubetorch.pod.http.auth import Guard, refused
 from kubetorch.pod.http.request_forwarder import RequestForwarder, is_alone
+from kubetorch.pod.tuning import TIMING
 from kubetorch.wire import routes, tokens
 from kubetorch.wire.messages import Member
 from kubetorch.wire.tokens import AppRequest
 
-#: Seconds that a browser keeps the cookie; the token in it may end earlier.
-COOKIE_AGE = 12 * 3600
-
 _MOUNT = Mount(outside=routes.APP, inside="")
 _PREFIX = b"x-forwarded-prefix"
-#: Seconds within which the end of an app is noticed that refuses or cuts off a connection.
-_EXIT_NOTICE_SECONDS = 2.0
 _PATH = re.compile(rb"/[!-:<-~]*")
 _HINT = (
     "send it as Authorization: Bearer <token>; a browser is sent to the page with "
@@ -59,7 +55,7 @@ def cookie(name: str, token: str, *, path: str, is_secure: bool) -> str:
         raise ValueError(name) from error
     jar[name]["path"] = path
     jar[name]["secure"] = is_secure
-    jar[name]["max-age"] = COOKIE_AGE
+    jar[name]["max-age"] = TIMING.app_cookie_seconds
     jar[name]["httponly"] = True
     jar[name]["samesite"] = "Strict"
     return jar[name].OutputString()
@@ -185,7 +181,7 @@ class AppProxy:
                 await proxy.relay(app_scope, passed, receive, send_on, _target(process, headers))
             except ConnectionRefusedError:
                 # Nothing was sent. If it has just ended, its successor gets the request.
-                if not await process.ends_within(_EXIT_NOTICE_SECONDS):
+                if not await process.ends_within(TIMING.app_exit_notice_seconds):
                     raise
                 process = await self._host.serving()
                 await proxy.relay(app_scope, passed, receive, send_on, _target(process, headers))
@@ -193,7 +189,7 @@ class AppProxy:
             if has_begun:
                 raise ClientGoneError from error
             is_cut_off = isinstance(error, UnansweredError | ConnectionResetError)
-            if is_cut_off and await process.ends_within(_EXIT_NOTICE_SECONDS):
+            if is_cut_off and await process.ends_within(TIMING.app_exit_notice_seconds):
                 raise with_status(process.died(), 502) from error
             why = str(error) if isinstance(error, BrokenError) else type(error).__name__
             raise refusal(

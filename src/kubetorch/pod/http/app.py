@@ -34,13 +34,10 @@ from kubetorch.pod.image.preparation import Images
 from kubetorch.pod.logs import PodLog
 from kubetorch.pod.membership import Membership
 from kubetorch.pod.supervisor import Supervisor
+from kubetorch.pod.tuning import LIMITS, TIMING
 from kubetorch.pod.worker_process.worker import WorkerHost
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import exceptions, messages, routes, tokens
-
-#: Lines of the log that `GET /v1/logs` begins with, unless the request says a number.
-TAIL = 100
-_TAIL_LIMIT = 1_000_000
 
 _log = logging.getLogger(__name__)
 
@@ -55,8 +52,6 @@ class Route(NamedTuple):
     is_open: bool = False
 
 
-#: Most seconds that a request may wait for its answer.
-_LONGEST_WAIT = 3600.0
 _CALL = (tokens.CALL,)
 _EXEC = (tokens.EXEC,)
 
@@ -216,7 +211,7 @@ class App:
         wait = request.query("wait")
         with contextlib.suppress(TimeoutError):
             async with deadlines.timeout(
-                min(float(wait), _LONGEST_WAIT) if wait.isdecimal() else 0.0
+                min(float(wait), TIMING.serving_wait_longest_seconds) if wait.isdecimal() else 0.0
             ):
                 while self.supervisor.is_starting:
                     await self.supervisor.changes.wait()
@@ -306,7 +301,10 @@ class App:
         await respond.answer_json(200, status)
 
     async def _logs(self, request: Request, respond: Responder) -> None:
-        count = min(_number(request.query("tail", str(TAIL))), _TAIL_LIMIT)
+        count = min(
+            _number(request.query("tail", str(LIMITS.log_tail_lines))),
+            LIMITS.log_tail_longest_lines,
+        )
         if request.query("follow") not in ("1", "true"):
             self.log.flush()
             lines = await asyncio.to_thread(self.log.tail, count)

@@ -23,12 +23,8 @@ from kubetorch.errors import (
 )
 from kubetorch.lib import asgi
 from kubetorch.lib.http_server import Refusal
+from kubetorch.pod.tuning import LIMITS, TIMING
 from kubetorch.wire import exceptions, tokens
-
-#: Seconds for which the agent's own tokens are good: it uses them at once.
-OWN_TOKEN_SECONDS = 300.0
-#: Genuine tokens that are remembered, so that each is verified once.
-_CACHE_SIZE = 256
 
 
 @dataclass(frozen=True)
@@ -77,7 +73,7 @@ class Guard:
         if not self._key:
             return None
         now = self._clock()
-        claims = tokens.Claims(self._audience, now + OWN_TOKEN_SECONDS, issued=now)
+        claims = tokens.Claims(self._audience, now + TIMING.own_token_seconds, issued=now)
         return tokens.sign(self._key, claims)
 
     def check_origin(self, host: str | None, origin: str | None) -> None:
@@ -115,7 +111,7 @@ class Guard:
         if expires > now:
             return verbs
         if self._user and hmac.compare_digest(tokens.fingerprint(token), self._user):
-            expires, verbs = now + 60.0, tokens.VERBS
+            expires, verbs = now + TIMING.user_token_seconds, tokens.VERBS
         elif self._key:
             claims = tokens.verify(self._key, token, audience=self._audience, now=now)
             expires, verbs = claims.expires, claims.verbs
@@ -123,7 +119,7 @@ class Guard:
             raise CallRefusedError(
                 "this pod is not ready: its controller has not said yet whom to let in"
             )
-        if len(self._verified_tokens) >= _CACHE_SIZE:
+        if len(self._verified_tokens) >= LIMITS.verified_tokens:
             self._verified_tokens.clear()
         self._verified_tokens[token] = expires, verbs
         return verbs

@@ -20,16 +20,10 @@ from kubetorch.lib.asgi import JSON, NDJSON, Request, Responder
 from kubetorch.lib.tasks import cancel_all
 from kubetorch.pod.http import calling
 from kubetorch.pod.membership import Membership
+from kubetorch.pod.tuning import LIMITS, TIMING
 from kubetorch.wire import exceptions, routes
 from kubetorch.wire.messages import Member
 
-#: Seconds that the call waits for a pod that cannot be reached.
-PATIENCE = 30.0
-#: Seconds that the other pods get to say how their calls ended once one has failed.
-SETTLE_SECONDS = 0.2
-_CONNECT_TIMEOUT = 5.0
-#: Bytes that one value of a generator may have as JSON.
-_VALUE_LIMIT = 1024 * 1024 * 1024
 _PASSED_ON = (
     routes.AUTHORIZATION,
     routes.REQUEST_ID,
@@ -72,14 +66,16 @@ async def call(
     request: Request, respond: Responder, members: Membership, ordinals: Sequence[int]
 ) -> None:
     """Run the call that a request describes on these pods, and answer with their answers."""
-    body = await request.body(calling.BODY_LIMIT)
+    body = await request.body(LIMITS.post_body_bytes)
     headers = {
         name: request.headers[name.lower()]
         for name in _PASSED_ON
         if name.lower() in request.headers
     }
     timeout = calling.timeout_of(request.headers)
-    patience = PATIENCE if timeout is None else min(timeout, PATIENCE)
+    patience = TIMING.broadcast_reach_seconds
+    if timeout is not None:
+        patience = min(timeout, patience)
     output = _Output(respond)
     tasks = [
         asyncio.ensure_future(
@@ -105,7 +101,7 @@ async def _settle(tasks: Sequence[asyncio.Task[_Answer]], disconnect: asyncio.Ta
         pending = {task for task in pending if not task.done()}
         if any(task.done() and task.result().has_failed for task in tasks):
             if pending:
-                await asyncio.wait(pending, timeout=SETTLE_SECONDS)
+                await asyncio.wait(pending, timeout=TIMING.broadcast_settle_seconds)
             return
 
 
@@ -156,7 +152,9 @@ class _Part:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.patience
         headers = {**headers, routes.ALONE: "1"}
-        for delay in backoff.exponential(first=0.05, limit=1.0):
+        for delay in backoff.exponential(
+            first=TIMING.broadcast_first_delay_seconds, limit=TIMING.broadcast_longest_delay_seconds
+        ):
             member = self.members.find(self.ordinal)
             if member is not None:
                 fetched = async_http.fetch(
@@ -164,7 +162,7 @@ class _Part:
                     member.url + path,
                     headers,
                     body,
-                    connect_timeout=_CONNECT_TIMEOUT,
+                    connect_timeout=TIMING.broadcast_connect_seconds,
                     timeout=None,
                 )
                 with contextlib.suppress(transports.UnreachableError):
@@ -204,7 +202,7 @@ class _Part:
         if not content_type.startswith(NDJSON):
             body = [piece async for piece in answer.pieces(timeout=None)]
             return _Answer(answer.status, content_type, b"".join(body))
-        async for line in answer.lines(limit=_VALUE_LIMIT, timeout=None):
+        async for line in answer.lines(limit=LIMITS.broadcast_value_bytes, timeout=None):
             await output.write(self.ordinal, line)
         return _Answer(200)
 

@@ -19,18 +19,15 @@ from kubetorch.errors import KubetorchError, ProtocolError, SerializationError, 
 from kubetorch.lib.asgi import JSON, NDJSON, Request, Responder
 from kubetorch.pod.calls import Call, Calls, join
 from kubetorch.pod.logs import Line
-from kubetorch.pod.streams import GRANT_COUNT
+from kubetorch.pod.tuning import LIMITS
 from kubetorch.pod.worker_process.worker import OwnedPayload, Payload
 from kubetorch.wire import codecs, exceptions, rank_values, routes
 from kubetorch.wire.calls import Returned, new_call_id
 from kubetorch.wire.frames import Body, Open, Progress
 from kubetorch.wire.rank_values import Buffer
 
-#: Bytes that the body of a `POST` may have, decompressed; streams take more.
-BODY_LIMIT = 64 * 1024 * 1024
-#: Most bytes that are parsed in the event loop, and the thread that parses longer bodies: the
-#: parser holds the interpreter.
-_LONG, _parser = 1024 * 1024, ThreadPoolExecutor(1, "kubetorch-parse")
+#: The thread that parses long bodies: the parser holds the interpreter.
+_parser = ThreadPoolExecutor(1, "kubetorch-parse")
 _BYTES = "application/octet-stream"
 #: The content types of user code that a header accepts.
 _CONTENT_TYPE = re.compile(rb"[\x20-\x7e]{1,200}")
@@ -71,7 +68,7 @@ async def call(
             f"Serialization format {codec!r} is for streams; formats are {', '.join(codecs.CODECS)}"
         )
     calls.check_target(name, codec)
-    arguments = await _arguments(await request.body(BODY_LIMIT), codec)
+    arguments = await _arguments(await request.body(LIMITS.post_body_bytes), codec)
     if arguments.workers == "any" and not calls.is_distributed:
         arguments = arguments._replace(workers=None)  # it was chosen for that
     opening = Open(
@@ -102,7 +99,7 @@ async def call(
 
 async def is_for_any(request: Request) -> bool:
     """True if a request asks for the least busy pod; a malformed request does not."""
-    body = await request.body(BODY_LIMIT)
+    body = await request.body(LIMITS.post_body_bytes)
     if b'"any"' not in body:
         return False
     codec = request.headers.get(routes.SERIALIZATION.lower(), "json").strip().lower()
@@ -114,7 +111,7 @@ async def is_for_any(request: Request) -> bool:
 
 async def _arguments(body: bytes, codec: str) -> Arguments:
     """As `parse_arguments`: of several long bodies one after the other, other requests between."""
-    if len(body) <= _LONG:
+    if len(body) <= LIMITS.loop_parsed_bytes:
         return parse_arguments(body, codec)
     loop = asyncio.get_running_loop()
     return await loop.run_in_executor(_parser, parse_arguments, body, codec)
@@ -160,7 +157,7 @@ def parse_arguments(body: bytes, codec: str) -> Arguments:
 
 def _check_text(body: bytes) -> None:
     """Refuse half of a character, for which the parser's own error would be misleading."""
-    lone_surrogate = _LONE_SURROGATE.search(body, 0, _LONG)
+    lone_surrogate = _LONE_SURROGATE.search(body, 0, LIMITS.loop_parsed_bytes)
     if lone_surrogate is not None:
         raise ProtocolError(
             f"the body has {lone_surrogate[1].decode()} at byte {lone_surrogate.start(1)}, half of "
@@ -242,9 +239,9 @@ async def _relay(caller: HttpCaller, running: Call | None, respond: Responder) -
             await respond.begin(200, NDJSON)
         await respond.write(_lines("yield", event.codec, event.segments))
         granted += 1
-        if granted == GRANT_COUNT and running is not None:
+        if granted == LIMITS.granted_values and running is not None:
             granted = 0
-            running.grant(GRANT_COUNT)
+            running.grant(LIMITS.granted_values)
 
 
 async def _answer(result: _Value, respond: Responder) -> None:

@@ -3,10 +3,10 @@
     client ── agent ──┬── its own workers, or its own app
                       └── agent of the sibling with the fewest calls, which keeps it
 
-The pod asks its siblings for the numbers of their calls, at most once in `LOAD_VALID_SECONDS`, and
-counts the requests that it passes on meanwhile. In a cluster a Service spreads requests already, so
-a pod without calls answers its requests itself. On one machine all requests come to one pod, which
-takes turns with pods that are as busy.
+The pod asks its siblings for the numbers of their calls, at most once in
+`sibling_loads_valid_seconds`, and counts the requests that it passes on meanwhile. In a cluster a
+Service spreads requests already, so a pod without calls answers its requests itself. On one machine
+all requests come to one pod, which takes turns with pods that are as busy.
 """
 
 from __future__ import annotations
@@ -29,15 +29,10 @@ from kubetorch.lib.http1 import Header
 from kubetorch.lib.http_server import Message
 from kubetorch.lib.proxy import Mount, Target
 from kubetorch.pod.membership import Membership
+from kubetorch.pod.tuning import LIMITS, TIMING
 from kubetorch.wire import routes
 from kubetorch.wire.messages import Member
 
-#: Seconds for which the siblings' numbers of calls are valid, and that a sibling has to answer.
-LOAD_VALID_SECONDS, ANSWER_TIMEOUT = 0.05, 0.5
-#: Most siblings that are asked; where there are more, chance chooses.
-SIBLING_LIMIT = 8
-#: Bytes of a sibling's answer.
-_ANSWER_LIMIT = 1000
 _ALONE = routes.ALONE.lower().encode()
 _SAME_PATHS = Mount(outside="", inside="")
 
@@ -60,9 +55,9 @@ class RequestForwarder:
     is_on: bool = True
 
     def __post_init__(self) -> None:
-        self._pool = HttpPool(connect_timeout=ANSWER_TIMEOUT)
+        self._pool = HttpPool(connect_timeout=TIMING.sibling_load_answer_seconds)
         self._loads_lock = asyncio.Lock()
-        self._loads_time = -LOAD_VALID_SECONDS
+        self._loads_time = -TIMING.sibling_loads_valid_seconds
         # Calls of siblings by pod: the numbers that they reported, and requests passed on since.
         self._loads: Counter[str] = Counter()
         # Requests of this pod that a sibling has.
@@ -107,11 +102,11 @@ class RequestForwarder:
     async def _refresh_loads(self) -> None:
         loop = asyncio.get_running_loop()
         async with self._loads_lock:
-            if loop.time() - self._loads_time < LOAD_VALID_SECONDS:
+            if loop.time() - self._loads_time < TIMING.sibling_loads_valid_seconds:
                 return
             siblings = self._siblings
-            if len(siblings) > SIBLING_LIMIT:
-                siblings = random.sample(siblings, SIBLING_LIMIT)
+            if len(siblings) > LIMITS.asked_siblings:
+                siblings = random.sample(siblings, LIMITS.asked_siblings)
             counts = await asyncio.gather(*map(self._load_of, siblings))
             self._loads.clear()
             for member, calls in zip(siblings, counts, strict=True):
@@ -125,9 +120,13 @@ class RequestForwarder:
         route = transports.Route(parts.hostname or "", parts.port or 80)
         request = Request("GET", routes.LOAD, ((routes.AUTHORIZATION, f"Bearer {self.token()}"),))
         try:
-            async with deadlines.timeout(ANSWER_TIMEOUT):
-                answer = await self._pool.send(route, request, timeout=ANSWER_TIMEOUT)
-                text = await answer.read(_ANSWER_LIMIT, timeout=ANSWER_TIMEOUT)
+            async with deadlines.timeout(TIMING.sibling_load_answer_seconds):
+                answer = await self._pool.send(
+                    route, request, timeout=TIMING.sibling_load_answer_seconds
+                )
+                text = await answer.read(
+                    LIMITS.sibling_load_answer_bytes, timeout=TIMING.sibling_load_answer_seconds
+                )
             return int(json.loads(text)["calls"]) if answer.status == 200 else None
         except (OSError, TimeoutError, asyncio.TimeoutError, ValueError, KeyError):
             return None

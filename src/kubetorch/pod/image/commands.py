@@ -21,6 +21,7 @@ from kubetorch.pod.environment import NAMES, Prepared
 from kubetorch.pod.filesystem import PodFilesystem
 from kubetorch.pod.image import image_steps, venvs
 from kubetorch.pod.image.image_steps import Copier
+from kubetorch.pod.tuning import LIMITS
 from kubetorch.specs.image import CopyStep, ImageSpec, PipStep, RunStep
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import messages
@@ -46,10 +47,6 @@ exec {uv} $flags "$@"
 """
 #: The names of pip, for each Python that workers run on.
 _PIPS = ("pip", *(name.replace("python", "pip") for name in NAMES if name != "python"))
-#: Bytes of a request.
-BODY_LIMIT = 1024 * 1024
-#: Lines that wait for a slow client; further ones are dropped, and counted.
-_LINES = 10_000
 
 
 @dataclass(eq=False)
@@ -158,13 +155,13 @@ async def run(
     run_step: Callable[[RunStepNow, OnLine], Awaitable[int]],
 ) -> None:
     """Run the step that a request describes. The step ends when the client disconnects."""
-    order = messages.decode(RunStepNow, await request.body(BODY_LIMIT))
-    lines: asyncio.Queue[RunLine | None] = asyncio.Queue(_LINES + 2)
+    order = messages.decode(RunStepNow, await request.body(LIMITS.step_body_bytes))
+    lines: asyncio.Queue[RunLine | None] = asyncio.Queue(LIMITS.step_waiting_lines + 2)
     dropped = 0
 
     def on_line(text: str, source: str) -> None:
         nonlocal dropped
-        if lines.qsize() < _LINES:
+        if lines.qsize() < LIMITS.step_waiting_lines:
             lines.put_nowait(RunLine(text=text, source=source))
         else:
             dropped += 1

@@ -26,6 +26,7 @@ from kubetorch.errors import ImageStepError
 from kubetorch.lib import process_watch
 from kubetorch.lib.process_watch import OnLine
 from kubetorch.pod.transfers import Transfers
+from kubetorch.pod.tuning import LIMITS
 from kubetorch.specs.image import (
     INSTALL_VARIABLE,
     CopyStep,
@@ -74,8 +75,6 @@ _PATH_OPTIONS = frozenset(
 _PREFIXES = frozenset(
     {"sudo", "env", "exec", "nohup", "time", "command", "then", "do", "else", "!"}
 )
-#: Lines of a step's output that its error shows.
-SHOWN_LINES = 30
 #: The shell that runs commands.
 SHELL = "/bin/bash" if Path("/bin/bash").exists() else "/bin/sh"
 #: Variables that switch off progress bars and colours, which are of no use in a log.
@@ -251,7 +250,7 @@ async def run(
     on_line: OnLine,
 ) -> None:
     """Run a command of the shell, or a program, for a step."""
-    last_lines: deque[str] = deque(maxlen=SHOWN_LINES)
+    last_lines: deque[str] = deque(maxlen=LIMITS.step_error_lines)
 
     def on_output_line(text: str) -> None:
         last_lines.append(text)

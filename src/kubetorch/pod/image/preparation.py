@@ -38,6 +38,7 @@ from kubetorch.pod.image.image_steps import Copier
 from kubetorch.pod.image.venvs import SharedVenvs
 from kubetorch.pod.session import Session
 from kubetorch.pod.transfers import Transfers
+from kubetorch.pod.tuning import LIMITS
 from kubetorch.specs.image import (
     INSTALL_VARIABLE,
     CopyStep,
@@ -60,8 +61,6 @@ from kubetorch.wire.podenv import PodEnv
 #: Receives a line that a step wrote, and the generation that the step was run for.
 OnStepLine = Callable[[str, int], None]
 
-#: How many of the pod's latest environments its workers may still use.
-_RECENT_VENVS = 4
 
 _log = logging.getLogger(__name__)
 
@@ -88,7 +87,7 @@ class StepRecords:
     def __init__(self, root: Path) -> None:
         self._environments = root / "own"
         shutil.rmtree(self._environments, ignore_errors=True)
-        self._used: deque[Path] = deque(maxlen=_RECENT_VENVS)
+        self._used: deque[Path] = deque(maxlen=LIMITS.recent_venvs)
         self._last_number = 0
         #: The steps that the pod ran last.
         self.last_run = RanSteps()

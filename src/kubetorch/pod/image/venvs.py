@@ -35,6 +35,7 @@ from pathlib import Path
 
 from kubetorch.datastore.blobs import digest_of
 from kubetorch.errors import StartupError
+from kubetorch.pod.tuning import LIMITS, TIMING
 
 #: Lets an environment see the packages of its interpreter.
 _PTH = "_kubetorch.pth"
@@ -51,14 +52,6 @@ _PROGRAM = b"""#!/bin/sh
 '''exec' "$(dirname -- "$(realpath -- "$0")")"/'python' "$0" "$@"
 ' '''
 """
-#: Environments that no agent used for so many seconds are removed.
-LONGEST_UNUSED = 14 * 86400.0
-#: Bytes that all environments may have together before unused environments are removed.
-TOTAL_BYTES = 20 * 1024**3
-#: Environments that an agent keeps locked: those of the generations that it may still serve.
-_LOCKED_VENVS = 8
-#: Seconds after which an unfinished environment counts as abandoned.
-_ABANDONED = 86400.0
 _log = logging.getLogger(__name__)
 
 
@@ -249,7 +242,7 @@ class SharedVenvs:
             os.close(descriptor)
             return None
         self._locks[digest] = descriptor
-        while len(self._locks) > _LOCKED_VENVS:
+        while len(self._locks) > LIMITS.locked_venvs:
             os.close(self._locks.popitem(last=False)[1])
         return venv
 
@@ -275,14 +268,19 @@ class SharedVenvs:
         while self._locks:
             os.close(self._locks.popitem()[1])
 
-    def collect(self, *, longest_unused: float = LONGEST_UNUSED, total: int = TOTAL_BYTES) -> int:
+    def collect(
+        self,
+        *,
+        longest_unused: float = TIMING.venv_longest_unused_seconds,
+        total: int = LIMITS.venvs_bytes,
+    ) -> int:
         """Remove unused environments that are old, or too many; returns how many were removed."""
         now = time.time()
         venvs = []
         for folder in self.folder.iterdir():
             with contextlib.suppress(OSError, ValueError):
                 if folder.name.startswith("."):
-                    if now - folder.stat().st_mtime > _ABANDONED:
+                    if now - folder.stat().st_mtime > TIMING.venv_abandoned_seconds:
                         shutil.rmtree(folder, ignore_errors=True)
                 elif (folder / "size").is_file():
                     last_use = (self.folder / f"{folder.name}.lock").stat().st_mtime

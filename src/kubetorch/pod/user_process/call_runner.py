@@ -36,11 +36,10 @@ from kubetorch.pod.user_process.current_call import callbacks, current
 from kubetorch.pod.user_process.monarch_hosts import MonarchHosts
 from kubetorch.pod.user_process.protocol import AgentSocket, Frame
 from kubetorch.pod.user_process.thread_pool import Job
+from kubetorch.pod.user_process.tuning import LIMITS, TIMING
 from kubetorch.specs.callable import CALLABLES
 from kubetorch.wire import codecs, exceptions, introspection, retries
 
-#: Seconds between two reports of progress; the last one is always sent.
-PROGRESS_INTERVAL = 0.05
 #: Folder of the code of workers, whose frames users have no interest in.
 CODE = str(Path(__file__).parent) + os.sep
 _MAIN_THREAD = (
@@ -134,7 +133,7 @@ class RunningCall:
         #: The task that runs it, for a call on the event loop.
         self.task: asyncio.Task[Any] | None = None
         # Values that the call's generator may still send.
-        self._grant = protocol.FIRST_GRANT
+        self._grant = LIMITS.first_granted_values
         self._grants: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._granted: asyncio.Future[None] | None = None
         self._progress: bytes | None = None
@@ -233,7 +232,7 @@ class RunningCall:
         text = None if message is None else _shortened(str.__str__(str(message)))
         report = json.dumps([*numbers, text]).encode()
         now = time.monotonic()
-        due = self._progress_sent + PROGRESS_INTERVAL
+        due = self._progress_sent + TIMING.progress_interval_seconds
         if now >= due:
             self._progress, self._progress_sent = None, now
             self.agent.send(protocol.PROGRESS, self.number, report)
@@ -263,11 +262,11 @@ class ValueFile:
         self._size = 0
 
     def write(self, data: protocol.Buffer) -> None:
-        """Append bytes; `OSError` beyond `protocol.VALUE_LIMIT`, or without room."""
+        """Append bytes; `OSError` beyond `stored_value_bytes`, or without room."""
         view = memoryview(data).cast("B")
         self._size += len(view)
-        if self._size > protocol.VALUE_LIMIT:
-            raise OSError(f"it has more than {protocol.VALUE_LIMIT // 1024**3} GiB")
+        if self._size > LIMITS.stored_value_bytes:
+            raise OSError(f"it has more than {LIMITS.stored_value_bytes // 1024**3} GiB")
         while view:
             view = view[os.write(self.descriptor, view) :]
 
@@ -334,8 +333,8 @@ class CallRunner:
 
     def _report_waits(self) -> None:
         calls = tuple(self._calls.values())
-        awaited = [(call.number, call.waits_for[: protocol.WAITS_LENGTH]) for call in calls]
-        waits = [wait for wait in awaited if wait[1]][: protocol.WAITS_MOST]
+        awaited = [(call.number, call.waits_for[: LIMITS.waited_call_characters]) for call in calls]
+        waits = [wait for wait in awaited if wait[1]][: LIMITS.waiting_calls]
         self.agent.send(protocol.WAITS, payload=json.dumps(dict(waits)).encode())
 
     def _control(self, frame: Frame) -> None:
@@ -639,8 +638,8 @@ def decode(
 def _shortened(text: str) -> str:
     """The message of a report, of so many bytes that it fits into a frame."""
     data = text.encode(errors="replace")
-    if len(data) > protocol.MESSAGE_LIMIT:
-        data = data[: protocol.MESSAGE_LIMIT - 3] + "…".encode()
+    if len(data) > LIMITS.progress_message_bytes:
+        data = data[: LIMITS.progress_message_bytes - 3] + "…".encode()
     return data.decode(errors="ignore")
 
 

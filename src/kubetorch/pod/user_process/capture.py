@@ -22,12 +22,11 @@ from typing import TYPE_CHECKING, TextIO, cast
 from kubetorch.pod.user_process import protocol
 from kubetorch.pod.user_process.c_output import COutput
 from kubetorch.pod.user_process.current_call import current
+from kubetorch.pod.user_process.tuning import LIMITS
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-#: Bytes of an unfinished line that are collected before they are written.
-_PENDING_LIMIT = 2048
 #: Levels of printed lines in programs whose messages are written by their own handlers.
 _LEVELS = {protocol.STDOUT: b"INFO", protocol.STDERR: b"ERROR"}
 
@@ -54,7 +53,7 @@ class OutputPipe:
         with self._lock:
             pending = self._pending.pop(key, b"")
             end = data.rfind(b"\n") + 1
-            if len(pending) + len(data) - end > _PENDING_LIMIT or b"\r" in data:
+            if len(pending) + len(data) - end > LIMITS.unfinished_line_bytes or b"\r" in data:
                 end = len(data)
             if end == 0:
                 self._pending[key] = pending + data
@@ -82,7 +81,7 @@ class OutputPipe:
 
     def log(self, level: str, text: str, created: float) -> None:
         data = text.encode(errors="backslashreplace")
-        name = level.encode(errors="replace")[: protocol.LEVEL_LIMIT]
+        name = level.encode(errors="replace")[: LIMITS.level_name_bytes]
         with self._lock:
             self._write_records(protocol.LOGGER, _current_number(), data, name, created)
 

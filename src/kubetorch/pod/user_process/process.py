@@ -40,6 +40,7 @@ from kubetorch.pod.user_process.capture import OutputPipe
 from kubetorch.pod.user_process.monarch_hosts import MonarchHosts
 from kubetorch.pod.user_process.protocol import AgentSocket
 from kubetorch.pod.user_process.thread_pool import ThreadPool
+from kubetorch.pod.user_process.tuning import LIMITS, TIMING
 from kubetorch.wire import exceptions
 
 
@@ -183,12 +184,12 @@ class _Worker:
 
     def _report_loaded(self, deployed: DeployedCallable) -> None:
         names = json.dumps(deployed.loop_methods).encode()
-        self._agent.send(protocol.LOADED, payload=names[: protocol.NAMES_LIMIT])
+        self._agent.send(protocol.LOADED, payload=names[: LIMITS.loop_method_names_bytes])
 
     def _run_loop_aside(self, has_left: threading.Event) -> None:
         asyncio.set_event_loop(self._loop)
         self._run_loop()
-        if not has_left.wait(1.0):  # a call holds the main thread up
+        if not has_left.wait(TIMING.main_thread_exit_seconds):  # a call holds the main thread up
             _leave(self._pipe.c_output)
 
     def _run_loop(self) -> None:

@@ -16,7 +16,7 @@ the agent's own files), so nothing here is negotiated.
 With LOAD comes the descriptor of the file that the stacks of all threads are written to: at DUMP,
 which says in `call` until when (milliseconds of the monotonic clock), or at the signal `STACKS`.
 
-A payload up to `INLINE` bytes follows its frame. A longer one lies in a *memory file*, known to
+A payload up to `inline_bytes` follows its frame. A longer one lies in a *memory file*, known to
 both ends by a number (`argument`, chosen by the end that made the file); its descriptor comes with
 the first frame that names it (`DESCRIPTOR`). RELEASE says that this end does not look at a memory
 file any more, so its owner may use it again; FORGET that it will never be used again.
@@ -72,22 +72,11 @@ from typing import Final, NamedTuple, NoReturn
 from kubetorch.errors import SerializationError
 from kubetorch.lib import memory, processes
 from kubetorch.lib.memory import Lending, Mappings, Memory
+from kubetorch.pod.user_process.tuning import LIMITS, TIMING
 from kubetorch.wire import codecs, exceptions
 
 Buffer = bytes | bytearray | memoryview
 
-#: Longest payload that is sent in the stream, in bytes.
-INLINE: Final = 256 * 1024
-#: Longest payload that a worker sends in the stream, where it has no room for a memory file.
-INLINE_LIMIT: Final = 1024**3
-#: Bytes of the values together that a pod keeps on its disk, and so of one of them.
-VALUE_LIMIT: Final = 2 * 1024**3
-#: Values that a generator may send before the first GRANT.
-FIRST_GRANT: Final = 16
-#: Bytes of the content type of a result.
-CONTENT_TYPE_LIMIT: Final = 200
-#: Bytes of the message of a report of progress.
-MESSAGE_LIMIT: Final = 4096
 
 LOAD: Final = 1
 CALL: Final = 2
@@ -117,26 +106,18 @@ EXITS: Final = 23
 RETURNED: Final = 24
 #: The calls that calls wait for, by the waiting calls' numbers, as JSON.
 WAITS: Final = 25
-#: Calls that WAITS names, and characters of the call that each waits for.
-WAITS_MOST: Final = 100
-WAITS_LENGTH: Final = 200
 
-#: Bytes of the names in LOADED: of the methods that the event loop runs, as JSON; `null` stands for
-#: the callable itself.
-NAMES_LIMIT: Final = 256 * 1024
 
 #: Bytes of meta, and of payload in the stream, that a frame of each kind from a worker may have.
 _FROM_WORKER: Final = {
-    **dict.fromkeys((RESULT, YIELD), (codecs.SIZES_BYTES, INLINE_LIMIT)),
+    **dict.fromkeys((RESULT, YIELD), (codecs.SIZES_BYTES, LIMITS.inline_fallback_bytes)),
     **dict.fromkeys((ERROR, FAILED), (0, exceptions.JSON_LIMIT)),
-    PROGRESS: (0, 8 * MESSAGE_LIMIT),
-    LOADED: (0, NAMES_LIMIT),
-    WAITS: (0, WAITS_MOST * (6 * WAITS_LENGTH + 50)),
+    PROGRESS: (0, 8 * LIMITS.progress_message_bytes),
+    LOADED: (0, LIMITS.loop_method_names_bytes),
+    WAITS: (0, LIMITS.waiting_calls * (6 * LIMITS.waited_call_characters + 50)),
     **dict.fromkeys((RELEASE, FORGET, PREEMPTED, EXITS, RETURNED), (0, 0)),
 }
 
-#: Seconds that a process which is to end waits for the turn to say so.
-_EXIT_PATIENCE = 0.5
 #: The function that `breakpoint()` calls in a pod, which has no terminal, by default.
 BREAKPOINT = ("PYTHONBREAKPOINT", "kubetorch.sdk.debugger.refuse_breakpoint")
 #: The signal at which a worker that does not read writes the stacks of its threads: one that no
@@ -174,7 +155,6 @@ _LENGTH: Final = struct.Struct("<I")
 _NO_TEXT: Final = _LENGTH.pack(0xFFFFFFFF)
 _EMPTY: Final = _LENGTH.pack(0)
 _CHUNK: Final = 64 * 1024
-_LEAST_ROOM: Final = 1024 * 1024
 _DESCRIPTOR_BYTES: Final = array.array("i").itemsize
 _ANCILLARY: Final = socket.CMSG_SPACE(_DESCRIPTOR_BYTES)
 # Plain numbers: operations on the enumerations of `socket` cost as much as a system call.
@@ -185,8 +165,6 @@ _RECORD_HEADER: Final = struct.Struct("<16sBBHIIQd")
 RECORD_HEADER_BYTES: Final = _RECORD_HEADER.size
 #: Bytes of a record, header included.
 RECORD_LIMIT: Final = min(select.PIPE_BUF, 4096)
-#: Bytes of the name of a level.
-LEVEL_LIMIT: Final = 64
 STDOUT: Final = 1
 STDERR: Final = 2
 LOGGER: Final = 3
@@ -257,7 +235,7 @@ def unpack_waits(payload: bytes) -> dict[int, str]:
         waits = {int(number): str.encode(text).decode() for number, text in decoded.items()}
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise FrameError(f"what calls wait for: {error}") from error
-    return {number: text[:WAITS_LENGTH] for number, text in waits.items()}
+    return {number: text[: LIMITS.waited_call_characters] for number, text in waits.items()}
 
 
 def pack(
@@ -436,7 +414,9 @@ class Receiver:
 
     def _grow(self, frame: _LongPayload) -> None:
         """Double the room of a frame."""
-        frame += bytes(min(self._total - len(frame), max(len(frame), _LEAST_ROOM)))
+        frame += bytes(
+            min(self._total - len(frame), max(len(frame), LIMITS.long_frame_first_bytes))
+        )
 
     def _next_long(self, frame: _LongPayload) -> Frame | None:
         if self._filled < self._total:
@@ -623,8 +603,8 @@ class AgentSocket:
             length = sizes[0]
         else:
             _, length = codecs.layout(sizes)
-        stored = self._store(segments, sizes, length) if length > INLINE else None
-        if stored is None and length > INLINE_LIMIT:
+        stored = self._store(segments, sizes, length) if length > LIMITS.inline_bytes else None
+        if stored is None and length > LIMITS.inline_fallback_bytes:
             raise SerializationError(
                 f"no room for a value of {length} bytes: there is no memory or no descriptor left"
             )
@@ -693,7 +673,7 @@ class AgentSocket:
 
     def report_exit(self, call: int) -> None:
         """Report that a call ends this process. The user's signal handler may have the lock."""
-        if os.getpid() != self._pid or not self._lock.acquire(timeout=_EXIT_PATIENCE):
+        if os.getpid() != self._pid or not self._lock.acquire(timeout=TIMING.exit_frame_seconds):
             return
         with contextlib.suppress(OSError):
             self._socket.send(pack(EXITS, call))
@@ -723,5 +703,5 @@ def _encode(codec: str, value: object, root: str) -> list[codecs.Segment]:
         with contextlib.suppress(Exception):
             kind = headers["content-type"] if headers else kind
         text = str(kind or "application/octet-stream")
-        return [body, text.encode("ascii", "replace")[:CONTENT_TYPE_LIMIT]]
+        return [body, text.encode("ascii", "replace")[: LIMITS.content_type_bytes]]
     return codecs.encode(codec, value)

@@ -31,11 +31,9 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from kubetorch.pod.user_process import protocol
+from kubetorch.pod.user_process.tuning import TIMING
 
-#: Seconds up to which a job is quick.
-QUICK: Final = 0.0001
-#: Seconds that the deputy leaves to a job that should have been quick.
-GRACE: Final = 0.001
+_QUICK_SECONDS: Final = TIMING.quick_job_seconds
 #: By how much, from one job to the next, the remembered time of a kind of job may grow. The quick
 #: jobs tell how long a kind of job takes: the others may have waited for the interpreter's lock.
 _FADE_FACTOR: Final = 1.25
@@ -206,7 +204,8 @@ class ThreadPool:
                     job = None
                     continue
                 goes_home = self._is_home_free and threading.get_ident() != self._home
-                is_slow = not goes_home and self._usual_seconds.get(job.kind, QUICK) >= QUICK
+                usual_seconds = self._usual_seconds.get(job.kind, _QUICK_SECONDS)
+                is_slow = not goes_home and usual_seconds >= _QUICK_SECONDS
                 has_room = self._running < self.limit and (not is_slow or self._has_successor())
                 if not has_room and job.refuse is None:
                     self._waiting.append(job)
@@ -279,7 +278,7 @@ class ThreadPool:
         while not self._is_over:
             self.wait_for_unread()
             turn = self._turn
-            time.sleep(GRACE)
+            time.sleep(TIMING.deputy_grace_seconds)
             with self._state:
                 if self._turn and self._turn == turn and self._has_successor():
                     self._turn = 0

@@ -21,13 +21,9 @@ from pathlib import Path
 
 from kubetorch.lib import memory, processes
 from kubetorch.pod import user_process
+from kubetorch.pod.tuning import LIMITS, TIMING
 from kubetorch.pod.user_process import protocol
 
-#: Seconds that a worker has to answer, then seconds that its handler of the signal has. An answer
-#: is complete after the last number of seconds without another byte.
-TIMEOUT, HANDLING, QUIET = 1.5, 1.5, 0.1
-#: Bytes that are read of an answer.
-LIMIT = 1024 * 1024
 #: Folder of the library's own frames: a thread is shown from its first frame of user code on.
 LIBRARY_FOLDER = str(Path(user_process.__file__).parent) + os.sep
 _STATES = {
@@ -56,31 +52,32 @@ class StackFile:
             if self._is_closed or protocol.STACKS is None:
                 return "it has ended"
             os.ftruncate(self.descriptor, 0)
-            until = int((time.monotonic() + TIMEOUT) * 1000)
+            until = int((time.monotonic() + TIMING.stacks_answer_seconds) * 1000)
             send(protocol.pack(protocol.DUMP, call=until))
-            text = await self._answer(TIMEOUT)
+            text = await self._answer(TIMING.stacks_answer_seconds)
             if not text and not self._is_closed:
                 try:
                     os.kill(pid, protocol.STACKS)
                 except ProcessLookupError:
                     return "it has ended"
-                text = await self._answer(HANDLING)
+                text = await self._answer(TIMING.stacks_signal_seconds)
         if text:
             return user_stacks(text)
         why = _STATES.get(
             processes.state(pid) or "", "it may be starting, or have closed its files"
         )
-        return f"no answer within {TIMEOUT + HANDLING:.0f} s: {why}"
+        seconds = TIMING.stacks_answer_seconds + TIMING.stacks_signal_seconds
+        return f"no answer within {seconds:.0f} s: {why}"
 
     async def _answer(self, seconds: float) -> str:
         """Read the answer until no more bytes come."""
         until = time.monotonic() + seconds
         answer = b""
         while time.monotonic() < until:
-            await asyncio.sleep(QUIET)
+            await asyncio.sleep(TIMING.stacks_quiet_seconds)
             if self._is_closed:
                 break
-            previous_answer, answer = answer, os.pread(self.descriptor, LIMIT, 0)
+            previous_answer, answer = answer, os.pread(self.descriptor, LIMITS.stacks_bytes, 0)
             if answer and answer == previous_answer:
                 break
         return answer.decode(errors="replace")

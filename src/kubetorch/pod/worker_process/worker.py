@@ -40,8 +40,10 @@ from kubetorch.lib import deadlines, memory, process_watch, processes
 from kubetorch.lib.memory import Lending, Mappings, Memory
 from kubetorch.lib.process_watch import ExitWatch
 from kubetorch.pod.logs import Line, LogPipe
+from kubetorch.pod.tuning import LIMITS, TIMING
 from kubetorch.pod.user_process import protocol
 from kubetorch.pod.user_process.protocol import Buffer, Frame, FrameError, StreamMemory
+from kubetorch.pod.user_process.tuning import LIMITS as WORKER_LIMITS
 from kubetorch.pod.worker_process.stacks import StackFile
 from kubetorch.pod.worker_process.zygotes import (
     Launched,
@@ -59,25 +61,7 @@ from kubetorch.wire.messages import WorkerStacks
 
 #: Variable that marks the processes that a worker started.
 MARKER = "KT_WORKER"
-#: Bytes that the pipe of output holds; where that is not allowed, it keeps the system's size.
-_PIPE_BYTES = 256 * 1024
 _F_SETPIPE_SZ = 1031
-#: Seconds that a cancelled call has before its worker is killed.
-CANCEL_GRACE = 2.0
-#: Seconds that a worker without calls has for its exit handlers.
-STOP_GRACE = 5.0
-#: Seconds until a killed process is given up.
-KILL_TIMEOUT = 10.0
-#: Calls that an error names.
-_LABELS = 10
-#: Calls that one worker has at a time, running or waiting for a thread.
-CALL_LIMIT = 2000
-#: Threads that calls of `def` may have.
-MOST_THREADS = 1000
-#: Most reads of the frames that an ended worker left in its socket, of which there are hundreds.
-_REST_READS = 1000
-#: Seconds between two checks for memory files that can be given back, as long as there are any.
-TRIM_DELAY = 1.5
 
 _HIERARCHY = Path("/sys/fs/cgroup")
 # Version 1 says "no limit" by the largest number of pages that there could be.
@@ -103,7 +87,7 @@ class WorkerSpec:
     log_level: str
     modules: Mapping[str, str] = field(default_factory=dict)
     #: Calls of `def` that it runs at the same time, and true if more calls wait, not are refused.
-    threads: int = MOST_THREADS
+    threads: int = LIMITS.worker_threads
     may_wait: bool = False
     library_path: tuple[str, ...] = ()
     #: Variables of this worker alone, not of other workers of the generation.
@@ -227,7 +211,7 @@ class _Running:
     cancelled: KubetorchError | None = None
     timer: asyncio.TimerHandle | None = None
     # Values that a generator may still send.
-    granted: int = protocol.FIRST_GRANT
+    granted: int = WORKER_LIMITS.first_granted_values
     #: True if the agent wants the call back, unless it has begun.
     is_recalled: bool = False
 
@@ -368,9 +352,9 @@ class Worker:
         The calls that it makes are sent with this chain.
         """
         is_going = self._is_draining or self._is_killed or self._exiting is not None
-        if is_going or len(self._running) >= CALL_LIMIT:
+        if is_going or len(self._running) >= LIMITS.worker_calls:
             payload.release()
-            why = "is about to end" if is_going else f"has {CALL_LIMIT} calls"
+            why = "is about to end" if is_going else f"has {LIMITS.worker_calls} calls"
             raise CallRefusedError(f"the worker in {self.pod_name} {why} and takes no more")
         number = next(self._numbers)
         self._running[number] = _Running(sink, request.request_id, _label(request))
@@ -409,7 +393,7 @@ class Worker:
         self._interrupting += 1
         flags = protocol.TIMED_OUT if timed_out else 0
         self._socket.send(protocol.pack(protocol.CANCEL, number, flags=flags, meta=reason.encode()))
-        call.timer = self._loop.call_later(CANCEL_GRACE, self._recycle, call)
+        call.timer = self._loop.call_later(TIMING.call_cancel_seconds, self._recycle, call)
 
     def grant(self, number: int, count: int) -> None:
         """Allow a generator to send so many more values; it begins with 16."""
@@ -420,7 +404,7 @@ class Worker:
 
     def _recycle(self, call: _Running) -> None:
         if self._is_preempting:  # user code saves its state
-            call.timer = self._loop.call_later(CANCEL_GRACE, self._recycle, call)
+            call.timer = self._loop.call_later(TIMING.call_cancel_seconds, self._recycle, call)
             return
         error = WorkerRecycledError(
             f"the worker in {self.pod_name} was replaced: "
@@ -459,7 +443,7 @@ class Worker:
             self._reason = self._stopped()
             self._socket.send(protocol.pack(protocol.STOP))
             with contextlib.suppress(TimeoutError):
-                async with deadlines.timeout(STOP_GRACE):
+                async with deadlines.timeout(TIMING.worker_stop_seconds):
                     await self._ended.wait()
         await self.kill()
 
@@ -468,7 +452,7 @@ class Worker:
         self._is_stopping = True
         if self._exiting is None:
             self.abort(self._stopped())
-        async with deadlines.timeout(KILL_TIMEOUT):
+        async with deadlines.timeout(TIMING.worker_kill_seconds):
             await self._ended.wait()
             assert self._exiting is not None
             await asyncio.shield(self._exiting)
@@ -544,8 +528,10 @@ class Worker:
         guilty = running.get(self._exits) if self._exits is not None else None
         if guilty is None:
             labels = [call.label for call in running.values()]
-            rest = f" and {len(labels) - _LABELS} more" if len(labels) > _LABELS else ""
-            text = f", with all calls that ran in it: {', '.join(labels[:_LABELS])}{rest}"
+            more = len(labels) - LIMITS.named_lost_calls
+            names = ", ".join(labels[: LIMITS.named_lost_calls])
+            rest = f" and {more} more" if more > 0 else ""
+            text = f", with all calls that ran in it: {names}{rest}"
         else:
             text = f": {guilty.label}, which ran beside this call, called os._exit"
         for number, call in running.items():
@@ -707,7 +693,7 @@ class WorkerSocket:
         flags, meta = protocol.pack_sizes(codec, sizes)
         flags |= more_flags
         length = len(payload.view)
-        if isinstance(payload, Memory) and length > protocol.INLINE:
+        if isinstance(payload, Memory) and length > WORKER_LIMITS.inline_bytes:
             number, descriptor = self._lending.lend(payload)
             flags |= protocol.FILE | (0 if descriptor is None else protocol.DESCRIPTOR)
             if payload.is_shared:
@@ -787,7 +773,7 @@ class WorkerSocket:
         """Read the frames that the worker sent before it ended."""
         with contextlib.suppress(OSError):
             # A process that the worker started may have its end of the socket, and go on writing.
-            for _ in range(_REST_READS):
+            for _ in range(LIMITS.ended_worker_reads):
                 if self._is_broken or self._socket.fileno() < 0 or not self._receiver.receive():
                     return
                 self._dispatch()
@@ -831,7 +817,7 @@ class WorkerSocket:
 
     def _trim_later(self) -> None:
         if self._trim is None:
-            self._trim = self._loop.call_later(TRIM_DELAY, self._trim_now)
+            self._trim = self._loop.call_later(TIMING.memory_trim_interval_seconds, self._trim_now)
 
     def _trim_now(self) -> None:
         self._trim = None
@@ -848,7 +834,7 @@ class WorkerSocket:
             self._trim.cancel()
             # Memory of arguments is free at once, that of results once the callers have them.
             self._loop.call_soon(memory.trim)
-            self._loop.call_later(TRIM_DELAY, memory.trim)
+            self._loop.call_later(TIMING.memory_trim_interval_seconds, memory.trim)
         self._loop.remove_reader(self._socket.fileno())
         self._loop.remove_writer(self._socket.fileno())
         self._drop_waiting()
@@ -895,7 +881,7 @@ class WorkerHost:
         sock, theirs = socket.socketpair()
         output, their_output = os.pipe()
         with contextlib.suppress(OSError):
-            fcntl.fcntl(output, _F_SETPIPE_SZ, _PIPE_BYTES)
+            fcntl.fcntl(output, _F_SETPIPE_SZ, LIMITS.output_pipe_bytes)
         marker = f"{MARKER}={secrets.token_hex(8)}"
         try:
             zygote, (pid, pidfd) = await self._zygotes.start(

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from kubetorch.lib import deadlines, process_watch, processes
 from kubetorch.lib.process_watch import ExitWatch
+from kubetorch.pod.tuning import LIMITS, TIMING
 from kubetorch.pod.user_process import protocol
 from kubetorch.pod.user_process.numeric_threads import VARIABLES
 
@@ -29,11 +30,6 @@ _T = TypeVar("_T")
 
 #: The program that an agent runs in the user's interpreter.
 PROGRAM = str(Path(__file__).parents[1] / "user_process" / "__main__.py")
-#: Seconds until a preload, a fork and an exit status are given up. The first fork waits for the
-#: start of an interpreter, which takes long in a small pod on a node that is full.
-PRELOAD_TIMEOUT = 300.0
-FORK_TIMEOUT = 30.0
-STATUS_TIMEOUT = 1.0
 #: Libraries that read variables of a rank while they are imported, or open a device: each worker
 #: has to import them itself.
 NOT_PRELOADED = frozenset(
@@ -41,14 +37,8 @@ NOT_PRELOADED = frozenset(
 )
 #: Prefixes of variables for workers alone: a change of them does not need another zygote.
 _WORKER_VARIABLES = ("KT_", "POD_", "HOSTNAME")
-#: How many zygotes may be lost over one preload before it is not tried any more.
-_LOSS_LIMIT = 2
-#: How often a worker is tried to be started.
-_ATTEMPT_LIMIT = _LOSS_LIMIT + 1
 
 _STDOUT, _STDERR = 1, 2
-#: Bytes of one message from a zygote.
-_LINE_LIMIT = 1024 * 1024
 
 
 class Launched(NamedTuple):
@@ -166,7 +156,7 @@ class Zygote:
         ready: asyncio.Future[str | None] = self._loop.create_future()
         self._readies.append(ready)
         self._send({"op": "preload", "modules": list(modules)})
-        self.unfit = await self._within(ready, PRELOAD_TIMEOUT, "preload")
+        self.unfit = await self._within(ready, TIMING.zygote_preload_seconds, "preload")
         self.preloaded.update(modules)
 
     async def fork(self, sock: socket.socket, output: int, marker: str) -> Forked:
@@ -178,7 +168,7 @@ class Zygote:
             is_fresh = self.unfit is not None
             message = {"op": "fork", "id": number, "marker": marker, "fresh": is_fresh}
             self._send(message, sock.fileno(), output)
-            return await self._within(future, FORK_TIMEOUT, "fork")
+            return await self._within(future, TIMING.zygote_fork_seconds, "fork")
         finally:
             self._forks.pop(number, None)
 
@@ -188,7 +178,9 @@ class Zygote:
         if future is None:
             return None
         with contextlib.suppress(ZygoteError):
-            return await self._within(future, STATUS_TIMEOUT, "tell the end of a worker")
+            return await self._within(
+                future, TIMING.zygote_status_seconds, "tell the end of a worker"
+            )
         return None
 
     def retire(self) -> None:
@@ -203,7 +195,7 @@ class Zygote:
     async def close(self) -> None:
         """End the zygote now. Its workers live on."""
         self._lose("it was closed")
-        async with deadlines.timeout(STATUS_TIMEOUT):
+        async with deadlines.timeout(TIMING.zygote_status_seconds):
             await self._reaped.wait()
 
     # --------------------------------------------------------------------------------- internals
@@ -246,7 +238,7 @@ class Zygote:
         except (ValueError, LookupError, TypeError, RecursionError) as error:
             # An imported package may write to the zygote's connection.
             self._lose(f"it sent what no zygote sends: {error}")
-        if len(self._buffer) > _LINE_LIMIT:
+        if len(self._buffer) > LIMITS.zygote_message_bytes:
             self._lose("it sent a line without an end")
 
     def _handle(self, message: dict[str, Any]) -> None:
@@ -375,7 +367,7 @@ class Zygotes:
                     return zygote, await fork(zygote)
                 except ZygoteLost:
                     self._retire()
-                    if attempt == _ATTEMPT_LIMIT:
+                    if attempt == LIMITS.worker_start_attempts:
                         raise
 
     async def prewarm(self, spec: ZygoteSpec) -> None:
@@ -428,7 +420,7 @@ class Zygotes:
             await zygote.preload(names, lambda name: on_stage("preloading", name))
         except ZygoteLost as error:
             self._losses[environment, modules] += not error.is_outdated
-            if self._losses[environment, modules] >= _LOSS_LIMIT:
+            if self._losses[environment, modules] >= LIMITS.preload_losses:
                 self._unfit[environment, modules] = str(error)
             raise
         if zygote.unfit is not None:

@@ -12,7 +12,7 @@ from clock_loop import run
 from kubetorch.errors import ProtocolError, SerializationError
 from kubetorch.lib import asgi
 from kubetorch.pod.http import calling
-from kubetorch.pod.streams import GRANT_COUNT
+from kubetorch.pod.tuning import LIMITS
 from kubetorch.pod.worker_process.worker import OwnedPayload
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.workload import WorkloadSpec
@@ -233,15 +233,18 @@ def test_values_of_a_generator_are_lines_and_more_are_asked_for_as_they_go_out()
         calls, runner = serving()
         post = Post(calls)
         await turns()
-        for number in range(GRANT_COUNT + 1):
+        for number in range(LIMITS.granted_values + 1):
             runner.give_one(1, b"%d" % number)
         await turns(100)
-        assert runner.granted == [(1, GRANT_COUNT)]
+        assert runner.granted == [(1, LIMITS.granted_values)]
         runner.give(1, b"null", streamed=True)
         status, head, body = await post.answer()
         assert (status, head["content-type"]) == (200, "application/x-ndjson")
         lines = [json.loads(line) for line in body.splitlines()]
-        assert lines == [*({"yield": n} for n in range(GRANT_COUNT + 1)), {"return": None}]
+        assert lines == [
+            *({"yield": n} for n in range(LIMITS.granted_values + 1)),
+            {"return": None},
+        ]
 
     run(scenario())
 
