@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from kubetorch.lib import websocket, websocket_protocol
 from kubetorch.lib.websocket import Connection, Endpoint
 from kubetorch.wire import frames, routes, versions
+from kubetorch.wire import tuning as wire_tuning
 
 #: Where the queue-proxy of a pod takes requests, whatever the port of the container.
 URL = "http://127.0.0.1:8012"
@@ -29,7 +30,7 @@ INTERVAL = 2.0
 #: Seconds that the queue-proxy may have the request wait behind others.
 QUEUE_TIMEOUT = 60.0
 
-_MESSAGE_LIMIT = frames.HEADER_BYTES + frames.META_LIMIT
+_MESSAGE_LIMIT = frames.HEADER_BYTES + wire_tuning.LIMITS.meta_bytes
 _log = logging.getLogger(__name__)
 
 

@@ -71,8 +71,10 @@ from typing import Final, NamedTuple, NoReturn
 
 from kubetorch.errors import SerializationError
 from kubetorch.lib import memory, processes
+from kubetorch.lib import tuning as lib_tuning
 from kubetorch.lib.memory import Lending, Mappings, Memory
-from kubetorch.wire import codecs, exceptions
+from kubetorch.wire import codecs
+from kubetorch.wire import tuning as wire_tuning
 
 Buffer = bytes | bytearray | memoryview
 
@@ -127,8 +129,8 @@ NAMES_LIMIT: Final = 256 * 1024
 
 #: Bytes of meta, and of payload in the stream, that a frame of each kind from a worker may have.
 _FROM_WORKER: Final = {
-    **dict.fromkeys((RESULT, YIELD), (codecs.SIZES_BYTES, INLINE_LIMIT)),
-    **dict.fromkeys((ERROR, FAILED), (0, exceptions.JSON_LIMIT)),
+    **dict.fromkeys((RESULT, YIELD), (wire_tuning.LIMITS.segment_sizes_bytes, INLINE_LIMIT)),
+    **dict.fromkeys((ERROR, FAILED), (0, wire_tuning.LIMITS.failure_json_bytes)),
     PROGRESS: (0, 8 * MESSAGE_LIMIT),
     LOADED: (0, NAMES_LIMIT),
     WAITS: (0, WAITS_MOST * (6 * WAITS_LENGTH + 50)),
@@ -549,7 +551,7 @@ class AgentSocket:
             elif frame.kind == FORGET:
                 self._mappings.forget(frame.argument)
             elif frame.kind == TRIM:
-                memory.trim(memory.IDLE_SECONDS)
+                memory.trim(lib_tuning.TIMING.idle_memory_file_seconds)
                 self._write([])
             else:
                 return frame
