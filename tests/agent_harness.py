@@ -30,6 +30,7 @@ from kubetorch.specs.logging import LoggingConfig
 from kubetorch.specs.workload import RuntimeSpec, WorkloadSpec
 from kubetorch.wire import blobs as records
 from kubetorch.wire import codecs, frames, messages, routes, tokens, versions
+from kubetorch.wire import tuning as wire_tuning
 from kubetorch.wire.frames import Kind
 from kubetorch.wire.podenv import PodEnv
 from tests.decoding import decode
@@ -434,12 +435,14 @@ class StreamClient:
         body = frames.Body(codec, tuple(len(s) for s in segments), len(payload))
         meta.setdefault("id", f"call-{os.urandom(6).hex()}")
         opening = frames.Open(callable=name, body=body, **meta)
-        if len(payload) <= frames.CHUNK:
+        if len(payload) <= wire_tuning.LIMITS.chunk_bytes:
             self.send(Kind.OPEN, number, opening, payload)
             return
         self.send(Kind.OPEN, number, opening)
-        for begin in range(0, len(payload), frames.CHUNK):
-            self.send(Kind.DATA, number, None, payload[begin : begin + frames.CHUNK])
+        for begin in range(0, len(payload), wire_tuning.LIMITS.chunk_bytes):
+            self.send(
+                Kind.DATA, number, None, payload[begin : begin + wire_tuning.LIMITS.chunk_bytes]
+            )
 
     def ack(self) -> None:
         self.send(Kind.ACK, 0, frames.Ack(self.received))

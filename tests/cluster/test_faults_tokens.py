@@ -17,7 +17,8 @@ from cluster.conftest import Installed, Kubectl
 from cluster.faults import Client, pods, replace_controllers
 from kubetorch.manifests.agent_container import SERVICE_ACCOUNT
 from kubetorch.wire import tokens
-from kubetorch.wire.tokens import SKEW, Claims
+from kubetorch.wire import tuning as wire_tuning
+from kubetorch.wire.tokens import Claims
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120), pytest.mark.faults]
 
@@ -81,11 +82,15 @@ def test_a_token_of_a_clock_that_is_off_is_refused_by_more_than_a_minute(
         return tokens.sign(tokens.workload_key(secret, audience), claims)
 
     for transport, url in urls.items():
-        for ahead in (0.0, SKEW - 10, 10 - SKEW - HOUR):
+        for ahead in (
+            0.0,
+            wire_tuning.TIMING.clock_skew_seconds - 10,
+            10 - wire_tuning.TIMING.clock_skew_seconds - HOUR,
+        ):
             assert ask(url, of_clock(ahead)) == (200, "5"), (transport, ahead)
         for ahead, words in (
-            (SKEW + 60, "not valid yet: it was issued 1"),
-            (-HOUR - SKEW - 60, "expired 1"),
+            (wire_tuning.TIMING.clock_skew_seconds + 60, "not valid yet: it was issued 1"),
+            (-HOUR - wire_tuning.TIMING.clock_skew_seconds - 60, "expired 1"),
         ):
             status, text = ask(url, of_clock(ahead))
             assert status == 401, (transport, text)

@@ -28,7 +28,7 @@ from kubetorch.manifests import rendering
 from kubetorch.manifests.agent_container import SERVICE_ACCOUNT
 from kubetorch.manifests.desired_pods import Attached, ClaimMount, SecretVariables
 from kubetorch.specs.compute import ComputeSpec
-from kubetorch.specs.secret import SIZE_LIMIT, SecretRef
+from kubetorch.specs.secret import SIZE_BYTES, SecretRef
 from kubetorch.specs.volume import VolumeSpec
 from kubetorch.wire.secrets import Collision, PutSecret, SecretDraft
 
@@ -216,7 +216,7 @@ def test_values_of_a_secret_of_somebody_else_are_not_told_or_changed(run: Run) -
 def test_a_secret_may_have_one_mebibyte_and_no_more(run: Run) -> None:
     async def scenario(client: Client, where: str) -> None:
         store = SecretObjects(client)
-        large = PutSecret(draft=TOKENS, values={"A": b"x" * SIZE_LIMIT})
+        large = PutSecret(draft=TOKENS, values={"A": b"x" * SIZE_BYTES})
         assert (await store.put(where, OBJECT, large)).outcome == "created"
         larger = PutSecret(draft=TOKENS, values={"B": b"x"}, collision="merge")
         with pytest.raises(errors.SpecError, match="1048576 bytes, not 1048577"):

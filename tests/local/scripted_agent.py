@@ -19,6 +19,7 @@ from kubetorch.lib import websocket, websocket_protocol
 from kubetorch.lib.http_server import Refusal, Server
 from kubetorch.sdk.calls.route import Location
 from kubetorch.wire import codecs, exceptions, frames, routes, versions
+from kubetorch.wire import tuning as wire_tuning
 from kubetorch.wire.frames import Inbox, Kind, Outbox
 from tests.decoding import decode
 
@@ -33,7 +34,7 @@ class Call:
         self.body = bytearray(opened.body.total)
         self.filled = 0
         self.taken = 0
-        self.room = frames.WINDOW
+        self.room = wire_tuning.LIMITS.window_bytes
         self.has_room = asyncio.Event()
         self.is_cancelled = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
@@ -83,14 +84,14 @@ class Call:
         body = frames.Body(codec, sizes, total)
         meta = frames.Yield(body) if kind is Kind.YIELD else frames.Result(body, 1, streamed)
         payload = memoryview(b"".join(codecs.join(segments)))
-        if total <= frames.CHUNK:
+        if total <= wire_tuning.LIMITS.chunk_bytes:
             if kind is Kind.YIELD:
                 await self._take_room(total)
             self.send(kind, meta, payload)
             return
         self.send(kind, meta)
-        for start in range(0, total, frames.CHUNK):
-            chunk = payload[start : start + frames.CHUNK]
+        for start in range(0, total, wire_tuning.LIMITS.chunk_bytes):
+            chunk = payload[start : start + wire_tuning.LIMITS.chunk_bytes]
             await self._take_room(len(chunk))
             self.send(Kind.DATA, None, chunk)
 
@@ -170,7 +171,7 @@ class Client:
             call.task = loop.create_task(handler(call))
             if call.opened.detached and self.agent.accepts:
                 loop.call_soon(self.accept, call)  # unless the handler refuses it at once
-        elif call.taken >= frames.WINDOW // 4:
+        elif call.taken >= wire_tuning.LIMITS.window_bytes // 4:
             self.send(frames.encode(Kind.CREDIT, call.number, frames.Credit(call.taken)))
             call.taken = 0
 

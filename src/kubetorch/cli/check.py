@@ -30,6 +30,7 @@ from kubetorch.sdk import backend
 from kubetorch.sdk.controller import Controller
 from kubetorch.sdk.transport import cluster_session
 from kubetorch.sdk.transport.session import ClusterSettings
+from kubetorch.sdk.tuning import TIMING
 from kubetorch.wire import routes, versions
 from kubetorch.wire.messages import WorkloadView
 
@@ -39,9 +40,6 @@ _MARKS: dict[State, tuple[str, Style]] = {
     "skipped": ("-", "dim"),
     "broken": ("✗", "red"),
 }
-
-#: Seconds that an API server has to answer if api_url leads to the controller without it.
-_ANSWER_SECONDS = 5.0
 
 
 def check_cluster(namespace: str | None, *, as_json: bool) -> None:
@@ -89,7 +87,7 @@ def _cluster_findings(namespace: str, api_url: str | None) -> list[Finding]:
         if api_url is None:
             return Client(access)
         # Where api_url leads to the controller, the API server often cannot be reached.
-        return Client(access, timeout=_ANSWER_SECONDS, patience=0.0)
+        return Client(access, timeout=TIMING.check_answer_seconds, patience=0.0)
 
     async def examine() -> list[Finding]:
         async with client() as server:

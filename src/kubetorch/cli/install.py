@@ -24,6 +24,7 @@ from kubetorch.install.remove import Removal, Removed
 from kubetorch.install.values import Values
 from kubetorch.k8s import kubeconfig
 from kubetorch.k8s.client import Client
+from kubetorch.sdk.tuning import TIMING
 
 InstallNamespace = Annotated[
     str | None,
@@ -46,9 +47,6 @@ ValueFiles = Annotated[
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the objects, change nothing.")]
 NoWait = Annotated[bool, typer.Option("--no-wait", help="Do not wait for the controller.")]
 Timeout = Annotated[str, typer.Option("--timeout", help="How long to wait: 900, 30m, 1h30m.")]
-
-#: Seconds that an API server has to answer a dry run, which needs the earlier values alone.
-_ANSWER_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -120,7 +118,9 @@ def _show(request: InstallRequest, output: Output) -> None:
 async def _earlier_release(request: InstallRequest, output: Output) -> Release | None:
     """The present installation, as far as the cluster shows it."""
     try:
-        async with Client(kubeconfig.find(), timeout=_ANSWER_SECONDS, patience=0.0) as client:
+        async with Client(
+            kubeconfig.find(), timeout=TIMING.dry_run_answer_seconds, patience=0.0
+        ) as client:
             return await releases.load(client, request.where)
     except (KubernetesError, KubernetesCredentialsError) as error:
         if request.must_exist:

@@ -18,6 +18,7 @@ from kubetorch.sdk import shells
 from kubetorch.sdk.logs import pod_label
 from kubetorch.sdk.transport import local_port
 from kubetorch.wire import messages, routes
+from kubetorch.wire import tuning as wire_tuning
 from kubetorch.wire.messages import WorkerStacks
 
 Rank = Annotated[
@@ -46,7 +47,7 @@ def logs(  # noqa: PLR0913  # its options
             "-t",
             "--tail",
             min=0,
-            max=routes.TAIL_MOST,
+            max=wire_tuning.LIMITS.log_tail_lines,
             help="Number of earlier lines to show first.",
         ),
     ] = 100,

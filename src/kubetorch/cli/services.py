@@ -18,11 +18,9 @@ from kubetorch.sdk.compute import Compute
 from kubetorch.sdk.service_logs import ServiceLogs
 from kubetorch.sdk.transport import pod_transport
 from kubetorch.sdk.transport.session import Session
+from kubetorch.sdk.tuning import TIMING
 from kubetorch.wire import exceptions
 from kubetorch.wire.messages import CallView, DeployLog, PodView, TokenView, WorkloadView
-
-#: Seconds that a pod has to answer a question about itself.
-_POD_PATIENCE = 10.0
 
 
 def open_session(namespace: str, output: Output, *, is_changing: bool) -> Session:
@@ -176,7 +174,7 @@ class Services:
                 self.session.transport,
                 self.session.address(service, pod),
                 self.session.call_token(service),
-                timeout=_POD_PATIENCE,
+                timeout=TIMING.pod_question_seconds,
             ) as http,
             http.request("GET", path) as response,
         ):

@@ -17,7 +17,8 @@ from kubetorch.config.settings import config
 from kubetorch.errors import SecretNotFound, SpecError, VolumeInUseError
 from kubetorch.sdk.deploys.attachments import upload_secret
 from kubetorch.sdk.secret import Secret
-from kubetorch.sdk.volume import DELETE_TIMEOUT, Volume
+from kubetorch.sdk.tuning import TIMING
+from kubetorch.sdk.volume import Volume
 from kubetorch.specs import names
 from kubetorch.specs.secret import check_variable
 from kubetorch.specs.volume import default_mount_path
@@ -104,7 +105,10 @@ class VolumeKeeper(_Keeper):
         """Delete a volume and its data; true if it is gone."""
         return self._session.ask(
             lambda controller: controller.volumes.delete(
-                view.namespace, view.claim, wait=DELETE_TIMEOUT, is_forced=is_forced
+                view.namespace,
+                view.claim,
+                wait=TIMING.volume_delete_seconds,
+                is_forced=is_forced,
             )
         )
 

@@ -14,13 +14,14 @@ from kubetorch.cli.args import AsJson, Namespace, service_names
 from kubetorch.cli.output import Output
 from kubetorch.cli.services import Services
 from kubetorch.errors import KubetorchError, ServiceNotFoundError, SpecError
+from kubetorch.sdk.tuning import LIMITS
 from kubetorch.specs import names
 from kubetorch.wire.messages import WorkloadView
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
-#: Deletions that run at the same time; other users' services that are named.
-_AT_ONCE, _NAMED = 8, 5
+#: Other users' services that are named.
+_NAMED = 5
 
 
 @app.command("teardown")
@@ -236,7 +237,7 @@ def _delete(
     """Delete services at the same time; returns the deleted names, and the remaining objects."""
     deleted, remaining_objects = [], {}
     verb = "Force deleted" if force else "Deleted"
-    with ThreadPoolExecutor(min(_AT_ONCE, len(targets))) as threads:
+    with ThreadPoolExecutor(min(LIMITS.parallel_deletions, len(targets))) as threads:
         jobs = [threads.submit(services.delete, service, force=force) for service in targets]
         for service, job in zip(targets, jobs, strict=True):
             name = service.spec.name

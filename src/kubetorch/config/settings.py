@@ -18,9 +18,7 @@ from kubetorch.config import values
 from kubetorch.config.values import Backend, Plain
 from kubetorch.errors import ConfigError, did_you_mean
 from kubetorch.lib.files import FileLock, write_atomically
-
-#: Seconds that a program waits for another program that writes the file.
-_LOCK_TIMEOUT = 10.0
+from kubetorch.lib.tuning import TIMING
 
 
 def read_yaml(path: Path) -> object:
@@ -78,9 +76,10 @@ class SettingsFile:
         """Lock the file, so that no other program's change is lost."""
         lock = FileLock(self.path.parent)
         try:
-            if not lock.get(_LOCK_TIMEOUT):
+            if not lock.get(TIMING.settings_lock_seconds):
                 raise ConfigError(
-                    f"{self.path} is being written by another program for {_LOCK_TIMEOUT:g} s"
+                    f"{self.path} is being written by another program for "
+                    f"{TIMING.settings_lock_seconds:g} s"
                 )
             yield
         finally:

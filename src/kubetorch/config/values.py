@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from kubetorch.errors import SpecError
 
-USERNAME_LIMIT = 16
+USERNAME_CHARACTERS = 16
 RESERVED_USERNAMES = ("kt", "kubetorch", "knative")
 
 _USERNAME_PATTERN = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
@@ -23,7 +23,7 @@ _USERNAME_PATTERN = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 def clean_username(name: str) -> str:
     """A user name as it can stand in service names, at most 16 characters."""
     cleaned = re.sub(r"[_/.]", "-", name.lower())
-    cleaned = re.sub(r"^[^a-z]+", "", cleaned)[:USERNAME_LIMIT].strip("-")
+    cleaned = re.sub(r"^[^a-z]+", "", cleaned)[:USERNAME_CHARACTERS].strip("-")
     if cleaned in RESERVED_USERNAMES:
         raise SpecError(
             f"the username {name!r} is reserved; reserved are {', '.join(RESERVED_USERNAMES)}"
@@ -40,7 +40,7 @@ BACKENDS: tuple[Backend, ...] = ("auto", "local", "kubernetes")
 Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
 
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-_LABEL_LIMIT = 63
+_LABEL_CHARACTERS = 63
 _CLAIM = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 
@@ -71,10 +71,10 @@ def text(value: object) -> str:
 def queue(value: object) -> str:
     """The name of a queue, which pods carry as a label."""
     name = text(value)
-    if len(name) > _LABEL_LIMIT or not _CLAIM.fullmatch(name):
+    if len(name) > _LABEL_CHARACTERS or not _CLAIM.fullmatch(name):
         raise ValueError(
-            f"must be at most {_LABEL_LIMIT} lower-case letters, digits, '-' and '.', and begin "
-            "and end with a letter or digit"
+            f"must be at most {_LABEL_CHARACTERS} lower-case letters, digits, '-' and '.', and "
+            "begin and end with a letter or digit"
         )
     return name
 

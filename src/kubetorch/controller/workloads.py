@@ -36,7 +36,8 @@ from kubetorch.manifests.kinds import Manifest
 from kubetorch.specs import names, quantity
 from kubetorch.specs.image import CopyStep
 from kubetorch.specs.workload import WorkloadSpec
-from kubetorch.wire import routes, tokens, versions
+from kubetorch.wire import tokens, versions
+from kubetorch.wire import tuning as wire_tuning
 from kubetorch.wire.messages import (
     CallReport,
     CallView,
@@ -339,7 +340,7 @@ class Workloads:
     # ---------------------------------------------------------------------------------- changing
 
     async def delete(
-        self, namespace: str, name: str, *, grace: float = routes.DELETE_GRACE
+        self, namespace: str, name: str, *, grace: float = wire_tuning.TIMING.teardown_grace_seconds
     ) -> tuple[str, ...]:
         """Delete a workload; returns the user's objects that remain, as `Backend.delete` does."""
         key = (namespace, name)
@@ -404,7 +405,7 @@ def _check_spec(spec: WorkloadSpec, backend: Backend) -> None:
     """Refuse an impossible spec: of a deploy, or one that a user wrote by hand."""
     compute = spec.compute
     for label in (spec.namespace, spec.name):
-        if names.clean(label) != label or len(label) > names.SERVICE_LIMIT:
+        if names.clean(label) != label or len(label) > names.SERVICE_CHARACTERS:
             raise SpecError(f"{label!r} is no name: lower-case letters, digits and '-'")
     _check_texts(spec)
     if not 1 <= compute.replicas <= 10_000:

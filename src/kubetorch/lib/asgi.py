@@ -21,6 +21,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from kubetorch.errors import ForeignOriginError, KubetorchError, ProtocolError
 from kubetorch.lib.tasks import cancel_all
+from kubetorch.lib.tuning import LIMITS
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
@@ -30,11 +31,6 @@ Send = Callable[[Message], Awaitable[None]]
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
 
-#: Bytes into which one byte of gzip may be decompressed, and bytes that any body may have. Ordinary
-#: text has a tenth of this ratio; a body of a higher ratio is made to cost the server time.
-RATIO_LIMIT, FREE_BYTES = 100, 1024 * 1024
-#: Bytes that one turn of the event loop decompresses, and bytes that it may make of them.
-_DEFLATED_BYTES, _INFLATE_BYTES = 16 * 1024, 64 * 1024
 
 _Error = TypeVar("_Error", bound=KubetorchError)
 
@@ -139,20 +135,22 @@ class Request:
                 if gzip.eof:  # another member follows
                     gzip, subject = zlib.decompressobj(wbits=31), "what follows gzip in the body"
                 try:
-                    piece = gzip.decompress(data, _INFLATE_BYTES)
+                    piece = gzip.decompress(data, LIMITS.inflated_turn_bytes)
                 except zlib.error as error:
                     raise refusal(400, f"{subject} is not gzip: {error}") from error
                 inflated_bytes += len(piece)
-                if inflated_bytes > max(FREE_BYTES, RATIO_LIMIT * received_bytes):
+                if inflated_bytes > max(
+                    LIMITS.inflated_free_bytes, LIMITS.inflated_bytes_per_byte * received_bytes
+                ):
                     raise refusal(
                         413,
                         f"a body of {inflated_bytes} bytes and more in {received_bytes} of gzip; "
-                        f"at most {RATIO_LIMIT} times as many are allowed",
+                        f"at most {LIMITS.inflated_bytes_per_byte} times as many are allowed",
                         hint="send it without Content-Encoding",
                     )
                 yield piece
                 data = gzip.unused_data if gzip.eof else gzip.unconsumed_tail
-                is_full = not gzip.eof and len(piece) == _INFLATE_BYTES
+                is_full = not gzip.eof and len(piece) == LIMITS.inflated_turn_bytes
                 await asyncio.sleep(0)
         if not gzip.eof:
             raise refusal(400, "the body is cut: its gzip stream has no end")
@@ -160,8 +158,8 @@ class Request:
     async def _small_chunks(self) -> AsyncIterator[bytes]:
         """The body in short chunks: zlib copies the rest of one at the end of each gzip member."""
         async for chunk in self.chunks():
-            for start in range(0, len(chunk), _DEFLATED_BYTES):
-                yield chunk[start : start + _DEFLATED_BYTES]
+            for start in range(0, len(chunk), LIMITS.deflated_turn_bytes):
+                yield chunk[start : start + LIMITS.deflated_turn_bytes]
 
     async def disconnected(self) -> None:
         """Wait until the client disconnects; call it after the body was read."""

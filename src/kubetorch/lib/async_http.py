@@ -19,11 +19,8 @@ from urllib.parse import urlsplit
 
 from kubetorch.lib import deadlines, transports
 from kubetorch.lib.http1 import AnswerReader, BrokenError, encoded, request_head
+from kubetorch.lib.tuning import LIMITS, TIMING
 
-#: A connection that is idle for so many seconds is closed; Go's servers keep theirs for longer.
-IDLE_SECONDS = 55.0
-#: Idle connections that are kept.
-IDLE_LIMIT = 32
 _PIECE = 64 * 1024
 
 
@@ -104,12 +101,12 @@ class HttpPool:
     def _give_back(self, connection: _Connection) -> None:
         connection.stop_expecting()
         idle = self._idle.setdefault(connection.route, [])
-        is_full = sum(map(len, self._idle.values())) >= IDLE_LIMIT
+        is_full = sum(map(len, self._idle.values())) >= LIMITS.pooled_connections
         if self._is_closed or is_full or not connection.is_reusable:
             self._drop(connection)
             return
         loop = asyncio.get_running_loop()
-        connection.timer = loop.call_later(IDLE_SECONDS, self._drop, connection)
+        connection.timer = loop.call_later(TIMING.pooled_connection_seconds, self._drop, connection)
         idle.append(connection)
 
     def _drop(self, connection: _Connection) -> None:

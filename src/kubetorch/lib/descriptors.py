@@ -13,11 +13,7 @@ import os
 from collections.abc import Callable
 
 from kubetorch.lib import sockets
-
-#: Seconds between two checks: the system does not report a limit that another process has set.
-INTERVAL = 1.0
-#: Checks in a row that may fail with an unchanged limit: many clients may come at the same time.
-_FAILURE_LIMIT = 10
+from kubetorch.lib.tuning import LIMITS, TIMING
 
 
 class DescriptorWatch:
@@ -31,7 +27,7 @@ class DescriptorWatch:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        self._timer = self._loop.call_later(INTERVAL, self._check)
+        self._timer = self._loop.call_later(TIMING.descriptor_check_seconds, self._check)
 
     def stop(self) -> None:
         if self._timer is not None:
@@ -45,7 +41,7 @@ class DescriptorWatch:
         else:
             self._failures += 1
             limit = sockets.limit()
-            if limit < self._limit or self._failures == _FAILURE_LIMIT:
+            if limit < self._limit or self._failures == LIMITS.failed_descriptor_checks:
                 self._on_exhausted(f"it may open {limit} files and connections, and has them open")
                 return
         self.start()

@@ -11,15 +11,10 @@ from collections.abc import Iterable
 
 import httptools
 
+from kubetorch.lib.tuning import LIMITS
+
 Header = tuple[bytes, bytes]
 
-#: Bytes that the head of a message may have: browsers send up to 16 KiB of cookies, Node.js takes
-#: 16 KiB in all, nginx 32 KiB, `http.client` 64 KiB a line.
-HEAD_LIMIT = 64 * 1024
-#: Bytes of trailers, and of all else outside of the body, after a head; trailers are dropped.
-TRAILERS_LIMIT = 64 * 1024
-#: Bytes that the framing of chunks may add to each byte of a body: `1\r\nx\r\n` has five.
-FRAMING_FACTOR = 8
 #: Bytes that a parser is given at once: a message is refused that many bytes too late at most.
 _PIECE = 16 * 1024
 
@@ -144,10 +139,12 @@ class MessageMeter:
             self._arrived += len(piece)
             if self._is_in_head:
                 # The first piece may also hold the end of the message before.
-                if self._arrived > HEAD_LIMIT + _PIECE:
+                if self._arrived > LIMITS.http_head_bytes + _PIECE:
                     raise TooLongError("the head is too long", 431)
-            elif self._arrived > TRAILERS_LIMIT + _PIECE + (1 + FRAMING_FACTOR) * self._body:
-                raise TooLongError("there is too much around the body", 400)
+            else:
+                framed_bytes = (1 + LIMITS.chunk_framing_bytes) * self._body
+                if self._arrived > LIMITS.http_trailers_bytes + _PIECE + framed_bytes:
+                    raise TooLongError("there is too much around the body", 400)
         return None
 
 

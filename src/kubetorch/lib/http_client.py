@@ -2,12 +2,12 @@
 
 Idle connections are kept and used again by the next request of any thread. When is a request sent
 twice? The server may have closed an idle connection meanwhile. So a connection that was idle for
-longer than `IDLE_SECONDS` is not used again (servers keep theirs longer), and an idle connection
-with bytes to read is already closed. What remains is a server that closes in the very moment in
-which the request is on its way. If an idle connection breaks before the head of an answer, a GET is
-sent once more on a new connection, since it changes nothing. Any other request may have been
-processed: its caller gets the error and decides. A request that was sent on a new connection is
-never sent again.
+longer than `client_idle_connection_seconds` is not used again (servers keep theirs longer), and an
+idle connection with bytes to read is already closed. What remains is a server that closes in the
+very moment in which the request is on its way. If an idle connection breaks before the head of an
+answer, a GET is sent once more on a new connection, since it changes nothing. Any other request may
+have been processed: its caller gets the error and decides. A request that was sent on a new
+connection is never sent again.
 
 Errors of sockets, TLS and `http.client` become `ControllerUnavailableError`, which has them as
 cause.
@@ -32,10 +32,9 @@ from urllib.parse import SplitResult, urlsplit
 
 from kubetorch.errors import ControllerUnavailableError, KubernetesUnavailableError, KubetorchError
 from kubetorch.lib import sockets
+from kubetorch.lib.tuning import LIMITS, TIMING
 
 _PIECE = 256 * 1024
-#: Interim answers that may come before an answer, and bytes of trailers after it.
-_INTERIM_LIMIT, _TRAILERS_LIMIT = 100, 64 * 1024
 # Characters that would end a request line, or a header, too early.
 _IMPOSSIBLE_TARGET = re.compile(r"[\x00-\x20\x7f]|[^\x00-\x7f]")
 _IMPOSSIBLE_HEADER = re.compile(r"[\r\n\x00]")
@@ -71,12 +70,12 @@ class _HttpResponse(http.client.HTTPResponse):
 
     def _read_status(self) -> tuple[str, int, str]:
         self._heads += 1
-        if self._heads > _INTERIM_LIMIT:
+        if self._heads > LIMITS.interim_answers:
             raise ConnectionError("the server sends one interim answer after the other")
         return super()._read_status()  # type: ignore[misc,no-any-return]  # not in its stubs
 
     def _read_and_discard_trailer(self) -> None:
-        remaining_bytes = _TRAILERS_LIMIT
+        remaining_bytes = LIMITS.http_trailers_bytes
         while (line := self.fp.readline(remaining_bytes + 1)) not in (b"\r\n", b"\n", b""):
             remaining_bytes -= len(line)
             if remaining_bytes < 0:
@@ -114,10 +113,6 @@ class _Connection(http.client.HTTPConnection):
     def close(self) -> None:
         super().close()
         self.socket.close()
-
-
-#: Longest line that `Response.iter_lines` takes, in bytes.
-LINE_LIMIT = 64 * 1024**2
 
 
 class Response:
@@ -186,9 +181,9 @@ class Response:
                 *lines, rest = bytes(pending).split(b"\n")
                 pending = bytearray(rest)
                 yield from lines
-            elif len(pending) > LINE_LIMIT:
+            elif len(pending) > LIMITS.answer_line_bytes:
                 self.close()
-                error = ConnectionError(f"a line of more than {LINE_LIMIT} bytes")
+                error = ConnectionError(f"a line of more than {LIMITS.answer_line_bytes} bytes")
                 raise unavailable(self._request, error, self._hint) from error
         if pending:
             yield bytes(pending)
@@ -243,11 +238,6 @@ def is_unanswered(error: BaseException | None) -> bool:
     """True if the connection ended before the first byte of an answer."""
     return isinstance(error, (ConnectionResetError, BrokenPipeError))
 
-
-#: Seconds for which an idle connection is taken for alive; uvicorn closes after 5 s.
-IDLE_SECONDS = 4.0
-#: Idle connections that are kept, so that one client never holds more of a server's.
-IDLE_LIMIT = 8
 
 #: Errors of a dialler that mean only that the server was not reached.
 _AWAY = (ControllerUnavailableError, KubernetesUnavailableError)
@@ -381,13 +371,16 @@ class HttpClient:
                 if not self._idle:
                     return None
                 connection, since = self._idle.pop()
-            if time.monotonic() - since < IDLE_SECONDS and not _is_readable(connection):
+            if (
+                time.monotonic() - since < TIMING.client_idle_connection_seconds
+                and not _is_readable(connection)
+            ):
                 return connection
             connection.close()
 
     def _give_back(self, connection: _Connection) -> None:
         with self._lock:
-            fits = not self._is_closed and len(self._idle) < IDLE_LIMIT
+            fits = not self._is_closed and len(self._idle) < LIMITS.client_idle_connections
             if fits and self._process == os.getpid():
                 self._idle.append((connection, time.monotonic()))
                 return

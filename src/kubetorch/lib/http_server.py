@@ -41,6 +41,7 @@ from kubetorch.lib.http1 import (
     whole_answer,
 )
 from kubetorch.lib.tasks import cancel_all
+from kubetorch.lib.tuning import LIMITS, TIMING
 
 Message = MutableMapping[str, Any]
 Application = Callable[
@@ -48,20 +49,6 @@ Application = Callable[
     Awaitable[None],
 ]
 
-#: Bytes of a body that wait until the application takes them; then nothing more is read.
-BODY_WAITING = 256 * 1024
-#: Bytes of a body that are read and dropped after the answer, so that the client can read that.
-DROPPED_LIMIT = 4 * 1024 * 1024
-#: Bytes that each dropped piece counts for beside its own: many tiny chunks take time, too.
-PIECE_COST = 64
-#: Seconds that a client has to read the refusal of its request. If the connection were closed at
-#: once, bytes that the client still sends would reset it before the answer is read.
-REFUSAL_TIMEOUT = 2.0
-#: Pipelined requests that may wait on one connection before nothing more is parsed, and those that
-#: one piece of it may bring.
-PIPELINE_LIMIT, PIPELINE_MOST = 16, 256
-#: Chunks and requests that are parsed before other connections have their turn.
-TURN = 500
 _PIECE = 16 * 1024
 
 _log = logging.getLogger(__name__)
@@ -105,8 +92,8 @@ class Cycle:
     def feed(self, body: bytes) -> None:
         """Take more of the body; it is dropped once the request is answered."""
         if self._is_complete:
-            self._dropped += len(body) + PIECE_COST
-            if self._dropped > DROPPED_LIMIT:
+            self._dropped += len(body) + LIMITS.dropped_piece_bytes
+            if self._dropped > LIMITS.dropped_body_bytes:
                 self._connection.shutdown()
             return
         self._body += body
@@ -117,7 +104,7 @@ class Cycle:
     @property
     def is_full(self) -> bool:
         """True if so much of the body waits that no more is read for now."""
-        return len(self._body) > BODY_WAITING
+        return len(self._body) > LIMITS.waiting_body_bytes
 
     def end(self) -> None:
         """The body is complete."""
@@ -384,7 +371,11 @@ class _Connection(asyncio.Protocol):
     def _parse(self) -> None:
         """Parse the bytes that were read, until it is the turn of other connections."""
         data, start, self._parts = self._unparsed, 0, 0
-        while start < len(data) and len(self._waiting) < PIPELINE_LIMIT and self._parts < TURN:
+        while (
+            start < len(data)
+            and len(self._waiting) < LIMITS.pipelined_requests
+            and self._parts < LIMITS.parts_per_turn
+        ):
             piece = data[start : start + _PIECE]
             start += len(piece)
             try:
@@ -412,7 +403,7 @@ class _Connection(asyncio.Protocol):
         """Parse the rest of a read, then read on."""
         if self._transport is None or self._transport.is_closing():
             return
-        if self._unparsed and len(self._waiting) < PIPELINE_LIMIT:
+        if self._unparsed and len(self._waiting) < LIMITS.pipelined_requests:
             self._parse()
         self.resume_reading()
 
@@ -459,7 +450,7 @@ class _Connection(asyncio.Protocol):
         if sum(name == b"host" for name, _ in self._headers) > 1:
             raise ValueError("a request with several hosts")
         connection_names(self._headers)
-        if len(self._waiting) >= PIPELINE_MOST:
+        if len(self._waiting) >= LIMITS.pipelined_requests_of_piece:
             raise ValueError("too many requests at once")
         if self._parser.should_upgrade() and self._is_websocket():
             assert self._server.upgrade is not None
@@ -475,7 +466,7 @@ class _Connection(asyncio.Protocol):
             self._begin(cycle)
         else:
             self._waiting.append(cycle)
-            if len(self._waiting) >= PIPELINE_LIMIT:
+            if len(self._waiting) >= LIMITS.pipelined_requests:
                 self.pause_reading()
 
     def on_body(self, body: bytes) -> None:
@@ -570,7 +561,7 @@ class _Connection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        if self._unparsed or len(self._waiting) >= PIPELINE_LIMIT:
+        if self._unparsed or len(self._waiting) >= LIMITS.pipelined_requests:
             return
         if self._parsed is not None and self._parsed.is_full:
             return
@@ -579,7 +570,7 @@ class _Connection(asyncio.Protocol):
 
     def _refuse(self, status: int, reason: bytes) -> None:
         """Answer an invalid request, and close once the client has read the answer."""
-        self._droppable = DROPPED_LIMIT
+        self._droppable = LIMITS.dropped_body_bytes
         parsed = self._parsed
         if self._cycle is None or (self._cycle is parsed and not parsed.has_begun):
             self.write(whole_answer(status, reason, "text/plain"))
@@ -595,7 +586,7 @@ class _Connection(asyncio.Protocol):
                 self._transport.write_eof()
             self.resume_reading()
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(REFUSAL_TIMEOUT, self.abort)
+            self._timer = loop.call_later(TIMING.http_refusal_seconds, self.abort)
 
     def _start_idle_timer(self) -> None:
         self._cancel_timer()

@@ -25,12 +25,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-#: Bytes of unused files that are kept.
-IDLE_LIMIT = 512 * 1024 * 1024
-#: Seconds that a file is kept unused.
-IDLE_SECONDS = 1.0
-#: Files that another process may use at a time; beyond, the oldest is given up.
-LENT_LIMIT = 64
+from kubetorch.lib.tuning import LIMITS
 
 Buffer = bytes | bytearray | memoryview
 
@@ -86,7 +81,7 @@ class Memory:
         data = memoryview(data).cast("B")
         done = 0
         while done < len(data):
-            piece = data[done : done + _COPY_BYTES]
+            piece = data[done : done + LIMITS.memory_copy_bytes]
             if self._is_fresh:  # pages that do not exist yet are made faster by writing to a file
                 assert self.file.descriptor is not None
                 done += os.pwrite(self.file.descriptor, piece, offset + done)
@@ -120,7 +115,6 @@ class Memory:
         self._pool.returned.append(self.file)
 
 
-_COPY_BYTES = 4 * 1024 * 1024
 _EMPTY_VIEW = memoryview(b"")
 
 
@@ -178,11 +172,11 @@ class _Pool:
             if file.use_count == 0 and file.descriptor is not None:
                 file.idle_since = time.monotonic()
                 self._free.append(file)
-        while sum(file.capacity for file in self._free) > IDLE_LIMIT:
+        while sum(file.capacity for file in self._free) > LIMITS.idle_memory_file_bytes:
             self._free.pop(0).close()
 
     def _take_fitting(self, size: int) -> _File | None:
-        most = max(4 * size, _MIN_CAPACITY_LIMIT)
+        most = max(4 * size, LIMITS.fitting_memory_file_bytes)
         fitting = [file for file in self._free if size <= file.capacity <= most]
         if not fitting:
             return None
@@ -191,7 +185,6 @@ class _Pool:
         return file
 
 
-_MIN_CAPACITY_LIMIT = 1024 * 1024
 _pool = _Pool()
 
 
@@ -222,7 +215,7 @@ class Lending:
         file = memory.file
         file.use_count += 1
         self._lent[file.number] = memory
-        if len(self._lent) > LENT_LIMIT:
+        if len(self._lent) > LIMITS.lent_memory_files:
             self.take_back(next(iter(self._lent)), is_spent=True)
         if memory.is_shared:  # it is mapped anew each time, since changed pages are lost
             return file.number, file.descriptor

@@ -18,12 +18,8 @@ from pathlib import Path
 from types import FrameType
 
 from kubetorch.lib import processes
+from kubetorch.lib.tuning import LIMITS, TIMING
 
-#: Seconds from the end of a child until orphans are looked for: one search for many of them.
-ORPHAN_DELAY = 1.0
-#: Seconds after which the owner of an ended session leader does not wait for it any more; killing
-#: takes up to 10 s.
-LEADER_DELAY = 30.0
 #: Number of the system call, the same on every architecture.
 _PIDFD_OPEN = 434
 
@@ -113,8 +109,6 @@ def reap(pid: int) -> None:
         ExitWatch(pid, lambda: processes.exit_status(pid))
 
 
-#: Bytes of a line; a longer one is cut into several.
-LINE_LIMIT = 16 * 1024
 _READ = 64 * 1024
 
 OnLine = Callable[[str], None]
@@ -156,9 +150,9 @@ class Output:
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._report_line(line)
-        while len(self._rest) > LINE_LIMIT:
-            self._report_line(self._rest[:LINE_LIMIT])
-            self._rest = self._rest[LINE_LIMIT:]
+        while len(self._rest) > LIMITS.child_line_bytes:
+            self._report_line(self._rest[: LIMITS.child_line_bytes])
+            self._rest = self._rest[LIMITS.child_line_bytes :]
         return True
 
     def _report_line(self, line: bytes) -> None:
@@ -240,7 +234,9 @@ class OrphanReaper:
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._schedule_check, ORPHAN_DELAY)
+            self._loop.call_soon_threadsafe(
+                self._schedule_check, TIMING.orphan_search_delay_seconds
+            )
 
     def _schedule_check(self, delay: float) -> None:
         if self._timer is None:
@@ -255,14 +251,14 @@ class OrphanReaper:
             if leads is None:
                 continue
             since = self._leaders.get(pid, now)
-            if not leads or now - since >= LEADER_DELAY:
+            if not leads or now - since >= TIMING.ended_leader_seconds:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
             else:
                 leaders[pid] = since
         self._leaders = leaders
         if leaders:
-            self._schedule_check(LEADER_DELAY)
+            self._schedule_check(TIMING.ended_leader_seconds)
 
 
 def _leads_session(pid: int) -> bool | None:

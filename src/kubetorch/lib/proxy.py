@@ -35,18 +35,16 @@ from kubetorch.lib.http1 import (
 )
 from kubetorch.lib.http_server import Connections, Message, Refusal, Server, Upgrade, Upgrader
 from kubetorch.lib.tasks import cancel_all
+from kubetorch.lib.tuning import LIMITS, TIMING
 
 _log = logging.getLogger(__name__)
 
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
-#: Seconds until the other server has taken the connection.
-CONNECT_TIMEOUT = 10.0
-#: Seconds in which the head of an answer is complete, from its first byte on: until then the other
-#: server may compute for as long as it likes.
-HEAD_TIMEOUT = 30.0
-_LATE_HEAD = f"the head of the answer is not complete {HEAD_TIMEOUT:.0f} s after its first byte"
+_LATE_HEAD = (
+    f"the head of the answer is not complete {TIMING.proxy_head_seconds:.0f} s after its first byte"
+)
 _PIECE = 64 * 1024
 #: Headers of one connection (RFC 9110, section 7.6.1), beside those that `Connection` names.
 _CONNECTION_HEADERS = frozenset(
@@ -178,7 +176,7 @@ async def relay(
     scope: Message, headers: Iterable[Header], receive: Receive, send: Send, target: Target
 ) -> None:
     """Pass a request on, and its answer back."""
-    async with deadlines.timeout(CONNECT_TIMEOUT):
+    async with deadlines.timeout(TIMING.proxy_connect_seconds):
         reader, writer = await asyncio.open_connection(**await target.connect_arguments())
     passed = target.passed(headers)
     has_length = any(name == b"content-length" for name, _ in passed)
@@ -241,7 +239,7 @@ async def _download(
 
 async def _finish_head(reader: asyncio.StreamReader, answer: AnswerReader) -> None:
     try:
-        async with deadlines.timeout(HEAD_TIMEOUT):
+        async with deadlines.timeout(TIMING.proxy_head_seconds):
             while answer.is_in_head:
                 answer.feed(await reader.read(_PIECE))
     except (TimeoutError, asyncio.TimeoutError) as error:
@@ -263,16 +261,6 @@ def _answer_headers(
 
 def _host(headers: Iterable[Header]) -> bytes | None:
     return next((value for name, value in headers if name == b"host"), None)
-
-
-#: Seconds that a side has to take the last bytes of the other side.
-CLOSE_TIMEOUT = 5.0
-#: Bytes that wait for a side before the other side is not read any more.
-WRITE_BUFFER = 256 * 1024
-#: Bytes that a client may send before its upgrade is made; then it is not read any more.
-HELD_LIMIT = 64 * 1024
-#: Seconds for a refusal of the upgrade to arrive.
-REFUSAL_TIMEOUT = 30.0
 
 
 class Passage(NamedTuple):
@@ -312,11 +300,11 @@ class _Side(asyncio.Protocol):
             self._transport.write(data)
 
     def close(self) -> None:
-        """Close once the peer has taken all bytes, or after `CLOSE_TIMEOUT`."""
+        """Close once the peer has taken all bytes, or after `proxy_close_seconds`."""
         transport = self._transport
         if transport is not None and not transport.is_closing():
             transport.close()
-            asyncio.get_running_loop().call_later(CLOSE_TIMEOUT, transport.abort)
+            asyncio.get_running_loop().call_later(TIMING.proxy_close_seconds, transport.abort)
 
     def pause(self, *, is_paused: bool) -> None:
         transport = self._transport
@@ -362,11 +350,11 @@ class Tunnel(_Side):
         self._transport = transport
         self._connections = connections
         connections.add(self)
-        transport.set_write_buffer_limits(high=WRITE_BUFFER)
+        transport.set_write_buffer_limits(high=LIMITS.proxy_waiting_bytes)
         transport.set_protocol(self)
         # The client is read while it waits, so that its end is noticed.
         self._early_data = rest
-        self.pause(is_paused=len(rest) > HELD_LIMIT)
+        self.pause(is_paused=len(rest) > LIMITS.early_upgrade_bytes)
         self._opening = asyncio.get_running_loop().create_task(self._open())
 
     async def _open(self) -> None:
@@ -376,7 +364,7 @@ class Tunnel(_Side):
             target, headers = self._passage.target, self._passage.headers
             if request.is_admitted:
                 self._connections.admit(self)
-            async with deadlines.timeout(CONNECT_TIMEOUT):
+            async with deadlines.timeout(TIMING.proxy_connect_seconds):
                 loop = asyncio.get_running_loop()
                 _, server_side = await loop.create_connection(
                     lambda: _ServerSide(self, target), **await target.connect_arguments()
@@ -426,7 +414,7 @@ class Tunnel(_Side):
             return
         # A server that makes no upgrade would take these bytes for another request.
         self._early_data += data
-        self.pause(is_paused=len(self._early_data) > HELD_LIMIT)
+        self.pause(is_paused=len(self._early_data) > LIMITS.early_upgrade_bytes)
 
     def shutdown(self) -> None:
         self.close()
@@ -457,7 +445,7 @@ class _ServerSide(_Side):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]  # uvloop's has no common base
-        transport.set_write_buffer_limits(high=WRITE_BUFFER)  # type: ignore[attr-defined]  # as above
+        transport.set_write_buffer_limits(high=LIMITS.proxy_waiting_bytes)  # type: ignore[attr-defined]  # as above
 
     def data_received(self, data: bytes) -> None:
         answer = self._answer
@@ -481,11 +469,11 @@ class _ServerSide(_Side):
             if answer.is_complete:
                 self.other_side.close()
             elif not had_head:
-                self._set_deadline(REFUSAL_TIMEOUT)
+                self._set_deadline(TIMING.proxy_refusal_seconds)
         elif not answer.is_in_head:
             self._set_deadline(None)
         elif self._timer is None:
-            self._set_deadline(HEAD_TIMEOUT)
+            self._set_deadline(TIMING.proxy_head_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:  # asyncio's
         self._set_deadline(None)
@@ -509,8 +497,6 @@ class _ServerSide(_Side):
 
 # ------------------------------------------------------------------------------------- listener
 
-#: Seconds that open requests have once the listener is closed.
-GOODBYE = 0.5
 
 #: The server that a path leads to; called with `True` when the former target was not reached.
 Finder = Callable[[bytes, bool], Awaitable[Target]]

@@ -9,6 +9,8 @@ import socket
 from collections.abc import Container
 from typing import cast
 
+from kubetorch.lib.tuning import LIMITS, TIMING
+
 LOOPBACK = "127.0.0.1"
 # Below the ports that Linux (32768-60999) and macOS (49152-65535) give to outgoing connections, so
 # that a chosen port is not given to a connection before a server binds it.
@@ -70,10 +72,6 @@ def listen(host: str, port: int) -> socket.socket:
     raise AssertionError  # the last port is 0, which returns or raises
 
 
-#: A silent peer is probed after so many seconds, then so often, and given up after so many probes.
-KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES = 15, 5, 4
-
-
 def connect(host: str, port: int, timeout: float | None) -> socket.socket:
     """Connect by TCP, for messages that are sent at once."""
     # A name of ASCII alone, as bytes: the codec for others takes 1 ms to import.
@@ -88,29 +86,27 @@ def keep_alive(connection: socket.socket) -> None:
     """Make TCP notice that the peer of a silent connection is gone."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
-        ("TCP_KEEPIDLE", KEEPALIVE_IDLE),
-        ("TCP_KEEPALIVE", KEEPALIVE_IDLE),  # macOS' name of it
-        ("TCP_KEEPINTVL", KEEPALIVE_INTERVAL),
-        ("TCP_KEEPCNT", KEEPALIVE_PROBES),
+        ("TCP_KEEPIDLE", TIMING.keepalive_idle_seconds),
+        ("TCP_KEEPALIVE", TIMING.keepalive_idle_seconds),  # macOS' name of it
+        ("TCP_KEEPINTVL", TIMING.keepalive_interval_seconds),
+        ("TCP_KEEPCNT", TIMING.keepalive_probes),
     ):
         if hasattr(socket, option):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
-#: Files and connections that a server with many clients needs.
-MANY = 65536
-
-
 def limit() -> int:
     """Files and connections that the process may have open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MANY if soft == resource.RLIM_INFINITY else soft
+    return LIMITS.open_files if soft == resource.RLIM_INFINITY else soft
 
 
 def raise_limit() -> None:
-    """Raise the limit to `MANY`, or to the hard limit."""
+    """Raise the limit to `open_files`, or to the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    new_limit = MANY if hard == resource.RLIM_INFINITY else min(MANY, hard)
+    new_limit = (
+        LIMITS.open_files if hard == resource.RLIM_INFINITY else min(LIMITS.open_files, hard)
+    )
     if soft != resource.RLIM_INFINITY and soft < new_limit:
         # macOS has a lower limit that it does not report.
         with contextlib.suppress(ValueError, OSError):

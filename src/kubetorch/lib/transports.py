@@ -21,9 +21,8 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from kubetorch.lib import deadlines, sockets
 from kubetorch.lib.http1 import AnswerReader, BrokenError, encoded, request_head
+from kubetorch.lib.tuning import TIMING
 
-#: Milliseconds that sent data may go unacknowledged.
-USER_TIMEOUT = 35_000
 _PIECE = 16 * 1024
 _SOCKS_FAILURES = {
     1: "general failure",
@@ -143,7 +142,9 @@ async def _open(host: str, port: int) -> tuple[asyncio.Transport, _Greeting]:
     connection: socket.socket = transport.get_extra_info("socket")
     sockets.keep_alive(connection)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT)
+        connection.setsockopt(
+            socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, TIMING.unacknowledged_milliseconds
+        )
     return transport, greeting
 
 

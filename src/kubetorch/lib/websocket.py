@@ -18,19 +18,8 @@ from urllib.parse import urlsplit
 from kubetorch.lib import deadlines, transports, websocket_protocol
 from kubetorch.lib.http1 import answer_head
 from kubetorch.lib.http_server import Connections, Refusal, Upgrade, Upgrader
+from kubetorch.lib.tuning import LIMITS, TIMING, Timing
 from kubetorch.lib.websocket_protocol import ClientHandshake, UpgradeRefusedError
-
-#: A peer that has not answered a ping for so long is gone, in seconds.
-PING_INTERVAL = 10.0
-PING_TIMEOUT = 20.0
-
-#: A close frame that the peer does not read is given up after so many seconds.
-CLOSE_TIMEOUT = 5.0
-#: Seconds that an acceptor has to decide about an upgrade.
-DECISION_TIMEOUT = 20.0
-#: Bytes that wait in the transport before the connection counts as congested: two chunks of a
-#: large message, so that the socket never runs dry while the next one is prepared.
-WRITE_BUFFER = 512 * 1024
 
 Buffer = bytes | bytearray | memoryview
 
@@ -72,8 +61,10 @@ class Connection(asyncio.BufferedProtocol):
         is_client: bool,
         max_message: int,
         connections: Connections | None = None,
+        timing: Timing = TIMING,
     ) -> None:
         self._endpoint = endpoint
+        self._timing = timing
         self._connections = connections
         self._is_client = is_client
         self._parser = websocket_protocol.Parser(
@@ -90,7 +81,7 @@ class Connection(asyncio.BufferedProtocol):
         #: The subprotocol that the server chose of those that the client offered.
         self.subprotocol: str | None = None
         #: Seconds after which a peer that sends nothing, not even a pong, is given up.
-        self.silence = PING_TIMEOUT
+        self.silence = timing.websocket_silence_seconds
         #: True if a message sent now would wait in memory, because the peer reads slowly.
         self.is_congested = False
 
@@ -153,14 +144,14 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:  # asyncio's
         """The handshake on this transport is done."""
         self._transport = transport  # type: ignore[assignment]  # uvloop's has no common base
-        transport.set_write_buffer_limits(high=WRITE_BUFFER)  # type: ignore[attr-defined]  # as above
+        transport.set_write_buffer_limits(high=LIMITS.websocket_waiting_bytes)  # type: ignore[attr-defined]  # as above
         self._is_open = True
         if self._connections is not None:
             self._connections.add(self)
             self._connections.admit(self)
         loop = asyncio.get_running_loop()
         self._last_received = loop.time()
-        self._timer = loop.call_later(PING_INTERVAL, self._check_peer)
+        self._timer = loop.call_later(self._timing.websocket_ping_seconds, self._check_peer)
         self._endpoint.on_open(self)
 
     def feed(self, data: Buffer) -> None:
@@ -178,7 +169,7 @@ class Connection(asyncio.BufferedProtocol):
             if self._timer is not None:
                 self._timer.cancel()
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(CLOSE_TIMEOUT, self.abort, reason)
+            self._timer = loop.call_later(self._timing.websocket_close_seconds, self.abort, reason)
 
     def _break(self, error: websocket_protocol.WebSocketError) -> None:
         self.close(error.code, str(error))
@@ -189,7 +180,7 @@ class Connection(asyncio.BufferedProtocol):
             self.abort(f"the peer has been silent for {self.silence:.0f} s")
             return
         self.send(b"", opcode=websocket_protocol.PING)
-        self._timer = loop.call_later(PING_INTERVAL, self._check_peer)
+        self._timer = loop.call_later(self._timing.websocket_ping_seconds, self._check_peer)
 
     # --------------------------------------------------------------------------- the transport
 
@@ -257,18 +248,21 @@ class Connection(asyncio.BufferedProtocol):
 Acceptor = Callable[[str, Mapping[str, str]], Endpoint | Awaitable[Endpoint]]
 
 
-def upgrader(acceptor: Acceptor, *, max_message: int) -> Upgrader:
+def upgrader(acceptor: Acceptor, *, max_message: int, timing: Timing = TIMING) -> Upgrader:
     """The upgrader for `kubetorch.lib.http_server.Server` that makes WebSockets of connections."""
-    return lambda request: _ServerHandshake(request, acceptor, max_message)
+    return lambda request: _ServerHandshake(request, acceptor, max_message, timing)
 
 
 class _ServerHandshake(asyncio.Protocol):
     """The connection of a client until its request is accepted or refused."""
 
-    def __init__(self, request: Upgrade, acceptor: Acceptor, max_message: int) -> None:
+    def __init__(
+        self, request: Upgrade, acceptor: Acceptor, max_message: int, timing: Timing
+    ) -> None:
         self._request = request
         self._acceptor = acceptor
         self._max_message = max_message
+        self._timing = timing
         self._transport: asyncio.Transport
         self._connections: Connections
         self._deciding: asyncio.Task[None] | None = None
@@ -304,7 +298,7 @@ class _ServerHandshake(asyncio.Protocol):
 
     async def _decide(self, key: str, accepted: Awaitable[Endpoint]) -> None:
         try:
-            async with deadlines.timeout(DECISION_TIMEOUT):
+            async with deadlines.timeout(self._timing.upgrade_decision_seconds):
                 endpoint = await accepted
         except Refusal as refusal:
             self._refuse(refusal)
@@ -328,6 +322,7 @@ class _ServerHandshake(asyncio.Protocol):
             is_client=False,
             max_message=self._max_message,
             connections=self._connections,
+            timing=self._timing,
         )
         transport.set_protocol(connection)
         connection.connection_made(transport)

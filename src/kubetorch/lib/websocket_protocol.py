@@ -20,6 +20,13 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from kubetorch.lib.http1 import AnswerReader, BrokenError, encoded, request_head
+from kubetorch.lib.tuning import LIMITS
+
+_HEAD_BYTES = LIMITS.large_message_head_bytes
+_LARGE_BYTES = LIMITS.large_message_bytes
+_PEEK_BYTES = LIMITS.peeked_bytes
+_SCRATCH_BYTES = LIMITS.longest_scratch_bytes
+_ROOM_BYTES = LIMITS.scratch_room_bytes
 
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0x0, 0x1, 0x2, 0x8, 0x9, 0xA
 
@@ -30,21 +37,6 @@ _OPCODES = frozenset({CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG})
 
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _ZERO_KEY = b"\0\0\0\0"
-
-#: Bytes of a large message that the handler sees before it says where the rest belongs.
-HEAD_BYTES = 16
-#: A message longer than this is placed by the handler.
-LARGE = 64 * 1024
-#: Bytes that are read at once, at first and at most: a controller has thousands of connections with
-#: little traffic, and a connection with much traffic soon gets the most.
-_SCRATCH_BYTES = (8 * 1024, 256 * 1024)
-#: Bytes of the body of a refused upgrade that are read.
-REFUSAL_LIMIT = 1024 * 1024
-# With less free bytes than this, the scratch memory is moved before the next read.
-_ROOM = 4096
-#: Read after a large message: room for the header and the first bytes of the next one, which is
-#: likely to be large too. More would be read here only to be copied to where it belongs.
-_PEEK_BYTES = 2048
 
 
 class WebSocketError(Exception):
@@ -114,8 +106,10 @@ class ClientHandshake:
             raise WebSocketError("the answer to the upgrade does not say what it changes to")
         self._refusal += answer.take()
         is_whole = answer.is_complete or answer.ends_with_connection or not data
-        if is_whole or len(self._refusal) >= REFUSAL_LIMIT:
-            raise UpgradeRefusedError(answer.status, bytes(self._refusal[:REFUSAL_LIMIT]))
+        if is_whole or len(self._refusal) >= LIMITS.refused_upgrade_bytes:
+            raise UpgradeRefusedError(
+                answer.status, bytes(self._refusal[: LIMITS.refused_upgrade_bytes])
+            )
         return False
 
     @property
@@ -189,7 +183,7 @@ class Parser:
         self._handler = handler
         self._masked = masked
         self._max_message = max_message
-        self._scratch = bytearray(_SCRATCH_BYTES[0])
+        self._scratch = bytearray(LIMITS.first_scratch_bytes)
         self._view = memoryview(self._scratch)
         self._start = 0
         self._end = 0
@@ -225,14 +219,14 @@ class Parser:
                 return self._view[:_PEEK_BYTES]
             if self._was_full:
                 self._move(b"")
-        elif self._end > len(self._scratch) - _ROOM:
+        elif self._end > len(self._scratch) - _ROOM_BYTES:
             self._move(bytes(self._view[self._start : self._end]))
         return self._view[self._end :]
 
     def _move(self, pending: bytes) -> None:
         """Move the pending bytes to the start of the scratch memory, which grows if it was full."""
-        size, most = len(self._scratch), _SCRATCH_BYTES[1]
-        if size < most and (self._was_full or len(pending) > size - _ROOM):
+        size, most = len(self._scratch), LIMITS.longest_scratch_bytes
+        if size < most and (self._was_full or len(pending) > size - _ROOM_BYTES):
             self._scratch = bytearray(min(4 * size, most))
             self._view = memoryview(self._scratch)
         self._was_full = False
@@ -243,7 +237,7 @@ class Parser:
         """`count` bytes were read into the last buffer."""
         if self._rest is None:
             self._end += count
-            self._was_full = self._was_full or self._end == len(self._scratch) < _SCRATCH_BYTES[1]
+            self._was_full = self._was_full or self._end == len(self._scratch) < _SCRATCH_BYTES
         else:
             self._filled += count
             if self._filled < len(self._rest):
@@ -287,7 +281,7 @@ class Parser:
             self._follows_large = False
             self._take(first, header, length, masked=bool(second & 0x80))
             return True
-        if length > LARGE and available >= header + HEAD_BYTES:
+        if length > _LARGE_BYTES and available >= header + _HEAD_BYTES:
             self._begin_large(first, header, length, masked=bool(second & 0x80))
         return False
 
@@ -334,14 +328,14 @@ class Parser:
     def _begin_large(self, first: int, header: int, length: int, *, masked: bool) -> None:
         begin = self._start + header
         self._key = bytes(self._view[begin - 4 : begin]) if masked else _ZERO_KEY
-        head = self._view[begin : begin + HEAD_BYTES]
+        head = self._view[begin : begin + _HEAD_BYTES]
         _unmask(self._key, head)
         self._large_first = first
         self._head = bytes(head)
         # Only whole binary messages are placed by the handler.
         rest = self._handler.on_large(head, length) if first == 0x80 | BINARY else None
-        self._rest = memoryview(bytearray(length - HEAD_BYTES)) if rest is None else rest
-        arrived = self._view[begin + HEAD_BYTES : self._end]
+        self._rest = memoryview(bytearray(length - _HEAD_BYTES)) if rest is None else rest
+        arrived = self._view[begin + _HEAD_BYTES : self._end]
         self._rest[: len(arrived)] = arrived
         self._filled = len(arrived)
         self._start = self._end = 0

@@ -26,6 +26,7 @@ from kubetorch.manifests import (
     trainjob,
 )
 from kubetorch.manifests.kinds import Manifest, assign, dictionary_at, list_at, named
+from kubetorch.manifests.tuning import TIMING
 from kubetorch.manifests.workload_manifest import PodTemplate, WorkloadManifest
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import podenv, routes
@@ -42,7 +43,6 @@ WORK = f"{STATE}/work"
 TOKEN_FOLDER = "/var/run/secrets/kubetorch.com"
 #: Audience of the token, and the seconds that it is valid; the kubelet renews it.
 AUDIENCE = "kubetorch"
-TOKEN_SECONDS = 3600
 #: Seconds that Knative gives a request where `timeoutSeconds` is not set.
 KNATIVE_TIMEOUT = 300
 
@@ -285,7 +285,7 @@ def _run_agent(template: PodTemplate, agent_variables: dict[str, str]) -> None:
 
 
 def _token() -> Manifest:
-    return {"audience": AUDIENCE, "expirationSeconds": TOKEN_SECONDS, "path": "token"}
+    return {"audience": AUDIENCE, "expirationSeconds": TIMING.pod_token_seconds, "path": "token"}
 
 
 def _agent_variables(

@@ -12,6 +12,7 @@ from kubetorch.errors import SpecError
 from kubetorch.manifests import labels
 from kubetorch.manifests.container_variables import expand_references
 from kubetorch.manifests.kinds import Manifest, Path, assign, dictionary_at, list_at, named
+from kubetorch.manifests.tuning import TIMING
 from kubetorch.manifests.workload_manifest import ManifestParameter, PodTemplate, WorkloadManifest
 from kubetorch.specs.callable import AppSpec
 from kubetorch.specs.compute import AGENT_PORT, ComputeSpec, Pairs
@@ -139,11 +140,7 @@ def _container_parameter(name: str, key: str, source: str) -> ManifestParameter:
 
 #: Knative takes ports of this name for HTTP/1.
 AGENT_PORT_NAME = "http1"
-#: Seconds between two startup probes; `launch_timeout` is counted in them.
-STARTUP_PERIOD = 5
 
-#: `timeoutSeconds` of the readiness probe: the agent of a pod that starts answers as late as that.
-START_PATIENCE = 600
 
 _HEALTH = "/health"
 # Kubernetes' defaults of the fields of a probe.
@@ -195,7 +192,7 @@ def fill_probes(template: PodTemplate, compute: ComputeSpec) -> None:
 
 def _probes(template: PodTemplate, launch_timeout: int) -> dict[str, Manifest]:
     port = agent_port(template.container)
-    patience = 5 if template.kind.is_autoscaled else START_PATIENCE
+    patience = 5 if template.kind.is_autoscaled else TIMING.pod_start_seconds
 
     def probe(period: int, timeout: int, failures: int) -> Manifest:
         return {
@@ -205,7 +202,9 @@ def _probes(template: PodTemplate, launch_timeout: int) -> dict[str, Manifest]:
             "failureThreshold": failures,
         }
 
-    startup = probe(STARTUP_PERIOD, 2, max(1, launch_timeout // STARTUP_PERIOD))
+    startup = probe(
+        TIMING.startup_probe_seconds, 2, max(1, launch_timeout // TIMING.startup_probe_seconds)
+    )
     return {
         "startupProbe": startup | {"initialDelaySeconds": 0},
         "readinessProbe": probe(3, patience, 5) | {"successThreshold": 1},

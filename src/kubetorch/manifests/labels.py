@@ -79,12 +79,12 @@ RESERVED = (
     SECRET_NAME,
 )
 
-_VALUE_LIMIT = 63
+_VALUE_CHARACTERS = 63
 
 
 def value(text: str) -> str:
     """`text` as the value of a label: what is not allowed becomes `-`, at most 63 characters."""
-    cleaned = re.sub(r"[^A-Za-z0-9_.-]", "-", text)[-_VALUE_LIMIT:]
+    cleaned = re.sub(r"[^A-Za-z0-9_.-]", "-", text)[-_VALUE_CHARACTERS:]
     return re.sub(r"^[^A-Za-z0-9]+|[^A-Za-z0-9]+$", "", cleaned)
 
 

@@ -14,7 +14,7 @@ from kubetorch.specs.workload import WorkloadSpec
 
 #: Port of the Service; it forwards to the agent's port.
 PORT = 80
-_NAME_LIMIT = 63
+_NAME_CHARACTERS = 63
 _HEADLESS_SUFFIX = "-headless"
 _CALLED_SUFFIX = "-http"
 
@@ -147,7 +147,7 @@ def headless_name(name: str) -> str:
 
 
 def _with_suffix(name: str, suffix: str) -> str:
-    if len(name) + len(suffix) <= _NAME_LIMIT:
+    if len(name) + len(suffix) <= _NAME_CHARACTERS:
         return f"{name}{suffix}"
     digest = hashlib.sha256(name.encode()).hexdigest()[:6]
-    return f"{name[: _NAME_LIMIT - len(suffix) - 7]}-{digest}{suffix}"
+    return f"{name[: _NAME_CHARACTERS - len(suffix) - 7]}-{digest}{suffix}"

@@ -19,15 +19,15 @@ SHARED_MEMORY_PATH = "/dev/shm"
 _CLAIMS = "https://kubernetes.io/docs/concepts/storage/persistent-volumes/"
 _EMPTY = "https://kubernetes.io/docs/concepts/storage/volumes/#emptydir"
 
-_LABEL_LIMIT = 63
+_LABEL_CHARACTERS = 63
 
 
 def volume_name(name: str) -> str:
     """`name` as a name of a pod's volume, which has to be a DNS label."""
-    if len(name) <= _LABEL_LIMIT and re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", name):
+    if len(name) <= _LABEL_CHARACTERS and re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", name):
         return name
     digest = hashlib.sha256(name.encode()).hexdigest()[:8]
-    cleaned_name = re.sub(r"[^a-z0-9-]+", "-", name.lower())[: _LABEL_LIMIT - len(digest) - 1]
+    cleaned_name = re.sub(r"[^a-z0-9-]+", "-", name.lower())[: _LABEL_CHARACTERS - len(digest) - 1]
     return f"{cleaned_name}-{digest}".lstrip("-")
 
 

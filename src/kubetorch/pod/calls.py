@@ -55,7 +55,8 @@ from kubetorch.pod.worker_process.worker import Payload, Worker, shared
 from kubetorch.specs.callable import CALLABLES, UNKNOWN_CHAIN
 from kubetorch.specs.compute import MOST_WAITING
 from kubetorch.specs.workload import Origin, WorkloadSpec
-from kubetorch.wire import codecs, exceptions, retries, routes
+from kubetorch.wire import codecs, exceptions, retries
+from kubetorch.wire import tuning as wire_tuning
 from kubetorch.wire.calls import CALL_ID, Outcome, Raised, Returned, check_arguments
 from kubetorch.wire.frames import KUBETORCH, Chain, Open, Progress, Retry
 from kubetorch.wire.messages import (
@@ -805,9 +806,10 @@ class Calls:
                 f"an id or a method of more than {LIMITS.call_name_characters} characters"
             )
         timeout = request.timeout
-        if timeout is not None and not 0 <= timeout <= routes.LONGEST_TIMEOUT:
+        if timeout is not None and not 0 <= timeout <= wire_tuning.TIMING.longest_call_seconds:
             raise ProtocolError(
-                f"a timeout of {timeout} s; there may be 0 to {routes.LONGEST_TIMEOUT:.0f}"
+                f"a timeout of {timeout} s; there may be 0 to "
+                f"{wire_tuning.TIMING.longest_call_seconds:.0f}"
             )
         if request.detached and not CALL_ID.fullmatch(request.id):
             raise CallRefusedError(f"{request.id[:80]!r} cannot be the id of a call")

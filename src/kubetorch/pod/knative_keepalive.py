@@ -20,13 +20,14 @@ from kubetorch.lib import websocket, websocket_protocol
 from kubetorch.lib.websocket import Connection, Endpoint
 from kubetorch.pod.tuning import TIMING
 from kubetorch.wire import frames, routes, versions
+from kubetorch.wire import tuning as wire_tuning
 
 #: Where the queue-proxy of a pod takes requests, whatever the port of the container.
 URL = "http://127.0.0.1:8012"
 #: The variable by which a container of Knative knows its Revision.
 REVISION = "K_REVISION"
 
-_MESSAGE_LIMIT = frames.HEADER_BYTES + frames.META_LIMIT
+_MESSAGE_LIMIT = frames.HEADER_BYTES + wire_tuning.LIMITS.meta_bytes
 _log = logging.getLogger(__name__)
 
 

@@ -33,12 +33,15 @@ from kubetorch.pod.logs import Line
 from kubetorch.pod.tuning import LIMITS, TIMING
 from kubetorch.pod.worker_process.worker import CallSink, OwnedPayload, Payload
 from kubetorch.wire import codecs, frames, routes, versions
+from kubetorch.wire import tuning as wire_tuning
 from kubetorch.wire.frames import Inbox, Kind, Log, Open, Outbox
 from kubetorch.wire.messages import Member
 
+_CHUNK_BYTES = wire_tuning.LIMITS.chunk_bytes
+
 #: Bytes of lines that are credited together.
-_LINE_CREDIT_BYTES = frames.CHUNK
-_MESSAGE_LIMIT = frames.HEADER_BYTES + frames.META_LIMIT + frames.CHUNK
+_LINE_CREDIT_BYTES = _CHUNK_BYTES
+_MESSAGE_LIMIT = frames.HEADER_BYTES + wire_tuning.LIMITS.meta_bytes + _CHUNK_BYTES
 
 Buffer = bytes | bytearray | memoryview
 
@@ -58,7 +61,7 @@ class PeerCall:
         self._lines = 0
         # Arguments that are still to be sent, and the bytes that the sibling has room for.
         self._arguments: memoryview | None = None
-        self._room = frames.WINDOW
+        self._room = wire_tuning.LIMITS.window_bytes
         # A value that comes in, and its bytes so far.
         self._value: tuple[int, Any, Payload] | None = None
         self._filled = 0
@@ -91,7 +94,7 @@ class PeerCall:
 
     def begin(self, request: Open, arguments: memoryview) -> None:
         head = frames.encode(Kind.OPEN, self.number, request)
-        if len(arguments) <= frames.CHUNK:
+        if len(arguments) <= _CHUNK_BYTES:
             self._stream.send(head + arguments)
         else:
             self._stream.send(head)
@@ -105,7 +108,7 @@ class PeerCall:
     def send_arguments(self) -> None:
         """Send as much of the arguments as the sibling has room for."""
         while self._arguments is not None and self._stream.can_send:
-            piece = self._arguments[: frames.CHUNK]
+            piece = self._arguments[:_CHUNK_BYTES]
             if self._room < len(piece):
                 return
             self._room -= len(piece)
@@ -134,7 +137,7 @@ class PeerCall:
     def on_value(self, kind: int, meta: Any, payload: memoryview) -> None:  # noqa: ANN401  # by kind
         """A RESULT or YIELD frame, with all of its payload or none."""
         sizes, total = meta.body.sizes, meta.body.total
-        is_whole = total <= frames.CHUNK
+        is_whole = total <= _CHUNK_BYTES
         if min(sizes, default=0) < 0 or codecs.layout(sizes)[1] != total:
             raise ProtocolError(f"call {self.number} gets {total} bytes in other segments")
         if len(payload) != (total if is_whole else 0):

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 
 from kubetorch.errors import CallRefusedError, KubetorchError, ProtocolError
 from kubetorch.lib import process_watch, processes, websocket_protocol
+from kubetorch.lib import tuning as lib_tuning
 from kubetorch.lib.process_watch import ExitWatch
-from kubetorch.lib.websocket import CLOSE_TIMEOUT, Connection, Endpoint
+from kubetorch.lib.websocket import Connection, Endpoint
 from kubetorch.pod.apps.process import exit_code
 from kubetorch.pod.http.auth import Guard, refused
 from kubetorch.pod.tuning import LIMITS
@@ -272,7 +273,9 @@ class Shell(Endpoint):
             self._connection.send(messages.encode(code), opcode=websocket_protocol.TEXT)
             # The client closes: a client that still sends input would see a reset, not the code.
             self._connection.read_on(True)
-            self._close_timer = self._loop.call_later(CLOSE_TIMEOUT, self._connection.close)
+            self._close_timer = self._loop.call_later(
+                lib_tuning.TIMING.websocket_close_seconds, self._connection.close
+            )
         self._on_over(self)
 
 

@@ -34,19 +34,23 @@ from kubetorch.pod.worker_process.worker import OwnedPayload, Payload
 from kubetorch.specs.logging import LEVELS
 from kubetorch.specs.workload import Origin
 from kubetorch.wire import frames, routes, tokens, versions
-from kubetorch.wire.calls import ARGUMENTS_LIMIT, Outcome, Returned
-from kubetorch.wire.frames import CHUNK, WINDOW, Body, Inbox, Kind, Outbox
+from kubetorch.wire import tuning as wire_tuning
+from kubetorch.wire.calls import Outcome, Returned
+from kubetorch.wire.frames import Body, Inbox, Kind, Outbox
+
+_CHUNK_BYTES = wire_tuning.LIMITS.chunk_bytes
+_META_BYTES = wire_tuning.LIMITS.meta_bytes
 
 Buffer = bytes | bytearray | memoryview
 
 #: Longest message: the largest meta and one chunk.
-MESSAGE_LIMIT = frames.HEADER_BYTES + frames.META_LIMIT + frames.CHUNK
+MESSAGE_LIMIT = frames.HEADER_BYTES + _META_BYTES + _CHUNK_BYTES
 #: Credit that lines leave to results: they are less important than those.
-LOG_RESERVE = CHUNK
+LOG_RESERVE = _CHUNK_BYTES
 #: Bytes of credit for arguments that are given together.
-CREDIT_BYTES = WINDOW // 4
+CREDIT_BYTES = wire_tuning.LIMITS.window_bytes // 4
 
-_LOG_ROOM = WINDOW // 8
+_LOG_ROOM = wire_tuning.LIMITS.window_bytes // 8
 _RANKS: dict[str, int] = {level: rank for rank, level in enumerate(LEVELS)}
 
 
@@ -77,7 +81,7 @@ class StreamedCall:
         self._stream = stream
         self._pod_name = pod_name
         self._level = None if log_level is None else _RANKS.get(log_level, 1)
-        self._credit = WINDOW
+        self._credit = wire_tuning.LIMITS.window_bytes
         self._queue: deque[_QueuedFrame] = deque()
         self._is_queued = False
         self._dropped = 0
@@ -238,12 +242,12 @@ class StreamedCall:
         if item.payload is None:
             self._stream.send(item.head)
             self._finish_frame(item)
-        elif item.head and len(item.payload.view) > CHUNK:
+        elif item.head and len(item.payload.view) > _CHUNK_BYTES:
             self._stream.send(item.head)
             item.head = b""
         else:
             view = item.payload.view
-            piece = view[item.sent : item.sent + CHUNK]
+            piece = view[item.sent : item.sent + _CHUNK_BYTES]
             if self._credit < len(piece):
                 self._is_queued = False
                 return False
@@ -272,7 +276,12 @@ class StreamedCall:
     def _send_value(self, head: bytes, payload: Payload, *, is_yield: bool = False) -> None:
         """Send a frame with payload, in order."""
         size = len(payload.view)
-        if size <= CHUNK and size <= self._credit and not self._queue and self._stream.can_send:
+        if (
+            size <= _CHUNK_BYTES
+            and size <= self._credit
+            and not self._queue
+            and self._stream.can_send
+        ):
             self._credit -= size
             self._stream.send(head + payload.view)
             payload.release()
@@ -416,7 +425,7 @@ class ClientStream(Endpoint):
             protocol=versions.PROTOCOL,
             received=self._inbox.received,
             resumed=resume_at is not None,
-            max_payload=ARGUMENTS_LIMIT,
+            max_payload=wire_tuning.LIMITS.arguments_bytes,
         )
         connection.send(frames.encode(Kind.WELCOME, 0, welcome))
         if resume_at is not None:
@@ -468,7 +477,7 @@ class ClientStream(Endpoint):
     def on_placed(self, head: bytes, rest: memoryview) -> None:  # Endpoint's
         try:
             kind, _, _, meta_length, number = frames.HEADER.unpack_from(head)
-            if meta_length > (0 if kind == _DATA else min(len(rest), frames.META_LIMIT)):
+            if meta_length > (0 if kind == _DATA else min(len(rest), _META_BYTES)):
                 raise ProtocolError(f"a frame claims {meta_length} bytes of meta")
             if kind != _DATA:
                 self._on_frame(kind, number, rest[:meta_length], rest[meta_length:])
@@ -523,7 +532,7 @@ class ClientStream(Endpoint):
 
     def _on_open_frame(self, number: int, request: frames.Open, payload: memoryview) -> None:
         size = request.body.total
-        is_inline = size <= frames.CHUNK
+        is_inline = size <= _CHUNK_BYTES
         if len(payload) != (size if is_inline else 0):
             raise ProtocolError(f"an OPEN frame with {len(payload)} of {size} bytes")
         streamed = self._new_call(number, request.log_level if request.stream_logs else None)

@@ -29,15 +29,13 @@ from kubetorch.config.settings import config
 from kubetorch.errors import KubetorchError, did_you_mean
 from kubetorch.lib import terminal
 from kubetorch.sdk.transport.session import Choice, ClusterSettings, Session
+from kubetorch.sdk.tuning import TIMING
 
 if TYPE_CHECKING:
     from kubetorch.sdk.calls.route import Location, Route
     from kubetorch.sdk.controller import Controller
     from kubetorch.sdk.transport.local_port import LocalPort
     from kubetorch.wire.messages import WorkloadView
-
-#: Seconds in which an API server has to say whether it has a controller.
-PATIENCE = 1.5
 
 
 class _Choices:
@@ -89,7 +87,7 @@ def _detect(cluster: ClusterSettings) -> Choice:
         return Choice(None, "there is no kubeconfig")
     from kubetorch.sdk.transport import cluster_session  # noqa: PLC0415  # few programs
 
-    return cluster_session.detect(cluster, patience=PATIENCE)
+    return cluster_session.detect(cluster, patience=TIMING.controller_detection_seconds)
 
 
 def _report_choice(opened: Session) -> None:

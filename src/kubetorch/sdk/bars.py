@@ -24,11 +24,8 @@ from typing import TextIO
 from kubetorch.config.settings import config
 from kubetorch.lib import terminal
 from kubetorch.sdk import inpod
+from kubetorch.sdk.tuning import TIMING
 
-#: Seconds that an activity takes before it has a bar, and between two drawings.
-PATIENCE, INTERVAL = 0.4, 0.1
-#: Seconds between two lines where there are no bars.
-LINES_INTERVAL = 5.0
 #: Bars that are drawn at most, and cells of one.
 _MOST_BARS, _CELLS = 8, 20
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
@@ -37,7 +34,7 @@ _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 class Bar:
     """The progress of one activity: of a service, a callable, a pod."""
 
-    def __init__(self, label: str, *, patience: float = PATIENCE) -> None:
+    def __init__(self, label: str, *, patience: float = TIMING.bar_delay_seconds) -> None:
         self.label = label
         self.begun = time.monotonic()
         #: When the bar is shown for the first time, and when its last line was written.
@@ -149,7 +146,7 @@ class _Foot:
                     if not self._is_needed.is_set():
                         self._drawer = None
                         return
-            time.sleep(INTERVAL)
+            time.sleep(TIMING.bar_drawing_seconds)
             with self.lock:
                 self._tick()
 
@@ -157,7 +154,7 @@ class _Foot:
         now = time.monotonic()
         if not _has_bars():
             for bar in self._shown:
-                if now - bar.last_line_time >= LINES_INTERVAL:
+                if now - bar.last_line_time >= TIMING.bar_line_seconds:
                     self.write_line(bar, f"{bar.doing}, {_seconds(bar)}")
             return
         due = [bar for bar in self._shown if now >= bar.due]
@@ -196,7 +193,7 @@ def _drawn(bars: list[Bar], stream: TextIO) -> str:
     )
     width = min(max(len(bar.label) for bar in bars[:most_bars]), size.columns // 4)
     cells = min(_CELLS, size.columns // 4)
-    spinner = _SPINNER[int(time.monotonic() / INTERVAL) % len(_SPINNER)]
+    spinner = _SPINNER[int(time.monotonic() / TIMING.bar_drawing_seconds) % len(_SPINNER)]
     with console.capture() as captured:
         for bar in bars[:most_bars]:
             indicator = Text(spinner, "cyan")

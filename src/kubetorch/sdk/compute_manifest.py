@@ -19,7 +19,7 @@ from kubetorch.manifests.container_checks import check_containers
 from kubetorch.manifests.kinds import Manifest
 from kubetorch.manifests.workload_manifest import PodTemplate, WorkloadManifest
 from kubetorch.specs import names
-from kubetorch.specs.compute import DEPTH_LIMIT, VALUES_LIMIT, ComputeSpec, freeze, thaw
+from kubetorch.specs.compute import MOST_LEVELS, MOST_VALUES, ComputeSpec, freeze, thaw
 from kubetorch.specs.distribution import DistributionSpec
 from kubetorch.specs.image import ImageSpec
 from kubetorch.specs.workload import WorkloadSpec
@@ -224,18 +224,18 @@ def _check_aliases(path: Path, documents: Iterable[Any]) -> None:
     def size(node: Any, depth: int = 0) -> int:  # noqa: ANN401  # a node of YAML
         if id(node) in sizes:
             return sizes[id(node)]
-        sizes[id(node)] = VALUES_LIMIT + 1  # until it is known: a node may contain itself
+        sizes[id(node)] = MOST_VALUES + 1  # until it is known: a node may contain itself
         pairs = node.value if isinstance(node.value, list) else ()
         children = (
             child for pair in pairs for child in (pair if isinstance(pair, tuple) else (pair,))
         )
-        nested = depth > DEPTH_LIMIT
+        nested = depth > MOST_LEVELS
         sizes[id(node)] = 1 + sum(size(child, depth + 1) for child in children if not nested)
         return sizes[id(node)]
 
-    if any(size(node) > VALUES_LIMIT for node in documents if node is not None):
+    if any(size(node) > MOST_VALUES for node in documents if node is not None):
         raise SpecError(
-            f"manifest is {str(path)!r}, whose aliases stand for more than {VALUES_LIMIT:,} values",
+            f"manifest is {str(path)!r}, whose aliases stand for more than {MOST_VALUES:,} values",
             hint="write the values out, or leave the anchors of YAML out",
         )
 
@@ -273,10 +273,10 @@ def service_name(manifest: Mapping[str, Any], selector: Mapping[str, str] | None
     name = parameters.name_of(manifest) or (selector or {}).get(_JOB_NAME) or None
     if name is None:
         return None
-    if names.clean(name) != name or len(name) > names.SERVICE_LIMIT:
+    if names.clean(name) != name or len(name) > names.SERVICE_CHARACTERS:
         raise SpecError(
             f"the manifest has the name {name!r}; that of a service has at most "
-            f"{names.SERVICE_LIMIT} lower-case letters, digits and '-'",
+            f"{names.SERVICE_CHARACTERS} lower-case letters, digits and '-'",
             hint="change metadata.name, or leave it out",
         )
     return name

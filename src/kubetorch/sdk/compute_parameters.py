@@ -25,6 +25,7 @@ from kubetorch.manifests.labels import RESERVED
 from kubetorch.sdk import parameters
 from kubetorch.sdk.image import Image
 from kubetorch.sdk.parameters import Pairs
+from kubetorch.sdk.tuning import LIMITS
 from kubetorch.specs import autoscaling, distribution, hints, quantity
 from kubetorch.specs.compute import (
     AGENT_PORT,
@@ -95,8 +96,6 @@ class Parameter:
 
 # ---------------------------------------------------------------------------- resources and nodes
 
-#: Amounts of memory below this are probably meant in another unit.
-_LITTLE_BYTES = 2**16
 _OPERATORS = ("Exists", "Equal")
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 #: The words of Kubernetes, and the fields that they become.
@@ -113,7 +112,7 @@ _EXAMPLE = '{"key": "dedicated", "operator": "Equal", "value": "ml", "effect": "
 def _memory(parameter: str) -> Callable[[object], str]:
     def parse(value: object) -> str:
         text = quantity.memory(value, parameter=parameter)
-        if text.isdecimal() and int(text) < _LITTLE_BYTES:
+        if text.isdecimal() and int(text) < LIMITS.little_memory_bytes:
             parameters.warn(
                 f'{parameter} is {value!r}, which is {text} bytes; "{text}Gi" has a unit'
             )
@@ -219,15 +218,15 @@ def _check_toleration(toleration: Toleration, written: dict[str, Any]) -> None:
 # ------------------------------------------------------------------- objects of Kubernetes
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", re.ASCII)
-_NAME_LIMIT = 253
+_NAME_CHARACTERS = 253
 #: Names that stand in a label too.
-_LABEL_LIMIT = 63
+_LABEL_CHARACTERS = 63
 _PULL_POLICIES = ("Always", "IfNotPresent", "Never")
 _DISPATCH: tuple[Dispatch, ...] = get_args(Dispatch)
 _PORTS = range(1, 65536)
 
 
-def _name(parameter: str, *, limit: int = _NAME_LIMIT) -> Callable[[object], str]:
+def _name(parameter: str, *, limit: int = _NAME_CHARACTERS) -> Callable[[object], str]:
     def parse(value: object) -> str:
         if not isinstance(value, str) or len(value) > limit or not _NAME.fullmatch(value):
             raise SpecError(
@@ -518,10 +517,10 @@ PARAMETERS = {
         ),
         Parameter("replicas", partial(parameters.count, "replicas"), is_for_new_pods=True),
         Parameter("logging_config", parameters.logging, default=LoggingConfig, field="logging"),
-        Parameter("queue_name", _name("queue_name", limit=_LABEL_LIMIT), is_for_new_pods=True),
+        Parameter("queue_name", _name("queue_name", limit=_LABEL_CHARACTERS), is_for_new_pods=True),
         Parameter("selector", selector, show=_dictionary),
         Parameter("endpoint", endpoint),
-        Parameter("queue", _name("queue", limit=_LABEL_LIMIT), is_for_new_pods=True),
+        Parameter("queue", _name("queue", limit=_LABEL_CHARACTERS), is_for_new_pods=True),
         Parameter("concurrency", partial(parameters.count, "concurrency")),
         Parameter("max_queue", partial(parameters.count, "max_queue"), show=_most_waiting),
         Parameter("num_proc", num_proc, show=lambda number: number or 1),

@@ -23,8 +23,10 @@ from kubetorch.sdk.logs import Screen
 from kubetorch.sdk.pod_objects import Attributes, of_pod
 from kubetorch.sdk.transport import local_port, pod_transport
 from kubetorch.sdk.transport.session import Session
+from kubetorch.sdk.tuning import TIMING
 from kubetorch.specs.image import ImageSpec, PipStep, RunStep, Step, quoted_requirement
 from kubetorch.wire import messages, routes
+from kubetorch.wire import tuning as wire_tuning
 from kubetorch.wire.messages import PodView, WorkloadView
 from kubetorch.wire.pod_commands import RunEnd, RunEvent, RunStepNow
 
@@ -34,11 +36,6 @@ Nodes = str | int | Iterable[str | int] | None
 _REQUIREMENT_NAME = re.compile(
     r"^\s*([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)\s*(\[[^\]]*\])?\s*$"
 )
-
-
-#: Seconds that a step may take, and that its answer may take beyond them.
-_STEP_TIMEOUT = 3600.0
-_ANSWER_MARGIN = 30.0
 
 
 @dataclass(frozen=True)
@@ -167,11 +164,11 @@ class ComputePods:
 
 
 def _run(session: Session, view: WorkloadView, pod: PodView, step: Step) -> StepResult:
-    body = messages.encode(RunStepNow(step, _STEP_TIMEOUT))
+    body = messages.encode(RunStepNow(step, wire_tuning.TIMING.image_step_seconds))
     texts: dict[str, list[str]] = {"stdout": [], "stderr": []}
     url = session.address(view, pod)
     client = pod_transport.client(session.transport, url, session.own_token(view))
-    timeout = _STEP_TIMEOUT + _ANSWER_MARGIN
+    timeout = wire_tuning.TIMING.image_step_seconds + TIMING.image_step_margin_seconds
     with client, client.request("POST", routes.RUN, body=body, timeout=timeout) as answer:
         if answer.status >= 300:
             raise refusal("POST", url + routes.RUN, answer.status, answer.read())

@@ -30,6 +30,7 @@ from kubetorch.lib.secret_bytes import SecretBytes
 from kubetorch.specs import secret as specs
 from kubetorch.specs.volume import VolumeSpec
 from kubetorch.wire import blobs, exceptions, messages, routes
+from kubetorch.wire import tuning as wire_tuning
 from kubetorch.wire.messages import (
     CallView,
     Deploy,
@@ -134,9 +135,11 @@ class Controller:
     ) -> list[str]:
         """Delete a service; returns what it leaves, in words."""
         query = "" if grace is None else f"?grace={grace:g}"
-        wait = (routes.DELETE_GRACE if grace is None else grace) + routes.DELETE_SLACK
+        wait = (
+            wire_tuning.TIMING.teardown_grace_seconds if grace is None else grace
+        ) + wire_tuning.TIMING.teardown_slack_seconds
         path = routes.workload(namespace, name) + query
-        answer = self.ask("DELETE", path, timeout=wait + routes.MARGIN)
+        answer = self.ask("DELETE", path, timeout=wait + wire_tuning.TIMING.answer_margin_seconds)
         return list(json.loads(answer)["left"])
 
     def get_token(
@@ -359,7 +362,9 @@ class VolumeRequests:
         """Delete a volume with its files; true if it is gone after `wait` seconds."""
         query = {"wait": wait, **({"force": "true"} if is_forced else {})}
         path = f"{routes.volume(namespace, claim)}?{urlencode(query)}"
-        answer = self._controller.ask("DELETE", path, timeout=wait + routes.MARGIN)
+        answer = self._controller.ask(
+            "DELETE", path, timeout=wait + wire_tuning.TIMING.answer_margin_seconds
+        )
         is_gone: bool = json.loads(answer)["gone"]
         return is_gone
 

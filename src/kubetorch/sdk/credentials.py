@@ -16,7 +16,7 @@ from kubetorch.config import environment
 from kubetorch.errors import SpecError
 from kubetorch.lib.secret_bytes import SecretBytes
 from kubetorch.specs import secret as specs
-from kubetorch.specs.secret import SIZE_LIMIT, Provider
+from kubetorch.specs.secret import SIZE_BYTES, Provider
 
 #: Names of variables, or the name of a value and the variable that it is in.
 EnvVars = list[str] | dict[str, str]
@@ -130,7 +130,7 @@ def _read(folder: Path, filenames: Iterable[str]) -> SecretBytes:
     for name in filenames:
         try:
             size = (folder / name).stat().st_size
-            if size > SIZE_LIMIT:
+            if size > SIZE_BYTES:
                 raise too_large(str(folder / name), size)
             content = (folder / name).read_bytes()
         except FileNotFoundError:
@@ -154,7 +154,7 @@ def _in_pod(folder: str) -> str:
 def too_large(subject: str, size_bytes: int) -> SpecError:
     return SpecError(
         f"{subject} has {size_bytes} bytes; all values of a secret together have at most "
-        f"{SIZE_LIMIT}",
+        f"{SIZE_BYTES}",
         hint="put larger values into a kt.Volume or the project's folder",
     )
 
@@ -290,7 +290,7 @@ class SecretSource:
             if not may_be_missing:
                 raise
             return Credentials(None, path=self.path, env_vars=self.env_vars)
-        if credentials.values is not None and credentials.values.size_bytes > specs.SIZE_LIMIT:
+        if credentials.values is not None and credentials.values.size_bytes > specs.SIZE_BYTES:
             raise too_large(f"the secret {name!r}", credentials.values.size_bytes)
         return credentials
 

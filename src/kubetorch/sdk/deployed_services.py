@@ -11,11 +11,9 @@ from kubetorch.errors import KubetorchError
 from kubetorch.lib import processes, terminal
 from kubetorch.sdk import backend
 from kubetorch.sdk.transport.session import Session
+from kubetorch.sdk.tuning import TIMING
 from kubetorch.wire import messages, routes
 from kubetorch.wire.messages import WorkloadView
-
-#: Seconds that a controller has to say whether a service is there.
-_PATIENCE = 1.0
 
 
 class DeployedServices:
@@ -46,7 +44,9 @@ class DeployedServices:
     def _view_of(self, service: tuple[str, str]) -> WorkloadView | None:
         try:
             controller = self._deployed[service].controller()
-            answer = controller.ask("GET", routes.workload(*service), timeout=_PATIENCE)
+            answer = controller.ask(
+                "GET", routes.workload(*service), timeout=TIMING.service_lookup_seconds
+            )
         except KubetorchError:  # the service is gone, or the controller does not answer
             return None
         return messages.decode(WorkloadView, answer)

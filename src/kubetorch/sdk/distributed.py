@@ -8,9 +8,7 @@ from math import inf
 from kubetorch.config import environment
 from kubetorch.errors import SpecError
 from kubetorch.sdk import parameters
-
-#: Seconds between two reads of the members while pods are awaited.
-_INTERVAL = 0.05
+from kubetorch.sdk.tuning import TIMING
 
 
 def pod_ips(quorum_workers: int | None = None, quorum_timeout: float = 0) -> list[str]:
@@ -55,4 +53,4 @@ def pod_ips(quorum_workers: int | None = None, quorum_timeout: float = 0) -> lis
             addresses = []
         if len(addresses) >= quorum or time.monotonic() >= until:
             return sorted(addresses)
-        time.sleep(_INTERVAL)
+        time.sleep(TIMING.members_poll_seconds)

@@ -24,14 +24,10 @@ from kubetorch.lib.http_client import HttpClient, Response
 from kubetorch.sdk.controller import Timeout, refusal
 from kubetorch.sdk.transport import pod_transport
 from kubetorch.sdk.transport.session import Session
+from kubetorch.sdk.tuning import LIMITS, TIMING
 from kubetorch.wire import routes
+from kubetorch.wire import tuning as wire_tuning
 from kubetorch.wire.messages import DeployLog, PodView, WorkloadView
-
-#: Seconds by which the time of a line may be before that of the line above: several processes
-#: write.
-_DISORDER_SECONDS = 5.0
-#: Lines of a pod that are remembered.
-_REMEMBERED_LINES = 10_000
 
 _Key = tuple[float, str, str]
 
@@ -71,25 +67,20 @@ class KnownLines:
             # Lines of one burst may have the same time, so the time of the first line is old, too.
             if line.time <= self._first.get(pod, self._started):
                 return False
-            if line.time < self._newest.get(pod, self._started) - _DISORDER_SECONDS:
+            if line.time < self._newest.get(pod, self._started) - TIMING.log_disorder_seconds:
                 return False
             expected = self._expected.get(pod)
             if expected is not None and expected[key] > 0:
                 expected[key] -= 1
                 return False
-        self._recent.setdefault(pod, deque(maxlen=_REMEMBERED_LINES)).append(key)
+        self._recent.setdefault(pod, deque(maxlen=LIMITS.remembered_lines)).append(key)
         self._first.setdefault(pod, line.time)
         self._newest[pod] = max(line.time, self._newest.get(pod, line.time))
         return True
 
 
-#: Lines that are requested beyond those that are shown: some are lines of agents, and two streams
-#: are joined at the lines that both have.
-_MARGIN_LINES = 1000
 #: Factor of the requested lines where only the lines of one rank are shown.
 _RANK_FACTOR = 16
-#: First and longest pause before a connection is made again, in seconds.
-_PAUSES = (0.1, 2.0)
 
 
 @dataclass(frozen=True)
@@ -110,7 +101,9 @@ class ServiceLogs:
         known_lines = KnownLines(started=time.time())
         last_lines: deque[DeployLog] = deque(maxlen=tail)
         line_factor = 1 if self.rank is None else _RANK_FACTOR
-        requested_lines = min((tail + _MARGIN_LINES) * line_factor, routes.TAIL_MOST)
+        requested_lines = min(
+            (tail + LIMITS.margin_lines) * line_factor, wire_tuning.LIMITS.log_tail_lines
+        )
         for line in self._ask(tail=requested_lines, follow=False):
             known_lines.is_new(line)
             if self._is_wanted(line):
@@ -126,14 +119,20 @@ class ServiceLogs:
     def _new_lines(self, known_lines: KnownLines) -> Iterator[DeployLog]:
         """Lines as they come, over connections that break."""
         patience = backoff.Patience(
-            self.session.transport.patience, first=_PAUSES[0], limit=_PAUSES[1]
+            self.session.transport.patience,
+            first=TIMING.log_first_delay_seconds,
+            limit=TIMING.log_longest_delay_seconds,
         )
         while True:
             known_lines.begin_again()
             controller = self.session.controller()
             try:
                 lines = self._ask(
-                    tail=min(max(known_lines.count, _MARGIN_LINES), routes.TAIL_MOST), follow=True
+                    tail=min(
+                        max(known_lines.count, LIMITS.margin_lines),
+                        wire_tuning.LIMITS.log_tail_lines,
+                    ),
+                    follow=True,
                 )
                 patience.renew()
                 for line in lines:
@@ -155,12 +154,8 @@ class ServiceLogs:
 
 # ------------------------------------------------------------------------------- apps, to their end
 
-#: Seconds without an answer of a pod after which following it fails.
-PATIENCE = 60.0
 #: Statuses of a proxy that does not reach the pod at this moment: another attempt may help.
 _TRANSIENT_STATUSES = frozenset({502, 503, 504})
-#: Lines that a new stream repeats from before the break.
-_REPEATED_LINES = 1000
 
 
 def follow_app(
@@ -168,7 +163,7 @@ def follow_app(
     view: WorkloadView,
     on_line: Callable[[str], None],
     *,
-    patience: float = PATIENCE,
+    patience: float = TIMING.log_patience_seconds,
     shown: Collection[tuple[str | None, float, str]] = (),
 ) -> int:
     """Pass on the lines of all pods until their apps end; returns their first exit code but 0.
@@ -226,7 +221,9 @@ class _Follower:
         self._on_line = on_line
         self._known_lines = KnownLines(time.time())
         self.shown: frozenset[tuple[str | None, float, str]] = frozenset()
-        self._patience = backoff.Patience(patience, first=_PAUSES[0], limit=_PAUSES[1])
+        self._patience = backoff.Patience(
+            patience, first=TIMING.log_first_delay_seconds, limit=TIMING.log_longest_delay_seconds
+        )
 
     def run(self) -> int:
         is_first = True
@@ -243,7 +240,7 @@ class _Follower:
             else:
                 if code is not None:
                     return code
-                time.sleep(_PAUSES[0])
+                time.sleep(TIMING.log_first_delay_seconds)
             is_first = False
             self._known_lines.begin_again()
 
@@ -275,7 +272,9 @@ class _Follower:
         if not url:
             raise ControllerUnavailableError(f"pod {self._pod.name} has no address", hint=hint)
         with pod_transport.client(session.transport, url, self, hint=hint) as http:
-            path = f"{routes.LOGS}?follow=1&tail={_REPEATED_LINES}&app={self._view.generation}"
+            path = (
+                f"{routes.LOGS}?follow=1&tail={LIMITS.repeated_lines}&app={self._view.generation}"
+            )
             with _get(http, path, timeout=None) as response:
                 self._patience.renew()
                 for line in response.iter_lines():

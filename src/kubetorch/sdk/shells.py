@@ -41,18 +41,14 @@ from kubetorch.manifests import pod_security
 from kubetorch.sdk.calls import stream
 from kubetorch.sdk.transport.port_forward import PortForwardTransport
 from kubetorch.sdk.transport.session import Session
+from kubetorch.sdk.tuning import TIMING
 from kubetorch.wire import exceptions, messages, pod_commands, routes
+from kubetorch.wire import tuning as wire_tuning
 from kubetorch.wire.messages import PodView, WorkloadView
 from kubetorch.wire.pod_commands import ShellEnd, ShellExit, ShellMessage, ShellOpen, ShellResize
 from kubetorch.wire.volumes import VolumeView
 
 _READ_BYTES = 64 * 1024
-#: Seconds that the agent has to accept the shell.
-_TIMEOUT = 10.0
-#: Seconds that the pod has to start: its volume may have to be made and attached first.
-_START_TIMEOUT = 180.0
-#: Seconds after which the pod ends by itself, if this program could not delete it.
-_POD_LIFETIME_SECONDS = 24 * 3600
 #: Reasons of a waiting container whose image will not come.
 _PULL_FAILURES = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 
@@ -66,7 +62,11 @@ def run(session: Session, view: WorkloadView, pod: PodView, command: str | None 
     headers = {routes.AUTHORIZATION: f"Bearer {token}"}
     try:
         upgraded, rest = stream.dial(
-            url, routes.SHELL, headers, timeout=_TIMEOUT, transport=session.transport
+            url,
+            routes.SHELL,
+            headers,
+            timeout=TIMING.shell_accept_seconds,
+            transport=session.transport,
         )
     except UpgradeRefusedError as error:
         raise exceptions.rebuild(exceptions.parse_json(error.body)) from error
@@ -81,7 +81,9 @@ async def _run(pod: PodView, upgraded: socket.socket, rest: bytes, command: str 
         kind = os.environ.get("TERM") or "xterm"
         open_message = ShellOpen(terminal=True, kind=kind, rows=rows, columns=columns)
     client = _Client()
-    await websocket.adopt(upgraded, rest, client, max_message=pod_commands.MESSAGE_LIMIT)
+    await websocket.adopt(
+        upgraded, rest, client, max_message=wire_tuning.LIMITS.shell_message_bytes
+    )
     client.say(open_message)
     with _terminal(client.resize) if has_terminal else contextlib.nullcontext(), client.attached():
         code = await client.exited
@@ -198,7 +200,7 @@ def _manifest(name: str, view: VolumeView, mount_path: str, image: str) -> Objec
     container = {
         "name": "shell",
         "image": image,
-        "command": ["/bin/sh", "-c", f"exec sleep {_POD_LIFETIME_SECONDS}"],
+        "command": ["/bin/sh", "-c", f"exec sleep {TIMING.shell_pod_seconds}"],
         "volumeMounts": [{"name": "volume", "mountPath": mount_path}],
         "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}},
         "securityContext": {
@@ -215,7 +217,7 @@ def _manifest(name: str, view: VolumeView, mount_path: str, image: str) -> Objec
             "containers": [container],
             "volumes": [claim],
             "restartPolicy": "Never",
-            "activeDeadlineSeconds": _POD_LIFETIME_SECONDS,
+            "activeDeadlineSeconds": TIMING.shell_pod_seconds,
             "terminationGracePeriodSeconds": 0,
             "automountServiceAccountToken": False,
         },
@@ -244,11 +246,15 @@ async def _wait_until_running(client: Client, pod: Ref, image: str) -> None:
 
     selection = Selection(PODS, pod.namespace, fields=f"metadata.name={pod.name}")
     try:
-        async with deadlines.timeout(_START_TIMEOUT), Informer(client, selection, on_pod_change):
+        async with (
+            deadlines.timeout(TIMING.shell_pod_start_seconds),
+            Informer(client, selection, on_pod_change),
+        ):
             await pod_runs
     except TimeoutError as error:
         raise ServiceTimeoutError(
-            f"the pod {pod.name} of the shell did not start within {_START_TIMEOUT:.0f} s: {state}",
+            f"the pod {pod.name} of the shell did not start within "
+            f"{TIMING.shell_pod_start_seconds:.0f} s: {state}",
             hint=f"kubectl describe pod {pod.name} -n {pod.namespace}",
         ) from error
 

@@ -10,6 +10,7 @@ from kubetorch.config.settings import config
 from kubetorch.errors import KubetorchError, SpecError, VolumeNotFoundError, did_you_mean
 from kubetorch.lib import terminal
 from kubetorch.sdk import backend, inpod, parameters
+from kubetorch.sdk.tuning import TIMING
 from kubetorch.specs import names, quantity
 from kubetorch.specs import volume as specs
 from kubetorch.specs.volume import VolumeSpec
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from kubetorch.sdk.controller import Controller
     from kubetorch.wire.volumes import StorageClass, VolumeView
 
-#: Seconds that `Volume.delete` waits.
-DELETE_TIMEOUT = 60.0
 _SIZE_HINT = 'kt.Volume(name="data", size="10Gi", mount_path="/data")'
 
 
@@ -254,7 +253,7 @@ class Volume:
             phase=view.phase,
         )
 
-    def delete(self, wait: bool = True, timeout: float = DELETE_TIMEOUT) -> None:
+    def delete(self, wait: bool = True, timeout: float = TIMING.volume_delete_seconds) -> None:
         """Delete it and what is in it; that there is none is only a warning.
 
         Args:

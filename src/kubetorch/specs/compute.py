@@ -244,18 +244,18 @@ def thaw(text: str) -> dict[str, Any]:
 
 
 #: Levels of nesting; a deeper value has a cycle.
-DEPTH_LIMIT = 100
+MOST_LEVELS = 100
 #: A manifest has hundreds of values, and an API server takes 1.5 MiB of it; aliases of YAML can
 #: stand for any number.
-VALUES_LIMIT = 100_000
+MOST_VALUES = 100_000
 
 
 def _plain(value: object, key_path: str, *, depth: int, value_numbers: Iterator[int]) -> object:
-    if depth > DEPTH_LIMIT:
+    if depth > MOST_LEVELS:
         raise SpecError(f"{key_path}: it is nested too deeply")
-    if next(value_numbers) > VALUES_LIMIT:
+    if next(value_numbers) > MOST_VALUES:
         raise SpecError(
-            f"{key_path}: there are more than {VALUES_LIMIT:,} values in it",
+            f"{key_path}: there are more than {MOST_VALUES:,} values in it",
             hint="aliases of YAML may repeat them",
         )
     if isinstance(value, Mapping):

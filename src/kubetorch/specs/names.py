@@ -9,9 +9,9 @@ from kubetorch.config.values import clean_username as clean_username
 from kubetorch.errors import SpecError
 
 #: Characters of a name that a user chooses.
-NAME_LIMIT = 40
+NAME_CHARACTERS = 40
 #: Characters of a DNS label, and so of a service.
-SERVICE_LIMIT = 63
+SERVICE_CHARACTERS = 63
 
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
@@ -35,9 +35,9 @@ def is_shortened(name: str) -> bool:
 def name(callable_name: str) -> str:
     """The user-facing name of a callable, at most 40 characters."""
     cleaned = clean(callable_name)
-    if len(cleaned) > NAME_LIMIT:
+    if len(cleaned) > NAME_CHARACTERS:
         raise SpecError(
-            f"the name {cleaned!r} has {len(cleaned)} characters; {NAME_LIMIT} are allowed",
+            f"the name {cleaned!r} has {len(cleaned)} characters; {NAME_CHARACTERS} are allowed",
             hint="give a shorter one: kt.fn(f, name=...)",
         )
     return cleaned
@@ -48,10 +48,10 @@ def service_name(name: str, *, username: str | None = None, prefixed: bool = Tru
     cleaned = clean(name)
     if username and prefixed and not cleaned.startswith(f"{username}-"):
         cleaned = f"{username}-{cleaned}"
-    if len(cleaned) > SERVICE_LIMIT:
+    if len(cleaned) > SERVICE_CHARACTERS:
         raise SpecError(
             f"the service name {cleaned!r} has {len(cleaned)} characters; "
-            f"{SERVICE_LIMIT} are allowed",
+            f"{SERVICE_CHARACTERS} are allowed",
             hint="give a shorter name",
         )
     return cleaned

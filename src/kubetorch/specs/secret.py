@@ -16,10 +16,10 @@ from kubetorch.errors import SpecError, did_you_mean
 MountType = Literal["env", "volume"]
 
 #: Characters of a secret's name, which is the value of a label too.
-NAME_LIMIT = 63
+NAME_CHARACTERS = 63
 #: Bytes of all values of one secret; Kubernetes takes no more.
-SIZE_LIMIT = 1024 * 1024
-_OBJECT_LIMIT = 253
+SIZE_BYTES = 1024 * 1024
+_OBJECT_CHARACTERS = 253
 
 _LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*")
@@ -154,7 +154,7 @@ def object_name(name: str, *, username: str | None) -> str:
 def object_names(name: str, *, username: str | None) -> tuple[str, ...]:
     """Names that the Kubernetes Secret of this name may have, the likeliest first."""
     cleaned = name.replace("_", "-")
-    if not _NAME.fullmatch(cleaned) or len(cleaned) > _OBJECT_LIMIT:
+    if not _NAME.fullmatch(cleaned) or len(cleaned) > _OBJECT_CHARACTERS:
         check_name(name)
     user_name, shared_name = (object_name(cleaned, username=user) for user in (username, None))
     return tuple(dict.fromkeys((user_name, shared_name, cleaned)))
@@ -163,11 +163,11 @@ def object_names(name: str, *, username: str | None) -> tuple[str, ...]:
 def check_name(name: object) -> str:
     """The name of a secret, with `-` for `_`."""
     cleaned = name.replace("_", "-") if isinstance(name, str) else ""
-    if not _NAME.fullmatch(cleaned) or len(cleaned) > NAME_LIMIT:
+    if not _NAME.fullmatch(cleaned) or len(cleaned) > NAME_CHARACTERS:
         raise SpecError(
-            f"the secret's name is {name!r}; it must be at most {NAME_LIMIT} lower-case letters, "
-            "digits, '-' and '.', and begin and end, as each part between dots, with a letter or "
-            "digit",
+            f"the secret's name is {name!r}; it must be at most {NAME_CHARACTERS} lower-case "
+            "letters, digits, '-' and '.', and begin and end, as each part between dots, with a "
+            "letter or digit",
             hint=_name_hint(name),
         )
     return cleaned
@@ -176,14 +176,14 @@ def check_name(name: object) -> str:
 def _name_hint(given: object) -> str:
     """A name that a secret can have, as like the given one as may be."""
     words = re.findall(r"[a-z0-9]+", given.lower()) if isinstance(given, str) else []
-    return f"such as {'-'.join(words)[:NAME_LIMIT].strip('-') or 'my-token'}"
+    return f"such as {'-'.join(words)[:NAME_CHARACTERS].strip('-') or 'my-token'}"
 
 
 def check_object_name(name: object) -> str:
-    if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > _OBJECT_LIMIT:
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > _OBJECT_CHARACTERS:
         raise SpecError(
-            f"{name!r} cannot be the name of a secret: at most {_OBJECT_LIMIT} lower-case letters, "
-            "digits, '-' and '.'"
+            f"{name!r} cannot be the name of a secret: at most {_OBJECT_CHARACTERS} lower-case "
+            "letters, digits, '-' and '.'"
         )
     return name
 
@@ -199,9 +199,9 @@ def check_key(key: object) -> str:
 
 def check_size(size_bytes: int) -> None:
     """The bytes of all values of a secret together."""
-    if size_bytes > SIZE_LIMIT:
+    if size_bytes > SIZE_BYTES:
         raise SpecError(
-            f"the values of a secret together have at most {SIZE_LIMIT} bytes, not {size_bytes}",
+            f"the values of a secret together have at most {SIZE_BYTES} bytes, not {size_bytes}",
             hint="put larger values into a volume",
         )
 

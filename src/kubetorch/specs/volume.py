@@ -21,8 +21,8 @@ SHARED, UNSHARED = "ReadWriteMany", "ReadWriteOnce"
 
 #: The folder of pods in which volumes without a path are mounted.
 FOLDER = "/ktfs"
-NAME_LIMIT = 63
-CLAIM_LIMIT = 253
+NAME_CHARACTERS = 63
+CLAIM_CHARACTERS = 253
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _CLAIM = re.compile(rf"{_NAME.pattern}(\.{_NAME.pattern})*")
@@ -102,19 +102,19 @@ def access_mode(word: object) -> str | None:
 
 def check_name(name: object) -> str:
     """The name of a volume, which must be right for a volume of pods, too."""
-    if not isinstance(name, str) or len(name) > NAME_LIMIT or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or len(name) > NAME_CHARACTERS or not _NAME.fullmatch(name):
         raise SpecError(
-            f"the volume's name is {name!r}; it must be at most {NAME_LIMIT} lower-case letters, "
-            "digits and '-', and begin and end with a letter or digit"
+            f"the volume's name is {name!r}; it must be at most {NAME_CHARACTERS} lower-case "
+            "letters, digits and '-', and begin and end with a letter or digit"
         )
     return name
 
 
 def check_claim(name: object, *, parameter: str = "pvc") -> str:
     """The name of a claim, or of a PersistentVolume."""
-    if not isinstance(name, str) or len(name) > CLAIM_LIMIT or not _CLAIM.fullmatch(name):
+    if not isinstance(name, str) or len(name) > CLAIM_CHARACTERS or not _CLAIM.fullmatch(name):
         raise SpecError(
-            f"{parameter} is {name!r}; it must be at most {CLAIM_LIMIT} lower-case letters, "
+            f"{parameter} is {name!r}; it must be at most {CLAIM_CHARACTERS} lower-case letters, "
             "digits, '-' and '.', and begin and end, as each part between dots, with a letter or "
             "digit"
         )

@@ -28,6 +28,7 @@ from typing import Any
 
 from kubetorch.errors import SerializationError
 from kubetorch.wire import arrow_streams, dtypes, introspection
+from kubetorch.wire.tuning import LIMITS
 from kubetorch.wire.values import Packer, Tag, Unpacker, checked_zone, expect, is_zone
 
 _DENSE = "send tensor.to_dense(), or its parts; pickle carries others where it is allowed"
@@ -409,9 +410,11 @@ def _pack_index(packer: Packer, index: Any) -> list[object]:  # noqa: ANN401  # 
     pandas = sys.modules["pandas"]
     names = [packer.pack(name, packer.KEY) for name in index.names]
     if type(index) is pandas.RangeIndex:
-        if len(index) > _RANGE_LABELS:
+        if len(index) > LIMITS.range_labels:
             packer.refuse(
-                index, f" of more than {_RANGE_LABELS} labels", "send its start, stop and step"
+                index,
+                f" of more than {LIMITS.range_labels} labels",
+                "send its start, stop and step",
             )
         return ["range", index.start, index.stop, index.step, *names]
     if type(index) is pandas.MultiIndex:
@@ -434,15 +437,9 @@ def _known_frequency(pandas: Any, name: str) -> object:  # noqa: ANN401  # a mod
         return None
 
 
-#: Labels of a range, which takes no bytes; the values beside the range are as many.
-_RANGE_LABELS = 1 << 28
-#: Labels of a range inside a value, of which pandas makes an array.
-_INNER_RANGE_LABELS = 1000
-
-
 def _pack_inner(packer: Packer, index: Any) -> list[object]:  # noqa: ANN401  # an index
     """An index that is part of a column or of another index."""
-    if type(index) is sys.modules["pandas"].RangeIndex and len(index) > _INNER_RANGE_LABELS:
+    if type(index) is sys.modules["pandas"].RangeIndex and len(index) > LIMITS.inner_range_labels:
         names = [packer.pack(name, packer.KEY) for name in index.names]
         return ["values", _pack_column(packer, index), *names, None]
     return _pack_index(packer, index)
@@ -496,8 +493,8 @@ def _unpack_labels(unpacker: Unpacker, packed: object) -> Any:  # noqa: ANN401  
     if expect(kind, str) == "range":
         start, stop, step, name = parts
         labels = range(*(expect(bound, int) for bound in (start, stop, step)))
-        if len(labels) > _RANGE_LABELS:
-            raise ValueError(f"a range of more than {_RANGE_LABELS} labels")
+        if len(labels) > LIMITS.range_labels:
+            raise ValueError(f"a range of more than {LIMITS.range_labels} labels")
         return pandas.RangeIndex(labels, name=unpacker.key(name))
     if kind == "multi":
         levels, codes, names = parts
@@ -530,7 +527,10 @@ def _frequency(name: object) -> str:
 
 def _unpack_inner(unpacker: Unpacker, packed: object) -> Any:  # noqa: ANN401  # an index
     labels = _unpack_labels(unpacker, packed)
-    if isinstance(labels, sys.modules["pandas"].RangeIndex) and len(labels) > _INNER_RANGE_LABELS:
+    if (
+        isinstance(labels, sys.modules["pandas"].RangeIndex)
+        and len(labels) > LIMITS.inner_range_labels
+    ):
         raise ValueError(f"a range of {len(labels)} labels where an array should be")
     return labels
 
@@ -768,8 +768,8 @@ def _validate(pyarrow: Any, table: Any) -> None:  # noqa: ANN401  # of Arrow
 def _is_ascii(buffer: Any) -> bool:  # noqa: ANN401  # of Arrow, or none
     view = memoryview(buffer or b"")
     return all(
-        bytes(view[offset : offset + _CHECKED_BYTES]).isascii()
-        for offset in range(0, len(view), _CHECKED_BYTES)
+        bytes(view[offset : offset + _PIECE_BYTES]).isascii()
+        for offset in range(0, len(view), _PIECE_BYTES)
     )
 
 
@@ -788,7 +788,7 @@ def _unpack_arrow(unpacker: Unpacker, position: object) -> Any:  # noqa: ANN401 
 
 
 #: Bytes that are checked at once.
-_CHECKED_BYTES = 1 << 16
+_PIECE_BYTES = 1 << 16
 _CAST = "cast its columns to other types"
 
 

@@ -12,6 +12,8 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from kubetorch.wire.tuning import LIMITS
+
 #: Rows that a byte accounts for: it has eight flags.
 _ROWS_PER_BYTE = 8
 #: The key in the metadata of an extension type.
@@ -25,8 +27,6 @@ _TEXT_KINDS = (5, 20, 24)
 _RUNS = 22
 #: Levels of fields in fields, and bytes that a field has in a schema at least.
 _LEVELS, _FIELD_BYTES = 100, 16
-#: Bytes of dictionaries that are checked: with each batch, all dictionaries.
-_DICTIONARY_BYTES = 1 << 36
 
 
 def reader(stream: memoryview) -> Callable[[int, int], memoryview]:
@@ -63,7 +63,7 @@ def check(read: Callable[[int, int], memoryview], end: int, *, is_polars: bool =
         offset += 8 + length + body
         if body < 0 or offset > end:
             raise ValueError("a stream of Arrow that ends too early")
-        if checked_bytes > _DICTIONARY_BYTES:
+        if checked_bytes > LIMITS.checked_dictionary_bytes:
             raise ValueError("a stream of Arrow with too many batches for its dictionaries")
     return empty_rows
 

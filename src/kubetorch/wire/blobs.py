@@ -12,11 +12,10 @@ import struct
 from collections.abc import Iterator
 
 from kubetorch.errors import ProtocolError
+from kubetorch.wire.tuning import LIMITS
 
 _RECORD = struct.Struct("!32sQ")
 RECORD_BYTES = _RECORD.size
-#: Bytes of the longest blob that a receiver accepts.
-BLOB_LIMIT = 8 * 1024**3
 
 CONTENT_TYPE = "application/vnd.kubetorch.blobs+zstd"
 
@@ -44,8 +43,10 @@ class Unpacker:
                     self._pending = bytes(pending[begin:])
                     return
                 raw, length = _RECORD.unpack_from(pending, begin)
-                if length > BLOB_LIMIT:
-                    raise ProtocolError(f"a blob claims {length} bytes; {BLOB_LIMIT} are allowed")
+                if length > LIMITS.blob_bytes:
+                    raise ProtocolError(
+                        f"a blob claims {length} bytes; {LIMITS.blob_bytes} are allowed"
+                    )
                 self._digest, self._remaining_bytes = raw.hex(), length
                 begin += RECORD_BYTES
                 yield self._digest, length, b""

@@ -24,13 +24,12 @@ from typing import Any
 
 from kubetorch.errors import CallRefusedError, ProtocolError
 from kubetorch.wire import codecs, exceptions, frames, rank_values
+from kubetorch.wire.tuning import LIMITS
 
 Buffer = bytes | bytearray | memoryview
 
 #: The pattern of identities of spawned calls, which are names of files, too.
 CALL_ID = re.compile(r"[A-Za-z0-9_-]{8,64}")
-#: Largest arguments of a call, in bytes.
-ARGUMENTS_LIMIT = 1024**3
 _HEAD = struct.Struct("!4sI")
 _MAGIC = b"KTO1"
 
@@ -41,10 +40,10 @@ def new_call_id() -> str:
 
 
 def check_arguments(size: int) -> None:
-    """Refuse arguments of more than `ARGUMENTS_LIMIT` bytes."""
-    if size > ARGUMENTS_LIMIT:
+    """Refuse arguments of more than `arguments_bytes` bytes."""
+    if size > LIMITS.arguments_bytes:
         raise CallRefusedError(
-            f"arguments of {size} bytes; {ARGUMENTS_LIMIT} are allowed",
+            f"arguments of {size} bytes; {LIMITS.arguments_bytes} are allowed",
             hint="send a name or a path of large data instead of the data itself",
         )
 

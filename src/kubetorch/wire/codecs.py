@@ -34,6 +34,7 @@ from typing import Any, Literal, Protocol
 
 from kubetorch.errors import SerializationError
 from kubetorch.wire import arrays, introspection, values
+from kubetorch.wire.tuning import LIMITS
 from kubetorch.wire.values import Buffer, GatheredSegment
 
 Codec = Literal["json", "pickle", "none"]
@@ -56,9 +57,6 @@ values.PACKERS.update(arrays.PACKERS)
 values.UNPACKERS.update(arrays.UNPACKERS)
 
 ALIGNMENT = 64
-#: The most segments of a payload, whose sizes travel in one frame, and bytes of sizes and number.
-SEGMENTS_LIMIT = 10_000
-SIZES_BYTES = 4 + 8 * SEGMENTS_LIMIT
 Segment = Buffer | GatheredSegment
 #: The most values that are measured, and types of small values.
 _MEASURED_VALUES = 1000
@@ -387,7 +385,7 @@ def _encode_pickle(value: object, root: str) -> list[Segment]:
     buffers: list[pickle.PickleBuffer] = []
 
     def is_in_stream(buffer: pickle.PickleBuffer) -> bool:
-        if len(buffers) == SEGMENTS_LIMIT - 1:
+        if len(buffers) == LIMITS.payload_segments - 1:
             return True
         buffers.append(buffer)
         return False

@@ -14,14 +14,12 @@ import re
 import sys
 from typing import Any
 
+from kubetorch.wire.tuning import LIMITS
 from kubetorch.wire.values import expect
 
 _INTEGERS = frozenset({int})
 #: Dimensions of an array: the product of more dimensions would take long.
 _DIMENSIONS = 64
-#: Rows of an array without elements, which become elements of a list, and the product of its
-#: dimensions that are not 0: a sum over an axis has as many elements.
-_EMPTY_ROWS, _EMPTY_ELEMENTS = 1 << 20, 1 << 28
 #: Levels of a dtype that has fields, and bytes of an element.
 _DEPTH, _ELEMENT_BYTES = 16, 2**31 - 1
 #: The fields that may share each byte of an element, on average.
@@ -45,7 +43,10 @@ def shape(value: object) -> tuple[int, ...]:
         raise ValueError(f"an array of {len(dimensions)} dimensions")
     if 0 in dimensions:
         rows = math.prod(itertools.takewhile(bool, dimensions))
-        if rows > _EMPTY_ROWS or math.prod(filter(None, dimensions)) > _EMPTY_ELEMENTS:
+        if (
+            rows > LIMITS.empty_array_rows
+            or math.prod(filter(None, dimensions)) > LIMITS.empty_array_elements
+        ):
             raise ValueError("an array without elements that has too many rows")
     return tuple(dimensions)
 

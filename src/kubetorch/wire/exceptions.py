@@ -39,23 +39,9 @@ from kubetorch.wire.introspection import (
 )
 from kubetorch.wire.introspection import of_error as _of_error
 from kubetorch.wire.introspection import set_of_error as _set_of_error
+from kubetorch.wire.tuning import LIMITS
 from kubetorch.wire.values import EXACT, decode, encode
 
-#: Characters of a message or traceback; a longer text is cut in the middle, the pod's log has it.
-TEXT_LIMIT = 256 * 1024
-#: Bytes of JSON: a failure travels in one frame. Text and traceback alone always fit.
-JSON_LIMIT = 4 * 1024 * 1024
-#: Bytes of a failure in a message of a session, which has few further fields.
-MESSAGE_LIMIT = JSON_LIMIT - 512 * 1024
-#: Characters of JSON of all members of one exception together, and of its plain attributes.
-MEMBERS_LIMIT, STATE_LIMIT = 256 * 1024, 1024 * 1024
-#: Characters of a class's name, and of the name of its module.
-NAME_LIMIT = 1000
-#: The length of a chain of causes that is described.
-CAUSES_LIMIT = 20
-#: Values that are copied of one value: lists that share parts may have any number of values.
-VALUES_LIMIT = 100_000
-_DEPTH_LIMIT, _LENGTH_LIMIT = 9, 1000
 #: Bits of an integer that JSON carries: Python reads no more than 4300 digits.
 _INTEGER_BITS = 10_000
 #: Beginnings of the paths of files of Kubetorch and Python, which are not the user's code.
@@ -114,10 +100,12 @@ class Failure:
                 del values[name]
         return values
 
-    def to_json(self, limit: int = JSON_LIMIT) -> bytes:
+    def to_json(self, limit: int = LIMITS.failure_json_bytes) -> bytes:
         """The failure as JSON; too long, it loses its cause, then all but its text."""
         reduced_fields: dict[str, Any] = {"cause": None, "members": {}, "args": None, "state": {}}
-        reduced_fields |= {name: _shortened(getattr(self, name), NAME_LIMIT) for name in _NAMES}
+        reduced_fields |= {
+            name: _shortened(getattr(self, name), LIMITS.failure_name_characters) for name in _NAMES
+        }
         reduced_fields |= {
             "message": _shortened(self.message),
             "traceback": _shortened(self.traceback),
@@ -133,7 +121,7 @@ class Failure:
 
     def to_message(self) -> dict[str, Any]:
         """As `to_dict`, shortened to one message of a session."""
-        data: dict[str, Any] = json.loads(self.to_json(MESSAGE_LIMIT))
+        data: dict[str, Any] = json.loads(self.to_json(LIMITS.session_failure_bytes))
         return safely(
             _without_surrogates,
             Failure(_shortened(self.error_type), _shortened(self.message)).to_dict(),
@@ -215,9 +203,11 @@ def attributes_of(error: BaseException) -> dict[str, Any]:
     notes = attributes.pop("__notes__", None)
     if is_a(notes, list):
         texts = [
-            _shortened(note, TEXT_LIMIT // 8) for note in list.__iter__(notes) if type(note) is str
+            _shortened(note, LIMITS.failure_text_characters // 8)
+            for note in list.__iter__(notes)
+            if type(note) is str
         ]
-        attributes["__notes__"] = texts[:_LENGTH_LIMIT]
+        attributes["__notes__"] = texts[: LIMITS.failure_value_items]
     return {key: value for key, value in attributes.items() if type(key) is str}
 
 
@@ -269,12 +259,14 @@ def describe(
     members = _members(error, values, above) if own_error is None else {}
     args = values.pop("args", None)
     return Failure(
-        error_type=_shortened(name_of(cls), NAME_LIMIT),
+        error_type=_shortened(name_of(cls), LIMITS.failure_name_characters),
         message=_shortened(_message(error)),
         traceback=_shortened(format_traceback(error, skip=skip)),
         pod_name=pod_name,
-        module=_shortened(module_of(cls), NAME_LIMIT),
-        qualname=_shortened(str.__str__(of_class(cls, "__qualname__")), NAME_LIMIT),
+        module=_shortened(module_of(cls), LIMITS.failure_name_characters),
+        qualname=_shortened(
+            str.__str__(of_class(cls, "__qualname__")), LIMITS.failure_name_characters
+        ),
         args=args,
         state=values if own_error is None else safely(own_error.to_state, {}),
         members=members,
@@ -291,7 +283,7 @@ def _is_own(error: BaseException) -> TypeGuard[errors.KubetorchError]:
 
 
 def _ends_causes(error: BaseException, above: tuple[BaseException, ...]) -> bool:
-    return len(above) >= CAUSES_LIMIT or any(error is outer_error for outer_error in above)
+    return len(above) >= LIMITS.failure_causes or any(error is outer_error for outer_error in above)
 
 
 def describe_refusal(
@@ -367,7 +359,7 @@ def _text(error: BaseException) -> str:
     return _escape_surrogates(args[0] if type(args[0]) is str else str.__str__(repr(args[0])))
 
 
-def _shortened(text: str, limit: int = TEXT_LIMIT) -> str:
+def _shortened(text: str, limit: int = LIMITS.failure_text_characters) -> str:
     text = _escape_surrogates(text)
     if len(text) <= limit:
         return text
@@ -390,11 +382,11 @@ def _escape_surrogates(text: str) -> str:
 
 
 def _size(packed: object) -> int:
-    return safely(lambda: len(json.dumps(packed)), JSON_LIMIT)
+    return safely(lambda: len(json.dumps(packed)), LIMITS.failure_json_bytes)
 
 
 def _plain_values(values: Mapping[str, object]) -> dict[str, Any]:
-    nothing, remaining_characters = object(), STATE_LIMIT
+    nothing, remaining_characters = object(), LIMITS.failure_state_characters
     plain_attributes: dict[str, Any] = {}
     for name, value in values.items():
         packed = safely(plain, nothing, value)
@@ -408,7 +400,7 @@ def _plain_values(values: Mapping[str, object]) -> dict[str, Any]:
 def _members(
     error: BaseException, values: Mapping[str, Any], above: tuple[BaseException, ...]
 ) -> dict[str, Any]:
-    remaining_characters, nothing = MEMBERS_LIMIT, object()
+    remaining_characters, nothing = LIMITS.failure_members_characters, object()
 
     def pack(value: object, *, stands_in: bool) -> Any:  # noqa: ANN401  # of JSON
         nonlocal remaining_characters
@@ -427,7 +419,7 @@ def _members(
         is_args = name == "args"
         stands_in = is_args or name == _PYDANTIC_MEMBER
         # The message replaces a single argument that is too large.
-        if is_args and 1 < len(value) <= _LENGTH_LIMIT:
+        if is_args and 1 < len(value) <= LIMITS.failure_value_items:
             members[name] = {"tuple": [pack(argument, stands_in=True) for argument in value]}
         else:
             members[name] = pack(value, stands_in=stands_in)
@@ -524,14 +516,16 @@ class _Copier:
     #: True once a value was too deep, too long, or one of too many.
     is_too_large: bool = False
     #: The number of values that may still be copied.
-    remaining_values: int = VALUES_LIMIT
+    remaining_values: int = LIMITS.failure_values
 
     def copy(self, value: Any, depth: int = 0) -> Any:  # noqa: ANN401  # any value, and of JSON
         self.remaining_values -= 1
         kind: Any = next((base for base in _TYPES if is_a(value, base)), None)
-        limit = TEXT_LIMIT if kind in (str, bytes) else _LENGTH_LIMIT
+        limit = (
+            LIMITS.failure_text_characters if kind in (str, bytes) else LIMITS.failure_value_items
+        )
         if (
-            depth > _DEPTH_LIMIT
+            depth > LIMITS.failure_value_levels
             or self.remaining_values < 0
             or (kind in _SIZED_TYPES and kind.__len__(value) > limit)
         ):
@@ -586,7 +580,7 @@ class _Copier:
         # The codec would make a value of a subclass of `str` a plain `str`.
         is_text = is_a(value, str) and not is_a(value, Enum)
         segments: list[Any] = [] if is_text else safely(lambda: encode(value, "", EXACT), [])
-        if segments and sum(map(len, segments)) < MEMBERS_LIMIT:
+        if segments and sum(map(len, segments)) < LIMITS.failure_members_characters:
             return {"value": codecs.to_text(segments)}
         self.is_too_large |= bool(segments)
         if not self.stands_in:

@@ -11,8 +11,8 @@ All integers are big-endian. A call is a number that the client chose, unique on
     client  OPEN DATA*                            CANCEL?
     agent   (ACCEPTED | QUEUED | BEGUN)* (LOG | PROGRESS | YIELD)*    RESULT | ERROR
 
-A payload that is longer than `CHUNK` follows its OPEN, RESULT or YIELD frame in DATA frames, which
-have no meta; `Body.total` is the length of the whole payload. DATA frames of different calls
+A payload that is longer than `chunk_bytes` follows its OPEN, RESULT or YIELD frame in DATA frames,
+which have no meta; `Body.total` is the length of the whole payload. DATA frames of different calls
 interleave. CREDIT allows the sender of a payload so many more bytes of one call; a LOG counts with
 its meta, every other frame with its payload. ACK has the number of frames of the stream that have
 arrived, so that the other end can forget them; ACK, WELCOME and GOAWAY are not counted.
@@ -35,13 +35,11 @@ from typing import NamedTuple
 import msgspec
 
 from kubetorch.errors import ProtocolError
+from kubetorch.wire.tuning import LIMITS, TIMING
 
-#: Bytes of payload in one frame.
-CHUNK = 256 * 1024
-#: Bytes of payload that may be under way for one call in one direction without a CREDIT.
-WINDOW = 8 * 1024 * 1024
-#: Bytes of meta that a frame may have; both ends end a stream that brings more.
-META_LIMIT = 4 * 1024 * 1024
+_ACK_BYTES = LIMITS.acknowledged_bytes
+_ACK_FRAMES = LIMITS.acknowledged_frames
+_META_BYTES = LIMITS.meta_bytes
 
 #: Kind, flags, reserved, length of the meta, number of the call.
 HEADER = struct.Struct("!BBHIQ")
@@ -95,7 +93,7 @@ def split(message: memoryview) -> tuple[int, int, memoryview, memoryview]:
         raise ProtocolError(f"a message of {size} bytes that is no frame")
     kind, _, _, meta_length, number = HEADER.unpack_from(message)
     end = HEADER_BYTES + meta_length
-    if end > size or meta_length > META_LIMIT:
+    if end > size or meta_length > _META_BYTES:
         raise ProtocolError(f"a frame of {size} bytes claims {meta_length} of meta")
     return kind, number, message[HEADER_BYTES:end], message[end:]
 
@@ -144,8 +142,8 @@ class Retry(msgspec.Struct, frozen=True, omit_defaults=True):
 
     names: tuple[str, ...] | None = None
     count: int = 0
-    backoff: float = 1.0
-    max_backoff: float = 60.0
+    backoff: float = TIMING.retry_backoff_seconds
+    max_backoff: float = TIMING.retry_longest_backoff_seconds
 
 
 class Open(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -417,10 +415,6 @@ def decode_meta(kind: int, meta: bytes | bytearray | memoryview) -> msgspec.Stru
         raise ProtocolError(f"meta of {Kind(kind).name}: {error}") from error
 
 
-#: A receiver acknowledges at the latest after so many frames or bytes.
-ACK_FRAMES = 64
-ACK_BYTES = 2 * 1024 * 1024
-
 Buffer = bytes | bytearray | memoryview
 Frame = Sequence[Buffer]
 
@@ -482,8 +476,8 @@ class Inbox:
         self.received += 1
         self._unacknowledged_bytes += size
         return (
-            self.received - self._acknowledged_frames >= ACK_FRAMES
-            or self._unacknowledged_bytes >= ACK_BYTES
+            self.received - self._acknowledged_frames >= _ACK_FRAMES
+            or self._unacknowledged_bytes >= _ACK_BYTES
         )
 
     def acknowledged(self) -> int:

@@ -15,13 +15,14 @@ import msgspec
 
 from kubetorch.specs.image import Step
 from kubetorch.wire.messages import Message
+from kubetorch.wire.tuning import TIMING
 
 
 class RunStepNow(msgspec.Struct, frozen=True, omit_defaults=True):
     """Body of a request to run a step in a running pod; the step is not part of the pod's image."""
 
     step: Step
-    timeout: float = 3600.0
+    timeout: float = TIMING.image_step_seconds
 
 
 class RunLine(Message, tag="line", frozen=True):
@@ -40,8 +41,6 @@ RunEvent = RunLine | RunEnd
 
 #: First byte of a message with standard output, and of a message with standard error.
 OUTPUT, ERRORS = b"\x01", b"\x02"
-#: Longest message in both directions, in bytes.
-MESSAGE_LIMIT = 256 * 1024
 
 
 class ShellMessage(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, tag_field="type"):

@@ -55,8 +55,6 @@ HEALTH = "/health"
 
 SESSIONS = "/v1/sessions"
 BLOBS = "/v1/blobs"
-#: The most last lines of a workload's log that a request may ask for.
-TAIL_MOST = 100_000
 BLOBS_MISSING = "/v1/blobs/missing"
 BLOBS_FETCH = "/v1/blobs/fetch"
 STATUS = "/v1/status"
@@ -135,14 +133,3 @@ RUN = "/v1/run"
 def callable_path(callable_name: str, method: str | None = None) -> str:
     """The path of calls of a callable, or of a method of a class, by `POST`."""
     return _path("", callable_name, *([method] if method else ()))
-
-
-#: Seconds that running calls have to end in a teardown, unless the request names others.
-DELETE_GRACE = 5.0
-#: Seconds after the grace until remaining pods are an error; processes end sooner.
-DELETE_SLACK = 30.0
-#: Seconds by which a client waits longer than the controller, for the controller's other work.
-MARGIN = 30.0
-
-#: Seconds that a call may take at most, 3 years: event loops cannot count more of them.
-LONGEST_TIMEOUT = 1e8

@@ -8,9 +8,9 @@ is derived from the installation's secret, so a pod, which knows only its own ke
 nor make a token for another workload.
 
 The controller's clock dates a token, and mostly a pod's clock checks it. On a cluster the clocks
-may differ by `SKEW`. A token from further in the future is refused, too: it would last too long,
-and users should notice the wrong clock while the difference is small. On one machine there is one
-clock: a token without `iat` ends exactly at its `exp`.
+may differ by `clock_skew_seconds`. A token from further in the future is refused, too: it would
+last too long, and users should notice the wrong clock while the difference is small. On one machine
+there is one clock: a token without `iat` ends exactly at its `exp`.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from urllib.parse import unquote_plus
 
 from kubetorch.errors import UnauthorizedError
 from kubetorch.wire import routes
+from kubetorch.wire.tuning import TIMING
 
 _PREFIX = "kt1"
 #: The command that prints a token; an answer to a stranger names no service.
 COMMAND = "kt token, with the service's name,"
 _HINT = f"{COMMAND} prints a fresh one"
-#: Seconds by which the clocks of a token's issuer and its checker may differ.
-SKEW = 60.0
 _CLOCK_HINT = (
-    f"the clocks of the controller's node and the pod's may differ by {SKEW:.0f} s: set both by "
-    "NTP (timedatectl, on each node, says what it has)"
+    "the clocks of the controller's node and the pod's may differ by "
+    f"{TIMING.clock_skew_seconds:.0f} s: set both by NTP "
+    "(timedatectl, on each node, says what it has)"
 )
 
 #: The uses of a token: calls and apps, shells and commands in the pod, its log.
@@ -104,7 +104,7 @@ def verify(key: bytes, token: str, *, audience: str, now: float) -> Claims:
     claims, hint = _claims(signed), f"{command(audience)} prints a fresh one"
     if claims.audience != audience:
         raise UnauthorizedError(f"the token is for another service than {audience}", hint=hint)
-    skew = SKEW if claims.issued else 0.0
+    skew = TIMING.clock_skew_seconds if claims.issued else 0.0
     if claims.issued > now + skew:
         raise UnauthorizedError(
             f"the token is not valid yet: it was issued {claims.issued - now:.0f} s in the future "

@@ -39,6 +39,9 @@ from kubetorch.errors import SerializationError
 from kubetorch.lib.modules import names_of
 from kubetorch.wire import introspection
 from kubetorch.wire.introspection import is_a
+from kubetorch.wire.tuning import LIMITS
+
+_COPIED_BYTES = LIMITS.copied_buffer_bytes
 
 ALIGNMENT = 64
 #: The libraries that decoding may import, beside modules of the standard library.
@@ -59,14 +62,10 @@ _SCALAR_TYPES = frozenset({str, int, float, bool, type(None)})
 _TEXT_TYPES = frozenset({str})
 #: Digits of an integer that Python writes and reads, unless a program has set another limit; and
 #: bits of an integer within any limit.
-_DIGITS_LIMIT, _INTEGER_BITS = 4300, 2000
-#: Bytes below which a buffer is copied into its neighbour; a larger buffer is its own piece.
-_COPIED_BYTES = 4096
+_PYTHON_DIGITS, _INTEGER_BITS = 4300, 2000
 #: Keys with one hash that a dictionary, a set or an index may have, and how many different keys if
 #: it has more: `-1` and `-2` have one hash, and an index may repeat a label.
 _COLLIDING_KEYS, _DIFFERENT_KEYS = 1000, 8
-#: Rows of a value without bytes for them.
-_EMPTY_ROWS = 1024 * 1024
 #: The hint for a value without a better one.
 PICKLE = 'send plain values; kt.Compute(allowed_serialization=["pickle"]) sends calls with pickle'
 #: The hints for values that pickle cannot carry either, or not always.
@@ -147,7 +146,7 @@ def encode(
         try:
             packed = value if type(value) in _SCALAR_TYPES else packer.pack(value, mode)
             text = _encoder.encode(packed).encode()
-            if len(text) > _DIGITS_LIMIT and _digits_limit() != _DIGITS_LIMIT:
+            if len(text) > _PYTHON_DIGITS and _digits_limit() != _PYTHON_DIGITS:
                 raise ValueError("the other end may read fewer digits")
         except ValueError as error:  # an integer of too many digits, or lone surrogates
             if type(error) not in (ValueError, UnicodeEncodeError):
@@ -176,7 +175,7 @@ _encoder = json.JSONEncoder(
     ensure_ascii=False, check_circular=False, allow_nan=True, separators=(",", ":")
 )
 # Python before 3.10.7 reads any number.
-_digits_limit: Callable[[], int] = getattr(sys, "get_int_max_str_digits", lambda: _DIGITS_LIMIT)
+_digits_limit: Callable[[], int] = getattr(sys, "get_int_max_str_digits", lambda: _PYTHON_DIGITS)
 
 
 class _Rows:
@@ -187,8 +186,8 @@ class _Rows:
     def count_rows(self, rows: int) -> None:
         """Count rows without bytes; raises `ValueError` for too many."""
         self._rows += rows
-        if self._rows > _EMPTY_ROWS:
-            raise ValueError(f"more than {_EMPTY_ROWS} rows for which there are no bytes")
+        if self._rows > LIMITS.empty_rows:
+            raise ValueError(f"more than {LIMITS.empty_rows} rows for which there are no bytes")
 
 
 class Packer(_Rows):

@@ -14,6 +14,7 @@ import pytest
 from agent_harness import TIMEOUT, AgentProcess, CallFailed, FakeController, wait_until
 from kubetorch.lib import websocket_protocol
 from kubetorch.wire import frames
+from kubetorch.wire import tuning as wire_tuning
 from kubetorch.wire.calls import Raised, unpack_outcome
 from kubetorch.wire.frames import Kind
 from kubetorch.wire.messages import (
@@ -183,13 +184,13 @@ def test_a_broken_frame_ends_its_connection_and_its_calls_and_nothing_else(agent
 
 def test_data_beyond_what_was_announced_is_refused(agent):
     client = agent.client()
-    total = frames.CHUNK + 10
+    total = wire_tuning.LIMITS.chunk_bytes + 10
     opening = frames.Open(
         id="x", callable="Service", method="echo", body=frames.Body("json", (total,), total)
     )
     client.send(Kind.OPEN, 1, opening)
-    client.send(Kind.DATA, 1, None, bytes(frames.CHUNK))
-    client.send(Kind.DATA, 1, None, bytes(frames.CHUNK))
+    client.send(Kind.DATA, 1, None, bytes(wire_tuning.LIMITS.chunk_bytes))
+    client.send(Kind.DATA, 1, None, bytes(wire_tuning.LIMITS.chunk_bytes))
     with pytest.raises((EOFError, ConnectionResetError)):
         while True:
             client.next()
@@ -199,12 +200,12 @@ def test_data_beyond_what_was_announced_is_refused(agent):
 
 def test_a_truncated_upload_holds_nobody_up(agent):
     client = agent.client(client="truncated")
-    total = 10 * frames.CHUNK
+    total = 10 * wire_tuning.LIMITS.chunk_bytes
     opening = frames.Open(
         id="x", callable="Service", method="echo", body=frames.Body("json", (total,), total)
     )
     client.send(Kind.OPEN, 1, opening)
-    client.send(Kind.DATA, 1, None, bytes(frames.CHUNK))
+    client.send(Kind.DATA, 1, None, bytes(wire_tuning.LIMITS.chunk_bytes))
     client.send_raw(
         websocket_protocol.frame_header(websocket_protocol.BINARY, 1000, masked=True) + b"xyz"
     )
@@ -251,22 +252,29 @@ def test_frames_that_were_lost_with_a_connection_are_sent_again_and_no_others(ag
 
 def test_an_upload_goes_on_where_the_connection_broke(agent):
     client = agent.client(client="uploader")
-    text = "y" * (4 * frames.CHUNK)
+    text = "y" * (4 * wire_tuning.LIMITS.chunk_bytes)
     payload = b'{"args":["%b"],"kwargs":{}}' % text.encode()
     body = frames.Body("json", (len(payload),), len(payload))
     opening = frames.Open(id="up", callable="Service", method="echo", body=body)
     client.send(Kind.OPEN, 1, opening)
-    client.send(Kind.DATA, 1, None, payload[: frames.CHUNK])
+    client.send(Kind.DATA, 1, None, payload[: wire_tuning.LIMITS.chunk_bytes])
     assert call(client, 2, "echo", 1) == 1  # what was sent before has arrived
-    half = frames.encode(Kind.DATA, 1) + payload[frames.CHUNK : 2 * frames.CHUNK]
+    half = (
+        frames.encode(Kind.DATA, 1)
+        + payload[wire_tuning.LIMITS.chunk_bytes : 2 * wire_tuning.LIMITS.chunk_bytes]
+    )
     header = websocket_protocol.frame_header(websocket_protocol.BINARY, len(half), masked=True)
     client.send_raw(header + half[: len(half) // 2])
     time.sleep(0.2)
     client.sock.close()
     resumed_client = agent.client(client="uploader", resume=f"{client.welcome.incarnation}:0")
     assert resumed_client.welcome.received == 3
-    for start in range(frames.CHUNK, len(payload), frames.CHUNK):
-        resumed_client.send(Kind.DATA, 1, None, payload[start : start + frames.CHUNK])
+    for start in range(
+        wire_tuning.LIMITS.chunk_bytes, len(payload), wire_tuning.LIMITS.chunk_bytes
+    ):
+        resumed_client.send(
+            Kind.DATA, 1, None, payload[start : start + wire_tuning.LIMITS.chunk_bytes]
+        )
     assert resumed_client.result(1) == text
     resumed_client.close()
 

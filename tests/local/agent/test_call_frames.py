@@ -7,6 +7,7 @@ import pytest
 
 from agent_harness import AgentProcess, CallFailed, FakeController, StreamClient, wait_until
 from kubetorch.wire import frames
+from kubetorch.wire import tuning as wire_tuning
 from kubetorch.wire.calls import Returned, unpack_outcome, value_of
 from kubetorch.wire.frames import Kind
 from kubetorch.wire.messages import CallReport, CancelCall
@@ -224,7 +225,11 @@ def test_lines_beyond_the_window_are_dropped_with_one_line_that_says_how_many(cl
     assert "lines left out" in last
     assert len(delivered_lines) + int(last.split()[1]) == count
     assert delivered_lines == [str(i).rjust(width, ".") for i in range(len(delivered_lines))]
-    assert 7 * 1024 * 1024 < sum(len(text) for text in delivered_lines) < frames.WINDOW
+    assert (
+        7 * 1024 * 1024
+        < sum(len(text) for text in delivered_lines)
+        < wire_tuning.LIMITS.window_bytes
+    )
 
 
 def test_lines_are_not_dropped_when_the_caller_takes_them(client):

@@ -15,6 +15,7 @@ import pytest
 
 import clock_loop
 from kubetorch.lib import proxy
+from kubetorch.lib import tuning as lib_tuning
 from kubetorch.lib.http1 import BrokenError
 from shared import WHOLE
 from tests.local.doors import PATIENCE, Door, opened
@@ -183,7 +184,7 @@ def test_a_head_is_complete_in_time_at_both_doors(app: dict[str, Door]) -> None:
         with door.connect() as sock:
             path = door.path(b"HTTP/1.1 200 OK\r\nX-Begun: ")
             sock.sendall(b"GET %s HTTP/1.1\r\nHost: 127.0.0.1\r\n%s\r\n" % (path, more))
-            sock.settimeout(proxy.HEAD_TIMEOUT + PATIENCE)
+            sock.settimeout(lib_tuning.TIMING.proxy_head_seconds + PATIENCE)
             return sock.recv(65536)
 
     begun = time.monotonic()
@@ -195,4 +196,8 @@ def test_a_head_is_complete_in_time_at_both_doors(app: dict[str, Door]) -> None:
         assert answer.startswith(b"HTTP/1.1 502 "), (name, answer)
     took = time.monotonic() - begun
     print(f"heads that are not completed were given up after {took:.1f} s")
-    assert proxy.HEAD_TIMEOUT - 1 < took < proxy.HEAD_TIMEOUT + PATIENCE
+    assert (
+        lib_tuning.TIMING.proxy_head_seconds - 1
+        < took
+        < lib_tuning.TIMING.proxy_head_seconds + PATIENCE
+    )

@@ -21,9 +21,10 @@ from kubetorch.errors import (
     SerializationError,
     WorkerDiedError,
 )
+from kubetorch.sdk import tuning as sdk_tuning
 from kubetorch.sdk.calls.attempts import Target
 from kubetorch.sdk.calls.caller import Caller
-from kubetorch.sdk.calls.handles import KEPT_BYTES, CallHandle, SpawnedCall
+from kubetorch.sdk.calls.handles import CallHandle, SpawnedCall
 from kubetorch.sdk.calls.options import CallOptions
 from kubetorch.sdk.calls.route import Route
 from kubetorch.sdk.transport.session import Session
@@ -159,7 +160,7 @@ def test_arguments_that_are_too_long_to_be_kept_are_not_sent_again() -> None:
         call.error(CallRefusedError("the pod is being stopped"), started=False)
 
     with ScriptedAgent(f=refuse_later) as agent, spawning(agent, Controller(agent)) as to:
-        handle = to("f").spawn("x" * (KEPT_BYTES + 1))
+        handle = to("f").spawn("x" * (sdk_tuning.LIMITS.kept_argument_bytes + 1))
         with pytest.raises(CallRefusedError):
             handle.get(timeout=20)
         assert len(agent.opened) == 1

@@ -15,7 +15,7 @@ from kubetorch.sdk.calls.attempts import Target
 from kubetorch.sdk.calls.caller import Caller
 from kubetorch.sdk.calls.options import CallOptions
 from kubetorch.sdk.calls.route import Location
-from kubetorch.wire.calls import ARGUMENTS_LIMIT
+from kubetorch.wire import tuning as wire_tuning
 from kubetorch.wire.messages import Ending, PodView
 from tests.local.calling import InThread, caller, route_to, until
 from tests.local.scripted_agent import ScriptedAgent
@@ -31,13 +31,17 @@ async def never(call):
 def test_arguments_over_the_limit_are_refused_before_they_are_encoded(codec):
     with ScriptedAgent() as agent, route_to(agent.locate) as route:
         echo = caller(route, "echo", serialization=codec)
-        large = bytes(ARGUMENTS_LIMIT + 1)  # of which the system makes nothing until it is read
+        large = bytes(
+            wire_tuning.LIMITS.arguments_bytes + 1
+        )  # of which the system makes nothing until it is read
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         for argument in (large, memoryview(large), {"rows": [1, (large,)]}):
-            with pytest.raises(CallRefusedError, match=rf"{len(large)} bytes; {ARGUMENTS_LIMIT}"):
+            with pytest.raises(
+                CallRefusedError, match=rf"{len(large)} bytes; {wire_tuning.LIMITS.arguments_bytes}"
+            ):
                 echo(argument, lambda: "neither codec carries this")
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak
-        assert grown * 1024 < ARGUMENTS_LIMIT / 2, "it was read"
+        assert grown * 1024 < wire_tuning.LIMITS.arguments_bytes / 2, "it was read"
         assert echo(1) == [1]
 
 

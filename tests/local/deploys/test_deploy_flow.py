@@ -19,6 +19,7 @@ from kubetorch.errors import (
     ServiceTimeoutError,
 )
 from kubetorch.lib.http_client import HttpClient
+from kubetorch.sdk import tuning as sdk_tuning
 from kubetorch.sdk.controller import Controller
 from kubetorch.sdk.deploys import deploy
 from kubetorch.sdk.deploys.source import Placement, Source
@@ -155,17 +156,19 @@ def test_a_controller_that_breaks_off_is_told_the_same_deploy_again(client, tmp_
 
 def test_a_controller_that_always_breaks_off_is_given_up(client, tmp_path):
     with (
-        FakeController(tmp_path / "blobs", [[BREAK]] * deploy.ATTEMPTS) as fake,
+        FakeController(tmp_path / "blobs", [[BREAK]] * sdk_tuning.LIMITS.deploy_attempts) as fake,
         pytest.raises(ControllerUnavailableError),
     ):
         client.deployment(fake).run()
 
-    assert len(fake.deploys_seen) == deploy.ATTEMPTS
+    assert len(fake.deploys_seen) == sdk_tuning.LIMITS.deploy_attempts
 
 
 def test_a_controller_that_never_has_enough_is_given_up(client, tmp_path):
     with (
-        FakeController(tmp_path / "blobs", [[Missing(blobs=())]] * deploy.ATTEMPTS) as fake,
+        FakeController(
+            tmp_path / "blobs", [[Missing(blobs=())]] * sdk_tuning.LIMITS.deploy_attempts
+        ) as fake,
         pytest.raises(ControllerError, match="lacked blobs"),
     ):
         client.deployment(fake).run()
@@ -273,7 +276,7 @@ def test_a_service_without_a_ready_pod_is_deployed(client, tmp_path):
 def test_a_deploy_that_goes_on_is_followed_past_any_number_of_breaks(client, tmp_path):
     transport = DirectTransport()
     transport.patience = 0.15  # the first pause between attempts is shorter, and two are longer
-    cuts = [[Accepted(generation=1), BREAK]] * (deploy.ATTEMPTS + 6)
+    cuts = [[Accepted(generation=1), BREAK]] * (sdk_tuning.LIMITS.deploy_attempts + 6)
     with FakeController(tmp_path / "blobs", [*cuts, [ready()]]) as fake:
         assert client.deployment(fake, transport=transport).run() == view()
 

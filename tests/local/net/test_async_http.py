@@ -8,6 +8,7 @@ import pytest
 
 import clock_loop
 from kubetorch.lib import async_http, transports
+from kubetorch.lib import tuning as lib_tuning
 from kubetorch.lib.async_http import HttpPool, Request
 from kubetorch.lib.http1 import BrokenError
 from local.fake_apiserver import FakeApiServer
@@ -155,10 +156,10 @@ def test_a_connection_that_nobody_uses_is_closed():
     async def scenario():
         async with pool_of(replies(OK)) as (pool, route, server):
             await get(pool, route)
-            await clock_loop.put_ahead(async_http.IDLE_SECONDS - 5)
+            await clock_loop.put_ahead(lib_tuning.TIMING.pooled_connection_seconds - 5)
             await get(pool, route)
             assert server.connections == 1
-            await clock_loop.put_ahead(async_http.IDLE_SECONDS + 1)
+            await clock_loop.put_ahead(lib_tuning.TIMING.pooled_connection_seconds + 1)
             await get(pool, route)
             assert server.connections == 2
 
@@ -171,7 +172,7 @@ def test_a_connection_that_is_used_again_may_take_its_time():
 
         async def handler(exchange):
             if is_long:
-                await clock_loop.put_ahead(async_http.IDLE_SECONDS + 1)
+                await clock_loop.put_ahead(lib_tuning.TIMING.pooled_connection_seconds + 1)
             exchange.writer.write(OK)
 
         async with pool_of(handler) as (pool, route, server):
@@ -186,7 +187,7 @@ def test_a_connection_that_is_used_again_may_take_its_time():
 
 def test_no_more_idle_connections_are_kept_than_the_limit():
     async def scenario():
-        count = async_http.IDLE_LIMIT + 3
+        count = lib_tuning.LIMITS.pooled_connections + 3
         exchanges, all_ask = [], asyncio.Event()
 
         async def handler(exchange):

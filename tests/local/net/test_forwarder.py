@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from kubetorch.lib import proxy, sockets
+from kubetorch.lib import sockets
+from kubetorch.lib import tuning as lib_tuning
 from kubetorch.lib.http1 import Header
 from kubetorch.lib.proxy import Forwarder, Mount, NoTargetError, Target
 
@@ -62,7 +63,7 @@ async def forwarding(server: MovingServer) -> AsyncIterator[Client]:
     try:
         yield Client(listener.getsockname()[1])
     finally:
-        await forwarder.server.close(proxy.GOODBYE)
+        await forwarder.server.close(lib_tuning.TIMING.listener_goodbye_seconds)
         listening.close()
 
 

@@ -15,6 +15,7 @@ import trustme
 
 from kubetorch.errors import ControllerUnavailableError
 from kubetorch.lib import http_client
+from kubetorch.lib import tuning as lib_tuning
 from kubetorch.lib.http_client import HttpClient
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -370,10 +371,12 @@ def test_requests_at_the_same_time_have_connections_of_their_own() -> None:
 
 def test_idle_connections_are_bounded() -> None:
     with talking_to(always(OK)) as (client, _):
-        answers = [client.request("GET", "/") for _ in range(http_client.IDLE_LIMIT + 3)]
+        answers = [
+            client.request("GET", "/") for _ in range(lib_tuning.LIMITS.client_idle_connections + 3)
+        ]
         for answer in answers:
             answer.read()
-        assert len(client._idle) == http_client.IDLE_LIMIT
+        assert len(client._idle) == lib_tuning.LIMITS.client_idle_connections
 
 
 def test_a_connection_that_the_server_closed_while_idle_is_not_used_again() -> None:

@@ -12,8 +12,8 @@ import pytest
 
 import clock_loop
 from kubetorch.lib import deadlines, sockets
-from kubetorch.lib.http1 import HEAD_LIMIT
-from kubetorch.lib.http_server import BODY_WAITING, PIPELINE_MOST, REFUSAL_TIMEOUT, Server
+from kubetorch.lib import tuning as lib_tuning
+from kubetorch.lib.http_server import Server
 
 Scenario = Callable[["Client"], Awaitable[None]]
 
@@ -311,7 +311,7 @@ def test_paths_are_decoded() -> None:
 
 def test_a_body_that_nobody_reads_does_not_spoil_the_next_request() -> None:
     async def scenario(client: Client) -> None:
-        body = bytes(3 * BODY_WAITING)
+        body = bytes(3 * lib_tuning.LIMITS.waiting_body_bytes)
         sending = asyncio.ensure_future(client.send(post("/unread", body) + GET))
         assert (await client.answer())[2] == b"not read"
         await sending
@@ -496,7 +496,7 @@ def test_a_request_with_two_hosts_is_refused() -> None:
 def test_a_head_that_never_ends_is_refused() -> None:
     async def scenario(client: Client) -> None:
         await client.send(b"GET /x HTTP/1.1\r\nHost: h\r\n")
-        await client.send(b"X-Filler: " + b"x" * 2 * HEAD_LIMIT + b"\r\n")
+        await client.send(b"X-Filler: " + b"x" * 2 * lib_tuning.LIMITS.http_head_bytes + b"\r\n")
         assert (await client.answer())[0] == 431
         assert await client.is_closed()
 
@@ -579,7 +579,10 @@ def test_the_application_hears_of_what_is_no_request_behind_its_own() -> None:
 
 def test_who_sends_too_many_requests_at_once_is_refused() -> None:
     async def scenario(client: Client) -> None:
-        await client.send(b"GET /later HTTP/1.1\r\nHost: h\r\n\r\n" + GET * (PIPELINE_MOST + 2))
+        await client.send(
+            b"GET /later HTTP/1.1\r\nHost: h\r\n\r\n"
+            + GET * (lib_tuning.LIMITS.pipelined_requests_of_piece + 2)
+        )
         assert await client.is_closed()
         assert client.app.requests == []
 
@@ -595,7 +598,7 @@ def test_who_does_not_leave_when_refused_is_cut_off() -> None:
         writer.write(b"no request\r\n\r\n")
         assert b"no valid HTTP" in await reader.read()
         assert len(server.connections) == 1
-        await clock_loop.put_ahead(REFUSAL_TIMEOUT + 0.1)
+        await clock_loop.put_ahead(lib_tuning.TIMING.http_refusal_seconds + 0.1)
         assert not server.connections
         writer.transport.abort()
         await server.close(1.0)

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from kubetorch.lib import transports
+from kubetorch.lib import tuning as lib_tuning
 from kubetorch.lib.transports import Route
 from local.fake_apiserver import Authority
 
@@ -247,7 +248,7 @@ def test_a_peer_that_falls_silent_is_given_up_by_the_kernel():
             connection = transport.get_extra_info("socket")
             option = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
             transport.abort()
-            assert option == transports.USER_TIMEOUT
+            assert option == lib_tuning.TIMING.unacknowledged_milliseconds
 
     asyncio.run(scenario())
 

@@ -6,6 +6,7 @@ import resource
 import socket
 
 from kubetorch.lib import sockets
+from kubetorch.lib import tuning as lib_tuning
 
 
 def test_who_finds_a_port_taken_listens_on_another_one() -> None:
@@ -45,11 +46,11 @@ def test_a_connection_says_at_once_what_it_has_to_say_and_notices_the_end_of_its
 
 def test_a_process_may_have_more_files_open_as_far_as_that_is_allowed() -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    allowed = sockets.MANY if before[1] == resource.RLIM_INFINITY else before[1]
+    allowed = lib_tuning.LIMITS.open_files if before[1] == resource.RLIM_INFINITY else before[1]
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (500, before[1]))
         assert sockets.limit() == 500
         sockets.raise_limit()
-        assert sockets.limit() == min(sockets.MANY, allowed)
+        assert sockets.limit() == min(lib_tuning.LIMITS.open_files, allowed)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)

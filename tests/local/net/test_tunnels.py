@@ -11,6 +11,7 @@ import pytest
 
 import clock_loop
 from kubetorch.lib import proxy, sockets
+from kubetorch.lib import tuning as lib_tuning
 from kubetorch.lib.http_server import Refusal, Server, Upgrade
 from kubetorch.lib.proxy import Mount, Passage, Target
 from kubetorch.lib.websocket_protocol import ClientHandshake
@@ -170,7 +171,7 @@ def test_an_answer_that_begins_and_does_not_go_on_is_given_up() -> None:
             tunnel.writer.write(ASK)
             await tunnel.answered.wait()
             await asyncio.sleep(0.05)
-            await clock_loop.put_ahead(proxy.HEAD_TIMEOUT + 1)
+            await clock_loop.put_ahead(lib_tuning.TIMING.proxy_head_seconds + 1)
             answer = await tunnel.reader.read()
             assert answer.startswith(b"HTTP/1.1 502")
             assert b"not complete" in answer
@@ -184,7 +185,7 @@ def test_a_refusal_that_begins_and_does_not_go_on_is_given_up() -> None:
             tunnel.writer.write(ASK)
             assert (await tunnel.head()).startswith(b"HTTP/1.1 403")
             assert await tunnel.reader.readexactly(4) == b"half"
-            await clock_loop.put_ahead(proxy.REFUSAL_TIMEOUT + 1)
+            await clock_loop.put_ahead(lib_tuning.TIMING.proxy_refusal_seconds + 1)
             assert await tunnel.reader.read() == b""
             assert await tunnel.rest == b""
 

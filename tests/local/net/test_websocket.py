@@ -13,6 +13,7 @@ import pytest
 import clock_loop
 from kubetorch.lib import http_server, sockets, transports, websocket, websocket_protocol
 from kubetorch.lib.http_server import Refusal
+from kubetorch.lib.tuning import TIMING, Timing
 from kubetorch.lib.websocket import Connection
 from kubetorch.lib.websocket_protocol import ClientHandshake, UpgradeRefusedError, WebSocketError
 
@@ -59,11 +60,11 @@ class Endpoint:
 class Server:
     """A server with an acceptor that the test reads."""
 
-    def __init__(self, max_message: int = LIMIT) -> None:
+    def __init__(self, max_message: int = LIMIT, timing: Timing = TIMING) -> None:
         self.accepted: list[Endpoint] = []
         self.requests: list[tuple[str, dict[str, str]]] = []
         self.refusal: Refusal | None = None
-        upgrade = websocket.upgrader(self._accept, max_message=max_message)
+        upgrade = websocket.upgrader(self._accept, max_message=max_message, timing=timing)
         self._server = http_server.Server(self._app, upgrade=upgrade)
 
     async def __aenter__(self) -> Server:
@@ -250,12 +251,11 @@ def test_a_ping_is_answered_with_its_payload(runs):
     runs(scenario)
 
 
-def test_a_peer_that_is_silent_for_too_long_is_given_up(runs, monkeypatch):
-    monkeypatch.setattr(websocket, "PING_INTERVAL", 0.05)
-    monkeypatch.setattr(websocket, "PING_TIMEOUT", 0.2)
+def test_a_peer_that_is_silent_for_too_long_is_given_up(runs):
+    timing = Timing(websocket_ping_seconds=0.05, websocket_silence_seconds=0.2)
 
     async def scenario():
-        async with Server() as server:
+        async with Server(timing=timing) as server:
             sock = await upgrade(server)
             assert "silent" in await server.accepted[0].reason()
             assert (await read_all(sock)).startswith(b"\x89\x00")
@@ -268,7 +268,7 @@ def test_a_peer_that_has_said_nothing_yet_is_not_called_silent():
         async with Server() as server:
             client = Endpoint()
             connection = await server.connect(client)
-            await clock_loop.put_ahead(websocket.PING_INTERVAL + 0.1)
+            await clock_loop.put_ahead(TIMING.websocket_ping_seconds + 0.1)
             await asyncio.sleep(0.05)
             assert connection.is_open
             assert server.accepted[0].connection.is_open
@@ -278,32 +278,30 @@ def test_a_peer_that_has_said_nothing_yet_is_not_called_silent():
     clock_loop.run(scenario(), clock_loop.AheadLoop)
 
 
-def test_a_peer_that_is_not_read_is_not_called_silent(runs, monkeypatch):
-    monkeypatch.setattr(websocket, "PING_INTERVAL", 0.05)
+def test_a_peer_that_is_not_read_is_not_called_silent(runs):
+    timing = Timing(websocket_ping_seconds=0.05, websocket_silence_seconds=1.0)
 
     async def scenario():
-        async with Server() as server:
-            endpoint = Endpoint()
-            connection = await server.connect(endpoint)
-            connection.silence = 1.0
-            connection.read_on(False)
-            server.accepted[0].connection.send(b"waits")
+        async with Server(timing=timing) as server:
+            client = Endpoint()
+            connection = await server.connect(client)
+            endpoint = server.accepted[0]
+            endpoint.connection.read_on(False)
+            connection.send(b"waits")
             await asyncio.sleep(2.0)
-            assert connection.is_open
+            assert endpoint.connection.is_open
             assert endpoint.messages.empty()
-            connection.read_on(True)
+            endpoint.connection.read_on(True)
             assert await endpoint.next() == (websocket_protocol.BINARY, b"waits")
             connection.close()
-            await endpoint.reason()
+            await client.reason()
 
     runs(scenario)
 
 
-def test_a_goodbye_that_is_never_read_is_given_up(runs, monkeypatch):
-    monkeypatch.setattr(websocket, "CLOSE_TIMEOUT", 0.2)
-
+def test_a_goodbye_that_is_never_read_is_given_up(runs):
     async def scenario():
-        async with Server() as server:
+        async with Server(timing=Timing(websocket_close_seconds=0.2)) as server:
             sock = await upgrade(server)
             end = server.accepted[0]
             while not end.connection.is_congested:
@@ -484,7 +482,7 @@ def test_an_upgrade_about_which_nobody_decides_is_refused_in_the_end():
     async def scenario():
         server = Undecided()
         async with server as (reader, writer):
-            await clock_loop.put_ahead(websocket.DECISION_TIMEOUT - 1)
+            await clock_loop.put_ahead(TIMING.upgrade_decision_seconds - 1)
             assert not server.is_given_up.is_set()
             await clock_loop.put_ahead(2)
             assert server.is_given_up.is_set()

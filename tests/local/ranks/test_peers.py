@@ -24,7 +24,8 @@ from kubetorch.pod.peers import PeerCall, Peers
 from kubetorch.pod.tuning import LIMITS, TIMING
 from kubetorch.pod.worker_process.worker import Payload
 from kubetorch.wire import exceptions
-from kubetorch.wire.frames import CHUNK, WINDOW, Body, Kind, Open, Part, Progress, Result
+from kubetorch.wire import tuning as wire_tuning
+from kubetorch.wire.frames import Body, Kind, Open, Part, Progress, Result
 from kubetorch.wire.messages import Member
 from tests.local.scripted_agent import Call, ScriptedAgent
 
@@ -108,7 +109,7 @@ def test_many_calls_share_one_connection():
 def test_large_arguments_and_values_take_turns_within_the_credit():
     async def scenario() -> None:
         peers = Peers("train-0", lambda: "token")
-        texts = [str(number) * (3 * WINDOW) for number in range(2)]
+        texts = [str(number) * (3 * wire_tuning.LIMITS.window_bytes) for number in range(2)]
         sinks = [call(peers, member(agent), argument=text)[1] for text in texts]
         assert [await sink.ended() for sink in sinks] == texts
         peers.close()
@@ -122,10 +123,12 @@ def test_large_arguments_and_values_take_turns_within_the_credit():
 
 def test_a_sibling_that_sends_more_than_it_announced_ends_its_stream_and_no_other():
     async def more(received_call: Call) -> None:
-        body = Body("json", (CHUNK + 8,), CHUNK + 8)
+        body = Body(
+            "json", (wire_tuning.LIMITS.chunk_bytes + 8,), wire_tuning.LIMITS.chunk_bytes + 8
+        )
         received_call.send(Kind.RESULT, Result(body, 1, False))
         for _ in range(2):
-            received_call.send(Kind.DATA, None, bytes(CHUNK))
+            received_call.send(Kind.DATA, None, bytes(wire_tuning.LIMITS.chunk_bytes))
 
     async def echo(received_call: Call) -> None:
         await received_call.result(received_call.args[0])
@@ -195,14 +198,17 @@ def test_a_generator_is_held_until_its_rounds_are_taken():
 
     async def values(received_call: Call) -> None:
         for number in range(64):
-            await received_call.give(f"{number:02}" + "x" * (CHUNK - 100))
+            await received_call.give(f"{number:02}" + "x" * (wire_tuning.LIMITS.chunk_bytes - 100))
             sent.append(number)
         await received_call.result("end", streamed=True)
 
     async def scenario() -> None:
         peers = Peers("train-0", lambda: "token")
         opened, sink = call(peers, member(agent), "values")
-        room = LIMITS.peer_rounds_ahead + WINDOW // CHUNK
+        room = (
+            LIMITS.peer_rounds_ahead
+            + wire_tuning.LIMITS.window_bytes // wire_tuning.LIMITS.chunk_bytes
+        )
         while len(sink.values) < room:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.2)

@@ -10,6 +10,7 @@ import pytest
 from kubetorch.pod.user_process import protocol
 from kubetorch.pod.user_process.tuning import LIMITS
 from kubetorch.wire import codecs, exceptions, frames
+from kubetorch.wire import tuning as wire_tuning
 from kubetorch.wire.frames import Body
 from tests.local.worker_harness import agent, run
 
@@ -57,7 +58,7 @@ def test_what_user_code_makes_too_long_is_cut_and_its_call_ends_well(folder: Pat
             assert outcome.progress == [(1.0, 2.0, "short")]
 
             failure = await pod.failure(worker, "N" * 5_000_000, method="fail")
-            assert len(failure.error_type) < exceptions.NAME_LIMIT + 100
+            assert len(failure.error_type) < wire_tuning.LIMITS.failure_name_characters + 100
             assert failure.message == "failed"
 
             outcome = pod.open(worker, method="page", codec="none")
@@ -73,7 +74,7 @@ def test_what_user_code_makes_too_long_is_cut_and_its_call_ends_well(folder: Pat
 
 
 def test_a_result_of_more_arrays_than_there_may_be_segments_arrives(folder: Path) -> None:
-    count = 3 * codecs.SEGMENTS_LIMIT
+    count = 3 * wire_tuning.LIMITS.payload_segments
 
     async def main() -> None:
         async with agent(folder) as pod:
@@ -86,14 +87,16 @@ def test_a_result_of_more_arrays_than_there_may_be_segments_arrives(folder: Path
 
 
 def test_the_sizes_of_the_most_segments_fit_into_one_frame() -> None:
-    segments = codecs.encode("pickle", [np.zeros(1) for _ in range(codecs.SEGMENTS_LIMIT + 5)])
+    segments = codecs.encode(
+        "pickle", [np.zeros(1) for _ in range(wire_tuning.LIMITS.payload_segments + 5)]
+    )
     sizes = tuple(len(segment) for segment in segments)
-    assert len(sizes) == codecs.SEGMENTS_LIMIT
+    assert len(sizes) == wire_tuning.LIMITS.payload_segments
     most = Body("pickle", (2**60,) * len(sizes), 2**62)
     meta = frames.encode(frames.Kind.RESULT, 1, frames.Result(most, 1, False))
-    assert len(meta) < frames.META_LIMIT
+    assert len(meta) < wire_tuning.LIMITS.meta_bytes
     _, packed = protocol.pack_sizes("pickle", sizes)
-    assert len(packed) <= codecs.SIZES_BYTES
+    assert len(packed) <= wire_tuning.LIMITS.segment_sizes_bytes
 
 
 def test_a_call_that_fails_with_long_texts_in_all_places_can_be_told() -> None:
@@ -101,7 +104,7 @@ def test_a_call_that_fails_with_long_texts_in_all_places_can_be_told() -> None:
     failure = exceptions.Failure(
         text, text, text, text, None, text, text, [text], {"a": text}, {"b": text}, text
     )
-    for limit in (exceptions.JSON_LIMIT, exceptions.MESSAGE_LIMIT):
+    for limit in (wire_tuning.LIMITS.failure_json_bytes, wire_tuning.LIMITS.session_failure_bytes):
         data = failure.to_json(limit)
         assert len(data) <= limit
         assert exceptions.parse_json(data).message.startswith("\x01")

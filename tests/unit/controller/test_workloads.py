@@ -50,6 +50,7 @@ from kubetorch.specs.image import CopyStep, ImageSpec
 from kubetorch.specs.secret import SecretRef
 from kubetorch.specs.workload import Origin, WorkloadSpec
 from kubetorch.wire import exceptions, messages, tokens, versions
+from kubetorch.wire import tuning as wire_tuning
 from kubetorch.wire.messages import (
     CallReport,
     Creator,
@@ -678,7 +679,9 @@ class RecordingSession:
         """Nothing is open."""
 
 
-@pytest.mark.parametrize(("backend", "late"), [("local", 0), ("kubernetes", tokens.SKEW)])
+@pytest.mark.parametrize(
+    ("backend", "late"), [("local", 0), ("kubernetes", wire_tuning.TIMING.clock_skew_seconds)]
+)
 def test_a_token_ends_when_it_says_but_for_the_clocks_of_a_cluster(
     tmp_path: Path, backend: str, late: float
 ) -> None:

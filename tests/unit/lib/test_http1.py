@@ -5,10 +5,8 @@ from __future__ import annotations
 import httptools
 import pytest
 
+from kubetorch.lib import tuning as lib_tuning
 from kubetorch.lib.http1 import (
-    FRAMING_FACTOR,
-    HEAD_LIMIT,
-    TRAILERS_LIMIT,
     AnswerReader,
     BrokenError,
     IncompleteError,
@@ -169,7 +167,7 @@ class Owner:
 
 def test_an_endless_head_ends_early() -> None:
     owner = Owner()
-    owner.feed(b"GET / HTTP/1.1\r\nX: " + b"x" * (HEAD_LIMIT - 100))
+    owner.feed(b"GET / HTTP/1.1\r\nX: " + b"x" * (lib_tuning.LIMITS.http_head_bytes - 100))
     with pytest.raises(TooLongError) as raised:
         owner.feed(b"x" * _SLACK)
     assert raised.value.status == 431
@@ -182,7 +180,14 @@ def test_endless_trailers_end_early_and_a_long_body_does_not() -> None:
         owner.feed(b"1\r\nx\r\n")
     owner.feed(b"0\r\nX: ")
     with pytest.raises(TooLongError) as raised:
-        owner.feed(b"x" * ((1 + FRAMING_FACTOR) * 50_000 + TRAILERS_LIMIT + _SLACK))
+        owner.feed(
+            b"x"
+            * (
+                (1 + lib_tuning.LIMITS.chunk_framing_bytes) * 50_000
+                + lib_tuning.LIMITS.http_trailers_bytes
+                + _SLACK
+            )
+        )
     assert raised.value.status == 400
 
 
@@ -196,6 +201,6 @@ def test_a_message_is_measured_anew_after_the_one_before() -> None:
     parser = Parser()
     for _ in range(3):
         meter.begin()
-        meter.feed(parser, b"x" * HEAD_LIMIT)  # type: ignore[arg-type]  # it parses nothing
+        meter.feed(parser, b"x" * lib_tuning.LIMITS.http_head_bytes)  # type: ignore[arg-type]  # it parses nothing
     with pytest.raises(TooLongError):
         meter.feed(parser, b"x" * _SLACK)  # type: ignore[arg-type]  # it parses nothing

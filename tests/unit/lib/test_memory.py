@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kubetorch.lib import memory
+from kubetorch.lib import tuning as lib_tuning
 from kubetorch.lib.memory import Lending, Mappings, Memory
 
 MB = 1024 * 1024
@@ -112,16 +113,21 @@ def test_everything_is_free_when_the_other_process_is_gone() -> None:
 
 def test_files_that_are_kept_for_ever_are_given_up() -> None:
     lending, mappings = Lending(), Mappings()
-    views = [send(lending, mappings, filled(MB, i))[1] for i in range(memory.LENT_LIMIT + 3)]
+    views = [
+        send(lending, mappings, filled(MB, i))[1]
+        for i in range(lib_tuning.LIMITS.lent_memory_files + 3)
+    ]
     assert len(lending.forgotten()) == 3
-    assert [view[0] for view in views] == list(range(memory.LENT_LIMIT + 3))
+    assert [view[0] for view in views] == list(range(lib_tuning.LIMITS.lent_memory_files + 3))
 
 
 def test_no_more_unused_memory_is_kept_than_the_limit() -> None:
     before = descriptors()
     first = memory.allocate(1)
     of_one = descriptors() - before
-    for memory_file in [memory.allocate(memory.IDLE_LIMIT // 2) for _ in range(4)]:
+    for memory_file in [
+        memory.allocate(lib_tuning.LIMITS.idle_memory_file_bytes // 2) for _ in range(4)
+    ]:
         memory_file.release()
     second = memory.allocate(1)
     assert descriptors() == before + 4 * of_one

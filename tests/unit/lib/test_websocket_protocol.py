@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from kubetorch.lib import tuning as lib_tuning
 from kubetorch.lib import websocket_protocol
-from kubetorch.lib.http1 import HEAD_LIMIT
 from kubetorch.lib.websocket_protocol import (
     BINARY,
     CLOSE,
@@ -38,7 +38,7 @@ class Recorder:
         self.messages.append((opcode, payload))
 
     def on_large(self, head: memoryview, length: int) -> memoryview | None:
-        assert len(head) == websocket_protocol.HEAD_BYTES
+        assert len(head) == lib_tuning.LIMITS.large_message_head_bytes
         self.placed += 1
         return None if length % 2 else memoryview(bytearray(length - len(head)))
 
@@ -174,7 +174,7 @@ def test_a_connection_that_says_little_has_little_memory_and_one_that_says_much_
     for _ in range(4):
         parser.feed(frame(BINARY, b"x" * 60_000))
         parser.feed(frame(BINARY, b"x" * 60_000) * 8)
-    assert websocket_protocol.LARGE < len(parser.get_buffer()) <= 256 * 1024
+    assert lib_tuning.LIMITS.large_message_bytes < len(parser.get_buffer()) <= 256 * 1024
 
 
 @pytest.mark.parametrize("first", [0x80 | BINARY, 0x80 | TEXT, BINARY])
@@ -282,7 +282,7 @@ def test_an_answer_whose_head_has_no_end_is_refused_while_it_arrives(head):
     handshake = ClientHandshake("h:1", "/p", [])
     handshake.feed(head) if head != b"x" else None
     with pytest.raises(WebSocketError, match="not an HTTP answer"):
-        for _ in range(HEAD_LIMIT // 100 + 1000):
+        for _ in range(lib_tuning.LIMITS.http_head_bytes // 100 + 1000):
             handshake.feed(b"x" * 100)
 
 

@@ -25,7 +25,8 @@ from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.distribution import DistributionSpec
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import exceptions
-from kubetorch.wire.calls import ARGUMENTS_LIMIT, Raised, Returned
+from kubetorch.wire import tuning as wire_tuning
+from kubetorch.wire.calls import Raised, Returned
 from kubetorch.wire.exceptions import Failure
 from kubetorch.wire.frames import Body, Open, Progress
 from kubetorch.wire.messages import CallProgress, Ending
@@ -114,7 +115,7 @@ def test_a_call_whose_worker_is_gone_is_lost_with_its_cause():
         (opening(timeout=float("inf")), ProtocolError),
         (opening(detached=True, id="../x"), CallRefusedError),
         (opening(detached=True, id=""), CallRefusedError),
-        (opening(size=ARGUMENTS_LIMIT + 1), CallRefusedError),
+        (opening(size=wire_tuning.LIMITS.arguments_bytes + 1), CallRefusedError),
         (Open("call-0001", "f", Body("json", (-1,), -1)), SerializationError),
         (Open("call-0001", "f", Body("json", (1, 1), 2)), SerializationError),
         (Open("call-0001", "f", Body("json", (), 5)), SerializationError),

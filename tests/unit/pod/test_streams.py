@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clock_loop import pause, run
+from kubetorch.lib import tuning as lib_tuning
 from kubetorch.lib import websocket_protocol
 from kubetorch.lib.http_server import Refusal
 from kubetorch.pod import streams as module
@@ -15,6 +16,7 @@ from kubetorch.pod.tuning import LIMITS, TIMING
 from kubetorch.pod.worker_process.worker import OwnedPayload
 from kubetorch.specs.workload import Origin
 from kubetorch.wire import frames, routes, tokens, versions
+from kubetorch.wire import tuning as wire_tuning
 from kubetorch.wire.frames import Ack, Attach, Body, Cancel, Credit, Inbox, Kind, Open, Outbox
 from tests.decoding import decode
 from tests.unit.pod.fakes import FakeRunner, line, make_calls, spec
@@ -70,7 +72,7 @@ class Client:
         self.deliver(frames.encode(kind, number, meta) + payload)
 
     def deliver(self, frame: bytes) -> None:
-        if len(frame) <= websocket_protocol.LARGE:
+        if len(frame) <= lib_tuning.LIMITS.large_message_bytes:
             self.stream.on_message(websocket_protocol.BINARY, memoryview(frame))
             return
         head, rest = frame[:16], frame[16:]
@@ -83,12 +85,14 @@ class Client:
         more.setdefault("id", f"call-{number:04}")
         body = Body(more.pop("codec", "json"), (len(payload),), len(payload))
         opening = Open(callable=more.pop("name", "f"), body=body, **more)
-        if len(payload) <= frames.CHUNK:
+        if len(payload) <= wire_tuning.LIMITS.chunk_bytes:
             self.send(Kind.OPEN, number, opening, payload)
             return
         self.send(Kind.OPEN, number, opening)
-        for begin in range(0, len(payload), frames.CHUNK):
-            self.send(Kind.DATA, number, None, payload[begin : begin + frames.CHUNK])
+        for begin in range(0, len(payload), wire_tuning.LIMITS.chunk_bytes):
+            self.send(
+                Kind.DATA, number, None, payload[begin : begin + wire_tuning.LIMITS.chunk_bytes]
+            )
 
     def take(self) -> list[tuple[Kind, int, object, bytes]]:
         """What has come since the last time, but for WELCOME."""
@@ -129,7 +133,9 @@ def test_a_call_goes_to_the_worker_and_its_result_comes_back():
     run(scenario())
 
 
-@pytest.mark.parametrize("size", [frames.CHUNK, frames.CHUNK + 1, 3 * MIB + 5])
+@pytest.mark.parametrize(
+    "size", [wire_tuning.LIMITS.chunk_bytes, wire_tuning.LIMITS.chunk_bytes + 1, 3 * MIB + 5]
+)
 def test_arguments_of_any_size_arrive_whole(size):
     async def scenario():
         client = Client()
@@ -160,7 +166,7 @@ def test_a_large_result_waits_for_credit_and_comes_whole():
         decoded_frames = client.take()
         assert (decoded_frames[0][0], decoded_frames[0][3]) == (Kind.RESULT, b"")
         got = b"".join(payload for kind, _, _, payload in decoded_frames if kind == Kind.DATA)
-        assert len(got) == frames.WINDOW
+        assert len(got) == wire_tuning.LIMITS.window_bytes
         client.send(Kind.CREDIT, 1, Credit(4 * MIB))
         got += b"".join(payload for _, _, _, payload in client.take())
         assert got == value
@@ -578,7 +584,7 @@ def too_much_meta(kind: Kind, meta) -> bytes:
         frames.encode(Kind.OPEN, 1, Open("x", "f", Body("json", (5,), 5))) + b"xy",
         frames.encode(Kind.OPEN, 1, Open("x", "f", Body("json", (-5,), -5))) + b"xy",
         frames.pack_header(Kind.CANCEL, 9, 100_000) + bytes(90_000),
-        too_much_meta(Kind.CANCEL, Cancel("x" * frames.META_LIMIT)),
+        too_much_meta(Kind.CANCEL, Cancel("x" * wire_tuning.LIMITS.meta_bytes)),
     ],
     ids=range(12),
 )
@@ -694,11 +700,11 @@ def test_every_frame_arrives_once_and_in_order_however_often_the_connection_brea
                 payload = bytes(value)
                 body = Body("json", (len(payload),), len(payload))
                 opening = Open(id=f"call-{opened:04}", callable="f", body=body)
-                small = len(payload) <= frames.CHUNK
+                small = len(payload) <= wire_tuning.LIMITS.chunk_bytes
                 deliver(frames.encode(Kind.OPEN, opened, opening) + (payload if small else b""))
                 if not small:
-                    for begin in range(0, len(payload), frames.CHUNK):
-                        piece = payload[begin : begin + frames.CHUNK]
+                    for begin in range(0, len(payload), wire_tuning.LIMITS.chunk_bytes):
+                        piece = payload[begin : begin + wire_tuning.LIMITS.chunk_bytes]
                         deliver(frames.encode(Kind.DATA, opened) + piece)
             elif action == "congest":
                 client.connection.is_congested = value

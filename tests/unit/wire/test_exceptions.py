@@ -6,7 +6,8 @@ import pytest
 
 from kubetorch import errors
 from kubetorch.errors import ServiceHealthError
-from kubetorch.wire import exceptions, frames
+from kubetorch.wire import exceptions
+from kubetorch.wire import tuning as wire_tuning
 
 
 def test_an_error_that_was_never_raised_brings_no_traceback():
@@ -57,7 +58,7 @@ def test_a_long_chain_of_causes_is_cut() -> None:
     depth, cause = 0, exceptions.describe(error).to_dict()
     while cause["cause"] is not None:
         depth, cause = depth + 1, cause["cause"]
-    assert depth == exceptions.CAUSES_LIMIT - 1
+    assert depth == wire_tuning.LIMITS.failure_causes - 1
 
 
 def test_a_chain_of_long_texts_fits_into_one_frame() -> None:
@@ -68,7 +69,7 @@ def test_a_chain_of_long_texts_fits_into_one_frame() -> None:
         error = above
     described_json = exceptions.describe(error).to_json()
 
-    assert len(described_json) <= frames.CHUNK + frames.META_LIMIT
+    assert len(described_json) <= wire_tuning.LIMITS.chunk_bytes + wire_tuning.LIMITS.meta_bytes
     arrived = exceptions.rebuild(exceptions.parse_json(described_json))
     assert (type(arrived), str(arrived)) == (ValueError, str(error))
 

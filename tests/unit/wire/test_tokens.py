@@ -6,7 +6,8 @@ import pytest
 
 from kubetorch.errors import UnauthorizedError
 from kubetorch.wire import tokens
-from kubetorch.wire.tokens import SKEW, Claims
+from kubetorch.wire import tuning as wire_tuning
+from kubetorch.wire.tokens import Claims
 
 KEY = tokens.workload_key(b"secret", "ns/f")
 NOW = 1_000_000.0
@@ -27,19 +28,27 @@ def test_a_token_is_read_as_it_was_written() -> None:
     assert check(tokens.sign(KEY, claims)) == claims
 
 
-@pytest.mark.parametrize("ahead", [-HOUR - SKEW + 1, -SKEW, 0.0, SKEW])
+@pytest.mark.parametrize(
+    "ahead",
+    [
+        -HOUR - wire_tuning.TIMING.clock_skew_seconds + 1,
+        -wire_tuning.TIMING.clock_skew_seconds,
+        0.0,
+        wire_tuning.TIMING.clock_skew_seconds,
+    ],
+)
 def test_clocks_may_differ_a_little(ahead: float) -> None:
     assert check(issued(NOW + ahead)).issued == NOW + ahead
 
 
 def test_a_token_of_the_future_is_not_valid_yet() -> None:
     with pytest.raises(UnauthorizedError, match="not valid yet: it was issued 61 s in the future"):
-        check(issued(NOW + SKEW + 1))
+        check(issued(NOW + wire_tuning.TIMING.clock_skew_seconds + 1))
 
 
 def test_a_token_that_has_ended_says_that_it_may_be_the_clocks() -> None:
     with pytest.raises(UnauthorizedError, match="expired 60 s ago") as refused:
-        check(issued(NOW - HOUR - SKEW))
+        check(issued(NOW - HOUR - wire_tuning.TIMING.clock_skew_seconds))
     assert "NTP" in str(refused.value.hint)
 
 

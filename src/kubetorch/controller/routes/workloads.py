@@ -19,6 +19,7 @@ from kubetorch.controller.workloads import Workloads
 from kubetorch.errors import ProtocolError, SpecError
 from kubetorch.lib.asgi import NDJSON
 from kubetorch.wire import messages, routes, tokens
+from kubetorch.wire import tuning as wire_tuning
 from kubetorch.wire.messages import Deploy, DeployEvent, Ready, WorkloadView
 
 _DEPLOY = (Permission("create"), Permission("update"))
@@ -95,7 +96,10 @@ class WorkloadRoutes:
     async def delete(self, exchange: Exchange, namespace: str, name: str) -> None:
         """End a workload; `?grace=` is how many seconds its calls have."""
         grace = exchange.number(
-            "grace", routes.DELETE_GRACE, least=0.0, most=TIMING.delete_longest_grace_seconds
+            "grace",
+            wire_tuning.TIMING.teardown_grace_seconds,
+            least=0.0,
+            most=TIMING.delete_longest_grace_seconds,
         )
         remaining_objects = await self._workloads.delete(namespace, name, grace=grace)
         await exchange.respond_message({"deleted": name, "left": remaining_objects})
@@ -166,7 +170,11 @@ class WorkloadRoutes:
     async def logs(self, exchange: Exchange, namespace: str, name: str) -> None:
         """The last lines of the pods, and with `?follow=true` also new lines."""
         workload = self._workloads.get(namespace, name)
-        count = int(exchange.number("tail", LIMITS.shown_log_lines, least=0, most=routes.TAIL_MOST))
+        count = int(
+            exchange.number(
+                "tail", LIMITS.shown_log_lines, least=0, most=wire_tuning.LIMITS.log_tail_lines
+            )
+        )
         pod = check_pod(workload, exchange.query("pod"))
         of_pods = Need("get", namespace, subresource="log", group="", resource="pods")
         reader = PodLogs(

@@ -22,6 +22,7 @@ from kubetorch.pod.logs import Line
 from kubetorch.pod.tuning import LIMITS
 from kubetorch.pod.worker_process.worker import OwnedPayload, Payload
 from kubetorch.wire import codecs, exceptions, rank_values, routes
+from kubetorch.wire import tuning as wire_tuning
 from kubetorch.wire.calls import Returned, new_call_id
 from kubetorch.wire.frames import Body, Open, Progress
 from kubetorch.wire.rank_values import Buffer
@@ -201,10 +202,10 @@ def timeout_of(headers: Mapping[str, str], header: str = routes.TIMEOUT) -> floa
         seconds = float(text)
     except ValueError:
         seconds = math.nan
-    if not 0 <= seconds <= routes.LONGEST_TIMEOUT:
+    if not 0 <= seconds <= wire_tuning.TIMING.longest_call_seconds:
         raise ProtocolError(
             f"{header} is {text[:40]!r}; it must be a number of seconds from 0 to "
-            f"{routes.LONGEST_TIMEOUT:.0f}"
+            f"{wire_tuning.TIMING.longest_call_seconds:.0f}"
         )
     return seconds
 

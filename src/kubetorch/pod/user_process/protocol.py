@@ -71,9 +71,11 @@ from typing import Final, NamedTuple, NoReturn
 
 from kubetorch.errors import SerializationError
 from kubetorch.lib import memory, processes
+from kubetorch.lib import tuning as lib_tuning
 from kubetorch.lib.memory import Lending, Mappings, Memory
 from kubetorch.pod.user_process.tuning import LIMITS, TIMING
-from kubetorch.wire import codecs, exceptions
+from kubetorch.wire import codecs
+from kubetorch.wire import tuning as wire_tuning
 
 Buffer = bytes | bytearray | memoryview
 
@@ -110,8 +112,10 @@ WAITS: Final = 25
 
 #: Bytes of meta, and of payload in the stream, that a frame of each kind from a worker may have.
 _FROM_WORKER: Final = {
-    **dict.fromkeys((RESULT, YIELD), (codecs.SIZES_BYTES, LIMITS.inline_fallback_bytes)),
-    **dict.fromkeys((ERROR, FAILED), (0, exceptions.JSON_LIMIT)),
+    **dict.fromkeys(
+        (RESULT, YIELD), (wire_tuning.LIMITS.segment_sizes_bytes, LIMITS.inline_fallback_bytes)
+    ),
+    **dict.fromkeys((ERROR, FAILED), (0, wire_tuning.LIMITS.failure_json_bytes)),
     PROGRESS: (0, 8 * LIMITS.progress_message_bytes),
     LOADED: (0, LIMITS.loop_method_names_bytes),
     WAITS: (0, LIMITS.waiting_calls * (6 * LIMITS.waited_call_characters + 50)),
@@ -529,7 +533,7 @@ class AgentSocket:
             elif frame.kind == FORGET:
                 self._mappings.forget(frame.argument)
             elif frame.kind == TRIM:
-                memory.trim(memory.IDLE_SECONDS)
+                memory.trim(lib_tuning.TIMING.idle_memory_file_seconds)
                 self._write([])
             else:
                 return frame

@@ -37,6 +37,7 @@ from kubetorch.errors import (
     WorkerRecycledError,
 )
 from kubetorch.lib import deadlines, memory, process_watch, processes
+from kubetorch.lib import tuning as lib_tuning
 from kubetorch.lib.memory import Lending, Mappings, Memory
 from kubetorch.lib.process_watch import ExitWatch
 from kubetorch.pod.logs import Line, LogPipe
@@ -821,7 +822,7 @@ class WorkerSocket:
 
     def _trim_now(self) -> None:
         self._trim = None
-        is_trimmed = memory.trim(memory.IDLE_SECONDS)
+        is_trimmed = memory.trim(lib_tuning.TIMING.idle_memory_file_seconds)
         self._send([protocol.pack(protocol.TRIM)])
         if not (is_trimmed and self._lending.is_empty and self._mappings.is_empty):
             self._trim_later()

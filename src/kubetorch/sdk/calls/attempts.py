@@ -34,6 +34,7 @@ from kubetorch.sdk.calls.stream import Stream
 from kubetorch.sdk.calls.stream_writer import EXPIRED, LOST, Buffer, Event, PendingCall
 from kubetorch.sdk.deploys.source import ProjectRef, explain_missing
 from kubetorch.sdk.logs import CallLines
+from kubetorch.sdk.tuning import LIMITS, TIMING
 from kubetorch.specs import hints
 from kubetorch.specs.callable import CALLABLES
 from kubetorch.specs.logging import LoggingConfig
@@ -49,15 +50,6 @@ from kubetorch.wire import (
 from kubetorch.wire.frames import Kind
 from kubetorch.wire.messages import TORN_DOWN
 
-#: Seconds that the agent gets to report itself that a call timed out.
-GRACE = 2.0
-#: Seconds before its end in which a timeout counts as over, as the waits before it may end early.
-_EARLY = 0.1
-_FIRST_DELAY, _LONGEST_DELAY = 0.02, 1.0
-#: Seconds after which a refused call had been accepted by its pod.
-_ACCEPTED = 1.0
-#: Pods that may refuse a call because another one is less busy; the next one takes it.
-_MOST_PASSES = 16
 #: Errors of a pod that is gone; in a distributed call its ranks are gone with it.
 _LOSSES = (PodTerminatedError, CallLostError)
 #: Python's error about a keyword that a function does not take.
@@ -161,7 +153,7 @@ class Invocation:
     #: The number of attempts that may follow, and the number of this attempt.
     _retries = 0
     _attempts = 1
-    _delay = _FIRST_DELAY
+    _delay = TIMING.call_first_delay_seconds
     _has_yielded = False
     _lines: CallLines | None = None
     _instance: str | None = None
@@ -252,7 +244,9 @@ class Invocation:
 
     def begin_to_expire(self) -> None:
         if self.options.timeout is not None:
-            self.expires = time.monotonic() + self.options.timeout + GRACE
+            self.expires = (
+                time.monotonic() + self.options.timeout + TIMING.call_timeout_grace_seconds
+            )
 
     @property
     def lines(self) -> CallLines:
@@ -316,7 +310,7 @@ class Invocation:
         most_calls = None
         if (self.is_balanced or self.broadcast is not None) and self.route.ordinal is None:
             self._is_placed, self.route = True, self.service_route.of(stream)
-            if self.is_balanced and not self.is_item and self._passes < _MOST_PASSES:
+            if self.is_balanced and not self.is_item and self._passes < LIMITS.call_passes:
                 most_calls = self.service_route.most_calls(stream)
         self._sent_at = time.monotonic()
         self.has_begun = self.is_taken_back = False
@@ -325,7 +319,9 @@ class Invocation:
         if self.expires is None:  # an attempt before this one had to wait
             self.begin_to_expire()
         if self.expires is not None:
-            timeout = max(self.expires - GRACE - time.monotonic(), 0.001)
+            timeout = max(
+                self.expires - TIMING.call_timeout_grace_seconds - time.monotonic(), 0.001
+            )
         if self.is_item:  # its pod says when it begins
             self.expires = None
         body, segments = self.body, self.segments
@@ -474,7 +470,11 @@ class Invocation:
         return error
 
     def refused(self, error: Exception) -> Exception:
-        is_over = self.expires is not None and time.monotonic() >= self.expires - GRACE - _EARLY
+        is_over = (
+            self.expires is not None
+            and time.monotonic()
+            >= self.expires - TIMING.call_timeout_grace_seconds - TIMING.call_timeout_early_seconds
+        )
         if not is_over or not isinstance(error, CallRefusedError):
             self._count_attempts(error)
             return error
@@ -558,11 +558,11 @@ class Invocation:
         delay = retries.pause(self._attempts, options.backoff, options.max_backoff)
         self._retries -= 1
         self._attempts += 1
-        self._delay = _FIRST_DELAY
+        self._delay = TIMING.call_first_delay_seconds
         self._lost_its_worker = isinstance(error, WorkerDiedError)
         self._patient_from = time.monotonic() + delay
         if options.timeout is not None:
-            self.expires = self._patient_from + options.timeout + GRACE
+            self.expires = self._patient_from + options.timeout + TIMING.call_timeout_grace_seconds
         # Only the pod that may have run the call knows its outcome.
         self._choose_pod(may_have_run=isinstance(error, CallLostError))
         return RetryAfter(delay)
@@ -570,14 +570,14 @@ class Invocation:
     def _renew_patience(self) -> None:
         """Restart the patience if a pod had the call for a while, which was no wait for a pod."""
         now = time.monotonic()
-        if self.is_item and now - self._sent_at > _ACCEPTED:
+        if self.is_item and now - self._sent_at > TIMING.call_accepted_seconds:
             self._patient_from = now
 
     def _retry(self, *, at_once: bool = False) -> RetryAfter:
         self._choose_pod(may_have_run=False)
         if at_once:
             return RetryAfter(0.0)
-        delay, self._delay = self._delay, min(self._delay * 2, _LONGEST_DELAY)
+        delay, self._delay = self._delay, min(self._delay * 2, TIMING.call_longest_delay_seconds)
         return RetryAfter(delay)
 
     def _choose_pod(self, *, may_have_run: bool) -> None:

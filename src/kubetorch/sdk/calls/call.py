@@ -27,6 +27,7 @@ from kubetorch.sdk.calls.attempts import Done, Invocation, RankValues, RetryAfte
 from kubetorch.sdk.calls.route import Connected, Request
 from kubetorch.sdk.calls.stream import Stream
 from kubetorch.sdk.calls.stream_writer import EXPIRED, Event, PendingCall
+from kubetorch.sdk.tuning import TIMING
 from kubetorch.wire.frames import Kind
 
 if TYPE_CHECKING:
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 
 
 BEGUN = int(Kind.BEGUN)
-#: Seconds that a recalled call gets to report its end.
-SETTLING = 0.2
 
 
 class Placer(Protocol):
@@ -293,7 +292,7 @@ class Call:
 
     def recall(self, reason: str) -> None:
         """Cancel the call in its pod, and wait a moment longer for its end."""
-        self._recalled_until = time.monotonic() + SETTLING
+        self._recalled_until = time.monotonic() + TIMING.recalled_call_seconds
         if self._stream is not None and self._pending is not None:
             self._stream.cancel(self._pending, reason, abandons=False)
 

@@ -49,6 +49,7 @@ from kubetorch.sdk.calls.stream import Stream
 from kubetorch.sdk.calls.stream_writer import LOST, Event, PendingCall
 from kubetorch.sdk.calls.target import local_modules
 from kubetorch.sdk.logs import CallLines
+from kubetorch.sdk.tuning import LIMITS, TIMING
 from kubetorch.specs import hints
 from kubetorch.specs.logging import LoggingConfig
 from kubetorch.wire import calls, codecs, exceptions, frames, introspection
@@ -57,11 +58,6 @@ from kubetorch.wire.messages import UNENDED, CallView
 
 if TYPE_CHECKING:
     from kubetorch.sdk.transport.session import Session
-
-#: Seconds for which a pod may not know a call that the controller says it runs.
-AGREEMENT = 10.0
-#: Bytes of arguments that are kept beyond the time that it takes to send them, to send them again.
-KEPT_BYTES = 4 * 1024 * 1024
 
 
 class Search:
@@ -75,7 +71,11 @@ class Search:
 
 class SpawnedCall:
     def __init__(
-        self, call_id: str, session: Callable[[], Session], *, agreement: float = AGREEMENT
+        self,
+        call_id: str,
+        session: Callable[[], Session],
+        *,
+        agreement: float = TIMING.call_agreement_seconds,
     ) -> None:
         self.call_id = call_id
         self._agreement = agreement
@@ -375,7 +375,7 @@ class SpawnedCall:
         unstarted = self._unstarted
         if kind == Kind.ACCEPTED:
             self.is_accepted = True
-            if unstarted is not None and unstarted.body.total > KEPT_BYTES:
+            if unstarted is not None and unstarted.body.total > LIMITS.kept_argument_bytes:
                 self._unstarted = None
         elif kind not in (Kind.ERROR, LOST):  # it has begun to run, and its pod knows it
             self._unstarted = self._disagreement = None
@@ -481,8 +481,6 @@ class SpawnedCall:
         return Location(urls, session.call_token(workload))
 
 
-#: Seconds that a search may take at least, or a short timeout would never find the call.
-_ASKING = 2.0
 #: Characters of a wrong id that an error shows.
 _SHOWN = 80
 
@@ -786,7 +784,7 @@ def _seconds_left(timeout: float | None, waited: float, search: Search | None) -
     if timeout is None:
         return None
     is_asked = search is not None and not search.is_over
-    return (max(timeout, _ASKING) if is_asked else timeout) - waited
+    return (max(timeout, TIMING.call_search_seconds) if is_asked else timeout) - waited
 
 
 def spawn(invocation: Invocation) -> CallHandle:

@@ -17,18 +17,14 @@ from kubetorch.sdk.bars import Bar
 from kubetorch.sdk.calls import blocking
 from kubetorch.sdk.calls.attempts import Done, Invocation
 from kubetorch.sdk.calls.call import Call, CallSet, LoopWakeup, ThreadWakeup, is_generator
-from kubetorch.sdk.calls.placement import READ_AHEAD, SMALL_AHEAD, Placement
-from kubetorch.sdk.calls.route import POD_CHECK_INTERVAL, Route
+from kubetorch.sdk.calls.placement import Placement
+from kubetorch.sdk.calls.route import Route
 from kubetorch.sdk.calls.stream import Stream
+from kubetorch.sdk.tuning import LIMITS, TIMING
 from kubetorch.wire import exceptions
 from kubetorch.wire.calls import new_call_id
 
-#: Items of one `map` that are under way or have a result that waits, unless there are many pods.
-WINDOW = 64
-#: Items that begin before the map wakes to send more; the end of an item always wakes it.
-BEGINNINGS_PER_WAKEUP = READ_AHEAD // 2
-#: Bytes of the arguments of a small item.
-SMALL = 16 * 1024
+_BEGUN_ITEMS = LIMITS.begun_items_per_wakeup
 
 #: Encodes the arguments of the next call.
 Make = Callable[[], Invocation]
@@ -58,7 +54,7 @@ class Results:
     def __init__(self, options: MapOptions) -> None:
         self._options = options
         #: Calls that run, or have a result that waits, at most.
-        self.room = options.window or WINDOW
+        self.room = options.window or LIMITS.map_items
         self._numbers = itertools.count()
         self._next = 0
         self._open = 0
@@ -169,7 +165,11 @@ class _Map:
         if not self._is_placing or not (self._has_more or self._placement.has_waiting):
             return seconds_left
         # Pods may come meanwhile, so the map wakes for them, too.
-        return POD_CHECK_INTERVAL if seconds_left is None else min(seconds_left, POD_CHECK_INTERVAL)
+        return (
+            TIMING.pod_check_seconds
+            if seconds_left is None
+            else min(seconds_left, TIMING.pod_check_seconds)
+        )
 
     @property
     def _has_room(self) -> bool:
@@ -219,8 +219,10 @@ class _Map:
         call.invocation.is_item = self._options.window is None
         call.invocation.item = number
         self._numbers[call] = number
-        is_small = invocation.body.total <= SMALL
-        self._placement.read_ahead = SMALL_AHEAD if is_small else READ_AHEAD
+        is_small = invocation.body.total <= LIMITS.small_item_bytes
+        self._placement.read_ahead = (
+            LIMITS.small_read_ahead_items if is_small else LIMITS.read_ahead_items
+        )
         if self._is_placing:
             self._placement.offer(call)
             call.placer = self
@@ -248,11 +250,11 @@ class _Map:
             return
         if not route.shares_streams:
             # Its scaler decides.
-            self._is_placing, self._results.room = False, max(WINDOW, route.scale)
+            self._is_placing, self._results.room = False, max(LIMITS.map_items, route.scale)
             return
         streams = route.streams()
         self._placement.update(streams)
-        self._results.room = max(WINDOW, 2 * self._placement.most_items)
+        self._results.room = max(LIMITS.map_items, 2 * self._placement.most_items)
 
     def stream_for(self, call: Call) -> Stream | None:  # Placer's
         route = call.invocation.route
@@ -268,7 +270,7 @@ class _Map:
         return stream
 
     def wants_wakeup(self) -> bool:  # Placer's
-        return next(self._begun) % BEGINNINGS_PER_WAKEUP == 0
+        return next(self._begun) % _BEGUN_ITEMS == 0
 
     def on_begun(self, call: Call) -> None:  # Placer's
         self._placement.begin(call)

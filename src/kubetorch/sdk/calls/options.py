@@ -16,8 +16,10 @@ from typing import Any
 
 from kubetorch.errors import SpecError, did_you_mean
 from kubetorch.sdk import parameters
+from kubetorch.sdk.tuning import LIMITS
 from kubetorch.specs.metrics import MetricsConfig
-from kubetorch.wire import introspection, retries, routes
+from kubetorch.wire import introspection, retries
+from kubetorch.wire import tuning as wire_tuning
 from kubetorch.wire.codecs import CODECS
 
 #: Options that may stand among the arguments of a call.
@@ -32,8 +34,6 @@ METRICS = "stream_metrics"
 #: All keywords that are no arguments, unless the signature declares them.
 RESERVED = BARE.union(REFUSED, (METRICS,))
 
-#: Characters of all names in `retry_on`.
-RETRY_ON_CHARACTERS = 16_000
 #: `"any"`, the least busy pod of any service; of a distributed one `"ready"`, a part of addresses,
 #: or a list of node ranks, addresses and names of pods.
 Workers = str | Sequence[int | str]
@@ -55,8 +55,8 @@ class CallOptions:
     retries: int = 0
     #: Classes of exceptions, or one, or their dotted names; dotted names once it is made.
     retry_on: object = None
-    backoff: float = 1.0
-    max_backoff: float = 60.0
+    backoff: float = wire_tuning.TIMING.retry_backoff_seconds
+    max_backoff: float = wire_tuning.TIMING.retry_longest_backoff_seconds
     idempotency_key: str | None = None
     request_id: str | None = None
     on_progress: OnProgress | None = None
@@ -227,10 +227,10 @@ def _positive(name: str, value: object) -> None:
 
 def _seconds(name: str, value: object, words: str, *, least: float) -> None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not least <= value <= routes.LONGEST_TIMEOUT:  # type: ignore[operator]  # one
+    if not is_number or not least <= value <= wire_tuning.TIMING.longest_call_seconds:  # type: ignore[operator]  # one
         raise SpecError(
             f"{name} is {value!r}; it must be a number of seconds {words} and at most "
-            f"{routes.LONGEST_TIMEOUT:.0f}"
+            f"{wire_tuning.TIMING.longest_call_seconds:.0f}"
         )
 
 
@@ -250,7 +250,7 @@ def _dotted_names(retry_on: object) -> tuple[str, ...]:
                 f"retry_on has {introspection.shown(cls)}; it takes classes of exceptions",
                 hint='retry_on=(ConnectionError,), or dotted names as in "builtins.TimeoutError"',
             )
-    if sum(map(len, names)) > RETRY_ON_CHARACTERS:
+    if sum(map(len, names)) > LIMITS.retry_on_characters:
         raise SpecError(f"retry_on names {len(names)} classes, which are too many")
     return tuple(names)
 

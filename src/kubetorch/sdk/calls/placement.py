@@ -15,8 +15,7 @@ from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-#: Items that wait in a pod while others run, and the number of small ones that do.
-READ_AHEAD, SMALL_AHEAD = 8, 32
+from kubetorch.sdk.tuning import LIMITS
 
 _Item = TypeVar("_Item", bound=Hashable)
 _PodT = TypeVar("_PodT", bound=Hashable)
@@ -52,7 +51,7 @@ class Placement(Generic[_Item, _PodT]):
         self._unplaced = 0
         self._is_filling = True
         #: Items that wait in a pod at most.
-        self.read_ahead = READ_AHEAD
+        self.read_ahead = LIMITS.read_ahead_items
 
     @property
     def has_pods(self) -> bool:
@@ -65,7 +64,7 @@ class Placement(Generic[_Item, _PodT]):
         Pods get several items at a time, once half of the items that waited in a pod have begun.
         """
         if not self._pods:
-            return self._unplaced < READ_AHEAD
+            return self._unplaced < LIMITS.read_ahead_items
         waiting = [len(self._lines[pod].waiting) for pod in self._pods]
         least = self.read_ahead if self._is_filling else self.read_ahead // 2 + 1
         self._is_filling = min(waiting) + self._unplaced < least
@@ -74,7 +73,7 @@ class Placement(Generic[_Item, _PodT]):
     @property
     def most_items(self) -> int:
         """An estimate of the most items that the pods have at one time."""
-        return sum(line.most_running + READ_AHEAD for line in self._lines.values())
+        return sum(line.most_running + LIMITS.read_ahead_items for line in self._lines.values())
 
     @property
     def has_waiting(self) -> bool:

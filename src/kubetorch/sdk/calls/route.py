@@ -47,27 +47,16 @@ from kubetorch.errors import (
 from kubetorch.lib import processes, terminal, websocket_protocol
 from kubetorch.lib.websocket_protocol import UpgradeRefusedError
 from kubetorch.sdk.calls import stream as streams
-from kubetorch.sdk.calls.stream import PING_AFTER, Stream
+from kubetorch.sdk.calls.stream import Stream
 from kubetorch.sdk.logs import CallLines, Screen
-from kubetorch.sdk.transport.pod_transport import DIRECT, PATIENCE, PodTransport
+from kubetorch.sdk.transport.pod_transport import DIRECT, PodTransport
+from kubetorch.sdk.tuning import LIMITS, TIMING
 from kubetorch.wire import exceptions, frames, routes, versions
 from kubetorch.wire.messages import TERMINATING, Ending, PodView, WorkloadView, called_together
 
 if TYPE_CHECKING:
     from kubetorch.sdk.transport.session import Session
 
-#: Seconds for one attempt; for distributed services, whose controller knows lost ranks, also the
-#: longest pause to the next.
-_ATTEMPT, _RANK_ATTEMPT = 5.0, (0.5, 0.15)
-#: Seconds for which a refusal may come from a server that still starts.
-_PASSING_SECONDS = 3.0
-_FIRST_DELAY, _LONGEST_DELAY = 0.02, 1.0
-#: Seconds for which attempts go on to a pod that the controller does not know either.
-_UNKNOWN_POD_SECONDS = 10.0
-#: Seconds that the controller has to learn the reason why a pod ended.
-_END_REASON_SECONDS = 3.0
-#: Seconds between two checks for missing or new pods, while other pods take the calls.
-POD_CHECK_INTERVAL = 2.0
 #: Pods that an error names when none is ready.
 _NAMED_PODS = 3
 
@@ -232,9 +221,6 @@ def _absence_reason(pod: PodView) -> str:
     return f"{pod.ended.reason} ({pod.ended.message})" if pod.ended.message else pod.ended.reason
 
 
-#: As `PING_AFTER`, of distributed services: a pod that is silent is known to be lost by then. A
-#: kubelet closes what it forwards to a pod 1 s after the pod has closed it.
-RANK_PING, FORWARDED_RANK_PING = 1.25, 0.4
 #: Errors that further attempts cannot mend; some of them are an `OSError`, too.
 FINAL = (
     ServiceNotFoundError,
@@ -259,14 +245,16 @@ def mistake_in(error: Exception) -> Exception | None:
 class Backoff:
     """The pauses between attempts, up to a deadline."""
 
-    def __init__(self, patience: float, *, longest: float = _LONGEST_DELAY) -> None:
+    def __init__(
+        self, patience: float, *, longest: float = TIMING.stream_longest_delay_seconds
+    ) -> None:
         self._longest = longest
         self._begun = time.monotonic()
         self.deadline = self._begun + patience
         self.last_error: Exception | None = None
         self.is_spent = False
         self._absent_since: float | None = None
-        self._delay = _FIRST_DELAY
+        self._delay = TIMING.stream_first_delay_seconds
 
     def extend(self, deadline: float) -> None:
         self.deadline = max(self.deadline, deadline)
@@ -283,7 +271,7 @@ class Backoff:
     @property
     def is_lasting(self) -> bool:
         """True if the failure was repeated for so long that it will not pass by itself."""
-        return time.monotonic() - self._begun > _PASSING_SECONDS
+        return time.monotonic() - self._begun > TIMING.starting_server_seconds
 
     def gives_up_on(self, error: Exception) -> bool:
         """True if pods were absent for so long that another attempt is in vain.
@@ -295,11 +283,11 @@ class Backoff:
             self._absent_since = None
             return False
         self._absent_since = self._absent_since or now
-        return now - self._absent_since >= PATIENCE
+        return now - self._absent_since >= TIMING.direct_patience_seconds
 
     @property
     def attempt(self) -> float:
-        return max(min(_ATTEMPT, self.seconds_left), 0.1)
+        return max(min(TIMING.stream_attempt_seconds, self.seconds_left), 0.1)
 
     def pause(self, interrupted: threading.Event) -> bool:
         """Wait before the next attempt; false when there is none."""
@@ -381,7 +369,11 @@ class Connector:
         """
         # Asking first and often finds a lost rank when the controller knows it, not by timeouts.
         is_asked = is_distributed = location is not None and location.is_distributed
-        longest, delay = _RANK_ATTEMPT if is_distributed else (_ATTEMPT, _LONGEST_DELAY)
+        longest, delay = (
+            (TIMING.rank_attempt_seconds, TIMING.rank_longest_delay_seconds)
+            if is_distributed
+            else (TIMING.stream_attempt_seconds, TIMING.stream_longest_delay_seconds)
+        )
         backoff = Backoff(self.transport.patience, longest=delay)
         token = location.token if location is not None else ""
         is_fresh = False
@@ -415,7 +407,7 @@ class Connector:
                 if end is not None:
                     error = end
                     break
-                if missing is not None and missing > _UNKNOWN_POD_SECONDS:
+                if missing is not None and missing > TIMING.unknown_pod_seconds:
                     break
             if not isinstance(error, UnauthorizedError) and not backoff.pause(self.closed):
                 break
@@ -452,7 +444,11 @@ def _end_error(
         return None
     # A kubelet reports the reason a second later; for a process of this machine there is none.
     is_unsaid = pod_view is not None and pod_view.phase == "Unknown" and pod_view.pid is None
-    return None if is_unsaid and missing < _END_REASON_SECONDS else AgentDiedError(pod, "AgentDied")
+    return (
+        None
+        if is_unsaid and missing < TIMING.pod_end_reason_seconds
+        else AgentDiedError(pod, "AgentDied")
+    )
 
 
 def _loss_error(pod: str, error: Exception | None) -> Exception:
@@ -467,12 +463,6 @@ def _loss_error(pod: str, error: Exception | None) -> Exception:
     )
     lost.__cause__ = error
     return lost
-
-
-#: Reports that a service runs other code: the most that are shown, and characters of one.
-_MOST_REPORTS, _REPORT_CHARACTERS = 10, 2000
-#: Seconds that a scaler may hold a connection before the controller is asked for the cause.
-SCALER_HOLD_SECONDS = 10.0
 
 
 class Scaled:
@@ -495,7 +485,7 @@ class Scaled:
                 open_stream for open_stream in self._streams if not open_stream.has_ended
             ]
             self._streams.append(stream)
-        timeout = max(min(SCALER_HOLD_SECONDS, backoff.seconds_left), 0.1)
+        timeout = max(min(TIMING.scaler_hold_seconds, backoff.seconds_left), 0.1)
         self._connector.begin(stream, scaler.url, location.token, timeout=timeout)
         return stream
 
@@ -601,7 +591,7 @@ class Route:
         resolve: Resolver,
         location: Location | None = None,
         *,
-        ping_after: float = PING_AFTER,
+        ping_after: float = TIMING.stream_ping_seconds,
         ordinal: int | None = None,
         transport: PodTransport = DIRECT,
     ) -> None:
@@ -695,7 +685,7 @@ class Route:
         Repeated calls find new pods.
         """
         if self._check_pods_at is None:
-            self._check_pods_at = time.monotonic() + POD_CHECK_INTERVAL
+            self._check_pods_at = time.monotonic() + TIMING.pod_check_seconds
         location = self._location if self.stream() is not None else None
         if location is None:
             return []
@@ -792,8 +782,8 @@ class Route:
     def log(self, line: frames.Log, lines: CallLines) -> None:
         """Show a line of a call, or its report about the code or the instance of its pod."""
         if line.origin is not None:
-            text = line.text[:_REPORT_CHARACTERS]
-            if text not in self._reported_texts and len(self._reported_texts) < _MOST_REPORTS:
+            text = line.text[: LIMITS.code_report_characters]
+            if text not in self._reported_texts and len(self._reported_texts) < LIMITS.code_reports:
                 self._reported_texts.add(text)
                 terminal.say_once(f"{self.service} {text}")
             return
@@ -856,7 +846,7 @@ class Route:
                 if mistake is not None and backoff.is_lasting:
                     raise mistake from None
                 if backoff.gives_up_on(failed):
-                    raise self.refusal(PATIENCE, failed) from failed
+                    raise self.refusal(TIMING.direct_patience_seconds, failed) from failed
             if not is_wanted() or not backoff.pause(self._connector.closed):
                 refusal = self.refusal(backoff.patience, error)
                 raise self._connector.torn_down() if self._is_torn_down else refusal from error
@@ -943,7 +933,7 @@ class Route:
         # Pods that were not reached are left out until `_connect_missing_pods`.
         self._location = reachable = location.only(reached) if reached else None
         is_whole = reachable is None or reachable.is_whole or self.ordinal is not None
-        self._check_pods_at = None if is_whole else time.monotonic() + POD_CHECK_INTERVAL
+        self._check_pods_at = None if is_whole else time.monotonic() + TIMING.pod_check_seconds
         if not reached:
             raise error
         return next(iter(reached.values()))
@@ -952,9 +942,9 @@ class Route:
         """Connect to missing pods, in a thread: calls go to the other pods meanwhile."""
         with self._connecting:
             try:
-                self._connect(self._ask(), Backoff(_ATTEMPT))
+                self._connect(self._ask(), Backoff(TIMING.stream_attempt_seconds))
             except (*TRANSIENT, KubetorchError):
-                self._check_pods_at = time.monotonic() + POD_CHECK_INTERVAL
+                self._check_pods_at = time.monotonic() + TIMING.pod_check_seconds
         if self.is_closed:
             self.close(is_torn_down=self._is_torn_down)
 
@@ -962,7 +952,10 @@ class Route:
         ping_after = self._ping_after
         if location.is_distributed:
             is_direct = self._connector.transport is DIRECT
-            ping_after = min(ping_after, RANK_PING if is_direct else FORWARDED_RANK_PING)
+            ping_after = min(
+                ping_after,
+                TIMING.rank_ping_seconds if is_direct else TIMING.forwarded_rank_ping_seconds,
+            )
         stream = Stream(lambda broken: self._resume(broken, url), ping_after=ping_after)
         self._connector.begin(stream, url, location.token, timeout=backoff.attempt)
         return stream

@@ -24,7 +24,7 @@ from _queue import Empty, SimpleQueue
 from _thread import start_new_thread
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from kubetorch.errors import AgentDiedError, CallLostError, KubetorchError, ProtocolError
@@ -42,8 +42,13 @@ from kubetorch.sdk.calls.stream_writer import (
     message,
 )
 from kubetorch.sdk.transport.pod_transport import DIRECT, PodTransport
+from kubetorch.sdk.tuning import LIMITS, TIMING
 from kubetorch.wire import codecs, frames, versions
+from kubetorch.wire import tuning as wire_tuning
 from kubetorch.wire.frames import Inbox, Kind
+
+_CHUNK_BYTES = wire_tuning.LIMITS.chunk_bytes
+_META_BYTES = wire_tuning.LIMITS.meta_bytes
 
 # As plain numbers: this runs for every frame.
 _DATA, _LOG, _RESULT, _ERROR, _YIELD, _PROGRESS, _ACCEPTED, _QUEUED, _BEGUN = map(
@@ -65,10 +70,8 @@ _UNCOUNTED = frozenset(int(kind) for kind in frames.UNCOUNTED)
 
 # ------------------------------------------------------------------------- one connection
 
-#: Seconds for the connection alone.
-CONNECT_TIMEOUT = 10.0
 #: Longest message that is taken, in bytes.
-LONGEST = frames.CHUNK + frames.META_LIMIT + frames.HEADER_BYTES
+LONGEST = _CHUNK_BYTES + _META_BYTES + frames.HEADER_BYTES
 
 
 def dial(
@@ -87,7 +90,7 @@ def dial(
         sent.pop("Host", parts.netloc), parts.path.rstrip("/") + path, sent.items()
     )
     # The answer may take long, where a pod is made first; connecting to a host does not.
-    connection = transport.connect(base, min(timeout, CONNECT_TIMEOUT))
+    connection = transport.connect(base, min(timeout, TIMING.stream_connect_seconds))
     try:
         connection.settimeout(timeout)
         connection.sendall(handshake.request)
@@ -115,12 +118,6 @@ def _receive(
         raise
 
 
-#: Seconds for which to stay awake.
-AWAKE: Final = 0.0004
-#: Most waits in a row that sleep at once.
-MOST_ASLEEP: Final = 1023
-
-
 class SpinHistory:
     """Decides if staying awake is worth it, judged by earlier waits.
 
@@ -141,7 +138,7 @@ class SpinHistory:
 
     def learn(self, *, was_in_vain: bool) -> None:
         if was_in_vain:
-            self._penalty = min(2 * self._penalty + 1, MOST_ASLEEP)
+            self._penalty = min(2 * self._penalty + 1, LIMITS.sleeping_waits)
             self._asleep = self._penalty
         else:
             self._penalty >>= 1
@@ -175,7 +172,7 @@ class Poller:
         return bool(self._poll.poll(timeout * 1000))
 
     def _stay_awake(self, timeout: float) -> bool:
-        end = perf_counter() + min(AWAKE, timeout)
+        end = perf_counter() + min(TIMING.reader_awake_seconds, timeout)
         while not self._poll.poll(0):
             if perf_counter() >= end:
                 return False
@@ -193,8 +190,6 @@ def _has_room() -> bool:
 _turn = threading.Lock()
 
 
-#: Seconds for which a peer counts as alive after it has sent bytes.
-_RECENT = 0.005
 _PEEK = socket.MSG_PEEK | socket.MSG_DONTWAIT
 
 
@@ -242,7 +237,7 @@ class Link:
 
     def was_closed(self) -> bool:
         """True if the peer closed the connection and has sent nothing for a while."""
-        if time.monotonic() - self._last_received < _RECENT:
+        if time.monotonic() - self._last_received < TIMING.live_peer_seconds:
             return False
         try:
             return not self._connection.recv(1, _PEEK)
@@ -302,7 +297,7 @@ class Incoming:
 
     def on_placed(self, head: bytes, rest: memoryview) -> None:
         kind, _, _, meta_length, number = frames.HEADER.unpack_from(head)
-        if meta_length > (0 if kind == _DATA else min(len(rest), frames.META_LIMIT)):
+        if meta_length > (0 if kind == _DATA else min(len(rest), _META_BYTES)):
             raise ProtocolError(f"a frame of {len(rest)} bytes claims {meta_length} of meta")
         call = self.calls.get(number)
         if kind != _DATA:
@@ -408,17 +403,6 @@ class Incoming:
 
 # ---------------------------------------------------------------------------------- the stream
 
-#: Seconds of silence after which the agent is asked for a sign of life; after twice as many it is
-#: given up.
-PING_AFTER = 10.0
-#: Seconds that a farewell waits for a connection that broke and is being made again, and then for
-#: the agent's answer.
-_FAREWELL = 1.0
-_POLL_SECONDS = 0.005
-#: Seconds for which a pod's number of calls, those of other programs included, is valid.
-LOAD_AGE = 1.0
-#: Seconds without a caller that reads for itself after which the stream's thread reads.
-_IDLE = 0.1
 
 _T = TypeVar("_T")
 
@@ -433,7 +417,7 @@ class Stream:
         self,
         reconnect: Callable[[Stream], None],
         *,
-        ping_after: float = PING_AFTER,
+        ping_after: float = TIMING.stream_ping_seconds,
         is_single: bool = False,
     ) -> None:
         self.is_single = is_single
@@ -466,7 +450,7 @@ class Stream:
     def load(self) -> int:
         """The number of calls that the pod has, as far as is known."""
         own_calls = len(self.calls)
-        is_known = time.monotonic() - self._load_said < LOAD_AGE
+        is_known = time.monotonic() - self._load_said < TIMING.pod_load_seconds
         return max(own_calls, self._load) if is_known else own_calls
 
     def note_load(self, calls: int) -> None:
@@ -496,7 +480,7 @@ class Stream:
         if type(meta) is frames.Open:
             kind = Kind.OPEN
             size = meta.body.total
-            if size > frames.CHUNK:
+            if size > _CHUNK_BYTES:
                 call.upload = Upload(number, segments, size)
                 size = 0
             else:
@@ -675,9 +659,9 @@ class Stream:
     def _wait_while(self, is_open: Callable[[], bool]) -> None:
         """Wait for a moment, in which the stream's thread reads."""
         # Not with an Event: a signal handler that raises in its methods can leave it locked.
-        end = time.monotonic() + _FAREWELL
+        end = time.monotonic() + TIMING.stream_farewell_seconds
         while is_open() and time.monotonic() < end:
-            time.sleep(_POLL_SECONDS)
+            time.sleep(TIMING.stream_farewell_poll_seconds)
 
     def abandon(self) -> None:
         """Release everything, in a forked child: the connection is the parent's."""
@@ -724,7 +708,7 @@ class Stream:
         while turns != self._turns:
             turns = self._turns
             try:
-                self._wake.get(timeout=_IDLE)
+                self._wake.get(timeout=TIMING.reader_idle_seconds)
                 break
             except Empty:
                 continue

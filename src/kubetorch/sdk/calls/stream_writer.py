@@ -25,13 +25,15 @@ from typing import Any, NamedTuple
 
 from kubetorch.errors import ProtocolError
 from kubetorch.lib import websocket_protocol
+from kubetorch.sdk.tuning import LIMITS, TIMING
 from kubetorch.wire import codecs, frames
+from kubetorch.wire import tuning as wire_tuning
 from kubetorch.wire.frames import Kind, Outbox
 
-Buffer = bytes | bytearray | memoryview
+_CHUNK_BYTES = wire_tuning.LIMITS.chunk_bytes
+_JOINED_BYTES = LIMITS.joined_message_bytes
 
-#: A message up to so many bytes is copied into one buffer.
-JOINED = 64 * 1024
+Buffer = bytes | bytearray | memoryview
 
 
 class Frame:
@@ -51,7 +53,7 @@ def message(head: bytes, pieces: Sequence[Buffer] = (), size: int = 0) -> Sequen
     start = websocket_protocol.frame_header(websocket_protocol.BINARY, size, masked=True) + head
     if not pieces:
         return (start,)
-    return (b"".join((start, *pieces)),) if size <= JOINED else (start, *pieces)
+    return (b"".join((start, *pieces)),) if size <= _JOINED_BYTES else (start, *pieces)
 
 
 def control(opcode: int, payload: bytes = b"") -> Frame:
@@ -90,7 +92,7 @@ class Upload:
         self._pieces: Iterator[Buffer] = iter(codecs.join(self._segments))
         self._piece = memoryview(b"")
         self._remaining_bytes = self._total
-        self._room_bytes = frames.WINDOW
+        self._room_bytes = wire_tuning.LIMITS.window_bytes
 
     def forget(self) -> None:
         """Release the user's memory."""
@@ -106,14 +108,14 @@ class Upload:
     def can_send(self) -> bool:
         """True if there is room for the next chunk."""
         return self._remaining_bytes > 0 and self._room_bytes >= min(
-            frames.CHUNK, self._remaining_bytes
+            _CHUNK_BYTES, self._remaining_bytes
         )
 
     def grant(self, size: int) -> None:
         self._room_bytes += size
 
     def take_chunk(self) -> list[Buffer]:
-        missing_bytes = min(frames.CHUNK, self._remaining_bytes)
+        missing_bytes = min(_CHUNK_BYTES, self._remaining_bytes)
         self._remaining_bytes -= missing_bytes
         self._room_bytes -= missing_bytes
         parts: list[Buffer] = []
@@ -180,13 +182,9 @@ class Uploads:
 LOST, EXPIRED = -1, -2
 
 #: Bytes of room that are granted together.
-GRANT = frames.WINDOW // 4
+GRANT = wire_tuning.LIMITS.window_bytes // 4
 #: Bytes of one yielded value that are granted only when the program takes the value.
-_WITHHELD_BYTES = frames.WINDOW // 2
-#: A payload from this size on lies in memory of its own, aligned as pages are.
-_MAPPED = 1024 * 1024
-#: Reports of progress that wait for their reader; the oldest go first.
-_REPORTS = 256
+_WITHHELD_BYTES = wire_tuning.LIMITS.window_bytes // 2
 
 
 class Event(NamedTuple):
@@ -270,9 +268,9 @@ class PendingCall:
         if self.is_abandoned:
             return
         if self.reports is None:
-            self.reports = deque(maxlen=_REPORTS)
+            self.reports = deque(maxlen=LIMITS.progress_reports)
         # A full queue drops its oldest report, whose event then stands for the next one.
-        is_full = len(self.reports) == _REPORTS
+        is_full = len(self.reports) == LIMITS.progress_reports
         self.reports.append(progress)
         if not is_full:
             self.deliver(Event(self, Kind.PROGRESS, None, None, 0))
@@ -294,7 +292,7 @@ class PendingCall:
 
 
 def _allocate(size: int) -> memoryview:
-    if size < _MAPPED:
+    if size < LIMITS.mapped_payload_bytes:
         return memoryview(bytearray(size))
     try:
         memory = mmap.mmap(-1, size)
@@ -308,10 +306,6 @@ def _allocate(size: int) -> memoryview:
 _FLAGS = socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0)
 #: Buffers that one system call takes.
 _BATCH = 512
-#: Seconds that the writer thread stays without work.
-_LINGER = 5.0
-#: Milliseconds after which a wait for room checks whether the connection is still the same.
-_ROOM_WAIT = 1000
 
 #: Arguments of a lock's `acquire` that does not wait.
 AT_ONCE = (False,)
@@ -519,7 +513,7 @@ class Sender:
         if self._backlog:
             self._backlog.extend(map(memoryview, buffers))
             return True
-        if len(buffers) > 1 and sum(map(len, buffers)) <= JOINED:
+        if len(buffers) > 1 and sum(map(len, buffers)) <= _JOINED_BYTES:
             buffers = [b"".join(buffers)]
         if len(buffers) == 1:
             try:
@@ -605,7 +599,7 @@ class Sender:
                 return
             elif is_idle:
                 try:
-                    self._signals.get(timeout=_LINGER)
+                    self._signals.get(timeout=TIMING.writer_idle_seconds)
                 except Empty:
                     with self._lock:
                         if self._signals.empty() and self._is_idle:
@@ -635,4 +629,4 @@ def _wait_for_room(connection: socket.socket) -> None:
         waiter.register(connection.fileno(), select.POLLOUT)
     except ValueError:  # closed meanwhile
         return
-    waiter.poll(_ROOM_WAIT)
+    waiter.poll(TIMING.writer_room_milliseconds)

@@ -60,6 +60,7 @@ from kubetorch.sdk.deploys.source import Source
 from kubetorch.sdk.logs import Screen
 from kubetorch.sdk.secret import Secret
 from kubetorch.sdk.transport.session import Session
+from kubetorch.sdk.tuning import LIMITS, TIMING
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.logging import LoggingConfig
 from kubetorch.specs.workload import WorkloadSpec
@@ -75,13 +76,6 @@ from kubetorch.wire.messages import (
     Stage,
     WorkloadView,
 )
-
-#: Attempts of a deploy: the controller may go away or lack blobs, a file may change.
-ATTEMPTS = 6
-# First and longest pause between attempts while a controller is away, in seconds.
-_PAUSES = (0.1, 2.0)
-#: Seconds beyond the `launch_timeout` that a silent controller gets.
-MARGIN = 30.0
 
 
 @dataclass(frozen=True)
@@ -210,8 +204,8 @@ class Deployment:
         #: Patience with a controller that cannot be reached; a local one is started again.
         self._patience = backoff.Patience(
             0.0 if session.is_local else session.transport.patience,
-            first=_PAUSES[0],
-            limit=_PAUSES[1],
+            first=TIMING.deploy_first_delay_seconds,
+            limit=TIMING.deploy_longest_delay_seconds,
         )
         self._lock = threading.Lock()
         self._answer: Response | None = None
@@ -262,11 +256,13 @@ class Deployment:
         self._provide()
         bar.update("reading the project")
         bundle = self._bundle()
-        deadline = time.monotonic() + bundle.spec.compute.launch_timeout + MARGIN
+        deadline = (
+            time.monotonic() + bundle.spec.compute.launch_timeout + TIMING.deploy_margin_seconds
+        )
         bar.update("connecting")
         controller = self._session.controller()
         fresh = bundle.fresh()
-        attempts_left = ATTEMPTS
+        attempts_left = LIMITS.deploy_attempts
         while attempts_left:
             attempts_left -= 1
             try:
@@ -297,7 +293,8 @@ class Deployment:
                 bar.update("waiting for the controller, which does not answer")
                 controller = self._session.reconnect(controller)
         raise ControllerError(
-            f"the controller lacked blobs of {bundle.spec.name} that it was sent {ATTEMPTS} times",
+            f"the controller lacked blobs of {bundle.spec.name} that it was sent "
+            f"{LIMITS.deploy_attempts} times",
             hint="kt local status says where its log is",
         )
 
@@ -669,8 +666,6 @@ _READ_RANK = (
 _MAKE_CONTEXT = ("bitsandbytes", "cudf", "cugraph", "cuml", "rmm", "unsloth")
 NOT_PRELOADED = frozenset((*_READ_RANK, *_MAKE_CONTEXT, "kubetorch"))
 
-#: Files that are read at most: what a deployed module imports beyond them is not preloaded.
-FILE_LIMIT = 2000
 
 #: Python 3.11 has one count of the depth for all threads: parsing at once is a SystemError.
 _parsing = threading.Lock()
@@ -716,7 +711,7 @@ class _Search:
     def run(self, entry: str) -> tuple[str, ...]:
         self._queue.append(entry)
         self._enqueue_packages(entry)
-        while self._queue and len(self._read_sources) < FILE_LIMIT:
+        while self._queue and len(self._read_sources) < LIMITS.read_files:
             path = self._queue.pop()
             if path in self._read_sources:
                 continue

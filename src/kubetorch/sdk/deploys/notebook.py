@@ -38,16 +38,13 @@ from kubetorch.sdk.compute import Compute
 from kubetorch.sdk.deploys.source import unwrapped
 from kubetorch.sdk.image import Image
 from kubetorch.sdk.secret import Secret
+from kubetorch.sdk.tuning import LIMITS
 from kubetorch.sdk.volume import Volume
 from kubetorch.wire import codecs, introspection, values
 
 _HEADER = "# Written by Kubetorch from an interactive session; changes are overwritten.\n"
 _POSTPONED = __future__.annotations.compiler_flag
 _ANNOTATIONS = "from __future__ import annotations"
-#: The largest value in bytes that the file may have: each edit sends the file again.
-VALUE_LIMIT = 16 << 20
-#: Characters of a literal that is easy to read, and quick to compile.
-_LONG = 10_000
 _COMPREHENSIONS = ("genexpr", "listcomp", "setcomp", "dictcomp")
 #: Types of objects that their statement makes anew in each process, without data of the session.
 _DECLARED = (
@@ -261,10 +258,10 @@ class _Writer:
     def _add_value(self, name: str, value: object, users: tuple[str, ...]) -> None:
         referred: set[str] = set()
         text = ""
-        if codecs.buffer_bytes((value,)) <= VALUE_LIMIT:
+        if codecs.buffer_bytes((value,)) <= LIMITS.notebook_value_bytes:
             with contextlib.suppress(_NoLiteral, RecursionError):
                 text = self._literal(value, referred, bound_name=name)
-        if not text or (len(text) > _LONG and not referred):
+        if not text or (len(text) > LIMITS.literal_characters and not referred):
             text, referred = self._encoded(name, value, users)
         position = self._bindings_of(name)[0].position if self._bindings_of(name) else (-1, 0)
         self._items[name] = _Item(f"{name} = {text}", position, frozenset(referred))
@@ -284,9 +281,10 @@ class _Writer:
                 name, users, f"what cannot travel: {error.message}", way_out
             ) from None
         size = sum(map(len, segments))
-        if size > VALUE_LIMIT:
+        if size > LIMITS.notebook_value_bytes:
             way_out = f"pass it to {self.target} as an argument, or put it into a volume"
-            large = f"{size >> 20} MiB large; at most {VALUE_LIMIT >> 20} MiB travel with code"
+            most = LIMITS.notebook_value_bytes >> 20
+            large = f"{size >> 20} MiB large; at most {most} MiB travel with code"
             raise self._refusal(name, users, large, way_out)
         self._imports["from kubetorch.wire import codecs as _codecs"] = None
         classes = re.findall(rb'"__main__","(\w+)', bytes(segments[0]))  # type: ignore[arg-type]

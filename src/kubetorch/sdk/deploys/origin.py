@@ -35,6 +35,7 @@ from kubetorch.sdk.deploys.source import (
     project_of_pod,
     working_directory,
 )
+from kubetorch.sdk.tuning import LIMITS, TIMING
 from kubetorch.specs.workload import Origin
 
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -43,10 +44,6 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _UNREADABLE = (OSError, SyntaxError, ValueError, RecursionError, SystemError)
 #: Hex digits of a project's digest.
 _DIGITS = 16
-#: Characters of a name that the controller accepts.
-_LONGEST = 4096
-#: Seconds that a program waits for another program that makes the id of the machine.
-_PATIENCE = 5.0
 _SECTION = re.compile(r'\s*\[\s*remote\s+"(?P<name>.*)"\s*\]')
 _URL = re.compile(r"\s*url\s*=\s*(?P<url>\S.*?)\s*$", re.IGNORECASE)
 #: `user@host:path`, as ssh has it.
@@ -69,7 +66,9 @@ def find(source: Source) -> Origin:
     if source.is_interactive:
         file = notebook() or file
     callable_name = _callable(source, file, module, folder)
-    name, callable_name = (terminal.printable(text)[-_LONGEST:] for text in (name, callable_name))
+    name, callable_name = (
+        terminal.printable(text)[-LIMITS.origin_name_characters :] for text in (name, callable_name)
+    )
     return Origin(project, name, callable_name, machine)
 
 
@@ -232,7 +231,7 @@ def _machine_id() -> str:
 def _make(file: Path) -> None:
     lock = files.FileLock(file.parent)
     try:
-        lock.get(_PATIENCE)
+        lock.get(TIMING.machine_id_lock_seconds)
         if not file.exists():
             files.write_atomically(file, os.urandom(16).hex().encode())
     finally:

@@ -14,10 +14,9 @@ from typing import Any, TypeVar
 
 from kubetorch.lib import processes
 from kubetorch.lib.tasks import cancel_all
+from kubetorch.sdk.tuning import LIMITS, TIMING
 
 _T = TypeVar("_T")
-#: Seconds that the thread has to begin, and connections to end.
-_TIMEOUT = 2.0
 #: Rounds of the loop after which closed connections inside TLS are gone.
 _ROUNDS = 5
 #: Loops of parent processes, which must not be collected in a forked child.
@@ -67,7 +66,7 @@ class Background:
             thread, self._thread = self._thread, None
         if loop is not None and thread is not None:
             loop.call_soon_threadsafe(loop.stop)
-            thread.join(_TIMEOUT)
+            thread.join(TIMING.background_end_seconds)
 
     def abandon(self) -> None:
         """Release everything, in a forked child."""
@@ -110,9 +109,6 @@ class Background:
 
 #: Bytes that are read at once from the thread.
 READ_BYTES = 128 * 1024
-#: Bytes that wait for the thread: above `HIGH_WATER` reading the far side pauses, until there are
-#: at most `LOW_WATER`.
-HIGH_WATER, LOW_WATER = 1024 * 1024, 256 * 1024
 
 
 class FarEnd(ABC):
@@ -211,7 +207,7 @@ class Pipe:
             self._loop.add_writer(self._near.fileno(), self._on_writable)
         self._waiting.append(memoryview(bytes(data)))
         self._size += len(data)
-        if self._size > HIGH_WATER:
+        if self._size > LIMITS.tunnel_pause_bytes:
             self._far_end.read_on(False)
 
     def _on_writable(self) -> None:
@@ -236,7 +232,7 @@ class Pipe:
             if self._has_ended:
                 self.close()
                 return
-        if self._size <= LOW_WATER:
+        if self._size <= LIMITS.tunnel_resume_bytes:
             self._far_end.read_on(True)
 
     def end(self) -> None:

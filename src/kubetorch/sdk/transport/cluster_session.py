@@ -24,13 +24,12 @@ from kubetorch.sdk.controller import Controller, FirstContact
 from kubetorch.sdk.transport.login import PodToken
 from kubetorch.sdk.transport.pod_transport import DIRECT, PodTransport
 from kubetorch.sdk.transport.session import Choice, ClusterSettings, Session
+from kubetorch.sdk.tuning import TIMING
 from kubetorch.wire import routes
 
 if TYPE_CHECKING:
     from kubetorch.sdk.transport.port_forward import PortForwardTransport
 
-#: Seconds for which a question is repeated while a controller is away.
-_PATIENCE = 15.0
 _HINT = "kt check"
 _TOKEN_HINT = (
     "api_url says where the controller is, and a kubeconfig who you are, by the token of its user; "
@@ -162,7 +161,7 @@ def _session(
     return Session(
         connect,
         transport,
-        patience=_PATIENCE,
+        patience=TIMING.controller_patience_seconds,
         is_local=False,
         pod_location=pod_location,
         context=context,

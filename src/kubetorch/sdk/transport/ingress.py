@@ -16,18 +16,16 @@ from kubetorch.errors import ConfigError
 from kubetorch.lib import sockets
 from kubetorch.sdk.transport.background import Background, FarEnd
 from kubetorch.sdk.transport.pod_transport import DIRECT, pod_headers, relay_url, service_url
+from kubetorch.sdk.tuning import TIMING
 
 if TYPE_CHECKING:
     from kubetorch.wire.messages import PodView
-
-#: Seconds for which calls wait: an ingress is restarted now and then.
-PATIENCE = 60.0
 
 
 class IngressTransport:
     """See the module (a `kubetorch.sdk.transport.pod_transport.PodTransport`)."""
 
-    patience = PATIENCE
+    patience = TIMING.ingress_patience_seconds
 
     def __init__(self, base_url: str) -> None:
         self._base_url = base_url.rstrip("/")

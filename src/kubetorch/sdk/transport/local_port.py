@@ -16,23 +16,16 @@ from urllib.parse import urlsplit
 
 from kubetorch.errors import KubetorchError, ResourceNotAvailableError, ServiceNotFoundError
 from kubetorch.lib import sockets
+from kubetorch.lib import tuning as lib_tuning
 from kubetorch.lib.http_client import authority
-from kubetorch.lib.proxy import (
-    CONNECT_TIMEOUT,
-    GOODBYE,
-    Forwarder,
-    Mount,
-    NoTargetError,
-    Target,
-)
+from kubetorch.lib.proxy import Forwarder, Mount, NoTargetError, Target
 from kubetorch.sdk.transport.pod_transport import DIRECT, PodTransport
+from kubetorch.sdk.tuning import TIMING
 from kubetorch.wire import routes
 from kubetorch.wire.messages import PodView, WorkloadView
 
 #: Port of a pod at which its agent answers, as on Kubernetes.
 SERVER_PORT = 32300
-#: Seconds that a listener has to start, and to stop.
-_TIMEOUT = 5.0
 _SERVICE = re.compile(rb"/([a-z0-9-]+)/([a-z0-9-]+)(?::\d{1,5})?(?=/)")
 
 
@@ -65,14 +58,14 @@ class LocalPort:
         self._stop = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="kubetorch-forward", daemon=True)
         self._thread.start()
-        self._ready.wait(_TIMEOUT)
+        self._ready.wait(TIMING.local_listener_seconds)
         atexit.register(self.close)
 
     def close(self) -> None:
         atexit.unregister(self.close)
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stop.set)
-            self._thread.join(_TIMEOUT)
+            self._thread.join(TIMING.local_listener_seconds)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -88,7 +81,7 @@ class LocalPort:
         await forwarder.server.start(self._socket)
         self._ready.set()
         await self._stop.wait()
-        await forwarder.server.close(GOODBYE)
+        await forwarder.server.close(lib_tuning.TIMING.listener_goodbye_seconds)
 
     async def _target(self, path: bytes, is_new: bool) -> Target:
         if is_new or self._url is None:
@@ -117,7 +110,9 @@ class LocalPort:
         )
 
         async def dial() -> socket.socket:
-            connection = await asyncio.to_thread(self._transport.connect, url, CONNECT_TIMEOUT)
+            connection = await asyncio.to_thread(
+                self._transport.connect, url, lib_tuning.TIMING.proxy_connect_seconds
+            )
             connection.setblocking(False)
             return connection
 

@@ -8,9 +8,7 @@ from kubetorch.lib.http_client import HttpClient
 from kubetorch.local import lifetime
 from kubetorch.sdk.controller import Controller
 from kubetorch.sdk.transport.session import Session
-
-#: Seconds for which a service that ends may seem to run, although it does not answer any more.
-_ENDING = 5.0
+from kubetorch.sdk.tuning import TIMING
 
 
 def open_session(home: Path) -> Session:
@@ -18,4 +16,4 @@ def open_session(home: Path) -> Session:
         service = lifetime.ensure(home)
         return Controller(HttpClient(service.url, service.token, hint="kt local status"))
 
-    return Session(connect, patience=_ENDING)
+    return Session(connect, patience=TIMING.ending_service_seconds)

@@ -27,6 +27,7 @@ from kubetorch.errors import (
 from kubetorch.k8s import resources
 from kubetorch.k8s.resources import SERVICE_ACCOUNTS, Ref
 from kubetorch.lib import processes
+from kubetorch.sdk.tuning import TIMING
 
 if TYPE_CHECKING:
     from kubetorch.k8s.client import Client
@@ -36,12 +37,6 @@ if TYPE_CHECKING:
 AUDIENCE = "kubetorch"
 #: Accounts of a namespace's users and of administrators.
 USER, ADMINISTRATOR = "kubetorch-user", "kubetorch-admin"
-#: Seconds that a requested token is valid.
-LIFETIME = 3600
-#: The part of a token's life after which another is requested.
-_RENEWAL_SHARE = 0.8
-#: Seconds after which the kubeconfig's own token is read again.
-_REREAD_SECONDS = 30.0
 _NAMESPACE = re.compile(
     r"/v1/(?:workloads|secrets|volumes)/([a-z0-9-]+)|[?&]namespace=([a-z0-9-]+)"
 )
@@ -92,7 +87,7 @@ class Login:
         now = time.monotonic()
         bearer_token = await client.session.bearer_token()
         if bearer_token is not None:
-            return _Token(bearer_token, now + _REREAD_SECONDS)
+            return _Token(bearer_token, now + TIMING.kubeconfig_token_seconds)
         accounts = (
             Ref(SERVICE_ACCOUNTS, USER, namespace, "token"),
             Ref(SERVICE_ACCOUNTS, ADMINISTRATOR, self._install_namespace, "token"),
@@ -106,7 +101,7 @@ class Login:
             else:
                 return _Token(
                     answer["status"]["token"],
-                    now + _remaining_seconds(answer["status"]) * _RENEWAL_SHARE,
+                    now + _remaining_seconds(answer["status"]) * TIMING.token_renewal_share,
                 )
         raise self._refused_error(namespace, refusals) from refusals[-1]
 
@@ -128,7 +123,7 @@ class Login:
 _REQUEST: dict[str, Any] = {
     "apiVersion": "authentication.k8s.io/v1",
     "kind": "TokenRequest",
-    "spec": {"audiences": [AUDIENCE], "expirationSeconds": LIFETIME},
+    "spec": {"audiences": [AUDIENCE], "expirationSeconds": TIMING.token_seconds},
 }
 
 
@@ -140,12 +135,8 @@ def _remaining_seconds(status: dict[str, Any]) -> float:
     try:
         end = resources.seconds(status["expirationTimestamp"])
     except (KeyError, ValueError):
-        return float(LIFETIME)
-    return min(max(end - time.time(), 0.0), float(LIFETIME))
-
-
-#: Seconds after which the file is read again; the kubelet replaces it long before it ends.
-_FILE_REREAD_SECONDS = 60.0
+        return float(TIMING.token_seconds)
+    return min(max(end - time.time(), 0.0), float(TIMING.token_seconds))
 
 
 class PodToken:
@@ -155,12 +146,12 @@ class PodToken:
         self._file = file
         self._lock = threading.Lock()
         self._text = ""
-        self._read = -_FILE_REREAD_SECONDS
+        self._read = -TIMING.token_file_seconds
 
     def token(self, path: str) -> str:
         del path
         with self._lock:
-            if time.monotonic() - self._read >= _FILE_REREAD_SECONDS:
+            if time.monotonic() - self._read >= TIMING.token_file_seconds:
                 try:
                     self._text = self._file.read_text(encoding="utf-8").strip()
                 except OSError as error:
@@ -173,5 +164,5 @@ class PodToken:
 
     def reject(self, token: str) -> bool:
         """True if the file has another token by now."""
-        self._read = -_FILE_REREAD_SECONDS
+        self._read = -TIMING.token_file_seconds
         return self.token("") != token

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 from urllib.parse import quote, unquote, urlsplit
 
 from kubetorch.errors import ConfigError
+from kubetorch.sdk.tuning import TIMING
 from kubetorch.wire import routes
 
 if TYPE_CHECKING:
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
 
     from kubetorch.lib.http_client import Credential, HttpClient
     from kubetorch.wire.messages import PodView, WorkloadView
-
-#: Seconds for which calls wait for pods and a controller that are reached directly.
-PATIENCE = 30.0
 
 
 class PodTransport(Protocol):
@@ -61,7 +59,7 @@ class PodTransport(Protocol):
 class DirectTransport:
     """TCP to hosts and ports that this machine reaches by itself."""
 
-    patience = PATIENCE
+    patience = TIMING.direct_patience_seconds
 
     def address(self, namespace: str, service: str, pod: PodView) -> str:
         del namespace, service

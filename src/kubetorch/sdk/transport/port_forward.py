@@ -25,7 +25,7 @@ from kubetorch.errors import (
 )
 from kubetorch.k8s import failures
 from kubetorch.k8s.resources import PODS, SERVICES, Ref, Selection
-from kubetorch.lib.http_client import IDLE_SECONDS
+from kubetorch.lib import tuning as lib_tuning
 from kubetorch.manifests import labels
 from kubetorch.sdk.transport.login import Login
 from kubetorch.sdk.transport.pod_transport import (
@@ -34,7 +34,8 @@ from kubetorch.sdk.transport.pod_transport import (
     relay_url,
     service_url,
 )
-from kubetorch.sdk.transport.tunnel import ANSWER, Tunnel
+from kubetorch.sdk.transport.tunnel import Tunnel
+from kubetorch.sdk.tuning import TIMING
 from kubetorch.wire.routes import CONTROLLER, CONTROLLER_PORT
 
 if TYPE_CHECKING:
@@ -45,18 +46,14 @@ if TYPE_CHECKING:
 
 #: Labels of the controller's pods.
 LABELS = "app.kubernetes.io/name=kubetorch,app.kubernetes.io/component=controller"
-#: Seconds for which calls wait: an API server that restarts is away for a while.
-PATIENCE = 90.0
 #: The end of the hosts of our URLs; no such domain exists.
 _SUFFIX = ".tunnel"
-#: Seconds for which the permission to forward ports of a namespace's pods is remembered.
-_PERMISSION_SECONDS = 300.0
 
 
 class PortForwardTransport:
     """See the module (a `kubetorch.sdk.transport.pod_transport.PodTransport`)."""
 
-    patience = PATIENCE
+    patience = TIMING.port_forward_patience_seconds
 
     def __init__(self, access: Access, install_namespace: str, namespace: str) -> None:
         self.access = access
@@ -139,14 +136,14 @@ class PortForwardTransport:
         return failures[0] if failures else None
 
     def _open_spare(self) -> None:
-        self._spare = self._dial_controller(ANSWER), time.monotonic()
+        self._spare = self._dial_controller(TIMING.tunnel_answer_seconds), time.monotonic()
 
     def _take_spare(self) -> socket.socket | None:
         spare, self._spare = self._spare, None
         if spare is None:
             return None
         connection, since = spare
-        if time.monotonic() - since < IDLE_SECONDS:
+        if time.monotonic() - since < lib_tuning.TIMING.client_idle_connection_seconds:
             return connection
         connection.close()
         return None
@@ -186,7 +183,10 @@ class PortForwardTransport:
             raise ConnectionRefusedError(f"pod {pod} is gone") from error
         except KubernetesForbiddenError as error:
             # Asked again, the route gets an address at the controller.
-            self._may_forward[namespace] = (False, time.monotonic() + _PERMISSION_SECONDS)
+            self._may_forward[namespace] = (
+                False,
+                time.monotonic() + TIMING.forward_permission_seconds,
+            )
             raise ConnectionAbortedError(error.message) from error
         except KubernetesRequestError as error:
             if failures.is_passing(error):  # the pod's node does not answer
@@ -215,7 +215,7 @@ class PortForwardTransport:
             allowed = self.tunnel.ask(lambda client: _may_forward(client, namespace))
             permission = self._may_forward[namespace] = (
                 allowed,
-                time.monotonic() + _PERMISSION_SECONDS,
+                time.monotonic() + TIMING.forward_permission_seconds,
             )
         return permission[0]
 

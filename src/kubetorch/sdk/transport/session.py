@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from kubetorch.errors import ControllerUnavailableError, ServiceNotFoundError
 from kubetorch.lib import processes
 from kubetorch.sdk.transport.pod_transport import DIRECT, PodTransport
+from kubetorch.sdk.tuning import TIMING
 
 if TYPE_CHECKING:
     from kubetorch.sdk.controller import Controller
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 #: The verbs of a token that stands for the owner's own.
 _OWNER_VERBS = ("exec",)
-_FIRST_DELAY, _LONGEST_DELAY = 0.05, 1.0
 
 
 class ClusterSettings(NamedTuple):
@@ -125,7 +125,10 @@ class Session:
         try:
             return question(controller)
         except ControllerUnavailableError:
-            deadline, delay = time.monotonic() + self.patience, _FIRST_DELAY
+            deadline, delay = (
+                time.monotonic() + self.patience,
+                TIMING.controller_first_delay_seconds,
+            )
         while True:
             controller = self.reconnect(controller)
             try:
@@ -134,7 +137,7 @@ class Session:
                 if time.monotonic() + delay > deadline:
                     raise
             time.sleep(delay)
-            delay = min(2 * delay, _LONGEST_DELAY)
+            delay = min(2 * delay, TIMING.controller_longest_delay_seconds)
 
     @property
     def program(self) -> str:

@@ -21,18 +21,13 @@ from kubetorch.k8s.resources import PODS, Ref
 from kubetorch.lib import websocket_protocol
 from kubetorch.lib.websocket import Connection, Endpoint
 from kubetorch.sdk.transport.background import Background, FarEnd
+from kubetorch.sdk.tuning import LIMITS, TIMING
 
 if TYPE_CHECKING:
     from kubetorch.k8s.kubeconfig import Access
 
 
 _T = TypeVar("_T")
-#: Seconds that an API server has to answer.
-ANSWER = 10.0
-#: Seconds for which the client repeats a request. The callers of this module repeat for longer.
-_PATIENCE = 0.5
-#: Bytes of a kubelet's error about a connection that are logged.
-_COMPLAINT = 1000
 _logger = logging.getLogger(__name__)
 
 
@@ -46,7 +41,10 @@ class Tunnel:
         self._clients: dict[asyncio.AbstractEventLoop, Client] = {}
 
     def ask(
-        self, question: Callable[[Client], Awaitable[_T]], *, timeout: float | None = 2 * ANSWER
+        self,
+        question: Callable[[Client], Awaitable[_T]],
+        *,
+        timeout: float | None = 2 * TIMING.tunnel_answer_seconds,
     ) -> _T:
         try:
             return self._background.run(self._ask(question), timeout)
@@ -75,7 +73,11 @@ class Tunnel:
         loop = asyncio.get_running_loop()
         client = self._clients.get(loop)
         if client is None:
-            client = Client(self.access, timeout=ANSWER, patience=_PATIENCE)
+            client = Client(
+                self.access,
+                timeout=TIMING.tunnel_answer_seconds,
+                patience=TIMING.tunnel_patience_seconds,
+            )
             self._clients = {loop: client}
         return client
 
@@ -141,7 +143,9 @@ class _PodEnd(FarEnd, Endpoint):
         elif payload[0] == pod_streams.PORT_DATA:
             self.pipe.deliver(payload[1:])
         elif payload[0] == pod_streams.PORT_ERROR and len(payload) > 1:
-            complaint = bytes(payload[1:_COMPLAINT]).decode(errors="replace").strip()
+            complaint = (
+                bytes(payload[1 : LIMITS.kubelet_error_bytes]).decode(errors="replace").strip()
+            )
             _logger.debug("a connection to a pod broke: %s", complaint)
             self.close()
             self.pipe.end()

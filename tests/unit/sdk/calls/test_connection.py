@@ -6,7 +6,8 @@ import socket
 
 import pytest
 
-from kubetorch.sdk.calls.stream import MOST_ASLEEP, Poller, SpinHistory
+from kubetorch.sdk import tuning as sdk_tuning
+from kubetorch.sdk.calls.stream import Poller, SpinHistory
 
 
 def test_a_caller_stays_awake_as_long_as_that_is_worth_it() -> None:
@@ -21,7 +22,7 @@ def test_each_vain_attempt_doubles_the_waits_that_sleep_at_once() -> None:
     assert [_attempts_until_favourable(experience) for _ in range(5)] == [0, 1, 3, 7, 15]
     for _ in range(20):
         most = _attempts_until_favourable(experience)
-    assert most == MOST_ASLEEP
+    assert most == sdk_tuning.LIMITS.sleeping_waits
 
 
 def test_success_is_believed_at_once_but_failures_are_forgotten_slowly() -> None:

@@ -7,7 +7,8 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kubetorch.sdk.calls.placement import READ_AHEAD, Placement
+from kubetorch.sdk import tuning as sdk_tuning
+from kubetorch.sdk.calls.placement import Placement
 
 
 class Pods:
@@ -66,9 +67,9 @@ def test_items_go_to_the_pods_in_turns_and_a_few_wait_in_each() -> None:
     while pods.placement.has_room:
         pods.send(count)
         count += 1
-    assert count == 3 * READ_AHEAD
-    assert {len(line) for line in pods.lines.values()} == {READ_AHEAD}
-    while len(pods.lines[0]) > READ_AHEAD // 2:
+    assert count == 3 * sdk_tuning.LIMITS.read_ahead_items
+    assert {len(line) for line in pods.lines.values()} == {sdk_tuning.LIMITS.read_ahead_items}
+    while len(pods.lines[0]) > sdk_tuning.LIMITS.read_ahead_items // 2:
         assert not pods.placement.has_room
         pods.begin_some()
         pods.end(pods.running[0][0])
@@ -77,11 +78,11 @@ def test_items_go_to_the_pods_in_turns_and_a_few_wait_in_each() -> None:
 
 def test_the_pod_that_is_free_first_gets_the_next_item() -> None:
     pods = Pods(1, 1)
-    for item in range(2 * READ_AHEAD):
+    for item in range(2 * sdk_tuning.LIMITS.read_ahead_items):
         pods.send(item)
     pods.begin_some()
-    pods.send(2 * READ_AHEAD)
-    pods.send(2 * READ_AHEAD + 1)
+    pods.send(2 * sdk_tuning.LIMITS.read_ahead_items)
+    pods.send(2 * sdk_tuning.LIMITS.read_ahead_items + 1)
     [quick] = pods.running[1]
     pods.end(quick)
     pods.begin_some()
@@ -118,7 +119,7 @@ def test_no_item_goes_to_and_fro_between_pods_that_are_busy() -> None:
 
 def test_a_pod_that_comes_takes_part_and_one_that_goes_gets_nothing_more() -> None:
     pods = Pods(1)
-    for item in range(READ_AHEAD):
+    for item in range(sdk_tuning.LIMITS.read_ahead_items):
         pods.send(item)
     assert not pods.placement.has_room
     pods.placement.update([0, "new"])  # type: ignore[list-item]

@@ -9,10 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubetorch.errors import ProtocolError
+from kubetorch.lib import tuning as lib_tuning
 from kubetorch.lib import websocket_protocol
 from kubetorch.sdk.calls.stream import LONGEST, Incoming, Stream
 from kubetorch.sdk.calls.stream_writer import Event, PendingCall, Sender
 from kubetorch.wire import frames
+from kubetorch.wire import tuning as wire_tuning
 from kubetorch.wire.frames import Body, Kind, Log, Result
 
 
@@ -25,7 +27,7 @@ def incoming() -> tuple[Incoming, list[Event]]:
 
 def deliver(reader: Incoming, frame: bytes, *, in_fragments: bool = False) -> None:
     """Hand over a message as a connection does; one of fragments comes whole."""
-    if len(frame) <= websocket_protocol.LARGE or in_fragments:
+    if len(frame) <= lib_tuning.LIMITS.large_message_bytes or in_fragments:
         reader.on_message(websocket_protocol.BINARY, memoryview(frame))
         return
     head, rest = frame[: frames.HEADER_BYTES], frame[frames.HEADER_BYTES :]
@@ -35,7 +37,9 @@ def deliver(reader: Incoming, frame: bytes, *, in_fragments: bool = False) -> No
     reader.on_placed(head, memory)
 
 
-@pytest.mark.parametrize("size", [0, 10, websocket_protocol.LARGE, frames.CHUNK])
+@pytest.mark.parametrize(
+    "size", [0, 10, lib_tuning.LIMITS.large_message_bytes, wire_tuning.LIMITS.chunk_bytes]
+)
 def test_a_value_in_one_frame_reaches_its_call(size: int) -> None:
     reader, events = incoming()
     payload = bytes(range(256)) * (size // 256) + bytes(size % 256)
@@ -48,7 +52,7 @@ def test_a_value_in_one_frame_reaches_its_call(size: int) -> None:
 
 def test_meta_may_be_as_long_as_the_protocol_says() -> None:
     reader, events = incoming()
-    line = Log("x" * (frames.META_LIMIT - 100), "pod")
+    line = Log("x" * (wire_tuning.LIMITS.meta_bytes - 100), "pod")
 
     deliver(reader, frames.encode(Kind.LOG, 1, line))
 
@@ -65,7 +69,7 @@ def test_meta_may_be_as_long_as_the_protocol_says() -> None:
         frames.pack_header(Kind.RESULT, 1, 100) + b"x",
         frames.pack_header(Kind.RESULT, 1, 1) + b"\xc1",
         frames.pack_header(Kind.LOG, 1, 100_000) + bytes(90_000),
-        frames.encode(Kind.LOG, 1, Log("x" * frames.META_LIMIT, "pod")),
+        frames.encode(Kind.LOG, 1, Log("x" * wire_tuning.LIMITS.meta_bytes, "pod")),
         frames.pack_header(Kind.DATA, 1, 5) + bytes(100_000),
         frames.encode(Kind.RESULT, 1, Result(Body("json", (5,), 5))) + b"xy",
     ],

@@ -9,9 +9,10 @@ import pytest
 from kubetorch.errors import ProtocolError
 from kubetorch.sdk.calls.stream_writer import GRANT, Event, PendingCall, Upload
 from kubetorch.wire import codecs, frames
+from kubetorch.wire import tuning as wire_tuning
 from kubetorch.wire.frames import Kind
 
-HALF = frames.WINDOW // 2
+HALF = wire_tuning.LIMITS.window_bytes // 2
 
 
 def begun(kind: Kind, total: int) -> tuple[PendingCall, list[Event]]:
@@ -27,10 +28,10 @@ def feed(call: PendingCall, total: int) -> int:
     """Hand over `total` bytes in chunks; what was granted meanwhile."""
     granted = done = 0
     while done < total:
-        size = min(frames.CHUNK, total - done)
+        size = min(wire_tuning.LIMITS.chunk_bytes, total - done)
         memory = call.next_memory(size)
         assert memory is not None
-        memory[:] = bytes([done // frames.CHUNK % 251]) * size
+        memory[:] = bytes([done // wire_tuning.LIMITS.chunk_bytes % 251]) * size
         is_whole, grant = call.note_received(size)
         granted += grant
         done += size
@@ -49,20 +50,23 @@ def test_a_value_in_one_frame_is_delivered_as_it_is() -> None:
 
 
 def test_a_long_value_is_put_together_in_memory_of_its_own() -> None:
-    total = 3 * frames.CHUNK + 17
+    total = 3 * wire_tuning.LIMITS.chunk_bytes + 17
     call, events = begun(Kind.RESULT, total)
     feed(call, total)
     (event,) = events
     assert event.payload is not None
     assert len(event.payload) == total
-    assert bytes(event.payload[frames.CHUNK : frames.CHUNK + 3]) == b"\1\1\1"
+    assert (
+        bytes(event.payload[wire_tuning.LIMITS.chunk_bytes : wire_tuning.LIMITS.chunk_bytes + 3])
+        == b"\1\1\1"
+    )
     assert not memoryview(event.payload).readonly
 
 
 def test_room_for_a_result_is_granted_as_it_arrives() -> None:
-    call, _ = begun(Kind.RESULT, 4 * frames.WINDOW)
-    granted = feed(call, 4 * frames.WINDOW)
-    assert 4 * frames.WINDOW - granted < GRANT
+    call, _ = begun(Kind.RESULT, 4 * wire_tuning.LIMITS.window_bytes)
+    granted = feed(call, 4 * wire_tuning.LIMITS.window_bytes)
+    assert 4 * wire_tuning.LIMITS.window_bytes - granted < GRANT
 
 
 def test_room_for_a_yielded_value_is_granted_when_the_program_takes_it() -> None:
@@ -73,11 +77,11 @@ def test_room_for_a_yielded_value_is_granted_when_the_program_takes_it() -> None
 
 
 def test_a_value_larger_than_the_window_arrives_all_the_same() -> None:
-    total = 3 * frames.WINDOW
+    total = 3 * wire_tuning.LIMITS.window_bytes
     call, events = begun(Kind.YIELD, total)
     granted = feed(call, total)
     # What the agent may have sent without a grant never exceeds its window.
-    assert total - granted <= frames.WINDOW
+    assert total - granted <= wire_tuning.LIMITS.window_bytes
     taken = call.note_taken(events[0].weight)
     assert total - granted - taken < GRANT
 
@@ -133,24 +137,24 @@ def test_chunks_are_full_and_together_the_payload() -> None:
         chunks.append(b"".join(item.take_chunk()))
         item.grant(len(chunks[-1]))
     assert b"".join(chunks) == payload
-    assert {len(chunk) for chunk in chunks[:-1]} == {frames.CHUNK}
+    assert {len(chunk) for chunk in chunks[:-1]} == {wire_tuning.LIMITS.chunk_bytes}
     assert not item.can_send
 
 
 def test_nothing_is_sent_beyond_what_was_granted() -> None:
-    item, _ = upload([bytes(3 * frames.WINDOW)])
+    item, _ = upload([bytes(3 * wire_tuning.LIMITS.window_bytes)])
     sent = 0
     while item.can_send:
         sent += sum(map(len, item.take_chunk()))
-    assert sent == frames.WINDOW
-    item.grant(frames.CHUNK - 1)
+    assert sent == wire_tuning.LIMITS.window_bytes
+    item.grant(wire_tuning.LIMITS.chunk_bytes - 1)
     assert not item.can_send
     item.grant(1)
     assert item.can_send
 
 
 def test_the_last_chunk_needs_only_its_own_room() -> None:
-    item, _ = upload([bytes(frames.WINDOW + 10)])
+    item, _ = upload([bytes(wire_tuning.LIMITS.window_bytes + 10)])
     while item.can_send:
         item.take_chunk()
     item.grant(9)
@@ -175,4 +179,4 @@ def test_a_chunk_of_many_small_pieces_is_put_together() -> None:
     item, payload = upload([b"x" * 65] * 5000)
     parts = item.take_chunk()
     assert len(parts) == 1
-    assert bytes(parts[0]) == payload[: frames.CHUNK]
+    assert bytes(parts[0]) == payload[: wire_tuning.LIMITS.chunk_bytes]

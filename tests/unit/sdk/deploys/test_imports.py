@@ -10,6 +10,7 @@ from types import ModuleType
 
 import pytest
 
+from kubetorch.sdk import tuning as sdk_tuning
 from kubetorch.sdk.deploys import deploy
 from kubetorch.sdk.deploys.deploy import NOT_PRELOADED, find_imports
 
@@ -183,7 +184,7 @@ def test_a_cache_that_cannot_be_written_changes_nothing(root: Path, tmp_path: Pa
 
 
 def test_a_project_without_end_is_read_up_to_a_limit(root: Path) -> None:
-    count = deploy.FILE_LIMIT + 10
+    count = sdk_tuning.LIMITS.read_files + 10
     write(root, {f"m{n}.py": f"import m{n + 1}" for n in range(count)})
     write(root, {f"m{count}.py": "import zz_one"})
     assert imports_of(root, "import zz_two, m0") == ("zz_two",)

@@ -68,7 +68,8 @@ from kubetorch.manifests.services import KubernetesServices
 from kubetorch.manifests.workload_manifest import WorkloadManifest
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.workload import WorkloadSpec
-from kubetorch.wire import exceptions, routes
+from kubetorch.wire import exceptions
+from kubetorch.wire import tuning as wire_tuning
 from kubetorch.wire.exceptions import Failure
 from kubetorch.wire.messages import Equipment, Runtime
 
@@ -393,7 +394,7 @@ class KubernetesBackend(Backend):
         def pods() -> Mapping[str, Manifest]:
             return self._members(key, workload, is_ending=True)
 
-        seconds, timeout = max(1, int(grace)), grace + routes.DELETE_SLACK
+        seconds, timeout = max(1, int(grace)), grace + wire_tuning.TIMING.teardown_slack_seconds
         deleted_names: set[str] = set()
         try:
             async with deadlines.timeout(timeout):
