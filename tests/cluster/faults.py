@@ -131,9 +131,12 @@ def clients(folder: Path, environ: dict[str, str]) -> Iterator[Callable[[str], C
         started.append(Client(program, program_folder, environ))
         return started[-1]
 
-    yield start
-    for client in started:
-        client.kill()
+    with contextlib.ExitStack() as at_end:
+        try:
+            yield start
+        finally:
+            for client in started:
+                at_end.callback(client.kill)
 
 
 def pods(kubectl: Callable[..., str], namespace: str, service: str) -> list[str]:

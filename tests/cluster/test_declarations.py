@@ -80,7 +80,7 @@ def shown(name, compute):
     again = kt.Compute.from_template({"resource": there})
     assert again.env_vars == {}, again.env_vars
     kt.fn(service.slow, name=name).to(again)(0)
-    assert again.is_up()
+    service.until(again.is_up)  # its kubelet may say later that the pod is ready
     remote.teardown()
 
 shown("of-own-image", kt.Compute(cpus="10m", secrets=[kt.secret(name="key", values={"A": "1"})]))

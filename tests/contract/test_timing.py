@@ -113,11 +113,34 @@ MIB = 1024 * 1024
 PIECES = {"_READ_BYTES", "READ_BYTES", "_PIECE_BYTES"}
 #: Numbers with a place of their own, and the reason.
 EXCEPTIONS = {
-    "flags of the kernel": {
+    "flags and bounds of the kernel": {
+        "datastore/trees.py: _NAME_BYTES",
+        "datastore/trees.py: _PATH_BYTES",
         "lib/mounts.py: _CLONE_NEWUSER",
         "lib/mounts.py: _TIMES",
+        "pod/worker_process/worker.py: _UNLIMITED",
     },
-    "facts of Kubernetes and Knative": {
+    "sizes of a read of a file, and the unit of a message": {
+        "datastore/blobs.py: _PIECE_BYTES",
+        "datastore/scan.py: _MIB",
+        "datastore/scan.py: _READ_BYTES",
+        "datastore/spool.py: _PIECE_BYTES",
+    },
+    "shares, factors, and the largest time that is one": {
+        "pod/item_use.py: IDLE_SHARE",
+        "pod/logs.py: _LATEST",
+        "pod/memory_limit.py: _CHECK_SHARE",
+        "pod/user_process/thread_pool.py: _FADE_FACTOR",
+    },
+    "lengths of secrets": {
+        "controller/cluster/service.py: _BYTES",
+        "pod/user_process/protocol.py: NONCE_BYTES",
+    },
+    "facts of Kubernetes, Knative and Helm": {
+        "controller/backends/kubernetes/pod_owners.py: _MESSAGE_LIMIT",
+        "controller/cluster/resource.py: _MESSAGE_LIMIT",
+        "controller/relay.py: _LABEL_LIMIT",
+        "install/values.py: _INDEX_LIMIT",
         "manifests/agent.py: KNATIVE_TIMEOUT",
         "manifests/agent_container.py: _DEFAULT_PERIOD",
         "specs/autoscaling.py: _LONGEST_SECONDS",

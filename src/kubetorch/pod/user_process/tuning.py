@@ -57,6 +57,7 @@ class Limits:
     progress_message_bytes: int = 4096
     #: Calls that WAITS names, and the call that each waits for: enough to see a circle.
     waiting_calls: int = 100
+    #: Of the name of such a call: a service and a callable.
     waited_call_characters: int = 200
     #: Names in LOADED of the methods that the event loop runs, as JSON; `null` stands for the
     #: callable itself.
