@@ -452,7 +452,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         )
         assert self.recent_venvs <= self.locked_venvs, "environments in use stay locked"
         assert self.draining_generations + 2 <= self.recent_venvs, (
-            "generations with calls, the one that serves and the one that loads keep their environments"
+            "the generation that loads, the one before it, and those with calls keep environments"
         )
         assert self.log_tail_lines <= self.log_tail_longest_lines, "the usual tail is allowed"
         assert WORKER_LIMITS.unfinished_line_bytes <= self.line_bytes, (
