@@ -12,9 +12,6 @@ from kubetorch.pod.logs import Line
 from kubetorch.pod.tuning import LIMITS, TIMING
 from kubetorch.wire.frames import KUBETORCH
 
-#: The part of a core below which items mostly wait.
-IDLE_SHARE = 0.2
-
 
 @dataclass(eq=False)
 class ItemUse:
@@ -46,7 +43,7 @@ class ItemUse:
         if not running or seconds_after is None or pids != frozenset(self.pids()):
             return
         share = (seconds_after - seconds_before) / TIMING.item_use_seconds / running
-        if share < IDLE_SHARE:
+        if share < TIMING.idle_item_share:
             text = (
                 f"the items of this map use {max(share, 0.0):.0%} of a core each, and run one at a "
                 "time in a process: kt.Compute(concurrency=N) runs N of them at once"

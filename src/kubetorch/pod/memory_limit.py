@@ -14,8 +14,6 @@ from kubetorch.errors import OutOfMemoryError
 from kubetorch.lib import processes
 from kubetorch.pod.tuning import TIMING
 
-# Checks take at most this share of a processor.
-_CHECK_SHARE = 0.05
 _log = logging.getLogger(__name__)
 
 
@@ -66,7 +64,7 @@ class MemoryLimit:
             if used > self._limit:
                 self._end_largest(used)
         cost = time.thread_time() - begin
-        seconds = max(TIMING.memory_check_interval_seconds, cost / _CHECK_SHARE)
+        seconds = max(TIMING.memory_check_interval_seconds, cost / TIMING.memory_check_share)
         self._timer = self._loop.call_later(seconds, self._check)
 
     def _end_largest(self, used: int) -> None:

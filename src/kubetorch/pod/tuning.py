@@ -8,222 +8,226 @@ from kubetorch.pod.user_process.tuning import LIMITS as WORKER_LIMITS
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """Times of the agent; all in seconds."""
+    """Times of the agent; in seconds, but for shares."""
 
     # -------------------------------------------------------------------------- the end of the pod
-    #: From SIGTERM to SIGKILL by default in Kubernetes, for a pod whose grace is not known.
+    #: Time from SIGTERM to SIGKILL by default in Kubernetes, for a pod that is not told its own.
     kill_grace_seconds: float = 30.0
-    #: Of these, left after the calls for workers, outcomes and the last answers.
+    #: Part of it that is left after the calls for workers, outcomes and the last answers.
     closing_seconds: float = 5.0
-    #: Clients read their answers before the process ends.
+    #: Time that clients have to read their answers.
     server_close_seconds: float = 2.0
-    #: Workers end after their calls, which have had their own time.
+    #: Time that workers have for what still runs; calls have had their own time.
     worker_close_seconds: float = 2.0
-    #: Outcomes of spawned calls reach the controller; the rest stays on disk.
+    #: Time for outcomes of spawned calls to reach the controller; the rest stays on disk.
     outcome_upload_close_seconds: float = 2.0
 
     # ----------------------------------------------------------------- session with the controller
-    #: Between two heartbeats: rare, since a controller has thousands of pods.
+    #: Pause between two heartbeats: a controller has thousands of pods.
     heartbeat_seconds: float = 5.0
-    #: Between two heartbeats of a rank, whose siblings must learn of its end soon.
+    #: Pause between two heartbeats of a rank, whose siblings must learn of its end soon.
     rank_heartbeat_seconds: float = 0.5
-    #: Least time between two reports that the pod became busy or idle: short calls are not news.
+    #: Pause between two reports that the pod became busy or idle at least: short calls are no news.
     activity_edge_seconds: float = 0.2
-    #: First delay until the next attempt to connect: a controller restarts within moments.
+    #: Pause before the second attempt to connect: a controller restarts within moments.
     session_first_delay_seconds: float = 0.1
-    #: Longest such delay: all pods are back soon after a controller is.
+    #: Pause between two attempts at most: all pods are back soon after their controller.
     session_longest_delay_seconds: float = 2.0
-    #: An attempt to connect is given up: a controller may be busy with thousands of pods.
+    #: Time for one attempt, the upgrade included: thousands of pods may connect at once.
     session_connect_seconds: float = 10.0
-    #: Its TCP connection is given up: packets to a lost controller may be dropped unanswered.
+    #: Time for its TCP connection: packets to a lost controller may be dropped unanswered.
     session_dial_seconds: float = 1.5
-    #: A sibling has it to answer a probe, which asks whether the pod is gone.
+    #: Time that a sibling has to answer when the controller asks whether it is reached.
     sibling_probe_seconds: float = 1.0
-    #: After it a report that was written to a session has certainly arrived.
+    #: Age from which a report that was written to a session has certainly arrived.
     report_settled_seconds: float = 30.0
-    #: A request for a new world is sent again, since a session may lose it.
+    #: Pause before a request for a new world is sent again, since a session may lose it.
     world_request_interval_seconds: float = 2.0
 
     # ------------------------------------------------------------------------------------- clients
-    #: A client has it to come back after its connection broke, before its calls are lost.
+    #: Time that a client has to come back after its connection broke; then its calls are lost.
     client_linger_seconds: float = 30.0
-    #: A browser keeps the cookie; the token in it may end earlier.
+    #: Time that a browser keeps the cookie; the token in it may end earlier.
     app_cookie_seconds: int = 12 * 3600
-    #: The agent's own tokens are good: it uses them at once.
+    #: Time for which the agent's own tokens are good: it uses them at once.
     own_token_seconds: float = 300.0
-    #: The user's own token is remembered, so that it is not compared for each request.
+    #: Time for which the user's own token is remembered, so that it is not compared each time.
     user_token_seconds: float = 60.0
-    #: A probe may wait for its answer at most.
+    #: Time that a request may wait until the pod serves, at most.
     serving_wait_longest_seconds: float = 3600.0
 
     # --------------------------------------------------------------------------------------- calls
-    #: A call without a timeout waits for a worker, which may be starting.
+    #: Time that a call without a timeout waits for a worker, which may be starting.
     worker_wait_seconds: float = 30.0
-    #: Until a call that waits for new processes logs what they wait for; doubled each time.
+    #: Time until a call that waits for new processes logs what they wait for; doubled each time.
     wait_report_first_delay_seconds: float = 5.0
-    #: Between two reports of how far a spawned call has come: each goes to the controller.
+    #: Pause between two reports of how far a spawned call has come: each goes to the controller.
     spawned_progress_interval_seconds: float = 1.0
-    #: Quick items ahead of the one that runs take it together: a turn of the agent is shorter.
+    #: Time that the quick items which a process has ahead of its item take together.
     items_ahead_seconds: float = 0.02
-    #: An item below it has its process mostly wait for the next item.
+    #: Duration of an item below which its process mostly waits for the next item.
     waiting_item_seconds: float = 0.001
-    #: A process gives back items that it had ahead and has not begun.
+    #: Time after which a process gives back items that it had ahead and has not begun.
     items_ahead_return_seconds: float = 0.1
-    #: An item with a shorter timeout is never ahead: it could wait for several of these returns.
+    #: Timeout from which on an item may be ahead: it waits for a few items before it.
     item_ahead_least_timeout_seconds: float = 10 * items_ahead_return_seconds
-    #: The use of the processor is measured, from the begin of a map on.
+    #: Time for which the use of the processor is measured, from the begin of a map on.
     item_use_seconds: float = 5.0
+    #: Part of a core below which items mostly wait.
+    idle_item_share: float = 0.2
 
     # ------------------------------------------------------------------------------- kept outcomes
-    #: The outcome of a call with an idempotency key is kept: a client asks again within it.
+    #: Time for which the outcome of a call with an idempotency key is kept, to answer it again.
     kept_outcome_seconds: float = 600.0
-    #: A value which could not travel is kept: a user reads the hint and fetches it.
+    #: Time for which a value is kept that could not travel: its error says how to fetch it.
     kept_value_seconds: float = 3600.0
-    #: Until a kept value's file is closed, after its time: the clock of the check may be behind.
+    #: Time by which its file is closed later, so that it has expired by then.
     kept_value_margin_seconds: float = 1.0
-    #: An upload begins after it, so that it has more outcomes.
+    #: Pause before an upload, so that it has more outcomes.
     outcome_batch_delay_seconds: float = 0.02
-    #: Until a failed upload is tried again; doubled each time.
+    #: Pause before a failed upload is tried again; it doubles each time.
     outcome_retry_first_delay_seconds: float = 0.5
-    #: Longest such delay: an upload has no deadline.
+    #: Pause between two attempts at most: an upload has no deadline.
     outcome_retry_longest_delay_seconds: float = 30.0
 
     # --------------------------------------------------------------------------------------- ranks
-    #: The other ranks have it to end once one has failed.
+    #: Time that the other ranks have to end once one has failed.
     rank_settle_seconds: float = 0.2
-    #: They have it where the failure may be the consequence of a lost pod that is not known yet.
+    #: The same where the failure may be the consequence of a lost pod that is not known yet.
     rank_loss_settle_seconds: float = 1.0
-    #: A call waits for parts that it cancelled: longer than their workers take to be killed.
+    #: Time that a call waits for parts that it cancelled: their workers may have to be killed.
     rank_cancel_seconds: float = 6.0
-    #: The controller has it to report why a pod is lost whose stream has ended.
+    #: Time that the controller has to report why a pod is lost whose stream has ended.
     rank_loss_reason_seconds: float = 2.0
-    #: After the end of the other ranks, ranks that still run are named.
+    #: Time after the end of the other ranks after which ranks that still run are named.
     rank_hang_report_seconds: float = 10.0
-    #: Between two checks for such ranks.
+    #: Pause between two checks for such ranks.
     rank_hang_check_interval_seconds: float = 1.0
 
     # ------------------------------------------------------------------------- streams to siblings
-    #: A connection that broke, or cannot be made, is tried again: a network's hiccup is shorter.
+    #: Time for which a connection that broke, or cannot be made, is tried again.
     peer_reconnect_seconds: float = 10.0
-    #: One attempt may take it.
+    #: Time for one attempt.
     peer_connect_seconds: float = 5.0
-    #: Between two attempts at first.
+    #: Pause before the second attempt; it doubles each time.
     peer_first_delay_seconds: float = 0.05
-    #: Longest such delay: there are enough attempts before the sibling counts as lost.
+    #: Pause between two attempts at most: the first calls come while siblings start.
     peer_longest_delay_seconds: float = 0.5
-    #: An unused stream is closed.
+    #: Time after which an unused stream is closed.
     peer_idle_seconds: float = 300.0
 
     # -------------------------------------------------------------- HTTP requests between siblings
-    #: A call of all pods waits for a pod that cannot be reached: it may be starting.
+    #: Time that a call of all pods waits for one that cannot be reached: it may be starting.
     broadcast_reach_seconds: float = 30.0
-    #: Between two attempts to reach it at first.
+    #: Pause before the second attempt to reach it; it doubles each time.
     broadcast_first_delay_seconds: float = 0.05
-    #: Longest such delay; a change of the siblings ends it.
+    #: Pause between two attempts at most; a change of the siblings ends it.
     broadcast_longest_delay_seconds: float = 1.0
-    #: The other pods say how their calls ended once one has failed.
+    #: Time that the other pods have to say how their calls ended once one has failed.
     broadcast_settle_seconds: float = 0.2
-    #: One attempt to connect may take it.
+    #: Time for one attempt to connect.
     broadcast_connect_seconds: float = 5.0
-    #: The siblings' numbers of calls are valid: a burst of requests asks once.
+    #: Age up to which the siblings' numbers of calls are valid: a burst of requests asks once.
     sibling_loads_valid_seconds: float = 0.05
-    #: A sibling has it to say its number, while a request waits.
+    #: Time that a sibling has to say its number, while a request waits.
     sibling_load_answer_seconds: float = 0.5
-    #: Between two checks whether Knative must be kept from ending the pod: clients come back soon.
+    #: Pause between two checks whether Knative has to keep the pod: a client is back in moments.
     knative_check_interval_seconds: float = 2.0
-    #: Knative's queue-proxy may have the request wait behind others.
+    #: Time that Knative's queue-proxy may have the request for it wait behind others.
     knative_queue_seconds: float = 60.0
 
     # ------------------------------------------------------------------------- code, blobs, reload
-    #: After a reload, blobs that are not needed any more are deleted: not while others load.
+    #: Time after a reload until blobs that are not needed any more are deleted.
     blob_prune_delay_seconds: float = 10.0
-    #: Calls of an older generation may go on after a reload.
+    #: Time that calls of an older generation have after a reload.
     generation_drain_seconds: float = 3600.0
-    #: Pods that have not reloaded yet may call ranks of the generation before.
+    #: Time in which pods that have not reloaded yet may call ranks of the generation before.
     late_rank_call_seconds: float = 1.0
-    #: Until a worker that died young, or failed to load, is started again: by attempt.
+    #: Pause before a worker that died young, or failed to load, starts again, by attempt.
     restart_delays_seconds: tuple[float, ...] = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
-    #: A worker that dies by itself within it died young.
+    #: Age below which a worker that ends by itself died young.
     young_worker_seconds: float = 10.0
-    #: First delay until a transfer of a blob is tried again: a controller restarts within moments.
+    #: Pause before a transfer of a blob is tried again: a controller restarts within moments.
     transfer_first_delay_seconds: float = 0.1
-    #: Longest such delay.
+    #: Pause between two attempts at most.
     transfer_longest_delay_seconds: float = 2.0
-    #: A transfer may go without any progress.
+    #: Time that a transfer may go without any progress.
     transfer_stall_seconds: float = 30.0
 
     # ------------------------------------------------------------------ interpreters, environments
-    #: One interpreter has it to report its version. A broken one fails at once; a working one may
-    #: start slowly in a small pod on a full node.
+    #: Time that one interpreter has to report its version. A broken one fails at once; a working
+    #: one may start slowly in a small pod on a full node.
     interpreter_probe_seconds: float = 30.0
-    #: All interpreters have it together.
+    #: Time for all interpreters together.
     interpreter_search_seconds: float = 60.0
-    #: Environments that no agent used for so long are removed.
+    #: Time after which an environment that no agent used is removed.
     venv_longest_unused_seconds: float = 14 * 86400.0
-    #: An unfinished environment counts as abandoned.
+    #: Age from which an unfinished environment counts as abandoned.
     venv_abandoned_seconds: float = 86400.0
 
     # ------------------------------------------------------------------------------------- workers
-    #: A cancelled call has it before its worker is killed.
+    #: Time that a cancelled call has to end before its worker is killed.
     call_cancel_seconds: float = 2.0
-    #: A worker without calls has it for its exit handlers.
+    #: Time that a worker without calls has for its exit handlers.
     worker_stop_seconds: float = 5.0
-    #: A killed process is given up: the kernel may hold it.
+    #: Time until a killed process is given up: the kernel may hold it.
     worker_kill_seconds: float = 10.0
-    #: Between two checks for memory files that can be given back, as long as there are any.
+    #: Pause between two checks for memory files that can be given back, while there are any.
     memory_trim_interval_seconds: float = 1.5
-    #: Between two checks of the memory that all processes use: they fill it within a second.
+    #: Pause between two checks of the memory of all processes, which fill it within a second.
     memory_check_interval_seconds: float = 0.05
-    #: A worker has it to answer with its stacks; a busy interpreter answers at its next switch.
+    #: Part of a processor that these checks take at most.
+    memory_check_share: float = 0.05
+    #: Time that a worker has to answer with its stacks.
     stacks_answer_seconds: float = 1.5
-    #: Then its handler of the signal has it, which needs no interpreter.
+    #: Time that its handler of a signal has after that, which needs no thread that reads.
     stacks_signal_seconds: float = 1.5
-    #: An answer is complete after it without another byte.
+    #: Time without another byte after which an answer is complete.
     stacks_quiet_seconds: float = 0.1
-    #: A preload is given up: large libraries on a slow disk.
+    #: Time for a preload: large libraries come from a slow disk.
     zygote_preload_seconds: float = 300.0
-    #: A fork is given up. The first one waits for the start of an interpreter, which takes long in
-    #: a small pod on a node that is full.
+    #: Time for a fork. The first one waits for the start of an interpreter, which takes long in a
+    #: small pod on a node that is full.
     zygote_fork_seconds: float = 30.0
-    #: The zygote has it to tell an exit status, and to end.
+    #: Time that a zygote has to tell an exit status, and to end.
     zygote_status_seconds: float = 1.0
 
     # -------------------------------------------------------------------------------------- output
-    #: Between two states of a progress bar (text that ends in a carriage return).
+    #: Pause between two states of a progress bar (text that ends in a carriage return).
     progress_bar_interval_seconds: float = 0.5
 
     # ---------------------------------------------------------------------------------- frameworks
-    #: A node of Ray or Monarch has it to end by itself.
+    #: Time that a node of Ray or Monarch has to end by itself.
     framework_node_stop_seconds: float = 3.0
-    #: Between two attempts to join a head of Ray that has not started yet, and two health checks.
+    #: Pause between two attempts to join a head of Ray that has not started, and two health checks.
     ray_retry_delay_seconds: float = 0.5
-    #: Between two attempts to reach a host of Monarch that does not listen yet.
+    #: Pause between two attempts to reach a host of Monarch that does not listen yet.
     monarch_retry_delay_seconds: float = 0.1
-    #: One health check of Ray may take it.
+    #: Time for one health check of Ray.
     ray_health_seconds: float = 5.0
 
     # ---------------------------------------------------------------------------------------- apps
-    #: First pause between two attempts to reach an app that starts: quick apps serve at once.
+    #: Pause before the second attempt to reach an app that starts; it doubles each time.
     app_probe_first_delay_seconds: float = 0.02
-    #: Longest such pause.
+    #: Pause between two attempts at most: a deploy waits for the app.
     app_probe_longest_delay_seconds: float = 0.25
-    #: One attempt may take it.
+    #: Time for one attempt.
     app_probe_seconds: float = 5.0
-    #: An app has fewer seconds to answer than its deploy, whose error can then say why.
+    #: Time by which an app has less to answer than its deploy, whose error can then say why.
     app_launch_margin_seconds: float = 5.0
-    #: A command that cannot be run at all is noticed.
+    #: Time in which a command is noticed that cannot be run at all.
     app_settle_seconds: float = 0.2
-    #: An app has it to listen on its own port once it listens on another one.
+    #: Time that an app has to listen on its own port once it listens on another one.
     app_other_port_seconds: float = 2.0
-    #: A request waits for an app that is being started.
+    #: Time that a request waits for an app that is being started.
     app_serving_wait_seconds: float = 30.0
-    #: The end of an app is noticed that refuses or cuts off a connection.
+    #: Time in which the end of an app is noticed that refuses or cuts off a connection.
     app_exit_notice_seconds: float = 2.0
-    #: An app has it to end after SIGTERM.
+    #: Time that an app has to end after SIGTERM.
     app_stop_seconds: float = 10.0
-    #: A killed app is gone.
+    #: Time for a killed app to be gone.
     app_kill_seconds: float = 10.0
-    #: Of these, for leftover processes of a killed app's shell.
+    #: Part of it for leftover processes of a killed app's shell.
     app_leftover_seconds: float = 5.0
 
     def __post_init__(self) -> None:
@@ -270,21 +274,21 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes and counts that the agent has at most."""
 
     # ----------------------------------------------------------------- session with the controller
-    #: Longest message of a controller: the siblings of a large service.
+    #: Longest message of a controller, which may name the pods of a large service.
     controller_message_bytes: int = 16 * 1024 * 1024
-    #: A line, or the text of a stage, that is sent.
+    #: Line of a log, or text of a stage, that is sent.
     report_text_characters: int = 64 * 1024
-    #: Lines of a loading worker that wait for the session.
+    #: Lines of a loading worker that are sent; kt logs has the others.
     load_log_lines: int = 1000
 
     # ------------------------------------------------------------------------------------- clients
-    #: Connections that wait to be accepted: all clients may come back at once.
+    #: Connections that wait to be accepted: all clients may come at once.
     listen_backlog_connections: int = 2048
     #: Clients at one time, with or without a connection.
     clients: int = 4096
-    #: Sent and not acknowledged; a client that never acknowledges gets no more.
+    #: Bytes that are sent and not acknowledged; a client that never acknowledges gets no more.
     unacknowledged_bytes: int = 64 * 1024 * 1024
-    #: Values of a generator that are granted together: fewer than a generator begins with.
+    #: Values of a generator that are granted together.
     granted_values: int = 8
     #: Genuine tokens that are remembered, so that each is verified once.
     verified_tokens: int = 256
@@ -296,13 +300,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     # ---------------------------------------------------------------------------------------- HTTP
     #: Body of a `POST`, decompressed; streams take more.
     post_body_bytes: int = 64 * 1024 * 1024
-    #: JSON that is parsed in the event loop; the parser of a longer one would hold it up.
+    #: JSON that is parsed in the event loop; a thread parses longer bodies.
     loop_parsed_bytes: int = 1024 * 1024
-    #: One value of a generator, as JSON, of a call of all pods.
+    #: One value of a generator, as JSON, in a call of all pods.
     broadcast_value_bytes: int = 1024 * 1024 * 1024
-    #: Siblings that are asked for their load; where there are more, chance chooses.
+    #: Siblings that are asked how many calls they have; where there are more, chance chooses.
     asked_siblings: int = 8
-    #: A sibling's answer, which is one number.
+    #: A sibling's answer to that, which is one number.
     sibling_load_answer_bytes: int = 1000
     #: Lines of the log that `GET /v1/logs` begins with, unless the request says a number.
     log_tail_lines: int = 100
@@ -312,11 +316,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     # --------------------------------------------------------------------------------------- calls
     #: Calls that the pod knows at one time, whatever their state.
     pod_calls: int = 10_000
-    #: The name of a method, and ids, which reports and lines repeat.
+    #: Name of a method, and an id, which reports and lines repeat.
     call_name_characters: int = 1000
     #: Names of all errors after which a call runs again.
     retry_names_characters: int = 32_000
-    #: The message of a report of how far a spawned call has come.
+    #: Message of a report of how far a spawned call has come.
     spawned_progress_characters: int = 200
     #: Items of maps that run side by side in a process, if an event loop runs them.
     loop_items: int = 64
@@ -324,7 +328,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     items_ahead: int = 16
     #: Arguments of an item that may be ahead: larger ones lie in memory that is lent.
     item_ahead_bytes: int = WORKER_LIMITS.inline_bytes
-    #: Maps whose use of the processor is remembered, so that none is measured twice.
+    #: Maps that are remembered, so that the use of the processor is measured once for each.
     measured_maps: int = 1000
     #: Holders of slots that are named.
     named_slot_holders: int = 20
@@ -339,21 +343,21 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     # ------------------------------------------------------------------------------- kept outcomes
     #: Outcomes of calls with an idempotency key together.
     kept_outcomes_bytes: int = 64 * 1024 * 1024
-    #: The next file is begun: one file goes when all of its outcomes have.
+    #: Size of a file from which on the next one is begun; a file goes with its last outcome.
     kept_outcomes_file_bytes: int = kept_outcomes_bytes // 8
-    #: An outcome takes so much beside its own.
+    #: Memory that an outcome counts beside its own bytes.
     kept_outcome_overhead_bytes: int = 1024
-    #: A value which could not travel counts so much beside its own: the agent has its file open.
+    #: The same of a value that could not travel, whose file the agent has open.
     kept_value_overhead_bytes: int = 16 * 1024 * 1024
-    #: Outcomes of spawned calls that wait for the controller; beyond, the oldest go.
+    #: Outcomes of spawned calls that wait for the controller; beyond, the oldest is given up.
     waiting_outcomes_bytes: int = 1024**3
     #: Outcomes that are uploaded together.
     outcome_batch_calls: int = 64
-    #: They have so many bytes; a single outcome may have more.
+    #: Their bytes, but for a single outcome.
     outcome_batch_bytes: int = 4 * 1024 * 1024
-    #: An outcome that stays in memory until the controller has it.
+    #: Outcome that stays in memory until the controller has it.
     small_outcome_bytes: int = 4096
-    #: Written and read at a time; longer outcomes are written in a thread.
+    #: Part of an outcome that is written or read at a time; a thread writes longer outcomes.
     outcome_piece_bytes: int = 1024 * 1024
     #: Outdated lines in the list of calls before it is written anew.
     outdated_call_lines: int = 10_000
@@ -361,15 +365,15 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     # --------------------------------------------------------------------------------------- ranks
     #: Failures of other ranks that are attached to the first one.
     attached_failures: int = 16
-    #: Their JSON, so that the failure of the call stays below that of one failure.
+    #: Their JSON together, so that the failure still travels in one frame.
     attached_failures_bytes: int = 512 * 1024
-    #: The values of all ranks together from which on they lie in a memory file.
+    #: Values of all ranks together from which on they lie in a memory file.
     joined_memory_file_bytes: int = 1024 * 1024
 
     # ------------------------------------------------------------------------- streams to siblings
     #: Rounds of a generator that a sibling may send before the caller reads one.
     peer_rounds_ahead: int = 16
-    #: A value from this size on lies in a memory file.
+    #: Value of a sibling from which on it lies in a memory file.
     peer_memory_file_bytes: int = 1024 * 1024
 
     # ------------------------------------------------------------------------- code, blobs, reload
@@ -377,11 +381,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     draining_generations: int = 2
     #: Threads that fetch at one time, and as many that send: each may hold a blob in memory.
     transfer_threads: int = 8
-    #: Names of files of the project that a warning lists.
+    #: Names that a warning lists.
     warned_names: int = 5
 
     # -------------------------------------------------------------------------------------- images
-    #: Request to run a step now.
+    #: Request to run a step.
     step_body_bytes: int = 1024 * 1024
     #: Lines that wait for a slow client; further ones are dropped, and counted.
     step_waiting_lines: int = 10_000
@@ -403,25 +407,25 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     named_lost_calls: int = 10
     #: Reads of the frames that an ended worker left in its socket, of which there are hundreds.
     ended_worker_reads: int = 1000
-    #: The pipe of output holds it; where that is not allowed, it keeps the system's size.
+    #: Output that a worker's pipe holds; where that is not allowed, it keeps the system's size.
     output_pipe_bytes: int = 256 * 1024
-    #: Read of an answer with stacks.
+    #: Answer with the stacks of a worker that is read.
     stacks_bytes: int = 1024 * 1024
     #: Zygotes that may be lost over one preload before it is not tried any more.
     preload_losses: int = 2
-    #: Attempts to start a worker: one more than are lost over its preload.
+    #: Attempts to start a worker: one more than zygotes may be lost.
     worker_start_attempts: int = preload_losses + 1
     #: One message from a zygote.
     zygote_message_bytes: int = 1024 * 1024
 
     # -------------------------------------------------------------------------------------- output
-    #: A line; a longer line arrives as several lines.
+    #: Line; a longer line arrives as several lines.
     line_bytes: int = 64 * 1024
     #: Unfinished lines that wait, over all calls and processes; beyond, the oldest is delivered.
     unfinished_lines: int = 256
     #: One segment of the log; there are two.
     log_segment_bytes: int = 8 * 1024 * 1024
-    #: Text of one line of the log that is kept.
+    #: Text of one line that the log keeps.
     log_text_characters: int = 64 * 1024
     #: Lines that wait for one slow follower; the oldest go first.
     follower_lines: int = 10_000
@@ -431,11 +435,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     # ---------------------------------------------------------------------------- frameworks, apps
     #: Lines of a framework node's output that an error shows.
     framework_node_error_lines: int = 15
-    #: The answer of Ray's health check, which is one word.
+    #: Answer of Ray's health check, which is one word.
     ray_health_answer_bytes: int = 1000
     #: Lines that an error about an app ends with.
     app_error_lines: int = 20
-    #: Requests and WebSockets at one time.
+    #: Requests and WebSockets of an app at one time.
     app_requests: int = 2000
 
     def __post_init__(self) -> None:
@@ -448,7 +452,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         )
         assert self.recent_venvs <= self.locked_venvs, "environments in use stay locked"
         assert self.draining_generations + 2 <= self.recent_venvs, (
-            "generations that have calls, that serves and that loads keep their environments"
+            "the generation that loads, the one before it, and those with calls keep environments"
         )
         assert self.log_tail_lines <= self.log_tail_longest_lines, "the usual tail is allowed"
         assert WORKER_LIMITS.unfinished_line_bytes <= self.line_bytes, (

@@ -13,19 +13,19 @@ class Timing:
     """Times of the worker; all in seconds."""
 
     # --------------------------------------------------------------------------------------- calls
-    #: Between two reports of progress, which a loop makes in each turn; the last is always sent.
+    #: Pause between two reports of progress, which a loop may make in each turn; the last is sent.
     progress_interval_seconds: float = 0.05
 
     # --------------------------------------------------------------------------------- thread pool
-    #: Up to this a job is quick: to hand it to another thread costs as much.
+    #: Duration up to which a job is quick: another thread would take as long to get it.
     quick_job_seconds: float = 0.0001
-    #: The deputy leaves it to a job that should have been quick: a switch of threads may be late.
+    #: Time that the deputy leaves to a job that should have been quick.
     deputy_grace_seconds: float = 0.001
 
     # ----------------------------------------------------------------------------------------- end
-    #: A process that is to end waits for the turn to say so, which a thread may hold for ever.
+    #: Time that a process which is to end waits for the turn to say so: it may be never.
     exit_frame_seconds: float = 0.5
-    #: The main thread has it to leave by itself, then the event loop's thread ends the process.
+    #: Time that the main thread has to leave by itself: a call may hold it up.
     main_thread_exit_seconds: float = 1.0
 
     def __post_init__(self) -> None:
@@ -39,34 +39,34 @@ class Limits:
     """Bytes and counts that the worker, and its protocol, have at most."""
 
     # ------------------------------------------------------------------------------------ payloads
-    #: A longer payload lies in a memory file: to copy so much costs as much as to map it.
+    #: Payload that travels in the stream; a longer one lies in a memory file.
     inline_bytes: int = 256 * 1024
-    #: Longest payload in the stream of a worker that has no room for a memory file.
+    #: The same of a worker that has no room for a memory file.
     inline_fallback_bytes: int = 1024**3
-    #: The values together that a pod keeps on its disk, and so one of them.
+    #: Values together that a pod keeps on its disk, and so one of them.
     stored_value_bytes: int = 2 * 1024**3
-    #: First room for a long frame, doubled as it comes: a frame may claim more than it has.
+    #: Room for a long frame at first, which doubles as it comes: a frame may claim any length.
     long_frame_first_bytes: int = 1024 * 1024
 
     # --------------------------------------------------------------------------------------- calls
-    #: Values that a generator may send before the first GRANT, so that short ones need none.
+    #: Values that a generator may send before the first GRANT.
     first_granted_values: int = 16
     #: Content type of a result, which becomes a header.
     content_type_bytes: int = 200
     #: Message of a report of progress; as JSON it may have eight times as many.
     progress_message_bytes: int = 4096
-    #: Calls that WAITS names, and the call that each waits for: enough to see a circle.
+    #: Calls that WAITS names.
     waiting_calls: int = 100
-    #: Of the name of such a call: a service and a callable.
+    #: Name in WAITS of the call that another one waits for.
     waited_call_characters: int = 200
     #: Names in LOADED of the methods that the event loop runs, as JSON; `null` stands for the
     #: callable itself.
     loop_method_names_bytes: int = 256 * 1024
 
     # -------------------------------------------------------------------------------------- output
-    #: An unfinished line is collected up to this, so that a print of many parts is one record.
+    #: Unfinished line that is collected before it is written.
     unfinished_line_bytes: int = 2048
-    #: Name of a level, which is the user's.
+    #: Name of a level of a line, which may be the user's.
     level_name_bytes: int = 64
 
     def __post_init__(self) -> None:
