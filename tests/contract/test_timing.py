@@ -127,9 +127,7 @@ EXCEPTIONS = {
         "datastore/spool.py: _PIECE_BYTES",
     },
     "shares, factors, and the largest time that is one": {
-        "pod/item_use.py: IDLE_SHARE",
         "pod/logs.py: _LATEST",
-        "pod/memory_limit.py: _CHECK_SHARE",
         "pod/user_process/thread_pool.py: _FADE_FACTOR",
     },
     "lengths of secrets": {
