@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kubetorch.controller import tuning as controller
+from kubetorch.k8s import tuning as k8s
 from kubetorch.lib import tuning as lib
 from kubetorch.manifests import tuning as manifests
 from kubetorch.pod import tuning as pod
@@ -87,7 +88,58 @@ RELATIONS = {
     "a failure fits into a message of a session": (
         wire.LIMITS.session_failure_bytes < controller.LIMITS.session_message_bytes
     ),
+    "a running agent connects again before it counts as not started": (
+        pod.TIMING.session_longest_delay_seconds < controller.TIMING.agent_connect_seconds
+    ),
+    "members are back before a new controller suspects them": (
+        pod.TIMING.session_longest_delay_seconds < controller.TIMING.world_start_grace_seconds
+    ),
+    "pods are back before their calls fail": (
+        pod.TIMING.session_longest_delay_seconds + pod.TIMING.session_connect_seconds
+        < controller.TIMING.call_sweep_delay_seconds
+    ),
+    "the backend's reason arrives before a loss is told without one": (
+        pod.TIMING.rank_loss_reason_seconds
+        > controller.TIMING.backend_report_seconds + controller.TIMING.world_tick_seconds
+    ),
+    "the controller decides about a silent pod before its siblings give it up": (
+        pod.TIMING.peer_reconnect_seconds
+        > controller.TIMING.member_silence_seconds
+        + controller.TIMING.suspect_probe_seconds
+        + 2 * controller.TIMING.world_tick_seconds
+    ),
+    "reports of a session that was given up are sent again": (
+        pod.TIMING.report_settled_seconds > controller.TIMING.session_silence_seconds
+    ),
+    "a pod that waits for blobs outlives one recovery": (
+        pod.TIMING.transfer_stall_seconds >= controller.TIMING.blob_recovery_seconds
+    ),
+    "the controller reads every line of an agent whole": (
+        pod.LIMITS.line_bytes < controller.LIMITS.log_line_bytes
+    ),
+    "an agent that is replaced closes in order": (
+        controller.TIMING.replaced_pod_grace_seconds + controller.TIMING.agent_exit_seconds
+        >= pod.TIMING.kill_grace_seconds
+    ),
+    "a token outlives the difference of two clocks": (
+        wire.TIMING.clock_skew_seconds < controller.TIMING.call_token_seconds
+    ),
+    "processes end before what remains of a teardown is an error": (
+        wire.TIMING.teardown_slack_seconds > controller.TIMING.agent_exit_seconds
+    ),
     # ------------------------------------------------------------------ libraries and protocols
+    "a review of access ends before its upgrade is refused": (
+        lib.TIMING.upgrade_decision_seconds > controller.TIMING.access_review_seconds
+    ),
+    "a silent agent is not ready before its connection is given up": (
+        lib.TIMING.websocket_silence_seconds > controller.TIMING.session_silence_seconds
+    ),
+    "a slow API server may leave more pings unanswered than an agent": (
+        k8s.TIMING.stream_silence_seconds > lib.TIMING.websocket_silence_seconds
+    ),
+    "a slow list of pods does not end the start of a controller": (
+        k8s.TIMING.request_seconds <= controller.TIMING.pod_list_seconds
+    ),
     "the head of a large message is the header of a frame": (
         lib.LIMITS.large_message_head_bytes == frames.HEADER_BYTES
     ),
