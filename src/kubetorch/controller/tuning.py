@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from kubetorch.datastore.tuning import LIMITS as STORE_LIMITS
 from kubetorch.k8s.tuning import LIMITS as CLIENT_LIMITS
 from kubetorch.k8s.tuning import TIMING as CLIENT_TIMING
+from kubetorch.lib.tuning import Table
 
 
-class Timing(msgspec.Struct, frozen=True, kw_only=True):
+class Timing(Table):
     """Times of the controller; all in seconds."""
 
     # ----------------------------------------------------------------------------------- server
@@ -267,7 +266,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class Limits(Table):
     """Bytes and counts that the controller keeps at most."""
 
     # ---------------------------------------------------------------------------------- requests

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import msgspec
+from kubetorch.lib.tuning import Table
 
 
-class Timing(msgspec.Struct, frozen=True, kw_only=True):
+class Timing(Table):
     """Times of the data store; all in seconds."""
 
     # ------------------------------------------------------------------------------------ scans
@@ -19,7 +19,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     abandoned_file_seconds: float = 3600.0
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class Limits(Table):
     """Bytes and counts that the data store takes at most."""
 
     # ------------------------------------------------------------------------------------ trees

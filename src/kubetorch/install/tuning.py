@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import msgspec
+from kubetorch.lib.tuning import Table
 
 
-class Timing(msgspec.Struct, frozen=True, kw_only=True):
+class Timing(Table):
     """Times of the installation; all in seconds."""
 
     # ---------------------------------------------------------------------------------- installs
@@ -25,7 +25,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     removal_seconds: float = 240.0
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class Limits(Table):
     """Counts of what the installation does and shows at most."""
 
     # ---------------------------------------------------------------------------------- installs

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import msgspec
+from kubetorch.lib.tuning import Table
 
 
-class Timing(msgspec.Struct, frozen=True, kw_only=True):
+class Timing(Table):
     """Times of the client; all in seconds."""
 
     # ---------------------------------------------------------------------------------- requests
@@ -65,7 +65,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
         assert self.plugin_seconds <= self.interactive_plugin_seconds, "people are slower"
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class Limits(Table):
     """Bytes and counts that the client takes at most."""
 
     # ----------------------------------------------------------------------------------- answers

@@ -5,12 +5,11 @@ What starts a spare agent does not import this module, which takes time: see `lo
 
 from __future__ import annotations
 
-import msgspec
-
 from kubetorch.controller.tuning import TIMING as CONTROLLER_TIMING
+from kubetorch.lib.tuning import Table
 
 
-class Timing(msgspec.Struct, frozen=True, kw_only=True):
+class Timing(Table):
     """Times of the local service; all in seconds."""
 
     #: A start may take it: the machine may be busy, and an earlier service may be ending.
@@ -40,7 +39,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
         assert closing_seconds < self.stop_seconds, "a stop does not fail because a pod is slow"
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class Limits(Table):
     """Bytes and counts of the local service."""
 
     #: `service.log`, at which a start begins a new one.

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import msgspec
-
+from kubetorch.lib.tuning import Table
 from kubetorch.pod.user_process.tuning import LIMITS as WORKER_LIMITS
 
 
-class Timing(msgspec.Struct, frozen=True, kw_only=True):
+class Timing(Table):
     """Times of the agent; in seconds, but for shares."""
 
     # -------------------------------------------------------------------------- the end of the pod
@@ -270,7 +269,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class Limits(Table):
     """Bytes and counts that the agent has at most."""
 
     # ----------------------------------------------------------------- session with the controller

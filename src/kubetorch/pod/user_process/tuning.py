@@ -1,15 +1,11 @@
-"""Times and limits of the worker, and those of its protocol, on which the agent relies too.
-
-The worker runs in the user's interpreter: these are dataclasses of the standard library.
-"""
+"""Times and limits of the worker, and those of its protocol, on which the agent relies too."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from kubetorch.lib.tuning import Table
 
 
-@dataclass(frozen=True, kw_only=True)
-class Timing:
+class Timing(Table):
     """Times of the worker; all in seconds."""
 
     # --------------------------------------------------------------------------------------- calls
@@ -34,8 +30,7 @@ class Timing:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Limits:
+class Limits(Table):
     """Bytes and counts that the worker, and its protocol, have at most."""
 
     # ------------------------------------------------------------------------------------ payloads
