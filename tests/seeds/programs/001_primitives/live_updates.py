@@ -8,7 +8,7 @@ def my_fn():
     import os
 
     names = ("transformers", "datasets")
-    return [os.getppid(), *(importlib.util.find_spec(name) is not None for name in names)]
+    return [os.environ["POD_NAME"], *(importlib.util.find_spec(name) is not None for name in names)]
 
 
 # --- the example
@@ -17,7 +17,7 @@ image = kt.Image("pytorch/pytorch:2.0.0").pip_install(["transformers"])
 remote_fn = kt.fn(my_fn).to(kt.Compute(image=image))
 
 # --- what is said of it
-agent, *installed = remote_fn()
+pod, *installed = remote_fn()
 assert installed == [True, False]
 
 # --- the example
@@ -26,7 +26,8 @@ image = image.pip_install(["datasets"])
 remote_fn = kt.fn(my_fn).to(kt.Compute(image=image))  # Fast update
 
 # --- what is said of it
-later_agent, *installed = remote_fn()
+later_pod, *installed = remote_fn()
 assert installed == [True, True]
+assert later_pod == pod
 assert len(remote_fn.compute.pods()) == 1
 remote_fn.teardown()

@@ -29,7 +29,8 @@ def through_a_server(value: object) -> object:
     """Keys are sorted there, and whole numbers lose their fraction."""
     text = json.dumps(value, sort_keys=True)
     return json.loads(
-        text, parse_float=lambda number: int(float(number)) if number[-2:] == ".0" else 1
+        text,
+        parse_float=lambda number: int(float(number)) if number[-2:] == ".0" else float(number),
     )
 
 
