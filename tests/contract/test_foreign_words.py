@@ -175,7 +175,7 @@ def test_every_foreign_word_that_is_known_leads_on(subject):
 def test_a_command_of_another_tool_is_refused_with_ours(word):
     kt_command = Path(sys.executable).parent / "kt"
     completed = subprocess.run(
-        [kt_command, word, "me"], capture_output=True, text=True, timeout=100
+        [kt_command, word, "-n", "team", "me"], capture_output=True, text=True, timeout=100
     )
     assert completed.returncode == 2
     assert TABLE["kt"][word] in completed.stderr

@@ -7,6 +7,7 @@ Exit statuses: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
 from __future__ import annotations
 
 import importlib
+import itertools
 import sys
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -75,7 +76,9 @@ class Commands(TyperGroup):
         if args and args[0] in COMMANDS:
             self.commands[args[0]] = load(args[0])
         elif args:
-            service = next((word for word in args[1:] if not word.startswith("-")), "")
+            # A word after an option may be its value.
+            words = (word for before, word in itertools.pairwise(args) if before[:1] != "-")
+            service = next((word for word in words if not word.startswith("-")), "")
             meant = hints.hint("kt", args[0], service)
             if meant is not None:
                 ctx.fail(f"No such command {args[0]!r}.\nhint: {' '.join(meant.split())}")

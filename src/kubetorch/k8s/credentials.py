@@ -382,12 +382,14 @@ class Credentials:
         try:
             token = file.read_text(encoding="utf-8").strip()
             if not token:
-                raise KubernetesCredentialsError(f"the token file {file} is empty")
+                raise ValueError("it is empty")
             self._token, self._token_time = token, now
-        except OSError as error:
+        except (OSError, ValueError) as error:
+            # A token that was read before may still be good: the file may be being replaced.
             if self._token is None:
+                reason = error.strerror if isinstance(error, OSError) else error
                 raise KubernetesCredentialsError(
-                    f"the token file {file} cannot be read: {error.strerror}"
+                    f"the token file {file} cannot be read: {reason}"
                 ) from error
         return self._token or ""
 

@@ -276,7 +276,7 @@ _REFERENCE = re.compile(
 
 def check_reference(reference: object) -> str:
     """`reference`, if a container runtime would take it."""
-    if not isinstance(reference, str) or not _REFERENCE.match(reference):
+    if not isinstance(reference, str) or not _REFERENCE.fullmatch(reference):
         raise SpecError(
             f"image_id is {reference!r}, which is no reference of a container image",
             hint='for example kt.Image(image_id="nvcr.io/nvidia/pytorch:24.08-py3")',
@@ -285,7 +285,7 @@ def check_reference(reference: object) -> str:
 
 
 def check_variable(name: object, value: object) -> EnvStep:
-    if not isinstance(name, str) or not _NAME.match(name):
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise SpecError(
             f"the environment variable {name!r} must be letters, digits and '_', and not begin "
             "with a digit"

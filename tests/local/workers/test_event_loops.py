@@ -101,6 +101,17 @@ def test_a_function_finds_an_event_loop_in_each_call(
     run(main())
 
 
+def test_a_coroutine_runs_whose_module_closed_the_loop_of_its_import(folder: Path) -> None:
+    source = "import asyncio\nasyncio.get_event_loop().close()\nasync def five():\n    return 5\n"
+    (folder / "shop.py").write_text(source)
+
+    async def main() -> None:
+        async with agent(folder) as a:
+            assert await a.call(await a.worker("five")) == 5
+
+    run(main())
+
+
 def test_calls_at_the_same_time_have_loops_of_their_own(folder: Path) -> None:
     async def main() -> None:
         async with agent(folder) as a:

@@ -105,14 +105,14 @@ def test_references_of_images_are_taken(reference):
     assert check_reference(reference) == reference
 
 
-@pytest.mark.parametrize("reference", ["", "UPPER", "a b", "-x", "a//b", "a:", None, 3])
+@pytest.mark.parametrize("reference", ["", "UPPER", "a b", "-x", "a//b", "a:", "a\n", None, 3])
 def test_what_is_no_reference_is_refused(reference):
     with pytest.raises(SpecError, match="image_id is"):
         check_reference(reference)
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("1A", "x"), ("A-B", "x"), ("", "x"), ("A", None), ("A", [1])]
+    ("name", "value"), [("1A", "x"), ("A-B", "x"), ("A\n", "x"), ("", "x"), ("A", None), ("A", [1])]
 )
 def test_an_impossible_variable_is_refused(name, value):
     with pytest.raises(SpecError):

@@ -141,7 +141,10 @@ class _Worker:
         if deployed is None:
             return
         if not deployed.is_sync:
-            self._own_loop.close()
+            if self._loop.is_closed():  # by user code that was done with it when it was imported
+                self._loop = self._runner.loop = self._own_loop
+            else:
+                self._own_loop.close()
             # User code may have run a loop of its own, which leaves none set.
             asyncio.set_event_loop(self._loop)
             self._report_loaded(deployed)
