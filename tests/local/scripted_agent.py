@@ -140,13 +140,16 @@ class Client:
         if isinstance(meta, frames.Open):
             self.agent.opened.append(meta)
             call = self.calls[number] = Call(self, number, meta)
-            if meta.body.total == len(body):
+            if (meta.method or meta.callable) in self.agent.early:
+                self.begin(call)
+            elif meta.body.total == len(body):
                 self.fill(call, body)
         elif isinstance(meta, frames.Attach):
             self.agent.attached.append(meta)
             self.agent.on_attach(Call(self, number, _as_open(meta)))
         elif kind is Kind.DATA and call is not None:
-            self.fill(call, body)
+            if call.task is None:
+                self.fill(call, body)
         elif isinstance(meta, frames.Credit) and call is not None:
             call.room += meta.bytes
             call.has_room.set()
@@ -166,14 +169,17 @@ class Client:
         call.filled += len(data)
         call.taken += len(data)
         if call.filled == len(call.body):
-            handler = self.agent.handlers[call.opened.method or call.opened.callable]
-            loop = asyncio.get_running_loop()
-            call.task = loop.create_task(handler(call))
-            if call.opened.detached and self.agent.accepts:
-                loop.call_soon(self.accept, call)  # unless the handler refuses it at once
+            self.begin(call)
         elif call.taken >= wire_tuning.LIMITS.window_bytes // 4:
             self.send(frames.encode(Kind.CREDIT, call.number, frames.Credit(call.taken)))
             call.taken = 0
+
+    def begin(self, call: Call) -> None:
+        handler = self.agent.handlers[call.opened.method or call.opened.callable]
+        loop = asyncio.get_running_loop()
+        call.task = loop.create_task(handler(call))
+        if call.opened.detached and self.agent.accepts:
+            loop.call_soon(self.accept, call)  # unless the handler refuses it at once
 
     def accept(self, call: Call) -> None:
         if self.calls.get(call.number) is call:
@@ -219,6 +225,7 @@ class ScriptedAgent:
         tokens: Tokens that are taken; `None`: all.
         refusal: Answers every upgrade, if there is one.
         accepts: It says that it has a detached call.
+        early: Callables that run without their arguments, as a call does that runs already.
     """
 
     pod = "fake-0"
@@ -235,6 +242,7 @@ class ScriptedAgent:
         self.tokens: set[str] | None = None
         self.refusal: KubetorchError | None = None
         self.accepts = True
+        self.early: set[str] = set()
         self.incarnation = os.urandom(4).hex()
         self.clients: dict[str, Client] = {}
         self.port = port

@@ -29,8 +29,8 @@ from kubetorch.sdk.calls.options import CallOptions
 from kubetorch.sdk.calls.route import Route
 from kubetorch.sdk.transport.session import Session
 from kubetorch.specs.logging import LoggingConfig
-from kubetorch.wire import calls, codecs, exceptions
-from kubetorch.wire.frames import Retry
+from kubetorch.wire import calls, codecs, exceptions, frames
+from kubetorch.wire.frames import Kind, Retry
 from kubetorch.wire.messages import CallView, PodView, WorkloadView
 from tests.local.calling import InThread, route_to, until
 from tests.local.fake_controller import view
@@ -152,6 +152,23 @@ def test_a_refused_call_with_long_arguments_is_sent_again() -> None:
     handler = refusing(1, CallRefusedError("the pod is being stopped"))
     with ScriptedAgent(f=handler) as agent, spawning(agent, Controller(agent)) as to:
         assert to("f").spawn("x" * 3_000_000).get(timeout=20) == ["x" * 3_000_000]
+
+
+def test_the_arguments_of_a_call_that_a_pod_has_already_are_not_sent_to_their_end() -> None:
+    is_over = threading.Event()
+
+    async def known(call: Call) -> None:
+        call.send(Kind.CREDIT, frames.Credit(call.opened.body.total))
+        await asyncio.get_running_loop().run_in_executor(None, is_over.wait, 60)
+        await call.result("known")
+
+    with ScriptedAgent(known=known) as agent, spawning(agent, Controller(agent)) as to:
+        agent.early.add("known")
+        handle = to("known").spawn("x" * 64_000_000)
+        # The thread that sends chunks goes on with the arguments of other calls.
+        assert len(to("echo")("x" * 20_000_000)[0]) == 20_000_000
+        is_over.set()
+        assert handle.get(timeout=20) == "known"
 
 
 def test_arguments_that_are_too_long_to_be_kept_are_not_sent_again() -> None:

@@ -368,12 +368,16 @@ class Sender:
         self.submit(lambda: self._uploads.drop(number))
 
     def release(self, upload: Upload) -> None:
-        """The call has a result, so all of its payload has arrived: let go of the user's memory."""
+        """The call has a result: send no more of its payload, and let go of the user's memory.
+
+        All of the payload has arrived, unless the call was one that the pod ran already.
+        """
         outbox = self._outbox
 
         def release() -> None:
             if upload.is_done and outbox is self._outbox:
                 outbox.ack(upload.frames)
+            self._uploads.drop(upload.number)
             upload.forget()
 
         self.submit(release)
