@@ -66,9 +66,14 @@ def user(
     rules: list[dict[str, Any]] = [
         {
             "apiGroups": ["kubetorch.com"],
-            "resources": ["kubetorchworkloads", "kubetorchworkloads/call"],
-            "verbs": ["get", "list", "create"],
-        }
+            "resources": ["kubetorchworkloads"],
+            "verbs": ["get", "list"],
+        },
+        {
+            "apiGroups": ["kubetorch.com"],
+            "resources": ["kubetorchworkloads/call"],
+            "verbs": ["create"],
+        },
     ]
     meta = {"name": "caller", "namespace": namespace}
     group = "rbac.authorization.k8s.io"

@@ -76,9 +76,9 @@ class PodLogs:
         followers: dict[str, asyncio.Task[None]] = {}
         workload_change = asyncio.ensure_future(self._workload.changes.wait())
         next_line = asyncio.ensure_future(queue.get())
+        self._start_followers(followers, queue)
         try:
             while not self._workload.is_gone:
-                self._start_followers(followers, queue)
                 done, _ = await asyncio.wait(
                     {next_line, workload_change}, return_when=asyncio.FIRST_COMPLETED
                 )
@@ -87,6 +87,13 @@ class PodLogs:
                     next_line = asyncio.ensure_future(queue.get())
                 if workload_change in done:
                     workload_change = asyncio.ensure_future(self._workload.changes.wait())
+                    self._start_followers(followers, queue)
+            # The last words of its pods, as far as they have arrived.
+            for _ in range(1 + queue.qsize()):
+                await asyncio.wait([next_line], timeout=0)
+                if next_line.done():
+                    yield next_line.result()
+                    next_line = asyncio.ensure_future(queue.get())
         finally:
             await cancel_all([next_line, workload_change, *followers.values()])
 

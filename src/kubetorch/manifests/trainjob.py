@@ -81,13 +81,12 @@ def write(manifest: Manifest, template: Manifest) -> None:
                 init_container for init_container in value or () if "image" not in init_container
             ]
         assign(override, key, value)
-    if container.get("volumeMounts"):
-        containers = list_at(override, "containers")
-        changed = named(containers, NODE)
-        if changed is None:
-            containers.append({"name": NODE, "volumeMounts": container["volumeMounts"]})
-        else:
-            changed["volumeMounts"] = container["volumeMounts"]
+    mounts = container.get("volumeMounts")
+    changed = named(override.get("containers") or [], NODE)
+    if changed is not None:
+        assign(changed, "volumeMounts", mounts)
+    elif mounts:
+        list_at(override, "containers").append({"name": NODE, "volumeMounts": mounts})
 
 
 def base_of(manifest: Manifest) -> tuple[str, str]:

@@ -26,11 +26,13 @@ class Agent:
 
     def __init__(self) -> None:
         self.status = 200
+        self.requests = 0
         self.lines = [line("a"), line("b")]
         self.followed = [line("a"), line("b"), line("b"), line("c")]
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         is_followed = b"follow=true" in scope["query_string"]
+        self.requests += 1
         await send({"type": "http.response.start", "status": self.status, "headers": []})
         body = b"".join(self.followed if is_followed else self.lines)
         await send({"type": "http.response.body", "body": body, "more_body": is_followed})
@@ -39,13 +41,17 @@ class Agent:
 
 
 @asynccontextmanager
-async def logs(agent: Agent) -> AsyncIterator[PodLogs]:
-    listener = sockets.listen(sockets.LOOPBACK, 0)
-    server = Server(agent)
-    await server.start(listener)
-    url = f"http://{sockets.LOOPBACK}:{listener.getsockname()[1]}"
+async def logs(*agents: Agent) -> AsyncIterator[PodLogs]:
+    pods, servers = [], []
+    for number, agent in enumerate(agents):
+        listener = sockets.listen(sockets.LOOPBACK, 0)
+        server = Server(agent)
+        await server.start(listener)
+        servers.append(server)
+        url = f"http://{sockets.LOOPBACK}:{listener.getsockname()[1]}"
+        pods.append(PodStatus(f"f-{number}", number, "Running", url))
     workload = SimpleNamespace(
-        pods=[PodStatus("f-0", 0, "Running", url)],
+        pods=pods,
         record=SimpleNamespace(namespace="ns"),
         changes=Changes(),
         is_gone=False,
@@ -67,7 +73,8 @@ async def logs(agent: Agent) -> AsyncIterator[PodLogs]:
                 may_read_others=nobody,
             )
     finally:
-        await server.close(1.0)
+        for server in servers:
+            await server.close(1.0)
 
 
 def test_the_last_lines_are_those_of_the_agent_in_the_order_of_their_times() -> None:
@@ -101,5 +108,34 @@ def test_what_was_shown_already_is_not_shown_again_and_what_is_said_again_is() -
             following = reader.follow()
             assert [(await anext(following)).text for _ in range(2)] == ["b", "c"]
             await cast("Any", following).aclose()
+
+    asyncio.run(scenario())
+
+
+def test_an_agent_that_refuses_is_not_asked_again_for_every_line_of_another() -> None:
+    async def scenario() -> None:
+        speaking, refusing = Agent(), Agent()
+        speaking.followed = [line(str(number)) for number in range(200)]
+        refusing.status = 503
+        async with logs(speaking, refusing) as reader:
+            following = reader.follow()
+            texts = [(await anext(following)).text for _ in range(200)]
+            assert texts == [str(number) for number in range(200)]
+            assert (speaking.requests, refusing.requests) == (1, 1)
+            await cast("Any", following).aclose()
+
+    asyncio.run(scenario())
+
+
+def test_lines_that_have_arrived_are_shown_after_the_end_of_the_workload() -> None:
+    async def scenario() -> None:
+        agent = Agent()
+        agent.followed = [line(str(number)) for number in range(200)]
+        async with logs(agent) as reader:
+            following = reader.follow()
+            assert (await anext(following)).text == "0"
+            await asyncio.sleep(0.2)  # all of them arrive
+            reader._workload.is_gone = True  # type: ignore[misc]
+            assert [log_line.text async for log_line in following][-1] == "199"
 
     asyncio.run(scenario())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from _thread import start_new_thread
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -85,7 +86,7 @@ class Session:
             if self._controller is None:
                 if is_under_way and self._failure is not None:
                     raise self._failure
-                self._controller = self._connect()
+                self._controller, self._failure = self._connect(), None
             return self._controller
 
     def warm(self) -> None:
@@ -96,8 +97,10 @@ class Session:
         if self._controller is not None or not self._lock.acquire(blocking=False):
             return
         try:
-            threading.Thread(target=self._warm, name="kubetorch-connect", daemon=True).start()
-        except BaseException:
+            # `threading` waits for the start; what a signal handler raises then would leave nobody
+            # sure who releases the lock.
+            start_new_thread(self._warm, ())
+        except RuntimeError:  # the machine has no room for a thread
             self._lock.release()
             raise
 
