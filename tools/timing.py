@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SOURCES = Path(__file__).parents[1] / "src/kubetorch"
+#: Its dictionary `RELATIONS` has sentences, and the expression that each stands for.
+_RELATIONS_TEST = Path(__file__).parents[1] / "tests/contract/test_timing.py"
 #: The name of a module of times and limits.
 MODULE = "tuning.py"
 #: The instance of each class, whose values the page has.
@@ -41,9 +43,13 @@ _INTRODUCTION = """\
 <!-- Made by `python -m tools.timing`. -->
 
 Every time and every limit of bytes has its place in one table per process or library, grouped by
-mechanism, with its reason. What follows from another number is derived from it, and what has to
-hold between the numbers of two processes is asserted by `tests/contract/test_timing.py`. Numbers of
-an algorithm or a format are not here: they stay with the code that knows why."""
+mechanism, with its reason. What follows from another number is derived from it in its table.
+Numbers of an algorithm or a format are not here: they stay with the code that knows why.
+
+## What holds between the processes
+
+`tests/contract/test_timing.py` asserts each of these; what holds within a process, its table
+asserts."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +138,7 @@ def _seconds(seconds: float) -> str:
 
 def page() -> str:
     """The page, in Markdown."""
-    parts = [_INTRODUCTION]
+    parts = [_INTRODUCTION, "\n".join(_relations())]
     for package in packages():
         parts.append(f"## {_TITLES.get(package, package)}")
         parts.append(f"`kubetorch.{package}.tuning`")
@@ -146,8 +152,25 @@ def page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def _relations() -> Iterator[str]:
+    module = ast.parse(_RELATIONS_TEST.read_text(encoding="utf-8"))
+    for node in module.body:
+        if (
+            isinstance(node, ast.Assign)
+            and ast.unparse(node.targets[0]) == "RELATIONS"
+            and isinstance(node.value, ast.Dict)
+        ):
+            for sentence, expression in zip(node.value.keys, node.value.values, strict=True):
+                assert isinstance(sentence, ast.Constant)
+                text = re.sub(r"\b(TIMING|LIMITS)\.", "", ast.unparse(expression))
+                yield _filled(f"- {sentence.value}: `{text}`")
+
+
 def _item(entry: Entry) -> str:
-    text = f"- **`{entry.name}`** · {readable(entry.name, entry.value)}. {entry.reason}"
+    return _filled(f"- **`{entry.name}`** · {readable(entry.name, entry.value)}. {entry.reason}")
+
+
+def _filled(text: str) -> str:
     return textwrap.fill(
         text, _WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
     )

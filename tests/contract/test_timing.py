@@ -52,7 +52,9 @@ RELATIONS = {
     # ------------------------------------------------------------------ client and controller
     "a silent rank is known to be lost before its client gives it up": (
         2 * sdk.TIMING.rank_ping_seconds
-        >= controller.TIMING.member_silence_seconds + controller.TIMING.suspect_probe_seconds
+        >= controller.TIMING.member_silence_seconds
+        + controller.TIMING.suspect_probe_seconds
+        + controller.TIMING.world_tick_seconds
     ),
     "a question outlasts a change of the leader": (
         sdk.TIMING.controller_patience_seconds > controller.TIMING.lease_seconds
@@ -77,7 +79,7 @@ RELATIONS = {
     ),
     # ------------------------------------------------------------------ agent and controller
     "two heartbeats of a pod may be lost": (
-        3 * pod.TIMING.heartbeat_seconds <= controller.TIMING.session_silence_seconds
+        3 * pod.TIMING.heartbeat_seconds < controller.TIMING.session_silence_seconds
     ),
     "one heartbeat of a rank may be lost": (
         2 * pod.TIMING.rank_heartbeat_seconds < controller.TIMING.member_silence_seconds

@@ -23,7 +23,7 @@ class Timing(Table):
 
     # ----------------------------------------------------------------- session with the controller
     #: Pause between two heartbeats: a controller has thousands of pods.
-    heartbeat_seconds: float = 5.0
+    heartbeat_seconds: float = 4.5
     #: Pause between two heartbeats of a rank, whose siblings must learn of its end soon.
     rank_heartbeat_seconds: float = 0.5
     #: Pause between two reports that the pod became busy or idle at least: short calls are no news.

@@ -69,7 +69,7 @@ class Timing(Table):
     #: Silence after which the agent is asked for a sign of life; after two of them it is given up.
     stream_ping_seconds: float = 10.0
     #: The same of distributed services: a silent pod is known to be lost by then.
-    rank_ping_seconds: float = 1.25
+    rank_ping_seconds: float = 1.4
     #: The same through forwarded ports: a kubelet closes what it forwards 1 s after the pod does.
     forwarded_rank_ping_seconds: float = 0.4
     #: Time that a farewell waits for a connection that is being made again, and then for the
