@@ -6,13 +6,16 @@ descriptors that an event loop can wait for.
 
 from __future__ import annotations
 
+import array
 import asyncio
 import contextlib
+import fcntl
 import functools
 import os
 import select
 import signal
 import sys
+import termios
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -109,7 +112,7 @@ def reap(pid: int) -> None:
         ExitWatch(pid, lambda: processes.exit_status(pid))
 
 
-_READ = 64 * 1024
+_READ_BYTES = 64 * 1024
 
 OnLine = Callable[[str], None]
 
@@ -126,9 +129,16 @@ class Output:
         self._loop.add_reader(descriptor, self._read)
 
     def drain(self) -> None:
-        """Read all bytes that have been written so far."""
-        while self._descriptor >= 0 and self._read():
-            pass
+        """Read the bytes that are in the pipe at this moment: a program may write without end."""
+        if self._descriptor < 0:
+            return
+        available = array.array("i", [0])
+        fcntl.ioctl(self._descriptor, termios.FIONREAD, available)
+        remaining_bytes = available[0]
+        while remaining_bytes > 0 and self._descriptor >= 0:
+            remaining_bytes -= self._read(min(remaining_bytes, _READ_BYTES)) or remaining_bytes
+        if self._descriptor >= 0:
+            self._read()  # the end of the pipe, if its last writer has closed it
 
     def close(self) -> None:
         if self._descriptor >= 0:
@@ -138,22 +148,22 @@ class Output:
             if self._rest:
                 self._report_line(self._rest)
 
-    def _read(self) -> bool:
-        """Read once; return whether more bytes may be there."""
+    def _read(self, most_bytes: int = _READ_BYTES) -> int:
+        """Read once; returns the number of bytes."""
         try:
-            data = os.read(self._descriptor, _READ)
+            data = os.read(self._descriptor, most_bytes)
         except BlockingIOError:
-            return False
+            return 0
         if not data:
             self.close()
-            return False
+            return 0
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._report_line(line)
         while len(self._rest) > LIMITS.child_line_bytes:
             self._report_line(self._rest[: LIMITS.child_line_bytes])
             self._rest = self._rest[LIMITS.child_line_bytes :]
-        return True
+        return len(data)
 
     def _report_line(self, line: bytes) -> None:
         # A progress bar writes its states over each other; only the last one is visible.

@@ -158,7 +158,7 @@ def _unknown(manifest: Mapping[str, Any]) -> SpecError:
         for row in kinds.KINDS.values()
         if row.kind == manifest["kind"]
     ]
-    candidate_paths = [".".join(path) for path in _candidates(manifest)]
+    candidate_paths = [".".join(path) for path in _candidates(manifest) if path]
     hint = "nothing in it looks like a pod template (a `spec` with `containers`)"
     if candidate_paths:
         which = "it seems to be" if len(candidate_paths) == 1 else "it may be one of"
@@ -196,13 +196,14 @@ def _check_template(manifest: Mapping[str, Any], row: Kind) -> None:
         candidate_paths = [
             ".".join(path) for path in _candidates(manifest) if path != template_path
         ]
-        raise SpecError(
-            f"the {row.kind} has no pod template at {shown}",
-            hint=f'there is one at {candidate_paths[0]}: {_PATH_PARAMETER}="{candidate_paths[0]}"'
-            if candidate_paths
-            else "a pod template has a `spec` with `containers`; "
-            f"{_PATH_PARAMETER} says where it lies",
+        hint = (
+            f"a pod template has a `spec` with `containers`; {_PATH_PARAMETER} says where it lies"
         )
+        if candidate_paths and not candidate_paths[0]:
+            hint = f"its own spec has `containers`: put them, with a `spec`, below {shown}"
+        elif candidate_paths:
+            hint = f'there is one at {candidate_paths[0]}: {_PATH_PARAMETER}="{candidate_paths[0]}"'
+        raise SpecError(f"the {row.kind} has no pod template at {shown}", hint=hint)
     containers = template["spec"].get("containers")
     if not isinstance(containers, list) or not containers:
         raise SpecError(
@@ -210,7 +211,8 @@ def _check_template(manifest: Mapping[str, Any], row: Kind) -> None:
             hint=f"one, with an image, is enough: it may be named {row.container!r}",
         )
     if not all(isinstance(container, Mapping) for container in containers):
-        raise SpecError(f"{shown}.spec.containers of the {row.kind} is no list of dictionaries")
+        shown_list = ".".join((*template_path, "spec", "containers"))
+        raise SpecError(f"{shown_list} of the {row.kind} is no list of dictionaries")
 
 
 def _candidates(manifest: Mapping[str, Any]) -> Iterator[Path]:

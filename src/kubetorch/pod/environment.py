@@ -406,7 +406,11 @@ class Interpreters:
             return spec
         image = spec.compute.image
         declared_path = (image.python_path if image is not None else None) or ""
-        search_result = await asyncio.shield(self._search(declared_path))
+        try:
+            search_result = await asyncio.shield(self._search(declared_path))
+        except Exception:
+            self._searches.pop(declared_path, None)  # the next deploy searches again
+            raise
         if isinstance(search_result, Interpreter):
             chosen_runtime = RuntimeSpec(
                 python=search_result.path,

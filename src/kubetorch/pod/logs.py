@@ -516,8 +516,11 @@ class AgentLines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Called in any thread."""
-        line = LogLine(
-            record.created, self._pod_name, record.getMessage(), "agent", record.levelname
-        )
+        try:
+            text = self.format(record)  # with the traceback of an exception
+        except Exception:  # noqa: BLE001  # as all handlers of logging do
+            self.handleError(record)
+            return
+        line = LogLine(record.created, self._pod_name, text, "agent", record.levelname)
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(functools.partial(self._log.write, line, echo=False))

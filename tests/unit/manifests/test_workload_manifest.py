@@ -89,6 +89,14 @@ def test_a_template_that_is_nowhere_is_named_with_what_is_missing() -> None:
     assert "`containers`" in error.hint
 
 
+def test_containers_where_a_template_belongs_are_named() -> None:
+    manifest = manifests()["Deployment"]
+    manifest["spec"] = manifest["spec"]["template"]["spec"]
+    assert refusal(manifest).hint == (
+        "its own spec has `containers`: put them, with a `spec`, below spec.template"
+    )
+
+
 def test_a_path_that_leads_nowhere_is_named() -> None:
     error = refusal(gang(tasks=[{"template": template()}]), "spec.tasks.1.template")
     assert "no pod template at spec.tasks.1.template" in error.message

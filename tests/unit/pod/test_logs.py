@@ -1,10 +1,11 @@
 import asyncio
 import json
+import logging
 
 import pytest
 
 from clock_loop import run
-from kubetorch.pod.logs import LogLine, PodLog
+from kubetorch.pod.logs import AgentLines, LogLine, PodLog
 from kubetorch.pod.tuning import LIMITS
 
 
@@ -184,3 +185,27 @@ def test_a_follower_that_does_not_read_loses_the_oldest_lines_and_holds_nobody_u
         log.close()
 
     scenario(act)
+
+
+def test_lines_of_the_agent_have_the_traceback_and_a_bad_one_is_left_out(tmp_path, capsys):
+    async def act():
+        log = PodLog(tmp_path, stdout=None)
+        logger = logging.getLogger("tests.agent_lines")
+        logger.propagate = False
+        handler = AgentLines(log, "demo-0", asyncio.get_running_loop())
+        logger.addHandler(handler)
+        logger.error("%d calls", "no number")
+        try:
+            raise ValueError("reason")
+        except ValueError:
+            logger.exception("failed")
+        logger.removeHandler(handler)
+        await asyncio.sleep(0)
+        log.flush()
+        (text,) = texts(log.tail(5))
+        assert text.startswith("failed\nTraceback")
+        assert text.endswith("ValueError: reason")
+        log.close()
+
+    scenario(act)
+    assert "no number" in capsys.readouterr().err

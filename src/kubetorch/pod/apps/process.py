@@ -366,18 +366,21 @@ class AppProcess:
     async def _finish_exit(self) -> None:
         """End the app's other processes after its first one, read their output, report the end."""
         status = processes.exit_status(self.pid)
-        if self.is_stopping:
-            await self._wait_for_descendants()
-        self._signal(signal.SIGKILL)
-        # Until these processes are gone, the app's port is taken.
-        with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-            async with deadlines.timeout(TIMING.app_leftover_seconds):
-                await process_watch.wait_for_ends(await self._find(processes.kill_session))
-        self._output.close()
-        code = exit_code(status)
-        self.ended = AppExit(self.generation, code, self.started, time.time())
-        self._exited.set()
-        self.on_change(self)
+        try:
+            if self.is_stopping:
+                await self._wait_for_descendants()
+            self._signal(signal.SIGKILL)
+            # Until these processes are gone, the app's port is taken.
+            with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+                async with deadlines.timeout(TIMING.app_leftover_seconds):
+                    await process_watch.wait_for_ends(await self._find(processes.kill_session))
+            self._output.close()
+        finally:
+            # Whatever failed: who waits for the end of the app goes on.
+            code = exit_code(status)
+            self.ended = AppExit(self.generation, code, self.started, time.time())
+            self._exited.set()
+            self.on_change(self)
 
     async def _wait_for_descendants(self) -> None:
         """Wait for the shell's children: the shell ends at SIGTERM at once, they get the grace."""
