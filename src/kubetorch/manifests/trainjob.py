@@ -49,8 +49,8 @@ def template(manifest: Manifest) -> Manifest:
     container: Manifest = {"name": NODE}
     container |= {key: trainer[key] for key in _TRAINER_FIELDS if key in trainer}
     assign(container, "resources", trainer.get("resourcesPerNode"))
-    changed = named(override.get("containers") or [], NODE) or {}
-    assign(container, "volumeMounts", changed.get("volumeMounts"))
+    container_override = named(override.get("containers") or [], NODE) or {}
+    assign(container, "volumeMounts", container_override.get("volumeMounts"))
     pod: Manifest = {key: override[key] for key in _POD_FIELDS if key in override}
     metadata = {key: spec[key] for key in ("labels", "annotations") if key in spec}
     return {"metadata": metadata, "spec": pod | {"containers": [container]}}
@@ -82,9 +82,9 @@ def write(manifest: Manifest, template: Manifest) -> None:
             ]
         assign(override, key, value)
     mounts = container.get("volumeMounts")
-    changed = named(override.get("containers") or [], NODE)
-    if changed is not None:
-        assign(changed, "volumeMounts", mounts)
+    container_override = named(override.get("containers") or [], NODE)
+    if container_override is not None:
+        assign(container_override, "volumeMounts", mounts)
     elif mounts:
         list_at(override, "containers").append({"name": NODE, "volumeMounts": mounts})
 
@@ -99,7 +99,7 @@ def base_of(manifest: Manifest) -> tuple[str, str]:
     return str(ref.get("kind") or "ClusterTrainingRuntime"), str(ref["name"])
 
 
-def runtime(manifest: Manifest, base: Manifest, initial: list[Manifest]) -> Manifest:
+def runtime(manifest: Manifest, base: Manifest, first_init_containers: list[Manifest]) -> Manifest:
     """A copy of a TrainJob's runtime with fields that a TrainJob lacks.
 
     These are further init containers, and labels and annotations of its pods.
@@ -114,7 +114,10 @@ def runtime(manifest: Manifest, base: Manifest, initial: list[Manifest]) -> Mani
             hint=f"its jobs are {', '.join(job['name'] for job in jobs) or 'none'}",
         )
     pods = pod_template(spec)
-    pods["spec"]["initContainers"] = [*initial, *(pods["spec"].get("initContainers") or ())]
+    pods["spec"]["initContainers"] = [
+        *first_init_containers,
+        *(pods["spec"].get("initContainers") or ()),
+    ]
     for key in ("labels", "annotations"):
         # The job's own labels and annotations end at its JobSet, and do not reach its pods.
         dictionary_at(dictionary_at(pods, "metadata"), key).update(manifest["spec"].get(key) or {})

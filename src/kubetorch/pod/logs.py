@@ -34,11 +34,11 @@ from kubetorch.pod.user_process.tuning import LIMITS as WORKER_LIMITS
 # Writer, call, source. Bytes without a record have the writer 0.
 _Key = tuple[int, int, int]
 _RAW: _Key = (0, 0, protocol.STDOUT)
-_READ = 256 * 1024
+_READ_BYTES = 256 * 1024
 #: Seconds since the epoch: the year 5138.
 _LATEST = 1e11
 #: Bytes that are read first to find the last lines.
-_BLOCK = 64 * 1024
+_PIECE_BYTES = 64 * 1024
 _encoder = msgspec.json.Encoder()
 
 
@@ -276,7 +276,7 @@ class LogPipe:
 
     def _read(self) -> None:
         try:
-            data = os.read(self._descriptor, _READ)
+            data = os.read(self._descriptor, _READ_BYTES)
         except BlockingIOError:
             return
         except OSError:
@@ -292,7 +292,7 @@ class LogPipe:
         remaining_bytes = self._available[0]
         while remaining_bytes > 0:
             try:
-                data = os.read(self._descriptor, min(remaining_bytes, _READ))
+                data = os.read(self._descriptor, min(remaining_bytes, _READ_BYTES))
             except OSError:
                 return
             if not data:
@@ -485,7 +485,7 @@ class Follower:
 
 def _last_lines(path: Path, count: int) -> list[bytes]:
     """The last whole lines of a segment; it is read from its end."""
-    length = _BLOCK
+    length = _PIECE_BYTES
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size

@@ -159,9 +159,11 @@ class _Worker:
         if not event_loops.MAKES_LOOPS:
             asyncio.set_event_loop(None)
         event_loops.enter_thread()
-        has_left = threading.Event()
-        aside = threading.Thread(target=self._run_loop_aside, args=(has_left,), daemon=True)
-        aside.start()
+        main_thread_is_done = threading.Event()
+        loop_thread = threading.Thread(
+            target=self._run_loop_aside, args=(main_thread_is_done,), daemon=True
+        )
+        loop_thread.start()
         self._agent.before_end = self._pool.job_is_done
         self._pool.make_home()
         self._report_loaded(deployed)
@@ -170,18 +172,18 @@ class _Worker:
         except BaseException:  # noqa: BLE001  # a handler of signals raised in the middle of our code
             traceback.print_exc()
             os._exit(1)
-        has_left.set()
+        main_thread_is_done.set()
 
     def _report_exits(self) -> None:
         """Report the call whose code calls `os._exit`, for the errors of calls beside it."""
-        leave, agent = os._exit, self._agent
+        original_exit, agent = os._exit, self._agent
 
-        @functools.wraps(leave)
+        @functools.wraps(original_exit)
         def _exit(status: int) -> NoReturn:
             call = current_call.current.get()
             if call is not None:
                 agent.report_exit(call.number)
-            leave(status)
+            original_exit(status)
 
         os._exit = _exit
 
@@ -189,10 +191,12 @@ class _Worker:
         names = json.dumps(deployed.loop_methods).encode()
         self._agent.send(protocol.LOADED, payload=names[: LIMITS.loop_method_names_bytes])
 
-    def _run_loop_aside(self, has_left: threading.Event) -> None:
+    def _run_loop_aside(self, main_thread_is_done: threading.Event) -> None:
         asyncio.set_event_loop(self._loop)
         self._run_loop()
-        if not has_left.wait(TIMING.main_thread_exit_seconds):  # a call holds the main thread up
+        if not main_thread_is_done.wait(
+            TIMING.main_thread_exit_seconds
+        ):  # a call holds the main thread up
             _leave(self._pipe.c_output)
 
     def _run_loop(self) -> None:

@@ -81,10 +81,10 @@ class Session:
         self._failure: Exception | None = None
 
     def controller(self) -> Controller:
-        is_under_way = self._lock.locked()
+        was_locked = self._lock.locked()
         with self._lock:
             if self._controller is None:
-                if is_under_way and self._failure is not None:
+                if was_locked and self._failure is not None:
                     raise self._failure
                 self._controller, self._failure = self._connect(), None
             return self._controller
@@ -114,12 +114,12 @@ class Session:
         finally:
             self._lock.release()
 
-    def reconnect(self, failed: Controller) -> Controller:
+    def reconnect(self, failed_controller: Controller) -> Controller:
         """Connect again with a controller that did not answer: it may have ended meanwhile."""
         with self._lock:
-            if self._controller is failed:
+            if self._controller is failed_controller:
                 self._controller = None
-        failed.close()
+        failed_controller.close()
         return self.controller()
 
     def ask(self, question: Callable[[Controller], _T]) -> _T:
