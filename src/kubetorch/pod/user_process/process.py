@@ -194,9 +194,8 @@ class _Worker:
     def _run_loop_aside(self, main_thread_is_done: threading.Event) -> None:
         asyncio.set_event_loop(self._loop)
         self._run_loop()
-        if not main_thread_is_done.wait(
-            TIMING.main_thread_exit_seconds
-        ):  # a call holds the main thread up
+        # A call may hold the main thread up.
+        if not main_thread_is_done.wait(TIMING.main_thread_exit_seconds):
             _leave(self._pipe.c_output)
 
     def _run_loop(self) -> None:
