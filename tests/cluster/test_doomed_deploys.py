@@ -185,7 +185,7 @@ def described_events(kubectl: Kubectl, *where: str) -> str:
     return kubectl("describe", "kubetorchworkload", *where).split("Events:")[1]
 
 
-@pytest.mark.usefixtures("found")
+@pytest.mark.usefixtures("outcomes")
 def test_kubectl_shows_what_became_of_a_doomed_deploy(
     installed: Installed, kubectl: Kubectl
 ) -> None:

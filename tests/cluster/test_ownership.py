@@ -105,6 +105,7 @@ def person(
         kubectl("delete", "rolebinding", binding, "-n", "kubetorch")
 
 
+@pytest.mark.timeout(300)
 def test_two_users_and_two_projects_share_a_cluster(
     person: Callable[[str, str], User], installed: Installed
 ) -> None:
