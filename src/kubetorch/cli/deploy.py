@@ -315,8 +315,9 @@ def deploy(  # noqa: PLR0913  # the documented options
             output.report(f"• {handle.name}")
         deployed = asyncio.run(_deploy(handles, options.init_args, output, replace=replace))
     if as_json:
-        services = [Services(namespace, output).find(handle.service_name) for handle in deployed]
-        output.value([views.service_json(service) for service in services])
+        services = Services(namespace, output)
+        service_views = [services.find(handle.service_name) for handle in deployed]
+        output.value([views.service_json(view) for view in service_views])
     if len(deployed) < len(handles):
         raise typer.Exit(1)
 

@@ -104,8 +104,8 @@ def _own_services(services: Services, output: Output, prefix: str | None) -> lis
     """The services to delete that the user deployed; prints which others there are."""
     all_services = services.all()
     targets = [service for service in all_services if _is_meant(services, service, prefix)]
-    others = [service for service in all_services if service not in targets]
-    _report_others(output, services, others, prefix)
+    remaining_services = [service for service in all_services if service not in targets]
+    _report_others(output, services, remaining_services, prefix)
     return targets
 
 

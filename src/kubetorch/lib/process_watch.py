@@ -135,8 +135,11 @@ class Output:
         available = array.array("i", [0])
         fcntl.ioctl(self._descriptor, termios.FIONREAD, available)
         remaining_bytes = available[0]
-        while remaining_bytes > 0 and self._descriptor >= 0:
-            remaining_bytes -= self._read(min(remaining_bytes, _READ_BYTES)) or remaining_bytes
+        while remaining_bytes > 0:
+            count = self._read(min(remaining_bytes, _READ_BYTES))
+            if not count:
+                break
+            remaining_bytes -= count
         if self._descriptor >= 0:
             self._read()  # the end of the pipe, if its last writer has closed it
 

@@ -501,8 +501,7 @@ class WorldPorts:
         chosen = self._claims[key] = {}
         try:
             for number in range(request.first, request.first + request.count):
-                # The processes of the previous world may still hold the declared port; they end
-                # first.
+                # The previous world's processes may still hold the declared port; they end first.
                 is_previous = request.is_declared and number in previous_ports
                 if number not in used_ports and (
                     is_previous or sockets.is_free(number, ANY_ADDRESS)

@@ -203,7 +203,7 @@ class Pod:
             self._schedule_restart(f"its agent could not be started: {error}")
 
     def _start(self) -> None:
-        # Ahead of its spare, which a pod without its inputs would waste.
+        # The inputs are read before a spare is claimed, which would be lost if they cannot be read.
         self.record = replace(self.record, port=self._port(), pid=0, start_time="")
         inputs = self._read_inputs(self.record, self.folder)
         spare = self._spares.claim()
