@@ -22,7 +22,7 @@ FIGURES = (
         "call, p50",
         "p50",
         "ms",
-        {ECHO: Limit(1.3), peers.RAY: Limit(0.25), peers.EARLIER: None},
+        {ECHO: Limit(1.45), peers.RAY: Limit(0.3), peers.EARLIER: None},
         scale=1e3,
     ),
     Figure("call, p99", "p99", "ms", {ECHO: None, peers.RAY: None, peers.EARLIER: None}, scale=1e3),
@@ -33,7 +33,7 @@ FIGURES = (
         "/s",
         {
             ECHO: None,
-            peers.RAY: Limit(4.0, at_least=True),
+            peers.RAY: Limit(3.5, at_least=True),
             peers.EARLIER: Limit(20.0, at_least=True),
         },
     ),
