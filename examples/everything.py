@@ -136,6 +136,9 @@ knative = declare(
     scale_down_delay="2m",
     progress_deadline="15m",
     activation_scale=3,
+    panic_window_percentage=10,
+    panic_threshold_percentage=200,
+    target_burst_capacity=200,
 )
 
 raycluster = declare(

@@ -36,14 +36,6 @@ metadata:
 {spec}{{{{- end }}}}
 """
 _SCALARS = {str: "string", bool: "boolean", int: "integer", float: "number"}
-_PAIRS = {
-    "type": "array",
-    "items": {
-        "type": "object",
-        "required": ["name", "value"],
-        "properties": {"name": {"type": "string"}, "value": {"type": "string"}},
-    },
-}
 #: Name, type and path of the columns of `kubectl get`; those with a priority only with `-o wide`.
 _COLUMNS = (
     ("Status", "string", ".status.phase", 0),
@@ -169,6 +161,7 @@ def _status() -> Object:
         "epoch": (number, "Number of the last change of its members."),
         "worlds": (text, "The pods that a distributed service runs on, packed."),
         "pool": (text, "Ordinals of the pods that a selector found at the last deploy."),
+        "scaling": (text, "Number of pods that the load decides on, as the controller stores it."),
         "lastActive": (moment, "When its last call was, to a minute."),
     }
     return {
@@ -254,8 +247,10 @@ def _of(kind: Any) -> Object:  # noqa: ANN401  # a type, which may be a union
         # A schema that is structural cannot say that something is one of two.
         return {"x-kubernetes-preserve-unknown-fields": True}
     arm = float if len(union_members) > 1 else union_members[0]
-    if arm == resource.PAIRS:
-        return dict(_PAIRS)
+    if (value := resource.value_of_pairs(arm)) is not None:
+        pair = {"name": {"type": "string"}, "value": {"type": _SCALARS[value]}}
+        item = {"type": "object", "required": ["name", "value"], "properties": pair}
+        return {"type": "array", "items": item}
     if get_origin(arm) is tuple:
         return {"type": "array", "items": _of(get_args(arm)[0])}
     if get_origin(arm) is Literal:

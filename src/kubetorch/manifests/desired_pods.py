@@ -206,6 +206,8 @@ class DesiredPods(msgspec.Struct, frozen=True):
     labels: tuple[tuple[str, str], ...] = ()
     annotations: tuple[tuple[str, str], ...] = ()
     account: str = "default"
+    #: Seconds from SIGTERM to SIGKILL, if declared.
+    grace: float | None = None
 
 
 def read(manifest: Manifest, *, pod_template_path: tuple[str, ...] | None = None) -> DesiredPods:
@@ -220,7 +222,10 @@ def read(manifest: Manifest, *, pod_template_path: tuple[str, ...] | None = None
         namespace=manifest["metadata"]["namespace"],
         name=manifest["metadata"]["name"],
         replicas=knative.min_pods(primary) if kind.is_autoscaled else replicas.read(workload),
-        template=rendering.fingerprint(primary.body),
+        # Pods stay when another number of them is wanted.
+        template=rendering.fingerprint(
+            knative.without_scaling(primary) if kind.is_autoscaled else primary.body
+        ),
         variables=tuple(container_variables.read_variables(primary.spec, container)),
         working_dir=container.get("workingDir"),
         kind=kind.kind,
@@ -234,6 +239,7 @@ def read(manifest: Manifest, *, pod_template_path: tuple[str, ...] | None = None
         labels=tuple(primary.read_pods("labels").items()),
         annotations=tuple(primary.read_pods("annotations").items()),
         account=primary.spec.get("serviceAccountName") or "default",
+        grace=primary.spec.get("terminationGracePeriodSeconds"),
     )
 
 

@@ -6,10 +6,16 @@ template, since each revision has its own.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
+from kubetorch.errors import AutoScalingError
+from kubetorch.manifests import scheduling
 from kubetorch.manifests.kinds import KINDS, Manifest, assign
 from kubetorch.manifests.workload_manifest import ManifestParameter, PodTemplate, WorkloadManifest
-from kubetorch.specs.autoscaling import KPA, AutoscalingSpec
-from kubetorch.specs.compute import ComputeSpec
+from kubetorch.specs import autoscaling, quantity
+from kubetorch.specs.autoscaling import KPA, KPA_METRICS, AutoscalingSpec
+from kubetorch.specs.compute import ComputeSpec, thaw
 
 KIND = KINDS["Service", "serving.knative.dev"]
 TEMPLATE_LABEL = "ksvc"
@@ -31,22 +37,62 @@ ANNOTATIONS = {
     "scale_to_zero_pod_retention_period": f"{_DOMAIN}scale-to-zero-pod-retention-period",
     "scale_down_delay": f"{_DOMAIN}scale-down-delay",
     "progress_deadline": _PROGRESS_DEADLINE,
+    "activation_scale": f"{_DOMAIN}activation-scale",
+    "panic_window_percentage": f"{_DOMAIN}panic-window-percentage",
+    "panic_threshold_percentage": f"{_DOMAIN}panic-threshold-percentage",
 }
-_NUMBERS = ("target", "min_scale", "max_scale", "initial_scale", "target_utilization")
-#: Pods that run without load where the user sets no `min_scale`.
-_DEFAULT_MIN_SCALE = 1
+_NUMBERS = (
+    *("target", "min_scale", "max_scale", "initial_scale", "target_utilization"),
+    *("activation_scale", "panic_window_percentage", "panic_threshold_percentage"),
+)
+#: Decimals of a percentage of memory that distinguish any two numbers of MiB.
+_DECIMALS = 9
 
 
-def render(scaling: AutoscalingSpec) -> dict[str, str]:
-    """The complete set of annotations."""
-    min_scale = _DEFAULT_MIN_SCALE if scaling.min_scale is None else scaling.min_scale
-    values = {name: getattr(scaling, name) for name in ANNOTATIONS} | {"min_scale": min_scale}
+def scaling(compute: ComputeSpec) -> AutoscalingSpec | None:
+    """How a workload scales; `None` if its number of pods is fixed.
+
+    A Knative Service of the user's scales in any case: as its annotations say, else as Knative
+    does without any.
+    """
+    if compute.autoscaling is not None or compute.manifest is None:
+        return compute.autoscaling
+    workload = WorkloadManifest.parse(thaw(compute.manifest), compute.pod_template_path)
+    if not workload.kind.is_autoscaled:
+        return None
+    return _read(workload.primary) or AutoscalingSpec(autoscaler_class=KPA)
+
+
+def render(scaling: AutoscalingSpec, *, memory: str | None = None) -> dict[str, str]:
+    """The complete set of annotations.
+
+    Args:
+        scaling: How the service scales.
+        memory: The memory request of a pod. A `target` of memory is a percentage of it; Knative
+            takes MiB. Without a request the number stays as it is.
+    """
+    values = {name: getattr(scaling, name) for name in ANNOTATIONS} | {"min_scale": scaling.least}
+    if scaling.metric == "memory" and memory is not None and scaling.target is not None:
+        values["target"] = _mebibytes(scaling.target, memory)
     scaling_annotations = {
         ANNOTATIONS[name]: str(value) for name, value in values.items() if value is not None
     }
-    return scaling_annotations | {
-        f"{_DOMAIN}{name}": text for name, text in scaling.extra_annotations
-    }
+    return scaling_annotations | extra_annotations(scaling)
+
+
+def _mebibytes(percentage: float, memory: str) -> int:
+    return max(1, round(percentage / 100 * quantity.size_bytes(memory) / 2**20))
+
+
+def _percentage(mebibytes: float, memory: str) -> float:
+    """The shortest percentage of a memory request that Knative is given as so many MiB."""
+    exact = 100 * mebibytes * 2**20 / quantity.size_bytes(memory)
+    rounded = (round(exact, decimals) for decimals in range(_DECIMALS))
+    percentages = (number for number in rounded if number > 0)
+    shortest = next(
+        filter(lambda number: _mebibytes(number, memory) == mebibytes, percentages), exact
+    )
+    return int(shortest) if shortest == int(shortest) else shortest
 
 
 def min_pods(template: PodTemplate) -> int:
@@ -54,16 +100,53 @@ def min_pods(template: PodTemplate) -> int:
     return max(1, int(template.read_pods("annotations").get(ANNOTATIONS["min_scale"]) or 1))
 
 
-def unscaled_note(manifest: Manifest) -> str:
-    """The sentence about a Knative Service that runs without Knative."""
-    return f"there is no Knative here, so it does not scale: it runs on {min_pods_text(manifest)}"
+def without_scaling(template: PodTemplate) -> Manifest:
+    """The body of a pod template without what says when there are how many pods."""
+    body = template.body
+    metadata = body.get("metadata") or {}
+    annotations = metadata.get("annotations") or {}
+    unscaled = {name: text for name, text in annotations.items() if not _is_scaling(name)}
+    spec = {name: value for name, value in body["spec"].items() if name != "containerConcurrency"}
+    return {**body, "metadata": {**metadata, "annotations": unscaled}, "spec": spec}
 
 
-def min_pods_text(manifest: Manifest) -> str:
-    """The number of pods of a Knative Service where nothing scales it, in words."""
-    count = min_pods(WorkloadManifest(manifest, KIND).primary)
-    pods = "1 pod" if count == 1 else f"{count} pods"
-    return f"{pods} (min_scale)"
+def extra_annotations(scaling: AutoscalingSpec) -> dict[str, str]:
+    """The annotations beyond the fields, which Knative alone knows."""
+    return {f"{_DOMAIN}{name}": text for name, text in scaling.extra_annotations}
+
+
+def check(compute: ComputeSpec) -> None:
+    """Refuse what only the scaler of Kubetorch does, where Knative scales."""
+    spec = scaling(compute)
+    options = "" if spec is None else autoscaling.beyond_knative(spec)
+    if options:
+        raise AutoScalingError(
+            f"Knative scales the services of this cluster, and it has no {options}",
+            hint="leave it out, or deploy to a cluster without Knative",
+        )
+
+
+def warnings(compute: ComputeSpec, *, has_knative: bool = False) -> Iterator[str]:
+    """Sentences about settings that have another meaning for the scaler than for their writer."""
+    spec = scaling(compute)
+    if spec is None:
+        return
+    names = list(extra_annotations(spec))
+    if names and not has_knative:
+        is_single = len(names) == 1
+        yield (
+            f"the scaler of Kubetorch does not know the annotation{'' if is_single else 's'} "
+            f"{', '.join(names)}; {'it stays' if is_single else 'they stay'} in the manifest"
+        )
+    requests = {"cpu": ("cpus", compute.cpus), "memory": ("memory", compute.memory)}
+    parameter, request = requests.get(spec.metric or "", ("", ""))
+    if request is None:
+        is_in_mebibytes = has_knative and spec.metric == "memory" and spec.target is not None
+        yield (
+            f"the metric {spec.metric!r} is a percentage of what a pod requests, and these pods "
+            f"request none: kt.Compute({parameter}=...) says how much"
+            + (f"; Knative takes the target for {spec.target} MiB" if is_in_mebibytes else "")
+        )
 
 
 def _write(template: PodTemplate, compute: ComputeSpec) -> None:
@@ -73,7 +156,7 @@ def _write(template: PodTemplate, compute: ComputeSpec) -> None:
     *_, pod_annotations = template.annotations()
     for name in [name for name in pod_annotations if _is_scaling(name)]:
         del pod_annotations[name]
-    pod_annotations |= render(scaling)
+    pod_annotations |= render(scaling, memory=compute.memory)
     assign(template.spec, "containerConcurrency", _pod_concurrency(compute))
 
 
@@ -106,13 +189,19 @@ def _read(template: PodTemplate) -> AutoscalingSpec | None:
     concurrency = template.spec.get("containerConcurrency")
     if not values and not extra and concurrency is None:
         return None
-    return AutoscalingSpec(
-        **{"autoscaler_class": KPA, **values},  # type: ignore[arg-type]  # by the names above
+    spec = AutoscalingSpec(
+        **values,  # type: ignore[arg-type]  # by the names above
         concurrency=concurrency,
         extra_annotations=tuple(
             sorted((name.removeprefix(_DOMAIN), text) for name, text in extra.items())
         ),
     )
+    if spec.autoscaler_class is None and spec.metric in (None, *KPA_METRICS):
+        spec = replace(spec, autoscaler_class=KPA)
+    memory = scheduling.requested_resource(template, "memory")
+    if spec.metric == "memory" and spec.target is not None and memory is not None:
+        spec = replace(spec, target=_percentage(spec.target, memory))
+    return autoscaling.check(spec)
 
 
 def _number(text: str) -> int | float:

@@ -36,7 +36,9 @@ from kubetorch.manifests import (
 )
 from kubetorch.manifests.kinds import KINDS, Kind, Manifest, dictionary_at, named
 from kubetorch.manifests.parameters import PARAMETERS
+from kubetorch.manifests.tuning import TIMING
 from kubetorch.manifests.workload_manifest import ManifestParameter, PodTemplate, WorkloadManifest
+from kubetorch.specs.autoscaling import AutoscalingSpec
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec, thaw
 from kubetorch.specs.distribution import DistributionSpec
@@ -136,16 +138,19 @@ def render(
 ) -> Manifest:
     """The object for a compute; arguments that are known only at a deploy may be left out.
 
-    The object is a Deployment where `operated_kind` has no operator.
+    The object is a Deployment where `operated_kind` has no operator. That of an autoscaled service
+    says no number of pods, which its scaler decides, and its pods depend on no number of it.
 
     A compute that only selects existing pods (`is_selector_only`) has no object; the result for it
     has the pods that it would have.
     """
     is_autoscaled = compute.autoscaling is not None
+    scaling = None if has_operator else compute.autoscaling
     if not has_operator:
         # Ranks of Ray start it themselves: the first pod is the head.
         plain = None if compute.distribution is None else DistributionSpec()
-        compute = replace(compute, replicas=compute.pods, autoscaling=None, distribution=plain)
+        pod_count = compute.pods if scaling is None else 1
+        compute = replace(compute, replicas=pod_count, autoscaling=None, distribution=plain)
     workload, manifest_compute = _base(compute)
     manifest, kind = workload.object, workload.kind
     replicas.PARAMETERS[0].write(workload.primary, compute)
@@ -182,14 +187,32 @@ def render(
     if kind == _CRON_JOB:
         # Pods that serve do not end, so each run would add to those of all before it.
         manifest["spec"].setdefault("concurrencyPolicy", "Forbid")
+    if scaling is not None:
+        _leave_to_scaler(workload, scaling)
     workload.write_templates()
     rendered = _overlaid(workload, compute)
-    if is_autoscaled and not has_operator:
-        # A call goes to one of the pods, as it would with the scaler, so two templates may mix.
-        rendered["spec"]["strategy"] = {"type": "RollingUpdate"}
-        # Distinguishes it from the Deployment that the same service may have been before.
-        rendered["metadata"]["labels"][labels.TEMPLATE] = knative.TEMPLATE_LABEL
+    if is_autoscaled and "replicas" in rendered["spec"]:
+        raise SpecError(
+            f"service_template has spec.replicas = {rendered['spec']['replicas']!r}, and the "
+            "number of pods of an autoscaled service follows its load",
+            hint="leave it out; .autoscale(min_scale=..., max_scale=...) bounds the number",
+        )
     return rendered
+
+
+def _leave_to_scaler(workload: WorkloadManifest, scaling: AutoscalingSpec) -> None:
+    """Let the scaler of Kubetorch decide on the number of pods of a Deployment."""
+    # Another deploy does not change the number: it would end pods that work. An update replaces pod
+    # by pod, as of a single one: a call goes to one of the pods, so two templates may mix.
+    del workload.object["spec"]["replicas"]
+    # Distinguishes it from the Deployment that the same service may have been before.
+    workload.object["metadata"]["labels"][labels.TEMPLATE] = knative.TEMPLATE_LABEL
+    annotations = knative.extra_annotations(scaling)
+    if annotations:
+        workload.primary.annotations_of_object().update(annotations)
+    # A pod that leaves takes no new calls, and finishes those that run.
+    grace_seconds = TIMING.scaled_pod_grace_seconds
+    workload.primary.spec.setdefault("terminationGracePeriodSeconds", grace_seconds)
 
 
 def _value(compute: ComputeSpec, parameter: ManifestParameter) -> Any:  # noqa: ANN401  # fields differ

@@ -74,9 +74,13 @@ class KubernetesServices:
         endpoint = self._compute.endpoint
         if endpoint is not None and endpoint.base_url is not None:
             return endpoint.base_url
-        services = self.render()
-        called_name = services[0]["metadata"]["name"] if services else self._name
-        return f"http://{called_name}.{self._namespace}.svc.cluster.local"
+        return f"http://{self.called_name or self._name}.{self._namespace}.svc.cluster.local"
+
+    @property
+    def called_name(self) -> str:
+        """The name of the Service for calls; empty where nothing of ours is for them."""
+        services = [] if self._has_url else self.render()
+        return services[0]["metadata"]["name"] if services else ""
 
     @property
     def _has_url(self) -> bool:
@@ -106,7 +110,7 @@ class KubernetesServices:
     @property
     def _is_headless(self) -> bool:
         kind, compute = self._kind, self._compute
-        if kind is not None and kind.is_autoscaled:
+        if (kind is not None and kind.is_autoscaled) or compute.autoscaling is not None:
             return False
         is_ray = kind is not None and kind.kind == "RayCluster"
         return is_ray or compute.distribution is not None or compute.pods > 1

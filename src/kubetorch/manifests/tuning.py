@@ -14,6 +14,8 @@ class Timing(Table):
     startup_probe_seconds: int = 5
     #: Time that a readiness probe waits: the agent of a pod that starts answers as late as that.
     pod_start_seconds: int = 600
+    #: Time that a pod of an autoscaled Deployment has to finish its calls when it leaves.
+    scaled_pod_grace_seconds: int = 300
 
 
 TIMING = Timing()

@@ -613,11 +613,9 @@ class Compute:
 
     @property
     def replicas(self) -> int:
-        """Number of pods; of an autoscaled service the fewest."""
+        """Number of pods; of an autoscaled service the fewest at any time."""
         scaling = self._spec.autoscaling
-        if scaling is not None:
-            return 1 if scaling.min_scale is None else scaling.min_scale
-        return self._spec.pods
+        return self._spec.pods if scaling is None else scaling.least
 
     @replicas.setter
     def replicas(self, value: int | None) -> None:
@@ -625,7 +623,8 @@ class Compute:
         pod_count = PARAMETERS["replicas"].parse(value) if value else 1
         scaling, distributed = self._spec.autoscaling, self._spec.distribution
         if scaling is not None:
-            self._set(autoscaling=autoscaling.check_numbers(replace(scaling, min_scale=pod_count)))
+            fixed = replace(scaling, min_scale=pod_count, min_schedule=(), timezone=None)
+            self._set(autoscaling=autoscaling.check(fixed))
             return
         if self._spec.manifest is not None:
             distributed = self._described().distribution(pod_count)
@@ -639,8 +638,8 @@ class Compute:
         target: float | None = None,
         window: str | None = None,
         metric: str | None = None,
-        target_utilization: int | None = None,
-        min_scale: int | None = None,
+        target_utilization: float | None = None,
+        min_scale: int | Mapping[str, int] | None = None,
         max_scale: int | None = None,
         initial_scale: int | None = None,
         concurrency: int | None = None,
@@ -648,20 +647,30 @@ class Compute:
         scale_down_delay: str | None = None,
         autoscaler_class: str | None = None,
         progress_deadline: str | None = None,
+        activation_scale: int | None = None,
+        panic_window_percentage: float | None = None,
+        panic_threshold_percentage: float | None = None,
+        buffer: int | None = None,
+        timezone: str | None = None,
         **extra_annotations: Any,  # noqa: ANN401  # other spellings, and annotations of Knative
     ) -> Self:
         """Let the load decide on the number of pods; each call goes to one of them.
 
-        The service becomes one of Knative. Where there is no Knative it runs with `min_scale`
-        pods, at least one, and says so.
+        Where the cluster has Knative, the service becomes one of Knative. Elsewhere, on this
+        machine too, Kubetorch scales it by the same rules. `buffer`, `min_scale` by the clock and
+        a metric of `kt.metric` are beyond Knative: a deploy to a cluster with Knative refuses them.
 
         Args:
             target: Load per pod that is aimed at, in units of `metric`; Knative's default is 100.
+                For `"cpu"` and `"memory"` a percentage of what the pod requests.
             window: Time over which it is averaged, such as `"60s"`, which is Knative's default.
-            metric: `"concurrency"`, the default, or `"rps"`; `"cpu"`, `"memory"` and others, which
-                need the HPA class and choose it.
+            metric: `"concurrency"`, the default, or `"rps"`; `"cpu"` or `"memory"`, which choose
+                the HPA class. Any other is the name of a `kt.metric` and needs a `target`; with
+                the HPA class, Knative's HPA gets it from elsewhere.
             target_utilization: Percentage of the target at which pods are added, 1 to 100.
-            min_scale: Fewest pods; 0 allows none. 1 if not given.
+            min_scale: Fewest pods; 0 allows none. 1 if not given. By the clock:
+                `{"0 8 * * 1-5": 4, "0 20 * * *": 0}` has a number for each cron expression; the
+                expression that came last counts, and of two at the same time the larger number.
             max_scale: Most pods; 0 or not given is no limit.
             initial_scale: Pods to begin with.
             concurrency: Calls that a pod runs at once, all its processes together; more wait.
@@ -670,6 +679,14 @@ class Compute:
             autoscaler_class: `"kpa.autoscaling.knative.dev"` or `"hpa.autoscaling.knative.dev"`.
             progress_deadline: How long a revision may take to become ready; `launch_timeout` is
                 no longer than this, or shortened to it where nobody said it.
+            activation_scale: Fewest pods while there is load; Knative's default is 1.
+            panic_window_percentage: The short window in which bursts are seen, in percent of
+                `window`, 1 to 100; Knative's default is 10.
+            panic_threshold_percentage: The load that is a burst, in percent of what the ready
+                pods can carry, 110 to 1000; Knative's default is 200.
+            buffer: Free pods beyond those that work, while there is work.
+            timezone: The time zone of the cron expressions, such as `"Europe/Berlin"`; UTC if not
+                given.
             extra_annotations: `min_replicas`, `max_replicas` and `target_concurrency` are other
                 spellings; `scale_to_zero_grace_period` says in seconds how long the last pod is
                 kept and allows none if `min_scale` is not given. Others become annotations
@@ -1280,6 +1297,8 @@ def _changed(spec: ComputeSpec) -> dict[str, Any]:
 def _scaling(spec: AutoscalingSpec) -> dict[str, Any]:
     field_values = {item.name: getattr(spec, item.name) for item in fields(spec)}
     extra = field_values.pop("extra_annotations")
+    schedule = dict(field_values.pop("min_schedule"))
+    field_values["min_scale"] = schedule or spec.min_scale
     set_values = {name: value for name, value in field_values.items() if value is not None}
     return set_values | {name.replace("-", "_"): text for name, text in extra}
 

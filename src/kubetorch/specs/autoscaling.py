@@ -1,32 +1,46 @@
 """The number of pods of a service under load: the frozen form of `.autoscale()`.
 
 The words, defaults and bounds are those of Knative Serving
-(https://knative.dev/docs/serving/autoscaling/).
+(https://knative.dev/docs/serving/autoscaling/). `buffer`, a schedule and metrics of the user's own
+go beyond them: see `beyond_knative`.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kubetorch.errors import AutoScalingError, did_you_mean
 from kubetorch.specs import hints
 
+if TYPE_CHECKING:
+    from datetime import datetime
+
 KPA = "kpa.autoscaling.knative.dev"
 HPA = "hpa.autoscaling.knative.dev"
 KPA_METRICS = ("concurrency", "rps")
+RESOURCE_METRICS = ("cpu", "memory")
 
 DEFAULT_SCALE_DOWN_DELAY = "1m"
 DEFAULT_RETENTION = "10m"
 DEFAULT_PROGRESS_DEADLINE = "10m"
 
 _DURATION = re.compile(r"^\d+[smh](\d+[smh])*$")
+# Durations of Go, which manifests have; https://pkg.go.dev/time#ParseDuration
+_PART = r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)"
 # Seconds; https://knative.dev/docs/serving/autoscaling/kpa-specific/#stable-window
 _SHORTEST_WINDOW_SECONDS = 6
 _LONGEST_SECONDS = 3600
-_SECONDS = {"s": 1, "m": 60, "h": 3600}
+_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600}
+_DURATIONS = (
+    "window",
+    "scale_to_zero_pod_retention_period",
+    "scale_down_delay",
+    "progress_deadline",
+)
 
 #: Spellings of the documents beside Knative's own words.
 ALIASES = {
@@ -38,12 +52,12 @@ ALIASES = {
 
 
 #: Annotations of Knative without a field here; they resemble our words and are no mistakes.
-_KNATIVE_ANNOTATIONS = (
-    "activation_scale",
-    "panic_threshold_percentage",
-    "panic_window_percentage",
-    "target_burst_capacity",
-)
+_KNATIVE_ANNOTATIONS = ("target_burst_capacity",)
+
+_LARGEST_NUMBER = 1_000_000
+#: Expressions of a schedule; a week has 168 hours.
+_MOST_EXPRESSIONS = 200
+_CRON_FIELDS = "minute hour day-of-month month day-of-week"
 
 
 @dataclass(frozen=True)
@@ -51,9 +65,11 @@ class AutoscalingSpec:
     """When pods are added and removed.
 
     Attributes:
-        target: Load per pod that the autoscaler aims at, in units of `metric`.
+        target: Load per pod that the autoscaler aims at, in units of `metric`; for `cpu` and
+            `memory` a percentage of what the pod requests.
         window: Time over which the metric is averaged.
-        metric: `concurrency`, `rps`, `cpu`, `memory`, or a custom one (HPA).
+        metric: `concurrency`, `rps`, `cpu`, `memory`, or one of the user's own: that of
+            `kt.metric`, or with the HPA class one that Knative's HPA gets from elsewhere.
         target_utilization: Percentage of the target at which pods are added.
         min_scale: Fewest pods; 0 allows none. `None`: 1, unless a scale-to-zero time was given.
         max_scale: Most pods; 0 is no limit.
@@ -61,15 +77,22 @@ class AutoscalingSpec:
         concurrency: Requests that a pod handles at once; further requests wait.
         scale_to_zero_pod_retention_period: How long the last pod stays at least.
         scale_down_delay: How long the load must be lower before a pod goes (KPA only).
-        autoscaler_class: KPA or HPA.
+        autoscaler_class: KPA or HPA; `None` for a metric of `kt.metric`, which neither has.
         progress_deadline: How long a revision may take to become ready.
         extra_annotations: Further `autoscaling.knative.dev/…` annotations, sorted by name.
+        activation_scale: Fewest pods while there is load.
+        panic_window_percentage: The short window in which bursts are seen, in percent of `window`.
+        panic_threshold_percentage: The load that is a burst, in percent of what the ready pods
+            can carry.
+        buffer: Free pods beyond those that work, while there is work.
+        min_schedule: Values of `min_scale` by cron expression, in place of `min_scale`.
+        timezone: The time zone of `min_schedule`, such as `Europe/Berlin`; `None` is UTC.
     """
 
     target: int | float | None = None
     window: str | None = None
     metric: str | None = None
-    target_utilization: int | None = None
+    target_utilization: int | float | None = None
     min_scale: int | None = None
     max_scale: int | None = None
     initial_scale: int | None = None
@@ -79,18 +102,38 @@ class AutoscalingSpec:
     autoscaler_class: str | None = None
     progress_deadline: str | None = None
     extra_annotations: tuple[tuple[str, str], ...] = ()
+    activation_scale: int | None = None
+    panic_window_percentage: float | None = None
+    panic_threshold_percentage: float | None = None
+    buffer: int | None = None
+    min_schedule: tuple[tuple[str, int], ...] = ()
+    timezone: str | None = None
+
+    @property
+    def least(self) -> int:
+        """The fewest pods at any time: `min_scale`, or the smallest number of the schedule."""
+        if self.min_schedule:
+            return min(number for _, number in self.min_schedule)
+        return 1 if self.min_scale is None else self.min_scale
 
 
 _FIELD_NAMES = tuple(
     spec_field.name
     for spec_field in fields(AutoscalingSpec)
-    if spec_field.name != "extra_annotations"
+    if spec_field.name not in ("extra_annotations", "min_schedule")
 )
 
 
 def seconds(duration: str) -> int:
-    """A duration such as `1m30s`, in seconds."""
-    return sum(int(n) * _SECONDS[unit] for n, unit in re.findall(r"(\d+)([smh])", duration))
+    """A duration such as `1m30s`, in whole seconds, rounded up.
+
+    Raises:
+        ValueError: It is no duration.
+    """
+    if not re.fullmatch(f"(?:{_PART})+", duration):
+        raise ValueError(f"{duration!r} is no duration, such as '1m30s'")
+    total = sum(float(number) * _SECONDS[unit] for number, unit in re.findall(_PART, duration))
+    return math.ceil(round(total, 6))
 
 
 def parse(arguments: Mapping[str, Any], *, launch_timeout: int) -> AutoscalingSpec:
@@ -115,11 +158,59 @@ def config(arguments: Mapping[str, Any]) -> AutoscalingSpec:
     return _checked(*_split_arguments(arguments))
 
 
-def _checked(values: Mapping[str, Any], extra: Mapping[str, str]) -> AutoscalingSpec:
+def beyond_knative(spec: AutoscalingSpec) -> str:
+    """The options that Knative does not have, for a message; empty if it has them all."""
+    is_of_program = spec.metric not in (None, *KPA_METRICS, *RESOURCE_METRICS)
+    options = {
+        f"buffer={spec.buffer}": bool(spec.buffer),
+        "min_scale by the clock": bool(spec.min_schedule),
+        f"metric={spec.metric!r} of kt.metric": is_of_program and spec.autoscaler_class != HPA,
+    }
+    return ", ".join(option for option, is_set in options.items() if is_set)
+
+
+def check(spec: AutoscalingSpec) -> AutoscalingSpec:
+    """The spec, if its values are possible ones and do not contradict each other.
+
+    The bounds that Knative sets for durations, and the class of a metric, are checked where they
+    are declared: a manifest of the user may have others.
+    """
+    _check_numbers(spec)
+    _check_scales(spec)
+    _check_schedule(spec)
+    for name in _DURATIONS:
+        duration: Any = getattr(spec, name)
+        try:
+            seconds("0s" if duration is None else duration)
+        except (TypeError, ValueError) as error:
+            raise _no_duration(name, duration) from error
+    return spec
+
+
+def _checked(values: dict[str, Any], extra: Mapping[str, str]) -> AutoscalingSpec:
+    values = _with_schedule(values)
     spec = AutoscalingSpec(**values, extra_annotations=tuple(sorted(extra.items())))
-    check_numbers(spec)
-    _check_durations(spec)
-    return _check_zero(_with_class(spec))
+    _check_windows(spec)
+    return _check_zero(_with_class(check(spec)))
+
+
+def _with_schedule(values: dict[str, Any]) -> dict[str, Any]:
+    """The values of fields, with a `min_scale` by the clock in the field for it."""
+    schedule = values.get("min_scale")
+    if not isinstance(schedule, Mapping):
+        return values
+    return {**values, "min_scale": None, "min_schedule": _schedule(schedule)}
+
+
+def _schedule(numbers: Mapping[Any, Any]) -> tuple[tuple[str, int], ...]:
+    """The pairs of a schedule, sorted, so that equal dictionaries make equal specs."""
+    if not numbers or len(numbers) > _MOST_EXPRESSIONS:
+        raise AutoScalingError(
+            f"min_scale has {len(numbers)} cron expressions; 1 to {_MOST_EXPRESSIONS} are possible",
+            hint='for example min_scale={"0 8 * * 1-5": 4, "0 20 * * *": 0}',
+        )
+    # Of two that fire at the same time the larger number counts, so their order says nothing.
+    return tuple(sorted((str(expression), number) for expression, number in numbers.items()))
 
 
 def _split_arguments(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -168,41 +259,118 @@ def progress_deadline(launch_timeout: int) -> str:
     return f"{deadline_seconds}s" if deadline_seconds > 600 else DEFAULT_PROGRESS_DEADLINE
 
 
-_LARGEST_NUMBER = 1_000_000
-
-
-def check_numbers(spec: AutoscalingSpec) -> AutoscalingSpec:
-    """A spec whose numbers of pods and requests are possible ones."""
-    for name in ("min_scale", "max_scale", "initial_scale", "concurrency"):
-        value: Any = getattr(spec, name)
-        if value is None:
-            continue
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int)
-            or not 0 <= value <= _LARGEST_NUMBER
-        ):
-            raise AutoScalingError(f"{name} is {value!r}; it must be a whole number, 0 or more")
+def _check_numbers(spec: AutoscalingSpec) -> None:
+    bounds: dict[str, tuple[float, float]] = {
+        "min_scale": (0, _LARGEST_NUMBER),
+        "max_scale": (0, _LARGEST_NUMBER),
+        "initial_scale": (0, _LARGEST_NUMBER),
+        "concurrency": (0, _LARGEST_NUMBER),
+        "buffer": (0, _LARGEST_NUMBER),
+        # https://knative.dev/docs/serving/autoscaling/scale-bounds/#scale-up-minimum
+        "activation_scale": (1, _LARGEST_NUMBER),
+    }
+    for name, (least, most) in bounds.items():
+        _check_whole(name, getattr(spec, name), least, most)
+    for expression, number in spec.min_schedule:
+        _check_whole(f"min_scale at {expression!r}", number, 0, _LARGEST_NUMBER)
     target: Any = spec.target
-    if target is not None and (
-        isinstance(target, bool) or not isinstance(target, (int, float)) or not target > 0
-    ):
+    if target is not None and (not _is_number(target) or not target > 0):
         raise AutoScalingError(f"target is {target!r}; it must be a number above 0")
-    use: Any = spec.target_utilization
-    if use is not None and (
-        isinstance(use, bool) or not isinstance(use, (int, float)) or not 1 <= use <= 100
+    # https://knative.dev/docs/serving/autoscaling/kpa-specific/
+    for name, least, most in (
+        ("target_utilization", 1, 100),
+        ("panic_window_percentage", 1, 100),
+        ("panic_threshold_percentage", 110, 1000),
     ):
-        raise AutoScalingError(f"target_utilization must be between 1 and 100, not {use!r}")
-    for name in ("min_scale", "initial_scale"):
-        scale = getattr(spec, name)
-        if scale is not None and spec.max_scale and scale > spec.max_scale:
+        percentage: Any = getattr(spec, name)
+        if percentage is None:
+            continue
+        if not _is_number(percentage) or not least <= percentage <= most:
+            raise AutoScalingError(f"{name} must be between {least} and {most}, not {percentage!r}")
+
+
+def _check_whole(name: str, number: object, least: float, most: float) -> None:
+    if number is None:
+        return
+    if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= most:
+        raise AutoScalingError(f"{name} is {number!r}; it must be a whole number, {least} or more")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _check_scales(spec: AutoscalingSpec) -> None:
+    """Refuse numbers of pods that `max_scale` never allows."""
+    if not spec.max_scale:
+        return
+    scales = {
+        name: getattr(spec, name)
+        for name in ("min_scale", "initial_scale", "activation_scale", "buffer")
+    }
+    scales |= {f"min_scale at {expression!r}": number for expression, number in spec.min_schedule}
+    for name, scale in scales.items():
+        if scale is not None and scale > spec.max_scale:
             raise AutoScalingError(
                 f"{name} cannot be greater than max_scale: {scale} > {spec.max_scale}"
             )
-    return spec
 
 
-def _check_durations(spec: AutoscalingSpec) -> None:
+def _check_schedule(spec: AutoscalingSpec) -> None:
+    if spec.timezone is not None and not spec.min_schedule:
+        raise AutoScalingError(
+            f"timezone is {spec.timezone!r}, and there is no schedule",
+            hint='min_scale={"0 8 * * 1-5": 4, "0 20 * * *": 0} is one',
+        )
+    if not spec.min_schedule:
+        return
+    if spec.min_scale is not None:
+        raise AutoScalingError(f"min_scale is {spec.min_scale}, and there is a schedule of it")
+    # For schedules only.
+    from datetime import datetime, timezone  # noqa: PLC0415
+
+    if spec.timezone is not None:
+        _check_timezone(spec.timezone)
+    now = datetime.now(timezone.utc)
+    for expression, _ in spec.min_schedule:
+        _check_expression(expression, now)
+
+
+def _check_timezone(name: object) -> None:
+    import zoneinfo  # noqa: PLC0415  # for schedules only
+
+    try:
+        zoneinfo.ZoneInfo(name)  # type: ignore[arg-type]  # anything; it is checked here
+    except (KeyError, OSError, TypeError, ValueError) as error:
+        known_names = zoneinfo.available_timezones()
+        hint = did_you_mean(str(name), known_names, likeness=0.6) or 'for example "Europe/Berlin"'
+        if not known_names:
+            hint = "this machine has no list of time zones: pip install tzdata"
+        raise AutoScalingError(f"timezone {name!r} is not known", hint=hint) from error
+
+
+def _check_expression(expression: str, now: datetime) -> None:
+    from cronsim import CronSim, CronSimError  # noqa: PLC0415  # for schedules only
+
+    problem = ""
+    if len(expression.split()) != len(_CRON_FIELDS.split()):
+        problem = f"it must have {len(_CRON_FIELDS.split())} fields"
+    else:
+        try:
+            next(CronSim(expression, now))
+        except CronSimError as error:
+            problem = str(error)
+        except StopIteration:
+            problem = "it never comes"
+    if problem:
+        raise AutoScalingError(
+            f"min_scale has {expression!r}, which is no cron expression: {problem}",
+            hint=f"the fields are: {_CRON_FIELDS}; for example 0 8 * * 1-5",
+        )
+
+
+def _check_windows(spec: AutoscalingSpec) -> None:
+    """Refuse times that Knative would refuse, or that are not written as documented."""
     window: Any = spec.window
     if window is not None and (not isinstance(window, str) or not window.endswith(("s", "m", "h"))):
         raise AutoScalingError(f"window must end with s, m, or h, not {window!r}")
@@ -216,20 +384,29 @@ def _check_durations(spec: AutoscalingSpec) -> None:
         if value is None:
             continue
         if not isinstance(value, str) or not _DURATION.match(value):
-            raise AutoScalingError(
-                f"{name} must be a valid duration, not {value!r}",
-                hint='for example "30s" or "1m30s"',
-            )
+            raise _no_duration(name, value)
         if seconds(value) < least or (most is not None and seconds(value) > most):
             bounds = f"{least} s or more" if most is None else f"{least} s to {most // 3600} h"
             raise AutoScalingError(f"{name} is {value!r}; Knative takes {bounds}")
 
 
+def _no_duration(name: str, value: object) -> AutoScalingError:
+    return AutoScalingError(
+        f"{name} must be a valid duration, not {value!r}", hint='for example "30s" or "1m30s"'
+    )
+
+
 def _check_zero(spec: AutoscalingSpec) -> AutoscalingSpec:
-    for name in ("min_scale", "initial_scale"):
-        if spec.autoscaler_class == HPA and getattr(spec, name) == 0:
+    if spec.autoscaler_class != HPA:
+        return spec
+    for name, scale in (
+        ("min_scale", spec.least),
+        ("initial_scale", spec.initial_scale),
+    ):
+        if scale == 0:
             raise AutoScalingError(
-                f"{name} is 0; the HPA class always has a pod, only KPA scales to zero",
+                f"{name} is 0; the HPA class always has a pod: HPA and zero is legal on "
+                "Kubernetes 1.37 and later, with object and external metrics only",
                 hint=f"{name}=1, or a metric of KPA: {' or '.join(KPA_METRICS)}",
             )
     return spec
@@ -247,13 +424,59 @@ def _with_class(spec: AutoscalingSpec) -> AutoscalingSpec:
     metric: Any = spec.metric
     if metric is not None and not (isinstance(metric, str) and metric.strip()):
         raise AutoScalingError(f"metric is {metric!r}; it must be a word such as 'concurrency'")
-    needs_hpa = metric is not None and metric not in KPA_METRICS
-    if needs_hpa and autoscaler_class == KPA:
+    if metric is None:
+        # Knative's default metric of the class.
+        metric = "cpu" if autoscaler_class == HPA else None
+        return replace(spec, metric=metric, autoscaler_class=autoscaler_class or KPA)
+    if metric in KPA_METRICS:
+        if autoscaler_class == HPA:
+            raise AutoScalingError(
+                f"metric {metric!r} needs the KPA class", hint=f"autoscaler_class={KPA!r}"
+            )
+        return replace(spec, autoscaler_class=KPA)
+    is_resource = metric in RESOURCE_METRICS
+    if autoscaler_class == KPA:
+        hint = f"autoscaler_class={HPA!r}"
+        hint += "" if is_resource else f", or none for the metric of kt.metric({metric!r}, ...)"
+        raise AutoScalingError(f"metric {metric!r} needs the HPA class", hint=hint)
+    if not is_resource and spec.target is None:
         raise AutoScalingError(
-            f"metric {metric!r} needs the HPA class", hint=f"autoscaler_class={HPA!r}"
+            f"metric {metric!r} needs a target: the value per pod that is aimed at",
+            hint=f"metric={metric!r}, target=10; without one: "
+            f"{', '.join(KPA_METRICS + RESOURCE_METRICS)}",
         )
-    if not needs_hpa and autoscaler_class == HPA and metric is not None:
-        raise AutoScalingError(
-            f"metric {metric!r} needs the KPA class", hint=f"autoscaler_class={KPA!r}"
-        )
-    return replace(spec, autoscaler_class=HPA if needs_hpa else autoscaler_class or KPA)
+    return replace(spec, autoscaler_class=HPA if is_resource else autoscaler_class)
+
+
+#: Keywords that cannot change while a service runs: pods would have to be made anew.
+_FIXED = ("concurrency", "initial_scale", "autoscaler_class", "progress_deadline")
+
+
+def check_changeable(words: Iterable[str]) -> None:
+    """Refuse words that are no keywords of `.autoscale()`, or not while a service runs."""
+    known_words = [word for word in (*_FIELD_NAMES, *ALIASES) if word not in _FIXED]
+    for word in words:
+        if word in _FIXED:
+            raise AutoScalingError(
+                f"{word} cannot be changed while the service runs",
+                hint="deploy it again with .to(kt.Compute(...).autoscale(...))",
+            )
+        if word not in known_words:
+            raise AutoScalingError(
+                f"autoscale() of a service that runs has no {word!r}",
+                hint=did_you_mean(word, known_words, likeness=0.6)
+                or f"it has {', '.join(sorted(known_words))}",
+            )
+
+
+def changed(spec: AutoscalingSpec, changes: Mapping[str, Any]) -> AutoscalingSpec:
+    """The settings with these keywords of `.autoscale()` in place of the declared ones."""
+    check_changeable(changes)
+    values, _ = _split_arguments(changes)
+    if "metric" in values:
+        values["autoscaler_class"] = None
+    if "min_scale" in values:
+        values = {"min_schedule": (), **_with_schedule(values)}
+    changed_spec = replace(spec, **values)
+    _check_windows(changed_spec)
+    return _check_zero(_with_class(check(changed_spec)))

@@ -34,9 +34,24 @@ class AppSpec:
     within: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class BatchedMethod:
+    """A method whose calls run together.
+
+    Attributes:
+        name: Its name; empty for a function.
+        max_size: Calls that run together at most.
+    """
+
+    name: str
+    max_size: int
+
+
 CallableKind = Literal["fn", "cls", "app"]
 #: A method that every class has besides its own: it lists the callable names of the instance.
 CALLABLES = "__callables__"
+#: Methods of handles that a method of the user's class goes before.
+SCALING_METHODS = ("autoscale", "autoscale_async", "stats", "stats_async")
 #: The chain of waiting calls of a call that a worker makes outside of the context of any call.
 UNKNOWN_CHAIN = "?"
 OnReplace = Literal["warn", "error"]
@@ -64,6 +79,9 @@ class CallableRef:
             its classes in pickles are to be translated.
         own_options: Parameters of the user's signatures that have the name of an option of calls,
             such as `workers`: they go to the user's function. For a method, `train.workers`.
+        batched: The batched methods, or the function itself if it is batched.
+        own_methods: Methods of a class that have the name of a method of its handle, such as
+            `stats`, and go before that one.
         on_replace: The effect of a new instance without a deploy on the first calls of a class: a
             warning, or an error instead of a run.
         app: The app, for that kind; `module` is then the file that declared it, if there is one.
@@ -81,12 +99,19 @@ class CallableRef:
     source_file: str | None = None
     is_script: bool = False
     own_options: tuple[str, ...] = ()
+    batched: tuple[BatchedMethod, ...] = ()
     on_replace: OnReplace = "warn"
     app: AppSpec | None = None
     code: str = ""
+    own_methods: tuple[str, ...] = ()
 
     def options_of(self, method: str | None) -> frozenset[str]:
         """The keywords of `own_options` of a function, or of a method of a class."""
         prefix = f"{method or '__call__'}." if self.kind == "cls" else ""
         option_names = (name for name in self.own_options if name.startswith(prefix))
         return frozenset(name[len(prefix) :] for name in option_names)
+
+    def batch_size_of(self, method: str | None) -> int:
+        """Calls of a method or function that run together at most; 0 if it is not batched."""
+        name = (method or "__call__") if self.kind == "cls" else ""
+        return next((each.max_size for each in self.batched if each.name == name), 0)

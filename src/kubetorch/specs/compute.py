@@ -179,10 +179,10 @@ class ComputeSpec:
     def pods(self) -> int:
         """Number of pods that the spec requests: the workers of `distribute`, else the replicas.
 
-        For an autoscaled service it is the number without an autoscaler: the fewest, at least one.
+        For an autoscaled service it is the fewest at any time, at least one.
         """
         if self.autoscaling is not None:
-            return max(1, self.autoscaling.min_scale or 0)
+            return max(1, self.autoscaling.least)
         workers = self.distribution.workers if self.distribution is not None else None
         return workers or self.replicas
 
@@ -209,6 +209,18 @@ class ComputeSpec:
         return self.dispatch == "any" or self.autoscaling is not None
 
     @property
+    def is_autoscaled(self) -> bool:
+        """True if the load decides how many pods there are."""
+        return self.autoscaling is not None or self._is_knative_service
+
+    @property
+    def _is_knative_service(self) -> bool:
+        if self.manifest is None:
+            return False
+        api_version = str(json.loads(self.manifest).get("apiVersion", ""))
+        return api_version.startswith(_AUTOSCALED_GROUP)
+
+    @property
     def broadcast(self) -> int | None:
         """Number of pods that each call runs on, with a result of each; `None` for a single pod.
 
@@ -219,11 +231,7 @@ class ComputeSpec:
         is_elsewhere = self.is_balanced or self.endpoint is not None
         if self.pods < 2 or is_elsewhere or self.is_selector_only or self.distribution is not None:
             return None
-        if self.manifest is not None:
-            api_version = str(json.loads(self.manifest).get("apiVersion", ""))
-            if api_version.startswith(_AUTOSCALED_GROUP):
-                return None
-        return self.pods
+        return None if self._is_knative_service else self.pods
 
 
 def freeze(value: object, *, parameter: str) -> str:

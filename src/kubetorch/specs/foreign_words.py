@@ -78,9 +78,10 @@ _HANDLE = {
     "launch": "{name}.to(kt.Compute(...))",
     "up": "{name}.to(kt.Compute(...))",
     "restart": "{name}.deploy() has the code loaded anew",
-    "keep_warm": "{name}.to(kt.Compute(...).autoscale(min_scale=1))",
-    "update_autoscaler": "{name}.to(kt.Compute(...).autoscale(...))",
-    "scale": "{name}.to(kt.Compute(replicas=3)), or kt.Compute(...).autoscale(...)",
+    "keep_warm": "{name}.autoscale(min_scale=1)",
+    "update_autoscaler": "{name}.autoscale(min_scale=1, max_scale=4)",
+    "scale": "{name}.autoscale(min_scale=1), or {name}.to(kt.Compute(replicas=3))",
+    "get_current_stats": "{name}.stats()",
     "get_web_url": "{name}.endpoint()",
     "web_url": "{name}.endpoint()",
     "url": "{name}.endpoint()",
@@ -98,7 +99,7 @@ _FILES = "volumes=, or image=kt.Image().copy(...)"
 _NODES = 'node_selector={"topology.kubernetes.io/zone": "us-east1-b"}'
 _IDLE = 'inactivity_ttl="30m"'
 
-_EARLY = "target= or target_utilization=70 has pods added before all are busy"
+_CLOCK = 'min_scale={"0 8 * * 1-5": 4, "0 20 * * *": 0}, timezone="Europe/Berlin"'
 _LATE = 'scale_down_delay="5m", of the last pod scale_to_zero_pod_retention_period="10m"'
 
 _RM = (
@@ -128,6 +129,8 @@ WORDS: Mapping[Subject, Mapping[str, str]] = {
         "shutdown": "handle.teardown() ends a service, kt local stop the local service",
         "wait": "handle.wait() of what f.spawn(...) gave",
         "gather": "list(f.map(items)), or await asyncio.gather(f(1, async_=True), ...)",
+        "stats": "handle.stats() of a function or class that is deployed",
+        "autoscaler": "kt.Compute(...).autoscale(min_scale=0, max_scale=4)",
         "Function": "kt.fn(f), or kt.fn(name=...) for a service that exists",
         "Resources": "kt.Compute(cpus=1)",
         "Task": "kt.fn(f).to(kt.Compute(cpus=1)), or kt.app(...) for a command",
@@ -283,9 +286,13 @@ WORDS: Mapping[Subject, Mapping[str, str]] = {
         "replicas": "min_scale= and max_scale=; kt.Compute(replicas=2) is a fixed number",
         "workers": "min_scale= and max_scale=; .distribute(workers=2) runs each call on all pods",
         "keep_warm": "did you mean min_scale?",
+        "min_schedule": _CLOCK,
+        "schedule": _CLOCK,
+        "cron": _CLOCK,
+        "tz": "did you mean timezone?",
+        "time_zone": "did you mean timezone?",
         "initial_containers": "did you mean initial_scale?",
-        "buffer_containers": _EARLY,
-        "buffer": _EARLY,
+        "buffer_containers": "did you mean buffer?",
         "scaledown_window": _LATE,
         "downscale_delay_s": "did you mean scale_down_delay?",
         "idle": _LATE,

@@ -174,6 +174,76 @@ class Activity(Message, tag="activity", frozen=True):
     queue: QueueView | None = None
 
 
+class PodLoad(Message, tag="load", frozen=True):
+    """The load of a pod of an autoscaled service: sent when it changes, and while there is any.
+
+    The sums count from the start of the agent, so a report that is lost or repeated changes
+    nothing but the delay until the load is known.
+
+    Attributes:
+        calls: Calls and requests that run or wait.
+        waiting: Those of them that wait for a slot.
+        call_seconds: The integral of `calls` over the time since the agent's start.
+        started: Calls and requests that came since the agent's start.
+        cpu_seconds: CPU time of the pod's processes since the agent's start.
+        memory_bytes: Memory that these processes use.
+        metrics: By name: the last value that the user's code gave to `kt.metric`, and its Unix
+            time.
+    """
+
+    calls: int
+    waiting: int = 0
+    call_seconds: float = 0.0
+    started: int = 0
+    cpu_seconds: float = 0.0
+    memory_bytes: int = 0
+    metrics: dict[str, tuple[float, float]] = msgspec.field(default_factory=dict)
+
+
+class ScalingDecision(msgspec.Struct, frozen=True):
+    """A change of the number of pods of an autoscaled service.
+
+    Attributes:
+        time: Unix time.
+        before, after: The numbers of pods.
+        reason: Why, in words.
+    """
+
+    time: float
+    before: int
+    after: int
+    reason: str
+
+
+class ScalingView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """The scaling of an autoscaled service.
+
+    Attributes:
+        engine: `kubetorch`, or `knative` where Knative decides.
+        wanted: Number of pods that the engine asks for.
+        minimum, maximum: The bounds of that number now; a maximum of 0 is none.
+        calls: Calls and requests that run or wait, in all pods and before the first one.
+        waiting: Those of them that wait.
+        rate: Calls and requests per second, over the last seconds.
+        metrics: The sums of the user's own metrics over the pods.
+        reason: Why the number of pods is what it is.
+        decisions: The last changes of the number, the oldest first.
+        settings: The keywords of `autoscale()` that were changed since the deploy, by name.
+    """
+
+    engine: str
+    wanted: int
+    minimum: int = 0
+    maximum: int = 0
+    calls: int = 0
+    waiting: int = 0
+    rate: float = 0.0
+    metrics: dict[str, float] = msgspec.field(default_factory=dict)
+    reason: str = ""
+    decisions: tuple[ScalingDecision, ...] = ()
+    settings: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
 class CallProgress(msgspec.Struct, frozen=True, omit_defaults=True):
     """The progress of a call, reported by `kt.progress`."""
 
@@ -394,7 +464,9 @@ class SendBlobs(Message, tag="send_blobs", frozen=True):
     trees: tuple[str, ...] = ()
 
 
-FromAgent = Hello | Observed | StageReport | LogReport | Activity | CallReport | Regroup | Probed
+FromAgent = (
+    Hello | Observed | StageReport | LogReport | Activity | PodLoad | CallReport | Regroup | Probed
+)
 FromController = (
     Welcome | Reload | Terminate | Ending | CancelCall | Members | SendBlobs | RegroupFailed | Probe
 )
@@ -596,6 +668,9 @@ class WorkloadView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
         is_own: Whether the creator is the authenticated user who reads this.
         pods_wanted: Number of pods that its object or its scaler asks for; 0 while unknown.
         equipment: The additions of its cluster to its object; `None` without such an object.
+        scaling: How the load decides on the number of its pods; `None` if that is fixed.
+        idle_seconds_left: Until it is torn down if nothing calls it; `None` while it is used, or
+            without `inactivity_ttl`.
     """
 
     spec: WorkloadSpec
@@ -621,6 +696,36 @@ class WorkloadView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     is_own: bool = False
     equipment: Equipment | None = None
     pods_wanted: int = 0
+    scaling: ScalingView | None = None
+    idle_seconds_left: float | None = None
+
+
+class PodWait(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A client waits for pods: the body of `POST …/wait`, answered with the `WorkloadView`.
+
+    The answer comes once the ready pods are others than `pods`, at the latest after `seconds`. The
+    waiting calls are load until then.
+
+    Attributes:
+        client: Identity of the waiting route; its later requests replace the number of its calls.
+        waiting: Calls of the client that are in no pod.
+        pods: Names of the ready pods that the client knows.
+        seconds: The longest time until the answer; 0 only notes the calls.
+    """
+
+    client: str
+    waiting: int = 0
+    pods: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+
+class ScaleChange(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Keywords of `autoscale()` to change while a service runs: the body of `POST …/scale`.
+
+    The answer is the `WorkloadView`. A keyword with the value `None` is as deployed again.
+    """
+
+    settings: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class CallView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

@@ -76,7 +76,7 @@ def workloads(namespace: str) -> str:
 
 
 def workload(namespace: str, name: str, verb: str = "") -> str:
-    """One workload, or a verb on it: `deploy`, `token`, `pods`, `logs`, `events`."""
+    """One workload, or a verb on it: `deploy`, `token`, `pods`, `logs`, `wait`, `scale`."""
     return _path(WORKLOADS, namespace, name, verb=verb)
 
 

@@ -8,15 +8,17 @@ from typing import Any
 import pytest
 from hypothesis import given
 
+from kubetorch.errors import SpecError
 from kubetorch.manifests import rendering
 from kubetorch.manifests.kinds import Manifest, named
+from kubetorch.specs.autoscaling import AutoscalingSpec
 from kubetorch.specs.compute import ComputeSpec, freeze
 from unit.specs.strategies import OBJECTS
 
 
-def render(template: Manifest, **settings: Any) -> Manifest:
+def render(template: Manifest, *, has_operator: bool = True, **settings: Any) -> Manifest:
     spec = ComputeSpec(service_template=freeze(template, parameter="service_template"), **settings)
-    return rendering.render(spec, namespace="ns", name="mine")
+    return rendering.render(spec, namespace="ns", name="mine", has_operator=has_operator)
 
 
 def pods(**spec: Any) -> Manifest:
@@ -81,3 +83,11 @@ def test_volumes_that_the_agent_mounts_outlive_a_list_of_volumes() -> None:
     volumes = manifest["spec"]["template"]["spec"]["volumes"]
     assert {volume["name"] for volume in volumes} == {"mine", "dshm"}
     assert named(volumes, "mine") == {"name": "mine", "emptyDir": {}}
+
+
+@pytest.mark.parametrize("has_operator", [True, False])
+def test_the_number_of_pods_of_an_autoscaled_service_is_not_said_in_it(has_operator: bool) -> None:
+    template = {"spec": {"replicas": 3}}
+    with pytest.raises(SpecError, match=r"has spec\.replicas = 3"):
+        render(template, has_operator=has_operator, autoscaling=AutoscalingSpec(min_scale=0))
+    assert render(template)["spec"]["replicas"] == 3

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from kubetorch.errors import SpecError
 from kubetorch.manifests import parameters, rendering, secrets
+from kubetorch.specs import autoscaling
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.distribution import DistributionSpec
 from kubetorch.specs.image import ImageSpec
@@ -83,8 +84,22 @@ def test_nodes_without_gpus_are_asked_for_and_that_is_read_again() -> None:
 @given(AUTOSCALING)
 def test_reading_finds_how_a_service_scales(scaling: Any) -> None:
     parsed_scaling = parameters.read_compute(render(ComputeSpec(autoscaling=scaling))).autoscaling
-    least = 1 if scaling.min_scale is None else scaling.min_scale
-    assert parsed_scaling == replace(scaling, min_scale=least)
+    # A manifest of Knative has no schedule and no buffer.
+    expected = replace(scaling, min_scale=scaling.least, min_schedule=(), buffer=None)
+    assert parsed_scaling == expected
+
+
+@given(st.integers(1, 300), st.sampled_from(["512Mi", "2Gi", "1G", "16Gi"]))
+def test_a_percentage_of_the_memory_is_a_number_of_mebibytes_for_knative(
+    target: int, memory: str
+) -> None:
+    scaling = autoscaling.parse({"metric": "memory", "target": target}, launch_timeout=300)
+    manifest = render(ComputeSpec(memory=memory, autoscaling=scaling))
+    parsed_scaling = parameters.read_compute(manifest).autoscaling
+    assert parsed_scaling is not None
+    assert render(ComputeSpec(memory=memory, autoscaling=parsed_scaling)) == manifest
+    if memory != "512Mi":  # a percent of it is 5.12 MiB
+        assert parsed_scaling.target == target
 
 
 @given(computes())

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from kubetorch._version import __version__
-from kubetorch.manifests import desired_pods, labels, rendering
+from kubetorch.errors import SpecError
+from kubetorch.manifests import desired_pods, knative, labels, parameters, rendering
 from kubetorch.manifests.container_variables import TextVariable
+from kubetorch.specs import autoscaling
 from kubetorch.specs.callable import CallableRef
-from kubetorch.specs.compute import ComputeSpec
+from kubetorch.specs.compute import ComputeSpec, freeze
 from kubetorch.specs.logging import LoggingConfig
 from kubetorch.specs.workload import WorkloadSpec
 
@@ -134,6 +139,89 @@ def test_another_environment_or_working_directory_replaces_pods() -> None:
     for change in ({"env_vars": ()}, {"working_dir": "/data"}, {"labels": ()}, {"cpus": "1"}):
         compute = replace(COMPUTE, **change)  # type: ignore[arg-type]
         assert fingerprint(replace(SPEC, compute=compute)) != fingerprint(SPEC)
+
+
+# ------------------------------------------------------------------------- autoscaled services
+
+
+def scaled(**arguments: Any) -> ComputeSpec:
+    return replace(COMPUTE, autoscaling=autoscaling.parse(arguments, launch_timeout=900))
+
+
+def plain(compute: ComputeSpec) -> dict[str, Any]:
+    """The object of an autoscaled service in a cluster without Knative."""
+    return rendering.render(compute, namespace="ns", name="train", has_operator=False)
+
+
+FEW = scaled(min_scale=1)
+MANY = scaled(
+    min_scale=3,
+    max_scale=9,
+    concurrency=4,
+    metric="memory",
+    target=70,
+    window="30s",
+    buffer=2,
+    target_burst_capacity=7,
+)
+
+
+def test_without_knative_the_scaler_decides_and_a_deploy_does_not() -> None:
+    manifest = plain(MANY)
+    assert manifest["kind"] == "Deployment"
+    assert "replicas" not in manifest["spec"]
+    assert manifest["spec"]["strategy"] == {"type": "RollingUpdate"}
+    assert manifest["metadata"]["labels"][labels.TEMPLATE] == "ksvc"
+    assert desired_pods.read(manifest).replicas == 1
+    extra = {"autoscaling.knative.dev/target-burst-capacity": "7"}
+    assert manifest["metadata"]["annotations"].items() >= extra.items()
+
+
+def test_the_numbers_of_a_scaler_do_not_replace_pods() -> None:
+    assert plain(FEW)["spec"]["template"] == plain(MANY)["spec"]["template"]
+    few, many = (rendering.render(compute, namespace="ns", name="train") for compute in (FEW, MANY))
+    assert few != many
+    assert desired_pods.read(few).template == desired_pods.read(many).template
+    other = rendering.render(replace(FEW, cpus="3"), namespace="ns", name="train")
+    assert desired_pods.read(other).template != desired_pods.read(few).template
+
+
+def test_pods_that_leave_have_time_for_their_calls() -> None:
+    def grace_seconds(compute: ComputeSpec) -> object:
+        return plain(compute)["spec"]["template"]["spec"].get("terminationGracePeriodSeconds")
+
+    template = {"spec": {"template": {"spec": {"terminationGracePeriodSeconds": 20}}}}
+    text = freeze(template, parameter="service_template")
+    assert grace_seconds(FEW) == 300
+    assert grace_seconds(replace(FEW, service_template=text)) == 20
+    assert grace_seconds(COMPUTE) is None
+
+
+def test_every_knative_service_scales() -> None:
+    assert knative.scaling(FEW) == FEW.autoscaling
+    assert knative.scaling(COMPUTE) is None
+    manifest = rendering.render(MANY, namespace="ns", name="train")
+    declared = replace(parameters.read_manifest(manifest), autoscaling=None)
+    scaling = knative.scaling(declared)
+    assert scaling is not None
+    assert (scaling.min_scale, scaling.target, scaling.concurrency) == (3, 70, 4)
+    spec = manifest["spec"]["template"]
+    bare = {**manifest, "spec": {"template": {"spec": {"containers": spec["spec"]["containers"]}}}}
+    unsaid = knative.scaling(parameters.read_manifest(bare))
+    assert unsaid is not None
+    assert (unsaid.least, unsaid.autoscaler_class) == (1, autoscaling.KPA)
+    deployment = parameters.read_manifest(plain(COMPUTE))
+    assert knative.scaling(deployment) is None
+
+
+@pytest.mark.parametrize(("name", "text"), [("window", "60"), ("min-scale", "-1"), ("target", "x")])
+def test_an_annotation_that_means_nothing_is_refused(name: str, text: str) -> None:
+    manifest = rendering.render(FEW, namespace="ns", name="train")
+    manifest["spec"]["template"]["metadata"]["annotations"][f"autoscaling.knative.dev/{name}"] = (
+        text
+    )
+    with pytest.raises(SpecError, match=f"the Service cannot be read: (.|\n)*{text}"):
+        parameters.read_manifest(manifest)
 
 
 def test_a_backend_reads_what_it_needs() -> None:

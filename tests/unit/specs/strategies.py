@@ -91,10 +91,14 @@ VOLUMES = st.builds(
 )
 
 
-def _has_pods(parameters: dict[str, Any]) -> bool:
-    """Whether the HPA class, which such a metric chooses, is not asked to have none."""
-    is_hpa = parameters.get("metric", "rps") not in autoscaling.KPA_METRICS
-    return not is_hpa or 0 not in (parameters.get("min_scale"), parameters.get("initial_scale"))
+def _is_possible(parameters: dict[str, Any]) -> bool:
+    """Whether the HPA class always has a pod, and a metric of the user's a target."""
+    metric = parameters.get("metric")
+    if metric in autoscaling.RESOURCE_METRICS:
+        least = parameters.get("min_scale")
+        numbers = [*least.values()] if isinstance(least, dict) else [least]
+        return 0 not in (*numbers, parameters.get("initial_scale"))
+    return metric != "queue-length" or "target" in parameters
 
 
 AUTOSCALING = (
@@ -105,15 +109,24 @@ AUTOSCALING = (
             "window": st.sampled_from(["30s", "1m"]),
             "metric": st.sampled_from(["concurrency", "rps", "cpu", "memory", "queue-length"]),
             "target_utilization": st.integers(1, 100),
-            "min_scale": st.integers(0, 3),
+            "min_scale": st.integers(0, 3)
+            | st.dictionaries(
+                st.sampled_from(["0 8 * * 1-5", "30 2 * * *", "*/5 * * * *"]),
+                st.integers(0, 3),
+                min_size=1,
+            ),
             "max_scale": st.integers(3, 9),
             "initial_scale": st.integers(0, 3),
             "concurrency": st.integers(0, 20),
             "scale_down_delay": st.sampled_from(["0s", "2m"]),
-            "activation_scale": st.integers(1, 4),
+            "activation_scale": st.integers(1, 3),
+            "panic_window_percentage": st.integers(1, 100) | st.floats(1, 100),
+            "panic_threshold_percentage": st.integers(110, 1000),
+            "buffer": st.integers(0, 3),
+            "target_burst_capacity": st.integers(-1, 9),
         },
     )
-    .filter(_has_pods)
+    .filter(_is_possible)
     .map(lambda parameters: autoscaling.parse(parameters, launch_timeout=300))
 )
 DISTRIBUTION = st.fixed_dictionaries(

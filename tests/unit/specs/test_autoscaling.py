@@ -3,7 +3,7 @@
 import pytest
 
 from kubetorch.errors import AutoScalingError
-from kubetorch.specs.autoscaling import HPA, KPA, parse
+from kubetorch.specs.autoscaling import HPA, KPA, beyond_knative, config, parse, seconds
 
 
 def scaled(launch_timeout=900, **arguments):
@@ -45,9 +45,41 @@ def test_a_max_scale_of_zero_is_no_limit():
     assert scaled(min_scale=5, max_scale=0).max_scale == 0
 
 
-@pytest.mark.parametrize("metric", ["cpu", "memory", "queue-depth"])
+@pytest.mark.parametrize("metric", ["cpu", "memory"])
 def test_a_metric_that_requests_do_not_have_selects_the_hpa_class(metric):
-    assert scaled(metric=metric, target=80).autoscaler_class == HPA
+    assert scaled(metric=metric).autoscaler_class == HPA
+
+
+def test_the_hpa_class_without_a_metric_is_that_of_cpu():
+    assert scaled(autoscaler_class="hpa").metric == "cpu"
+
+
+def test_a_metric_of_the_users_own_has_no_class_unless_it_is_said():
+    assert scaled(metric="queue", target=8).autoscaler_class is None
+    assert scaled(metric="queue", target=8, min_scale=0).least == 0
+    assert scaled(metric="queue", target=8, autoscaler_class=HPA).autoscaler_class == HPA
+    with pytest.raises(AutoScalingError, match="metric 'queue' needs the HPA class") as refusal:
+        scaled(metric="queue", target=8, autoscaler_class=KPA)
+    assert "or none for the metric of kt.metric('queue', ...)" in str(refusal.value.hint)
+    with pytest.raises(AutoScalingError, match="metric 'queue' needs a target"):
+        scaled(metric="queue")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        ({"activation_scale": 2, "metric": "rps", "buffer": 0}, ""),
+        ({"metric": "cpu", "target": 50}, ""),
+        ({"metric": "queue", "target": 5, "autoscaler_class": HPA}, ""),
+        ({"metric": "queue", "target": 5}, "metric='queue' of kt.metric"),
+        (
+            {"buffer": 2, "min_scale": {"0 8 * * *": 1}},
+            "buffer=2, min_scale by the clock",
+        ),
+    ],
+)
+def test_what_knative_cannot_do_has_a_name(arguments, options):
+    assert beyond_knative(scaled(**arguments)) == options
 
 
 def test_a_class_and_a_metric_that_do_not_go_together_are_refused():
@@ -58,9 +90,7 @@ def test_a_class_and_a_metric_that_do_not_go_together_are_refused():
 
 
 def test_an_unknown_keyword_becomes_an_annotation_and_a_near_miss_an_error():
-    assert scaled(panic_window_percentage=20).extra_annotations == (
-        ("panic-window-percentage", "20"),
-    )
+    assert scaled(target_burst_capacity=20).extra_annotations == (("target-burst-capacity", "20"),)
     with pytest.raises(AutoScalingError, match="did you mean min_scale"):
         scaled(min_scal=1)
 
@@ -86,6 +116,26 @@ def test_an_unknown_keyword_becomes_an_annotation_and_a_near_miss_an_error():
         ({"target": "many"}, "target is 'many'"),
         ({"metric": 3}, "metric is 3"),
         ({"initial_scale": 5, "max_scale": 2}, "initial_scale cannot be greater"),
+        ({"activation_scale": 5, "max_scale": 2}, "activation_scale cannot be greater"),
+        ({"buffer": 5, "max_scale": 2}, "buffer cannot be greater than max_scale: 5 > 2"),
+        ({"buffer": -1}, "buffer is -1; it must be a whole number, 0 or more"),
+        ({"buffer": 1.5}, "buffer is 1.5"),
+        ({"activation_scale": 0}, "activation_scale is 0; it must be a whole number, 1 or more"),
+        ({"panic_window_percentage": 0.5}, "panic_window_percentage must be between 1 and 100"),
+        ({"panic_threshold_percentage": 100}, "must be between 110 and 1000, not 100"),
+        ({"panic_threshold_percentage": "200"}, "must be between 110 and 1000, not '200'"),
+        ({"min_scale": {}}, "min_scale has 0 cron expressions"),
+        ({"min_scale": {"0 8 * * *": 5}, "max_scale": 2}, "'0 8 . . .' cannot be greater"),
+        ({"min_scale": {"0 8 * * *": -1}}, "min_scale at '0 8 . . .' is -1"),
+        ({"min_scale": {"@daily": 1}}, "'@daily', which is no cron expression: .* 5 fields"),
+        ({"min_scale": {"* * * * * *": 1}}, "no cron expression: it must have 5 fields"),
+        ({"min_scale": {"61 8 * * *": 1}}, "no cron expression: Bad minute"),
+        ({"min_scale": {"0 0 */30 2 MON#5": 1}}, "no cron expression: it never comes"),
+        ({"min_scale": {"0 8 * * *": 1}, "min_replicas": 2}, "min_replicas says 2"),
+        ({"timezone": "Europe/Berlin"}, "timezone is 'Europe/Berlin', and there is no schedule"),
+        ({"timezone": "Europe/Berlin", "min_scale": 1}, "there is no schedule"),
+        ({"timezone": "Mars", "min_scale": {"0 8 * * *": 1}}, "timezone 'Mars' is not known"),
+        ({"timezone": 3, "min_scale": {"0 8 * * *": 1}}, "timezone 3 is not known"),
         ({"scale_to_zero_grace_period": "1m"}, "scale_to_zero_grace_period is '1m'"),
     ],
 )
@@ -119,6 +169,38 @@ def test_only_requests_can_scale_from_zero(name):
     for more in ({"metric": "cpu"}, {"autoscaler_class": HPA}):
         with pytest.raises(AutoScalingError, match=f"{name} is 0; the HPA class always has a pod"):
             scaled(**{name: 0}, **more)
+    with pytest.raises(AutoScalingError, match=r"Kubernetes 1\.37 .* object and external metrics"):
+        scaled(metric="cpu", min_scale={"0 8 * * *": 1, "0 20 * * *": 0})
+
+
+def test_the_fewest_pods_follow_the_clock():
+    expressions = {"0 8 * * 1-5": 4, "0 20 * * *": 2}
+    spec = scaled(min_scale=expressions, timezone="Europe/Berlin", max_scale=4)
+    assert (spec.min_scale, spec.min_schedule) == (None, (("0 20 * * *", 2), ("0 8 * * 1-5", 4)))
+    assert (spec.least, spec.timezone) == (2, "Europe/Berlin")
+    assert scaled(min_scale=dict(reversed(expressions.items()))) == scaled(min_scale=expressions)
+    assert config({"min_scale": expressions}).least == 2
+    # The time of the last pod says nothing of the schedule.
+    assert scaled(min_scale=expressions, scale_to_zero_grace_period=5).least == 2
+
+
+def test_a_timezone_that_is_like_a_known_one_is_named():
+    with pytest.raises(AutoScalingError, match="not known") as refusal:
+        scaled(min_scale={"0 8 * * *": 1}, timezone="europe/berlin")
+    assert refusal.value.hint == "did you mean Europe/Berlin?"
+
+
+@pytest.mark.parametrize(
+    ("duration", "number"), [("1m30s", 90), ("1h", 3600), ("90.5s", 91), ("1500ms", 2), ("0s", 0)]
+)
+def test_a_duration_of_a_manifest_is_a_number_of_seconds(duration, number):
+    assert seconds(duration) == number
+
+
+@pytest.mark.parametrize("text", ["", "60", "s", "1d", "-1s", "1m 30s"])
+def test_other_text_is_no_duration(text):
+    with pytest.raises(ValueError, match="is no duration"):
+        seconds(text)
 
 
 @pytest.mark.parametrize(
@@ -133,6 +215,10 @@ def test_only_requests_can_scale_from_zero(name):
         ("timeout", "progress_deadline"),
         ("idle_timeout", "scale_to_zero_pod_retention_period"),
         ("requestTimeout", "launch_timeout"),
+        ("activationScale", "activation_scale"),
+        ("panic_window", "panic_window_percentage"),
+        ("time_zone", "timezone"),
+        ("min_schedule", 'min_scale={"0 8 * * 1-5": 4'),
     ],
 )
 def test_a_word_that_is_like_a_known_one_is_an_error(word, meant):
@@ -144,9 +230,6 @@ def test_a_word_that_is_like_a_known_one_is_an_error(word, meant):
 @pytest.mark.parametrize(
     "word",
     [
-        "activation_scale",
-        "panic_threshold_percentage",
-        "panic_window_percentage",
         "target_burst_capacity",
         "anything",
     ],

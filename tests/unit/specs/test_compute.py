@@ -96,3 +96,5 @@ def test_an_autoscaled_service_begins_with_its_fewest_pods() -> None:
     assert ComputeSpec(autoscaling=AutoscalingSpec()).pods == 1
     assert ComputeSpec(autoscaling=AutoscalingSpec(min_scale=0)).pods == 1
     assert ComputeSpec(autoscaling=AutoscalingSpec(min_scale=3)).pods == 3
+    schedule = (("0 8 * * *", 4), ("0 20 * * *", 2))
+    assert ComputeSpec(autoscaling=AutoscalingSpec(min_schedule=schedule)).pods == 2

@@ -1,6 +1,4 @@
-"""Autoscaling: the service is one of Knative; where there is none, its replicas are fixed."""
-
-import warnings
+"""Autoscaling: on Knative the service is one of Knative; elsewhere Kubetorch scales it."""
 
 import kubetorch as kt
 
@@ -12,8 +10,6 @@ def my_fn_obj(a):
 def summer(a, b):
     return a + b
 
-
-warnings.simplefilter("ignore")  # the embedded backend says that it does not scale
 
 # --- the example
 remote_fn = kt.fn(my_fn_obj).to(

@@ -1,10 +1,6 @@
 """Batches that come periodically: pods when there is work, none when there is none."""
 
-import warnings
-
 import kubetorch as kt
-
-warnings.simplefilter("ignore")  # the embedded backend says that it does not scale
 
 batches = [[1, 2], [3], [4, 5, 6]]
 

@@ -15,4 +15,6 @@ compute = kt.Compute(cpus="2", memory="16Gi").autoscale(
 annotations = compute.pod_template["metadata"]["annotations"]
 assert annotations["autoscaling.knative.dev/class"] == "hpa.autoscaling.knative.dev"
 assert annotations["autoscaling.knative.dev/metric"] == "memory"
-assert annotations["autoscaling.knative.dev/target"] == "70"
+# Knative takes MiB: 70 % of 16 Gi.
+assert annotations["autoscaling.knative.dev/target"] == "11469"
+assert compute.autoscaling_config.target == 70

@@ -1,11 +1,8 @@
 """A typical inference service: the model is loaded once per pod, each call goes to one pod."""
 
 import functools
-import warnings
 
 import kubetorch as kt
-
-warnings.simplefilter("ignore")  # the embedded backend says that it does not scale
 
 my_inputs = [1, 2, 3]
 

@@ -1,11 +1,8 @@
 """The commands that show a service, and labels that kubectl finds its pods by."""
 
 import subprocess
-import warnings
 
 import kubetorch as kt
-
-warnings.simplefilter("ignore")  # the embedded backend says that it does not scale
 
 
 def inference(inputs):
