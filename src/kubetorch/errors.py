@@ -55,6 +55,7 @@ cannot be imported here.
     │   ├── InstanceReplacedError           with a warning beside it, InstanceReplacedWarning
     │   └── WorkerMembershipChanged
     ├── CallError                           one call
+    │   ├── BatchError
     │   ├── CallTimeoutError (TimeoutError)
     │   ├── CallCancelledError
     │   ├── CallLostError (ConnectionError)
@@ -790,6 +791,15 @@ class QueueFullError(CallError):
 
     code = "queue_full"
     status = 429
+
+
+class BatchError(CallError):
+    """A call of a `@kt.batched` function has not one argument, or gets none of its results.
+
+    The function returned something else than a list with one result for each item.
+    """
+
+    code = "batch"
 
 
 class CallableNotFoundError(CallError, LookupError):

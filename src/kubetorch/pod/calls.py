@@ -20,7 +20,7 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as replace_fields
 from typing import Any, Protocol
@@ -36,6 +36,7 @@ from kubetorch.errors import (
     DataStoreError,
     InstanceReplacedError,
     KubetorchError,
+    PodTerminatedError,
     ProtocolError,
     QueueFullError,
     ResultExpiredError,
@@ -43,15 +44,17 @@ from kubetorch.errors import (
     SpecError,
     WorkerDiedError,
 )
+from kubetorch.pod.batches import Batch, Member
 from kubetorch.pod.item_use import ItemUse
 from kubetorch.pod.logs import Line
 from kubetorch.pod.rank_calls import RankGroup
 from kubetorch.pod.results import Outcomes, Results
-from kubetorch.pod.slots import Slots, Start, Ticket
+from kubetorch.pod.slots import BATCHES, Slots, Start, Ticket
 from kubetorch.pod.tuning import LIMITS, TIMING
 from kubetorch.pod.user_process.tuning import LIMITS as WORKER_LIMITS
 from kubetorch.pod.worker_process.pool import WorkerPool
 from kubetorch.pod.worker_process.worker import Payload, Worker, shared
+from kubetorch.specs.batching import BatchSpec
 from kubetorch.specs.callable import CALLABLES, UNKNOWN_CHAIN
 from kubetorch.specs.compute import MOST_WAITING
 from kubetorch.specs.workload import Origin, WorkloadSpec
@@ -148,6 +151,10 @@ class Call:
         #: The `Slots` of the slot that the call has or waits for, and the process of the slot.
         self.slots: Slots | None = None
         self.process: int | None = None
+        #: When a call that may run in a batch was there with its arguments, by the loop's clock.
+        self.came: float | None = None
+        #: The batch that the call is in, which has the slot.
+        self.batch: Batch | None = None
         #: The workload that was served, or about to be, when the call was opened.
         self.spec: WorkloadSpec | None = None
         #: The worker that runs the call, and the call's number there.
@@ -258,12 +265,28 @@ class Call:
         if self.worker is None:
             self.fail(CallCancelledError(reason), started=False)
         else:
-            self.worker.cancel(self.number, reason, timed_out=False)
-            self._calls.on_interrupted(self)
+            self._interrupt(CallCancelledError(reason))
+
+    def _interrupt(self, error: CallCancelledError | CallTimeoutError) -> None:
+        """Interrupt the run; one that others wait for, too, goes on without this call."""
+        assert self.worker is not None
+        if self.batch is not None and self.batch.can_spare(self):
+            self.on_error(self._calls.describe(error, started=True).to_json())
+            return
+        timed_out = isinstance(error, CallTimeoutError)
+        self.worker.cancel(self.number, error.message, timed_out=timed_out)
+        self._calls.on_interrupted(self)
 
     # ------------------------------------------------------------------------ from the dispatcher
 
-    def run_on(self, worker: Worker | RankGroup, chain: str, *, in_line: bool = False) -> None:
+    def run_on(
+        self,
+        worker: Worker | RankGroup,
+        chain: str,
+        *,
+        in_line: bool = False,
+        member: Member | None = None,
+    ) -> None:
         """Run the call on a worker; the calls that it makes are sent with this chain."""
         self._stop_waiting()
         payload = self._payload
@@ -278,7 +301,9 @@ class Call:
         if isinstance(worker, RankGroup):
             request = worker.request_for_node(request, self.process)
         try:
-            if in_line and isinstance(worker, Worker):
+            if member is not None and not isinstance(worker, RankGroup):
+                self.number = worker.call(member, request, payload, chain, in_batch=True)
+            elif in_line and isinstance(worker, Worker):
                 self.number = worker.call(self, request, payload, chain, in_line=True)
             else:
                 self.number = worker.call(self, request, payload, chain)
@@ -331,6 +356,8 @@ class Call:
         if self.slots is not None:
             waiting = self.slots.waiting
             reason = f"{calls_that_wait(waiting)} for {'its' if waiting == 1 else 'their'} turn"
+        elif self.batch is not None:
+            reason = "its batch waited for further calls"
         service = self._calls.spec.name if self._calls.spec is not None else ""
         error = CallTimeoutError(
             f"the call did not begin within its queue_timeout of {timeout:g} s: {reason}",
@@ -379,8 +406,7 @@ class Call:
         if not self._repeats_after(failure):
             # The callers are notified at once, however long the worker takes to stop.
             self._answer(Raised(failure))
-        self.worker.cancel(self.number, reason, timed_out=True)
-        self._calls.on_interrupted(self)
+        self._interrupt(CallTimeoutError(reason))
 
     # ---------------------------------------------------------------------------- from its worker
 
@@ -608,6 +634,9 @@ class Calls:
         self._slots = Slots()
         self._processes: dict[int, Worker | RankGroup] = {}
         self._queued: dict[str, Call] = {}
+        # The batched methods, and of each the batch that further calls may join.
+        self._batched: Mapping[str | None, BatchSpec] = {}
+        self._batches: dict[str | None, Batch] = {}
         # Processes that get no call until a cancelled call has ended.
         self._paused: set[int] = set()
         self._tag = os.urandom(4).hex()
@@ -639,7 +668,6 @@ class Calls:
         )
         #: No call begins any more.
         self.is_draining = False
-        self._idle: asyncio.Event | None = None
         #: Calls begun and failed since the agent started.
         self.total = 0
         self.failed = 0
@@ -661,13 +689,20 @@ class Calls:
         return self._slots.waiting
 
     @property
+    def not_begun(self) -> int:
+        """Calls that wait for a slot, or for a worker."""
+        return self._slots.waiting + len(self._waiting)
+
+    @property
     def queue(self) -> QueueView | None:
         """The holders of the slots, and how many calls wait; `None` if calls are not bounded."""
         slots = self._slots
         if slots.limit is None:
             return None
-        line = [self._queued[tag] for tag in slots.line]
         calls_of_slots = [[self._queued[tag] for tag in tags] for tags in slots.holders]
+        ahead = [path[0] for path in calls_of_slots if path[0].is_ahead]
+        calls_of_slots = [path for path in calls_of_slots if not path[0].is_ahead]
+        line = [*ahead, *(self._queued[tag] for tag in slots.line)]
         return QueueView(
             slots=slots.count,
             taken=len(calls_of_slots),
@@ -677,7 +712,7 @@ class Calls:
             holders=tuple(
                 SlotHolder(
                     _name(first.request),
-                    first.begun or 0.0,
+                    first.begun or first.opened,
                     len(path),
                     path[-1].is_paused,
                     path[-1].waits_for,
@@ -755,6 +790,7 @@ class Calls:
 
     def _add_process(self, number: int, worker: Worker | RankGroup) -> None:
         self._processes[number] = worker
+        self._batched = {} if isinstance(worker, RankGroup) else worker.methods.batched
         self._begin(self._slots.add(number))
 
     def _remove_process(self, number: int) -> None:
@@ -859,7 +895,7 @@ class Calls:
             )
             busy.calls = self.running
             raise busy
-        call = Call(self, request, caller, f"{self._tag}-{next(self._numbers):x}")
+        call = Call(self, request, caller, self._new_tag())
         call.spec = self.spec
         self._open.add(call)
         if request.detached:
@@ -872,6 +908,9 @@ class Calls:
         self.last = call.opened
         self.on_change()
         return call
+
+    def _new_tag(self) -> str:
+        return f"{self._tag}-{next(self._numbers):x}"
 
     def other_origin(self, request: Open) -> Origin | None:
         """The origin of the served code, if the caller means other code."""
@@ -932,6 +971,10 @@ class Calls:
     def _queue(self, call: Call) -> None:
         """Run a call in a slot that is free, or let it wait for its turn."""
         request = call.request
+        if self._is_batched(call):
+            call.came = call.came or asyncio.get_running_loop().time()
+            if self._join(call):
+                return
         nodes = None
         shared = request.collective
         if shared and CALL_ID.fullmatch(shared) and shared not in self._queued:
@@ -977,11 +1020,16 @@ class Calls:
             return 0
         if request.is_again:
             return 1
-        if not request.is_item or self._slots.limit is not None:
+        if self._slots.limit is None and request.method in self._batched:
+            return BATCHES
+        # With one slot items run one after the other, too, and quick ones go ahead.
+        if not request.is_item or self._slots.limit not in (None, 1):
+            return 0
+        if request.method in self._batched:
             return 0
         for worker in self._processes.values():
-            if isinstance(worker, Worker) and request.method in worker.loop_methods:
-                return LIMITS.loop_items
+            if isinstance(worker, Worker) and request.method in worker.methods.on_loop:
+                return LIMITS.loop_items if self._slots.limit is None else 0
         return 1
 
     def _begin(self, starts: Sequence[Start]) -> None:
@@ -1012,11 +1060,106 @@ class Calls:
             self._wait(call)
             return
         call.process = process
+        if self._is_batched(call):
+            self._run_in_batch(call, process, chain)
+            return
         call.run_on(worker, chain, in_line=in_line)
         if in_line and self._ahead_timer is None and call.is_ahead:
             self._look_ahead_later()
         if call.request.map_id and self._is_alone(call) and not call.is_ended:
             self._item_use.on_begun(call.request.map_id)
+
+    # ------------------------------------------------------------------------------- batches
+
+    def _is_batched(self, call: Call) -> bool:
+        """True if a call runs with others; not one that may have ended its process."""
+        return call.request.method in self._batched and not call.request.is_again
+
+    def _join(self, call: Call) -> bool:
+        """Let a call join the batch that is open for its method; false without one."""
+        batch = self._batches.get(call.request.method)
+        if batch is None:
+            return False
+        if self._record(call):
+            self._add_to_batch(call, batch)
+        return True
+
+    def _run_in_batch(self, call: Call, process: int, chain: str) -> None:
+        """Open a batch in the slot of a call, with the calls of its method that wait."""
+        method = call.request.method
+        batch = self._batches.get(method)
+        if batch is not None:  # two calls got slots at the same time
+            self._add_to_batch(call, batch)
+            self._give_slot_back(call)
+            return
+        spec = self._batched[method]
+        batch = self._batches[method] = Batch(call, spec, process, chain)
+        call.slots, call.tag = None, self._new_tag()
+        self._add_to_batch(call, batch)
+        if batch.is_closed:
+            return
+        tags, starts = self._slots.take(self._belongs_to(method), batch.room)
+        for tag in tags:
+            waiting_call = self._queued.pop(tag)
+            waiting_call.slots = None
+            self._add_to_batch(waiting_call, batch)
+        if not batch.is_closed:
+            loop = asyncio.get_running_loop()
+            end = (call.came or 0.0) + spec.wait
+            if end > loop.time():
+                call.wait_for_slot()
+                batch.timer = loop.call_at(end, self._run_batch, batch)
+            else:
+                self._run_batch(batch)
+        self._begin(starts)
+
+    def _belongs_to(self, method: str | None) -> Callable[[str], bool]:
+        """Whether a waiting call may run in a batch of the method."""
+        queued = self._queued
+        return lambda tag: queued[tag].request.method == method and self._is_batched(queued[tag])
+
+    def _add_to_batch(self, call: Call, batch: Batch) -> None:
+        is_first = not batch.calls
+        batch.join(call)
+        call.batch, call.process = batch, batch.process
+        if not batch.room:
+            self._run_batch(batch)
+        elif not is_first:
+            call.wait_for_slot()
+
+    def _run_batch(self, batch: Batch) -> None:
+        """Run the calls of a batch, which no further calls join."""
+        self._close(batch)
+        worker = self._processes.get(batch.process)
+        is_stale = batch.slots is not self._slots
+        if is_stale or worker is None or isinstance(worker, RankGroup) or not worker.accepts_calls:
+            for call in self._dissolve(batch):
+                self.dispatch(call)
+            return
+        chain, numbers = batch.chain, []
+        for call in tuple(batch.calls):
+            member = Member(batch, call, self._give_slot_back)
+            call.run_on(worker, chain, member=member)
+            if not call.is_ended:  # refused
+                batch.begin(member)
+                numbers.append(call.number)
+        if numbers:
+            worker.run_together(numbers)
+
+    def _close(self, batch: Batch) -> None:
+        """Let no further calls join a batch."""
+        if not batch.is_closed:
+            batch.is_closed = True
+            del self._batches[batch.method]
+        if batch.timer is not None:
+            batch.timer.cancel()
+
+    def _dissolve(self, batch: Batch) -> list[Call]:
+        """The calls of a batch that does not run, each by itself again."""
+        calls = list(batch.calls)
+        for call in calls:
+            self.leave_slot(call)
+        return calls
 
     def _is_alone(self, call: Call) -> bool:
         """True for an item that has no others beside it, since the service does not allow any."""
@@ -1064,25 +1207,27 @@ class Calls:
         for call in self._items_of(map_id)[:1]:
             call.on_log(line)
 
-    def _give_slot_back(self, call: Call) -> None:
-        slots, call.slots = call.slots, None
+    def _give_slot_back(self, holder: Call | Batch) -> None:
+        slots, holder.slots = holder.slots, None
         if slots is not None:
-            del self._queued[call.tag]
-            starts = slots.end(call.tag)
+            del self._queued[holder.tag]
+            starts = slots.end(holder.tag)
             if starts and slots is self._slots:
                 self._begin(starts)
 
     def _leave_line(self) -> None:
-        """Let the calls that wait for a slot wait for the next worker."""
-        for tag in self._slots.clear():
-            call = self._queued.pop(tag)
+        """Let the calls that wait for a slot, or in a batch, wait for the next worker."""
+        line = [self._queued.pop(tag) for tag in self._slots.clear()]
+        batched = [call for batch in [*self._batches.values()] for call in self._dissolve(batch)]
+        for call in (*batched, *line):
             call.slots = None
             self._waiting.append(call)
             call.wait_until(self._patience(call.request), self._give_up)
 
     def on_interrupted(self, call: Call) -> None:
         """Pause the process of a cancelled call, which may not end, until the call has ended."""
-        if call.process is not None and call.slots is self._slots:
+        holder = call.batch or call
+        if call.process is not None and holder.slots is self._slots:
             self._slots.pause(call.process)
             self._paused.add(call.process)
 
@@ -1266,14 +1411,19 @@ class Calls:
         if call.is_in_line and call.begun is not None and call.process is not None:
             self._learn_from_item(call.begun, call.process)
         self.on_change()
-        if self._idle is not None and not self._open:
-            self._idle.set()
+        if call.queued is not None and call.slots is None and call.begun is None:
+            with contextlib.suppress(ValueError):  # it waits for a worker no more
+                self._waiting.remove(call)
         self.leave_slot(call)
         if self._waiting and self._worker is not None and self._worker.accepts_calls:
             self._dispatch_waiting()
 
     def leave_slot(self, call: Call) -> None:
         """Free the slot of a call that does not run, so that other calls may begin."""
+        batch, call.batch = call.batch, None
+        if batch is not None and batch.leave(call):
+            self._close(batch)
+            self._give_slot_back(batch)
         self._give_slot_back(call)
         call.process = None
         for process in tuple(self._paused):
@@ -1345,24 +1495,24 @@ class Calls:
 
     # ----------------------------------------------------------------------------------- the end
 
-    async def drain(self, grace: float, reason: str) -> None:
-        """Refuse new calls, let running ones end for `grace` seconds, then end them."""
+    def stop_accepting(self, reason: str) -> None:
+        """Refuse new calls and those that have not begun: the pod ends for this reason."""
         self.is_draining = True
         self._waiting.clear()
-        ending = self.ending or Ending(reason=reason)
         for call in [call for call in self._open if call.worker is None]:
             if call.attempts > 1:  # it waits to run again
-                call.fail(ending.error(self.pod_name), started=True)
-                continue
-            refusal = CallRefusedError(f"pod {self.pod_name} is being stopped")
-            call.fail(refusal, started=False)
-        if self._open:
-            self._idle = asyncio.Event()
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._idle.wait(), grace)
+                call.fail(self.ending_error(reason), started=True)
+            else:
+                call.fail(self.stopping_error(), started=False)
+
+    def end_all(self, reason: str) -> None:
+        """End the calls that still run: the time of the pod is over."""
         for call in list(self._open):
-            ending = self.ending or Ending(reason=reason)  # it may have been reported meanwhile
-            call.fail(ending.error(self.pod_name), started=True)
+            call.fail(self.ending_error(reason), started=True)
+
+    def ending_error(self, reason: str) -> PodTerminatedError:
+        """The error of a call that the end of the pod ends."""
+        return (self.ending or Ending(reason=reason)).error(self.pod_name)
 
 
 def _may_be_ahead(request: Open) -> bool:

@@ -22,6 +22,9 @@ of a map, have that bound alone: they wait for one another, and other calls do n
 Their descendants run in their slots. Of quick calls a process gets a few *ahead*, which it runs one
 after the other.
 
+Calls of a batch (`kubetorch.pod.batches`) run in the slot of one of them: the others are taken out
+of the line.
+
 In another pod of its service a descendant could wait for a chain that waits for its own. So where
 calls wait for slots, an ancestor names its pod, and callers send its descendants there.
 """
@@ -29,8 +32,9 @@ calls wait for slots, an ancestor names its pod, and callers send its descendant
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 from kubetorch.errors import QueueFullError
@@ -38,6 +42,9 @@ from kubetorch.pod.tuning import LIMITS
 from kubetorch.specs.compute import MOST_WAITING
 from kubetorch.wire.frames import Ancestor
 from kubetorch.wire.messages import calls_that_wait
+
+#: `Ticket.beside` of batches: one runs in a process, and calls of another kind beside it.
+BATCHES = -1
 
 
 class Ticket(NamedTuple):
@@ -49,7 +56,8 @@ class Ticket(NamedTuple):
         ancestors: The slots that its ancestors hold, those of the nearest ancestor last.
         size: Bytes of its arguments.
         processes: The processes that run it, all at the same time; `None` is any process.
-        beside: How many calls with this same number run side by side in a process; 0 is any number.
+        beside: How many calls with this same number run side by side in a process; 0 is any number,
+            `BATCHES` one.
         may_be_ahead: True if a process may have the call before its turn, and lets it wait there.
     """
 
@@ -218,7 +226,7 @@ class Slots:
         if len(ticket.ancestors) > LIMITS.named_ancestor_slots:
             ticket = ticket._replace(ancestors=ticket.ancestors[-LIMITS.named_ancestor_slots :])
         # Calls that came before are not overtaken, but in the slots of the call's ancestors.
-        is_bound = self.limit is not None or ticket.beside > 0
+        is_bound = self.limit is not None or ticket.beside != 0
         must_enter = is_bound and bool(self._tickets) and not is_first
         start = self._start(ticket, must_enter=must_enter)
         if start is None:
@@ -259,6 +267,17 @@ class Slots:
             self._leave(slot, call)
         starts = [start for slot in run.slots for start in self._continue(slot)]
         return starts + self._fill()
+
+    def take(self, is_wanted: Callable[[str], bool], most: int) -> tuple[list[str], list[Start]]:
+        """Remove waiting calls, at most so many, which run in the slot of another one.
+
+        Returns the calls in their order, and the starts of calls that waited behind them.
+        """
+        in_order = (ticket.call for ticket in self._in_order() if is_wanted(ticket.call))
+        calls = list(islice(in_order, most))
+        for call in calls:
+            self._forget(call)
+        return calls, self._fill() if calls else []
 
     def clear(self) -> list[str]:
         """Remove all waiting calls; returns them in the order in which they came."""
@@ -500,9 +519,13 @@ class Slots:
         if self._is_paused(process):
             return False
         state = self._processes[process]
-        if beside and state.beside[beside] >= beside + ahead:
+        if beside and state.beside[beside] >= abs(beside) + ahead:
             return False
-        return self.limit is None or state.taken < self.limit
+        if self.limit is None:
+            return True
+        # Only behind calls that run one after the other is a call ahead.
+        is_line = beside == self.limit == 1 and state.taken == state.beside[1]
+        return state.taken < self.limit + (ahead if is_line else 0)
 
     def _least_busy(self, beside: int = 0, ahead: int = 0) -> int | None:
         if len(self._processes) == 1:

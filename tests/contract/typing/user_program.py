@@ -77,6 +77,36 @@ assert_type(halve(3), float)
 assert_type(list(halve.map([1, 2])), list[float])
 assert_type(Model.deploy().predict("x"), int)
 
+
+@kt.batched(max_size=8, wait=0.01)
+def embed(texts: list[str]) -> list[int]:
+    return [len(text) for text in texts]
+
+
+@kt.batched()
+async def embed_on_loop(texts: list[str]) -> list[int]:
+    return [len(text) for text in texts]
+
+
+@kt.compute(cpus=1)
+@kt.batched()
+def embed_as_service(texts: list[str]) -> list[int]:
+    return [len(text) for text in texts]
+
+
+class Embedder:
+    @kt.batched()
+    def embed(self, texts: list[str]) -> list[int]:
+        return [len(text) for text in texts]
+
+
+assert_type(embed(["a"]), list[int])
+assert_type(kt.fn(embed)("a"), int)
+assert_type(kt.fn(embed_on_loop)("a"), int)
+assert_type(list(kt.fn(embed).map(["a"])), list[int])
+assert_type(embed_as_service("a"), int)
+assert_type(Embedder().embed(["a"]), list[int])
+
 pool = kt.Compute(gpus="1", gpu_type="L4", volumes=["data"], secrets=["token"], queue="batch")
 assert_type(pool.autoscale(min_scale=0, target_burst_capacity=5), kt.Compute)
 assert_type(kt.Compute().distribute("ray", workers="2", port=1234), kt.Compute)

@@ -10,6 +10,7 @@ from typing import Any
 from kubetorch.pod.calls import Call, Calls
 from kubetorch.pod.logs import Line
 from kubetorch.pod.results import Outcomes
+from kubetorch.pod.user_process.protocol import Methods
 from kubetorch.pod.worker_process.worker import CallSink, OwnedPayload, Payload
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec
@@ -48,11 +49,21 @@ class FakeRunner:
         self.chains: dict[int, str] = {}
         self.cancelled: list[tuple[int, str, bool]] = []
         self.granted: list[tuple[int, int]] = []
+        self.methods = Methods()
+        self.batches: list[list[int]] = []
 
     def accepts(self, request: Open, opened: float) -> bool:
         return self.accepts_calls
 
-    def call(self, sink: CallSink, request: Open, payload: Payload, chain: str = "") -> int:
+    def call(
+        self,
+        sink: CallSink,
+        request: Open,
+        payload: Payload,
+        chain: str = "",
+        *,
+        in_batch: bool = False,
+    ) -> int:
         data = bytes(payload.view)
         payload.release()
         if self.refuses is not None:
@@ -62,6 +73,9 @@ class FakeRunner:
         self.chains[number] = chain
         self.payloads[number] = data
         return number
+
+    def run_together(self, numbers: Sequence[int]) -> None:
+        self.batches.append(list(numbers))
 
     def cancel(self, number: int, reason: str, *, timed_out: bool) -> None:
         self.cancelled.append((number, reason, timed_out))

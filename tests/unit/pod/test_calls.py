@@ -345,6 +345,66 @@ def test_a_call_waits_for_a_slot_and_its_caller_is_told_that_and_when_it_begins(
     run(scenario())
 
 
+def test_a_call_that_waits_for_its_turn_is_given_back_to_its_caller():
+    async def scenario():
+        calls, runner = bounded()
+        callers = [FakeCaller() for _ in range(3)]
+        waiting = [
+            begin(calls, opening(id=f"call-000{n}", idempotency_key=f"k{n}"), caller)
+            for n, caller in enumerate(callers)
+        ][1]
+        waiting.take_back()
+        failure = callers[1].failure
+        assert (failure.code, failure.started) == ("call_refused", False)
+        assert (calls.running, calls.waiting, calls.total, calls.failed) == (2, 1, 2, 0)
+        # It was never here: its key is free, and the next one in the line has its turn.
+        assert calls.find_earlier(opening(idempotency_key="k1")) is None
+        runner.give(1, b"1")
+        assert [request.id for _, request in runner.calls.values()] == ["call-0000", "call-0002"]
+
+    run(scenario())
+
+
+def test_a_call_that_has_begun_or_has_others_that_wait_for_it_is_not_given_back():
+    async def scenario():
+        calls, runner = bounded()
+        callers = [FakeCaller() for _ in range(4)]
+        running = begin(calls, opening(), callers[0])
+        spawned = begin(calls, opening(id="call-0002", detached=True), callers[1])
+        shared = begin(calls, opening(id="call-0003", idempotency_key="k"), callers[2])
+        shared.join(callers[3])
+        for call in (running, spawned, shared):
+            call.take_back()
+        assert (calls.running, calls.waiting, calls.total) == (3, 2, 3)
+        for number in (1, 2, 3):
+            runner.give(number, b"1")
+        assert [caller.events[-1][0] for caller in callers] == ["result"] * 4
+        running.take_back()  # too late
+        assert calls.total == 3
+
+    run(scenario())
+
+
+def test_calls_that_wait_for_a_worker_are_given_back_and_leave_nothing():
+    async def scenario():
+        calls = make_calls()
+        calls.hold(spec())
+        for _ in range(3):
+            caller = FakeCaller()
+            call = begin(calls, opening(), caller)
+            assert (caller.events, calls.not_begun) == ([("queued",)], 1)
+            call.take_back()
+            assert caller.failure.code == "call_refused"
+            assert (calls.running, calls.not_begun, calls.total) == (0, 0, 0)
+        begin(calls, opening(), FakeCaller()).revoke("cancelled")
+        assert calls.not_begun == 0
+        runner = FakeRunner()
+        calls.serve(spec(), runner)
+        assert runner.calls == {}
+
+    run(scenario())
+
+
 def test_a_call_that_waits_too_long_for_its_turn_ends_without_running():
     async def scenario():
         calls, runner = bounded()
@@ -817,18 +877,14 @@ def test_draining_refuses_what_has_not_begun_and_waits_for_what_runs():
         running, uploading, late = FakeCaller(), FakeCaller(), FakeCaller()
         begin(calls, opening(id="call-0001"), running)
         calls.open(opening(id="call-0002"), uploading)
-        import asyncio
-
-        draining = asyncio.ensure_future(calls.drain(60.0, "SIGTERM"))
-        await pause(1)
+        calls.stop_accepting("SIGTERM")
         assert uploading.failure.error_type == "CallRefusedError"
         assert not uploading.failure.started
         with pytest.raises(CallRefusedError, match="being stopped"):
             calls.open(opening(id="call-0003"), late)
-        assert not draining.done()
+        assert calls.running == 1
         runner.give(1, b"1")
-        await draining
-        assert running.events == [("result", b"1", 1)]
+        assert (calls.running, running.events) == (0, [("result", b"1", 1)])
 
     run(scenario())
 
@@ -838,7 +894,9 @@ def test_what_outlasts_the_grace_ends_with_the_reason():
         calls, _ = started()
         caller = FakeCaller()
         begin(calls, opening(), caller)
-        await calls.drain(5.0, "Evicted")
+        calls.stop_accepting("Evicted")
+        assert caller.events == []
+        calls.end_all("Evicted")
         assert caller.failure.error_type == "PodTerminatedError"
         assert caller.failure.state["reason"] == "Evicted"
         assert caller.failure.started
@@ -852,7 +910,8 @@ def test_what_a_cluster_says_of_the_end_is_the_reason():
         caller = FakeCaller()
         begin(calls, opening(), caller)
         calls.ending = Ending(reason="Evicted", message="make room", time=5.0)
-        await calls.drain(5.0, "SIGTERM")
+        calls.stop_accepting("SIGTERM")
+        calls.end_all("SIGTERM")
         error = exceptions.rebuild(caller.failure)
         assert isinstance(error, PodTerminatedError)
         assert (error.reason, error.evicted) == ("Evicted", True)

@@ -394,3 +394,17 @@ def test_an_item_that_waits_for_a_process_that_is_gone_runs_in_the_next_one():
     pod.slots.remove(0)
     assert pod.end("1") == []
     assert [start.call for start in pod.slots.add(1)] == ["2"]
+
+
+def test_quick_items_go_ahead_behind_an_item_that_holds_the_only_slot_and_behind_no_other_call():
+    slots = Slots(1)
+    slots.add(0)
+    slots.ahead = 2
+    item = {"beside": 1, "may_be_ahead": True}
+    assert slots.offer(Ticket("first", "a", **item)) is not None
+    assert slots.offer(Ticket("ahead", "a", **item)) is not None
+    assert slots.offer(Ticket("plain", "b")) is None
+    assert slots.offer(Ticket("later", "a", **item)) is None
+    assert slots.end("first") == []
+    assert [start.call for start in slots.end("ahead")] == ["plain"]
+    assert [start.call for start in slots.end("plain")] == ["later"]

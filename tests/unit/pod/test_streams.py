@@ -275,6 +275,31 @@ def test_cancel_reaches_the_worker_and_news_of_ended_calls_are_ignored():
     run(scenario())
 
 
+def test_a_waiting_call_is_reported_and_given_back_to_a_client_that_wants_it_unless_it_has_begun():
+    async def scenario():
+        served = spec()
+        client = Client(replace(served, compute=replace(served.compute, concurrency=1)))
+        for number in (1, 2, 3):
+            client.open(number, queue_news=True)
+        client.open(4)  # this client does not want to know
+        assert [(kind, number) for kind, number, *_ in client.take()] == [
+            (Kind.QUEUED, 2),
+            (Kind.QUEUED, 3),
+        ]
+        for number in (1, 2):
+            client.send(Kind.CANCEL, number, Cancel(unless_begun=True))
+        ((kind, number, _, payload),) = client.take()
+        assert (kind, number, json.loads(payload)["started"]) == (Kind.ERROR, 2, False)
+        client.runner.give(1, b"1")
+        assert [(kind, number) for kind, number, *_ in client.take()] == [
+            (Kind.BEGUN, 3),
+            (Kind.RESULT, 1),
+        ]
+        assert client.runner.cancelled == []
+
+    run(scenario())
+
+
 def test_data_of_a_refused_call_is_dropped():
     async def scenario():
         client = Client()

@@ -22,6 +22,7 @@ from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 
 from kubetorch.errors import (
+    BatchError,
     CallableNotFoundError,
     CallCancelledError,
     CallRefusedError,
@@ -37,6 +38,7 @@ from kubetorch.pod.user_process.monarch_hosts import MonarchHosts
 from kubetorch.pod.user_process.protocol import AgentSocket, Frame
 from kubetorch.pod.user_process.thread_pool import Job
 from kubetorch.pod.user_process.tuning import LIMITS, TIMING
+from kubetorch.specs.batching import MARKER, BatchSpec
 from kubetorch.specs.callable import CALLABLES
 from kubetorch.wire import codecs, exceptions, introspection, retries
 
@@ -118,6 +120,8 @@ class RunningCall:
     loop: asyncio.AbstractEventLoop
     #: True if it runs after the calls before it in the line.
     in_line: bool = False
+    #: The run that it is part of, if its method is batched.
+    batch: Batch | None = None
 
     def __post_init__(self) -> None:
         self.interruptible = Interruptible()
@@ -250,6 +254,37 @@ class RunningCall:
             self.agent.send(protocol.PROGRESS, self.number, report)
 
 
+@dataclass(eq=False)
+class Batch(RunningCall):
+    """One run for several calls, which end by themselves; its lines are those of the first call."""
+
+    members: Sequence[RunningCall] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        #: The calls whose items the function was given, in their order.
+        self.admitted: list[RunningCall] = []
+        for call in self.members:
+            call.batch = self
+
+    @classmethod
+    def of(cls, members: Sequence[RunningCall]) -> Batch:
+        first = members[0]
+        return cls(
+            first.number,
+            request_id=first.request_id,
+            chain=first.chain,
+            method=first.method,
+            codec=first.codec,
+            retry_on=first.retry_on,
+            segments=[],
+            agent=first.agent,
+            loop=first.loop,
+            in_line=first.in_line,
+            members=members,
+        )
+
+
 class ValueFile:
     """A file on the pod's disk without a name, so that it is gone once no process has it open."""
 
@@ -316,6 +351,10 @@ class CallRunner:
                 job = self._open(frame)
                 if job is not None:
                     return job
+            elif frame.kind == protocol.BATCH:
+                job = self._open_batch(frame)
+                if job is not None:
+                    return job
             elif frame.kind == protocol.STOP:
                 self.is_stopped = True
                 self.loop.call_soon_threadsafe(self.loop.stop)
@@ -333,7 +372,8 @@ class CallRunner:
 
     def _report_waits(self) -> None:
         calls = tuple(self._calls.values())
-        awaited = [(call.number, call.waits_for[: LIMITS.waited_call_characters]) for call in calls]
+        runs = ((call.number, call.batch or call) for call in calls)
+        awaited = [(number, run.waits_for[: LIMITS.waited_call_characters]) for number, run in runs]
         waits = [wait for wait in awaited if wait[1]][: LIMITS.waiting_calls]
         self.agent.send(protocol.WAITS, payload=json.dumps(dict(waits)).encode())
 
@@ -341,20 +381,21 @@ class CallRunner:
         call = self._calls.get(frame.call)
         if call is None:  # it has ended meanwhile
             return
+        run = call.batch or call  # the agent cancels one of a batch for all of them
         if frame.kind == protocol.GRANT:
-            call.grant(frame.argument)
+            run.grant(frame.argument)
         elif frame.kind == protocol.CANCEL:
             if frame.flags & protocol.UNLESS_BEGUN:
-                self._give_back(call)
+                self._give_back(call, run)
                 return
             timed_out = bool(frame.flags & protocol.TIMED_OUT)
-            call.cancel(frame.meta.decode(), timed_out=timed_out)
-            if call.cancelled is not None and call.claim():  # it waits for its turn
-                self._fail(call, call.cancelled, started=False)
+            run.cancel(frame.meta.decode(), timed_out=timed_out)
+            if run.cancelled is not None and run.claim():  # it waits for its turn
+                self._fail(run, run.cancelled, started=False)
 
-    def _give_back(self, call: RunningCall) -> None:
+    def _give_back(self, call: RunningCall, run: RunningCall) -> None:
         """Give a call back to the agent, unless it has begun."""
-        if call.claim():
+        if run.claim():
             del self._calls[call.number]
             self.agent.send(protocol.RETURNED, call.number)
 
@@ -380,12 +421,24 @@ class CallRunner:
             in_line=bool(frame.flags & protocol.IN_LINE),
         )
         self._calls[call.number] = call
+        if frame.flags & protocol.IN_BATCH:
+            return None
+        is_batched = self._deployed.batch_spec(method) is not None
+        return self._job(Batch.of([call]) if is_batched else call)
+
+    def _open_batch(self, frame: Frame) -> Job | None:
+        numbers = protocol.unpack_numbers(frame.meta)
+        members = [self._calls[number] for number in numbers if number in self._calls]
+        return self._job(Batch.of(members)) if members else None
+
+    def _job(self, call: RunningCall) -> Job | None:
+        """The job that runs a call, unless the event loop runs it."""
         context = self._context.copy()
-        if self._deployed.runs_on_loop(method):
+        if self._deployed.runs_on_loop(call.method):
             self._start_async(call, None, context)
             return None
         refuse = None if self.may_wait else lambda: self._refuse(call)
-        return Job(method, lambda: context.run(self._run, call), refuse, call.in_line)
+        return Job(call.method, lambda: context.run(self._run, call), refuse, call.in_line)
 
     # ----------------------------------------------------------------------- in a thread
 
@@ -420,7 +473,7 @@ class CallRunner:
                 call.check()
                 value = function(*args, **kwargs)
             del args, kwargs
-            if type(value) is GeneratorType:
+            if type(value) is GeneratorType and not isinstance(call, Batch):
                 streamed = True
                 value = self._stream(call, value)
             elif type(value) is CoroutineType or type(value) is AsyncGeneratorType:
@@ -480,7 +533,7 @@ class CallRunner:
                 started = True
                 value = function(*args, **kwargs)
                 del args, kwargs
-            if type(value) is AsyncGeneratorType:
+            if type(value) is AsyncGeneratorType and not isinstance(call, Batch):
                 streamed = True
                 await self._stream_async(call, value)
                 value = None
@@ -513,11 +566,30 @@ class CallRunner:
             os.getcwd()  # noqa: PTH109  # a call has microseconds
         except FileNotFoundError:
             self._make_working_dir()
-        segments, call.segments = call.segments, []
-        args, kwargs = decode(call.codec, segments, self.modules)
+        if isinstance(call, Batch):
+            items = self._take_items(call)
+            # Without any the function is not called.
+            return (function if items else list), [items], {}
+        args, kwargs = self._decode_arguments(call)
         if self._hosts is not None:
             self._hosts.give(function, args, kwargs)
         return function, args, kwargs
+
+    def _decode_arguments(self, call: RunningCall) -> tuple[list[Any], dict[str, Any]]:
+        segments, call.segments = call.segments, []
+        return decode(call.codec, segments, self.modules)
+
+    def _take_items(self, batch: Batch) -> list[Any]:
+        """The items of the calls of a batch; a call that has no right one fails alone."""
+        items = []
+        for call in batch.members:
+            try:
+                items.append(self._deployed.item(call.method, *self._decode_arguments(call)))
+            except BaseException as error:  # noqa: BLE001  # unpickling may raise anything
+                self._fail(call, error, started=False)
+            else:
+                batch.admitted.append(call)
+        return items
 
     def _make_working_dir(self) -> None:
         """Go back to the working directory, with the project in it: a call deleted it."""
@@ -534,6 +606,9 @@ class CallRunner:
     def _succeed(self, call: RunningCall, value: object, *, streamed: bool) -> None:
         if os.getpid() != self._pid:
             _leave_child(0, self.pipe)
+        if isinstance(call, Batch):
+            self._distribute(call, value)
+            return
         self._finish(call)
         flags = protocol.STREAMED if streamed else 0
         try:
@@ -549,6 +624,33 @@ class CallRunner:
             else:
                 self.agent.send_failure_with_value(call.number, failure, value_file.descriptor)
                 value_file.close()
+
+    def _distribute(self, batch: Batch, value: object) -> None:
+        """End the calls of a batch with what its function returned."""
+        batch.finish_progress()
+        calls = batch.admitted
+        name = self._deployed.name_of(batch.method)
+        results: list[Any] = []
+        if introspection.is_a(value, list):
+            results = list(value)
+        if len(results) != len(calls):
+            size = f"a list of {len(results)}"
+            if not introspection.is_a(value, list):
+                size = f"a value of type {introspection.name_of(type(value))}"
+            error = BatchError(
+                f"{name} is batched, and returned {size} for a list of {len(calls)}",
+                hint="let it return a list with one result for each item, in their order; for an "
+                "item that failed, the exception",
+            )
+            results = [error] * len(calls)
+        for call, result in zip(calls, results, strict=True):
+            try:
+                if introspection.is_a(result, BaseException):
+                    self._fail(call, result, started=True)
+                else:
+                    self._succeed(call, result, streamed=False)
+            except BaseException as error:  # noqa: BLE001  # the other calls must end, too
+                self._give_up(call, error)
 
     def _pickled(self, call: RunningCall, value: object, error: Any) -> ValueFile | None:  # noqa: ANN401
         """Pickle a value that cannot travel into a file; if that fails, the error says why."""
@@ -571,23 +673,38 @@ class CallRunner:
     def _fail(self, call: RunningCall, error: BaseException, *, started: bool) -> None:
         if os.getpid() != self._pid:
             _leave_child(introspection.safely(_exit_status, 1, error), self.pipe)
-        self._finish(call)
         cancelled = call.cancelled
         if cancelled is not None and introspection.is_a(
             error, (asyncio.CancelledError, type(cancelled))
         ):
             trace = exceptions.trace_of(error)
             error = type(cancelled)(cancelled.message).with_traceback(trace)
+        self._explain(error)
+        if isinstance(call, Batch):
+            call.finish_progress()
+        members = call.members if isinstance(call, Batch) else [call]
+        for member in members:
+            if self._calls.get(member.number) is member:
+                failure = self._failure(error, started=started, retry_on=member.retry_on)
+                self._finish(member)
+                self.agent.send(protocol.ERROR, member.number, failure)
+
+    def _explain(self, error: BaseException) -> None:
+        """Add what helps to understand an error."""
         if introspection.is_a(error, (ValueError, RuntimeError)):
             introspection.safely(_explain_signal_handlers, None, error)
         if introspection.is_a(error, (NameError, AttributeError)):
             introspection.safely(loader.explain_call, None, error, self._deployed.value)
-        self._send_failure(call.number, error, started=started, retry_on=call.retry_on)
 
     def _give_up(self, call: RunningCall, error: BaseException) -> None:
         """End a call whose result or failure could not be sent, so that no caller waits."""
         if os.getpid() != self._pid:
             _leave_child(1, self.pipe)
+        if isinstance(call, Batch):
+            for member in call.members:
+                if self._calls.get(member.number) is member:
+                    self._give_up(member, error)
+            return
         self._calls.pop(call.number, None)
         problem = f"the end of the call could not be reported: {introspection.name_of(type(error))}"
         failure = exceptions.Failure("RemoteError", problem, pod_name=self.pod_name)
@@ -685,6 +802,7 @@ class DeployedCallable:
         self.value = value
         self._is_instance = is_instance
         self._async: dict[str | None, bool] = {}
+        self._batch_specs: dict[str | None, BatchSpec | None] = {}
 
     def runs_on_loop(self, method: str | None) -> bool:
         """True if the event loop runs the method: `async def`, with or without `yield`.
@@ -700,6 +818,25 @@ class DeployedCallable:
             return False
         self._async[method] = is_async
         return is_async
+
+    def name_of(self, method: str | None) -> str:
+        return f"{self._name}.{method}" if self._is_instance and method else self._name
+
+    def item(self, method: str | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401  # the user's
+        """The one argument of a call of a batched method."""
+        if len(args) == 1 and not kwargs:
+            return args[0]
+        signature = introspection.safely(inspect.signature, None, self.find(method))
+        names = [] if signature is None else list(signature.parameters)[:1]
+        if not args and [*kwargs] == names:
+            return kwargs[names[0]]
+        given = [f"{len(args)} positional"] if args else []
+        given += [f"{name}=" for name in kwargs]
+        raise BatchError(
+            f"{self.name_of(method)}{signature or '(...)'} is batched: each call has one argument, "
+            f"an item of its list; this call has {', '.join(given) or 'none'}",
+            hint="put what belongs together into one item, such as a tuple or a dict",
+        )
 
     def find(self, method: str | None) -> Callable[..., Any]:
         """The function that a call of `method`, or of the callable itself, runs."""
@@ -743,10 +880,25 @@ class DeployedCallable:
         return {"names": sorted(self._callables()), "missing": missing}
 
     @property
-    def loop_methods(self) -> list[str | None]:
-        """The methods that the event loop runs; `None` stands for the callable itself."""
+    def methods(self) -> protocol.Methods:
         names = [*self._callables(), "__call__", None] if self._is_instance else [None]
-        return [name for name in names if self.runs_on_loop(name)]
+        specs = {name: self.batch_spec(name) for name in names}
+        return protocol.Methods(
+            frozenset(filter(self.runs_on_loop, names)),
+            {name: spec for name, spec in specs.items() if spec is not None},
+        )
+
+    def batch_spec(self, method: str | None) -> BatchSpec | None:
+        """Which calls of the method run together; `None` for a method that is not batched."""
+        if method not in self._batch_specs:
+            self._batch_specs[method] = introspection.safely(self._find_batch_spec, None, method)
+        return self._batch_specs[method]
+
+    def _find_batch_spec(self, method: str | None) -> BatchSpec | None:
+        function: Any = self.find(method)
+        of_class = getattr(type(function), "__call__", None)  # noqa: B004  # the method itself
+        specs = (getattr(candidate, MARKER, None) for candidate in (function, of_class))
+        return next((spec for spec in specs if isinstance(spec, BatchSpec)), None)
 
     @property
     def is_sync(self) -> bool:

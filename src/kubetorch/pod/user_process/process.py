@@ -40,7 +40,7 @@ from kubetorch.pod.user_process.capture import OutputPipe
 from kubetorch.pod.user_process.monarch_hosts import MonarchHosts
 from kubetorch.pod.user_process.protocol import AgentSocket
 from kubetorch.pod.user_process.thread_pool import ThreadPool
-from kubetorch.pod.user_process.tuning import LIMITS, TIMING
+from kubetorch.pod.user_process.tuning import TIMING
 from kubetorch.wire import exceptions
 
 
@@ -188,8 +188,7 @@ class _Worker:
         os._exit = _exit
 
     def _report_loaded(self, deployed: DeployedCallable) -> None:
-        names = json.dumps(deployed.loop_methods).encode()
-        self._agent.send(protocol.LOADED, payload=names[: LIMITS.loop_method_names_bytes])
+        self._agent.send(protocol.LOADED, payload=protocol.pack_methods(deployed.methods))
 
     def _run_loop_aside(self, main_thread_is_done: threading.Event) -> None:
         asyncio.set_event_loop(self._loop)

@@ -9,7 +9,8 @@
 Then meta and payload; little-endian. Agent and worker are of one version (the worker is run from
 the agent's own files), so nothing here is negotiated.
 
-    agent   LOAD           (CALL | CANCEL | GRANT | RELEASE | TRIM | PREEMPT | DUMP | ASK)*  STOP
+    agent   LOAD           (CALL | BATCH | CANCEL | GRANT | RELEASE | TRIM | PREEMPT | DUMP
+                           | ASK)*  STOP
     worker         LOADED | FAILED     (YIELD | PROGRESS | RESULT | ERROR | RELEASE | FORGET
                                         | PREEMPTED | RETURNED | WAITS)*    EXITS?
 
@@ -28,6 +29,9 @@ method's name (u32, 0xffffffff for none), the name, the length of the chain, the
 
 Calls that are `IN_LINE` run one after the other. One of them that has not begun comes back, as
 RETURNED, when a CANCEL says `UNLESS_BEGUN`.
+Calls that are `IN_BATCH` run together once a BATCH names them, as so many numbers (u64); each ends
+with a RESULT or ERROR of its own. A CANCEL of one of them interrupts them all.
+LOADED has the names of the methods that the event loop runs, and those of batched methods, as JSON.
 With an ERROR may come the descriptor of a file that has the value of the call, pickled: one that
 could not travel.
 
@@ -65,8 +69,8 @@ import threading
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
-from types import NoneType
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType, NoneType
 from typing import Final, NamedTuple, NoReturn
 
 from kubetorch.errors import SerializationError
@@ -74,6 +78,7 @@ from kubetorch.lib import memory, processes
 from kubetorch.lib import tuning as lib_tuning
 from kubetorch.lib.memory import Lending, Mappings, Memory
 from kubetorch.pod.user_process.tuning import LIMITS, TIMING
+from kubetorch.specs.batching import BatchSpec
 from kubetorch.wire import codecs
 from kubetorch.wire import tuning as wire_tuning
 
@@ -95,6 +100,8 @@ PREEMPT: Final = 9
 DUMP: Final = 10
 #: Say which calls wait for calls of their own, and for what: WAITS is the answer.
 ASK: Final = 11
+#: Run calls together.
+BATCH: Final = 12
 LOADED: Final = 16
 FAILED: Final = 17
 RESULT: Final = 18
@@ -117,7 +124,7 @@ _FROM_WORKER: Final = {
     ),
     **dict.fromkeys((ERROR, FAILED), (0, wire_tuning.LIMITS.failure_json_bytes)),
     PROGRESS: (0, 8 * LIMITS.progress_message_bytes),
-    LOADED: (0, LIMITS.loop_method_names_bytes),
+    LOADED: (0, LIMITS.method_names_bytes),
     WAITS: (0, LIMITS.waiting_calls * (6 * LIMITS.waited_call_characters + 50)),
     **dict.fromkeys((RELEASE, FORGET, PREEMPTED, EXITS, RETURNED), (0, 0)),
 }
@@ -147,6 +154,8 @@ SHARED: Final = 0x20
 TIMED_OUT: Final = 0x40
 #: CALL: it runs when those before it that are in line have ended.
 IN_LINE: Final = 0x40
+#: CALL: it runs with others, when a BATCH says so.
+IN_BATCH: Final = 0x80
 #: CANCEL: only if it has not begun.
 UNLESS_BEGUN: Final = 0x80
 #: RELEASE: the memory file must not be used again.
@@ -175,6 +184,18 @@ LOGGER: Final = 3
 SOURCES: Final = {STDOUT: "stdout", STDERR: "stderr", LOGGER: "logger"}
 #: The last piece: what the stream has of an unfinished line is to be delivered.
 END_OF_MESSAGE: Final = 0x01
+
+
+class Methods(NamedTuple):
+    """Methods of what a worker has loaded; `None` stands for the callable itself.
+
+    Attributes:
+        on_loop: Those that the event loop runs.
+        batched: Those whose calls run together.
+    """
+
+    on_loop: frozenset[str | None] = frozenset()
+    batched: Mapping[str | None, BatchSpec] = MappingProxyType({})
 
 
 class Frame(NamedTuple):
@@ -230,6 +251,40 @@ def unpack_progress(frame: Frame) -> tuple[float, float | None, str | None]:
     if not is_number or not isinstance(message, (str, NoneType)):
         raise FrameError("a report of progress of other types")
     return current, total, message
+
+
+def pack_methods(methods: Methods) -> bytes:
+    """The payload of LOADED; without any names if they are too many."""
+    batched = [[name, spec.max_size, spec.wait] for name, spec in methods.batched.items()]
+    payload = json.dumps([[*methods.on_loop], batched]).encode()
+    return payload if len(payload) <= LIMITS.method_names_bytes else b""
+
+
+def unpack_methods(payload: bytes) -> Methods:
+    """The methods in LOADED, which comes from a process that runs the user's code."""
+    if not payload:
+        return Methods()
+    try:
+        on_loop, batched = json.loads(payload)
+        specs = {_checked_name(name): BatchSpec(size, wait) for name, size, wait in batched}
+        return Methods(frozenset(map(_checked_name, on_loop)), specs)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise FrameError(f"names of methods: {error}") from error
+
+
+def _checked_name(name: object) -> str | None:
+    if not isinstance(name, (str, NoneType)):
+        raise TypeError(f"a name of type {type(name).__name__}")
+    return name
+
+
+def pack_numbers(numbers: Sequence[int]) -> bytes:
+    """The calls in BATCH."""
+    return struct.pack(f"<{len(numbers)}Q", *numbers)
+
+
+def unpack_numbers(meta: bytes) -> tuple[int, ...]:
+    return struct.unpack(f"<{len(meta) // 8}Q", meta)
 
 
 def unpack_waits(payload: bytes) -> dict[int, str]:

@@ -54,9 +54,8 @@ class Limits(Table):
     waiting_calls: int = 100
     #: Name in WAITS of the call that another one waits for.
     waited_call_characters: int = 200
-    #: Names in LOADED of the methods that the event loop runs, as JSON; `null` stands for the
-    #: callable itself.
-    loop_method_names_bytes: int = 256 * 1024
+    #: Names in LOADED of the methods that the event loop runs and of batched ones, as JSON.
+    method_names_bytes: int = 256 * 1024
 
     # -------------------------------------------------------------------------------------- output
     #: Unfinished line that is collected before it is written.

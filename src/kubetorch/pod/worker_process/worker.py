@@ -215,6 +215,7 @@ class _Running:
     granted: int = WORKER_LIMITS.first_granted_values
     #: True if the agent wants the call back, unless it has begun.
     is_recalled: bool = False
+    in_batch: bool = False
 
 
 @dataclass(eq=False)
@@ -233,9 +234,11 @@ class Worker:
         #: In a distributed service.
         self.rank = self.spec.rank
         self._loop = asyncio.get_running_loop()
-        #: Methods that the event loop of the process runs; `None` stands for the callable itself.
-        self.loop_methods: frozenset[str | None] = frozenset()
+        #: The methods of the callable; known once it is loaded.
+        self.methods = protocol.Methods()
         self._running: dict[int, _Running] = {}
+        # How many of them are not in a batch.
+        self._alone = 0
         # The calls that run one after the other, of which the first one runs.
         self._line: dict[int, None] = {}
         self._numbers = itertools.count(1)
@@ -347,31 +350,40 @@ class Worker:
         chain: str = "",
         *,
         in_line: bool = False,
+        in_batch: bool = False,
     ) -> int:
-        """Run a call; a call in line runs after those before it.
+        """Run a call; a call in line runs after those before it, one in a batch at `run_together`.
 
         The calls that it makes are sent with this chain.
         """
         is_going = self._is_draining or self._is_killed or self._exiting is not None
-        if is_going or len(self._running) >= LIMITS.worker_calls:
+        if is_going or (self._alone >= LIMITS.worker_calls and not in_batch):
             payload.release()
             why = "is about to end" if is_going else f"has {LIMITS.worker_calls} calls"
             raise CallRefusedError(f"the worker in {self.pod_name} {why} and takes no more")
         number = next(self._numbers)
-        self._running[number] = _Running(sink, request.request_id, _label(request))
+        label = _label(request)
+        self._running[number] = _Running(sink, request.request_id, label, in_batch=in_batch)
+        self._alone += not in_batch
         self._idle.clear()
         if in_line:
             self._line[number] = None
-        if not self.is_ahead(number):
+        if not (in_batch or self.is_ahead(number)):
             self._output.attribute_to(number)
         retry_on = () if request.retry is None else request.retry.names or ()
         rest = protocol.pack_call(request.method, request.request_id, chain, retry_on)
         body = request.body
-        flags = protocol.IN_LINE if in_line else 0
+        flags = protocol.IN_LINE if in_line else protocol.IN_BATCH if in_batch else 0
         self._socket.send_payload(
             protocol.CALL, number, body.codec, body.sizes, payload, rest, flags
         )
         return number
+
+    def run_together(self, numbers: Sequence[int]) -> None:
+        """Run calls in one batch."""
+        self._output.attribute_to(numbers[0])
+        meta = protocol.pack_numbers(numbers)
+        self._socket.send(protocol.pack(protocol.BATCH, numbers[0], meta=meta))
 
     def is_ahead(self, number: int) -> bool:
         """True for a call that begins after the calls before it in line."""
@@ -616,7 +628,7 @@ class Worker:
         elif self._loaded.done():
             return
         elif frame.kind == protocol.LOADED:
-            self.loop_methods = _names(bytes(frame.payload))
+            self.methods = protocol.unpack_methods(bytes(frame.payload))
             self._loaded.set_result(None)
         else:
             self._loaded.set_exception(LoadFailed(exceptions.parse_json(bytes(frame.payload))))
@@ -631,6 +643,7 @@ class Worker:
         if call.timer is not None:
             call.timer.cancel()
         self._interrupting -= call.cancelled is not None
+        self._alone -= not call.in_batch
         del self._running[number]
         self._line.pop(number, None)
         begun = (
@@ -1007,17 +1020,6 @@ def _label(request: Open) -> str:
     if request.item is not None:
         return f"item {request.item} of a map of {name}"
     return f"{name} (request {request.request_id})"
-
-
-def _names(text: bytes) -> frozenset[str | None]:
-    """The names in LOADED, which comes from a process that runs the user's code."""
-    try:
-        names = json.loads(text or b"[]")
-    except ValueError:
-        return frozenset()
-    if not isinstance(names, list):
-        return frozenset()
-    return frozenset(name for name in names if name is None or isinstance(name, str))
 
 
 def death_error(

@@ -92,6 +92,9 @@ class App:
     def finish(self) -> None:
         self.requests -= 1
 
+    def check_stopping(self) -> None:
+        pass
+
     async def serving(self):
         raise CallRefusedError("it does not run")
 

@@ -1,9 +1,10 @@
 import json
+from dataclasses import replace
 
 import pytest
 
 from kubetorch.pod.http import openapi
-from kubetorch.specs.callable import CallableRef
+from kubetorch.specs.callable import BatchedMethod, CallableRef
 from kubetorch.specs.workload import WorkloadSpec
 
 
@@ -242,3 +243,12 @@ def test_a_generator_is_told_from_a_function(tmp_path, body, expected):
     assert operation.is_generator is expected
     post = openapi.document(ref(), "demo", [operation])["paths"]["/f"]["post"]
     assert post.get("x-generator", False) is expected
+
+
+def test_a_batched_function_takes_an_item_of_its_list_and_gives_a_result(tmp_path):
+    (tmp_path / "m.py").write_text("def f(texts: list[str], n: int = 1) -> list[int]: ...")
+    batched = replace(ref(), batched=(BatchedMethod("", 8),))
+    [operation] = openapi.operations(WorkloadSpec("default", "demo", batched), tmp_path)
+    assert operation.signature.startswith("@kt.batched def f(texts: list[str]")
+    assert [(p.name, p.schema) for p in operation.parameters] == [("texts", {"type": "string"})]
+    assert operation.result == {"type": "integer"}
