@@ -12,6 +12,8 @@ from kubetorch.errors import ConfigError
 
 #: The variable with the file in which a pod's agent keeps the addresses of its service's pods.
 MEMBERS_FILE = "KT_MEMBERS_FILE"
+#: The variable with the named pipe in which processes of a pod report values of `kt.metric`.
+METRICS_PIPE = "KT_METRICS_PIPE"
 #: The variables with the origin and the user of a pod's code: services that the pod deploys are
 #: of the same origin and user.
 ORIGIN, USERNAME = "KT_ORIGIN", "KT_USERNAME"
@@ -197,6 +199,11 @@ def members_file() -> Path | None:
     """The file in which the agent keeps the addresses of the pods of its service, for workers."""
     path = os.environ.get(MEMBERS_FILE)
     return Path(path) if path else None
+
+
+def metrics_pipe() -> str | None:
+    """The named pipe that values of `kt.metric` are written to, in processes of a pod."""
+    return os.environ.get(METRICS_PIPE) or None
 
 
 def local_ips() -> list[str]:

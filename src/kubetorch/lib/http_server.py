@@ -156,7 +156,7 @@ class Cycle:
         await self._connection.drain()
 
     def _head(self, status: int, headers: list[Header]) -> bytes:
-        if (b"connection", b"close") in headers:
+        if (b"connection", b"close") in headers or self._connection.is_closing:
             self._keep_alive = False
         sent = [header for header in headers if header[0] != b"connection"]
         has_length = any(name == b"content-length" for name, _ in headers)
@@ -276,6 +276,8 @@ class Server:
         #: The connections of this server, and the successors that took over some of them.
         self.connections = Connections(sockets.limit() * 3 // 4 if most is None else most)
         self.tasks: set[asyncio.Task[None]] = set()
+        #: True if each connection ends with a request.
+        self.is_closing = False
         self._server: asyncio.Server | None = None
 
     async def start(self, listener: socket.socket) -> None:
@@ -286,6 +288,13 @@ class Server:
     @property
     def open_requests(self) -> int:
         return len(self.tasks)
+
+    def stop_keeping_alive(self) -> None:
+        """End each connection with its present request, or the next one; end idle ones now."""
+        self.is_closing = True
+        for connection in list(self.connections):
+            if isinstance(connection, _Connection):
+                connection.shutdown()
 
     async def close(self, grace: float) -> None:
         """Take no more connections, and let clients read what was sent to them."""
@@ -324,7 +333,8 @@ class _Connection(asyncio.Protocol):
         self._writable = asyncio.Event()
         self._writable.set()
         self._timer: asyncio.TimerHandle | None = None
-        self._is_closing = False
+        #: True if the connection ends with the present request, or the next one.
+        self.is_closing = server.is_closing
         self._peer: Any = None
         # Parts of the request that is being parsed.
         self._url = b""
@@ -423,7 +433,7 @@ class _Connection(asyncio.Protocol):
 
     def shutdown(self) -> None:
         """Close the connection, once the present request is answered."""
-        self._is_closing = True
+        self.is_closing = True
         if self._cycle is None and self._transport is not None:
             self._transport.close()
 
@@ -514,7 +524,7 @@ class _Connection(asyncio.Protocol):
         if self._successor is None or self._transport is None:
             # A request for an unknown protocol is an ordinary request, and the last one: bytes
             # after it are not parsed.
-            self._is_closing = True
+            self.is_closing = True
             if framing := self._body_headers():
                 self._parser = httptools.HttpRequestParser(_Body(self))
                 self._unparsed = request_head("POST", "/", framing) + rest
@@ -538,7 +548,7 @@ class _Connection(asyncio.Protocol):
         if self._transport is None or self._droppable is not None:
             return
         self._server.connections.use(self)
-        if not keep_alive or self._is_closing:
+        if not keep_alive or self.is_closing:
             self._transport.close()
             return
         if self._waiting:

@@ -111,14 +111,24 @@ class Connection(asyncio.BufferedProtocol):
             for part in parts:
                 self._transport.write(part)
 
-    def close(self, code: int = websocket_protocol.NORMAL, reason: str = "") -> None:
-        """Send a close frame, and close once everything is written."""
+    def close(
+        self,
+        code: int = websocket_protocol.NORMAL,
+        reason: str = "",
+        *,
+        is_peer_first: bool = False,
+    ) -> None:
+        """Send a close frame, and close once everything is written.
+
+        With `is_peer_first` the peer closes first, when it has read everything: to close while the
+        peer still sends would discard what the system has not handed over yet.
+        """
         if self._is_open:
             self.close_code = code
             self.send(
                 websocket_protocol.close_payload(code, reason), opcode=websocket_protocol.CLOSE
             )
-            self._finish(reason or self._reason)
+            self._finish(reason or self._reason, is_peer_first=is_peer_first)
 
     def limit(self, max_message: int) -> None:
         """Take messages of so many bytes from now on."""
@@ -139,7 +149,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def shutdown(self) -> None:
-        self.close(websocket_protocol.GOING_AWAY, "the server stops")
+        self.close(websocket_protocol.GOING_AWAY, "the server stops", is_peer_first=True)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:  # asyncio's
         """The handshake on this transport is done."""
@@ -161,11 +171,14 @@ class Connection(asyncio.BufferedProtocol):
         except websocket_protocol.WebSocketError as error:
             self._break(error)
 
-    def _finish(self, reason: str) -> None:
+    def _finish(self, reason: str, *, is_peer_first: bool = False) -> None:
         self._reason = reason
         self._is_open = False
         if self._transport is not None:
-            self._transport.close()
+            if is_peer_first and self._transport.can_write_eof():
+                self._transport.write_eof()
+            else:
+                self._transport.close()
             if self._timer is not None:
                 self._timer.cancel()
             loop = asyncio.get_running_loop()

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import math
 import os
 import signal
 import socket
@@ -19,7 +20,7 @@ import uvloop
 from kubetorch._version import __version__
 from kubetorch.datastore.blobs import BlobStore
 from kubetorch.errors import KubetorchError
-from kubetorch.lib import files, http_server, memory, processes, proxy, runtime, websocket
+from kubetorch.lib import files, http_server, memory, processes, proxy, runtime, sockets, websocket
 from kubetorch.lib.descriptors import DescriptorWatch
 from kubetorch.lib.process_watch import OrphanReaper
 from kubetorch.lib.tasks import cancel_all
@@ -34,10 +35,12 @@ from kubetorch.pod.http.app import App
 from kubetorch.pod.http.auth import Credentials, Guard
 from kubetorch.pod.http.request_forwarder import RequestForwarder
 from kubetorch.pod.image.preparation import Images
-from kubetorch.pod.knative_keepalive import REVISION, KnativeKeepAlive
+from kubetorch.pod.knative_keepalive import KnativeKeepAlive
+from kubetorch.pod.load import LoadReports, Usage
 from kubetorch.pod.logs import AgentLines, Line, LogLine, PodLog
 from kubetorch.pod.membership import Membership
 from kubetorch.pod.memory_limit import MemoryLimit
+from kubetorch.pod.metrics import Metrics
 from kubetorch.pod.peers import Peers
 from kubetorch.pod.results import Outcomes, Results
 from kubetorch.pod.session import ControllerAddress, Session
@@ -118,6 +121,8 @@ def bind(host: str, port: int) -> socket.socket:
         dualstack_ipv6=is_ipv6 and socket.has_dualstack_ipv6(),
     )
     sock.setblocking(False)
+    # Connections inherit it: the call of a client that vanishes without a word holds nothing.
+    sockets.keep_alive(sock)
     return sock
 
 
@@ -157,9 +162,9 @@ class Agent:
         self._has_failed = False
         self._pod = pod
         self._incarnation = os.urandom(8).hex()
-        self._stopped: asyncio.Future[tuple[str, float]] = (
-            asyncio.get_running_loop().create_future()
-        )
+        # Why the agent ends; and the time of the loop until which calls may run.
+        self._stopped: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._deadline = math.inf
         root = Path(pod.root)
         store = BlobStore(root / "blobs")
         output = root / "agent.log" if pod.backend == "local" else None
@@ -173,6 +178,7 @@ class Agent:
             on_message=self._on_message,
             on_settled=lambda call_id: self._results.forget(call_id),
             on_abandoned=lambda: self.stop("the folder of its controller is gone", 0.0),
+            load=lambda: self._load.report(),
         )
         self._results = Results(
             root / "results",
@@ -194,7 +200,7 @@ class Agent:
                 WORKER_LIMITS.stored_value_bytes + LIMITS.kept_value_overhead_bytes,
                 LIMITS.kept_value_overhead_bytes,
             ),
-            on_change=self._session.activity_changed,
+            on_change=self._calls_changed,
         )
         self._apps = AppHost(
             root=root,
@@ -203,8 +209,18 @@ class Agent:
             on_line=self._write_line,
             on_exit=self._on_app_exit,
             on_change=self._session.report_activity,
-            on_activity=self._session.activity_changed,
+            on_activity=self._calls_changed,
         )
+        self._metrics = Metrics(root / environment.METRICS)
+        self._load = LoadReports(
+            calls=lambda: self._calls.running + self._apps.requests,
+            waiting=lambda: self._calls.not_begun + self._apps.waiting,
+            came=lambda: self._calls.total + self._apps.total,
+            metrics=self._metrics,
+            usage=Usage(is_container=filesystem.is_container),
+            send=self._session.send,
+        )
+        self._metrics.on_change = self._load.metrics_changed
         host = self._workers = WorkerHost(
             pod_name=pod.pod,
             service=pod.workload,
@@ -277,9 +293,9 @@ class Agent:
             token=guard.own_token,
             load=lambda: self._calls.running + self._apps.busy,
             takes_turns=pod.backend == "local",
-            is_on=REVISION not in environ,
+            is_on=not self._keepalive.is_on_knative,
         )
-        gate = AppProxy(
+        gate = self._gate = AppProxy(
             pod_name=pod.pod,
             guard=guard,
             host=self._apps,
@@ -321,9 +337,11 @@ class Agent:
     # --------------------------------------------------------------------------------- its life
 
     def stop(self, reason: str, grace: float) -> None:
-        """End the agent soon: calls have `grace` seconds."""
+        """End the agent soon: calls have `grace` seconds, or what is left of an earlier grace."""
+        deadline = asyncio.get_running_loop().time() + grace
+        self._deadline = min(self._deadline, deadline)
         if not self._stopped.done():
-            self._stopped.set_result((reason, grace))
+            self._stopped.set_result(reason)
             self._session.report_activity()
 
     def _give_up(self, reason: str) -> None:
@@ -340,6 +358,7 @@ class Agent:
         orphans.start()
         lines = AgentLines(self._log, self._pod.pod, loop)
         logging.getLogger("kubetorch").addHandler(lines)
+        self._metrics.open()
         # The session opens at the same time as the server: the socket listens already.
         session = loop.create_task(self._session.run())
         await self._server.start(sock)
@@ -353,26 +372,38 @@ class Agent:
             self._limit.start()
         self._descriptors.start()
         try:
-            reason, grace = await self._stopped
-            await self._drain(reason, grace)
+            await self._drain(await self._stopped)
         finally:
             orphans.stop()
             self._descriptors.stop()
             if self._limit is not None:
                 self._limit.stop()
+            self._load.close()
+            self._metrics.close()
             await cancel_all([session])
             logging.getLogger("kubetorch").removeHandler(lines)
             self._log.close()
             if self._has_failed:
                 os._exit(1)  # to close the event loop takes a descriptor, too
 
-    async def _drain(self, reason: str, grace: float) -> None:
-        _log.info("agent stops reason=%s grace=%s", reason, grace)
+    async def _drain(self, reason: str) -> None:
+        loop = asyncio.get_running_loop()
+        grace = max(self._deadline - loop.time(), 0.0)
+        _log.info("agent stops reason=%s grace=%s", reason, round(grace, 2))
         self._streams.stop_accepting(reason)
+        self._server.stop_keeping_alive()
+        if self._is_behind_service:
+            # Until the nodes know that the pod leaves, they lead new connections here.
+            await asyncio.sleep(min(TIMING.service_update_seconds, grace / 4))
+        self._calls.stop_accepting(reason)
+        self._apps.stop_accepting(self._calls.stopping_error())
         preempting = asyncio.ensure_future(self._workers.preempt(grace))
-        # Awaited here, not in a task: no call is accepted from this turn of the loop on.
-        await self._calls.drain(grace, reason)
-        await preempting
+        # `stop` may shorten the time meanwhile.
+        while loop.time() < self._deadline and (self._has_calls or not preempting.done()):  # noqa: ASYNC110
+            await asyncio.sleep(TIMING.closing_check_interval_seconds)
+        self._calls.end_all(reason)
+        self._apps.end_all(self._calls.ending_error(reason))
+        await cancel_all([preempting])
         self._peers.close()
         self._keepalive.close()
         await self._forwarder.close()
@@ -384,7 +415,32 @@ class Agent:
         )
         self._transfers.close()
 
+    @property
+    def _is_behind_service(self) -> bool:
+        """True if a Kubernetes Service spreads new connections over pods that come and go.
+
+        Knative's queue-proxy sees to that itself.
+        """
+        spec, pod = self._calls.spec, self._pod
+        is_scaled = spec is not None and spec.compute.autoscaling is not None
+        is_ended_by_cluster = pod.backend == "kubernetes" and not self.is_dismissed
+        return is_scaled and is_ended_by_cluster and not self._keepalive.is_on_knative
+
+    @property
+    def _has_calls(self) -> bool:
+        """True if calls or requests run, or a client reads the results of its calls.
+
+        The app is told to end while WebSockets are open, so that it can close them its way.
+        """
+        requests = self._apps.requests + self._forwarder.running - self._gate.sockets
+        return self._calls.running + requests > 0 or not self._streams.is_delivered
+
     # ----------------------------------------------------------------------------- the session
+
+    def _calls_changed(self) -> None:
+        self._session.activity_changed()
+        if self._load.is_on:
+            self._load.calls_changed()
 
     def _hello(self) -> Hello:
         pod = self._pod
@@ -416,6 +472,7 @@ class Agent:
     def _on_message(self, message: FromController) -> None:
         match message:
             case Reload():
+                self._load.configure(message.spec)
                 self._supervisor.on_reload(message)
             case Terminate(grace=grace, reason=reason):
                 self.is_dismissed = not self._stopped.done()

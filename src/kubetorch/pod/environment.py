@@ -24,7 +24,13 @@ from typing import Any
 
 import msgspec
 
-from kubetorch.config.environment import MEMBERS_FILE, ORIGIN, PREFIX_USERNAME, USERNAME
+from kubetorch.config.environment import (
+    MEMBERS_FILE,
+    METRICS_PIPE,
+    ORIGIN,
+    PREFIX_USERNAME,
+    USERNAME,
+)
 from kubetorch.errors import PodContainerError, SpecError
 from kubetorch.lib import deadlines, process_watch, processes, runtime
 from kubetorch.pod import rank_environment
@@ -47,6 +53,9 @@ INTERNAL = "KT_POD_"
 
 #: In the folder of the pod: the addresses of the pods of its service, for `kt.distributed`.
 MEMBERS = "members"
+
+#: In the folder of the pod: the named pipe for values of `kt.metric`.
+METRICS = "metrics"
 
 #: In the folder of the pod: values of calls that cannot travel.
 VALUES = "values"
@@ -162,6 +171,7 @@ def worker_environ(
         "KT_NAMESPACE": pod.namespace,
         "KT_LOG_LEVEL": dict(compute.env_vars).get("KT_LOG_LEVEL", compute.logging.level),
         MEMBERS_FILE: str(Path(pod.root, MEMBERS)),
+        METRICS_PIPE: str(Path(pod.root, METRICS)),
         BACKEND: pod.backend,
     }
     if spec.origin is not None:

@@ -44,12 +44,16 @@ class KnativeKeepAlive:
         self._task: asyncio.Task[None] | None = None
 
     @property
+    def is_on_knative(self) -> bool:
+        return bool(self.environ.get(REVISION))
+
+    @property
     def is_open(self) -> bool:
         return self._connection is not None and self._connection.is_open
 
     def start(self) -> None:
         """Check for such calls from now on, in a pod of Knative."""
-        if self.environ.get(REVISION):
+        if self.is_on_knative:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     def close(self) -> None:

@@ -32,6 +32,7 @@ from kubetorch.wire.messages import (
     Hello,
     LogReport,
     Observed,
+    PodLoad,
     Probe,
     Probed,
     StageReport,
@@ -81,6 +82,8 @@ class Session:
     on_message: Callable[[FromController], None]
     on_settled: Callable[[str], None]
     on_abandoned: Callable[[], None]
+    #: The load, if the controller wants it.
+    load: Callable[[], PodLoad | None] = lambda: None
 
     def __post_init__(self) -> None:
         self._endpoint: _SessionEndpoint | None = None
@@ -229,6 +232,9 @@ class Session:
         self._endpoint = endpoint
         for report, _ in list(self._reports.values()):
             self.report_call(report)
+        load = self.load()
+        if load is not None:
+            endpoint.send(load)
         try:
             while not endpoint.is_closed:
                 activity = self.activity()

@@ -407,6 +407,15 @@ class ClientStream(Endpoint):
             r.call for n, r in calls_by_number if r.call is not None and n not in self._attached
         }
 
+    @property
+    def is_delivered(self) -> bool:
+        """True if a connected client has nearly all frames of calls that have ended.
+
+        Frames that it is not bound to acknowledge yet are on their way.
+        """
+        is_acknowledged = self._outbox.kept_bytes < wire_tuning.LIMITS.acknowledged_bytes
+        return self._connection is None or (is_acknowledged and not self._streamed)
+
     def open_calls(self) -> set[Call]:
         return {streamed.call for streamed in self._streamed.values() if streamed.call is not None}
 
@@ -677,6 +686,11 @@ class Streams:
         self._draining = reason
         for stream in self._streams.values():
             stream.stop_accepting(reason)
+
+    @property
+    def is_delivered(self) -> bool:
+        """True if the connected clients have what was sent to them."""
+        return all(stream.is_delivered for stream in self._streams.values())
 
     def _identify(self, headers: Mapping[str, str]) -> tuple[str, int | None]:
         """The client, and how many frames of this incarnation it has received."""

@@ -14,6 +14,11 @@ class Timing(Table):
     kill_grace_seconds: float = 30.0
     #: Part of it that is left after the calls for workers, outcomes and the last answers.
     closing_seconds: float = 5.0
+    #: New connections to a leaving pod of an autoscaled Service are served for so long: a
+    #: kube-proxy changes its rules once a second, some time after the pod was ended.
+    service_update_seconds: float = 3.0
+    #: Pause between two checks whether all calls have ended.
+    closing_check_interval_seconds: float = 0.02
     #: Time that clients have to read their answers.
     server_close_seconds: float = 2.0
     #: Time that workers have for what still runs; calls have had their own time.
@@ -32,6 +37,15 @@ class Timing(Table):
     session_first_delay_seconds: float = 0.1
     #: Pause between two attempts at most: all pods are back soon after their controller.
     session_longest_delay_seconds: float = 2.0
+    #: Pause between two reports of the load of an autoscaled service that changes: a controller
+    #: has thousands of pods.
+    load_change_seconds: float = 0.2
+    #: Pause between two reports of a load that stays, and of metrics of user code.
+    load_report_seconds: float = 1.0
+    #: Pause between two reports of the CPU time and the memory of a pod without load.
+    idle_usage_report_seconds: float = 5.0
+    #: Part of a processor that measuring CPU time and memory takes at most.
+    usage_measure_share: float = 0.05
     #: Time for one attempt, the upgrade included: thousands of pods may connect at once.
     session_connect_seconds: float = 10.0
     #: Time for its TCP connection: packets to a lost controller may be dropped unanswered.
@@ -236,6 +250,9 @@ class Timing(Table):
         )
         assert self.closing_seconds < self.kill_grace_seconds, "calls have a part of the grace"
         assert self.rank_heartbeat_seconds <= self.heartbeat_seconds, "ranks are watched closer"
+        assert (
+            self.load_change_seconds < self.load_report_seconds < self.idle_usage_report_seconds
+        ), "the more happens, the more reports there are"
         assert self.session_dial_seconds < self.session_connect_seconds, (
             "a connection is a part of the attempt"
         )
@@ -279,6 +296,14 @@ class Limits(Table):
     report_text_characters: int = 64 * 1024
     #: Lines of a loading worker that are sent; kt logs has the others.
     load_log_lines: int = 1000
+    #: Names of metrics of user code, over all processes of the pod.
+    metric_names: int = 100
+    #: Processes that have reported metrics and live.
+    metric_processes: int = 1000
+    #: Line with a value of a metric, which its process writes at once: POSIX allows 512 bytes.
+    metric_line_bytes: int = 512
+    #: Bytes that are read from the pipe of metrics at one time; then it is the turn of calls.
+    metric_read_bytes: int = 64 * 1024
 
     # ------------------------------------------------------------------------------------- clients
     #: Connections that wait to be accepted: all clients may come at once.

@@ -28,6 +28,7 @@ from agent_harness import (
     wait_until,
 )
 from kubetorch.lib.http_client import HttpClient
+from kubetorch.specs.autoscaling import AutoscalingSpec
 from kubetorch.specs.image import ImageSpec
 from kubetorch.wire import messages, tokens
 from kubetorch.wire.frames import Kind
@@ -327,3 +328,21 @@ def test_kt_server_start_says_what_is_missing(tmp_path: Path) -> None:
         assert completed.returncode == 1
         assert "no token for the controller" in completed.stderr
         assert "kubetorch-pod-token" in completed.stderr
+
+
+def test_a_leaving_pod_of_an_autoscaled_service_serves_whom_the_service_still_leads_to_it(
+    controller: FakeController, start: Start
+) -> None:
+    container = start()
+    welcome(controller)
+    spec = controller.spec(SOURCE, "f")
+    scaled = replace(spec, compute=replace(spec.compute, autoscaling=AutoscalingSpec()))
+    controller.send(messages.Reload(generation=1, spec=scaled))
+    assert controller.wait_for(messages.Observed).failure is None
+    client = StreamClient(container.port, token=signed())
+    container.process.send_signal(signal.SIGTERM)
+    client.until(0, Kind.GOAWAY)
+    status, text = container.ask("POST", "/f", signed(), CALL)
+    assert (status, json.loads(text)[:2]) == (200, [1, "kubernetes"])
+    client.close()
+    assert container.process.wait(TIMEOUT) == 0

@@ -10,7 +10,7 @@ import secrets
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -419,7 +419,13 @@ class AppHost:
         self._latest: AppProcess | None = None
         self._refusal: KubetorchError | None = None
         self._changes = Changes()
-        self._requests = 0
+        #: Requests that wait or are being answered, and those that came since the agent's start.
+        self.requests = self.total = 0
+        # Why no more requests are accepted, and why those that are answered end.
+        self._stopping: KubetorchError | None = None
+        self._ending: KubetorchError | None = None
+        # The tasks that answer requests.
+        self._answering: set[asyncio.Task[object]] = set()
         # The slots of the requests, where they are bounded; and each waiting request with the
         # future of its turn and the time since which it waits.
         self._slots = Slots()
@@ -497,7 +503,12 @@ class AppHost:
         """Requests that are being answered, and 1 for a script that runs."""
         latest = self._latest
         runs = latest is not None and latest.is_alive and latest.is_script
-        return self._requests + runs
+        return self.requests + runs
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a slot."""
+        return self._slots.waiting
 
     @property
     def is_public(self) -> bool:
@@ -507,8 +518,9 @@ class AppHost:
         """Wait for the app that serves requests, and return it."""
         with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
             async with deadlines.timeout(TIMING.app_serving_wait_seconds):
-                while self._refusal is None and (self._process is None or self._process.is_ending):
+                while self._waits_for_app:
                     await self._changes.wait()
+        self.check_stopping()
         if self._refusal is not None:
             raise self._refusal.with_traceback(None)
         process = self._process
@@ -527,6 +539,11 @@ class AppHost:
             raise CallRefusedError(f"{process.ending} in {self.pod_name}", hint="deploy it again")
         return process
 
+    @property
+    def _waits_for_app(self) -> bool:
+        is_refused = self._refusal is not None or self._stopping is not None
+        return not is_refused and (self._process is None or self._process.is_ending)
+
     async def end(self, generation: int) -> None:
         """Wait for the end of the app of this generation, or until another app replaces it."""
         while True:
@@ -539,10 +556,46 @@ class AppHost:
                     return
             await self._changes.wait()
 
+    def stop_accepting(self, error: KubetorchError) -> None:
+        """Refuse new requests, and those that wait for a slot or the app: the pod ends."""
+        self._stopping = error
+        for turn, _ in list(self._turns.values()):
+            if not turn.done():
+                turn.set_exception(error.with_traceback(None))
+        self._changes.notify()
+
+    def check_stopping(self) -> None:
+        """Refuse a request if the pod ends."""
+        if self._stopping is not None:
+            raise self._stopping.with_traceback(None)
+
+    def end_all(self, error: KubetorchError) -> None:
+        """End the requests that are still being answered: the time of the pod is over."""
+        self._ending = error
+        for task in self._answering:
+            task.cancel()
+
+    @contextlib.contextmanager
+    def answering(self) -> Iterator[None]:
+        """While a task answers a request: at the end of the pod it raises the reason instead."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._answering.add(task)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self._ending is None:
+                raise
+            raise self._ending.with_traceback(None) from None
+        finally:
+            self._answering.discard(task)
+
     def begin(self) -> None:
         """Count a request that begins as activity, until `finish`."""
-        if self._requests - self._slots.waiting >= LIMITS.app_requests:
+        self.check_stopping()
+        if self.requests - self._slots.waiting >= LIMITS.app_requests:
             raise CallRefusedError(f"pod {self.pod_name} has {LIMITS.app_requests} requests")
+        self.total += 1
         self._count(1)
 
     def finish(self) -> None:
@@ -603,6 +656,6 @@ class AppHost:
                 turn.set_result(None)
 
     def _count(self, change: int) -> None:
-        self._requests += change
+        self.requests += change
         self.last = time.time()
         self.on_activity()

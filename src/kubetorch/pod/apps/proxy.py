@@ -12,7 +12,12 @@ import ipaddress
 import re
 from collections.abc import Callable, Mapping
 
-from kubetorch.errors import ForeignOriginError, KubetorchError, UnauthorizedError
+from kubetorch.errors import (
+    ForeignOriginError,
+    KubetorchError,
+    PodTerminatedError,
+    UnauthorizedError,
+)
 from kubetorch.lib import asgi, proxy
 from kubetorch.lib.asgi import (
     ClientGoneError,
@@ -115,6 +120,8 @@ class AppProxy:
         self._guard = guard
         self._host = host
         self._forwarder = forwarder
+        #: WebSockets that are open: they end with the app or the client, not by themselves.
+        self.sockets = 0
         self._cookie = f"{routes.APP_COOKIE}{re.sub('[^a-zA-Z0-9-]', '-', pod_name)}"
 
     def has_path(self, path: bytes) -> bool:
@@ -127,6 +134,7 @@ class AppProxy:
         if passage.query_token is not None and scope["method"] == "GET":
             await self._exchange(scope, passage, send)
             return
+        self._host.check_stopping()
         member = await self._less_busy(headers, scope["raw_path"])
         if member is not None and await self._forwarder.relay(
             member, scope, headers, receive, send
@@ -177,14 +185,21 @@ class AppProxy:
         app_scope = {**scope, "query_string": passage.query}
         passed = _passed(passage, headers)
         try:
-            try:
-                await proxy.relay(app_scope, passed, receive, send_on, _target(process, headers))
-            except ConnectionRefusedError:
-                # Nothing was sent. If it has just ended, its successor gets the request.
-                if not await process.ends_within(TIMING.app_exit_notice_seconds):
-                    raise
-                process = await self._host.serving()
-                await proxy.relay(app_scope, passed, receive, send_on, _target(process, headers))
+            with self._host.answering():
+                try:
+                    target = _target(process, headers)
+                    await proxy.relay(app_scope, passed, receive, send_on, target)
+                except ConnectionRefusedError:
+                    # Nothing was sent. If it has just ended, its successor gets the request.
+                    if not await process.ends_within(TIMING.app_exit_notice_seconds):
+                        raise
+                    process = await self._host.serving()
+                    target = _target(process, headers)
+                    await proxy.relay(app_scope, passed, receive, send_on, target)
+        except PodTerminatedError as error:
+            if has_begun:
+                raise ClientGoneError from error
+            raise
         except (OSError, TimeoutError, asyncio.TimeoutError) as error:
             if has_begun:
                 raise ClientGoneError from error
@@ -205,11 +220,14 @@ class AppProxy:
         """
         try:
             passage = self._admit("socket", upgrade.headers, upgrade.query, upgrade.admit)
+            self._host.check_stopping()
             member = await self._less_busy(upgrade.headers, upgrade.raw_path)
             if member is not None:
                 forwarder = self._forwarder
                 passed = forwarder.headers(upgrade.headers)
-                return Passage(forwarder.target(member), passed, on_end=forwarder.begin(member))
+                return self._passage(
+                    forwarder.target(member), passed, lambda: None, forwarder.begin(member)
+                )
             self._host.begin()
             try:
                 process, leave = await self._enter(
@@ -227,7 +245,29 @@ class AppProxy:
             leave()
             self._host.finish()
 
-        return Passage(_target(process, upgrade.headers), passed, leave, finish)
+        return self._passage(_target(process, upgrade.headers), passed, leave, finish)
+
+    def _passage(
+        self,
+        target: Target,
+        headers: list[Header],
+        on_made: Callable[[], object],
+        on_end: Callable[[], object],
+    ) -> Passage:
+        """A way to the target that counts in `sockets` once it is made."""
+        is_made = False
+
+        def make() -> None:
+            nonlocal is_made
+            is_made = True
+            self.sockets += 1
+            on_made()
+
+        def end() -> None:
+            self.sockets -= is_made
+            on_end()
+
+        return Passage(target, headers, make, end)
 
     def _admit(
         self, method: str, headers: list[Header], query: bytes, on_token: Callable[[], None]

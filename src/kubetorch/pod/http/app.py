@@ -162,6 +162,8 @@ class App:
 
     async def _call(self, request: Request, respond: Responder, send: Send) -> None:
         """Run a call in this pod, on all pods, or on the least busy pod."""
+        if self.calls.is_draining:
+            raise self.calls.stopping_error()
         name, method = _target(request.path)
         spec = self.calls.spec
         if spec is not None and routes.ALONE.lower() not in request.headers:
@@ -221,7 +223,8 @@ class App:
     @property
     def _is_serving(self) -> bool:
         is_app = self.supervisor.serves_app
-        return bool(self.supervisor.generation) and (is_app or self.calls.is_serving)
+        serves = self.calls.is_serving or (is_app and not self.calls.is_draining)
+        return bool(self.supervisor.generation) and serves
 
     async def _ready(self, request: Request, respond: Responder) -> None:
         requested_generation = request.query("launch_id") or None

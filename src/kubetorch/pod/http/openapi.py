@@ -65,7 +65,10 @@ def operations(
 
     Several pods that are called `together` answer with the list of their results.
     """
-    declared_operations = _read_operations(spec.callable, code)
+    declared_operations = [
+        _of_item(operation) if spec.callable.batch_size_of(operation.method) else operation
+        for operation in _read_operations(spec.callable, code)
+    ]
     if together is None:
         return declared_operations
     size = {"minItems": len(together), "maxItems": len(together)}
@@ -73,6 +76,21 @@ def operations(
         replace(operation, result={"type": "array", "items": operation.result, **size})
         for operation in declared_operations
     ]
+
+
+def _of_item(operation: Operation) -> Operation:
+    """The operation of a batched function as its callers see it: an item in, a result out."""
+    parameters = tuple(
+        replace(parameter, schema=parameter.schema.get("items", {}))
+        for parameter in operation.parameters[:1]
+    )
+    return replace(
+        operation,
+        signature=f"@kt.batched {operation.signature}",
+        parameters=parameters,
+        is_open=not parameters,
+        result=operation.result.get("items", {}),
+    )
 
 
 def _read_operations(ref: CallableRef, code: Path | None) -> list[Operation]:

@@ -66,6 +66,11 @@ class RequestForwarder:
         self._turns: Counter[str] = Counter()
         self._numbers = itertools.count(1)
 
+    @property
+    def running(self) -> int:
+        """Requests of this pod that siblings answer."""
+        return self._forwarded.total()
+
     async def close(self) -> None:
         await self._pool.close()
 

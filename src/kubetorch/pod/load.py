@@ -1,0 +1,218 @@
+"""The load of a pod of an autoscaled service, and when it is reported to the controller.
+
+    begins and ends of calls ──┐
+    values of `kt.metric` ─────┼── LoadReports ── PodLoad ── the session with the controller
+    CPU time and memory ───────┘
+
+A change of the load is reported at once, but at most every `load_change_seconds`; as long as there
+is load, a report comes each `load_report_seconds`. Without load there are no reports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kubetorch.lib import processes
+from kubetorch.pod.metrics import Metrics
+from kubetorch.pod.tuning import TIMING
+from kubetorch.specs.workload import WorkloadSpec
+from kubetorch.wire.messages import PodLoad
+
+_HIERARCHY = Path("/sys/fs/cgroup")
+#: Metrics of a service for which CPU time and memory are measured.
+_USAGE_METRICS = ("cpu", "memory")
+
+
+@dataclass(eq=False, kw_only=True)
+class LoadReports:
+    """Sums up the load, and reports it while the service is autoscaled.
+
+    `calls` counts those that run or wait, `waiting` those that wait, `came` those that came since
+    the agent's start without those that were taken back.
+    """
+
+    calls: Callable[[], int]
+    waiting: Callable[[], int]
+    came: Callable[[], int]
+    metrics: Metrics
+    usage: Usage
+    send: Callable[[PodLoad], object]
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        #: True while the service is autoscaled.
+        self.is_on = False
+        self._has_usage = False
+        # The calls since the last change, and the integral of their number until then.
+        self._calls, self._since, self._call_seconds = 0, self.clock(), 0.0
+        self._started = 0
+        # The last report, and the time of it.
+        self._last: PodLoad | None = None
+        self._last_time = -TIMING.idle_usage_report_seconds
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
+
+    def configure(self, spec: WorkloadSpec) -> None:
+        """Report the load or not, as the service that the pod is to serve needs it."""
+        autoscaling = spec.compute.autoscaling
+        self.is_on = spec.compute.is_autoscaled
+        self._has_usage = autoscaling is not None and autoscaling.metric in _USAGE_METRICS
+        self._last = None
+        if self.is_on:
+            self.calls_changed()
+        else:
+            self.close()
+            self._call_seconds, self._since, self._calls = self._call_seconds_at(), self.clock(), 0
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def calls_changed(self) -> None:
+        """Count a begin or an end of a call; only while `is_on`."""
+        self._call_seconds, self._since = self._call_seconds_at(), self.clock()
+        self._calls = self.calls()
+        self._report_at(self._last_time + TIMING.load_change_seconds)
+
+    def metrics_changed(self) -> None:
+        """Report values of user code, soon."""
+        if self.is_on:
+            self._report_at(self._last_time + TIMING.load_report_seconds)
+
+    def report(self) -> PodLoad | None:
+        """The load, as the controller is about to get it; `None` unless the service is scaled."""
+        if not self.is_on:
+            return None
+        # A call that is taken back comes again to another pod. The number never falls: that is
+        # the sign of an agent that started anew.
+        self._started = max(self._started, self.came())
+        cpu_seconds, memory_bytes = self.usage.measure() if self._has_usage else (0.0, 0)
+        self._last = PodLoad(
+            calls=self.calls(),
+            waiting=self.waiting(),
+            call_seconds=self._call_seconds_at(),
+            started=self._started,
+            cpu_seconds=cpu_seconds,
+            memory_bytes=memory_bytes,
+            metrics=self.metrics.sums(),
+        )
+        self._last_time = self.clock()
+        self._report_next(self._last)
+        return self._last
+
+    def _call_seconds_at(self) -> float:
+        return self._call_seconds + self._calls * (self.clock() - self._since)
+
+    def _report_at(self, due: float) -> None:
+        """Look at the load at this time, or before."""
+        if self._timer is not None:
+            if self._due <= due:
+                return
+            self._timer.cancel()
+        self._due = due
+        delay = max(due - self.clock(), 0.0)
+        # Also without a delay after this turn: the call that came may begin or wait in it.
+        self._timer = asyncio.get_running_loop().call_later(delay, self._look)
+
+    def _look(self) -> None:
+        """Report the load if it has changed, or if the next report of it is due."""
+        self._timer = None
+        last = self._last
+        if last is not None and (self.calls(), self.waiting()) == (last.calls, last.waiting):
+            pause = self._pause(last)
+            # Calls may have come and ended, and processes with metrics may have ended.
+            if self.came() > self._started or self.metrics.sums() != last.metrics:
+                pause = TIMING.load_report_seconds
+            if pause is None:
+                self._report_next(last)
+                return
+            due = self._last_time + pause
+            if self.clock() < due:
+                self._report_at(due)
+                return
+        load = self.report()
+        if load is not None:
+            self.send(load)
+
+    def _report_next(self, load: PodLoad) -> None:
+        pause = self._pause(load)
+        if pause is not None:
+            self._report_at(self._last_time + pause)
+        elif load.metrics:
+            self._report_at(self.clock() + TIMING.load_report_seconds)
+
+    def _pause(self, load: PodLoad) -> float | None:
+        """Seconds until this load is reported again; `None` if it is none."""
+        if load.calls:
+            return TIMING.load_report_seconds
+        return TIMING.idle_usage_report_seconds if self._has_usage else None
+
+
+class Usage:
+    """CPU time and memory of the processes of a pod."""
+
+    def __init__(self, *, is_container: bool, pid: int | None = None) -> None:
+        self._pid = os.getpid() if pid is None else pid
+        # On a machine the control group is that of whatever started the pod.
+        self._cgroup = _cgroup() if is_container else None
+        # The last measurement, and the time before which there is no other.
+        self._measured, self._valid_until = (0.0, 0), 0.0
+        # A container may have used some before, which the agent's own processes have not.
+        self._earlier_cpu_seconds = 0.0
+        if self._cgroup is not None:
+            self._earlier_cpu_seconds, _ = _usage_of_cgroup(self._cgroup)
+
+    def measure(self) -> tuple[float, int]:
+        """Seconds of CPU since the agent's start, and bytes of memory."""
+        if time.monotonic() < self._valid_until:
+            return self._measured
+        begin = time.thread_time()
+        with contextlib.suppress(OSError):  # for example no descriptor is left
+            cpu_seconds, memory_bytes = self._measure()
+            # A process that has ended and is not counted by its parent yet is missing.
+            self._measured = max(self._measured[0], cpu_seconds), memory_bytes
+        cost = time.thread_time() - begin
+        self._valid_until = time.monotonic() + cost / TIMING.usage_measure_share
+        return self._measured
+
+    def _measure(self) -> tuple[float, int]:
+        if self._cgroup is not None:
+            cpu_seconds, memory_bytes = _usage_of_cgroup(self._cgroup)
+            return cpu_seconds - self._earlier_cpu_seconds, memory_bytes
+        pids = processes.descendants(self._pid)
+        ticks = sum(processes.ticks_used(pid) or 0 for pid in pids)
+        return ticks / processes.TICKS, processes.proportional(pids)
+
+
+def _cgroup() -> Path | None:
+    """The folder of this process's control group (version 2), if its files can be read."""
+    folders = [_HIERARCHY]
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers:
+                folders.insert(0, _HIERARCHY / path.lstrip("/"))
+    for folder in folders:
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            _usage_of_cgroup(folder)
+            return folder
+    return None
+
+
+def _usage_of_cgroup(folder: Path) -> tuple[float, int]:
+    """Seconds of CPU, and bytes of memory without the files that could be dropped at any time."""
+    cpu, memory = _numbers(folder / "cpu.stat"), _numbers(folder / "memory.stat")
+    used_bytes = int((folder / "memory.current").read_text())
+    return cpu["usage_usec"] / 1e6, max(used_bytes - memory["inactive_file"], 0)
+
+
+def _numbers(file: Path) -> dict[str, int]:
+    pairs = (line.split(" ", 1) for line in file.read_text().splitlines())
+    return {name: int(number) for name, number in pairs}
