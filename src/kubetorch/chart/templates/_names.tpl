@@ -84,6 +84,10 @@ kubetorch-controller.{{ .Release.Namespace }}
   resources: [clusterroles]
   verbs: [bind]
   resourceNames: [kubetorch-edit, kubetorch-view]
+# The Services of autoscaled services without a pod lead to the controller.
+- apiGroups: [discovery.k8s.io]
+  resources: [endpointslices]
+  verbs: [get, list, watch, create, update, patch, delete]
 # Why a pod does not start, what it said, and what would let it start.
 - apiGroups: [""]
   resources: [events]

@@ -34,8 +34,6 @@ from kubetorch.wire import messages
 from kubetorch.wire.messages import Creator
 
 _T = TypeVar("_T")
-#: Names and values, in the order given.
-PAIRS = tuple[tuple[str, str], ...]
 WORKLOADS = Resource("kubetorch.com", "v1alpha1", "kubetorchworkloads", "KubetorchWorkload")
 #: Characters that the message of an event may have.
 _MESSAGE_LIMIT = 1024
@@ -77,6 +75,13 @@ def default_of(field: dataclasses.Field[Any]) -> object:
     return field.default
 
 
+def value_of_pairs(kind: Any) -> Any:  # noqa: ANN401  # a type
+    """The type of the values of pairs with names, such as `str`; `None` for another type."""
+    members = get_args(kind) if get_origin(kind) is tuple else ()
+    pair = get_args(members[0]) if members and get_origin(members[0]) is tuple else ()
+    return pair[1] if len(pair) == 2 and pair[0] is str and pair[1] is not Ellipsis else None
+
+
 def union_members(kind: Any) -> list[Any]:  # noqa: ANN401  # a type, which may be a union
     """The members of a union, or the type itself, without `None`."""
     is_union = get_origin(kind) is not None and type(None) in get_args(kind)
@@ -88,7 +93,7 @@ def _to_message_fields(kind: Any, value: object) -> object:  # noqa: ANN401  # a
     """The result of `dump`, with the names of fields that messages have."""
     arm = union_members(kind)[0]
     if isinstance(value, list):
-        if arm == PAIRS:
+        if value_of_pairs(arm) is not None:
             return [[pair.get("name"), pair.get("value")] for pair in map(_mapping, value)]
         return [
             _to_message_fields(get_args(arm)[0] if get_args(arm) else Any, part) for part in value
@@ -187,6 +192,8 @@ def status(content: Content, summary: Summary | None, earlier_status: Mapping[st
         status_fields["worlds"] = record.worlds
     if record.pool:
         status_fields["pool"] = record.pool
+    if record.scaling:
+        status_fields["scaling"] = record.scaling
     if record.failure:
         status_fields["failure"] = _shortened(json.loads(record.failure))
     if summary is None:
@@ -359,6 +366,7 @@ def _read(workload_object: Object) -> Content:
         active=seconds(status_fields.get("lastActive")),
         worlds=str(status_fields.get("worlds") or ""),
         pool=str(status_fields.get("pool") or ""),
+        scaling=str(status_fields.get("scaling") or ""),
     )
     return Content(record, tuple(sorted(generations, key=lambda generation: generation.number)))
 

@@ -24,6 +24,7 @@ import time
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import get_args
 
 import uvloop
 
@@ -36,6 +37,7 @@ from kubetorch.controller.backends.base import Stores
 from kubetorch.controller.backends.kubernetes.backend import KubernetesBackend
 from kubetorch.controller.backends.kubernetes.namespaces import Namespaces
 from kubetorch.controller.backends.kubernetes.prepare import PodPrerequisites
+from kubetorch.controller.backends.kubernetes.scaling import ControllerAddress, Engine
 from kubetorch.controller.backends.kubernetes.secrets import SECRETS, SecretObjects
 from kubetorch.controller.backends.kubernetes.volumes import VolumeClaims
 from kubetorch.controller.blobs import BlobStores
@@ -104,6 +106,8 @@ class Settings:
     log_level: str = "INFO"
     blobs_quota: int | None = None
     hosts: Hosts = NO_HOSTS
+    address: str = ""
+    engine: Engine = "auto"
     account_annotations: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -136,6 +140,8 @@ class Settings:
                 pull_policy=environ.get("KT_IMAGE_PULL_POLICY") or None,
             ),
             watched=_words(environ, "KT_WATCH_NAMESPACES"),
+            address=environ.get("POD_IP") or "",
+            engine=_engine(environ),
             hosts=Hosts(
                 ingress.lower(),
                 (
@@ -144,6 +150,7 @@ class Settings:
                     f"{controller_hosts[-1]}.cluster.local",
                 ),
                 are_per_service=bool(ingress) and environ.get("KT_PER_SERVICE_HOSTS") == "true",
+                are_of_cluster=True,
             ),
             log_level=(environ.get("KT_LOG_LEVEL") or "INFO").upper(),
             blobs_quota=quantity.size_bytes(quota, parameter="KT_BLOBS_QUOTA") if quota else None,
@@ -153,6 +160,18 @@ class Settings:
 
 def _words(environ: Mapping[str, str], name: str) -> tuple[str, ...]:
     return tuple((environ.get(name) or "").lower().replace(",", " ").split())
+
+
+def _engine(environ: Mapping[str, str]) -> Engine:
+    name = environ.get("KT_AUTOSCALING_ENGINE") or "auto"
+    engines: tuple[Engine, ...] = get_args(Engine)
+    engine = next((engine for engine in engines if engine == name), None)
+    if engine is None:
+        raise ConfigError(
+            f"KT_AUTOSCALING_ENGINE is {name!r}; it must be one of {', '.join(engines)}",
+            hint="the chart sets it, from its value autoscaling.engine",
+        )
+    return engine
 
 
 def _texts(environ: Mapping[str, str], name: str) -> dict[str, str]:
@@ -347,6 +366,10 @@ class _Service:
             ),
             owner=lambda namespace, name: _reference(state, namespace, name),
             watched=watched,
+            engine=settings.engine,
+            address=ControllerAddress(settings.address, settings.port)
+            if settings.address
+            else None,
         )
         return Controller(
             backend=backend,

@@ -54,6 +54,21 @@ def test_every_kind_of_compute_comes_back_as_it_was() -> None:
         assert same(spec) == spec
 
 
+def test_a_schedule_comes_back_as_it_was() -> None:
+    compute = kt.Compute(cpus=1).autoscale(
+        min_scale={"0 8 * * 1-5": 4, "0 20 * * *": 0},
+        timezone="Europe/Berlin",
+        panic_window_percentage=20.0,
+    )
+    spec = dataclasses.replace(SPEC, compute=compute.to_spec())
+    assert same(spec) == spec
+    fields = resource.dump(spec)
+    assert fields["compute"]["autoscaling"]["minSchedule"] == [
+        {"name": "0 20 * * *", "value": 0},
+        {"name": "0 8 * * 1-5", "value": 4},
+    ]
+
+
 def test_steps_and_endpoints_come_back_as_they_were() -> None:
     image = ImageSpec(
         steps=(

@@ -38,6 +38,13 @@ def test_a_port_that_is_none_is_refused() -> None:
         Settings.read({**CHART, "KT_LISTEN_PORT": "8x"})
 
 
+def test_an_engine_that_is_none_is_refused() -> None:
+    assert Settings.read(CHART).engine == "auto"
+    assert Settings.read({**CHART, "KT_AUTOSCALING_ENGINE": "knative"}).engine == "knative"
+    with pytest.raises(ConfigError, match="is 'keda'; it must be one of auto, kubetorch, knative"):
+        Settings.read({**CHART, "KT_AUTOSCALING_ENGINE": "keda"})
+
+
 def test_apps_have_hosts_of_their_own_only_below_an_ingress() -> None:
     environment = {**CHART, "KT_PER_SERVICE_HOSTS": "true", "KT_APP_HOSTS": "A.example, b.example"}
     assert not Settings.read(environment).hosts.are_per_service

@@ -43,6 +43,8 @@ from kubetorch.manifests.kinds import Manifest
 from kubetorch.manifests.workload_manifest import WorkloadManifest
 
 FIELD_MANAGER = "kubetorch"
+#: The field manager of what the scaler writes: a deploy's applies leave it as it is.
+SCALER_MANAGER = "kubetorch-scaler"
 
 #: Live objects by reference; `None` for an object that does not exist.
 LiveObjects = dict[Ref, Object | None]
@@ -76,6 +78,7 @@ class Applier:
         owner: Manifest | None = None,
         permission: TakeoverPermission | None = None,
         live_objects: LiveObjects | None = None,
+        scaled_to: int | None = None,
         on_wait: Callable[[str], object] = str,
     ) -> Object:
         """Make a live object what its manifest says; returns the live object.
@@ -85,6 +88,7 @@ class Applier:
             owner: The object that owns it.
             permission: Whether the live object may be one that its user made.
             live_objects: Live objects that were read before; the used one is taken out.
+            scaled_to: The number of pods of a Deployment whose manifest does not say it.
             on_wait: Called with the reason for which this waits.
         """
         ref = await self.ref(manifest)
@@ -119,16 +123,34 @@ class Applier:
                 "spec": {"paused": False, **desired_manifest["spec"]},
             }
             await self._change_strategy(ref, live_object, desired_manifest)
-        try:
-            applied_object = await self._put(desired_manifest)
-        except KubernetesRequestError as error:
-            if live_object is None or not _is_immutable(error):
-                raise
-            _log.info("object made anew ref=%s because=%s", ref, error.message)
-            await self._remove(ref, desired_manifest)
-            applied_object = await self._put(desired_manifest)
+        new_manifest = _with_replicas(desired_manifest, scaled_to)
+        if live_object is None:
+            applied_object = await self._put(new_manifest)
+        else:
+            if scaled_to is not None and scaled_size(live_object) is None:
+                # Else the apply would reset the number to 1.
+                await self.scale(desired_manifest, scaled_to)
+            try:
+                applied_object = await self._put(desired_manifest)
+            except KubernetesRequestError as error:
+                if not _is_immutable(error):
+                    raise
+                _log.info("object made anew ref=%s because=%s", ref, error.message)
+                await self._remove(ref, desired_manifest)
+                applied_object = await self._put(new_manifest)
         _log.info("object applied kind=%s namespace=%s name=%s", *_names(desired_manifest))
         return applied_object
+
+    async def scale(self, manifest: Manifest, size: int) -> None:
+        """Set the number of pods of a live Deployment whose manifest does not say it."""
+        metadata = {part: manifest["metadata"][part] for part in ("name", "namespace")}
+        scaled_manifest = {
+            "apiVersion": manifest["apiVersion"],
+            "kind": manifest["kind"],
+            "metadata": metadata,
+            "spec": {"replicas": size},
+        }
+        await self._client.apply(scaled_manifest, field_manager=SCALER_MANAGER, force=True)
 
     async def check(
         self,
@@ -447,9 +469,37 @@ def _is_edited(live_object: Object, desired_manifest: Manifest) -> bool:
     replicas = desired_manifest["spec"].get("replicas")
     if replicas is not None and live_object["spec"].get("replicas") != replicas:
         return True
+    # The number of pods of a scaled Deployment is not the deploy's.
+    ignored_fields = {"f:replicas"} if replicas is None else set[str]()
     entries = live_object["metadata"].get("managedFields") or ()
-    foreign_entries = (entry for entry in entries if entry.get("manager") != FIELD_MANAGER)
-    return any("f:spec" in (entry.get("fieldsV1") or {}) for entry in foreign_entries)
+    own_managers = (FIELD_MANAGER, SCALER_MANAGER)
+    return any(
+        _spec_fields(entry) - ignored_fields
+        for entry in entries
+        if entry.get("manager") not in own_managers
+    )
+
+
+def scaled_size(live_object: Object) -> int | None:
+    """The number of pods of a Deployment, if it is the scaler's and not that of an apply."""
+    is_of_scaler = any(
+        "f:replicas" in _spec_fields(entry)
+        for entry in live_object["metadata"].get("managedFields") or ()
+        if entry.get("manager") == SCALER_MANAGER
+    )
+    return int(live_object["spec"].get("replicas", 1)) if is_of_scaler else None
+
+
+def _spec_fields(entry: Object) -> set[str]:
+    """The fields of the spec that an entry of `managedFields` owns."""
+    return {*((entry.get("fieldsV1") or {}).get("f:spec") or {})}
+
+
+def _with_replicas(manifest: Manifest, size: int | None) -> Manifest:
+    """The manifest of a new object, which is to come up with so many pods."""
+    if size is None:
+        return manifest
+    return {**manifest, "spec": {**manifest["spec"], "replicas": size}}
 
 
 def _keeps_pods(live_object: Object, desired_manifest: Manifest) -> bool:
@@ -554,6 +604,7 @@ class ApplyPlan(NamedTuple):
         owner: The object that owns all of them, if any.
         live_objects: The live objects that were read before.
         timeout: Seconds for all requests of one step.
+        scaled_to: The number of pods of the main object, if its manifest does not say it.
     """
 
     manifests: Sequence[Manifest]
@@ -562,6 +613,7 @@ class ApplyPlan(NamedTuple):
     owner: Manifest | None
     live_objects: LiveObjects
     timeout: float
+    scaled_to: int | None = None
 
 
 class ApplyRetry:
@@ -587,6 +639,7 @@ class ApplyRetry:
 
     async def _apply(self, key: Key, manifest: Manifest, plan: ApplyPlan) -> Object:
         permission = plan.permission if manifest is plan.user_manifest else None
+        scaled_to = plan.scaled_to if manifest is plan.manifests[-1] else None
         return await self.until_accepted(
             key,
             manifest,
@@ -595,6 +648,7 @@ class ApplyRetry:
                 owner=plan.owner,
                 permission=permission,
                 live_objects=plan.live_objects,
+                scaled_to=scaled_to,
                 on_wait=lambda reason: self._wait(key, reason),
             ),
         )

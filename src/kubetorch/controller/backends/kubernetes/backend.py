@@ -55,14 +55,21 @@ from kubetorch.controller.backends.kubernetes.pods import (
     retire_superseded,
 )
 from kubetorch.controller.backends.kubernetes.prepare import PodPrerequisites
-from kubetorch.controller.tuning import LIMITS
+from kubetorch.controller.backends.kubernetes.scaling import (
+    SCALED_DOWN,
+    ControllerAddress,
+    ControllerEndpoints,
+    DeploymentScaler,
+    Engine,
+)
+from kubetorch.controller.tuning import LIMITS, TIMING
 from kubetorch.errors import AdmissionError, KubernetesNotFoundError, KubetorchError, WorkloadError
 from kubetorch.k8s.client import Client
 from kubetorch.k8s.resources import PODS, Ref, is_leaving
 from kubetorch.lib import deadlines
 from kubetorch.lib.changes import Changes
 from kubetorch.lib.tasks import cancel_all
-from kubetorch.manifests import kinds, knative, pod_security, rendering, replicas
+from kubetorch.manifests import agent, kinds, knative, pod_security, rendering, replicas
 from kubetorch.manifests.desired_pods import Mounted, read_mounted
 from kubetorch.manifests.services import KubernetesServices
 from kubetorch.manifests.workload_manifest import WorkloadManifest
@@ -82,7 +89,7 @@ _log = logging.getLogger(__name__)
 class KubernetesBackend(Backend):
     name = "kubernetes"
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # its collaborators
         self,
         client: Client,
         *,
@@ -91,6 +98,8 @@ class KubernetesBackend(Backend):
         prerequisites: PodPrerequisites,
         owner: Callable[[str, str], Manifest | None],
         watched: tuple[str, ...] = (),
+        engine: Engine = "auto",
+        address: ControllerAddress | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._client = client
@@ -108,6 +117,16 @@ class KubernetesBackend(Backend):
         self._pod_owners = PodOwners(client, owner, self._watch.pods_of, self._watch.mark)
         self._refused = RefusedPods(client, now)
         self._ordinals = OrdinalKeeper(client)
+        self._engine = engine
+        # Until when it is known whether the cluster has Knative, and that.
+        self._knative_answer = (0.0, False)
+        self._scaler = DeploymentScaler(
+            client,
+            self._applier,
+            ControllerEndpoints(client, address, owner, watched),
+            pods=self._members,
+            on_change=self._changed,
+        )
         self._now = now
         self._workloads: dict[Key, AppliedWorkload] = {}
         # The events of each workload that were reported to its deploys.
@@ -126,7 +145,7 @@ class KubernetesBackend(Backend):
         self._listener = listener
 
     async def start(self, specs: Sequence[Sequence[WorkloadSpec]]) -> None:
-        await asyncio.gather(self._watch.start(), self._cluster_watch.start())
+        await asyncio.gather(self._watch.start(), self._cluster_watch.start(), self._scaler.start())
         await self._adopter.start(specs)
 
     async def _adopt(self, specs: Sequence[WorkloadSpec]) -> None:
@@ -145,6 +164,7 @@ class KubernetesBackend(Backend):
         self._members(key)
         await self._pod_owners.wait_until_resolved(key)
         self._keep_ordinals(key)
+        self._note_scaled(key, workload)
 
     # --------------------------------------------------------------------------------- workloads
 
@@ -175,9 +195,10 @@ class KubernetesBackend(Backend):
         root_images = self._root_images if is_restricted else None
         workload.equip(self._runtime, root_images)
         workload.repeats = repeats
-        workload.is_reported = (
+        has_same_template = (
             previous_workload is not None and previous_workload.template == workload.template
         )
+        workload.is_reported = has_same_template
         manifests = KubernetesServices.of(spec, main).render()
         if main is not None:
             manifests += await prepare.companion_objects(
@@ -189,7 +210,13 @@ class KubernetesBackend(Backend):
         permission = TakeoverPermission(objects.replaced_containers(spec))
         timeout = spec.compute.launch_timeout
         plan = ApplyPlan(
-            manifests, user_manifest, permission, self._owner(*key), live_objects, timeout
+            manifests,
+            user_manifest,
+            permission,
+            self._owner(*key),
+            live_objects,
+            timeout,
+            scaled_to=self._scaler.size(key) if workload.is_scaled else None,
         )
         if main is not None:
             await self._apply_retry.check_form(key, plan)
@@ -207,21 +234,28 @@ class KubernetesBackend(Backend):
                 await self._cluster_watch.watch_object(main)
         applied_objects = await self._apply_retry.apply(key, plan)
         if main is not None:
-            is_repeated = (
-                previous_workload is not None and previous_workload.template == workload.template
-            )
-            is_tried_again = has_failed and is_repeated
+            is_tried_again = has_failed and has_same_template
             workload.note_applied(
                 await self._applier.retry_revision(main) if is_tried_again else applied_objects[-1]
             )
         self._pod_owners.forget_foreign_owners(key)
         self._refused.forget(key)
+        self._note_scaled(key, workload)
         self._watch.mark(key)
+
+    def _note_scaled(self, key: Key, workload: AppliedWorkload) -> None:
+        """Have the scaler give the Deployment of a workload its number of pods."""
+        if workload.main is not None and workload.is_scaled:
+            services = KubernetesServices.of(workload.spec, workload.main)
+            called_name, size = services.called_name, workload.scaled_size
+            self._scaler.applied(key, workload.main, called_name, given_size=size)
 
     async def _prepare(
         self, spec: WorkloadSpec, main: Manifest | None, *, is_repeated: bool
     ) -> tuple[LiveObjects, bool]:
         """Read the live objects of a workload, and whether its pods are to be restricted."""
+        if main is not None and kinds.find(main) == knative.KIND:
+            knative.check(spec.compute)
         # Both at the same time: a deploy that changes no object is to wait for the API server once.
         reading = asyncio.create_task(self._read_live_objects(spec, main))
         is_restricted = False
@@ -289,12 +323,31 @@ class KubernetesBackend(Backend):
     async def _has_operator(self, spec: WorkloadSpec) -> bool:
         """True if the cluster serves the operator's kind that a compute asks for, if any."""
         kind = rendering.operated_kind(spec.compute)
-        if kind is not None:
-            try:
-                await self._client.discovery.find(kind.api_version, kind.kind)
-            except KubernetesNotFoundError:
-                return False
+        if kind is None or (kind == knative.KIND and self._engine == "knative"):
+            return True
+        if kind == knative.KIND and self._engine == "kubetorch":
+            return False
+        try:
+            await self._client.discovery.find(kind.api_version, kind.kind)
+        except KubernetesNotFoundError:
+            return False
         return True
+
+    async def scales(self, spec: WorkloadSpec) -> bool:
+        """See `Backend`: Knative decides where the cluster has it."""
+        if rendering.operated_kind(spec.compute) == knative.KIND:
+            until, has_knative = self._knative_answer
+            if time.monotonic() >= until:
+                has_knative = await self._has_operator(spec)
+                until = time.monotonic() + TIMING.engine_recheck_seconds
+                self._knative_answer = (until, has_knative)
+            if not has_knative:
+                return True
+        await self._scaler.forget((spec.namespace, spec.name))
+        return False
+
+    def scale(self, namespace: str, name: str, size: int, leaving: Sequence[str] = ()) -> None:
+        self._scaler.scale((namespace, name), size, leaving)
 
     def _doomed_object(self, key: Key) -> Manifest | None:
         """The Deployment of a workload, if its controller has failed to make any pod.
@@ -361,6 +414,7 @@ class KubernetesBackend(Backend):
         workload = self._workloads.pop(key, None)
         self._reported.pop(key, None)
         self._adopter.forget(key)
+        await self._scaler.forget(key)
         if workload is None:
             return []
         spec, main = workload.spec, workload.main
@@ -460,17 +514,24 @@ class KubernetesBackend(Backend):
 
     def _judged(self, key: Key, pod: Manifest, status: PodStatus) -> PodStatus:
         if is_leaving(pod):
-            return status
+            is_scaled_down = self._is_deleted_from_present_template(key, pod, status)
+            is_scaled_down = is_scaled_down and self._scaler.is_surplus(key, pod)
+            return replace(status, ending=SCALED_DOWN) if is_scaled_down else status
         verdict = self._verdicts.of_pod(key, pod, shows_log=status.is_ours)
         if verdict.error is not None and self._repeat_if_it_helps(key, verdict.error, pod):
             return replace(status, reason=f"{verdict.reason}; {AS_USER}")
         reason = verdict.reason or status.reason
         return replace(status, reason=reason, failure=_failure(verdict))
 
+    def _is_deleted_from_present_template(self, key: Key, pod: Manifest, status: PodStatus) -> bool:
+        workload = self._workloads.get(key)
+        is_present = workload is not None and agent.digest_of(pod) == workload.template
+        return is_present and status.ending is not None and status.ending.reason == "Deleted"
+
     def trouble(self, namespace: str, name: str) -> Trouble:
         key = (namespace, name)
         workload = self._workloads.get(key)
-        for reasons in (self._apply_retry.reasons, self._adopter.reasons):
+        for reasons in (self._apply_retry.reasons, self._adopter.reasons, self._scaler.reasons):
             if key in reasons:
                 return Trouble(reasons[key])
         if workload is None or workload.main is None:
@@ -506,6 +567,9 @@ class KubernetesBackend(Backend):
         workload = self._workloads.get((namespace, name))
         if workload is None:
             return None
+        size = self._scaler.size((namespace, name))
+        if size is not None and workload.is_scaled:
+            return size
         owners = [] if workload.main is None else self._cluster_watch.owners(workload.main)
         return workload.expected(owners)
 
@@ -521,6 +585,7 @@ class KubernetesBackend(Backend):
 
     def _changed(self, key: Key) -> None:
         self._keep_ordinals(key)
+        self._scaler.pods_changed(key)
         self._changes.notify()
         self._listener(*key)
 
@@ -528,6 +593,7 @@ class KubernetesBackend(Backend):
         self._verdicts.forget(pod)
         self._refused.forget_pod(pod)
         self._ordinals.forget_pod(pod)
+        self._scaler.forget_pod(pod)
 
     def _cluster_changed(self, change: ClusterChange) -> None:
         if change.node:
@@ -549,12 +615,10 @@ class KubernetesBackend(Backend):
     # ----------------------------------------------------------------------------------- the rest
 
     def warnings(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
-        del compute
         if manifest["kind"] == "CronJob":
             schedule = manifest["spec"].get("schedule")
             return (f"pods of a CronJob start with its next run ({schedule}), and stay",)
-        is_unscaled = kinds.find(manifest) == knative.KIND and self._plain(manifest) is not None
-        return (knative.unscaled_note(manifest),) if is_unscaled else ()
+        return tuple(knative.warnings(compute, has_knative=self._plain(manifest) is None))
 
     def _plain(self, manifest: Manifest) -> Manifest | None:
         """The main object that a workload has instead, if this kind has no operator here."""
@@ -573,7 +637,8 @@ class KubernetesBackend(Backend):
 
     def scaler(self, spec: WorkloadSpec, manifest: Manifest) -> str:
         services = KubernetesServices.of(spec, manifest)
-        if not services.is_scaled or self._plain(manifest) is not None:
+        is_scaled_here = self._scaler.size((spec.namespace, spec.name)) is not None
+        if not services.is_scaled or is_scaled_here or self._plain(manifest) is not None:
             return ""
         return objects.service_url(self._cluster_watch.owners(manifest)) or services.url
 
@@ -624,7 +689,7 @@ class KubernetesBackend(Backend):
         self._verdicts.close()
         await asyncio.gather(*map(self._stop_repeating, [*self._repeats]))
         await asyncio.gather(self._adopter.close(), self._pod_owners.close(), self._refused.close())
-        await self._ordinals.close()
+        await asyncio.gather(self._ordinals.close(), self._scaler.close())
         await asyncio.gather(self._watch.close(), self._cluster_watch.close())
 
 

@@ -28,6 +28,7 @@ from kubetorch.controller.backends.kubernetes.apply import (
     ApplyRetry,
     is_applied,
     is_own,
+    scaled_size,
 )
 from kubetorch.controller.backends.kubernetes.launch_failures import snapshot
 from kubetorch.controller.backends.kubernetes.pods import Key
@@ -43,7 +44,16 @@ from kubetorch.k8s.client import Client
 from kubetorch.k8s.resources import SERVICES, Object, Ref, Resource, Selection
 from kubetorch.lib import backoff
 from kubetorch.lib.tasks import cancel_all
-from kubetorch.manifests import agent, kinds, labels, pod_security, rendering, replicas, trainjob
+from kubetorch.manifests import (
+    agent,
+    kinds,
+    knative,
+    labels,
+    pod_security,
+    rendering,
+    replicas,
+    trainjob,
+)
 from kubetorch.manifests.kinds import KINDS, Manifest, Path
 from kubetorch.manifests.services import KubernetesServices
 from kubetorch.manifests.workload_manifest import PodTemplate, WorkloadManifest
@@ -137,6 +147,8 @@ class AppliedWorkload(msgspec.Struct):
     root_images: frozenset[str] = frozenset()
     #: Version of the secrets that its pods see.
     secrets: str = ""
+    #: The number of pods that the scaler has given its Deployment; `None` without one.
+    scaled_size: int | None = None
     # `metadata.generation` of the main object after the apply.
     _generation: int = 0
     # Which attempt to make a Revision of its template Knative was asked for.
@@ -158,6 +170,12 @@ class AppliedWorkload(msgspec.Struct):
         compute = self.spec.compute
         is_called_whole = compute.broadcast is not None or compute.is_pool
         return compute.distribution is not None or is_called_whole
+
+    @property
+    def is_scaled(self) -> bool:
+        """True if Kubetorch itself scales the workload: its Deployment in place of Knative's."""
+        is_knative_wanted = rendering.operated_kind(self.spec.compute) == knative.KIND
+        return is_knative_wanted and self.main is not None and self.main["kind"] == "Deployment"
 
     def equip(self, runtime: Runtime, root_images: Collection[str] | None = None) -> None:
         """Put the agent into the pod templates; this is the last change of the manifest."""
@@ -207,6 +225,7 @@ class AppliedWorkload(msgspec.Struct):
 
     def note_applied(self, live_object: Object) -> None:
         self._generation = _generation(live_object)
+        self.scaled_size = scaled_size(live_object) if self.is_scaled else None
         self._attempt = _attempt((live_object.get("spec") or {}).get("template") or {})
 
     def is_of_earlier_attempt(self, pod: Object) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Any, cast
 
 from kubetorch.controller.backends.base import Stores
+from kubetorch.controller.backends.kubernetes.apply import SCALER_MANAGER
 from kubetorch.controller.backends.kubernetes.backend import KubernetesBackend
 from kubetorch.controller.backends.kubernetes.prepare import PodPrerequisites
 from kubetorch.errors import KubernetesNotFoundError, KubernetesRequestError
@@ -86,6 +87,13 @@ class SmallCluster:
         """The object `f` of a kind."""
         return self._objects[api_version, kind, "f"]
 
+    def pod(self, name: str) -> Object:
+        return self._objects["v1", "Pod", name]
+
+    def slice_of(self, name: str) -> Object | None:
+        """An EndpointSlice, if it is there."""
+        return self._objects.get(("discovery.k8s.io/v1", "EndpointSlice", name))
+
     def lose(self, api_version: str, kind: str) -> None:
         """The object `f` of a kind goes; what it made stays until somebody waits for its end."""
         del self._objects[api_version, kind, "f"]
@@ -140,15 +148,37 @@ class SmallCluster:
             raise KubernetesNotFoundError(f"no such {ref.resource.kind}")
         return copy.deepcopy(self._objects[key])
 
-    async def apply(self, manifest: Object, *, dry_run: bool = False, **_: Any) -> Object:
+    async def apply(
+        self, manifest: Object, *, field_manager: str = "", dry_run: bool = False, **_: Any
+    ) -> Object:
         kind = manifest["kind"]
-        self.requests.append(f"{'try' if dry_run else 'apply'} {kind}")
+        verb = "scale" if field_manager == SCALER_MANAGER else "apply"
+        self.requests.append(f"{'try' if dry_run else verb} {kind}")
         message = self.refused.get(kind)
         if message and (dry_run or "dry run" not in message):
             error = KubernetesRequestError(message)
             error.status_code = 400
             raise error
-        return manifest if dry_run else self.put(manifest)
+        if dry_run:
+            return manifest
+        return self.put(manifest if kind != "Deployment" else self._applied(manifest, verb))
+
+    def _applied(self, manifest: Object, verb: str) -> Object:
+        """A Deployment after an apply: of its two managers each leaves the other's fields."""
+        key = (manifest["apiVersion"], manifest["kind"], manifest["metadata"]["name"])
+        live_object = self._objects.get(key, {"metadata": {}, "spec": {}})
+        entries = live_object["metadata"].get("managedFields", [])
+        if verb == "scale":
+            if key not in self._objects:
+                raise KubernetesRequestError("spec.selector: Required value")
+            fields = {"f:spec": {"f:replicas": {}}}
+            entries = [{"manager": SCALER_MANAGER, "fieldsV1": fields}]
+            manifest = merge_manifests(live_object, manifest)
+        if not entries:
+            return manifest
+        metadata = {**manifest["metadata"], "managedFields": entries}
+        kept = {"replicas": live_object["spec"].get("replicas")}
+        return {**manifest, "metadata": metadata, "spec": {**kept, **manifest["spec"]}}
 
     async def patch(self, ref: Ref, patch: Object, **_: Any) -> Object:
         self.requests.append(f"patch {ref.resource.kind}")
@@ -192,9 +222,11 @@ def _controller(manifest: Object) -> str | None:
 
 
 def _has(manifest: Object, selector: str) -> bool:
-    name, has_value, text = selector.partition("=")
-    label_value = (manifest["metadata"].get("labels") or {}).get(name)
-    return not selector or (label_value == text if has_value else label_value is not None)
+    tags = manifest["metadata"].get("labels") or {}
+    terms = [term.partition("=") for term in selector.split(",") if term]
+    return all(
+        tags.get(name) == text if has_value else name in tags for name, has_value, text in terms
+    )
 
 
 class _Prepared:
@@ -206,7 +238,7 @@ class _Prepared:
     prepare_selected = prepare
 
 
-def backend_of(cluster: SmallCluster) -> KubernetesBackend:
+def backend_of(cluster: SmallCluster, **settings: Any) -> KubernetesBackend:
     """A backend whose workload `f` is there."""
     return KubernetesBackend(
         cast("Client", cluster),
@@ -214,4 +246,5 @@ def backend_of(cluster: SmallCluster) -> KubernetesBackend:
         stores=cast("Stores", None),
         prerequisites=cast("PodPrerequisites", _Prepared()),
         owner=lambda namespace, name: OWNER,
+        **settings,
     )

@@ -9,7 +9,12 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 
 from kubetorch.controller.backends.kubernetes.backend import KubernetesBackend
-from kubetorch.errors import KubetorchError, OperatorMissingError, StartupError
+from kubetorch.errors import (
+    AutoScalingError,
+    KubetorchError,
+    OperatorMissingError,
+    StartupError,
+)
 from kubetorch.k8s.resources import Object
 from kubetorch.manifests import labels, rendering
 from kubetorch.specs.autoscaling import AutoscalingSpec
@@ -316,14 +321,14 @@ def test_ray_ranks_get_their_raycluster_once_there_is_an_operator() -> None:
 
 
 KNATIVE = "serving.knative.dev/v1"
-FEW = spec(ComputeSpec(autoscaling=AutoscalingSpec(min_scale=2, max_scale=5)))
-ZERO = spec(ComputeSpec(autoscaling=AutoscalingSpec(min_scale=0)))
+EXTRA = (("target-burst-capacity", "0"),)
+FEW = spec(
+    ComputeSpec(autoscaling=AutoscalingSpec(min_scale=2, max_scale=5, extra_annotations=EXTRA))
+)
 
 
-@pytest.mark.parametrize(("scaled_spec", "pods"), [(FEW, 2), (ZERO, 1)])
-def test_an_autoscaled_service_has_a_fixed_number_of_pods_without_knative(
-    scaled_spec: WorkloadSpec, pods: int
-) -> None:
+def test_an_autoscaled_service_is_a_deployment_of_no_certain_size_without_knative() -> None:
+    scaled_spec = FEW
     cluster = SmallCluster()
     cluster.unserved.add(KNATIVE)
     manifest = rendering.of_workload(scaled_spec)
@@ -331,14 +336,17 @@ def test_an_autoscaled_service_has_a_fixed_number_of_pods_without_knative(
     async def deploy(backend: KubernetesBackend) -> None:
         await backend.apply(scaled_spec)
         deployment = cluster.take("apps/v1", "Deployment")
-        assert deployment["spec"]["replicas"] == pods
+        assert "replicas" not in deployment["spec"]
+        assert cluster.names() == {"Deployment/f", "Service/f"}
         assert deployment["spec"]["strategy"] == {"type": "RollingUpdate"}
+        extra = "autoscaling.knative.dev/target-burst-capacity"
+        assert deployment["metadata"]["annotations"][extra] == "0"
         assert backend.warnings(scaled_spec.compute, manifest) == backend.notes(
             scaled_spec.compute, manifest
         )
         (warning,) = backend.warnings(scaled_spec.compute, manifest)
-        assert "there is no Knative here" in warning
-        assert f"it runs on {pods} pod" in warning
+        assert "does not know the annotation" in warning
+        assert extra in warning
 
     async def go_on(backend: KubernetesBackend) -> None:
         # Calls go to its pods, each to one of them.
@@ -346,7 +354,6 @@ def test_an_autoscaled_service_has_a_fixed_number_of_pods_without_knative(
         assert backend.url(scaled_spec, manifest) == "http://f.team.svc.cluster.local"
         assert backend.applied(scaled_spec) == scaled_spec
         assert scaled_spec.compute.broadcast is None
-        assert backend.expected("team", "f") == pods
         before = cluster.names()
         await backend.apply(scaled_spec)
         assert cluster.names() == before
@@ -355,6 +362,24 @@ def test_an_autoscaled_service_has_a_fixed_number_of_pods_without_knative(
 
     run(cluster, deploy)
     run(cluster, go_on, [scaled_spec])
+
+
+def test_what_only_kubetorch_scales_is_refused_before_anything_is_applied_to_knative() -> None:
+    cluster = SmallCluster()
+    beyond = spec(
+        ComputeSpec(autoscaling=AutoscalingSpec(buffer=2, min_schedule=(("* * * * *", 1),)))
+    )
+
+    async def refused(backend: KubernetesBackend) -> None:
+        with pytest.raises(AutoScalingError, match="no buffer=2, min_scale by the clock") as error:
+            await backend.apply(beyond)
+        assert error.value.hint == "leave it out, or deploy to a cluster without Knative"
+        assert not cluster.names()
+        cluster.unserved.add(KNATIVE)
+        await backend.apply(beyond)
+        assert "Deployment/f" in cluster.names()
+
+    run(cluster, refused)
 
 
 def test_an_autoscaled_service_scales_once_there_is_knative() -> None:

@@ -13,6 +13,7 @@ from kubetorch.controller.backends.process.backend import (
 )
 from kubetorch.errors import SpecError
 from kubetorch.manifests import desired_pods, parameters, rendering
+from kubetorch.specs import autoscaling
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.distribution import DistributionSpec
 from kubetorch.specs.endpoint import Endpoint
@@ -26,11 +27,34 @@ def rendered(api_version: str, kind: str, spec: dict[str, Any]) -> dict[str, Any
     return rendering.render(compute, namespace="default", name="s")
 
 
-def test_an_autoscaled_service_is_no_warning_and_a_note_without_knative() -> None:
-    manifest = rendered("serving.knative.dev/v1", "Service", {"template": POD})
-    assert unsupported_warnings(ComputeSpec(), manifest) == ()
-    notes = unsupported_notes(ComputeSpec(), manifest)
-    assert "nothing scales on this machine: it runs on 1 pod (min_scale)" in notes
+def scaled(cpus: str | None = "1", **arguments: Any) -> tuple[ComputeSpec, dict[str, Any]]:
+    scaling = autoscaling.parse(arguments, launch_timeout=900)
+    compute = ComputeSpec(cpus=cpus, autoscaling=scaling)
+    return compute, rendering.render(compute, namespace="default", name="s")
+
+
+def test_an_autoscaled_service_scales_here_too() -> None:
+    compute, manifest = scaled(min_scale=0, buffer=2)
+    assert unsupported_warnings(compute, manifest) == ()
+    assert unsupported_notes(compute, manifest) == (
+        "the requests (cpu 1) reserve nothing on this machine",
+    )
+
+
+def test_annotations_that_only_knative_knows_are_named() -> None:
+    compute, manifest = scaled(target_burst_capacity=0)
+    (warning,) = unsupported_warnings(compute, manifest)
+    assert warning == (
+        "the scaler of Kubetorch does not know the annotation "
+        "autoscaling.knative.dev/target-burst-capacity; it stays in the manifest"
+    )
+    assert warning in unsupported_notes(compute, manifest)
+
+
+def test_a_percentage_of_nothing_is_said() -> None:
+    (warning,) = unsupported_warnings(*scaled(cpus=None, metric="cpu", target=80))
+    assert "these pods request none: kt.Compute(cpus=...) says how much" in warning
+    assert unsupported_warnings(*scaled(metric="cpu", target=80)) == ()
 
 
 @pytest.mark.parametrize(
