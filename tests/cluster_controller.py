@@ -59,7 +59,7 @@ SECRET = b"s" * 32
 _T = TypeVar("_T")
 
 
-class MadeUp:
+class MadeUp(Backend):
     """A backend whose pods are those that a test names; `<workload>-0` if it names none."""
 
     name = "kubernetes"

@@ -13,6 +13,10 @@ from kubetorch.errors import KubetorchError, SpecError
 from kubetorch.local import lifetime
 from kubetorch.sdk import backend
 
+ExactMatch = Annotated[
+    bool, typer.Option("--exact-match", help="Only the exact name, whoever deployed it.")
+]
+
 
 def service_names(ctx: typer.Context, incomplete: str) -> list[str]:
     """Names of services that begin with the incomplete word; none while no local service runs."""

@@ -94,16 +94,31 @@ def show(service: WorkloadView, output: Output) -> None:
     world = views.world_words(service)
     if world is not None:
         output.report(f"world: {world}")
+    scaling = views.scaling_words(service)
+    if scaling is not None:
+        output.report(f"scaling: {scaling}")
+    if service.spec.compute.inactivity_ttl is not None:
+        output.report(f"idle stop: {views.ttl_words(service)}")
     if service.pods:
         output.table(views.pod_cells(service), spare=views.SPARE_POD_COLUMNS)
     for line, is_waiting in views.queue_lines(service, time.time()):
         output.report(line, "yellow" if is_waiting else "plain")
+    show_decisions(service, output, most=_SHOWN_DECISIONS)
     for line in views.lost_lines(service):
         output.report(f"lost: {line}", "yellow")
     if service.failure is not None:
         output.panel("Last failure", views.failure_lines(service.failure), style="red")
 
 
+def show_decisions(service: WorkloadView, output: Output, *, most: int) -> None:
+    """Show the last decisions on the number of pods, if there are any."""
+    cells = views.decision_cells(service, now=time.time(), most=most)
+    if cells:
+        output.table(cells, spare=views.SPARE_DECISION_COLUMNS)
+
+
+#: Decisions on the number of pods that `kt status` shows.
+_SHOWN_DECISIONS = 5
 # A port of this machine, where one is needed.
 _PORT = 8080
 # The separator of the lines of one fact, which stand below each other.
@@ -197,7 +212,7 @@ def _access(app: AppSpec | None) -> str | None:
 
 
 def _pods(service: WorkloadView) -> str:
-    if not service.scaler:
+    if service.scaling is None:
         return f"{views.ready_pods(service)} of {views.pods_wanted(service)} ready"
     if views.is_at_zero(service):
         return "none: scaled to zero, a call makes one"
@@ -218,13 +233,14 @@ def _show_facts(service: WorkloadView, operations: list[Operation], output: Outp
         "Status": service.status,
         "Generation": service.generation,
         "Pods": _pods(service),
+        "Scaling": views.scaling_words(service),
         "World": views.world_words(service),
         "Answers": _answers(service),
         "CPUs": compute.cpus,
         "Memory": compute.memory,
         "Volumes": ", ".join(f"{volume.name} at {volume.mount_path}" for volume in compute.volumes),
         "Secrets": ", ".join(secret.name for secret in compute.secrets),
-        "TTL": compute.inactivity_ttl,
+        "TTL": views.ttl_words(service),
         "Creator": views.creator(service),
         "Project": None if spec.origin is None else spec.origin,
         "Created": f"{views.moment(service.created)} ({views.age(service.created)} ago)",

@@ -37,6 +37,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "teardown": ("teardown", "Delete services and their pods."),
     "calls": ("call", "List, inspect, cancel and await spawned calls."),
     "token": ("call", "Print a token that may call one service."),
+    "scale": ("scale", "Show or change how an autoscaled service scales."),
     "secrets": ("stores", "List, create, update, delete or describe secrets."),
     "volumes": ("stores", "List, create or delete volumes, or open a shell in one."),
     "config": ("config", "Show or change settings."),

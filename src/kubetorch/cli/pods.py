@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from kubetorch.cli import views
-from kubetorch.cli.args import AsJson, AsRaw, Namespace, ServiceName
+from kubetorch.cli.args import AsJson, AsRaw, ExactMatch, Namespace, ServiceName
 from kubetorch.cli.output import Output
 from kubetorch.cli.services import Services, choose_pod
 from kubetorch.errors import KubetorchError, ServiceNotFoundError, SpecError
@@ -135,9 +135,7 @@ def ssh(
         typer.Argument(metavar="[-- COMMAND...]", help="A command instead of a shell."),
     ] = None,
     pod: ThisPod = None,
-    exact_match: Annotated[
-        bool, typer.Option("--exact-match", help="Only the exact name, whoever deployed it.")
-    ] = False,
+    exact_match: ExactMatch = False,
     namespace: Namespace = None,
 ) -> None:
     """Open a shell in a pod, or run a command there.

@@ -141,6 +141,13 @@ class Services:
             lambda controller: controller.delete_workload(spec.namespace, spec.name, grace=grace)
         )
 
+    def scale(self, service: WorkloadView, changes: dict[str, Any]) -> WorkloadView:
+        """Change keywords of `autoscale()` of a service; returns it as it is then."""
+        spec = service.spec
+        return self.session.ask(
+            lambda controller: controller.scale_workload(spec.namespace, spec.name, changes)
+        )
+
     def token(self, service: WorkloadView, *, ttl: float | None = None) -> TokenView:
         spec = service.spec
         return self.session.ask(

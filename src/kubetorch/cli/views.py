@@ -31,6 +31,8 @@ Json = dict[str, Any]
 
 def mode(service: WorkloadView) -> str:
     """The kind of a service, in the words of `kt`: `deployment`, `knative`, `job`."""
+    if service.scaling is not None and service.scaling.engine != "knative":
+        return "autoscaled"
     # The other kind `Service`, Kubernetes' own, has no pods.
     return "knative" if service.kind == "Service" else service.kind.lower()
 
@@ -52,6 +54,8 @@ def service_json(service: WorkloadView) -> Json:
         "memory": spec.compute.memory,
         "gpus": spec.compute.gpus,
         "inactivity_ttl": spec.compute.inactivity_ttl,
+        "idle_seconds_left": service.idle_seconds_left,
+        "scaling": scaling_json(service),
         "volumes": [
             {"name": volume.name, "mount_path": volume.mount_path}
             for volume in spec.compute.volumes
@@ -66,6 +70,11 @@ def service_json(service: WorkloadView) -> Json:
         "failure": failure_json(service.failure),
         "notes": list(service.notes),
     }
+
+
+def scaling_json(service: WorkloadView) -> Json | None:
+    """How the load decides on the number of pods; `None` if that is fixed."""
+    return None if service.scaling is None else msgspec.to_builtins(asdict(service.scaling))
 
 
 def creator(service: WorkloadView) -> str | None:
@@ -264,8 +273,8 @@ def holder_words(holder: SlotHolder, now: float) -> str:
 
 #: Columns that a narrow terminal can do without, the first to go first.
 SPARE_SERVICE_COLUMNS = (
-    *("LAST STATUS CHANGE", "VOLUMES", "TTL", "MEMORY", "CPUs", "GPUs", "TYPE", "CREATOR"),
-    *("# OF PODS", "AGE", "NAMESPACE"),
+    *("LAST STATUS CHANGE", "VOLUMES", "MEMORY", "CPUs", "GPUs", "TYPE", "CREATOR", "SCALING"),
+    *("TTL", "# OF PODS", "AGE", "NAMESPACE"),
 )
 
 
@@ -280,17 +289,53 @@ def service_cells(
         "TYPE": mode(service),
         "STATUS": service.status,
         "# OF PODS": str(len(service.pods)),
+        "SCALING": "" if service.scaling is None else service.scaling.reason,
         **({"POD NAMES": "\n".join(_pod_names(service))} if with_pods else {}),
         "AGE": age(service.created),
         "VOLUMES": ", ".join(volume.name for volume in spec.compute.volumes),
         "LAST STATUS CHANGE": moment(service.updated),
-        "TTL": spec.compute.inactivity_ttl,
+        "TTL": ttl_words(service),
         "CREATOR": creator(service),
         "CPUs": spec.compute.cpus,
         "MEMORY": spec.compute.memory,
         "GPUs": spec.compute.gpus,
     }
     return {column: cell or "-" for column, cell in cells.items()}
+
+
+def ttl_words(service: WorkloadView) -> str | None:
+    """The idle time after which a service is torn down, with the time left while it is idle."""
+    ttl, seconds_left = service.spec.compute.inactivity_ttl, service.idle_seconds_left
+    return ttl if ttl is None or seconds_left is None else f"{ttl} ({duration(seconds_left)} left)"
+
+
+def scaling_words(service: WorkloadView) -> str | None:
+    """The number of pods that the load asks for, its bounds, and the reason."""
+    scaling = service.scaling
+    if scaling is None:
+        return None
+    if scaling.engine == "knative":
+        return "by Knative: kubectl describe ksvc shows its decisions"
+    most = str(scaling.maximum) if scaling.maximum else "any number"
+    words = f"{scaling.wanted} of {scaling.minimum} to {most} pods"
+    return f"{words}: {scaling.reason}" if scaling.reason else words
+
+
+#: Columns of decisions that a narrow terminal can do without.
+SPARE_DECISION_COLUMNS = ("AGO",)
+
+
+def decision_cells(service: WorkloadView, *, now: float, most: int) -> list[dict[str, str]]:
+    """The cells of the last decisions on the number of pods, the latest first."""
+    decisions = () if service.scaling is None else service.scaling.decisions
+    return [
+        {
+            "AGO": age(decision.time, now=now),
+            "PODS": f"{decision.before} → {decision.after}",
+            "REASON": decision.reason,
+        }
+        for decision in reversed(decisions[-most:])
+    ]
 
 
 def _pod_names(service: WorkloadView) -> list[str]:
@@ -382,7 +427,8 @@ def ready_pods(service: WorkloadView) -> int:
 
 def is_at_zero(service: WorkloadView) -> bool:
     """True if a service has no pods because it gets no calls."""
-    return bool(service.scaler) and not service.pods and service.status == "Ready"
+    is_scaled = bool(service.scaler) or service.scaling is not None
+    return is_scaled and not service.pods and service.status == "Ready"
 
 
 def failure_lines(failure: Mapping[str, Any]) -> list[str]:
@@ -398,7 +444,12 @@ def age(since: float, *, now: float | None = None) -> str:
     """The time since then in its largest unit: `5s`, `12m`, `3h`, `8d`; `-` for never."""
     if since <= 0:
         return "-"
-    seconds = max(0.0, (time.time() if now is None else now) - since)
+    return duration((time.time() if now is None else now) - since)
+
+
+def duration(seconds: float) -> str:
+    """A time in its largest unit, such as `5s` or `3h`."""
+    seconds = max(0.0, seconds)
     for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
         if seconds >= size:
             return f"{int(seconds // size)}{unit}"

@@ -15,14 +15,14 @@ from kubetorch.errors import ControllerError, KubetorchError, StorageFullError, 
 #: Of all files of a released version, so that those of before are told apart: `ktor`.
 APPLICATION = 0x6B746F72
 #: Raised when the tables change.
-SCHEMA = 1
+SCHEMA = 2
 
 _TABLES = """
 create table workloads (
     namespace text not null, name text not null, generation integer not null,
     good integer not null, failure text not null, epoch integer not null,
     created real not null, updated real not null, active real not null, worlds text not null,
-    pool text not null,
+    pool text not null, scaling text not null,
     primary key (namespace, name)
 ) without rowid;
 create table generations (
@@ -70,7 +70,7 @@ def open_database(path: Path) -> sqlite3.Connection:
             )
     except sqlite3.Error as error:
         raise failure(path, error) from error
-    if application != APPLICATION:
+    if application != APPLICATION or schema < SCHEMA:
         connection.close()
         raise VersionMismatchError(
             f"{path} was written by an unreleased version of Kubetorch: run kt local stop, and "

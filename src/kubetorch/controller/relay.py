@@ -4,8 +4,8 @@
 
 Requests, WebSockets and their answers pass as they come, each side read only as fast as the other
 takes; `Authorization` goes on to the agent, which decides. The pod is the one that the header
-`X-Kubetorch-Pod` names, else the ready one with the fewest calls. An autoscaled service has a
-scaler for that, which holds requests while there is no pod.
+`X-Kubetorch-Pod` names, else the ready one with the fewest calls. A request of a service that the
+load scales is held while there is no pod; Knative does both for the services that it scales.
 
 Strangers do not find out which services exist: a request without a token of the service gets the
 same answer whether there is such a service or not. Only a public app is reached without a token.
@@ -14,8 +14,11 @@ same answer whether there is such a service or not. Only a public app is reached
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import re
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -36,7 +39,7 @@ from kubetorch.lib.http1 import Header
 from kubetorch.lib.http_server import Refusal, Upgrade
 from kubetorch.lib.proxy import Mount, Passage, Target
 from kubetorch.wire import exceptions, routes, tokens
-from kubetorch.wire.messages import PodView
+from kubetorch.wire.messages import PodView, WorkloadView
 from kubetorch.wire.tokens import AppRequest
 
 #: The first part of the controller's own paths, which no namespace can have here.
@@ -46,6 +49,11 @@ _LABEL_LIMIT = 63
 #: Paths as they are sent: the pod decodes the rest of a path, so nothing is decoded twice.
 _PATH = re.compile(
     rb"/([a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?)/([a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?)(?=/|$)"
+)
+#: The names of a Service in a cluster, as pods resolve them.
+_SERVICE_HOST = re.compile(
+    r"(?P<name>[a-z0-9-]{1,63})"
+    r"(\.(?P<namespace>[a-z0-9-]{1,63})(?P<domain>\.svc(\.cluster\.local\.?)?)?)?"
 )
 _POD = routes.POD.lower().encode()
 _PREFIX = b"x-forwarded-prefix"
@@ -61,11 +69,13 @@ class Hosts:
         app_hosts: `ingress.appHosts` of the chart, and the names of the controller itself.
         are_per_service: Whether the pages of each app have a host of their own below `ingress`;
             then `app_hosts` serve no pages.
+        are_of_cluster: Whether the Services of a cluster lead here while they have no pod.
     """
 
     ingress: str = ""
     app_hosts: tuple[str, ...] = ()
     are_per_service: bool = False
+    are_of_cluster: bool = False
 
     def of(self, namespace: str, name: str) -> str:
         """The host of a service; empty if it has none: both names must fit into one label."""
@@ -77,6 +87,12 @@ class Hosts:
         """Namespace and name of the service that has this host."""
         name, _, namespace = host.partition(".")[0].partition("--")
         return (namespace, name) if host and host == self.of(namespace, name) else None
+
+    def match_in_cluster(self, host: str) -> re.Match[str] | None:
+        """The parts of a name that a Service may have in the cluster: see `_SERVICE_HOST`."""
+        if not self.are_of_cluster or host in (self.ingress, *self.app_hosts):
+            return None
+        return _SERVICE_HOST.fullmatch(host)
 
     def allowed_hosts(self, namespace: str, name: str) -> tuple[str, ...]:
         """All names by which a browser may call the app of a service."""
@@ -115,13 +131,21 @@ class Relay:
         self._hosts = hosts
         self._secret = secret
         self._clock = clock
+        #: Numbers of the requests that are held.
+        self._numbers = itertools.count(1)
+        #: By host and port of a pod: the requests that are passed on to it.
+        self._requests: Counter[tuple[str, int]] = Counter()
 
     def locate(self, path: bytes, headers: Iterable[Header]) -> Destination | None:
         """The target of a request to a quoted path; `None` for the controller itself."""
         header_values = dict(headers)
-        service_of_host = self._hosts.find(
-            asgi.host_of(header_values.get(_HOST, b"").decode("latin-1"))
-        )
+        host = asgi.host_of(header_values.get(_HOST, b"").decode("latin-1"))
+        service_of_host = self._hosts.find(host)
+        service_in_cluster = self._find_in_cluster(host, header_values)
+        if service_in_cluster is not None:
+            is_app = Mount(routes.APP, "").has(path)
+            mount = Mount("", "")
+            return Destination(*service_in_cluster, mount, is_app=is_app, is_service_host=True)
         if service_of_host is not None:
             return Destination(
                 *service_of_host,
@@ -137,6 +161,28 @@ class Relay:
         )
         is_app = Mount(routes.APP, "").has(path[match.end() :])
         return Destination(match[1].decode(), match[2].decode(), mount, is_app)
+
+    def _find_in_cluster(self, host: str, headers: Mapping[bytes, bytes]) -> tuple[str, str] | None:
+        """Namespace and name of the Service that has this host in the cluster, and no pod."""
+        match = self._hosts.match_in_cluster(host)
+        if match is None:
+            return None
+        namespace, name = match["namespace"], match["name"]
+        if namespace is None:
+            # Only the caller knows the namespace, whose token is for the service.
+            token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")[2].strip()
+            try:
+                namespace, _, audience_name = tokens.claimed_audience(token).partition("/")
+            except UnauthorizedError:
+                return None
+            return (namespace, name) if audience_name == name else None
+        if match["domain"] is None:
+            # It may be a name of this controller that it does not know, of some proxy.
+            try:
+                self._find(namespace, name)
+            except ServiceNotFoundError:
+                return None
+        return namespace, name
 
     async def answer(
         self,
@@ -159,10 +205,12 @@ class Relay:
             exchange.passed_on()
             await send(message)
 
-        target, app_request = self._target(
+        target, app_request = await self._target(
             destination, scope["query_string"], scope["headers"], exchange.admit
         )
         scope = {**scope, "query_string": app_request.query}
+        pod_address = (target.host, target.port)
+        self._requests[pod_address] += 1
         try:
             await proxy.relay(scope, app_request.headers, receive, send_on, target)
         except (OSError, TimeoutError, asyncio.TimeoutError) as error:
@@ -170,6 +218,11 @@ class Relay:
                 f"the pod did not answer the controller: {type(error).__name__}",
                 hint="try again: the pod may be starting, or be about to end",
             ) from error
+        finally:
+            self._requests[pod_address] -= 1
+            if not self._requests[pod_address]:
+                del self._requests[pod_address]
+            self._note_end(destination)
 
     async def open(self, upgrade: Upgrade) -> Passage:
         """The way of a WebSocket; see `kubetorch.lib.proxy.Opener`."""
@@ -177,7 +230,7 @@ class Relay:
         assert destination is not None, upgrade.path
         try:
             self._redirect_base(destination, "POST", upgrade.headers)
-            target, app_request = self._target(
+            target, app_request = await self._target(
                 destination, upgrade.query, upgrade.headers, upgrade.admit
             )
         except KubetorchError as error:
@@ -213,7 +266,7 @@ class Relay:
             "'--' in them; programs may go on",
         )
 
-    def _target(
+    async def _target(
         self,
         destination: Destination,
         query: bytes,
@@ -242,9 +295,15 @@ class Relay:
                 hint=f"kt list -n {namespace} shows what there is",
             )
         pod_name = next((value.decode("latin-1") for key, value in headers if key == _POD), None)
+        if workload.scaling is not None and pod_name is None:
+            await workload.scaling.hold(
+                f"request {next(self._numbers)}",
+                workload.spec.compute.launch_timeout,
+                lambda: self._has_room(workload),
+            )
         view = workload.view()
         is_scaled = bool(view.scaler) and pod_name is None
-        server_url = urlsplit(view.scaler if is_scaled else _choose(name, view.pods, pod_name).url)
+        server_url = urlsplit(view.scaler if is_scaled else self._choose(view, pod_name).url)
         assert server_url.hostname is not None
         prefix = mount.browser_prefix or mount.outside + (routes.APP if destination.is_app else "")
         extra_headers: tuple[Header, ...] = ((_PREFIX, prefix.encode("latin-1")),)
@@ -252,6 +311,41 @@ class Relay:
             # By this name a scaler knows the service.
             extra_headers = (*extra_headers, (_HOST, server_url.netloc.encode()))
         return Target(server_url.hostname, server_url.port or 80, mount, extra_headers), app_request
+
+    def _choose(self, view: WorkloadView, pod_name: str | None) -> PodView:
+        name, reachable_pods = view.spec.name, [pod for pod in view.pods if pod.url]
+        if pod_name is not None:
+            chosen_pod = next((pod for pod in reachable_pods if pod.name == pod_name), None)
+            if chosen_pod is None:
+                raise ServiceNotFoundError(
+                    f"{name} has no pod {pod_name!r} that runs", hint=f"kt status {name}"
+                )
+            return chosen_pod
+        ready_pods = [pod for pod in reachable_pods if pod.is_ready]
+        if not ready_pods:
+            raise CallRefusedError(f"no pod of {name} is ready", hint=f"kt status {name}")
+        return min(ready_pods, key=self._calls_of)
+
+    def _note_end(self, destination: Destination) -> None:
+        """Let a request that is held look for room: another one has ended."""
+        with contextlib.suppress(ServiceNotFoundError):
+            scaling = self._find(destination.namespace, destination.name).scaling
+            if scaling is not None:
+                scaling.changes.notify()
+
+    def _has_room(self, workload: Workload) -> bool:
+        """True if a pod takes calls, and has fewer than it runs at one time."""
+        slots = None if workload.scaling is None else workload.scaling.pod_slots
+        return any(
+            slots is None or self._calls_of(pod) < slots
+            for pod in workload.view().pods
+            if pod.is_ready and pod.url
+        )
+
+    def _calls_of(self, pod: PodView) -> int:
+        """The calls of a pod: its own report, which requests of this moment are not in yet."""
+        url = urlsplit(pod.url)
+        return max(pod.calls, self._requests[url.hostname or "", url.port or 80])
 
     def _inspect(
         self, audience: str, query: bytes, headers: list[Header]
@@ -280,18 +374,3 @@ class Relay:
         passed = [header for header in headers if header[0] != _POD]
         app_request = tokens.inspect(passed, query, is_ours=tokens.is_signed, is_passed=is_passed)
         return refusal, app_request
-
-
-def _choose(name: str, pods: Iterable[PodView], pod_name: str | None) -> PodView:
-    reachable_pods = [pod for pod in pods if pod.url]
-    if pod_name is not None:
-        chosen_pod = next((pod for pod in reachable_pods if pod.name == pod_name), None)
-        if chosen_pod is None:
-            raise ServiceNotFoundError(
-                f"{name} has no pod {pod_name!r} that runs", hint=f"kt status {name}"
-            )
-        return chosen_pod
-    ready_pods = [pod for pod in reachable_pods if pod.is_ready]
-    if not ready_pods:
-        raise CallRefusedError(f"no pod of {name} is ready", hint=f"kt status {name}")
-    return min(ready_pods, key=lambda pod: pod.calls)

@@ -29,6 +29,7 @@ from kubetorch.wire.messages import (
     Hello,
     LogReport,
     Observed,
+    PodLoad,
     Probed,
     Regroup,
     StageReport,
@@ -218,6 +219,8 @@ class Session(Endpoint):
                 workload.logged(pod.pod, message)
             case Activity():
                 workload.active(pod.pod, message)
+            case PodLoad():
+                workload.loaded(pod.pod, message)
             case CallReport():
                 self._workloads.on_call(pod, message)
             case Regroup():

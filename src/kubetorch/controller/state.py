@@ -48,6 +48,9 @@ class WorkloadRecord(msgspec.Struct, frozen=True):
     worlds: str = ""
     #: The ordinals of the pods that a selector found at the last deploy, with commas.
     pool: str = ""
+    #: The scaling of a workload that the controller scales, as `kubetorch.controller.scaling` packs
+    #: it.
+    scaling: str = ""
 
 
 class Generation(msgspec.Struct, frozen=True):

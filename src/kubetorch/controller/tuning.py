@@ -43,6 +43,14 @@ class Timing(Table):
     #: The other pods have it to connect once a quorum is connected.
     quorum_settle_seconds: float = 2.0
 
+    # ---------------------------------------------------------------------------------- scaling
+    #: A client that waits for pods gets an answer by then, and asks again.
+    longest_pod_wait_seconds: float = 20.0
+    #: The calls of a client that waits for pods count so much longer: it asks again.
+    pod_wait_gap_seconds: float = 2.0
+    #: Between two decisions while calls wait for a pod: their clients may be gone.
+    scaling_tick_seconds: float = 1.0
+
     # ---------------------------------------------------------------------------------- deploys
     #: Running agents have it to connect: the controller may have just started.
     agent_connect_seconds: float = 3.0
@@ -74,6 +82,31 @@ class Timing(Table):
     activity_step_seconds: float = 1.0
     #: Without a call for so long, another callable may replace a service of a cluster.
     unused_service_seconds: float = 600.0
+
+    # ---------------------------------------------------------------------------------- scaling
+    #: Between two decisions while there is load: Knative decides every 2 s.
+    scaling_interval_seconds: float = 1.0
+    #: Times of decisions that differ by less are the same: sums of floats are not exact.
+    scaling_rounding_seconds: float = 1e-3
+    #: Load that comes to an idle service is averaged over it at least: calls of a few milliseconds
+    #: start no pods, and a step is decided within half a second.
+    standing_start_seconds: float = 0.25
+    #: Between two steps down, each of at most half of the pods: the ticks of Knative.
+    scale_down_interval_seconds: float = 2.0
+    #: After so long without a report, a pod is taken to have no calls: as long as a session may be
+    #: silent.
+    load_silence_seconds: float = session_silence_seconds
+    #: After a longer time without a report, reports were lost, or there was no load: what the next
+    #: one brings is spread over the time in which it came.
+    load_gap_seconds: float = 2 * scaling_interval_seconds
+    #: And it came within so long at least: less is no time to divide by.
+    shortest_load_seconds: float = 0.001
+    #: A decision that is so late was not forgotten: the clock has jumped.
+    scaling_stall_seconds: float = 5.0
+    #: Between two looks at the clock where a schedule sets `min_scale`: the clock may jump.
+    schedule_check_seconds: float = 60.0
+    #: Calls per second are counted over it.
+    call_rate_seconds: float = 5.0
 
     # ------------------------------------------------------------------------------------ blobs
     #: A pod has it to send missing blobs, until another pod is asked.
@@ -138,6 +171,14 @@ class Timing(Table):
     adoption_first_delay_seconds: float = 1.0
     #: And at most.
     adoption_longest_delay_seconds: float = 30.0
+    #: Between two attempts to set the number of pods of a Deployment, at first.
+    scale_first_delay_seconds: float = 0.2
+    #: And at most.
+    scale_longest_delay_seconds: float = 10.0
+    #: Between two checks whether a Service leads to a pod that is ready.
+    endpoints_recheck_seconds: float = 0.2
+    #: Whether the cluster has Knative is remembered: a controller that starts asks per workload.
+    engine_recheck_seconds: float = 2.0
     #: A controller that starts waits for the owners of a workload's pods.
     owner_lookup_seconds: float = 2.0
     #: Between two attempts to read an owner, at first.
@@ -241,6 +282,12 @@ class Timing(Table):
         assert self.member_silence_seconds < self.session_silence_seconds, (
             "a world learns of a silent member before its session ends"
         )
+        assert self.standing_start_seconds <= 0.25, (
+            "a step from idle is decided within half a second of its first report"
+        )
+        assert self.load_gap_seconds < self.load_silence_seconds, (
+            "a pod whose reports are lost has its calls until it counts as silent"
+        )
         assert self.awaited_blob_recovery_seconds <= self.blob_recovery_seconds, (
             "a pod that waits is a reason to ask sooner"
         )
@@ -268,6 +315,14 @@ class Timing(Table):
 
 class Limits(Table):
     """Bytes and counts that the controller keeps at most."""
+
+    # ---------------------------------------------------------------------------------- scaling
+    #: Requests of plain HTTP that wait for a pod of one service.
+    held_requests: int = 1_000
+    #: Programs and requests that wait for a pod of one service.
+    waiting_clients: int = 10_000
+    #: Waiting calls that one client may name; more scale nothing further.
+    waiting_calls: int = 1_000_000
 
     # ---------------------------------------------------------------------------------- requests
     #: The body of a request by default; blobs and their names have limits of their own.
@@ -332,6 +387,18 @@ class Limits(Table):
     remembered_calls: int = 10_000
     #: Calls beyond that before the oldest are dropped: the search reads all records.
     surplus_calls: int = 1000
+
+    # ---------------------------------------------------------------------------------- scaling
+    #: Decisions of a service that are remembered.
+    scaling_decisions: int = 20
+    #: Pods per ready pod that one decision asks for at most: Knative's rate.
+    scale_up_factor: int = 1000
+    #: One part in so many of the ready pods stays at least when pods go: Knative's rate.
+    scale_down_divisor: int = 2
+    #: A value of a user's metric above this is no measurement: sums of such values lose all others.
+    metric_value: int = 10**15
+    #: The use of CPU or memory may be so far from the target: that of Kubernetes' autoscaler.
+    scaling_tolerance_percent: int = 10
 
     # ------------------------------------------------------------------------------------- blobs
     #: Files of trees that are remembered, of all namespaces: three of the largest trees.

@@ -28,6 +28,7 @@ from kubetorch.controller.backends.base import (
 from kubetorch.controller.deploys import DeployProgress, PendingDeploys, expect_agents, not_applied
 from kubetorch.controller.ownership import Use
 from kubetorch.controller.rollout import Effect, Event, Rollout
+from kubetorch.controller.scaling import Scaling, fixed_view, refuse_change
 from kubetorch.controller.state import Generation, State, WorkloadRecord
 from kubetorch.controller.tuning import LIMITS, TIMING
 from kubetorch.controller.views import PodReport
@@ -36,7 +37,7 @@ from kubetorch.errors import KubetorchError, ServiceNotFoundError
 from kubetorch.lib import processes
 from kubetorch.lib.changes import Changes
 from kubetorch.lib.clock import Clock, Timer
-from kubetorch.manifests import rendering
+from kubetorch.manifests import knative, rendering
 from kubetorch.manifests.desired_pods import Mounted
 from kubetorch.specs import quantity
 from kubetorch.specs.workload import WorkloadSpec
@@ -127,6 +128,8 @@ class Workload:
             seconds_left=self._idle_left,
             on_idle=lambda: shared.on_idle(self),
         )
+        #: How the load decides on the number of pods, if the controller scales the workload.
+        self.scaling: Scaling | None = None
 
     # ------------------------------------------------------------------------------- questions
 
@@ -172,6 +175,8 @@ class Workload:
         manifest = rendering.of_workload(spec)
         cut_off = self._rendezvous.cut_off
         pods = views.pod_views(self.pods, self._reports, self._rollout, cut_off)
+        if self.scaling is not None:
+            pods = tuple(self._with_load(pod) for pod in pods)
         url = self._services.backend.url(spec, manifest)
         failure = self._failure()
         return messages.WorkloadView(
@@ -198,7 +203,21 @@ class Workload:
             pool=self.pool,
             equipment=self._services.backend.equipment(*self.key),
             pods_wanted=self._rollout.total,
+            scaling=self._scaling_view(pods),
+            idle_seconds_left=self._idle_left(),
         )
+
+    def _with_load(self, pod: messages.PodView) -> messages.PodView:
+        """A pod with the calls that it has by its latest report."""
+        calls = None if self.scaling is None else self.scaling.calls_of(pod.name)
+        return pod if calls is None else replace(pod, calls=calls)
+
+    def _scaling_view(self, pods: Sequence[messages.PodView]) -> messages.ScalingView | None:
+        if self.scaling is not None:
+            return self.scaling.view()
+        if knative.scaling(self.spec.compute) is None:
+            return None
+        return replace(fixed_view(pods, self._rollout.total), engine="knative")
 
     @property
     def pool(self) -> tuple[int, ...]:
@@ -314,11 +333,51 @@ class Workload:
         self._deploys.add(progress, timeout, lambda: self._expire(progress, timeout))
         if self.spec.compute.is_selector_only:
             expect_agents(self._services.clock, progress, self._pods_without_agent, self._give_up)
+        warning = await self._prepare_scaling()
+        if warning:
+            progress.add(messages.Stage("scale", warning, warning=True))
         if accepted.changed or not self._rollout.is_served:
             await self._apply.start(self.spec, lambda failure: self._applied(progress, failure))
         else:
             self._applied(progress, None)
         return progress
+
+    async def adopt_scaling(self) -> None:
+        """Take up the scaling that an earlier controller stored, before the pods are adopted."""
+        if await self._services.backend.scales(self.spec):
+            self.scaling = self._new_scaling()
+
+    async def _prepare_scaling(self) -> str:
+        """Choose the number of pods with which the wanted generation begins, if the load decides.
+
+        Returns a warning, or an empty text.
+        """
+        if not await self._services.backend.scales(self.spec):
+            if self.scaling is not None:
+                self.scaling.close()
+                self.scaling = None
+                self._store(replace(self.record, scaling=""))
+            return ""
+        if self.scaling is None:
+            self.scaling = self._new_scaling()
+        return self.scaling.deploy(self.spec)
+
+    def _new_scaling(self) -> Scaling:
+        return Scaling(
+            self.spec,
+            stored=self.record.scaling,
+            backend=self._services.backend,
+            clock=self._services.clock,
+            store=lambda text: self._store(replace(self.record, scaling=text)),
+            on_change=self.changes.notify,
+        )
+
+    def scale(self, settings: dict[str, object]) -> None:
+        """Change keywords of `autoscale()` while the service runs."""
+        if self.scaling is None:
+            raise refuse_change(self.record.name)
+        self.scaling.change(settings)
+        self.changes.notify()
 
     def _applied(self, progress: DeployProgress, failure: Failure | None) -> None:
         if failure is None:
@@ -410,6 +469,14 @@ class Workload:
         for failure in filter(None, (trouble.failure, self._pod_failure)):
             self._handle(rollout.GaveUp(self.record.generation, failure))
 
+    def _scaled_pods(self) -> tuple[frozenset[str], frozenset[str]]:
+        """The pods that stay, and those of them that take calls."""
+        pods = views.pod_views(self.pods, self._reports, self._rollout, self._rendezvous.cut_off)
+        return (
+            frozenset(pod.name for pod in pods if pod.phase != "Terminating"),
+            frozenset(pod.name for pod in pods if pod.is_ready),
+        )
+
     def _remember(self, lost: Mapping[str, messages.Ending], before: Sequence[PodStatus]) -> None:
         """Record the pods that went away, for callers who ask why their calls failed."""
         now = self._services.clock.time()
@@ -492,6 +559,11 @@ class Workload:
             self._store(replace(self.record, active=message.last))
         self._idle.update()
 
+    def loaded(self, pod: str, message: messages.PodLoad) -> None:
+        """A pod of an autoscaled service reported its load."""
+        if self.scaling is not None:
+            self.scaling.reported(pod, message)
+
     def message_received(self, pod: str) -> None:
         """A pod has sent a message; called for each one."""
         if self._rendezvous.has_plan:
@@ -541,6 +613,8 @@ class Workload:
         self._idle.close()
         self._debounce.close()
         self._apply.cancel()
+        if self.scaling is not None:
+            self.scaling.close()
         for scheduled in (self._announce_task, self._tick_timer):
             if scheduled is not None:
                 scheduled.cancel()
@@ -564,6 +638,8 @@ class Workload:
             failure=self._failure(),
         )
         self._plan_world()
+        if self.scaling is not None and not self.is_gone and not self._ending:
+            self.scaling.pods_changed(*self._scaled_pods())
         self._services.state.touch(*self.key)
         self._services.backend.mark_ready(*self.key, self._rollout.ready)
         self._idle.update()
@@ -576,9 +652,13 @@ class Workload:
             case rollout.Reached(generation) | rollout.Recovered(generation):
                 self._idle_since, self._replaced_reason = self._services.clock.time(), ""
                 self._store(replace(self.record, good=generation, failure=""))
+                if self.scaling is not None:
+                    self.scaling.served()
                 _log.info("generation reached workload=%s/%s generation=%s", *self.key, generation)
             case rollout.NotReached(generation, failure):
                 self._store(replace(self.record, failure=failure.to_json().decode()))
+                if self.scaling is not None:
+                    self.scaling.given_up(serves_earlier=self.record.good > 0)
                 _log.info("generation given up workload=%s/%s generation=%s", *self.key, generation)
 
     def _release_part(self) -> None:
@@ -604,7 +684,7 @@ class Workload:
     def _reload_text(self, pod: str, generation: int) -> bytes:
         spec = self._specs[generation]
         is_again = generation == self.record.good and not self._rollout.serving(pod)
-        if is_again and spec.compute.autoscaling is None and not spec.compute.is_selector_only:
+        if is_again and knative.scaling(spec.compute) is None and not spec.compute.is_selector_only:
             # The generation was served already, so this pod takes the place of another pod.
             reason, self._replaced_reason = self._replaced_reason or "its pod was started again", ""
             return messages.encode(

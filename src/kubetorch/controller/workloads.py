@@ -33,7 +33,8 @@ from kubetorch.lib.tasks import cancel_all
 from kubetorch.manifests import desired_pods, rendering
 from kubetorch.manifests.desired_pods import Attached
 from kubetorch.manifests.kinds import Manifest
-from kubetorch.specs import names, quantity
+from kubetorch.specs import autoscaling, names, quantity
+from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.image import CopyStep
 from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import tokens, versions
@@ -117,6 +118,8 @@ class Workloads:
             else:
                 self._workloads[key] = workload
                 specs.append(workload.specs)
+        for workload in self._workloads.values():
+            await workload.adopt_scaling()
         self.backend.watch(self._on_pods)
         self._state.observe(self)
         await self.backend.start(specs)
@@ -408,14 +411,7 @@ def _check_spec(spec: WorkloadSpec, backend: Backend) -> None:
         if names.clean(label) != label or len(label) > names.SERVICE_CHARACTERS:
             raise SpecError(f"{label!r} is no name: lower-case letters, digits and '-'")
     _check_texts(spec)
-    if not 1 <= compute.replicas <= 10_000:
-        raise SpecError(f"replicas is {compute.replicas}; it must be 1 or more")
-    if compute.distribution is not None:
-        compute.distribution.check()
-    if not compute.pods <= 10_000:
-        raise SpecError(f"workers is {compute.pods}; 10,000 are the most")
-    if compute.launch_timeout <= 0:
-        raise SpecError(f"launch_timeout is {compute.launch_timeout}; it must be above 0")
+    _check_numbers(compute)
     mounted = len(compute.secrets) + len(compute.volumes)
     if mounted > LIMITS.mounted_stores:
         raise SpecError(
@@ -442,6 +438,19 @@ def _check_spec(spec: WorkloadSpec, backend: Backend) -> None:
             hint=f"leave metadata.namespace out of service_template, or deploy in {namespace}",
         )
     backend.check(spec)
+
+
+def _check_numbers(compute: ComputeSpec) -> None:
+    if not 1 <= compute.replicas <= 10_000:
+        raise SpecError(f"replicas is {compute.replicas}; it must be 1 or more")
+    if compute.distribution is not None:
+        compute.distribution.check()
+    if compute.autoscaling is not None:
+        autoscaling.check(compute.autoscaling)
+    if not compute.pods <= 10_000:
+        raise SpecError(f"workers is {compute.pods}; 10,000 are the most")
+    if compute.launch_timeout <= 0:
+        raise SpecError(f"launch_timeout is {compute.launch_timeout}; it must be above 0")
 
 
 def _check_texts(spec: WorkloadSpec) -> None:

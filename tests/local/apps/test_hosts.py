@@ -106,7 +106,7 @@ async def controller(
     def find(*service_key: str) -> Any:
         if service_key != (namespace, service):
             raise ServiceNotFoundError("/".join(service_key))
-        return SimpleNamespace(view=lambda: view, spec=spec)
+        return SimpleNamespace(view=lambda: view, spec=spec, scaling=None)
 
     relay = Relay(find, secret=SECRET, clock=lambda: NOW, hosts=hosts)
     access = object.__new__(ClusterAccess)  # what the handlers need is of no interest here

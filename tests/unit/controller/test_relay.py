@@ -1,10 +1,10 @@
 """Which requests the controller passes on, and where tokens in them may be."""
 
+import asyncio
 from types import SimpleNamespace
 
 import pytest
 
-from kubetorch.controller import relay
 from kubetorch.controller.relay import Hosts, Relay
 from kubetorch.errors import (
     CallRefusedError,
@@ -64,7 +64,7 @@ def test_the_app_of_a_pod_lies_below_its_own_path():
 
 def test_without_a_token_nobody_learns_that_there_is_no_service():
     with pytest.raises(UnauthorizedError):
-        RELAY._target(locate(b"/team/train/double"), b"", [], lambda: None)
+        asyncio.run(RELAY._target(locate(b"/team/train/double"), b"", [], lambda: None))
 
 
 def test_of_a_public_app_only_its_own_pages_need_no_token():
@@ -72,13 +72,13 @@ def test_of_a_public_app_only_its_own_pages_need_no_token():
     app = AppSpec("serve", port=80, public=True)
     spec = WorkloadSpec("team", "web", CallableRef("app", "web", "m", "web", app=app))
     view = WorkloadView(spec=spec, generation=1, status="Ready", pods=(pod,))
-    workload = SimpleNamespace(view=lambda: view, spec=spec)
+    workload = SimpleNamespace(view=lambda: view, spec=spec, scaling=None)
     passing = Relay(lambda *_: workload, secret=b"secret", clock=lambda: 0.0)
     admitted = []
 
     def target(path, *headers):
-        pod_target, _ = passing._target(
-            locate(path), b"", list(headers), lambda: admitted.append(path)
+        pod_target, _ = asyncio.run(
+            passing._target(locate(path), b"", list(headers), lambda: admitted.append(path))
         )
         return pod_target.host
 
@@ -94,6 +94,12 @@ def test_of_a_public_app_only_its_own_pages_need_no_token():
     assert admitted == [b"/team/web/v1/logs"]
 
 
+def chosen(pods, pod_name):
+    spec = WorkloadSpec("team", "train", CallableRef("fn", "train", "m", "train"))
+    view = WorkloadView(spec=spec, generation=1, status="Ready", pods=tuple(pods))
+    return RELAY._choose(view, pod_name)
+
+
 def test_the_pod_that_is_named_is_meant_else_the_idlest_that_serves():
     pods = [
         PodView(name="a", ordinal=0, phase="Running", is_ready=True, url="http://1:1", calls=3),
@@ -101,12 +107,12 @@ def test_the_pod_that_is_named_is_meant_else_the_idlest_that_serves():
         PodView(name="c", ordinal=2, phase="Running", url="http://3:1"),
         PodView(name="d", ordinal=3, phase="Pending"),
     ]
-    assert relay._choose("train", pods, None).name == "b"
-    assert relay._choose("train", pods, "c").name == "c"
+    assert chosen(pods, None).name == "b"
+    assert chosen(pods, "c").name == "c"
     with pytest.raises(ServiceNotFoundError, match="no pod 'd'"):
-        relay._choose("train", pods, "d")
+        chosen(pods, "d")
     with pytest.raises(CallRefusedError, match="no pod of train is ready"):
-        relay._choose("train", pods[2:], None)
+        chosen(pods[2:], None)
 
 
 def test_calls_of_an_autoscaled_service_go_to_its_scaler_unless_they_name_a_pod():
@@ -119,20 +125,24 @@ def test_calls_of_an_autoscaled_service_go_to_its_scaler_unless_they_name_a_pod(
         pods=(pod,),
         scaler="http://train.team.svc.cluster.local",
     )
-    workload = SimpleNamespace(view=lambda: view, spec=spec)
+    workload = SimpleNamespace(view=lambda: view, spec=spec, scaling=None)
     passing = Relay(lambda *_: workload, secret=b"secret", clock=lambda: 0.0)
     audience = tokens.audience("team", "train")
     claims = tokens.Claims(audience=audience, expires=60.0)
     token = tokens.sign(tokens.workload_key(b"secret", audience), claims)
     headers = [(b"host", b"localhost:8080"), (b"authorization", f"Bearer {token}".encode())]
 
-    target, request = passing._target(locate(b"/team/train/v1/stream"), b"", headers, lambda: None)
+    target, request = asyncio.run(
+        passing._target(locate(b"/team/train/v1/stream"), b"", headers, lambda: None)
+    )
     assert (target.host, target.port) == ("train.team.svc.cluster.local", 80)
     passed = target.passed(request.headers)
     assert [value for name, value in passed if name == b"host"] == [b"train.team.svc.cluster.local"]
 
     named = [*headers, (b"x-kubetorch-pod", b"a")]
-    target, request = passing._target(locate(b"/team/train/v1/stream"), b"", named, lambda: None)
+    target, request = asyncio.run(
+        passing._target(locate(b"/team/train/v1/stream"), b"", named, lambda: None)
+    )
     assert (target.host, target.port) == ("1.2.3.4", 32300)
     assert request.headers == headers
 
@@ -206,3 +216,58 @@ def test_a_page_is_sent_to_the_host_of_its_app_by_the_way_that_it_came():
     with pytest.raises(ForeignOriginError, match=f"pages of web are at {host}"):
         moved(method="POST")
     assert passing._redirect_base(location, "GET", []) == ""  # a program's
+
+
+CLUSTER_HOSTS = Hosts(
+    "kt.example.com", ("example.com", "kubetorch-controller.kubetorch.svc"), are_of_cluster=True
+)
+
+
+@pytest.mark.parametrize(
+    ("host", "service"),
+    [
+        (b"web.team.svc.cluster.local", ("team", "web")),
+        (b"WEB.team.svc.cluster.local.:80", ("team", "web")),
+        (b"web.team.svc:80", ("team", "web")),
+        (b"there.team", ("team", "there")),
+        (b"web.team", None),
+        (b"web", None),
+        (b"web.team.svc.example.com", None),
+        (b"10.0.0.7:8080", None),
+        (b"kt.example.com", None),
+        (b"example.com", None),
+        (b"kubetorch-controller.kubetorch.svc", None),
+    ],
+)
+def test_a_service_without_pods_is_known_by_its_name_in_the_cluster(host, service):
+    def find(namespace, name):
+        return SimpleNamespace() if name in ("there", "example") else nothing(namespace, name)
+
+    passing = Relay(find, secret=b"secret", clock=lambda: 0.0, hosts=CLUSTER_HOSTS)
+    for path in (b"/", b"/double", b"/v1/workloads", b"/health", b"/http"):
+        location = locate(path, passing, host)
+        if service is None:
+            assert location is None
+        else:
+            assert (location.namespace, location.name) == service
+            assert location.mount.enter(path) == path
+            assert location.is_app is (path == b"/http")
+    assert (locate(b"/a/b/x", passing, host).mount.enter(b"/a/b/x") == b"/x") is (service is None)
+    assert locate(b"/", Relay(find, secret=b"", clock=lambda: 0.0), host) is None
+
+
+def test_its_short_name_is_that_of_the_service_whose_token_is_sent():
+    passing = Relay(nothing, secret=b"secret", clock=lambda: 0.0, hosts=CLUSTER_HOSTS)
+
+    def found(token):
+        headers = [(b"host", b"web"), (b"authorization", f"Bearer {token}".encode())]
+        location = passing.locate(b"/double", headers)
+        return location and (location.namespace, location.name)
+
+    def token(audience):
+        return tokens.sign(b"key", tokens.Claims(audience, 60.0, "me"))
+
+    assert found(token("team/web")) == ("team", "web")
+    assert found(token("team/train")) is None
+    assert found(token("team")) is None
+    assert found("a.token.of-kubernetes") is None

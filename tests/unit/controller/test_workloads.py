@@ -15,6 +15,7 @@ from msgspec.structs import replace as replaced
 from kubetorch.controller import database
 from kubetorch.controller.access import PodIdentity
 from kubetorch.controller.backends.base import (
+    Backend,
     EventLine,
     Listener,
     Manifest,
@@ -43,6 +44,7 @@ from kubetorch.errors import (
     WorkloadError,
 )
 from kubetorch.manifests.desired_pods import Mounted
+from kubetorch.specs.autoscaling import AutoscalingSpec
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.distribution import DistributionSpec
@@ -66,7 +68,7 @@ ME = Creator("")
 SPEC = WorkloadSpec("ns", "f", CallableRef("fn", "f", "m", "f"))
 
 
-class BreakingBackend:
+class BreakingBackend(Backend):
     """A backend that raises what is no error of our own."""
 
     name = "local"
@@ -344,6 +346,8 @@ def test_names_that_people_see_are_printable_and_have_an_end(
         (of(replicas=0), "replicas is 0"),
         (of(replicas=10_001), "replicas is 10001"),
         (of(launch_timeout=0), "launch_timeout is 0"),
+        (of(autoscaling=AutoscalingSpec(min_schedule=(("noon", 1),))), "'noon', which is no cron"),
+        (of(autoscaling=AutoscalingSpec(window="60")), "window must be a valid duration"),
         (of(distribution=DistributionSpec("spmd", workers=10_001)), "10,000 are the most"),
         (of(inactivity_ttl="soon"), "soon"),
         (of(secrets=(SecretRef("s", "s", "env", ("K",)),) * 201), "201 secrets and volumes"),

@@ -273,6 +273,25 @@ class Backend(Protocol):
         """
         return []
 
+    def scale(self, namespace: str, name: str, size: int, leaving: Sequence[str] = ()) -> None:
+        """Let a workload have so many pods from now on, also before its first apply.
+
+        `expected` is `size` then. Where pods are surplus, those go that `leaving` names first; they
+        finish their calls.
+        """
+        raise NotImplementedError
+
+    async def scales(self, spec: WorkloadSpec) -> bool:
+        """True if the controller decides on the number of pods of an autoscaled workload.
+
+        Where an operator of the cluster does, it is false.
+        """
+        return False
+
+    def most_pods(self, spec: WorkloadSpec) -> int | None:
+        """The number of pods of a workload for which there is room; `None` if that is unknown."""
+        return None
+
     def pods(self, namespace: str, name: str) -> list[PodStatus]:
         """The pods of a workload, by ordinal."""
 

@@ -50,6 +50,14 @@ class WorkloadRoutes:
             Route("GET", routes.WORKLOADS, self.list, (Permission("list", scope="all"),)),
             Route("GET", f"{routes.WORKLOADS}/{{namespace}}", self.list, (Permission("list"),)),
             Route("GET", workload_path, self.get, (Permission("get"),)),
+            Route("POST", f"{workload_path}/wait", self.wait, (Permission("get"),)),
+            Route(
+                "POST",
+                f"{workload_path}/scale",
+                self.scale,
+                (Permission("update"),),
+                is_audited=True,
+            ),
             Route("GET", f"{workload_path}/pods", self.pods, (Permission("get"),)),
             Route("DELETE", workload_path, self.delete, (Permission("delete"),), is_audited=True),
             Route("POST", f"{workload_path}/deploy", self.deploy, _DEPLOY, is_audited=True),
@@ -79,6 +87,25 @@ class WorkloadRoutes:
         view = workload.view()
         user = exchange.asker.creator(None).user
         await exchange.respond_message(_owned(await self._complete(exchange.asker, view), user))
+
+    async def wait(self, exchange: Exchange, namespace: str, name: str) -> None:
+        """One workload, as `get` has it, once its ready pods are others than the client knows.
+
+        The calls of the client that have no pod are load until then.
+        """
+        wait = await exchange.message(messages.PodWait)
+        workload = self._workloads.get(namespace, name)
+        if workload.scaling is not None:
+            if not await exchange.asker.may(_VERBS[tokens.CALL].of(namespace, name)):
+                wait = replace(wait, waiting=0)  # calls that it may not make start no pod
+            await workload.scaling.wait(wait)
+        await self.get(exchange, namespace, name)
+
+    async def scale(self, exchange: Exchange, namespace: str, name: str) -> None:
+        """Change keywords of `autoscale()` of a service that runs; the answer is its state."""
+        change = await exchange.message(messages.ScaleChange)
+        self._workloads.get(namespace, name).scale(change.settings)
+        await self.get(exchange, namespace, name)
 
     async def pods(self, exchange: Exchange, namespace: str, name: str) -> None:
         """The pods of a workload as their cluster describes them.

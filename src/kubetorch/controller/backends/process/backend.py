@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import logging
 import os
 import re
@@ -54,6 +55,7 @@ from kubetorch.manifests.container_checks import check_containers
 from kubetorch.manifests.container_variables import PodFacts
 from kubetorch.manifests.desired_pods import DesiredPods, Mounted
 from kubetorch.manifests.scheduling import GPU_RESOURCE
+from kubetorch.manifests.tuning import TIMING as MANIFESTS
 from kubetorch.manifests.workload_manifest import PodTemplate, WorkloadManifest
 from kubetorch.specs import quantity
 from kubetorch.specs.callable import APP_PORT
@@ -77,10 +79,14 @@ class _Workload(msgspec.Struct):
     pod_set: DesiredPods
     pods: list[Pod] = msgspec.field(default_factory=list)
     is_released: bool = False
+    #: The number of pods that the load decides on; `None` where the manifest says it.
+    size: int | None = None
 
     @property
     def replicas(self) -> int:
-        return 0 if self.is_released else self.pod_set.replicas
+        if self.is_released:
+            return 0
+        return self.pod_set.replicas if self.size is None else self.size
 
     def current(self) -> list[Pod]:
         """The pods of the present template that stay."""
@@ -112,6 +118,8 @@ class ProcessBackend(Backend):
         )
         self._devices = Devices.of_machine(pod_home.environment)
         self._workloads: dict[tuple[str, str], _Workload] = {}
+        # The number of pods of each workload whose load decides on it.
+        self._sizes: dict[tuple[str, str], int] = {}
         self._ports = WorldPorts()
         self._listener: Listener = lambda namespace, name: None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -124,7 +132,8 @@ class ProcessBackend(Backend):
     async def start(self, specs: Sequence[Sequence[WorkloadSpec]]) -> None:
         for spec, *_ in specs:
             pod_set = self._read(spec)
-            self._workloads[pod_set.namespace, pod_set.name] = _Workload(pod_set)
+            key = (pod_set.namespace, pod_set.name)
+            self._workloads[key] = _Workload(pod_set, size=self._sizes.get(key))
         unknown = [record for record in self._state.pods() if not self._adopt(record)]
         self._state.delete_pods((record.namespace, record.name) for record in unknown)
         for key in list(self._workloads):
@@ -161,20 +170,54 @@ class ProcessBackend(Backend):
             pod_set, pod_facts(pod_set, _pod_name(pod_set, 0), 0, sockets.LOOPBACK)
         )
         key = (pod_set.namespace, pod_set.name)
+        size = self._sizes.get(key)
         if not pod_set.pretends_gpus:
             self._devices.check(
                 pod_set.name,
                 gpus_per_pod=pod_set.gpus,
-                pods=pod_set.replicas,
+                pods=pod_set.replicas if size is None else size,
                 used_devices=self._used_devices(but=key),
             )
         workload = self._workloads.setdefault(key, _Workload(pod_set))
-        workload.pod_set, workload.is_released = pod_set, False
+        workload.pod_set, workload.is_released, workload.size = pod_set, False, size
         for pod in workload.pods:
             pod.is_retiring = not _is_from_template(pod.record, pod_set)
             if not pod.is_retiring:
                 pod.retry()
         self._reconcile(key)
+
+    async def scales(self, spec: WorkloadSpec) -> bool:
+        is_scaled = knative.scaling(spec.compute) is not None
+        if not is_scaled:
+            self._sizes.pop((spec.namespace, spec.name), None)
+        return is_scaled
+
+    def scale(self, namespace: str, name: str, size: int, leaving: Sequence[str] = ()) -> None:
+        key = (namespace, name)
+        self._sizes[key] = size
+        workload = self._workloads.get(key)
+        if workload is None or workload.size is None:
+            return  # the next apply makes the pods
+        workload.size = size
+        order = {pod: number for number, pod in enumerate(leaving)}
+        surplus = (
+            workload.current()[size:]
+            if not order
+            else sorted(workload.current(), key=lambda pod: order.get(pod.record.name, len(order)))[
+                : max(0, len(workload.current()) - size)
+            ]
+        )
+        for pod in surplus:
+            self._retire(pod)
+        self._reconcile(key)
+
+    def most_pods(self, spec: WorkloadSpec) -> int | None:
+        pod_set = self._read(spec)
+        process_count = spec.compute.processes or 1
+        room = _memory_bytes() // pod_bytes(process_count)
+        if pod_set.gpus and not pod_set.pretends_gpus:
+            room = min(room, self._devices.count // pod_set.gpus)
+        return max(1, room)
 
     async def release(self, namespace: str, name: str) -> None:
         workload = self._workloads.get((namespace, name))
@@ -184,6 +227,7 @@ class ProcessBackend(Backend):
 
     async def delete(self, namespace: str, name: str, *, grace: float) -> list[str]:
         workload = self._workloads.pop((namespace, name), None)
+        self._sizes.pop((namespace, name), None)
         self._ports.release((namespace, name))
         if workload is None:
             return []
@@ -199,7 +243,9 @@ class ProcessBackend(Backend):
 
     def expected(self, namespace: str, name: str) -> int | None:
         workload = self._workloads.get((namespace, name))
-        return None if workload is None else workload.pod_set.replicas
+        if workload is None:
+            return None
+        return workload.pod_set.replicas if workload.size is None else workload.size
 
     def mark_ready(self, namespace: str, name: str, pods: Set[str]) -> None:
         workload = self._workloads.get((namespace, name))
@@ -210,7 +256,7 @@ class ProcessBackend(Backend):
                 pod.mark_ready()
         current = workload.current()
         ready = [pod for pod in current if pod.record.name in pods]
-        if len(ready) == len(current) == workload.pod_set.replicas:
+        if len(ready) == len(current) == self.expected(namespace, name):
             for pod in workload.pods:
                 if pod.is_retiring:
                     self._retire(pod)
@@ -241,6 +287,12 @@ class ProcessBackend(Backend):
         attached = self._attachments.notes(desired_pods.read(manifest))
         return (*unsupported_notes(compute, manifest), *attached)
 
+    def url(self, spec: WorkloadSpec, manifest: Manifest) -> str:
+        """The way through the controller, which is there without a pod as well; else empty."""
+        if (spec.namespace, spec.name) not in self._sizes:
+            return ""
+        return f"{self._pod_home.controller_url()}/{spec.namespace}/{spec.name}"
+
     def mounted(self, namespace: str, name: str, pod: str) -> Mounted:
         return Mounted()  # all secrets and volumes of a machine belong to its user
 
@@ -270,6 +322,8 @@ class ProcessBackend(Backend):
     def _read(self, spec: WorkloadSpec) -> DesiredPods:
         """The pods of a spec; their template has a version of their secrets, if they have any."""
         pod_set = desired_pods.read(rendering.of_workload(spec))
+        if pod_set.grace is None and knative.scaling(spec.compute) is not None:
+            pod_set = replace(pod_set, grace=MANIFESTS.scaled_pod_grace_seconds)
         if spec.runtime.pretends_gpus and pod_set.gpus:
             template = f"{pod_set.template}{_PRETENDING_SUFFIX}"
             pod_set = replace(pod_set, template=template, pretends_gpus=True)
@@ -293,17 +347,20 @@ class ProcessBackend(Backend):
         pod_set = workload.pod_set
         for pod in workload.pods:
             is_useless = pod_set.is_recreated or not pod.was_ready
-            is_surplus = pod.record.ordinal >= workload.replicas
+            is_surplus = workload.size is None and pod.record.ordinal >= workload.replicas
             if (pod.is_retiring and is_useless) or is_surplus:
                 self._retire(pod)
         if pod_set.is_recreated and any(
             pod.is_leaving and not _is_from_template(pod.record, pod_set) for pod in workload.pods
         ):
             return  # `Recreate`: new pods start once the old ones have ended
-        present_ordinals = {pod.record.ordinal for pod in workload.current()}
-        for ordinal in range(workload.replicas):
-            if ordinal not in present_ordinals:
-                self._create(workload, ordinal)
+        if workload.size is not None:
+            for pod in workload.current()[workload.replicas :]:
+                self._retire(pod)
+        used_ordinals = {pod.record.ordinal for pod in workload.current()}
+        free_ordinals = (number for number in itertools.count() if number not in used_ordinals)
+        for _ in range(workload.replicas - len(used_ordinals)):
+            self._create(workload, next(free_ordinals))
 
     def _create(self, workload: _Workload, ordinal: int) -> None:
         pod_set = workload.pod_set
@@ -353,7 +410,9 @@ class ProcessBackend(Backend):
 
     async def _replace(self, pod: Pod) -> None:
         key = (pod.record.namespace, pod.record.workload)
-        await self._end(pod, TIMING.replaced_pod_grace_seconds)
+        workload = self._workloads.get(key)
+        grace = None if workload is None else workload.pod_set.grace
+        await self._end(pod, TIMING.replaced_pod_grace_seconds if grace is None else grace)
         workload = self._workloads.get(key)
         if workload is not None and pod in workload.pods:
             workload.pods.remove(pod)
@@ -430,6 +489,10 @@ class Devices:
         # A container may have the devices without the driver's folder.
         device_files = driver.iterdir() if driver.is_dir() else nodes.glob("nvidia[0-9]*")
         return cls([str(number) for number in range(len(list(device_files)))])
+
+    @property
+    def count(self) -> int:
+        return len(self._names)
 
     def check(
         self, service: str, *, gpus_per_pod: int, pods: int, used_devices: Iterable[str]
@@ -558,7 +621,7 @@ def pod_facts(pod_set: DesiredPods, name: str, ordinal: int, address: str) -> Po
     }
     node = {
         "cpu": os.cpu_count() or 1,
-        "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "memory": _memory_bytes(),
         "ephemeral-storage": shutil.disk_usage("/").total,
     }
     return PodFacts(fields, labels, dict(pod_set.annotations), node)
@@ -601,10 +664,8 @@ def check_room(spec: WorkloadSpec) -> None:
     process_count = (
         1 if compute.distribution is None else compute.distribution.processes(compute.gpus)
     )
-    needed_bytes = compute.pods * (
-        LIMITS.agent_least_bytes + process_count * LIMITS.worker_least_bytes
-    )
-    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    needed_bytes = compute.pods * pod_bytes(process_count)
+    memory_bytes = _memory_bytes()
     if needed_bytes > memory_bytes:
         raise ResourceNotAvailableError(
             f"{spec.name} asks for {compute.pods} pods with {process_count} processes each, which "
@@ -612,6 +673,15 @@ def check_room(spec: WorkloadSpec) -> None:
             f"{processes.written(memory_bytes)}",
             hint="ask for fewer, or deploy to a cluster",
         )
+
+
+def pod_bytes(processes: int) -> int:
+    """The least memory of a pod with so many processes."""
+    return LIMITS.agent_least_bytes + processes * LIMITS.worker_least_bytes
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def check_port(spec: WorkloadSpec) -> None:
@@ -630,8 +700,10 @@ def check_port(spec: WorkloadSpec) -> None:
 
 def unsupported_warnings(compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
     kind = kinds.find(manifest)
-    if kind is None or kind.kind in SUPPORTED_KINDS or kind.is_autoscaled:
+    if kind is None or kind.kind in SUPPORTED_KINDS:
         return ()
+    if kind.is_autoscaled:
+        return tuple(knative.warnings(compute))
     count = desired_pods.read(manifest).replicas
     pods = "1 pod" if count == 1 else f"{count} pods"
     if kind.kind == "RayCluster":
@@ -654,11 +726,7 @@ def unsupported_notes(compute: ComputeSpec, manifest: Manifest) -> tuple[str, ..
     if kind is None:
         return (f"a {manifest.get('kind')} cannot be run on this machine",)
     primary = WorkloadManifest(manifest, kind).primary
-    notes = [*_resources(desired_pods.read(manifest)), *_pod(primary), *_endpoint(compute)]
-    if kind.is_autoscaled:
-        notes.append(
-            f"nothing scales on this machine: it runs on {knative.min_pods_text(manifest)}"
-        )
+    notes = (*_resources(desired_pods.read(manifest)), *_pod(primary), *_endpoint(compute))
     return (*notes, *unsupported_warnings(compute, manifest))
 
 

@@ -41,6 +41,8 @@ from kubetorch.wire.podenv import INHERITED, MARK, PodEnv, own_work
 # Inherited, so that programs in a pod deploy to the local service of that pod.
 _SERVICE_HOME = "KT_LOCAL_DIR"
 _LOG = "agent.log"
+#: The file in the home of the local service with the URL of its controller.
+CONTROLLER_URL = "controller-url"
 _SURPLUS = Ending(reason="Deleted", message="newer pods took its place, or fewer are needed")
 
 
@@ -66,6 +68,13 @@ class PodHome(msgspec.Struct, frozen=True):
         except (OSError, ValueError, KeyError):
             return self.sessions.get(folder, "")
 
+    def controller_url(self) -> str:
+        """The URL of the controller of this home; empty before it listens."""
+        try:
+            return (self.home / CONTROLLER_URL).read_text().strip().rstrip("/")
+        except OSError:
+            return ""
+
     def new_mark(self) -> str:
         """A new value of `MARK`, which no process has."""
         return self.marks + os.urandom(8).hex()
@@ -88,7 +97,7 @@ class PodHome(msgspec.Struct, frozen=True):
             namespace=pod.namespace,
             workload=pod.workload,
             pod=pod.name,
-            controller_file=str(self.home / "controller-url"),
+            controller_file=str(self.home / CONTROLLER_URL),
             credentials_file=str(file),
             host=sockets.LOOPBACK,
             port=pod.port,
@@ -96,6 +105,7 @@ class PodHome(msgspec.Struct, frozen=True):
             working_dir=inputs.working_dir or str(work),
             attachments_file=str(attachments_file),
             environments=str(self.home / "environments"),
+            grace=inputs.grace,
         )
         inherited = self.environment.keys() - inputs.variables.keys() - {_SERVICE_HOME}
         return {

@@ -299,11 +299,17 @@ class VolumeFolders:
 
 
 class PodInputs(NamedTuple):
-    """The variables, the mounted paths, and the declared working directory (if any) of a pod."""
+    """The variables and mounted paths of a pod, and what its manifest declares.
+
+    Attributes:
+        working_dir: Its working directory, if declared.
+        grace: Seconds from SIGTERM to SIGKILL, if declared.
+    """
 
     variables: dict[str, str]
     paths: Attachments
     working_dir: str | None = None
+    grace: float | None = None
 
 
 class PodAttachments:
@@ -343,7 +349,8 @@ class PodAttachments:
         namespace, attached = pod_set.namespace, pod_set.attached
         self._check(namespace, attached)
         variables = self.resolve(pod_set, facts)
-        return PodInputs(variables, self._paths(namespace, attached, folder), pod_set.working_dir)
+        paths = self._paths(namespace, attached, folder)
+        return PodInputs(variables, paths, pod_set.working_dir, pod_set.grace)
 
     def _paths(self, namespace: str, attached: Attached, folder: Path) -> Attachments:
         home = str(Path.home())

@@ -1,0 +1,322 @@
+"""The scaling of one workload by its load, where no operator of the cluster scales it.
+
+agents ──(PodLoad)───┐
+callers ─(PodWait)───┼──► Scaler (pure) ──► Backend.scale
+rollout ─(served)────┘
+
+A first deploy, and one that changes the pod template, proves its code on `initial_scale` pods; from
+then on the scaler decides. The number of pods, the template whose code is proven, and the keywords
+that were changed since the deploy are stored: a controller that starts goes on with them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence, Set
+from math import inf
+
+import msgspec
+from msgspec.structs import replace
+
+from kubetorch.controller.backends.base import Backend
+from kubetorch.controller.scaler import Scaler, ScalerSettings
+from kubetorch.controller.tuning import LIMITS, TIMING
+from kubetorch.errors import AutoScalingError, CallRefusedError
+from kubetorch.lib.changes import Changes
+from kubetorch.lib.clock import Clock, Timer
+from kubetorch.manifests import knative, rendering
+from kubetorch.specs import autoscaling, quantity
+from kubetorch.specs.autoscaling import AutoscalingSpec
+from kubetorch.specs.workload import WorkloadSpec
+from kubetorch.wire import messages
+from kubetorch.wire.messages import PodLoad, PodWait, ScalingView
+
+_log = logging.getLogger(__name__)
+
+
+class StoredScaling(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The part of a workload's scaling that survives the controller.
+
+    Attributes:
+        size: Number of pods.
+        template: Digest of the pod template whose code is proven; empty before the first.
+        settings: The keywords of `autoscale()` that were changed since the deploy.
+    """
+
+    size: int = 0
+    template: str = ""
+    settings: dict[str, object] = msgspec.field(default_factory=dict)
+
+
+class Scaling:
+    def __init__(
+        self,
+        spec: WorkloadSpec,
+        *,
+        stored: str,
+        backend: Backend,
+        clock: Clock,
+        store: Callable[[str], None],
+        on_change: Callable[[], None],
+    ) -> None:
+        self._backend = backend
+        self._clock = clock
+        self._store_text = store
+        self._on_change = on_change
+        self._spec = spec
+        self._stored = (
+            msgspec.json.decode(stored.encode(), type=StoredScaling) if stored else StoredScaling()
+        )
+        #: The template of the deploy whose code is not proven yet; empty without one.
+        self._unproven = ""
+        self._loads: dict[str, PodLoad] = {}
+        self._ready: Set[str] = frozenset()
+        # By client: its calls without a pod, and the time until which they count.
+        self._waits: dict[str, tuple[int, float]] = {}
+        self._timer: Timer | None = None
+        #: The time of the next decision, if nothing happens before.
+        self._due = inf
+        now = clock.time()
+        self._scaler = Scaler(self._settings(), size=self._stored.size, now=now)
+        #: Notified when other pods take calls than before, or when a pod has fewer calls.
+        self.changes = Changes()
+        if stored:
+            self._apply_size(self._stored.size)
+
+    # ------------------------------------------------------------------------------- questions
+
+    @property
+    def declared(self) -> AutoscalingSpec:
+        """The declared settings, with those that were changed since."""
+        declared = knative.scaling(self._spec.compute)
+        assert declared is not None
+        settings = self._stored.settings
+        return autoscaling.changed(declared, settings) if settings else declared
+
+    @property
+    def pod_slots(self) -> int | None:
+        """The calls that a pod runs at one time; `None` for any number."""
+        compute = self._spec.compute
+        per_process, declared = compute.concurrency, self.declared.concurrency
+        if per_process is not None:
+            return per_process * (compute.processes or 1)
+        return declared or None
+
+    def view(self) -> ScalingView:
+        view = self._scaler.view(self._clock.time())
+        return replace(view, engine="kubetorch", settings=dict(self._stored.settings))
+
+    def calls_of(self, pod: str) -> int | None:
+        """The calls of a pod as it has reported them last; `None` if it has not."""
+        load = self._loads.get(pod)
+        return None if load is None else load.calls
+
+    # ------------------------------------------------------------------------------ what happens
+
+    def deploy(self, spec: WorkloadSpec) -> str:
+        """Choose the number of pods before a deploy is applied; returns a warning, or nothing."""
+        now = self._clock.time()
+        before = knative.scaling(self._spec.compute)
+        self._spec = spec
+        overridden = self._stored.settings if knative.scaling(spec.compute) != before else {}
+        if overridden:
+            self._keep(replace(self._stored, settings={}))
+        self._scaler.configure(self._settings(), now)
+        template = _template(spec)
+        if template != self._stored.template:
+            self._unproven = template
+            size = self._initial_size()
+            self._scaler.begin_proof(size, "a deploy proves its code", now)
+            self._apply_size(size)
+        else:
+            self._unproven = ""
+            self._scaler.end_proof(now)
+            self._apply_size(self._scaler.size)
+        self._decide()
+        if not overridden:
+            return ""
+        changes = ", ".join(f"{name}={value!r}" for name, value in overridden.items())
+        return f"this deploy's autoscale() replaces what was changed since the last one: {changes}"
+
+    def served(self) -> None:
+        """The wanted generation is served, or given up: the load decides from now on."""
+        if self._unproven:
+            self._keep(replace(self._stored, template=self._unproven))
+            self._unproven = ""
+        self._scaler.end_proof(self._clock.time())
+        self._decide()
+
+    def given_up(self, *, serves_earlier: bool) -> None:
+        """The wanted generation was given up; `serves_earlier`: the one before goes on."""
+        self._unproven = ""
+        if serves_earlier:
+            self._scaler.end_proof(self._clock.time())
+            self._decide()
+
+    def pods_changed(self, pods: Set[str], ready: Set[str]) -> None:
+        """These pods stay, and these of them take calls."""
+        self._loads = {pod: load for pod, load in self._loads.items() if pod in pods}
+        self._scaler.pods_changed(pods, ready, self._clock.time())
+        if ready != self._ready:
+            self._ready = frozenset(ready)
+            self.changes.notify()
+        self._decide()
+
+    def reported(self, pod: str, load: PodLoad) -> None:
+        earlier_load, self._loads[pod] = self._loads.get(pod), load
+        if earlier_load is not None and load.calls < earlier_load.calls:
+            self.changes.notify()
+        now = self._clock.time()
+        self._scaler.report(pod, load, now)
+        # Not a decision for each report: a service has many pods.
+        delay = self._scaler.next_decision(now)
+        if delay is not None and now + delay < self._due - TIMING.scaling_rounding_seconds:
+            self._set_timer(delay, now)
+
+    def change(self, changes: dict[str, object]) -> None:
+        """Change keywords of `autoscale()` while the service runs; `None`: as declared again."""
+        settings = {
+            name: value
+            for name, value in (self._stored.settings | changes).items()
+            if value is not None
+        }
+        declared = knative.scaling(self._spec.compute)
+        assert declared is not None
+        autoscaling.changed(declared, settings)  # refuses what is impossible
+        self._keep(replace(self._stored, settings=settings))
+        self._scaler.configure(self._settings(), self._clock.time())
+        self._decide()
+
+    # --------------------------------------------------------------------------- waiting callers
+
+    async def wait(self, wait: PodWait) -> None:
+        """Wait until other pods take calls than the client knows; its calls are load meanwhile."""
+        now = self._clock.time()
+        known_pods = frozenset(wait.pods)
+        deadline = now + min(max(wait.seconds, 0.0), TIMING.longest_pod_wait_seconds)
+        self._note_waiting(wait.client, wait.waiting, deadline + TIMING.pod_wait_gap_seconds)
+        with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+            while self._ready == known_pods and (left := deadline - self._clock.time()) > 0:
+                await asyncio.wait_for(self.changes.wait(), left)
+
+    async def hold(self, request: str, seconds: float, has_room: Callable[[], bool]) -> None:
+        """Hold a request of plain HTTP, of this identity, until a pod has room for it."""
+        if has_room():
+            return
+        if len(self._waits) >= LIMITS.held_requests:
+            raise CallRefusedError(
+                f"{len(self._waits)} requests wait for a pod of {self._spec.name} already",
+                hint="call again in a while, or keep a pod with autoscale(min_scale=1)",
+            )
+        deadline = self._clock.time() + seconds
+        try:
+            self._note_waiting(request, 1, deadline)
+            while not has_room() and (left := deadline - self._clock.time()) > 0:
+                with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+                    await asyncio.wait_for(self.changes.wait(), left)
+        finally:
+            self._note_waiting(request, 0, 0.0)
+
+    def _note_waiting(self, client: str, count: int, until: float) -> None:
+        if count > 0:
+            if client not in self._waits and len(self._waits) >= LIMITS.waiting_clients:
+                raise CallRefusedError(
+                    f"{len(self._waits)} programs wait for a pod of {self._spec.name} already",
+                    hint="call again in a while",
+                )
+            self._waits[client] = (min(count, LIMITS.waiting_calls), until)
+        else:
+            self._waits.pop(client, None)
+        self._decide()
+
+    def _count_waiting(self, now: float) -> int:
+        for client in [client for client, (_, until) in self._waits.items() if until < now]:
+            del self._waits[client]
+        return sum(count for count, _ in self._waits.values())
+
+    # ------------------------------------------------------------------------------- decisions
+
+    def _settings(self) -> ScalerSettings:
+        compute = self._spec.compute
+        settings = ScalerSettings.of(
+            self.declared,
+            cpu_cores=None if compute.cpus is None else quantity.cores(compute.cpus),
+            memory_bytes=None
+            if compute.memory is None
+            else quantity.size_bytes(compute.memory, parameter="memory"),
+        )
+        room = self._backend.most_pods(self._spec)
+        if room is None or 0 < settings.maximum <= room:
+            return settings
+        return replace(settings, maximum=room)
+
+    def _initial_size(self) -> int:
+        declared = self.declared
+        if declared.initial_scale is not None:
+            return declared.initial_scale
+        return max(1, self._scaler.view(self._clock.time()).minimum)
+
+    def _decide(self) -> None:
+        now = self._clock.time()
+        self._scaler.wait(self._count_waiting(now), now)
+        before = self._scaler.size
+        size = self._scaler.decide(now)
+        if size != before:
+            self._apply_size(size)
+            self._on_change()
+        delay = self._scaler.next_decision(now)
+        if self._waits:
+            delay = min(delay or TIMING.scaling_tick_seconds, TIMING.scaling_tick_seconds)
+        self._set_timer(delay, now)
+
+    def _set_timer(self, delay: float | None, now: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._due = inf
+        if delay is not None:
+            self._due = now + delay
+            self._timer = self._clock.call_later(delay, self._decide)
+
+    def _apply_size(self, size: int) -> None:
+        surplus = max(0, len(self._ready) - size)
+        leaving: Sequence[str] = self._scaler.leaving(surplus) if surplus else ()
+        self._backend.scale(self._spec.namespace, self._spec.name, size, leaving)
+        if size != self._stored.size:
+            self._keep(replace(self._stored, size=size))
+            _log.info("scaled workload=%s/%s pods=%s", self._spec.namespace, self._spec.name, size)
+
+    def _keep(self, stored: StoredScaling) -> None:
+        self._stored = stored
+        self._store_text(msgspec.json.encode(stored).decode())
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def _template(spec: WorkloadSpec) -> str:
+    """The digest of the pod template of a workload, without what the load decides."""
+    manifest = rendering.of_workload(spec, has_operator=False)
+    return rendering.fingerprint(manifest["spec"]["template"])
+
+
+def refuse_change(name: str) -> AutoScalingError:
+    """The error for a change of a service that this controller does not scale."""
+    return AutoScalingError(
+        f"the number of pods of {name} is not decided by Kubetorch's own scaler",
+        hint=f"declare it anew: {name}.to(kt.Compute(...).autoscale(...))",
+    )
+
+
+def fixed_view(pods: Sequence[messages.PodView], wanted: int) -> ScalingView:
+    """The scaling of a service that Knative scales, or that has a fixed number of pods."""
+    return ScalingView(
+        engine="",
+        wanted=wanted,
+        calls=sum(pod.calls for pod in pods),
+        waiting=sum(pod.queue.waiting for pod in pods if pod.queue is not None),
+    )

@@ -1,0 +1,207 @@
+"""Services whose number of pods the load decides on, on this machine: `.autoscale()`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kubetorch as kt
+from kubetorch.errors import AutoScalingError, KubetorchError
+from kubetorch.sdk import backend
+from tests.local.calling import InThread, until
+from tests.local.user_project import UserProject
+
+SOURCE = """
+import os, time
+
+def work(seconds=0.0):
+    time.sleep(seconds)
+    return os.environ["POD_NAME"]
+
+def count(n, seconds):
+    for number in range(n):
+        time.sleep(seconds)
+        yield number
+
+def hold(path):
+    while not os.path.exists(path):
+        time.sleep(0.02)
+    return os.environ["POD_NAME"]
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def service(shared_service_home: Path) -> Path:
+    return shared_service_home
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> UserProject:
+    return UserProject(tmp_path_factory.mktemp("scale") / "shop")
+
+
+@pytest.fixture(scope="module")
+def jobs(project: UserProject) -> Any:
+    return project.module(SOURCE)
+
+
+def quick(**settings: Any) -> kt.Compute:
+    """A compute that scales down as soon as its rules allow."""
+    return kt.Compute(cpus="0.01").autoscale(
+        **{
+            "window": "6s",
+            "scale_down_delay": "0s",
+            "scale_to_zero_pod_retention_period": "0s",
+            **settings,
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def resting(jobs: Any) -> Iterator[Any]:
+    """A service without pods until it is called."""
+    handle = kt.fn(jobs.work, name="resting").to(quick(min_scale=0, max_scale=3, concurrency=1))
+    until(lambda: not handle.stats().pods, seconds=60)
+    yield handle
+    handle.teardown()
+
+
+def post(handle: Any, body: object) -> Any:
+    request = urllib.request.Request(
+        handle.endpoint(), json.dumps(body).encode(), dict(handle.request_headers)
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.loads(answer.read())
+
+
+def test_a_service_at_zero_starts_a_pod_for_a_call_and_ends_it_afterwards(resting: Any) -> None:
+    assert resting()
+    assert resting.stats().pods
+    until(lambda: not resting.stats().pods, seconds=60)
+    assert resting.stats().reason
+
+
+def test_many_calls_at_zero_start_several_pods_and_all_of_them_end(resting: Any) -> None:
+    pods = set(resting.map([1.0] * 12))
+    assert 2 <= len(pods) <= 3
+    decisions = resting.stats().decisions
+    assert max(decision.after for decision in decisions) == 3
+    assert all(decision.reason for decision in decisions)
+
+
+def test_a_request_of_plain_http_waits_for_the_first_pod(resting: Any) -> None:
+    until(lambda: not resting.stats().pods, seconds=60)
+    assert post(resting, {"args": [0.0]})
+
+
+def test_three_calls_of_one_second_take_three_seconds_on_one_pod_of_concurrency_one(
+    jobs: Any,
+) -> None:
+    handle = kt.fn(jobs.work, name="narrow").to(quick(min_scale=1, max_scale=1, concurrency=1))
+    begin = time.monotonic()
+    calls = [InThread(handle, 1.0) for _ in range(3)]
+    assert len({call.join().value for call in calls}) == 1
+    assert time.monotonic() - begin >= 3.0
+    handle.teardown()
+
+
+def test_calls_that_wait_go_to_a_pod_that_came_later(jobs: Any, tmp_path: Path) -> None:
+    handle = kt.fn(jobs.work, name="growing").to(quick(min_scale=1, max_scale=2, concurrency=1))
+    calls = [InThread(handle, 2.0) for _ in range(6)]
+    assert len({call.join().value for call in calls}) == 2
+    handle.teardown()
+
+
+def test_a_pod_that_leaves_finishes_its_calls(jobs: Any, tmp_path: Path) -> None:
+    end = tmp_path / "end"
+    handle = kt.fn(jobs.hold, name="leaving").to(quick(min_scale=2, max_scale=2))
+    calls = [InThread(handle, str(end)) for _ in range(2)]
+    until(lambda: handle.stats().calls_running == 2)
+    handle.autoscale(min_scale=1, max_scale=1)
+    until(lambda: handle.stats().pods_wanted == 1)
+    end.touch()
+    assert len({call.join().value for call in calls}) == 2
+    until(lambda: handle.stats().pods == 1, seconds=60)
+    handle.teardown()
+
+
+def test_a_live_change_holds_until_a_deploy_declares_other_numbers(
+    jobs: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    handle = kt.fn(jobs.work, name="live").to(quick(min_scale=1, max_scale=2))
+    state = handle.autoscale(min_scale=2, max_scale=3)
+    assert (state.min_scale, state.max_scale) == (2, 3)
+    until(lambda: handle.stats().pods_ready == 2, seconds=60)
+    handle.to(quick(min_scale=1, max_scale=2))
+    assert handle.stats().min_scale == 2  # only the code is new
+    capfd.readouterr()
+    handle.to(quick(min_scale=1, max_scale=4))
+    assert "min_scale=2" in capfd.readouterr().err
+    assert (handle.stats().min_scale, handle.stats().max_scale) == (1, 4)
+    handle.teardown()
+
+
+def test_impossible_live_changes_are_refused_and_change_nothing(resting: Any) -> None:
+    before = resting.stats().max_scale
+    for wrong in ({"min_scale": 9}, {"max_scale": -1}, {"concurrency": 3}, {"windw": "6s"}):
+        with pytest.raises(AutoScalingError):
+            resting.autoscale(**wrong)
+    assert resting.stats().max_scale == before
+
+
+def test_a_service_at_zero_is_found_by_a_controller_that_starts_anew(
+    resting: Any, service: Path
+) -> None:
+    until(lambda: not resting.stats().pods, seconds=60)
+    answer = InThread(resting)
+    os.kill(json.loads((service / "service.json").read_text())["pid"], signal.SIGKILL)
+    assert answer.join().value
+
+
+def test_new_code_for_a_service_at_zero_starts_no_pod(
+    project: UserProject, jobs: Any, resting: Any
+) -> None:
+    until(lambda: not resting.stats().pods, seconds=60)
+    resting.to(quick(min_scale=0, max_scale=3, concurrency=1))
+    assert not resting.stats().pods
+    assert resting()
+
+
+def test_a_burst_of_callers_ends_once_each(resting: Any) -> None:
+    results: list[str] = []
+    lock = threading.Lock()
+
+    def one_call() -> None:
+        result = resting(0.01)
+        with lock:
+            results.append(result)
+
+    threads = [threading.Thread(target=one_call) for _ in range(200)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert len(results) == 200
+
+
+def test_calls_of_a_pod_that_is_killed_end_with_a_typed_error_or_run_again(
+    jobs: Any, tmp_path: Path
+) -> None:
+    handle = kt.fn(jobs.hold, name="killed").to(quick(min_scale=2, max_scale=2))
+    calls = [InThread(handle, str(tmp_path / "end")) for _ in range(4)]
+    until(lambda: handle.stats().calls_running == 4)
+    view = backend.session().ask(lambda controller: controller.get_workload("default", "killed"))
+    os.kill(next(pod.pid for pod in view.pods if pod.pid is not None), signal.SIGKILL)
+    (tmp_path / "end").touch()
+    joined = [call.join() for call in calls]
+    assert all(call.value or isinstance(call.error, KubetorchError) for call in joined)
+    handle.teardown()

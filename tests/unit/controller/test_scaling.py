@@ -1,0 +1,91 @@
+"""The scaling of one service: when its scaler is asked for the number of pods."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kubetorch.controller.scaling import Scaling
+from kubetorch.specs.autoscaling import AutoscalingSpec
+from kubetorch.specs.callable import CallableRef
+from kubetorch.specs.compute import ComputeSpec
+from kubetorch.specs.workload import WorkloadSpec
+from kubetorch.wire.messages import PodLoad
+from tests.manual_clock import ManualClock
+
+SPEC = WorkloadSpec(
+    "team",
+    "f",
+    CallableRef("fn", "f", "m", "f"),
+    compute=ComputeSpec(autoscaling=AutoscalingSpec(min_scale=2, max_scale=10, target=4)),
+)
+PODS = {"f-0", "f-1"}
+
+
+class CountingClock(ManualClock):
+    """Counts the timers."""
+
+    timers = 0
+
+    def call_later(self, delay, callback):  # type: ignore[no-untyped-def]  # as there
+        self.timers += 1
+        return super().call_later(delay, callback)
+
+
+class Sizes:
+    """A backend whose pods are counted."""
+
+    def __init__(self) -> None:
+        self.size = 0
+
+    def scale(self, namespace: str, name: str, size: int, leaving: Sequence[str] = ()) -> None:
+        self.size = size
+
+    def most_pods(self, spec: WorkloadSpec) -> None:
+        return None
+
+
+def serving(clock: ManualClock, backend: Sizes) -> Scaling:
+    """A service at rest, with two pods."""
+    scaling = Scaling(
+        SPEC,
+        stored="",
+        backend=backend,  # type: ignore[arg-type]  # as much of a backend as scaling needs
+        clock=clock,
+        store=lambda text: None,
+        on_change=lambda: None,
+    )
+    scaling.deploy(SPEC)
+    scaling.pods_changed(PODS, PODS)
+    scaling.served()
+    clock.advance(1000.0)
+    return scaling
+
+
+def report(scaling: Scaling, *, calls: int) -> None:
+    for pod in sorted(PODS):
+        scaling.reported(pod, PodLoad(calls))
+
+
+def test_load_that_is_reported_once_adds_pods_without_another_event() -> None:
+    clock, backend = ManualClock(), Sizes()
+    scaling = serving(clock, backend)
+    assert backend.size == 2
+    report(scaling, calls=50)
+    clock.advance(2.0)
+    assert backend.size > 2
+    scaling.close()
+
+
+def test_reports_between_two_decisions_cost_none() -> None:
+    clock, backend = CountingClock(), Sizes()
+    scaling = serving(clock, backend)
+    report(scaling, calls=1)
+    clock.advance(0.5)
+    before = clock.timers
+    for _ in range(10):
+        report(scaling, calls=1)
+        clock.advance(0.01)
+    assert clock.timers == before
+    clock.advance(1.0)
+    assert clock.timers > before
+    scaling.close()
