@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from kubetorch.errors import AdmissionError as AdmissionError
     from kubetorch.errors import AgentDiedError as AgentDiedError
     from kubetorch.errors import AutoScalingError as AutoScalingError
+    from kubetorch.errors import BatchError as BatchError
     from kubetorch.errors import CallableNotFoundError as CallableNotFoundError
     from kubetorch.errors import CallCancelledError as CallCancelledError
     from kubetorch.errors import CallError as CallError
@@ -87,6 +88,7 @@ if TYPE_CHECKING:
     from kubetorch.sdk import known_calls as calls
     from kubetorch.sdk.app import App as App
     from kubetorch.sdk.app import app as app
+    from kubetorch.sdk.batching import batched as batched
     from kubetorch.sdk.calls.handles import CallHandle as CallHandle
     from kubetorch.sdk.cls import Cls as Cls
     from kubetorch.sdk.cls import cls as cls
@@ -108,7 +110,9 @@ if TYPE_CHECKING:
     from kubetorch.sdk.fn import fn as fn
     from kubetorch.sdk.handle_service import service as service
     from kubetorch.sdk.image import Image as Image
+    from kubetorch.sdk.metric import metric as metric
     from kubetorch.sdk.module import Module as Module
+    from kubetorch.sdk.scaling import ScalingStats as ScalingStats
     from kubetorch.sdk.secret import Secret as Secret
     from kubetorch.sdk.secret import secret as secret
     from kubetorch.sdk.volume import Volume as Volume
@@ -121,6 +125,7 @@ __all__ = [  # noqa: RUF022  # in plain order, which is easier to search
     "AgentDiedError",
     "App",
     "AutoScalingError",
+    "BatchError",
     "BroadcastWindow",
     "CallCancelledError",
     "CallError",
@@ -178,6 +183,7 @@ __all__ = [  # noqa: RUF022  # in plain order, which is easier to search
     "ResourceNotAvailableError",
     "ResultExpiredError",
     "RsyncError",
+    "ScalingStats",
     "Secret",
     "SecretConflictError",
     "SecretNotFound",
@@ -204,6 +210,7 @@ __all__ = [  # noqa: RUF022  # in plain order, which is easier to search
     "app",
     "async_",
     "autoscale",
+    "batched",
     "calls",
     "cls",
     "compute",
@@ -216,6 +223,7 @@ __all__ = [  # noqa: RUF022  # in plain order, which is easier to search
     "globals",
     "images",
     "ls",
+    "metric",
     "on_preempt",
     "progress",
     "put",
@@ -238,11 +246,13 @@ _MODULES = {
     "LoggingConfig": "kubetorch.specs.logging",
     "MetricsConfig": "kubetorch.specs.metrics",
     "Module": "kubetorch.sdk.module",
+    "ScalingStats": "kubetorch.sdk.scaling",
     "Secret": "kubetorch.sdk.secret",
     "Volume": "kubetorch.sdk.volume",
     "app": "kubetorch.sdk.app",
     "async_": "kubetorch.sdk.decorators",
     "autoscale": "kubetorch.sdk.decorators",
+    "batched": "kubetorch.sdk.batching",
     "calls": "kubetorch.sdk.known_calls",
     "cls": "kubetorch.sdk.cls",
     "compute": "kubetorch.sdk.decorators",
@@ -255,6 +265,7 @@ _MODULES = {
     "globals": "kubetorch.sdk.backend",
     "images": "kubetorch.sdk.images",
     "ls": "kubetorch.sdk.data_store",
+    "metric": "kubetorch.sdk.metric",
     "on_preempt": "kubetorch.sdk.current_call",
     "progress": "kubetorch.sdk.current_call",
     "put": "kubetorch.sdk.data_store",

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from kubetorch.sdk.calls.route import Location, Route
     from kubetorch.sdk.controller import Controller
     from kubetorch.sdk.transport.local_port import LocalPort
-    from kubetorch.wire.messages import WorkloadView
+    from kubetorch.wire.messages import PodWait, WorkloadView
 
 
 class _Choices:
@@ -249,7 +249,11 @@ def route(opened: Session, namespace: str, name: str) -> Route:
             view = opened.get_workload(namespace, name)
             return Location.of_service(opened, view)._replace(token=opened.call_token(view))
 
-        new_route = Route(name, resolve, transport=opened.transport)
+        def wait_for_pods(wait: PodWait) -> Location:
+            view = opened.ask(lambda controller: controller.wait_for_pods(namespace, name, wait))
+            return Location.of_service(opened, view)._replace(token=opened.call_token(view))
+
+        new_route = Route(name, resolve, transport=opened.transport, wait=wait_for_pods)
         new_route.session = opened
         shared_route = _registry.routes.setdefault(key, new_route)
     return shared_route

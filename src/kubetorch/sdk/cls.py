@@ -31,6 +31,21 @@ OF_COMPUTE = ("ssh", "run_bash", "rsync")
 _CALLED = "handle"
 
 
+class _UsersFirst:
+    """A method of `Module` that a method of the user's class goes before."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, module: Cls[Any] | None, owner: type[Cls[Any]]) -> Any:  # noqa: ANN401  # one of the two
+        ours = getattr(Module, self._name)
+        if module is None:
+            return ours
+        if module._has_method(self._name):
+            return Method(module, self._name)
+        return ours.__get__(module, owner)
+
+
 class Cls(Module[T], Generic[T]):
     """A class that is, or can be, deployed as a service; `kt.cls(...)` makes one.
 
@@ -73,6 +88,12 @@ class Cls(Module[T], Generic[T]):
     def init_args(self, value: Mapping[str, Any] | None) -> None:
         self._init_args = None if value is None else parameters.init_args(value)
 
+    if not TYPE_CHECKING:  # to a type checker they are those of `Module`
+        autoscale = _UsersFirst("autoscale")
+        autoscale_async = _UsersFirst("autoscale_async")
+        stats = _UsersFirst("stats")
+        stats_async = _UsersFirst("stats_async")
+
     def _declared_ref(self) -> CallableRef:
         return replace(super()._declared_ref(), on_replace=self._on_replace)
 
@@ -109,6 +130,12 @@ class Cls(Module[T], Generic[T]):
         of_class = self._local_class()
         is_defined = any(name in vars(base) for base in getattr(of_class, "__mro__", ()))
         return introspection.attribute(of_class, name) if is_defined else None
+
+    def _has_method(self, name: str) -> bool:
+        """True if the class has a method of this name, one of `SCALING_METHODS`."""
+        if callable(self._local_member(name)):
+            return True
+        return self._deployed_ref is not None and name in self._deployed_ref.own_methods
 
     def _missing(self, name: str) -> str | None:
         """The reason why no callable has that name; empty if one has it, `None` if unknown."""

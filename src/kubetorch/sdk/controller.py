@@ -36,6 +36,8 @@ from kubetorch.wire.messages import (
     Deploy,
     DeployEvent,
     DeployLog,
+    PodWait,
+    ScaleChange,
     StatusView,
     TokenView,
     WorkloadView,
@@ -123,6 +125,19 @@ class Controller:
         """A workload, of which this program of the controller's machine, if any, has a handle."""
         query = f"?{urlencode({'program': program})}" if program else ""
         return self._get(WorkloadView, routes.workload(namespace, name) + query)
+
+    def wait_for_pods(self, namespace: str, name: str, wait: PodWait) -> WorkloadView:
+        """A workload once its ready pods have changed, see `PodWait`."""
+        path, timeout = routes.workload(namespace, name, "wait"), wait.seconds
+        timeout += wire_tuning.TIMING.answer_margin_seconds
+        answer = self.ask("POST", path, body=messages.encode(wait), timeout=timeout)
+        return messages.decode(WorkloadView, answer)
+
+    def scale_workload(self, namespace: str, name: str, settings: dict[str, Any]) -> WorkloadView:
+        """Change keywords of `autoscale()` of a workload; returns it as it is then."""
+        body = messages.encode(ScaleChange(settings=settings))
+        answer = self.ask("POST", routes.workload(namespace, name, "scale"), body=body)
+        return messages.decode(WorkloadView, answer)
 
     def describe_pods(self, namespace: str, name: str) -> list[dict[str, Any]]:
         """The pods of a workload as their cluster describes them; none without a cluster."""

@@ -22,6 +22,7 @@ from kubetorch.wire import introspection
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from kubetorch.sdk.batching import Batched, ItemT, ResultT
     from kubetorch.sdk.compute import ComputeArguments
 
 #: Where programs switch all decorators off: `kt.globals.disable_decorators = True`.
@@ -38,6 +39,8 @@ Handle = Fn[..., Any] | Cls[Any]
 class Decorator(Protocol):
     @overload
     def __call__(self, decorated: type[T]) -> Cls[T]: ...  # type: ignore[overload-overlap]  # a class can be called, too
+    @overload
+    def __call__(self, decorated: Batched[ItemT, ResultT, Any]) -> Fn[[ItemT], ResultT]: ...
     @overload
     def __call__(self, decorated: Callable[P, Coroutine[Any, Any, R]]) -> Fn[P, R]: ...
     @overload

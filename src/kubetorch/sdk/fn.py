@@ -11,6 +11,7 @@ from kubetorch.sdk.deploys.source import Placement, unwrapped
 from kubetorch.sdk.module import Module
 
 if TYPE_CHECKING:
+    from kubetorch.sdk.batching import Batched, ItemT, ResultT
     from kubetorch.sdk.calls.caller import Caller
 
 P = ParamSpec("P")
@@ -39,6 +40,19 @@ class Fn(Module["Fn[P, R]"], RemoteCallable[P, R], Generic[P, R]):
         return function(*args, **kwargs)
 
 
+@overload
+def fn(
+    function_obj: Batched[ItemT, ResultT, Any],
+    name: str | None = None,
+    get_if_exists: bool = True,
+    reload_prefixes: str | Sequence[str] | None = None,
+    sync_dir: str | Path | bool | None = None,
+    remote_dir: str | None = None,
+    remote_import_path: str | None = None,
+    prefix_username: bool | None = None,
+    *,
+    options: Mapping[str, Any] | None = None,
+) -> Fn[[ItemT], ResultT]: ...
 @overload
 def fn(
     function_obj: Callable[P, Coroutine[Any, Any, R]],

@@ -8,6 +8,7 @@ from kubetorch.errors import SpecError
 from kubetorch.sdk.cls import OF_COMPUTE
 from kubetorch.sdk.module import Module
 from kubetorch.specs import hints
+from kubetorch.specs.callable import SCALING_METHODS
 from kubetorch.wire import introspection
 
 
@@ -31,6 +32,8 @@ class Service:
                     f"{module.name} has no compute", hint="deploy it with .to(kt.Compute(...))"
                 )
             return getattr(module.compute, name)
+        if name in SCALING_METHODS:
+            return getattr(Module, name).__get__(module)
         if not name.startswith("_") and hasattr(type(module), name):
             return object.__getattribute__(module, name)
         raise hints.no_attribute("handle", self, name, "service", module.service_name)

@@ -40,6 +40,7 @@ from kubetorch.wire.values import expect
 if TYPE_CHECKING:
     from kubetorch.sdk.calls.caller import Caller
     from kubetorch.sdk.deploys.deploy import Deployment
+    from kubetorch.sdk.scaling import ScalingStats
     from kubetorch.sdk.transport.session import Session
     from kubetorch.wire.messages import DeployLog, WorkloadView
 
@@ -571,6 +572,77 @@ class Module(Generic[HandleT]):
             import asyncio  # noqa: PLC0415  # an awaiting program has loaded it
 
             await asyncio.to_thread(self._delete)
+
+    # ---------------------------------------------------------------------------------- scaling
+
+    def stats(self) -> ScalingStats:
+        """The pods of the service and its load, as they are now.
+
+        Of an autoscaled service it has the last changes of the number of pods and their reasons,
+        too. A class with a method `stats` has its own; `kt.service(handle).stats()` is this one.
+
+        Raises:
+            ServiceNotFoundError: It was not deployed.
+            ControllerUnavailableError: The controller does not answer.
+
+        Example:
+            >>> remote.stats().pods_ready
+            2
+        """
+        from kubetorch.sdk.scaling import ScalingStats  # noqa: PLC0415  # see the docstring above
+
+        return ScalingStats.of_service(self._current_view())
+
+    async def stats_async(self) -> ScalingStats:
+        """Awaitable form of `stats`."""
+        import asyncio  # noqa: PLC0415  # an awaiting program has loaded it
+
+        return await asyncio.to_thread(lambda: Module.stats(self))
+
+    def autoscale(self, **settings: Any) -> ScalingStats:  # noqa: ANN401  # those of `kt.Compute`
+        """Change how the load decides on the number of pods, while the service runs.
+
+        Pods stay, and calls go on. The change holds until a deploy declares other numbers, which
+        says so. A class with a method `autoscale` has its own;
+        `kt.service(handle).autoscale(...)` is this one.
+
+        Args:
+            settings: Keywords of `kt.Compute.autoscale`, such as `min_scale`, `max_scale`, `target`
+                or `window`; `None` is as deployed again. `concurrency` and others that pods know
+                need a deploy.
+
+        Returns:
+            The state of the service, with the change.
+
+        Raises:
+            AutoScalingError: There is no such keyword, it needs a deploy, or a value is impossible.
+            SpecError: The number of pods is fixed.
+            ServiceNotFoundError: It was not deployed.
+
+        Example:
+            >>> remote.autoscale(min_scale=2, max_scale=30)
+        """
+        from kubetorch.sdk import scaling  # noqa: PLC0415  # see the docstring above
+
+        view = self._current_view()
+        changes = scaling.checked(view, settings)
+        namespace, name = view.spec.namespace, view.spec.name
+        changed_view = self._session().ask(
+            lambda controller: controller.scale_workload(namespace, name, changes)
+        )
+        return scaling.ScalingStats.of_service(changed_view)
+
+    async def autoscale_async(self, **settings: Any) -> ScalingStats:  # noqa: ANN401  # as above
+        """Awaitable form of `autoscale`."""
+        import asyncio  # noqa: PLC0415  # an awaiting program has loaded it
+
+        return await asyncio.to_thread(lambda: Module.autoscale(self, **settings))
+
+    def _current_view(self) -> WorkloadView:
+        """The service as the controller describes it now."""
+        if self._view is None:
+            self._accept(self._search())
+        return self._session().get_workload(self.namespace, self.service_name)
 
     def _has_no_effect(self, compute: Compute | None = None) -> bool:
         """True if a pod that imports the deployed file runs the statement that deploys it."""

@@ -8,6 +8,10 @@ from kubetorch.lib.tuning import Table
 class Timing(Table):
     """Times of the client; in seconds, unless a name says another unit."""
 
+    # ------------------------------------------------------------------ code in pods
+    #: Pause between two values of one name that a process reports by `kt.metric`.
+    metric_interval_seconds: float = 0.1
+
     # ------------------------------------------------------------------ a call's attempts
     #: Time that the agent gets to report itself that a call timed out.
     call_timeout_grace_seconds: float = 2.0
@@ -62,6 +66,18 @@ class Timing(Table):
     pod_end_reason_seconds: float = 3.0
     #: Pause between two checks for missing or new pods, while other pods take the calls.
     pod_check_seconds: float = 2.0
+    #: Time of one request that waits for further pods.
+    pod_wait_seconds: float = 10.0
+    #: Time for which further pods are watched for after a call that found all pods busy.
+    pod_watch_seconds: float = 2.0
+    #: Pause between two reports of how many calls have no pod.
+    waiting_report_seconds: float = 0.1
+    #: Time after which the number is reported again, since the controller forgets it.
+    waiting_refresh_seconds: float = 1.0
+    #: Pause between two numbers of items that a map has not sent yet.
+    waiting_items_seconds: float = 0.2
+    #: Time in a pod's queue after which a call goes to a pod with room; it doubles with each move.
+    queued_call_seconds: float = 0.1
     #: Time that a scaler may hold a connection before the controller is asked for the cause.
     scaler_hold_seconds: float = 10.0
 
@@ -179,6 +195,9 @@ class Timing(Table):
         assert self.forwarded_rank_ping_seconds < self.rank_ping_seconds, (
             "a kubelet adds its second to the silence of a pod"
         )
+        assert self.waiting_report_seconds < self.waiting_refresh_seconds < self.pod_wait_seconds, (
+            "a number is reported when it changes, and before the controller forgets it"
+        )
         assert self.pod_end_reason_seconds < self.unknown_pod_seconds, (
             "the reason why a pod ended is known before its calls are lost"
         )
@@ -196,6 +215,11 @@ class Limits(Table):
     # ------------------------------------------------------------------ calls
     #: Pods that may refuse a call because another one is less busy; the next one takes it.
     call_passes: int = 16
+    #: Calls wait evenly in pods where one has no more than this fraction (4: a quarter) above the
+    #: others: each move costs as much as a small call.
+    uneven_share: int = 4
+    #: Turns without a call that waits in a pod's queue after which nothing looks for such calls.
+    idle_turns: int = 10
     #: Arguments that are kept beyond the time that it takes to send them, to send them again.
     kept_argument_bytes: int = 4 * 1024 * 1024
     #: Characters of all names in `retry_on`.
@@ -207,6 +231,10 @@ class Limits(Table):
     #: Characters of one such report.
     code_report_characters: int = 2000
 
+    # ------------------------------------------------------------------ code in pods
+    #: Names of `kt.metric` in one process; as many have all processes of a pod together.
+    metric_names: int = 100
+
     # ------------------------------------------------------------------ `map`
     #: Items that are under way or have a result that waits, unless there are many pods.
     map_items: int = 64
@@ -214,6 +242,8 @@ class Limits(Table):
     read_ahead_items: int = 8
     #: Small items that do, since they end sooner.
     small_read_ahead_items: int = 32
+    #: Full batches of items that a process of a batched function is offered: one runs, one waits.
+    offered_batches: int = 2
     #: Arguments of a small item.
     small_item_bytes: int = 16 * 1024
     #: Items that begin before the map wakes to send more; the end of an item always wakes it.

@@ -468,7 +468,9 @@ def test_two_chains_that_lock_each_other_are_shown(
         call.cancel()
     for call in crossing:
         assert call.wait(60)
-    assert left_handle.add(1) == right_handle.add(1) == 1
+    # The end of one chain may let the call that waited for it run, so the sums are 1 or 2.
+    assert left_handle.add(1) in (1, 2)
+    assert right_handle.add(1) in (1, 2)
 
 
 def test_calls_of_a_thread_that_lost_its_context_are_shown_to_wait_for_their_caller(

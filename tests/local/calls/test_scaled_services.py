@@ -12,7 +12,8 @@ import pytest
 
 from kubetorch.errors import CallRefusedError, CallTimeoutError, PodTerminatedError
 from kubetorch.lib import sockets
-from kubetorch.sdk.calls.route import Location, Route, Scaler
+from kubetorch.sdk.calls.route import Location, Route, Scaler, Scaling
+from kubetorch.wire.messages import PodView
 from tests.local.calling import InThread, caller, route_to, until
 from tests.local.scripted_agent import Call, ScriptedAgent, never
 from tests.local.tcp_relay import Relay
@@ -25,7 +26,9 @@ def scaled(
     """The way to a service whose scaler passes calls on to this agent, and the pods there are."""
     pods = {agent.pod: agent.url}
     with Relay(agent.port) as scaler:
-        location = Location((agent.url,), "token", (0,), Scaler(scaler.url, pods, 30, slots=slots))
+        location = Location(
+            (agent.url,), "token", (0,), Scaler(scaler.url, pods), scaling=Scaling(30, slots)
+        )
         with route_to(lambda: location) as route:
             route.locate(location)
             yield route, scaler, pods
@@ -145,7 +148,9 @@ def test_a_call_waits_while_the_scaler_has_no_pod() -> None:
 
 def test_a_pod_that_cannot_start_fails_the_call() -> None:
     nobody = f"http://127.0.0.1:{sockets.choose(())}"
-    location = Location((), "token", (), Scaler(nobody, {}, 30, "the image is gone"))
+    location = Location(
+        (), "token", (), Scaler(nobody, {}), scaling=Scaling(30, failure="the image is gone")
+    )
     begun = time.monotonic()
     with (
         route_to(lambda: location) as route,
@@ -153,6 +158,26 @@ def test_a_pod_that_cannot_start_fails_the_call() -> None:
     ):
         caller(route, "echo")(1)
     assert time.monotonic() - begun < 20
+
+
+def test_a_call_inside_another_one_goes_to_its_pod_past_the_scaler() -> None:
+    with ScriptedAgent() as agent, scaled(agent, slots=1) as (route, scaler, pods):
+        view = PodView(name=agent.pod, ordinal=0, phase="Running", is_ready=True, url=agent.url)
+        location = Location(
+            (agent.url,),
+            "token",
+            (0,),
+            Scaler(scaler.url, pods),
+            pods={agent.pod: view},
+            scaling=Scaling(30, 1),
+        )
+        route.locate(location)
+        pod_route = route.nearest(["another-0", agent.pod])
+        assert pod_route is not None
+        assert caller(pod_route, "echo")(1) == [1]
+        assert scaler.accepted == 0
+        assert caller(route, "echo")(2) == [2]
+        assert scaler.accepted == 1
 
 
 @pytest.mark.parametrize(("slots", "warnings"), [(1, 1), (None, 0), (0, 0)])

@@ -42,15 +42,19 @@ def test_it_becomes_the_annotations_of_knative():
 
 
 def test_that_of_a_compute_is_of_the_same_class():
-    compute = kt.Compute().autoscale(target=10, max_scale=5, activation_scale=2)
+    compute = kt.Compute().autoscale(
+        target=10, max_scale=5, activation_scale=2, buffer=1, target_burst_capacity=0
+    )
     config = compute.autoscaling_config
     assert isinstance(config, AutoscalingConfig)
     assert (config.target, config.scale_down_delay) == (10, "1m")
-    assert config.extra_annotations == (("activation-scale", "2"),)
+    assert (config.activation_scale, config.buffer) == (2, 1)
+    assert config.extra_annotations == (("target-burst-capacity", "0"),)
     assert config == compute.autoscaling_config
     assert pickle.loads(pickle.dumps(config)) == config
     annotations = config.convert_to_annotations()
     assert annotations["autoscaling.knative.dev/target"] == "10"
     assert annotations["autoscaling.knative.dev/activation-scale"] == "2"
+    assert annotations["autoscaling.knative.dev/target-burst-capacity"] == "0"
     assert annotations["autoscaling.knative.dev/scale-down-delay"] == "1m"
     assert kt.Compute().autoscaling_config is None

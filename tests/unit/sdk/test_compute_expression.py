@@ -41,6 +41,10 @@ NAMES = {
         kt.Compute(service_template={"spec": {"paused": True}}, namespace="there"),
         kt.Compute(selector={"app": "x"}, endpoint=Endpoint(selector={"role": "head"})),
         kt.Compute(cpus=2).autoscale(min_scale=0, target=5, target_burst_capacity=7),
+        kt.Compute(cpus=2).autoscale(
+            min_scale={"0 8 * * 1-5": 4, "0 20 * * *": 0}, timezone="Europe/Berlin", buffer=2
+        ),
+        kt.Compute(cpus=2).autoscale(metric="queue", target=5, panic_window_percentage=5.5),
         kt.Compute(cpus=2).distribute("ray", workers=3, port=1234),
         kt.Compute.from_manifest(manifests()["Job"]),
     ],

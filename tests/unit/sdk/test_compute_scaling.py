@@ -168,6 +168,37 @@ def test_replicas_of_an_autoscaled_service_are_the_fewest():
         compute.replicas = 5
     with pytest.raises(kt.SpecError, match=r"(?s)replicas is 3.*min_scale=3"):
         kt.Compute(replicas=3).autoscale()
+    by_clock = kt.Compute().autoscale(min_scale={"0 8 * * *": 4, "0 20 * * *": 0}, timezone="UTC")
+    assert by_clock.replicas == 0
+    by_clock.replicas = 2
+    assert by_clock == kt.Compute().autoscale(min_scale=2)
+
+
+def test_memory_is_a_percentage_and_knative_is_given_mebibytes():
+    compute = kt.Compute(memory="16Gi").autoscale(metric="memory", target=70)
+
+    assert annotations(compute)[f"{SCALING}target"] == "11469"
+    assert compute.autoscaling_config.target == 70
+    manifest = kt.Compute.from_manifest({**compute.manifest, "metadata": {"name": "mine"}})
+    assert manifest.autoscaling_config.target == 70
+    assert annotations(kt.Compute().autoscale(metric="memory", target=70))[f"{SCALING}target"] == (
+        "70"
+    )
+
+
+def test_bursts_have_the_annotations_of_knative():
+    compute = kt.Compute().autoscale(
+        activation_scale=3, panic_window_percentage=12.5, panic_threshold_percentage=150
+    )
+
+    assert {
+        name: annotations(compute)[f"{SCALING}{name}"]
+        for name in ("activation-scale", "panic-window-percentage", "panic-threshold-percentage")
+    } == {
+        "activation-scale": "3",
+        "panic-window-percentage": "12.5",
+        "panic-threshold-percentage": "150",
+    }
 
 
 # ---------------------------------------------------------------------------------- distribution

@@ -91,6 +91,8 @@ class Target:
     #: True if the service bounds how many calls run at once.
     is_bounded: bool = False
     is_distributed: bool = False
+    #: Items of a map that a pod should have: enough for two full batches in each of its processes.
+    pod_items: int = 0
     origin: str | None = None
     project: ProjectRef | None = None
 
@@ -161,6 +163,8 @@ class Invocation:
     #: true once this call has begun to run.
     collective = ""
     has_begun = False
+    #: When it began to wait in the queue of a pod for the first time.
+    _queued_at: float | None = None
     #: True for an item of a map without a window: by default a process runs one at a time.
     is_item = False
     #: Its number among the items of a map.
@@ -296,6 +300,11 @@ class Invocation:
         part.route = self.route.pod(ordinal)
         return part
 
+    @property
+    def may_move(self) -> bool:
+        """True if another pod of the service may take it while it waits in the queue of its pod."""
+        return self.is_balanced and self._is_placed and not self._is_with_ancestor
+
     # ------------------------------------------------------------------------------- sending
 
     @property
@@ -344,7 +353,7 @@ class Invocation:
             target.origin,
             self.options.timeout,
             self._chain,
-            self.options.queue_timeout,
+            self._queue_timeout,
             not self.is_detached,
             self.collective,
             self.is_item,
@@ -356,6 +365,14 @@ class Invocation:
         )
         self._sent_on = stream
         stream.start(call, meta, segments, reads=reads)
+
+    @property
+    def _queue_timeout(self) -> float | None:
+        """Seconds that it may still wait in the queue of a pod."""
+        timeout, queued_at = self.options.queue_timeout, self._queued_at
+        if timeout is None or queued_at is None:
+            return timeout
+        return max(timeout - (time.monotonic() - queued_at), 0.001)
 
     @property
     def _wire_retry(self) -> frames.Retry | None:
@@ -402,9 +419,10 @@ class Invocation:
             )
         if kind == _QUEUED:
             self.expires, self.has_begun = None, False
+            self._queued_at = self._queued_at or time.monotonic()
             return None
         if kind == _BEGUN:
-            self.has_begun = True
+            self.has_begun, self._queued_at = True, None
             self.begin_to_expire()
             return None
         if kind == LOST:
@@ -419,6 +437,7 @@ class Invocation:
         if failure.started:
             return None
         if self.is_taken_back:
+            self._patient_from = time.monotonic()
             return self._retry(at_once=True)
         if self.item is not None and failure.code == QueueFullError.code:
             return self._retry_in_line()
@@ -433,7 +452,9 @@ class Invocation:
         if not isinstance(error, _LATER):
             return None
         self.leave_ancestor()
-        return self._retry()
+        # A pod that is being stopped has said so, and gets no further call.
+        is_leaving = self._sent_on is not None and not self._sent_on.accepts_calls
+        return self._retry(at_once=is_leaving)
 
     def _retry_in_line(self) -> RetryAfter | None:
         """The retry of an item of a map, which waits here while the line of its pod is full."""
@@ -570,7 +591,8 @@ class Invocation:
     def _renew_patience(self) -> None:
         """Restart the patience if a pod had the call for a while, which was no wait for a pod."""
         now = time.monotonic()
-        if self.is_item and now - self._sent_at > TIMING.call_accepted_seconds:
+        was_taken = self.is_item or self._queued_at is not None
+        if was_taken and now - self._sent_at > TIMING.call_accepted_seconds:
             self._patient_from = now
 
     def _retry(self, *, at_once: bool = False) -> RetryAfter:
@@ -590,7 +612,10 @@ class Invocation:
 
         It runs there in that slot; elsewhere it could wait for calls that wait for that slot.
         """
-        route = self.service_route.nearest(self._ancestor_pods) if self._ancestor_pods else None
+        route = None
+        if self._ancestor_pods:
+            self.service_route.find_ancestors(self._ancestor_pods)
+            route = self.service_route.nearest(self._ancestor_pods)
         if route is not None:
             self.route, self._is_placed, self._is_with_ancestor = route, True, True
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import asyncio
 
 
-BEGUN = int(Kind.BEGUN)
+QUEUED, BEGUN = int(Kind.QUEUED), int(Kind.BEGUN)
 
 
 class Placer(Protocol):
@@ -68,6 +68,10 @@ class Call:
         self.note: Callable[[], object] | None = None
         #: Decides in which pod it runs; else its route does.
         self.placer: Placer | None = None
+        #: The number of times that a pod was asked to give it back, since others had room.
+        self.moves = 0
+        #: True while it waits in the queue of a pod, from which it may move.
+        self._is_queued = False
         #: Events to handle; `None` ends a wait.
         self._arrived: SimpleQueue[Event | Connected | None] = SimpleQueue()
         # The attempt that is under way, or the connection or the moment that it waits for.
@@ -168,6 +172,8 @@ class Call:
                 self.placer.on_queued(self)
             else:
                 self.placer.on_begun(self)
+        if event.kind == QUEUED or (self._is_queued and (event.kind == BEGUN or step is not None)):
+            self._note_queue(is_queued=event.kind == QUEUED)
         if isinstance(step, RetryAfter):
             self._stream = self._pending = None
             if self.placer is not None:
@@ -179,6 +185,17 @@ class Call:
         if isinstance(step, Done):
             self.is_over = True
         return step
+
+    def _note_queue(self, *, is_queued: bool) -> None:
+        """Note that it waits in the queue of its pod, or that it does not any more."""
+        route = self.invocation.service_route
+        if self._is_queued:
+            self._is_queued = False
+            route.queued_calls.discard(self)
+        may_move = self.placer is None and route.is_growing and self.invocation.may_move
+        if is_queued and may_move and self._stream is not None:
+            self._is_queued = True
+            route.queued_calls.add(self, self._stream)
 
     def _on_deadline(self) -> Done | Yielded | None:
         now = time.monotonic()
@@ -285,10 +302,11 @@ class Call:
     # ----------------------------------------------------------------------------- giving up
 
     def take_back(self) -> None:
-        """Have it run by another pod, unless it has begun."""
-        if self._stream is not None and self._pending is not None:
+        """Have it run by another pod, unless it has begun. Any thread may."""
+        stream, pending = self._stream, self._pending
+        if stream is not None and pending is not None:
             self.invocation.is_taken_back = True
-            self._stream.take_back(self._pending)
+            stream.take_back(pending)
 
     def recall(self, reason: str) -> None:
         """Cancel the call in its pod, and wait a moment longer for its end."""
@@ -303,6 +321,8 @@ class Call:
     def cancel(self) -> None:
         """End the call, if it has not ended."""
         self.is_over = True
+        if self._is_queued:
+            self._note_queue(is_queued=False)
         if self._stream is not None and self._pending is not None:
             self._stream.cancel(self._pending)
         if self._request is not None:

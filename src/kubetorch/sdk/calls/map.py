@@ -1,13 +1,15 @@
 """Many calls of one callable: some of them at a time, results in order or as they come.
 
 Without a window the pods decide how many items run: of a `def` one in each process. Every pod gets
-the items that it runs and a few more (`kubetorch.sdk.calls.placement`). An autoscaled service gets
-all items that its pods could run at once, so that its scaler counts them.
+the items that it runs and a few more (`kubetorch.sdk.calls.placement`). An autoscaled service is
+offered all items that its pods could run at once: its scaler counts those that were sent, and the
+controller is told how many others there are.
 """
 
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -68,6 +70,11 @@ class Results:
     def is_empty(self) -> bool:
         return self._open == 0
 
+    @property
+    def free_room(self) -> int:
+        """Calls that may start before results are taken."""
+        return max(self.room - self._open, 0)
+
     def admit(self) -> int:
         """Start one more call; returns its number."""
         self._open += 1
@@ -107,7 +114,7 @@ def results(invocations: Iterator[Make], options: MapOptions) -> Iterator[Any]:
                 with work.waiting():
                     wakeup.wait(work.seconds_left)
     finally:
-        work.calls.cancel()
+        work.close()
 
 
 async def results_for_loop(invocations: Iterator[Make], options: MapOptions) -> AsyncIterator[Any]:
@@ -122,7 +129,7 @@ async def results_for_loop(invocations: Iterator[Make], options: MapOptions) -> 
                 with work.waiting():
                     await wakeup.wait(work.seconds_left)
     finally:
-        work.calls.cancel()
+        work.close()
 
 
 class _Map:
@@ -132,11 +139,12 @@ class _Map:
         self, invocations: Iterator[Make], options: MapOptions, wake: Callable[[], object]
     ) -> None:
         self.calls = CallSet(wake)
+        self._wake = wake
         self._invocations = invocations
         self._options = options
         self._results = Results(options)
         self._bar = Bar(options.label)
-        self._ended = 0
+        self._started = self._ended = 0
         self._has_more = True
         #: The number of each call's result.
         self._numbers: dict[Call, int] = {}
@@ -148,6 +156,10 @@ class _Map:
         #: The route to all pods, once a call was made.
         self._route: Route | None = None
         self._is_placing = options.window is None
+        #: The number of items that were not sent, as reported last, and when the next may follow.
+        self._reported, self._report_at, self._is_report_due = 0, 0.0, False
+        #: Items that a pod should have, of a batched function.
+        self._pod_items = 0
 
     @property
     def is_over(self) -> bool:
@@ -165,11 +177,10 @@ class _Map:
         if not self._is_placing or not (self._has_more or self._placement.has_waiting):
             return seconds_left
         # Pods may come meanwhile, so the map wakes for them, too.
-        return (
-            TIMING.pod_check_seconds
-            if seconds_left is None
-            else min(seconds_left, TIMING.pod_check_seconds)
-        )
+        longest = TIMING.pod_check_seconds
+        if self._is_report_due:
+            longest = min(longest, max(self._report_at - time.monotonic(), 0.0))
+        return longest if seconds_left is None else min(seconds_left, longest)
 
     @property
     def _has_room(self) -> bool:
@@ -198,7 +209,30 @@ class _Map:
         if self._is_placing and not (self._has_more and self._results.has_room):
             for call in self._placement.take_back():
                 call.take_back()
+        self._report_unsent()
         yield from self._results.take_due()
+
+    def close(self) -> None:
+        """Cancel the calls that run."""
+        self._has_more = False
+        self._report_unsent()
+        if self._route is not None:
+            self._route.on_new_pods.discard(self._wake)
+        self.calls.cancel()
+
+    def _report_unsent(self) -> None:
+        """Report the items that wait here for a pod, which are load of an autoscaled service."""
+        route, now = self._route, time.monotonic()
+        if route is None or not (self._is_placing and route.is_growing):
+            return
+        count = self._results.free_room if self._has_more else 0
+        if self._options.count is not None:
+            count = min(count, max(self._options.count - self._started, 0))
+        self._is_report_due = count != self._reported
+        if self._is_report_due and (now >= self._report_at or not count):
+            self._reported, self._report_at = count, now + TIMING.waiting_items_seconds
+            self._is_report_due = False
+            route.note_waiting(self, count)
 
     def _start_next(self) -> None:
         try:
@@ -207,6 +241,7 @@ class _Map:
             self._has_more = False
             return
         number = self._results.admit()
+        self._started = number + 1
         try:
             invocation = make()
         except KubetorchError as error:
@@ -214,13 +249,16 @@ class _Map:
             return
         if self._route is not invocation.service_route:
             self._route = invocation.service_route
+            if self._is_placing and self._route.is_growing:
+                self._route.on_new_pods.add(self._wake)
+            self._pod_items = invocation.target.pod_items
             self._update_pods()
         call = Call(invocation.of_item(number))
         call.invocation.is_item = self._options.window is None
         call.invocation.item = number
         self._numbers[call] = number
         is_small = invocation.body.total <= LIMITS.small_item_bytes
-        self._placement.read_ahead = (
+        self._placement.read_ahead = invocation.target.pod_items or (
             LIMITS.small_read_ahead_items if is_small else LIMITS.read_ahead_items
         )
         if self._is_placing:
@@ -250,11 +288,14 @@ class _Map:
             return
         if not route.shares_streams:
             # Its scaler decides.
-            self._is_placing, self._results.room = False, max(LIMITS.map_items, route.scale)
+            room = max(LIMITS.map_items, route.scale, self._pod_items)
+            self._is_placing, self._results.room = False, room
             return
         streams = route.streams()
         self._placement.update(streams)
-        self._results.room = max(LIMITS.map_items, 2 * self._placement.most_items)
+        most_items = max(self._placement.most_items, self._pod_items * len(streams))
+        scale = route.scale if route.is_growing else 0
+        self._results.room = max(LIMITS.map_items, 2 * most_items, scale)
 
     def stream_for(self, call: Call) -> Stream | None:  # Placer's
         route = call.invocation.route

@@ -10,6 +10,10 @@ Each call of an autoscaled service has a connection of its own (`Scaled`), which
     call ── Stream ══ WebSocket ══ scaler ══ agent of some pod
                 └──── once that broke ══════ agent of the same pod
 
+So it is under Knative. Where the controller scales a service, its calls go to its pods as those of
+other services, `kubetorch.sdk.calls.pod_watch` waits for further pods, and
+`kubetorch.sdk.calls.queued_calls` moves calls to them.
+
 A scaler takes an open connection for a call that runs: it makes pods for them, holds them while
 there is no pod, and ends pods that have none. So a connection lives as long as its call. Scalers
 cut those that last too long (Knative's after `timeoutSeconds` of the revision): the call goes on in
@@ -21,7 +25,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -47,18 +51,71 @@ from kubetorch.errors import (
 from kubetorch.lib import processes, terminal, websocket_protocol
 from kubetorch.lib.websocket_protocol import UpgradeRefusedError
 from kubetorch.sdk.calls import stream as streams
+from kubetorch.sdk.calls.pod_watch import PodWatch
+from kubetorch.sdk.calls.queued_calls import QueuedCalls
 from kubetorch.sdk.calls.stream import Stream
 from kubetorch.sdk.logs import CallLines, Screen
 from kubetorch.sdk.transport.pod_transport import DIRECT, PodTransport
 from kubetorch.sdk.tuning import LIMITS, TIMING
 from kubetorch.wire import exceptions, frames, routes, versions
-from kubetorch.wire.messages import TERMINATING, Ending, PodView, WorkloadView, called_together
+from kubetorch.wire.messages import (
+    TERMINATING,
+    Ending,
+    PodView,
+    PodWait,
+    WorkloadView,
+    called_together,
+)
 
 if TYPE_CHECKING:
     from kubetorch.sdk.transport.session import Session
 
+#: The engine of services that the controller scales.
+OWN_ENGINE = "kubetorch"
 #: Pods that an error names when none is ready.
 _NAMED_PODS = 3
+
+
+class Scaling(NamedTuple):
+    """The bounds of an autoscaled service, for its callers.
+
+    Attributes:
+        patience: Seconds that a call waits for a pod.
+        slots: Calls that a pod runs at once; `None` if that is unknown, or any number.
+        most_pods: The largest number of pods, if that is bounded.
+        failure: Why no pod can start.
+        reason: Why there are as many pods as there are.
+    """
+
+    patience: float
+    slots: int | None = None
+    most_pods: int | None = None
+    failure: str = ""
+    reason: str = ""
+
+    @classmethod
+    def of_service(cls, view: WorkloadView) -> Scaling | None:
+        """The bounds of a service whose number of pods follows its load; `None` for another one."""
+        settings, state, compute = view.spec.compute.autoscaling, view.scaling, view.spec.compute
+        is_ours = state is not None and state.engine == OWN_ENGINE
+        if not (view.scaler or is_ours):
+            return None
+        most_pods = None if settings is None else settings.max_scale
+        if state is not None and is_ours:
+            most_pods = state.maximum or None
+        processes = compute.processes
+        slots = None if settings is None else settings.concurrency
+        if compute.concurrency is not None:
+            slots = None if processes is None else compute.concurrency * processes
+        is_served = any(pod.is_ready for pod in view.pods)
+        failure = {} if is_served else view.failure or {}
+        return cls(
+            compute.launch_timeout,
+            slots,
+            most_pods,
+            f"{failure.get('error_type')}: {failure.get('message')}" if failure else "",
+            "" if state is None else state.reason,
+        )
 
 
 class Scaler(NamedTuple):
@@ -66,11 +123,6 @@ class Scaler(NamedTuple):
 
     url: str
     pods: dict[str, str]
-    patience: float
-    failure: str = ""
-    slots: int | None = None
-    #: The largest number of pods that it makes, if that is bounded.
-    most_pods: int | None = None
 
 
 class CalledPods(NamedTuple):
@@ -103,6 +155,7 @@ class Location(NamedTuple):
     is_distributed: bool = False
     is_torn_down: bool = False
     called: CalledPods | None = None
+    scaling: Scaling | None = None
 
     @classmethod
     def of_service(cls, session: Session, view: WorkloadView) -> Location:
@@ -120,20 +173,9 @@ class Location(NamedTuple):
             # Each pod calls the others; always the same one, for it knows the earlier calls.
             ready = ready[:1]
         if view.scaler:
-            failure_fields = {} if ready else view.failure or {}
-            failure = (
-                f"{failure_fields.get('error_type')}: {failure_fields.get('message')}"
-                if failure_fields
-                else ""
-            )
-            scaling = spec.compute.autoscaling
             scaler = Scaler(
                 session.transport.scaler(spec.namespace, spec.name, view.scaler),
                 {pod.name: session.address(view, pod) for pod in view.pods if pod.url},
-                spec.compute.launch_timeout,
-                failure,
-                None if scaling is None else scaling.concurrency,
-                None if scaling is None else scaling.max_scale,
             )
         return cls(
             tuple(session.address(view, pod) for pod in ready),
@@ -145,6 +187,7 @@ class Location(NamedTuple):
             view.world is not None,
             view.status == TERMINATING,
             CalledPods(together, frozenset(pod.ordinal for pod in view.pods if pod.ended is None)),
+            Scaling.of_service(view),
         )
 
     def only(self, urls: Iterable[str]) -> Location:
@@ -156,6 +199,11 @@ class Location(NamedTuple):
         ordinals = tuple(number for _, number in remaining) if self.ordinals else ()
         urls = tuple(url for url, _ in remaining)
         return self._replace(urls=urls, ordinals=ordinals)
+
+    @property
+    def ready_pods(self) -> frozenset[str]:
+        """The names of the pods that take calls."""
+        return frozenset(pod.name for pod in self.pods.values() if pod.is_ready)
 
     @property
     def is_whole(self) -> bool:
@@ -179,6 +227,8 @@ class Location(NamedTuple):
         reasons = [f"pod {pod.name}: {_absence_reason(pod)}" for pod in absent_pods[-_NAMED_PODS:]]
         if self.reason:
             reasons.append(self.reason)
+        if self.scaling is not None and ordinal is None:
+            reasons += filter(None, (self.scaling.failure, self.scaling.reason))
         return AbsentError(
             "; ".join(reasons) or "none is ready", absent_pods[-1].name if absent_pods else None
         )
@@ -284,6 +334,10 @@ class Backoff:
             return False
         self._absent_since = self._absent_since or now
         return now - self._absent_since >= TIMING.direct_patience_seconds
+
+    @property
+    def seconds_until_lasting(self) -> float:
+        return self._begun + TIMING.starting_server_seconds - time.monotonic()
 
     @property
     def attempt(self) -> float:
@@ -465,6 +519,14 @@ def _loss_error(pod: str, error: Exception | None) -> Exception:
     return lost
 
 
+def _check_can_start(service: str, scaling: Scaling | None, backoff: Backoff) -> None:
+    """Refuse a call of a service without pods that can start, once that was so for a while."""
+    if scaling is not None and scaling.failure and backoff.is_lasting:
+        raise CallRefusedError(
+            f"no pod of {service} can start: {scaling.failure}", hint=f"kt describe {service}"
+        ) from None
+
+
 class Scaled:
     def __init__(self, service: str, connector: Connector, ping_after: float) -> None:
         self._service = service
@@ -474,11 +536,7 @@ class Scaled:
         self._streams: list[Stream] = []
 
     def connect(self, location: Location, scaler: Scaler, backoff: Backoff) -> Stream:
-        if scaler.failure and backoff.is_lasting:
-            raise CallRefusedError(
-                f"no pod of {self._service} can start: {scaler.failure}",
-                hint=f"kt describe {self._service}",
-            )
+        _check_can_start(self._service, location.scaling, backoff)
         stream = Stream(self._resume, ping_after=self._ping_after, is_single=True)
         with self._lock:
             self._streams = [
@@ -552,11 +610,18 @@ class _Attempt:
     def __init__(self, backoff: Backoff) -> None:
         self.backoff = backoff
         self.requests: dict[Request, None] = {}
+        #: Notes that the number of requests has changed, while they wait for a pod.
+        self.on_change: Callable[[], object] | None = None
 
     def join(self, request: Request) -> None:
         request.attempt = self
         self.requests[request] = None
         self.backoff.extend(request.deadline)
+        self.changed()
+
+    def changed(self) -> None:
+        if self.on_change is not None:
+            self.on_change()
 
 
 class Request:
@@ -574,6 +639,7 @@ class Request:
 
     def cancel(self) -> None:
         self.attempt.requests.pop(self, None)
+        self.attempt.changed()
 
     def refusal(self) -> CallRefusedError:
         return self._route.refusal(self._patience, self.attempt.backoff.last_error)
@@ -594,6 +660,7 @@ class Route:
         ping_after: float = TIMING.stream_ping_seconds,
         ordinal: int | None = None,
         transport: PodTransport = DIRECT,
+        wait: Callable[[PodWait], Location] | None = None,
     ) -> None:
         self._connector = Connector(service, resolve, transport, threading.Event())
         #: The session with the controller of the service, if it has one of its own.
@@ -611,6 +678,13 @@ class Route:
         #: Routes to single pods, by ordinal.
         self._pods: dict[int, Route] = {}
         self._called = None if location is None else location.called
+        self._scaling = None if location is None else location.scaling
+        self._ready_pods = frozenset() if location is None else location.ready_pods
+        #: Waits for further pods of a service that the controller scales.
+        self._wait = wait
+        self._new_growth()
+        #: Ancestors of calls that the controller does not know as pods of the service.
+        self._unknown_ancestors: set[str] = set()
         self._ping_after = ping_after
         self._location = location
         self._streams: dict[str, Stream] = {}
@@ -631,8 +705,8 @@ class Route:
     @property
     def patience(self) -> float:
         """Seconds that a call waits for a pod."""
-        usual, scaler = self._connector.transport.patience, self._scaler
-        return usual if scaler is None else max(usual, scaler.patience)
+        usual, scaling = self._connector.transport.patience, self._scaling
+        return usual if scaling is None else max(usual, scaling.patience)
 
     @property
     def _scaler(self) -> Scaler | None:
@@ -641,13 +715,22 @@ class Route:
     @property
     def slots(self) -> int | None:
         """The calls that a scaler lets into a pod at one time; `None` without such a bound."""
-        return None if self._scaler is None else self._scaler.slots
+        return None if self._scaler is None else self._slots
 
     @property
     def scale(self) -> int:
-        """The calls that fit into all pods that a scaler makes, where it says so; else 0."""
-        scaler = self._scaler
-        return 0 if scaler is None else (scaler.most_pods or 0) * (scaler.slots or 1)
+        """The calls that fit into as many pods as there may be, where that is bounded; else 0."""
+        scaling = self._scaling
+        return 0 if scaling is None else (scaling.most_pods or 0) * (scaling.slots or 1)
+
+    @property
+    def is_growing(self) -> bool:
+        """True if the controller makes pods for calls that wait."""
+        return self._scaling is not None and self._scaler is None and self._wait is not None
+
+    @property
+    def _slots(self) -> int | None:
+        return None if self._scaling is None else self._scaling.slots or None
 
     @property
     def shows_logs(self) -> bool:
@@ -674,6 +757,8 @@ class Route:
                 target=self._connect_missing_pods, name="kubetorch-connect", daemon=True
             ).start()
         urls = location.urls
+        if self.is_growing:
+            return self._least_busy_of_growing(urls)
         if len(urls) == 1:
             stream = self._streams.get(urls[0])
             return stream if stream is not None and stream.accepts_calls else None
@@ -684,7 +769,9 @@ class Route:
 
         Repeated calls find new pods.
         """
-        if self._check_pods_at is None:
+        if self.is_growing:
+            self._watch.want()
+        elif self._check_pods_at is None:
             self._check_pods_at = time.monotonic() + TIMING.pod_check_seconds
         location = self._location if self.stream() is not None else None
         if location is None:
@@ -695,7 +782,7 @@ class Route:
     def connect(self, patience: float | None = None) -> Stream:
         """A stream that takes calls, waiting for a pod that can be reached."""
         patience = self.patience if patience is None else patience
-        return self._connect_within(Backoff(patience), lambda: True)
+        return self._connect_within(Backoff(patience), lambda: 1)
 
     def request(self, patience: float, deliver: Callable[[Connected], object]) -> Request:
         """Connect in a thread: all that wait at the same time share it."""
@@ -707,6 +794,8 @@ class Route:
                 return request
             attempt = _Attempt(Backoff(patience))
             attempt.join(request)
+            watch = self._watch
+            attempt.on_change = lambda: watch.recount(attempt.backoff, len(attempt.requests))
             if self.shares_streams:
                 self._attempt = attempt
             thread = threading.Thread(
@@ -752,11 +841,29 @@ class Route:
         views = (pods_by_name[name] for name in pods if name in pods_by_name)
         return next((self.pod(view.ordinal) for view in views if view.ended is None), None)
 
+    def find_ancestors(self, pods: Iterable[str]) -> None:
+        """Ask for the pods of the service if these may belong to it, and are newer than the route.
+
+        Pods of services whose number follows the load come and go while a program runs.
+        """
+        location = self._location
+        if self._scaling is None or location is None:
+            return
+        prefix = f"{self.service}-"
+        new_pods = {name for name in pods if name.startswith(prefix)} - location.pods.keys()
+        if new_pods <= self._unknown_ancestors:
+            return
+        try:
+            self.locate(self._ask())
+        except (UnavailableError, *FINAL):
+            return
+        self._unknown_ancestors |= new_pods
+
     def locate(self, location: Location | None) -> None:
         """Use this location from now on; `None`: ask before the next connection."""
         self._location = location
         if location is not None:
-            self._called = location.called or self._called
+            self._note(location)
         for ordinal, pod in self._pods.items():
             pod.locate(None if location is None else _if_reachable(location.of(ordinal)))
 
@@ -766,8 +873,14 @@ class Route:
 
     def _ask(self) -> Location:
         location = self._connector.ask()
-        self._called = location.called or self._called
+        self._note(location)
         return location
+
+    def _note(self, location: Location) -> None:
+        """Remember the part of a location that holds also while it is not known."""
+        self._called = location.called or self._called
+        if self.ordinal is None:
+            self._scaling, self._ready_pods = location.scaling, location.ready_pods
 
     def accept(self, view: WorkloadView) -> None:
         """Use the location that the controller described."""
@@ -820,6 +933,78 @@ class Route:
             pod.abandon()
         for stream in self._drop_streams():
             stream.abandon()
+        self._new_growth()
+
+    # --------------------------------------------------- services that the controller scales
+
+    def _new_growth(self) -> None:
+        closed = self._connector.closed
+        self._watch = PodWatch(self._wait_for_pods, lambda: self._ready_pods, closed)
+        #: Called by any thread when there are streams to further pods.
+        self.on_new_pods: set[Callable[[], object]] = set()
+        #: Calls that wait in the queues of pods.
+        self.queued_calls = QueuedCalls(
+            self._open_streams, lambda: self._slots, self._watch.want, closed
+        )
+
+    def note_waiting(self, source: Hashable, count: int) -> None:
+        """Note how many calls of a source have no pod, which is load of the service."""
+        self._watch.note(source, count)
+
+    def _open_streams(self) -> list[Stream]:
+        location, streams = self._location, self._streams
+        urls = () if location is None else location.urls
+        open_streams = (streams[url] for url in urls if url in streams)
+        return [stream for stream in open_streams if stream.accepts_calls]
+
+    def _least_busy_of_growing(self, urls: tuple[str, ...]) -> Stream | None:
+        """The least busy of the pods that still take calls; the watch finds out about others."""
+        open_streams = self._open_streams()
+        if len(open_streams) < len(urls) and self._check_pods_at is None:
+            self._check_pods_at = time.monotonic() + TIMING.pod_check_seconds
+        if not open_streams:
+            return None
+        self._turn += 1
+        turn = self._turn % len(open_streams)
+        least_busy = min(open_streams[turn:] + open_streams[:turn], key=lambda each: each.load)
+        if least_busy.load:
+            self._watch.want()
+        return least_busy
+
+    def _wait_for_pods(self, wait: PodWait) -> frozenset[str]:
+        """Send a wait, and connect to the pods that are ready then; returns their names."""
+        assert self._wait is not None
+        location = Location(*self._wait(wait))
+        self._note(location)
+        if not wait.seconds or location.is_torn_down:
+            return location.ready_pods
+        streams = set(self._streams.values())
+        if location.urls:
+            with self._connecting:
+                try:
+                    self._connect(location, Backoff(TIMING.stream_attempt_seconds))
+                except (*TRANSIENT, KubetorchError):
+                    pass  # a call that connects gets the error
+        if not streams.issuperset(self._streams.values()):
+            self.queued_calls.balance()
+            for notify in self.on_new_pods.copy():
+                notify()
+        if self.is_closed:
+            self.close(is_torn_down=self._is_torn_down)
+        return location.ready_pods
+
+    def _await_pods(self, backoff: Backoff, count: int, seen: int) -> bool:
+        """Wait until the controller has news of the pods; false at the deadline."""
+        scaling, watch = self._scaling, self._watch
+        _check_can_start(self.service, scaling, backoff)
+        seconds = min(backoff.seconds_left, TIMING.pod_wait_seconds)
+        if seconds <= 0 or self.is_closed:
+            return False
+        if scaling is not None and scaling.failure:
+            seconds = min(seconds, max(backoff.seconds_until_lasting, 0.0) + 0.01)
+        watch.note(backoff, count)
+        watch.await_answer(seen, seconds)
+        return True
 
     def _drop_pods(self) -> list[Route]:
         pods = list(self._pods.values())
@@ -834,8 +1019,17 @@ class Route:
 
     # ---------------------------------------------------------------------------- connecting
 
-    def _connect_within(self, backoff: Backoff, is_wanted: Callable[[], bool]) -> Stream:
+    def _connect_within(self, backoff: Backoff, count_calls: Callable[[], int]) -> Stream:
+        """A stream for so many calls, which may become fewer meanwhile."""
+        try:
+            return self._connect_until(backoff, count_calls)
+        finally:
+            if self.is_growing:
+                self._watch.note(backoff, 0)
+
+    def _connect_until(self, backoff: Backoff, count_calls: Callable[[], int]) -> Stream:
         while True:
+            answers = self._watch.answers
             try:
                 return self._acquire_stream(backoff)
             except FINAL:
@@ -845,9 +1039,14 @@ class Route:
                 mistake = mistake_in(failed)
                 if mistake is not None and backoff.is_lasting:
                     raise mistake from None
-                if backoff.gives_up_on(failed):
+                call_count = count_calls()
+                if self.is_growing and isinstance(failed, AbsentError) and call_count:
+                    if self._await_pods(backoff, call_count, answers):
+                        continue
+                    backoff.is_spent = True
+                elif backoff.gives_up_on(failed):
                     raise self.refusal(TIMING.direct_patience_seconds, failed) from failed
-            if not is_wanted() or not backoff.pause(self._connector.closed):
+            if not count_calls() or not backoff.pause(self._connector.closed):
                 refusal = self.refusal(backoff.patience, error)
                 raise self._connector.torn_down() if self._is_torn_down else refusal from error
 
@@ -967,7 +1166,7 @@ class Route:
         stream: Stream | None = None
         error: BaseException | None = None
         try:
-            stream = self._connect_within(attempt.backoff, lambda: bool(attempt.requests))
+            stream = self._connect_within(attempt.backoff, lambda: len(attempt.requests))
         except BaseException as failed:  # noqa: BLE001  # it is raised where the calls are made
             error = failed
         with self._requesting:

@@ -545,8 +545,8 @@ class Stream:
         self._sender.cancel(call, frame, lambda: self.calls.pop(call.number, None))
 
     def take_back(self, call: PendingCall) -> None:
-        """Have a call refused by its pod, unless it has begun."""
-        if call.is_abandoned or call.number not in self.calls:
+        """Have a call refused by its pod, unless it has begun. Any thread may."""
+        if call.is_abandoned or self.calls.get(call.number) is not call:
             return
         meta = frames.Cancel(unless_begun=True)
         frame = Frame(message(frames.encode(Kind.CANCEL, call.number, meta)))

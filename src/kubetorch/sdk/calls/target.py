@@ -8,12 +8,14 @@ from types import FunctionType
 from typing import Literal
 
 from kubetorch.lib import modules
-from kubetorch.sdk import inpod
+from kubetorch.sdk import batching, inpod
 from kubetorch.sdk.calls import options
 from kubetorch.sdk.calls.attempts import Target
 from kubetorch.sdk.deploys.source import Source
+from kubetorch.sdk.tuning import LIMITS
 from kubetorch.specs.callable import CallableRef
 from kubetorch.specs.logging import LoggingConfig
+from kubetorch.specs.workload import WorkloadSpec
 from kubetorch.wire import exceptions, introspection
 from kubetorch.wire.messages import WorkloadView, called_together
 
@@ -43,12 +45,21 @@ def describe(
         logging=logging,
         broadcast=called_together(spec, view.pool),
         is_balanced=spec.compute.is_balanced,
-        pods=() if view.scaler else tuple(range(spec.compute.pods)),
+        pods=() if view.scaler or view.scaling else tuple(range(spec.compute.pods)),
         is_bounded=spec.compute.concurrency is not None,
         is_distributed=spec.compute.distribution is not None,
+        pod_items=_pod_items(spec, method, function, is_known=definition is not None),
         origin=None if spec.origin is None else spec.origin.key,
         project=None if source is None or inpod.is_worker() else source.locate(),
     )
+
+
+def _pod_items(spec: WorkloadSpec, method: str | None, function: object, *, is_known: bool) -> int:
+    batch = batching.spec_of(function)
+    size = spec.callable.batch_size_of(method)
+    if is_known:
+        size = 0 if batch is None else batch.max_size
+    return LIMITS.offered_batches * size * (spec.compute.processes or 1)
 
 
 def kind_of(function: object) -> Literal["function", "generator", "async_generator"]:
@@ -69,7 +80,9 @@ def local_modules(ref: CallableRef, *, is_script: bool = False) -> dict[str, str
 
 def is_served(view: WorkloadView) -> bool:
     """True if a pod of the service takes calls, or one will be made for them."""
-    return bool(view.scaler) or any(pod.is_ready for pod in view.pods)
+    if view.scaler or any(pod.is_ready for pod in view.pods):
+        return True
+    return view.scaling is not None and view.status != "Failed"
 
 
 def is_failed(view: WorkloadView) -> bool:

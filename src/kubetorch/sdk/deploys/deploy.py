@@ -473,7 +473,15 @@ def check_launchable(spec: WorkloadSpec) -> None:
             "nobody calls",
             hint="kt.app(..., port=...) has requests that can be bounded",
         )
-    if compute.max_queue is not None and compute.concurrency_of(1) is None:
+    if ref.batched and compute.distribution is not None:
+        method = ref.batched[0].name
+        raise SpecError(
+            f"{ref.name}{'.' * bool(method)}{method} is batched and {name} is distributed: a call "
+            "runs on all ranks, and not with others",
+            hint="leave out distribute(), or @kt.batched",
+        )
+    has_line = compute.concurrency_of(1) is not None or bool(ref.batched)
+    if compute.max_queue is not None and not has_line:
         raise SpecError(
             f"max_queue is {compute.max_queue}, and nothing bounds how many calls of {name} run at "
             "once, so that others would wait",

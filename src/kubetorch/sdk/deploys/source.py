@@ -26,9 +26,14 @@ from kubetorch.config.settings import config
 from kubetorch.datastore import ignore_rules
 from kubetorch.errors import RemoteTraceback, SpecError
 from kubetorch.lib import modules
-from kubetorch.sdk import inpod
+from kubetorch.sdk import batching, inpod
 from kubetorch.sdk.calls import options
-from kubetorch.specs.callable import CallableKind, CallableRef
+from kubetorch.specs.callable import (
+    SCALING_METHODS,
+    BatchedMethod,
+    CallableKind,
+    CallableRef,
+)
 from kubetorch.specs.workload import Origin, RuntimeSpec
 from kubetorch.wire import exceptions, introspection
 
@@ -528,6 +533,14 @@ class Placement:
         return replace(self, **changed_fields)
 
 
+def _members(definition: type) -> dict[str, object]:
+    """The attributes of a class and its bases, by name."""
+    members: dict[str, object] = {}
+    for base in reversed(definition.__mro__):
+        members.update(vars(base))
+    return members
+
+
 class Source:
     """A callable of this program, and the files that are sent to pods with it."""
 
@@ -583,16 +596,25 @@ class Source:
             source_file=project.source_file,
             is_script=self.is_script,
             own_options=self._own_options(),
+            batched=self._batched(),
+            own_methods=self._own_methods(),
         )
+
+    def _batched(self) -> tuple[BatchedMethod, ...]:
+        """The batched methods, for handles that do not have the callable."""
+        definition = self.callable_object
+        members = {"": definition}
+        if isinstance(definition, type):
+            members = {name: introspection.attribute(definition, name) for name in dir(definition)}
+        specs = ((name, batching.spec_of(member)) for name, member in members.items())
+        return tuple(BatchedMethod(name, spec.max_size) for name, spec in specs if spec is not None)
 
     def _own_options(self) -> tuple[str, ...]:
         """Parameters with names of options of calls, for handles that do not have the callable."""
         definition = self.callable_object
         if not isinstance(definition, type):
             return tuple(sorted(options.declared_parameters(definition)))
-        members: dict[str, object] = {}
-        for base in reversed(definition.__mro__):
-            members.update(vars(base))
+        members = _members(definition)
         return tuple(
             f"{method}.{name}"
             for method, member in sorted(members.items())
@@ -600,6 +622,15 @@ class Source:
             if callable(member) or isinstance(member, classmethod)
             for name in sorted(options.declared_parameters(member))
         )
+
+    def _own_methods(self) -> tuple[str, ...]:
+        """Methods with names of methods of handles, for handles that do not have the class."""
+        definition = self.callable_object
+        if not isinstance(definition, type):
+            return ()
+        members = _members(definition)
+        methods = (name for name in SCALING_METHODS if name in members)
+        return tuple(name for name in methods if callable(getattr(definition, name)))
 
     def _further_roots(self, project: ProjectRef) -> tuple[str, ...]:
         is_program = environment.deployed_apps() or not inpod.is_worker()
