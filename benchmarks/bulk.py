@@ -78,7 +78,7 @@ def _ours(codec: str) -> Callable[[], AbstractContextManager[Measure]]:
 
     @contextmanager
     def start() -> Iterator[Measure]:
-        with ours.program("kubetorch_bulk") as client:
+        with ours.program("kubetorch_bulk", modules=["arrow_streams.py"]) as client:
             yield lambda: _measured(client, codec)
 
     return start

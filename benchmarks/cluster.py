@@ -7,7 +7,6 @@ own. Each group of figures is measured by itself: a pod that starts would be par
 from __future__ import annotations
 
 import itertools
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -259,10 +258,11 @@ def _memory(namespace: str, rounds: int) -> list[Row]:
 @contextmanager
 def _program(namespace: str, name: str, *arguments: str) -> Iterator[processes.Program]:
     """A program with a project of its own that deploys into the namespace."""
-    with ours.project() as root:
-        shutil.copy(ours.PROJECTS / "caller.py", root)
-        with _started(namespace, name, str(root), *arguments) as client:
-            yield client
+    with (
+        ours.project(["caller.py"]) as root,
+        _started(namespace, name, str(root), *arguments) as client,
+    ):
+        yield client
 
 
 def _started(

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -23,13 +23,17 @@ SETTLE_DEADLINE, SETTLE_PAUSE = 10.0, 0.3
 
 
 @contextmanager
-def project() -> Iterator[Path]:
-    """A folder of its own with `service.py`."""
+def project(modules: Sequence[str] = ()) -> Iterator[Path]:
+    """A folder of its own with `service.py`, and with these files of `projects`.
+
+    A pod imports from there: it knows no checkout.
+    """
     with tempfile.TemporaryDirectory(prefix="kt-benchmark-") as folder:
         root = Path(folder).resolve() / "project"
         root.mkdir()
         (root / "pyproject.toml").touch()
-        shutil.copy(SERVICE, root)
+        for module in ("service.py", *modules):
+            shutil.copy(PROJECTS / module, root)
         yield root
 
 
@@ -78,6 +82,11 @@ def of(env: Mapping[str, str]) -> list[psutil.Process]:
     return home_processes
 
 
+def services(env: Mapping[str, str]) -> list[psutil.Process]:
+    """The processes of a home that are its local service."""
+    return [process for process in of(env) if "kubetorch.local" in _command(process)]
+
+
 def settle(env: Mapping[str, str]) -> None:
     """Wait until no process of a home ends, begins or works any more.
 
@@ -92,6 +101,12 @@ def settle(env: Mapping[str, str]) -> None:
         time.sleep(SETTLE_PAUSE)
 
 
+def _command(process: psutil.Process) -> list[str]:
+    with suppress(psutil.NoSuchProcess):
+        return process.cmdline()
+    return []
+
+
 def _worked(process: psutil.Process) -> float:
     """Seconds of processor time, in tenths: an idle agent needs some, too."""
     with suppress(psutil.Error):
@@ -102,11 +117,14 @@ def _worked(process: psutil.Process) -> float:
 
 @contextmanager
 def program(
-    name: str, *arguments: str, python: str | Path = sys.executable
+    name: str,
+    *arguments: str,
+    modules: Sequence[str] = (),
+    python: str | Path = sys.executable,
 ) -> Iterator[processes.Program]:
-    """A program of `benchmarks.programs` that is given a project, with a home of its own."""
+    """A program of `benchmarks.programs` that is given a `project`, with a home of its own."""
     with (
-        project() as root,
+        project(modules) as root,
         home() as env,
         processes.program(name, str(root), *arguments, python=python, env=env) as client,
     ):

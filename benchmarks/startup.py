@@ -130,10 +130,10 @@ def _first_result(project: Path, env: Mapping[str, str]) -> float:
 
 def _memory(env: Mapping[str, str]) -> tuple[float, float]:
     """Bytes of the pod, and of the local service, of a home."""
-    pod = service = 0.0
+    services, pod, service = ours.services(env), 0.0, 0.0
     for process in ours.of(env):
         with suppress(psutil.NoSuchProcess):
-            if "kubetorch.local" in process.cmdline():
+            if process in services:
                 service += _proportional(process)
             else:
                 pod += _proportional(process)

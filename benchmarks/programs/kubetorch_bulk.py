@@ -16,7 +16,7 @@ import polars
 import pyarrow
 
 import kubetorch as kt
-from benchmarks.programs import arrow, driving
+from benchmarks.programs import driving
 from benchmarks.programs.answering import answer, arguments
 
 #: Rows of a frame: numbers, texts, moments and categories.
@@ -30,15 +30,15 @@ def main() -> None:
     [project] = arguments()
     sys.path.insert(0, project)
     allowed = ["json", "pickle"]
-    module = importlib.import_module("service")
-    echo = kt.fn(module.echo).to(kt.Compute(cpus="0.1", allowed_serialization=allowed))
-    through_arrow = kt.fn(module.through_arrow).to(kt.Compute(cpus="0.1"))
+    service, streams = map(importlib.import_module, ("service", "arrow_streams"))
+    echo = kt.fn(service.echo).to(kt.Compute(cpus="0.1", allowed_serialization=allowed))
+    through_arrow = kt.fn(streams.echo, name="through-arrow").to(kt.Compute(cpus="0.1"))
     pickled = echo.options(serialization="pickle")
     strict = echo.options(serialization="none")
 
     def call_by(codec: str, kind: str, value: Any) -> Callable[[], object]:  # noqa: ANN401
         if codec == "arrow":
-            return lambda: arrow.read(kind, through_arrow(kind, arrow.write(kind, value)))
+            return lambda: streams.read(kind, through_arrow(kind, streams.write(kind, value)))
         called = {"json": echo, "pickle": pickled, "strict": strict}[codec]
         return lambda: called(value)
 

@@ -17,13 +17,6 @@ def echo(array: Any) -> Any:  # noqa: ANN401  # whatever it is
     return array
 
 
-def through_arrow(kind: str, data: bytes) -> bytes:
-    """Give a value back that came as a stream of Arrow, which `kind` is made of."""
-    from benchmarks.programs import arrow  # noqa: PLC0415  # for benchmarks of arrays and frames
-
-    return arrow.write(kind, arrow.read(kind, data))
-
-
 def size(data: bytes) -> int:
     """How long the argument is."""
     return len(data)

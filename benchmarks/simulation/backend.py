@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 
 from kubetorch.controller.backends.base import (
-    EventLine,
+    Backend,
     Listener,
     Manifest,
     PodStatus,
     PortRequest,
     Stores,
-    Trouble,
 )
 from kubetorch.controller.backends.process.stores import SecretFiles, VolumeFolders
-from kubetorch.errors import KubetorchError
 from kubetorch.manifests.desired_pods import Mounted
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.workload import WorkloadSpec
@@ -27,7 +25,7 @@ def pod_name(workload: str, ordinal: int) -> str:
     return f"{workload}-{ordinal}"
 
 
-class SimulatedBackend:
+class SimulatedBackend(Backend):
     """Has the pods that were asked for.
 
     Args:
@@ -82,51 +80,23 @@ class SimulatedBackend:
         self._pods.pop((namespace, name), None)
         return []
 
+    def scale(self, namespace: str, name: str, size: int, leaving: Sequence[str] = ()) -> None:
+        raise AssertionError(f"{name} has a fixed number of pods")
+
     def pods(self, namespace: str, name: str) -> list[PodStatus]:
         """The pods of a workload."""
         return self._pods.get((namespace, name), [])
-
-    def pod_manifests(self, namespace: str, name: str) -> list[Manifest]:
-        return []
-
-    def trouble(self, namespace: str, name: str) -> Trouble:
-        """None."""
-        return Trouble()
 
     def expected(self, namespace: str, name: str) -> int | None:
         """All of them are there."""
         return len(self.pods(namespace, name))
 
-    def event_lines(self, namespace: str, name: str) -> list[EventLine]:
-        """Nothing ever happens."""
-        return []
-
-    def applied(self, spec: WorkloadSpec) -> WorkloadSpec:
-        """What is wanted."""
-        return spec
-
-    def url(self, spec: WorkloadSpec, manifest: Manifest) -> str:
-        """Each pod is called alone."""
-        return ""
-
     def check(self, spec: WorkloadSpec) -> None:
         """Everything can run."""
-
-    def mark_ready(self, namespace: str, name: str, pods: Set[str]) -> None:
-        """No pod is replaced."""
-
-    def prepare(self) -> None:
-        """Nothing takes long."""
 
     def warnings(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
         """None."""
         return ()
-
-    def scaler(self, spec: WorkloadSpec, manifest: Manifest) -> str:
-        return ""
-
-    def equipment(self, namespace: str, name: str) -> None:
-        return None
 
     def notes(self, compute: ComputeSpec, manifest: Manifest) -> tuple[str, ...]:
         """None."""
@@ -135,14 +105,8 @@ class SimulatedBackend:
     def mounted(self, namespace: str, name: str, pod: str) -> Mounted:
         return Mounted()
 
-    def end_pod(self, namespace: str, name: str, pod: str, error: KubetorchError) -> None:
-        return None
-
     def ports(self, namespace: str, name: str, wanted: PortRequest) -> tuple[int, ...]:
         return (wanted.first,) * wanted.count
-
-    def hold_ports(self, namespace: str, name: str, ports: Sequence[int]) -> None:
-        return None
 
     async def log_tail(self, namespace: str, pod: str, count: int) -> list[bytes]:
         """Nothing was written."""

@@ -33,3 +33,8 @@ def read(kind: str, data: bytes) -> Any:  # noqa: ANN401  # an array or a frame
 
         return polars.from_arrow(table)
     return table
+
+
+def echo(kind: str, data: bytes) -> bytes:
+    """Give a value back that came as a stream, which `kind` is made of."""
+    return write(kind, read(kind, data))
