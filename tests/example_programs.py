@@ -15,13 +15,20 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 #: The last line of `edit_loop.py`.
 EDITS = re.compile(r"20 edits, p50 from an edit to its result: \d\.\d{3} s\n")
 
+#: What `autoscale.py` prints: the picture has a line for each second.
+PICTURE = re.compile(
+    r"calls: 206 sum: 1373155\n"
+    r" +s  calls  pods\n( +\d+ +\d+  #*\n)+"
+    r"several pods: True none at the end: True\nagain, from nothing: 81\n"
+)
+
 #: The identity of a call, as `long_run.py` prints it.
 STARTED = re.compile(r"started (\w+)\n")
 
 EXPECTED = {
     **{
         name: documents.printed(name)
-        for name in ("sweep.py", "serve_model.py", "files_in_and_out.py")
+        for name in ("sweep.py", "batched.py", "serve_model.py", "files_in_and_out.py")
     },
     "from_modal_and_ray.py": "9\n[1, 4, 9]\n16\n2 5\n",
     "app_asgi.py": "200 hello\n",
@@ -40,6 +47,8 @@ EXPECTED = {
     "map_200.py": "results: 200 of which failed: 1 13 is not scored\n"
     "first: [0, 1, 4, 9, 16] last: 39601\n"
     f"sum: {sum(n * n for n in range(200) if n != 13)}\n",
+    "map_pods.py": "in order: [0, 1, 4, 9, 16] sum: 2646700\n"
+    "several pods took part: True items: 200\n",
     "three_replicas.py": "thrown: [20000, 20000, 20000]\nthrown: [40000, 40000, 40000]\n"
     "pi is between 3.1 and 3.2: True\nfailed: the darts fell in pod 1\n",
     "batch_size_search.py": "between 900 and 1100: True\ntoo much, on one of the ranks: True\n",

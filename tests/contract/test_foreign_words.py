@@ -15,6 +15,7 @@ import kubetorch as kt
 from kubetorch.cli.main import COMMANDS
 from kubetorch.sdk.compute_parameters import PARAMETERS
 from kubetorch.specs import autoscaling, distribution, hints
+from kubetorch.specs.callable import SCALING_METHODS
 from kubetorch.specs.foreign_words import WORDS
 
 #: What is asked, the foreign word, and a part of the hint: our word.
@@ -28,7 +29,8 @@ TABLE = {
         "with_options": "f.options(",
         "url": "f.endpoint()",
         "exec": "kt ssh",
-        "scale": "kt.Compute(replicas=3)",
+        "scale": "f.autoscale(min_scale=1)",
+        "keep_warm": "f.autoscale(min_scale=1)",
         "restart": "f.deploy()",
     },
     "callable": {"remote": "(...)", "submit": ".spawn(...)", "aio": "async_=True"},
@@ -56,7 +58,8 @@ TABLE = {
         "max": "did you mean max_scale?",
         "min_containers": "did you mean min_scale?",
         "max_containers": "did you mean max_scale?",
-        "buffer_containers": "target=",
+        "buffer_containers": "did you mean buffer?",
+        "cron": 'min_scale={"0 8 * * 1-5": 4',
         "min_workers": "did you mean min_scale?",
         "max_scal": "did you mean max_scale?",
     },
@@ -134,6 +137,9 @@ class Busy:
         return "mine"
 
     def remote(self):
+        return "mine"
+
+    def stats(self):
         return "mine"
 
 
@@ -215,14 +221,15 @@ def test_what_the_hints_name_exists():
 def test_the_public_names_of_class_handles_are_those_that_hide_a_users():
     handle = kt.cls(Counter)
     public = {name for name in {*dir(type(handle)), *vars(handle)} if not name.startswith("_")}
-    assert public == HIDING
+    assert public - set(SCALING_METHODS) == HIDING
 
 
 def test_the_verbs_of_functions_are_these():
-    assert {name for name in set(dir(kt.Fn)) - HIDING if not name.startswith("_")} == VERBS
+    verbs = {name for name in set(dir(kt.Fn)) - HIDING if not name.startswith("_")}
+    assert verbs == VERBS | set(SCALING_METHODS)
 
 
-@pytest.mark.parametrize("name", ["ssh", "logs", "local", "remote"])
+@pytest.mark.parametrize("name", ["ssh", "logs", "local", "remote", "stats"])
 def test_a_method_of_the_users_class_is_the_users_whatever_others_call_so(name):
     handle = kt.cls(Busy)
     handle.compute = kt.Compute(cpus=1)
@@ -234,6 +241,7 @@ def test_the_service_of_a_handle_has_what_a_users_method_hides():
     handle.compute = compute = kt.Compute(cpus=1)
     service = kt.service(handle)
     assert service.ssh.__func__ is kt.Compute.ssh
+    assert service.stats.__func__ is kt.Module.stats
     assert service.compute is handle.compute
     assert compute.cpus == service.compute.cpus
     service.serialization = "pickle"

@@ -35,7 +35,8 @@ def test_every_route_needs_a_right_or_says_why_not(route: Route) -> None:
 
 @pytest.mark.parametrize("route", ALL, ids=_name)
 def test_what_changes_something_is_audited(route: Route) -> None:
-    reading = {"/v1/blobs/missing", "/v1/blobs/fetch"}
+    workload_wait = "/v1/workloads/{namespace}/{name}/wait"
+    reading = {"/v1/blobs/missing", "/v1/blobs/fetch", workload_wait}
     if route.method != "GET" and route.path not in reading:
         assert route.is_audited
 

@@ -181,6 +181,7 @@ EXCEPTIONS = {
         "datastore/spool.py: _PIECE_BYTES",
     },
     "shares, factors, and the largest time that is one": {
+        "controller/scaler.py: _ROUNDING",
         "pod/logs.py: _LATEST",
         "pod/user_process/thread_pool.py: _FADE_FACTOR",
     },
@@ -203,7 +204,8 @@ EXCEPTIONS = {
         "wire/arrow_streams.py: _FIELD_BYTES",
         "wire/dtypes.py: _ELEMENT_BYTES",
     },
-    "defaults of the public API": {
+    "defaults and bounds of the public API": {
+        "specs/batching.py: LONGEST_WAIT_SECONDS",
         "specs/compute.py: ComputeSpec.launch_timeout",
         "specs/logging.py: LoggingConfig.grace_period",
         "specs/logging.py: LoggingConfig.grace_poll_timeout",

@@ -51,20 +51,23 @@ def deployed(jobs):
         handle.teardown()
 
 
-def test_an_autoscaled_service_runs_on_fixed_pods_without_a_word_of_knative(deployed, capsys):
+def test_an_autoscaled_service_begins_with_its_fewest_pods_without_a_word_of_knative(
+    deployed, capsys
+):
     remote = deployed(kt.Compute(cpus="0.1").autoscale(min_scale=2, max_scale=5))
 
     assert "Knative" not in capsys.readouterr().err
     assert len(remote.service_config["pods"]) == 2
     assert remote()[0] == "where"
-    assert any("nothing scales on this machine" in note for note in remote.service_config["notes"])
+    assert not any("scale" in note for note in remote.service_config["notes"])
 
 
-def test_a_service_that_may_scale_to_zero_runs_on_one_pod(deployed):
-    remote = deployed(kt.Compute(cpus="0.1").autoscale(min_scale=0))
+def test_an_annotation_that_no_scaler_here_knows_is_said_once(deployed, capsys):
+    remote = deployed(kt.Compute(cpus="0.1").autoscale(target_burst_capacity=0))
 
-    assert len(remote.service_config["pods"]) == 1
-    assert any("it runs on 1 pod (min_scale)" in note for note in remote.service_config["notes"])
+    sentence = "does not know the annotation autoscaling.knative.dev/target-burst-capacity"
+    assert capsys.readouterr().err.count(sentence) == 1
+    assert any(sentence in note for note in remote.service_config["notes"])
 
 
 def test_a_service_that_cannot_be_launched_is_refused_before_anything_is_sent(deployed):

@@ -9,7 +9,7 @@ import pytest
 
 import shared
 from benchmarks import wheels
-from example_programs import EDITS, EXAMPLES, EXPECTED, FRAMEWORKS, STARTED, run
+from example_programs import EDITS, EXAMPLES, EXPECTED, FRAMEWORKS, PICTURE, STARTED, run
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -32,6 +32,7 @@ def test_every_example_is_tested():
     assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == {
         *EXPECTED,
         *FRAMEWORKS,
+        "autoscale.py",
         "notebook.ipynb",
         "curl.sh",
         "edit_loop.py",
@@ -51,6 +52,10 @@ def test_the_first_example_shows_its_new_code_after_an_edit(folder):
     program.write_text(program.read_text().replace("lr / steps", "lr * steps"))
 
     assert "{'loss': 5.0}" in run(sys.executable, "hello_world.py", cwd=folder)
+
+
+def test_a_service_that_scales_prints_a_picture_of_its_pods(folder):
+    assert PICTURE.fullmatch(run(sys.executable, "autoscale.py", cwd=folder, timeout=200))
 
 
 def test_twenty_edits_are_live_one_after_the_other(folder):
