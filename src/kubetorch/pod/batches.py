@@ -18,20 +18,29 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Generic, Protocol, TypeVar
 
+from kubetorch.errors import KubetorchError
 from kubetorch.pod.logs import Line
+from kubetorch.pod.slots import Slots
 from kubetorch.pod.tuning import LIMITS
-from kubetorch.pod.worker_process.worker import Payload
+from kubetorch.pod.worker_process.worker import CallSink, Payload
 from kubetorch.specs.batching import BatchSpec
-from kubetorch.wire.frames import Chain, Progress
-
-if TYPE_CHECKING:
-    from kubetorch.errors import KubetorchError
-    from kubetorch.pod.calls import Call
+from kubetorch.wire.frames import Chain, Open, Progress
 
 
-class Batch:
+class BatchedCall(CallSink, Protocol):
+    """A call of the pod, as its batch uses it: a `kubetorch.pod.calls.Call`."""
+
+    request: Open
+    tag: str
+    slots: Slots | None
+
+
+_CallT = TypeVar("_CallT", bound=BatchedCall)
+
+
+class Batch(Generic[_CallT]):
     """Calls that run together.
 
     Attributes:
@@ -40,19 +49,19 @@ class Batch:
         is_closed: No further calls join it.
     """
 
-    def __init__(self, call: Call, spec: BatchSpec, process: int, chain: str) -> None:
+    def __init__(self, call: _CallT, spec: BatchSpec, process: int, chain: str) -> None:
         self.method = call.request.method
         self.process = process
         self.tag, self.slots = call.tag, call.slots
         self.is_closed = False
         #: Until it closes.
         self.timer: asyncio.TimerHandle | None = None
-        self.calls: dict[Call, None] = {}
+        self.calls: dict[_CallT, None] = {}
         self._chain = Chain.parse(chain)
         self._ancestors = Chain()
         self._most = spec.max_size
         # Calls that its process has not ended yet, whether they have left or not.
-        self._running: set[Member] = set()
+        self._running: set[Member[_CallT]] = set()
 
     @property
     def room(self) -> int:
@@ -69,37 +78,39 @@ class Batch:
         ancestors = dict.fromkeys((*self._ancestors, *self._chain))
         return Chain([*ancestors][-LIMITS.named_ancestor_slots :]).render()
 
-    def join(self, call: Call) -> None:
+    def join(self, call: _CallT) -> None:
         if self.calls and call.request.chain:
             self._ancestors = Chain((*self._ancestors, *Chain.parse(call.request.chain)))
         self.calls[call] = None
 
-    def begin(self, member: Member) -> None:
+    def begin(self, member: Member[_CallT]) -> None:
         """Note that its process has got a call."""
         self._running.add(member)
 
-    def leave(self, call: Call) -> bool:
+    def leave(self, call: _CallT) -> bool:
         """Remove a call that ends or waits elsewhere; true if the batch is over by that."""
         self.calls.pop(call, None)
         return not self.calls and not self._running
 
-    def can_spare(self, call: Call) -> bool:
+    def can_spare(self, call: _CallT) -> bool:
         """True if the run goes on when this call leaves, for others."""
         return call in self.calls and len(self.calls) > 1
 
-    def end(self, member: Member) -> bool:
+    def end(self, member: Member[_CallT]) -> bool:
         """Note that its process has ended a call; true if the batch is over by that."""
         self._running.discard(member)
         return not self._running
 
 
-class Member:
+class Member(Generic[_CallT]):
     """The sink of one call of a batch, see `kubetorch.pod.worker_process.worker.CallSink`.
 
     What the function prints and reports is that of the first call that has not left.
     """
 
-    def __init__(self, batch: Batch, call: Call, on_over: Callable[[Batch], None]) -> None:
+    def __init__(
+        self, batch: Batch[_CallT], call: _CallT, on_over: Callable[[Batch[_CallT]], None]
+    ) -> None:
         self._batch = batch
         self._call = call
         self._on_over = on_over

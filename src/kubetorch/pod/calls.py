@@ -154,7 +154,7 @@ class Call:
         #: When a call that may run in a batch was there with its arguments, by the loop's clock.
         self.came: float | None = None
         #: The batch that the call is in, which has the slot.
-        self.batch: Batch | None = None
+        self.batch: Batch[Call] | None = None
         #: The workload that was served, or about to be, when the call was opened.
         self.spec: WorkloadSpec | None = None
         #: The worker that runs the call, and the call's number there.
@@ -285,7 +285,7 @@ class Call:
         chain: str,
         *,
         in_line: bool = False,
-        member: Member | None = None,
+        member: Member[Call] | None = None,
     ) -> None:
         """Run the call on a worker; the calls that it makes are sent with this chain."""
         self._stop_waiting()
@@ -636,7 +636,7 @@ class Calls:
         self._queued: dict[str, Call] = {}
         # The batched methods, and of each the batch that further calls may join.
         self._batched: Mapping[str | None, BatchSpec] = {}
-        self._batches: dict[str | None, Batch] = {}
+        self._batches: dict[str | None, Batch[Call]] = {}
         # Processes that get no call until a cancelled call has ended.
         self._paused: set[int] = set()
         self._tag = os.urandom(4).hex()
@@ -1118,7 +1118,7 @@ class Calls:
         queued = self._queued
         return lambda tag: queued[tag].request.method == method and self._is_batched(queued[tag])
 
-    def _add_to_batch(self, call: Call, batch: Batch) -> None:
+    def _add_to_batch(self, call: Call, batch: Batch[Call]) -> None:
         is_first = not batch.calls
         batch.join(call)
         call.batch, call.process = batch, batch.process
@@ -1127,7 +1127,7 @@ class Calls:
         elif not is_first:
             call.wait_for_slot()
 
-    def _run_batch(self, batch: Batch) -> None:
+    def _run_batch(self, batch: Batch[Call]) -> None:
         """Run the calls of a batch, which no further calls join."""
         self._close(batch)
         worker = self._processes.get(batch.process)
@@ -1146,7 +1146,7 @@ class Calls:
         if numbers:
             worker.run_together(numbers)
 
-    def _close(self, batch: Batch) -> None:
+    def _close(self, batch: Batch[Call]) -> None:
         """Let no further calls join a batch."""
         if not batch.is_closed:
             batch.is_closed = True
@@ -1154,7 +1154,7 @@ class Calls:
         if batch.timer is not None:
             batch.timer.cancel()
 
-    def _dissolve(self, batch: Batch) -> list[Call]:
+    def _dissolve(self, batch: Batch[Call]) -> list[Call]:
         """The calls of a batch that does not run, each by itself again."""
         calls = list(batch.calls)
         for call in calls:
@@ -1207,7 +1207,7 @@ class Calls:
         for call in self._items_of(map_id)[:1]:
             call.on_log(line)
 
-    def _give_slot_back(self, holder: Call | Batch) -> None:
+    def _give_slot_back(self, holder: Call | Batch[Call]) -> None:
         slots, holder.slots = holder.slots, None
         if slots is not None:
             del self._queued[holder.tag]
