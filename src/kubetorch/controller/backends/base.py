@@ -279,7 +279,7 @@ class Backend(Protocol):
         `expected` is `size` then. Where pods are surplus, those go that `leaving` names first; they
         finish their calls.
         """
-        raise NotImplementedError
+        return
 
     async def scales(self, spec: WorkloadSpec) -> bool:
         """True if the controller decides on the number of pods of an autoscaled workload.
