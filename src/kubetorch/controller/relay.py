@@ -338,7 +338,7 @@ class Relay:
         slots = None if workload.scaling is None else workload.scaling.pod_slots
         return any(
             slots is None or self._calls_of(pod) < slots
-            for pod in workload.view().pods
+            for pod in workload.pod_views()
             if pod.is_ready and pod.url
         )
 

@@ -571,10 +571,10 @@ def _measurement(settings: ScalerSettings) -> tuple[str, float, float, float]:
 def _firings(expression: str, timezone: str, now: float) -> tuple[float, float]:
     """When a cron expression fired last, and when it fires next."""
     # Imported only where there is a schedule.
-    import datetime  # noqa: PLC0415
-    from zoneinfo import ZoneInfo  # noqa: PLC0415
+    import datetime  # noqa: PLC0415  # for schedules only
+    from zoneinfo import ZoneInfo  # noqa: PLC0415  # for schedules only
 
-    from cronsim import CronSim  # noqa: PLC0415
+    from cronsim import CronSim  # noqa: PLC0415  # for schedules only
 
     zone = datetime.timezone.utc if timezone == "UTC" else ZoneInfo(timezone)
     second = datetime.datetime.fromtimestamp(int(now), zone)

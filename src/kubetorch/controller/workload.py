@@ -173,10 +173,7 @@ class Workload:
         """The workload, as lists and clients see it."""
         record, spec = self.record, self._services.backend.applied(self.spec)
         manifest = rendering.of_workload(spec)
-        cut_off = self._rendezvous.cut_off
-        pods = views.pod_views(self.pods, self._reports, self._rollout, cut_off)
-        if self.scaling is not None:
-            pods = tuple(self._with_load(pod) for pod in pods)
+        pods = self.pod_views()
         url = self._services.backend.url(spec, manifest)
         failure = self._failure()
         return messages.WorkloadView(
@@ -206,6 +203,11 @@ class Workload:
             scaling=self._scaling_view(pods),
             idle_seconds_left=self._idle_left(),
         )
+
+    def pod_views(self) -> tuple[messages.PodView, ...]:
+        """The pods, as lists and clients see them, with the calls of their latest reports."""
+        pods = views.pod_views(self.pods, self._reports, self._rollout, self._rendezvous.cut_off)
+        return pods if self.scaling is None else tuple(map(self._with_load, pods))
 
     def _with_load(self, pod: messages.PodView) -> messages.PodView:
         """A pod with the calls that it has by its latest report."""

@@ -151,6 +151,6 @@ def checked(view: WorkloadView, settings: Mapping[str, Any]) -> dict[str, Any]:
     former = {} if view.scaling is None else view.scaling.settings
     merged = {**former, **settings}
     autoscaling.check_changeable(merged)
-    given = {keyword: value for keyword, value in merged.items() if value is not None}
-    autoscaling.changed(declared, given)
+    keywords = {keyword: value for keyword, value in merged.items() if value is not None}
+    autoscaling.changed(declared, keywords)
     return dict(settings)

@@ -327,7 +327,7 @@ def _check_schedule(spec: AutoscalingSpec) -> None:
     if spec.min_scale is not None:
         raise AutoScalingError(f"min_scale is {spec.min_scale}, and there is a schedule of it")
     # For schedules only.
-    from datetime import datetime, timezone  # noqa: PLC0415
+    from datetime import datetime, timezone  # noqa: PLC0415  # for schedules only
 
     if spec.timezone is not None:
         _check_timezone(spec.timezone)

@@ -114,4 +114,4 @@ class CallableRef:
     def batch_size_of(self, method: str | None) -> int:
         """Calls of a method or function that run together at most; 0 if it is not batched."""
         name = (method or "__call__") if self.kind == "cls" else ""
-        return next((each.max_size for each in self.batched if each.name == name), 0)
+        return next((method.max_size for method in self.batched if method.name == name), 0)

@@ -830,11 +830,11 @@ class DeployedCallable:
         names = [] if signature is None else list(signature.parameters)[:1]
         if not args and [*kwargs] == names:
             return kwargs[names[0]]
-        given = [f"{len(args)} positional"] if args else []
-        given += [f"{name}=" for name in kwargs]
+        arguments = [f"{len(args)} positional"] if args else []
+        arguments += [f"{name}=" for name in kwargs]
         raise BatchError(
             f"{self.name_of(method)}{signature or '(...)'} is batched: each call has one argument, "
-            f"an item of its list; this call has {', '.join(given) or 'none'}",
+            f"an item of its list; this call has {', '.join(arguments) or 'none'}",
             hint="put what belongs together into one item, such as a tuple or a dict",
         )
 

@@ -199,16 +199,11 @@ class ProcessBackend(Backend):
         if workload is None or workload.size is None:
             return  # the next apply makes the pods
         workload.size = size
-        order = {pod: number for number, pod in enumerate(leaving)}
-        surplus = (
-            workload.current()[size:]
-            if not order
-            else sorted(workload.current(), key=lambda pod: order.get(pod.record.name, len(order)))[
-                : max(0, len(workload.current()) - size)
-            ]
-        )
-        for pod in surplus:
-            self._retire(pod)
+        current_pods = workload.current()
+        surplus = max(0, len(current_pods) - size)
+        for pod in current_pods:
+            if pod.record.name in leaving[:surplus]:
+                self._retire(pod)
         self._reconcile(key)
 
     def most_pods(self, spec: WorkloadSpec) -> int | None:
