@@ -53,7 +53,7 @@ LONG = (
 long = kt.fn(count, name="long").to(compute)
 stream = long(30)
 first = next(stream)
-others = [long.spawn(3) for _ in range(2)]
+further_calls = [long.spawn(3) for _ in range(2)]
 print("result", first, *stream)
 """
 )

@@ -399,7 +399,7 @@ class Agent:
         self._apps.stop_accepting(self._calls.stopping_error())
         preempting = asyncio.ensure_future(self._workers.preempt(grace))
         # `stop` may shorten the time meanwhile.
-        while loop.time() < self._deadline and (self._has_calls or not preempting.done()):  # noqa: ASYNC110
+        while loop.time() < self._deadline and (self._has_calls or not preempting.done()):  # noqa: ASYNC110  # two ends
             await asyncio.sleep(TIMING.closing_check_interval_seconds)
         self._calls.end_all(reason)
         self._apps.end_all(self._calls.ending_error(reason))

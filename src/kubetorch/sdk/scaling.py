@@ -75,19 +75,19 @@ class ScalingStats:
         scaling = view.scaling
         if scaling is None or scaling.engine != "kubetorch":
             bounds = view.spec.compute.autoscaling
-            wanted = view.pods_wanted or view.spec.compute.pods
+            pods_wanted = view.pods_wanted or view.spec.compute.pods
             is_fixed = scaling is None
             return cls(
                 view.spec.name,
                 "fixed" if is_fixed else "knative",
-                wanted if is_fixed else view.pods_wanted,
+                pods_wanted if is_fixed else view.pods_wanted,
                 len(pods),
                 ready_count,
                 max(calls - waiting, 0),
                 waiting,
                 None,
-                wanted if bounds is None or is_fixed else bounds.min_scale or 0,
-                wanted if bounds is None or is_fixed else bounds.max_scale or None,
+                pods_wanted if bounds is None or is_fixed else bounds.min_scale or 0,
+                pods_wanted if bounds is None or is_fixed else bounds.max_scale or None,
                 view.reason,
                 {},
                 (),

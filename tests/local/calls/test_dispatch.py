@@ -43,11 +43,11 @@ def tree(n):
     return 1 if n == 0 else 1 + sum(kt.fn(name="tree").map([n - 1, n - 1]))
 
 def factorial(n, how, names):
-    first, *others = names
+    first, *other_names = names
     if n <= 1:
         return 1
     call = kt.fn(name=first)
-    rest = (n - 1, how, [*others, first])
+    rest = (n - 1, how, [*other_names, first])
     return n * (call.spawn(*rest).result() if how == "spawn" else call(*rest))
 
 async def factorial_async(n):

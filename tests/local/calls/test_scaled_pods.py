@@ -36,8 +36,8 @@ def work(name, *args):
     return globals()[name](*args)
 
 def factorial(n, names):
-    first, *others = names
-    return 1 if n <= 1 else n * kt.fn(name=first)(n - 1, [*others, first])
+    first, *other_names = names
+    return 1 if n <= 1 else n * kt.fn(name=first)(n - 1, [*other_names, first])
 
 class Counter:
     def stats(self):

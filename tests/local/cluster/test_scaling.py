@@ -190,11 +190,11 @@ def test_the_pods_that_are_named_cost_the_least_until_they_are_needed_again() ->
     cluster = without_knative()
 
     def costs() -> dict[str, object]:
-        found = {}
+        deletion_costs = {}
         for name in ("a", "b", "c"):
             pod = cluster.pod(name)
-            found[name] = pod["metadata"]["annotations"].get(labels.DELETION_COST)
-        return found
+            deletion_costs[name] = pod["metadata"]["annotations"].get(labels.DELETION_COST)
+        return deletion_costs
 
     async def deploy(backend: KubernetesBackend) -> None:
         backend.scale("team", "f", 3)

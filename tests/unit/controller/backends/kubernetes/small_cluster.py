@@ -177,8 +177,8 @@ class SmallCluster:
         if not entries:
             return manifest
         metadata = {**manifest["metadata"], "managedFields": entries}
-        kept = {"replicas": live_object["spec"].get("replicas")}
-        return {**manifest, "metadata": metadata, "spec": {**kept, **manifest["spec"]}}
+        kept_spec = {"replicas": live_object["spec"].get("replicas")}
+        return {**manifest, "metadata": metadata, "spec": {**kept_spec, **manifest["spec"]}}
 
     async def patch(self, ref: Ref, patch: Object, **_: Any) -> Object:
         self.requests.append(f"patch {ref.resource.kind}")
