@@ -279,7 +279,7 @@ def test_a_spawned_call_that_nobody_asks_for_takes_no_notice_away(jobs, deploy, 
     # As of a program that knows no instance, and while there is none.
     backend.forget(backend.session(), "default", notes.service_name)
     unread = notes.add.spawn(1)
-    while kt.CallHandle.from_id(unread.id).status() == "running":
+    while kt.CallHandle.from_id(unread.id).status() in ("waiting", "running"):
         time.sleep(0.05)
     backend.forget(backend.session(), "default", notes.service_name)
     if on_replace == "error":
