@@ -3,7 +3,8 @@
 python -m tools.tier NAME FOLDER [ARGUMENT of pytest]...
 
 What passes then is flaky: its name and its first traceback go to `FOLDER/NAME.txt`, as
-`tests/flaky.txt` has them. The exit status is 0 if each test passed or is flaky.
+`tests/flaky.txt` has them. The exit status is 0 if each test passed or is flaky; else
+`FOLDER/NAME.failed` says why not, with the ends of the tracebacks.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from pathlib import Path
 #: Tests that may be flaky in all tiers of a run together.
 MAX_FLAKY = 5
 _ONCE_MORE = ("--lf", "--lfnf=none", "-n", "0")
+#: Lines of a traceback that `FOLDER/NAME.failed` has: its end is what a reader needs first.
+_SHOWN_LINES = 25
 
 
 @dataclass
@@ -55,27 +58,45 @@ def flaky_names(text: str) -> list[str]:
 
 def run_tier(name: str, folder: Path, arguments: Sequence[str]) -> int:
     """The exit status of a tier."""
+    status, reasons = _run_twice(name, folder, arguments)
+    if status:
+        reasons.append(f"exit status {status}")
+        (folder / f"{name}.failed").write_bytes(_lines(name, reasons))
+    return status
+
+
+def _run_twice(name: str, folder: Path, arguments: Sequence[str]) -> tuple[int, list[str]]:
+    """The exit status of a tier, and why it is not 0."""
     status, report = _run_pytest(name, folder, *arguments)
     if report is None:
-        return _refuse(name, f"pytest ended with {status} and without a report", status)
+        return status or 1, [_tell(name, f"pytest ended with {status} and without a report")]
+    reasons = []
     for test, reason in report.final.items():
-        _print(f"{name}: not run again: {test}: {reason}")
+        _tell(name, f"not run again: {test}: {reason}")
+        reasons.append(f"{test}: {reason}\n{_end(report.tracebacks[test])}")
     repeatable = report.repeatable
     if not repeatable:
-        return status
+        return status, reasons
     flaky_before = sum(len(flaky_names(file.read_text("utf-8"))) for file in folder.glob("*.txt"))
     if len(repeatable) > MAX_FLAKY - flaky_before:
         count = f"{len(repeatable)} tests failed, {flaky_before} of this run are flaky already"
-        return _refuse(name, f"none is run again: {count}, at most {MAX_FLAKY} may be", status)
-    _print(f"\n=== {name}, once more: {len(repeatable)} failed")
+        _tell(name, f"none is run again: {count}, at most {MAX_FLAKY} may be")
+        reasons += [f"{test}\n{_end(report.tracebacks[test])}" for test in repeatable]
+        return status or 1, [*reasons, f"none is run again: {count}"]
+    _write(f"\n=== {name}, once more: {len(repeatable)} failed")
     status_again, report_again = _run_pytest(name, folder, *arguments, *_ONCE_MORE)
     flaky = [test for test in repeatable if report_again and test in report_again.passed]
     notes = [f"{test}\n{textwrap.indent(report.tracebacks[test], '    ')}\n" for test in flaky]
     text = "\n".join(notes).encode(errors="backslashreplace")
     (folder / f"{name}.txt").write_bytes(text)
     if flaky != repeatable:
-        return _refuse(name, "a test failed twice, or was not run the second time", status)
-    return status_again if status == 1 and not report.final else status
+        _tell(name, "a test failed twice, or was not run the second time")
+        red = [test for test in repeatable if test not in flaky]
+        reasons += [f"{test}: failed twice\n{_end(report.tracebacks[test])}" for test in red]
+        return status or 1, reasons
+    if status == 1 and not report.final:
+        return status_again, [f"the second time pytest ended with {status_again}"]
+    return status, [*reasons, f"the first time pytest ended with {status}"]
 
 
 def _run_pytest(name: str, folder: Path, *arguments: str) -> tuple[int, Report | None]:
@@ -88,12 +109,21 @@ def _run_pytest(name: str, folder: Path, *arguments: str) -> tuple[int, Report |
     return status, Report(**json.loads(file.read_text())) if file.exists() else None
 
 
-def _refuse(name: str, reason: str, status: int) -> int:
-    _print(f"{name}: {reason}")
-    return status or 1
+def _end(traceback: str) -> str:
+    return textwrap.indent("\n".join(traceback.splitlines()[-_SHOWN_LINES:]), "    ")
 
 
-def _print(line: str) -> None:
+def _lines(name: str, reasons: Sequence[str]) -> bytes:
+    text = "".join(f"{name}: {reason}\n" for reason in reasons)
+    return text.encode(errors="backslashreplace")
+
+
+def _tell(name: str, reason: str) -> str:
+    _write(f"{name}: {reason}")
+    return reason
+
+
+def _write(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 

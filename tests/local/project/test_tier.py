@@ -76,6 +76,12 @@ class Tier:
         return completed.returncode
 
     @property
+    def why_red(self) -> str:
+        """What the tier wrote of why it failed."""
+        file = self.reports / "tier.failed"
+        return file.read_text() if file.exists() else ""
+
+    @property
     def final(self) -> dict[str, str]:
         """Why tests were not run again."""
         lines = re.findall(f": not run again: {SUITE}::(.*?): (.*)", self.output)
@@ -115,6 +121,7 @@ def test_leaks(leak_check): pass
 """
     assert tier.run(suite, "-n", workers) == 0, tier.output
     assert set(tier.flaky) == {"test_flaky", "test_leaks"}
+    assert not tier.why_red
     traceback = tier.notes.splitlines()
     assert any("the first time, value=3" in line for line in traceback)
     assert sum(not line.startswith("    ") for line in traceback if line) == 2
@@ -153,6 +160,7 @@ def test_what_is_no_bad_luck_is_red_at_once(tier: Tier) -> None:
         "test_is_not_reached": "an error before the test",
     }
     assert "once more" not in tier.output
+    assert all(f"::{name}: {reason}\n    " in tier.why_red for name, reason in tier.final.items())
 
 
 def test_a_file_that_cannot_be_collected_is_red_at_once(tier: Tier) -> None:
@@ -175,7 +183,7 @@ def test_crashes():
 
 def test_an_interpreter_that_ends_without_a_report_is_red(tier: Tier) -> None:
     assert tier.run("def test_ends(): os._exit(0)", "-n", "0") == 1
-    assert "without a report" in tier.output
+    assert "without a report" in tier.why_red
 
 
 def test_what_does_not_pass_the_second_time_is_red(tier: Tier) -> None:
@@ -196,6 +204,8 @@ if is_first("collected"):
     assert tier.run(suite, "-n", "0") == 1, tier.output
     assert "failed twice, or was not run" in tier.output
     assert tier.flaky == ["test_flaky"]
+    assert "::test_fails_twice: failed twice\n    " in tier.why_red
+    assert "test_flaky" not in tier.why_red
 
 
 def test_a_failure_of_none_that_is_collected_again_is_red(tier: Tier) -> None:
