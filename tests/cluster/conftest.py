@@ -206,8 +206,7 @@ def kill_controllers(controller: str, kubectl: Kubectl) -> Iterator[Callable[[],
     """
 
     def kill() -> None:
-        for process in faults.controllers():
-            process.kill()
+        faults.kill(faults.controllers())
 
     yield kill
     faults.replace_controllers(kubectl, controller)

@@ -173,6 +173,13 @@ def controllers() -> list[psutil.Process]:
     return controller_processes
 
 
+def kill(processes_to_kill: list[psutil.Process]) -> None:
+    """Kill processes of containers: the first process of a container takes the others along."""
+    for process in processes_to_kill:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
 def replace_controllers(kubectl: Callable[..., str], namespace: str = "kubetorch") -> None:
     """Have new pods of the controllers, as when their node is drained; they are ready then."""
     options = ("--namespace", namespace, "--timeout=80s")

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import pytest
 
 from cluster.conftest import Installed, Kubectl
-from cluster.faults import Client, agents, clients, pods
+from cluster.faults import Client, agents, clients, kill, pods
 from shared import WHOLE
 
 PROGRAM = """
@@ -56,17 +56,17 @@ def ended(
     kubectl: Kubectl,
     installed: Installed,
     tmp_path_factory: pytest.TempPathFactory,
-) -> dict[str, list[Any]]:
+) -> dict[str, Future[list[Any]]]:
     """What the programs print whose pods are ended in each of these ways, all at the same time."""
-    folder, printed_by_program = tmp_path_factory.mktemp("evictions"), {}
+    folder = tmp_path_factory.mktemp("evictions")
 
-    def run(name: str, program: Client) -> None:
+    def run(name: str, program: Client) -> list[Any]:
         program.line("deployed")
         program.call_begins(name)
         [pod] = pods(kubectl, installed.namespace, name)
         end(name, pod, ENDS[name][0])
         why = json.loads(program.line("ended").partition(" ")[2])
-        printed_by_program[name] = [pod, *why, program.line("after").split()[1]]
+        return [pod, *why, program.line("after").split()[1]]
 
     def end(name: str, pod: str, grace: int) -> None:
         namespace = installed.namespace
@@ -92,22 +92,21 @@ def ended(
                     "exec", "-n", namespace, pod, "--", "sh", "-c", f'python3 -c "{command}"; true'
                 )
                 time.sleep(2)  # the runtime hears of that by itself
-            for agent in agent_processes:
-                agent.kill()
+            kill(agent_processes)
 
-    running = []
+    threads = ThreadPoolExecutor(len(ENDS))
+    printed_by_program = {}
     for name, (grace, _) in ENDS.items():
         program = start(PROGRAM.format(name=name, grace=grace or 30))
-        running.append(threading.Thread(target=run, args=(name, program)))
-        running[-1].start()
-    for thread in running:
-        thread.join(110)
+        printed_by_program[name] = threads.submit(run, name, program)
+    threads.shutdown(wait=False)
+    wait(printed_by_program.values(), timeout=110)
     return printed_by_program
 
 
 @pytest.mark.parametrize("name", ENDS)
 def test_a_call_says_why_its_pod_went_away(ended, name):
-    pod, named, reason, evicted, oom_killed, events, names, after = ended[name]
+    pod, named, reason, evicted, oom_killed, events, names, after = ended[name].result(0)
     assert named == pod
     assert (evicted, oom_killed) == (reason == "Evicted", reason == "OOMKilled")
     if name == "killed":  # of which a kubelet has nothing to say

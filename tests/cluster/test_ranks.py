@@ -16,7 +16,7 @@ import yaml
 
 from cluster import byo
 from cluster.conftest import POD_IMAGE, Installed, Kubectl
-from cluster.faults import SERVICE, Client, agents, pods, until
+from cluster.faults import SERVICE, Client, agents, kill, pods, until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -410,8 +410,7 @@ def test_ranks_that_lose_a_pod_say_which_and_why(
             kubectl("exec", *where, lost, "--", "sh", "-c", f'python3 -c "{command}"; true')
             time.sleep(2)  # the runtime hears of that by itself
         begun = time.time()
-        for agent in agent_processes:
-            agent.kill()
+        kill(agent_processes)
     then, is_critical, why = value_of_line(program.line("lost"))
     print(f"{name}: {then - begun:.2f} s, {why}")
     assert (list(why), is_critical) == ([lost], True)
