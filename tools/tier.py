@@ -4,12 +4,14 @@ python -m tools.tier NAME FOLDER [ARGUMENT of pytest]...
 
 What passes then is flaky: its name and its first traceback go to `FOLDER/NAME.txt`, as
 `tests/flaky.txt` has them. The exit status is 0 if each test passed or is flaky; else
-`FOLDER/NAME.failed` says why not, with the ends of the tracebacks.
+`FOLDER/NAME.failed` says why not, with the ends of the tracebacks. SIGINT ends the tier in order:
+pytest gets it, too, and what failed and what ran is reported.
 """
 
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import textwrap
@@ -20,6 +22,9 @@ from pathlib import Path
 #: Tests that may be flaky in all tiers of a run together.
 MAX_FLAKY = 5
 _ONCE_MORE = ("--lf", "--lfnf=none", "-n", "0")
+#: Failures after which a tier ends: what its tests share is broken, and CI's time is bounded.
+MAX_FAILED = 10
+_INTERRUPTED = 2
 #: Lines of a traceback that `FOLDER/NAME.failed` has: its end is what a reader needs first.
 _SHOWN_LINES = 25
 
@@ -32,11 +37,13 @@ class Report:
         passed: Names of the tests that passed.
         tracebacks: Of each test that failed, by its name.
         final: Why a test that failed is not run again, by its name.
+        running: Tests that had begun and not ended.
     """
 
     passed: list[str] = field(default_factory=list)
     tracebacks: dict[str, str] = field(default_factory=dict)
     final: dict[str, str] = field(default_factory=dict)
+    running: list[str] = field(default_factory=list)
 
     @property
     def repeatable(self) -> list[str]:
@@ -74,6 +81,10 @@ def _run_twice(name: str, folder: Path, arguments: Sequence[str]) -> tuple[int, 
     for test, reason in report.final.items():
         _tell(name, f"not run again: {test}: {reason}")
         reasons.append(f"{test}: {reason}\n{_end(report.tracebacks[test])}")
+    if status == _INTERRUPTED:
+        reasons += [f"{test}\n{_end(report.tracebacks[test])}" for test in report.repeatable]
+        running = ", ".join(report.running) or "no test"
+        return status, [*reasons, _tell(name, f"pytest was interrupted while it ran {running}")]
     repeatable = report.repeatable
     if not repeatable:
         return status, reasons
@@ -104,7 +115,8 @@ def _run_pytest(name: str, folder: Path, *arguments: str) -> tuple[int, Report |
     file = folder / f"{name}.json"
     file.unlink(missing_ok=True)
     # A cache of its own: tiers have tests of the same names, on other versions of Python.
-    options = ("-p", "tools.tier_plugin", f"--report-to={file}", "-o", f"cache_dir={folder / name}")
+    options = ["-p", "tools.tier_plugin", f"--report-to={file}", "-o", f"cache_dir={folder / name}"]
+    options += [f"--maxfail={MAX_FAILED}", "--durations=20"]
     status = subprocess.run([sys.executable, "-m", "pytest", *options, *arguments]).returncode
     return status, Report(**json.loads(file.read_text())) if file.exists() else None
 
@@ -129,4 +141,6 @@ def _write(line: str) -> None:
 
 
 if __name__ == "__main__":
+    # The signal goes to the whole group: pytest ends by it, and this program reports then.
+    signal.signal(signal.SIGINT, lambda *_: None)
     sys.exit(run_tier(sys.argv[1], Path(sys.argv[2]), sys.argv[3:]))

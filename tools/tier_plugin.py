@@ -76,6 +76,12 @@ class _Recorder:
             name, traceback = report.nodeid, report.longreprtext
             self._report.add_failure(name, traceback, "an error of the collection")
 
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._report.running.append(nodeid)
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self._report.running.remove(nodeid)
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
             # The report of a crash is made by pytest-xdist.
