@@ -17,7 +17,7 @@ from benchmarks.venvs import UnavailableError
 #: Each is a module of this package with `run(rounds) -> list[Row]`.
 LOCAL = (
     *("calls", "map", "bulk", "reload", "startup", "logs", "faults", "manifests", "image"),
-    *("sessions", "ranks", "scale"),
+    *("sessions", "ranks", "scale", "store"),
 )
 CLUSTER = "cluster"
 #: Stands for all that need no cluster.

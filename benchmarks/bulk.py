@@ -6,6 +6,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
 
 from benchmarks import ours, peers, processes
 from benchmarks.figures import Figure, Limit, Row
@@ -15,6 +16,7 @@ TCP = "loopback TCP"
 PICKLE = "pickle 5"
 ARROW = "Arrow IPC"
 JSON = "strict JSON"
+ARGUMENT = "as an argument"
 SIZE = 100_000_000
 
 #: Bytes of arrays of numbers, and how often one travels for a measurement.
@@ -24,6 +26,11 @@ ARRAYS = {
     "100 MB": (SIZE, 3),
     "1 GB": (1_000_000_000, 1),
 }
+#: Arrays that travel in one direction, and bytes of the one that a loop changes.
+DIRECTIONS = ("1 KB", "1 MB", "100 MB")
+LOOP_SIZE, LOOP_TIMES = 4_000_000, 30
+#: An array that many calls take, as a reference.
+SHARED = {"size": 32_000_000, "calls": 20, "times": 3}
 #: Kinds of frames, and how often one travels.
 FRAMES = {"pandas": "frame of pandas", "polars": "frame of polars", "arrow": "table of Arrow"}
 FRAME_TIMES, PLAIN_TIMES, TENSOR_TIMES = 10, 3, 3
@@ -37,12 +44,29 @@ FIGURES = (
         "100 MB there and back",
         "rate",
         "MB/s",
-        {TCP: Limit(0.8, at_least=True), peers.RAY: None, peers.EARLIER: None},
+        {
+            TCP: Limit(0.8, at_least=True),
+            peers.RAY: Limit(0.5, at_least=True),
+            peers.EARLIER: None,
+        },
         scale=1e-6,
+    ),
+    Figure("4 MB pulled, added to, pushed", "loop", "ms", {peers.RAY: Limit(1.0)}, scale=1e3),
+    Figure(
+        "32 MB, by kt.ref to 20 calls",
+        "shared",
+        "ms",
+        {peers.RAY: Limit(1.5), ARGUMENT: Limit(0.3)},
+        scale=1e3,
     ),
     *(
         Figure(f"array of {size}", size, "ms", {PICKLE: _NO_SLOWER, ARROW: None}, scale=1e3)
         for size in ARRAYS
+    ),
+    *(
+        Figure(f"{size} as {name}", f"{name} of {size}", "ms", {PICKLE: _NO_SLOWER}, scale=1e3)
+        for size in DIRECTIONS
+        for name in ("argument", "result")
     ),
     *([Figure("tensor of 100 MB", "tensor", "ms", {PICKLE: _NO_SLOWER}, scale=1e3)] * HAS_TORCH),
     *(
@@ -67,6 +91,7 @@ def run(rounds: int) -> list[Row]:
         Side(PICKLE, "peer", _ours("pickle")),
         Side(ARROW, "peer", _ours("arrow")),
         Side(JSON, "floor", _ours("strict")),
+        Side(ARGUMENT, "peer", _arguments),
         Side(peers.RAY, "peer", _ray),
         Side(peers.EARLIER, "peer", _earlier),
     ]
@@ -90,12 +115,19 @@ def _measured(client: processes.Program, codec: str) -> dict[str, float]:
 
     seconds_by_name: dict[str, float] = {}
     if codec == "json":
-        seconds_by_name |= _asking(client)()
+        seconds_by_name |= {**_asking(client)(), **_sharing(client, codec)}
+        seconds_by_name |= _looping(client)
     if codec in ("json", "strict"):
         seconds_by_name["plain"] = seconds("plain", times=PLAIN_TIMES)
     if codec != "strict":
         for name, (size, times) in ARRAYS.items():
             seconds_by_name[name] = seconds("array", size=size, times=times)
+    if codec in ("json", "pickle"):
+        for name in DIRECTIONS:
+            size, times = ARRAYS[name]
+            answer = client.ask("directions", codec=codec, size=size, times=times)
+            seconds_by_name |= {f"{key} of {name}": taken for key, taken in answer.items()}
+    if codec != "strict":
         for kind in FRAMES:
             seconds_by_name[kind] = seconds("frame", kind=kind, times=FRAME_TIMES)
     if HAS_TORCH and codec in ("json", "pickle"):
@@ -116,7 +148,7 @@ def _tcp() -> Iterator[Measure]:
 @contextmanager
 def _ray() -> Iterator[Measure]:
     with peers.ray() as driver:
-        yield _asking(driver)
+        yield lambda: {**_asking(driver)(), **_looping(driver), **_sharing(driver)}
 
 
 @contextmanager
@@ -128,6 +160,21 @@ def _earlier() -> Iterator[Measure]:
         client = processes.program("http_bulk", port, "/echo", python=python)
         # Once: it takes seconds.
         yield _asking(stack.enter_context(client), times=1)
+
+
+@contextmanager
+def _arguments() -> Iterator[Measure]:
+    with ours.program("kubetorch_bulk", modules=["arrow_streams.py"]) as client:
+        yield lambda: _sharing(client, "argument")
+
+
+def _sharing(client: processes.Program, *codec: str) -> dict[str, float]:
+    parameters: dict[str, Any] = {"codec": codec[0]} if codec else {}
+    return {"shared": client.ask("shared", **parameters, **SHARED)["seconds"]}
+
+
+def _looping(client: processes.Program) -> dict[str, float]:
+    return {"loop": client.ask("loop", size=LOOP_SIZE, times=LOOP_TIMES)["seconds"]}
 
 
 def _asking(client: processes.Program, times: int = 5) -> Measure:

@@ -5,6 +5,7 @@ kubetorch_bulk PROJECT
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from collections.abc import Callable
@@ -32,6 +33,7 @@ def main() -> None:
     allowed = ["json", "pickle"]
     service, streams = map(importlib.import_module, ("service", "arrow_streams"))
     echo = kt.fn(service.echo).to(kt.Compute(cpus="0.1", allowed_serialization=allowed))
+    arrays = kt.cls(service.Arrays).to(kt.Compute(cpus="0.1", allowed_serialization=allowed))
     through_arrow = kt.fn(streams.echo, name="through-arrow").to(kt.Compute(cpus="0.1"))
     pickled = echo.options(serialization="pickle")
     strict = echo.options(serialization="none")
@@ -54,6 +56,12 @@ def main() -> None:
     def array(codec: str, size: int, times: int) -> dict[str, float]:
         return {"seconds": median(codec, "array", numpy.ones(size // 8), times)}
 
+    def directions(codec: str, size: int, times: int) -> dict[str, float]:
+        return _directions(arrays, codec, size, times)
+
+    def loop(size: int, times: int) -> dict[str, float]:
+        return _loop(arrays, size, times)
+
     def frame(codec: str, kind: str, times: int) -> dict[str, float]:
         return {"seconds": median(codec, kind, _frame(kind), times)}
 
@@ -65,9 +73,63 @@ def main() -> None:
     def plain(codec: str, times: int) -> dict[str, float]:
         return {"seconds": median(codec, "plain", _plain(), times)}
 
-    answer({"bulk": bulk, "array": array, "frame": frame, "tensor": tensor, "plain": plain})
+    answer(
+        {
+            "bulk": bulk,
+            "array": array,
+            "directions": directions,
+            "loop": loop,
+            "shared": functools.partial(_shared, arrays),
+            "frame": frame,
+            "tensor": tensor,
+            "plain": plain,
+        }
+    )
     echo.teardown()
+    arrays.teardown()
     through_arrow.teardown()
+
+
+def _directions(arrays: Any, codec: str, size: int, times: int) -> dict[str, float]:  # noqa: ANN401
+    """The times of an array as an argument, and as a result."""
+    pull, push = arrays.pull, arrays.push
+    if codec == "pickle":
+        pull, push = (method.options(serialization="pickle") for method in (pull, push))
+    array = numpy.ones(size // 8)
+    push(array)
+    pull()
+    return {
+        "argument": driving.median(lambda: push(array), times),
+        "result": driving.median(pull, times),
+    }
+
+
+def _loop(arrays: Any, size: int, times: int) -> dict[str, float]:  # noqa: ANN401  # of kt.cls
+    def step() -> None:
+        arrays.push(arrays.pull() + 1)
+
+    arrays.push(numpy.ones(size // 8))
+    step()
+    return {"seconds": driving.median(step, times)}
+
+
+def _shared(
+    arrays: Any,  # noqa: ANN401  # of kt.cls
+    codec: str,
+    size: int,
+    calls: int,
+    times: int,
+) -> dict[str, float]:
+    """The time of calls with one array."""
+    array = numpy.ones(size // 8)
+
+    def call_all() -> None:
+        value = array if codec == "argument" else kt.ref(array)
+        for _ in range(calls):
+            arrays.touch(value)
+
+    call_all()
+    return {"seconds": driving.median(call_all, times)}
 
 
 def _frame(kind: str) -> Any:  # noqa: ANN401  # of the library that is measured

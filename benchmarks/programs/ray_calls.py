@@ -26,6 +26,37 @@ class Plain:
         return array
 
 
+class Arrays:
+    """An actor that keeps one array."""
+
+    def __init__(self) -> None:
+        self.array: Any = None
+
+    def pull(self) -> Any:  # noqa: ANN401  # an array
+        """Give the array."""
+        return self.array
+
+    def push(self, array: Any) -> None:  # noqa: ANN401  # an array
+        """Keep another array instead."""
+        self.array = array
+
+    def touch(self, array: Any) -> float:  # noqa: ANN401  # an array
+        """Read one number of each page of an array."""
+        return float(array[::512].sum())
+
+
+class Reader:
+    """An actor with memory of its own for an array."""
+
+    def __init__(self, size: int) -> None:
+        self.memory = numpy.zeros(size, dtype=numpy.uint8)
+
+    def read(self, references: list[Any]) -> None:
+        """Copy an array of the object store."""
+        array = ray.get(references[0])
+        self.memory[: len(array)] = array
+
+
 class Awaiting:
     """An actor with a coroutine."""
 
@@ -67,11 +98,40 @@ def main() -> None:
         array = numpy.ones(size, dtype=numpy.uint8)
         return {"seconds": driving.median(lambda: ray.get(plain.echo.remote(array)), times)}
 
+    def weights(size: int) -> dict[str, float]:
+        array, reader = numpy.ones(size, dtype=numpy.uint8), ray.remote(Reader).remote(size)
+        ray.get(reader.read.remote([ray.put(array[:1])]))
+        return {"seconds": driving.clock(lambda: ray.get(reader.read.remote([ray.put(array)])))}
+
+    def loop(size: int, times: int) -> dict[str, float]:
+        arrays = ray.remote(Arrays).remote()
+
+        def step() -> None:
+            ray.get(arrays.push.remote(ray.get(arrays.pull.remote()) + 1))
+
+        ray.get(arrays.push.remote(numpy.ones(size // 8)))
+        step()
+        return {"seconds": driving.median(step, times)}
+
     try:
         call_of(plain)(), call_of(awaiting)()
-        answer({"calls": calls, "bulk": bulk})
+        workloads = {"calls": calls, "bulk": bulk, "loop": loop}
+        answer({**workloads, "shared": _shared, "weights": weights})
     finally:
         ray.shutdown()
+
+
+def _shared(size: int, calls: int, times: int) -> dict[str, float]:
+    """The time of calls with one array."""
+    arrays, array = ray.remote(Arrays).remote(), numpy.ones(size // 8)
+
+    def call_all() -> None:
+        reference = ray.put(array)
+        for _ in range(calls):
+            ray.get(arrays.touch.remote(reference))
+
+    call_all()
+    return {"seconds": driving.median(call_all, times)}
 
 
 if __name__ == "__main__":

@@ -59,6 +59,7 @@ async def main(listener: socket.socket, folder: Path) -> None:
         state=state,
         call_state=state,
         blob_stores=BlobStores(folder / "blobs"),
+        keys=folder / "keys",
         clock=clock,
         secret=SECRET,
         new_access=lambda workloads: LocalAccess(

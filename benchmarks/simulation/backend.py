@@ -13,7 +13,7 @@ from kubetorch.controller.backends.base import (
     Stores,
 )
 from kubetorch.controller.backends.process.stores import SecretFiles, VolumeFolders
-from kubetorch.manifests.desired_pods import Mounted
+from kubetorch.manifests.desired_pods import MountedNames
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.workload import WorkloadSpec
 
@@ -102,8 +102,8 @@ class SimulatedBackend(Backend):
         """None."""
         return ()
 
-    def mounted(self, namespace: str, name: str, pod: str) -> Mounted:
-        return Mounted()
+    def mounted(self, namespace: str, name: str, pod: str) -> MountedNames:
+        return MountedNames()
 
     def ports(self, namespace: str, name: str, wanted: PortRequest) -> tuple[int, ...]:
         return (wanted.first,) * wanted.count
