@@ -1,0 +1,1 @@
+"""Debuggers of code in pods, as a program uses them: breakpoints, a terminal, a page."""

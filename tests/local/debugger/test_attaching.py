@@ -1,0 +1,273 @@
+"""`kt debug` attaches another terminal to a call that has stopped, or that runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+
+import kubetorch as kt
+from tests.local import commands
+from tests.local.debugger.sessions import DEADLINE, PROMPT
+
+SENTENCE = "Distributed breakpoint activated. To attach a debugger, run the following command:"
+COMMAND = re.compile(r"kt debug (\S+) --port (\d+) --namespace (\S+) --mode (\S+) --pod-ip [\d.]+$")
+
+
+def rest_of(program):
+    return program.communicate(timeout=DEADLINE)[0]
+
+
+def kt_debug(*words, typed=""):
+    return commands.kt("debug", *words, stdin=typed, timeout=DEADLINE)
+
+
+def pod_of(handle):
+    return handle.service_config["pods"][0]["name"]
+
+
+def test_without_a_terminal_the_call_prints_the_command_that_attaches(deployed, stopped, terminal):
+    handle = deployed("price")
+    program = stopped("f(4)", service="price")
+    number = next(n for n, line in enumerate(program.lines) if SENTENCE in line)
+    command = COMMAND.search(program.lines[number + 1])
+    assert command is not None
+    assert command.groups() == (pod_of(handle), "5678", "default", "pdb")
+    attached = terminal(*command[0].split())
+    assert "-> breakpoint()" in attached.until(PROMPT)
+    assert "8" in attached.command("p total")
+    attached.command("n")
+    attached.command("n")
+    assert "computed" in attached.command("n")
+    attached.type("c\n")
+    attached.end()
+    assert attached.status == 0
+    assert "result: 9" in rest_of(program)
+
+
+def test_the_port_and_the_mode_of_a_stop_are_in_its_command(deployed, stopped):
+    deployed("deep")
+    program = stopped("f()", service="deep")
+    assert any("--port 6001" in line for line in program.lines)
+    refused = kt_debug("deep", "--port", "6002")
+    assert refused.returncode == 1
+    assert "others wait: " in refused.stderr
+    assert kt_debug("deep", "--port", "6001", typed="c\n").returncode == 0
+    assert "result: went on" in rest_of(program)
+
+
+def test_a_stop_that_no_terminal_comes_to_goes_on_and_says_so(deployed, stopped):
+    deployed("price", service="forgotten", compute=kt.Compute(env_vars={"KT_DEBUG_WAIT": "1"}))
+    program = stopped("f.options(timeout=0.7)(4)", service="forgotten")
+    rest = rest_of(program)
+    assert "no debugger was attached within 1 s: the call goes on" in rest
+    assert "result: 9" in rest  # and its timeout stood meanwhile
+
+
+def test_a_wait_that_is_no_number_is_named_where_the_call_stops(deployed, stopped):
+    deployed("price", service="soon", compute=kt.Compute(env_vars={"KT_DEBUG_WAIT": "soon"}))
+    program = stopped("f(4)", service="soon")
+    assert program.lines[-1].endswith("since KT_DEBUG_WAIT is 'soon', no number of seconds")
+    assert kt_debug("soon", typed="c\n").returncode == 0
+    assert "result: 9" in rest_of(program)
+
+
+def test_a_second_terminal_is_refused_and_learns_who_is_attached(deployed, stopped, terminal):
+    deployed("price")
+    program = stopped("f(4)", service="price")
+    attached = terminal("kt", "debug", "price")
+    attached.until(PROMPT)
+    refused = kt_debug("price")
+    assert refused.returncode == 1
+    assert re.search(r"\S+@\S+ has been attached to this debugger since \d\d:\d\d", refused.stderr)
+    attached.type("q\n")
+    attached.end()
+    assert "result: 9" in rest_of(program)
+
+
+def test_a_call_goes_on_when_its_terminal_is_killed(deployed, stopped, terminal):
+    deployed("price")
+    program = stopped("f(4)", service="price")
+    attached = terminal("kt", "debug", "price")
+    attached.until(PROMPT)
+    attached.kill()
+    rest = rest_of(program)
+    assert "the terminal of the debugger is gone: the call goes on" in rest
+    assert "result: 9" in rest
+
+
+def test_a_terminal_learns_that_the_caller_is_gone(deployed, stopped, terminal):
+    deployed("price")
+    program = stopped("f(4)", service="price")
+    attached = terminal("kt", "debug", "price")
+    attached.until(PROMPT)
+    program.send_signal(signal.SIGINT)
+    assert "kubetorch: " in attached.end()
+    assert program.wait(DEADLINE) != 0
+    assert kt_debug("price").returncode == 1
+
+
+def test_a_terminal_learns_that_the_worker_is_gone(deployed, stopped, terminal):
+    deployed("price")
+    program = stopped("f(4)", service="price")
+    attached = terminal("kt", "debug", "price")
+    attached.until(PROMPT)
+    os.kill(int(attached.command("p __import__('os').getpid()").split()[0]), signal.SIGKILL)
+    assert "the stopped program has ended" in attached.end()
+    assert "WorkerDiedError" in rest_of(program)
+
+
+def test_a_terminal_learns_that_the_agent_is_gone(deployed, stopped, terminal):
+    deployed("price", service="lost")
+    program = stopped("f(4)", service="lost")
+    attached = terminal("kt", "debug", "lost")
+    attached.until(PROMPT)
+    zygote = attached.command("p __import__('os').getppid()").split()[0]
+    agent = subprocess.check_output(["ps", "-o", "ppid=", "-p", zygote], text=True)
+    os.kill(int(agent), signal.SIGKILL)
+    assert "the connection to the pod is lost" in attached.end()
+    assert "Error" in rest_of(program)
+
+
+def test_much_output_at_the_prompt_comes_as_fast_as_the_terminal_reads(deployed, stopped):
+    deployed("price")
+    program = stopped("f(4)", service="price")
+    text = "p 'x' * 100_000_000\np 'end ' + 'of it'\nc\n"
+    attached = subprocess.Popen(
+        ["kt", "debug", "price"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    attached.stdin.write(text.encode())
+    attached.stdin.close()
+    count, tail = 0, b""
+    with attached.stdout as output:
+        while piece := output.read(1 << 20):
+            count += len(piece)
+            tail = (tail + piece)[-2000:]
+    assert attached.wait(DEADLINE) == 0
+    assert count > 100_000_000
+    assert b"end of it" in tail
+    assert "result: 9" in rest_of(program)
+
+
+BEFORE_MONITORING = pytest.mark.skipif(sys.version_info < (3, 12), reason="it makes no object")
+
+
+@pytest.mark.parametrize("name", ["spin", "sleepy", pytest.param("tick", marks=BEFORE_MONITORING)])
+def test_a_running_call_stops_where_it_is(deployed, terminal, name):
+    argument = "30"
+    handle = deployed(name)
+    running = handle.options(request_id=f"request-{name}").spawn(int(argument))
+    attached = terminal("kt", "debug", name, "--call", f"request-{name}")
+    attached.until(PROMPT)
+    assert argument in attached.command("p seconds")
+    attached.command("n")
+    attached.type("q\n")
+    attached.end()
+    running.cancel()
+
+
+def test_a_terminal_learns_that_a_running_call_does_not_stop_yet(deployed, terminal):
+    handle = deployed("wait")
+    running = handle.spawn(60)
+    attached = terminal("kt", "debug", "--call", running.id)
+    attached.until("the call stops at its next line of Python")
+    attached.until("in wait")  # where it hangs
+    attached.interrupt()
+    attached.end()
+    running.cancel()
+
+
+def test_a_running_call_is_found_by_its_id_alone(deployed, terminal):
+    handle = deployed("sleepy")
+    running = handle.spawn(30)
+    attached = terminal("kt", "debug", "--call", running.id)
+    attached.until(PROMPT)
+    attached.type("q\n")
+    attached.end()
+    running.cancel()
+
+
+def test_mistakes_are_said(deployed):
+    deployed("plain")
+    for wrong, words in (
+        (("plain", "--mode", "gdb"), "it must be 'pdb', 'pdb-ui' or 'dap'"),
+        (("plain",), "waits for this debugger"),
+        (("plain", "--call", "nothing"), "no call 'nothing' runs"),
+        ((), "needs a pod or a service"),
+    ):
+        refused = kt_debug(*wrong)
+        assert refused.returncode == 1
+        assert words in refused.stderr
+
+
+def test_a_wrong_debugger_is_a_value_error(deployed):
+    handle = deployed("plain")
+    with pytest.raises(ValueError, match=r"debug is 'x'; it must be True"):
+        handle(1, debug="x")
+    with pytest.raises(ValueError, match="mode is 'gdb'"):
+        deployed("deep")(mode="gdb")
+    assert handle(1, debug=False) == 2
+
+
+def test_a_stopped_call_holds_its_slot_and_the_status_says_so(deployed, stopped):
+    deployed("price", service="single", compute=kt.Compute(concurrency=1))
+    program = stopped("f(4)", service="single")
+    for _ in range(100):
+        shown = commands.kt("status", "single").stdout
+        if "it waits for a debugger" in shown:
+            break
+        time.sleep(0.1)
+    else:
+        pytest.fail(shown)
+    assert kt_debug("single", typed="c\n").returncode == 0
+    assert "result: 9" in rest_of(program)
+
+
+def test_a_debugger_of_the_user_is_called_instead(deployed):
+    compute = kt.Compute(env_vars={"PYTHONBREAKPOINT": "0"})
+    assert deployed("price", service="own-debugger", compute=compute)(4) == 9
+
+
+def test_a_page_in_the_browser_has_source_stack_variables_and_a_prompt(deployed, stopped):
+    deployed("price")
+    program = stopped("f(4)", service="price")
+    page = subprocess.Popen(
+        ["kt", "debug", "price", "--mode", "pdb-ui"],
+        env={**os.environ, "KT_NO_BROWSER": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    url = next(match[0] for line in page.stdout if (match := re.search(r"http://\S+", line)))
+    base, token = url.split("/?token=")
+
+    def post(line, **headers):
+        headers = {"X-Kubetorch-Token": token, **headers}
+        request = urllib.request.Request(f"{base}/command", line.encode(), headers)
+        with urllib.request.urlopen(request, timeout=DEADLINE) as answer:
+            return json.load(answer)
+
+    with urllib.request.urlopen(url, timeout=DEADLINE) as answer:
+        assert b"kt debug" in answer.read()
+    state = post("")
+    assert "->" in state["source"]
+    assert "price()" in state["stack"]
+    assert "'units': 4" in state["variables"]
+    assert "8" in post("p total")["output"]
+    for wrong in ({"X-Kubetorch-Token": "wrong"}, {"Host": "evil.example"}, {"Origin": "http://e"}):
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            post("p total", **wrong)
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        urllib.request.urlopen(f"{base}/?token=", timeout=DEADLINE)
+    assert post("c")["is_over"]
+    page.communicate(timeout=DEADLINE)
+    assert page.returncode == 0
+    assert "result: 9" in rest_of(program)

@@ -1,0 +1,282 @@
+"""Calls that have left a record, replayed on this machine and in pods."""
+
+import copy
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import kubetorch as kt
+from kubetorch.errors import ResultExpiredError, SerializationError, SpecError
+from kubetorch.sdk import backend
+from kubetorch.sdk.replay import replay
+from tests.local import commands
+from tests.local.calling import until
+from tests.local.debugger.sessions import PROMPT, TerminalProgram
+
+COMPUTE = {"cpus": "0.1"}
+TRAIN = """
+    from dataclasses import dataclass
+    import os
+
+    @dataclass
+    class Model:
+        size: int
+
+    def train(model, lr=0.5, *, epochs=1):
+        if lr > {limit}:
+            raise ValueError(f"diverged at {{lr}} with {{model.size}}")
+        return [model.size, lr, epochs]
+
+    class Counter:
+        def __init__(self, start):
+            self.value = start
+
+        def add(self, count):
+            self.value += count
+            if self.value > 5:
+                raise RuntimeError(f"{{self.value}} is too many")
+            return self.value
+
+    def reads_variable():
+        raise KeyError(os.environ.get("KT_TEST_SECRET"))
+
+    def takes(data):
+        raise ValueError(len(data))
+
+    def is_flaky(path):
+        with open(path, "a") as file:
+            file.write("x")
+            if file.tell() % 2:
+                raise TimeoutError("odd")
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def service(shared_service_home):
+    return shared_service_home
+
+
+@pytest.fixture
+def jobs(project, monkeypatch):
+    monkeypatch.chdir(project.folder)
+    return project.module(TRAIN.format(limit=0.2))
+
+
+def deploy(function, **parameters):
+    return kt.fn(function, **parameters).to(kt.Compute(**COMPUTE), stream_logs=False)
+
+
+def failed_call(remote, *args, **kwargs):
+    """The handle of the call that fails so."""
+    handle = remote.spawn(*args, **kwargs)
+    with pytest.raises((ArithmeticError, LookupError, OSError, ValueError)):
+        handle.get(60)
+    return handle
+
+
+def recorded(service_name):
+    """The call of a service that can be replayed, once the controller has its record."""
+    calls = []
+
+    def find():
+        views = backend.session().ask(lambda c: c.list_calls("default", service_name))
+        calls[:] = [view for view in views if view.is_replayable]
+        return calls
+
+    until(find)
+    (call,) = calls
+    return call
+
+
+def run_kt(*words, code=0, **environ):
+    ended = commands.kt(*words, **environ)
+    assert ended.returncode == code, ended.stderr
+    return ended
+
+
+def test_a_failed_call_runs_again_here_with_other_arguments_and_other_code(jobs, project):
+    remote = deploy(jobs.train)
+    handle = failed_call(remote, jobs.Model(7))
+
+    with pytest.raises(ValueError, match=r"diverged at 0\.5 with 7"):
+        handle.replay()
+    assert handle.replay(changes={"lr": 0.1, "epochs": 3}) == [7, 0.1, 3]
+    with pytest.raises(SpecError, match=r"train has no parameter 'speed'"):
+        handle.replay(changes={"speed": 1})
+
+    # The next generation has other code; a replay runs that of the call, or that of the folder.
+    jobs = project.module(TRAIN.format(limit=0.7))
+    deploy(jobs.train)
+    assert handle.replay(in_pod=True) == [7, 0.5, 1]
+    assert json.loads(run_kt("replay", handle.id, "--in-pod", "--json").stdout) == [7, 0.5, 1]
+    with pytest.raises(ValueError, match="diverged"):
+        handle.replay()
+    assert handle.replay(code="here") == [7, 0.5, 1]
+    views = backend.session().ask(lambda controller: controller.list_workloads())
+    assert not any(view.spec.name.startswith("replay-") for view in views)
+
+
+def test_replays_of_one_call_run_side_by_side_on_this_machine_whatever_is_configured(
+    jobs, monkeypatch
+):
+    handle = failed_call(deploy(jobs.train, name="twice"), jobs.Model(7))
+    session = backend.session()
+    monkeypatch.setenv("KT_BACKEND", "kubernetes")
+    monkeypatch.setenv("KUBECONFIG", "/nowhere")
+    with ThreadPoolExecutor() as pool:
+        results = pool.map(
+            lambda rate: replay(handle.id, session, changes={"lr": rate}), (0.1, 0.2)
+        )
+        assert list(results) == [[7, 0.1, 1], [7, 0.2, 1]]
+
+
+def test_a_plain_call_that_fails_is_listed_and_replayed_from_a_terminal(jobs):
+    remote = deploy(jobs.train, name="plain")
+    with pytest.raises(ValueError, match="diverged"):
+        remote(jobs.Model(2))
+    assert remote(jobs.Model(2), lr=0.1) == [2, 0.1, 1]
+
+    view = recorded("plain")
+    assert f"kt replay {view.id}" in run_kt("calls", "show", view.id).stdout
+    ended = run_kt("replay", view.id, code=1)
+    assert "raised ValueError: diverged at 0.5 with 2" in ended.stderr
+    assert "A replay does not have:" in ended.stderr
+    shown = run_kt("replay", view.id, "--set", "lr=0.125", "--json").stdout
+    assert json.loads(shown) == [2, 0.125, 1]
+
+
+def test_a_method_runs_on_a_new_instance_and_the_lost_state_is_named(jobs):
+    remote = kt.cls(jobs.Counter).to(
+        kt.Compute(**COMPUTE), init_args={"start": 3}, stream_logs=False
+    )
+    assert remote.add(1) == 4
+    with pytest.raises(RuntimeError, match="6 is too many"):
+        remote.add(2)
+
+    view = recorded("counter")
+    assert kt.calls.get(view.id).replay() == 5
+    ended = run_kt("replay", view.id, "--set", "count=4", code=1)
+    assert "the state of Counter before the call" in ended.stderr
+    assert "7 is too many" in ended.stderr
+
+
+def test_how_often_a_call_fails_is_counted(jobs, tmp_path):
+    remote = deploy(jobs.is_flaky, name="flaky")
+    handle = failed_call(remote, str(tmp_path / "runs"))
+
+    shown = run_kt("replay", handle.id, "--times", "4", code=1).stdout
+
+    assert sorted(line.split(None, 1) for line in shown.splitlines()) == [
+        ["2", "raised TimeoutError: odd"],
+        ["2", "returned"],
+    ]
+
+
+def test_which_calls_leave_a_record_is_said_by_the_function_and_the_environment(jobs, monkeypatch):
+    remote = deploy(jobs.train, name="all", record="all")
+    handle = remote.spawn(jobs.Model(1), lr=0.1)
+    assert handle.get(60) == [1, 0.1, 1]
+    assert handle.replay(changes={"lr": 0.15}) == [1, 0.15, 1]
+
+    for name, parameters in (("none", {"record": "none"}), ("silent", {})):
+        monkeypatch.setenv("KT_RECORD", "none")
+        with pytest.raises(ResultExpiredError, match="has left no record"):
+            failed_call(deploy(jobs.train, name=name, **parameters), jobs.Model(1)).replay()
+    with pytest.raises(SpecError, match="record is 'some'"):
+        kt.fn(jobs.train, record="some")
+    monkeypatch.setenv("KT_RECORD", "some")
+    with pytest.raises(SpecError, match="KT_RECORD is 'some'"):
+        deploy(jobs.train, name="other")
+
+
+@pytest.mark.security
+def test_values_of_variables_are_not_kept(jobs, service):
+    compute = kt.Compute(**COMPUTE, env_vars={"KT_TEST_SECRET": "hush-hush-4711"})
+    remote = kt.fn(jobs.reads_variable, name="env").to(compute, stream_logs=False)
+    handle = failed_call(remote)
+
+    record = backend.session().ask(lambda controller: controller.get_record(handle.id))
+    assert record.variables == ("KT_TEST_SECRET",)
+    assert "hush-hush-4711" not in str(record)
+    assert "variables that are not set here: KT_TEST_SECRET" in (
+        run_kt("replay", handle.id, code=1).stderr
+    )
+
+
+def test_large_arguments_are_not_kept_and_the_error_says_so(jobs):
+    handle = failed_call(deploy(jobs.takes, name="large"), b"x" * (17 << 20))
+
+    with pytest.raises(SerializationError, match=r"were not kept: they had 17825\d* bytes"):
+        handle.replay()
+
+
+def test_arguments_of_a_class_that_is_gone_are_a_clear_error(jobs, project):
+    handle = failed_call(deploy(jobs.train, name="gone"), jobs.Model(7))
+    file = Path(jobs.__file__)
+    file.write_text(file.read_text().replace("Model", "Net"))
+
+    with pytest.raises(SerializationError, match="Model"):
+        handle.replay(code="here")
+
+
+def test_pickled_arguments_are_replayed_and_cannot_be_changed(jobs):
+    compute = kt.Compute(**COMPUTE, allowed_serialization=["json", "pickle"])
+    remote = kt.fn(jobs.train, name="pickled").to(compute, stream_logs=False)
+    handle = failed_call(remote.options(serialization="pickle"), jobs.Model(3))
+
+    with pytest.raises(ValueError, match="with 3"):
+        handle.replay()
+    with pytest.raises(SerializationError, match="pickled, and cannot be changed"):
+        handle.replay(changes={"lr": 0.1})
+
+
+@pytest.mark.security
+def test_in_a_pod_of_a_cluster_a_replay_reads_no_pickle_that_the_pod_answers_with(jobs):
+    compute = kt.Compute(**COMPUTE, allowed_serialization=["json", "pickle"])
+    remote = kt.fn(jobs.train, name="answers", record="all").to(compute, stream_logs=False)
+    handle = remote.options(serialization="pickle").spawn(jobs.Model(3), 0.1)
+    assert handle.get(60) == [3, 0.1, 1]
+    assert replay(handle.id, backend.session(), changes={}, in_pod=True) == [3, 0.1, 1]
+    of_cluster = copy.copy(backend.session())
+    of_cluster.is_local = False
+
+    with pytest.raises(SerializationError, match="has not asked for"):
+        replay(handle.id, of_cluster, changes={}, in_pod=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--set", "lr"], "no name and value"),
+        (["--code", "there"], "none of: recorded, here"),
+        (["--code", "here", "--in-pod"], "runs the code of the service"),
+    ],
+)
+def test_wrong_options_are_refused(words, message):
+    ended = commands.kt("replay", "0" * 32, *words)
+
+    assert ended.returncode != 0
+    assert message in ended.stderr
+
+
+def test_at_a_terminal_a_replay_stops_where_the_error_was_raised(jobs):
+    handle = failed_call(deploy(jobs.train, name="debugged"), jobs.Model(7))
+    stopped = TerminalProgram(["kt", "replay", handle.id])
+    try:
+        stop = stopped.until(PROMPT)
+        assert "post-mortem: ValueError: diverged at 0.5 with 7" in stop
+        assert "-> raise ValueError(" in stop
+        assert "(7, 0.5)" in stopped.command("p model.size, lr")
+        stopped.type("q\n")
+        assert "diverged at 0.5 with 7" in stopped.end().split("q\n")[-1]
+        assert stopped.status == 1
+    finally:
+        stopped.close()
+    plain = TerminalProgram(["kt", "replay", handle.id, "--no-debugger"])
+    try:
+        assert PROMPT not in plain.end()
+        assert plain.status == 1
+    finally:
+        plain.close()
