@@ -387,7 +387,7 @@ def _secret_json(view: SecretView) -> dict[str, Any]:
 #: The facts that are shown of a created volume.
 _VOLUME_FACTS = ("Name", "Namespace", "Size", "Storage Class", "Access Mode", "Mount Path")
 #: Columns that a narrow terminal can do without, the first to go first.
-_SPARE_VOLUME_COLUMNS = ("PVC Name", "Storage Class", "Access Mode", "Used By", "Size")
+_DISPENSABLE_VOLUME_COLUMNS = ("PVC Name", "Storage Class", "Access Mode", "Used By", "Size")
 _VOLUME_ACTIONS = ("list", "create", "delete", "ssh")
 
 
@@ -463,7 +463,7 @@ def _list_volumes(keeper: VolumeKeeper, output: Output, *, all_namespaces: bool)
         rows = [_volume_cells(view) for view in views]
         for row in () if all_namespaces else rows:
             del row["Namespace"]
-        output.table(rows, spare=_SPARE_VOLUME_COLUMNS)
+        output.table(rows, dispensable=_DISPENSABLE_VOLUME_COLUMNS)
 
 
 def _create_volume(keeper: VolumeKeeper, output: Output, volume: Volume) -> None:

@@ -235,6 +235,7 @@ class IgnoreRules:
         self._filters = filters
         self._filter_patterns = None if filters is None else Patterns(filters)
         self._files: dict[str, Patterns] = {}
+        self._chains: dict[tuple[str, str], list[tuple[int, Patterns]]] = {}
         self._parent_folders = _repository_folders(root) if filters is None else []
 
     def signature(self) -> list[str]:
@@ -297,13 +298,23 @@ class IgnoreRules:
         return is_folder and os.path.exists(f"{self._root}/{path}/{_ENVIRONMENT_MARK}")
 
     def _decide(self, file: str, folder: str, path: str, *, is_folder: bool) -> Pattern | None:
-        while True:
+        for base, patterns in self._patterns_above(file, folder):
+            pattern = patterns.decide(path[base:], is_folder=is_folder)
+            if pattern is not None:
+                return pattern
+        return None
+
+    def _patterns_above(self, file: str, folder: str) -> list[tuple[int, Patterns]]:
+        """The patterns for names in a folder, the nearest first, and where their paths begin."""
+        chain = self._chains.get((file, folder))
+        if chain is None:
             base = f"{folder}/" if folder else ""
             patterns = self._read(f"{self._root}/{base}{file}")
-            pattern = patterns.decide(path[len(base) :], is_folder=is_folder) if patterns else None
-            if pattern is not None or not folder:
-                return pattern
-            folder = folder.rpartition("/")[0]
+            chain = [(len(base), patterns)] if patterns else []
+            if folder:
+                chain += self._patterns_above(file, folder.rpartition("/")[0])
+            self._chains[file, folder] = chain
+        return chain
 
     def _decide_above(self, path: str, *, is_folder: bool) -> Pattern | None:
         for folder in self._parent_folders:
@@ -360,8 +371,8 @@ def _repository_folders(root: str) -> list[str]:
 # ---------------------------------------------------------------------------- KT_RSYNC_FILTERS
 
 
-def parse_filters(text: str) -> tuple[str, ...]:
-    """Translate `KT_RSYNC_FILTERS` into lines of a `.gitignore`.
+def parse_filters(text: str, name: str = "KT_RSYNC_FILTERS") -> tuple[str, ...]:
+    """Translate filters of rsync, such as `KT_RSYNC_FILTERS` has, into lines of a `.gitignore`.
 
     Takes `--exclude=PATTERN` and `--include=PATTERN` of rsync, where the first pattern that matches
     a name decides.
@@ -369,19 +380,18 @@ def parse_filters(text: str) -> tuple[str, ...]:
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise SpecError(f"KT_RSYNC_FILTERS is {text!r}: {error}") from error
+        raise SpecError(f"{name} is {text!r}: {error}") from error
     lines: list[str] = []
     while words:
         option, equals, pattern = words.pop(0).partition("=")
         if option not in ("--exclude", "--include"):
             raise SpecError(
-                f"KT_RSYNC_FILTERS has {option!r}; it may have --exclude=PATTERN and "
-                "--include=PATTERN"
+                f"{name} has {option!r}; it may have --exclude=PATTERN and --include=PATTERN"
             )
         if not equals and words:
             pattern = words.pop(0)
         if not pattern:
-            raise SpecError(f"KT_RSYNC_FILTERS has {option} without a pattern")
+            raise SpecError(f"{name} has {option} without a pattern")
         lines.extend(_translated(pattern, "!" if option == "--include" else ""))
     # rsync: the first that matches; .gitignore: the last.
     return tuple(reversed(lines))

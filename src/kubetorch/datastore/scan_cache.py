@@ -118,6 +118,8 @@ class ListingCache:
             return None
         try:
             listings = _decoder.decode(self._path.read_bytes())
+            with suppress(OSError):  # a file of another user
+                os.utime(self._path)  # `save` removes listings that are not used
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
             return None
         return listings if listings.version == VERSION else None
@@ -126,10 +128,11 @@ class ListingCache:
         """Keep the listings of a scan; a cache that cannot be written only slows the next scan."""
         if self._path is None:
             return
-        with suppress(OSError):
+        with suppress(OSError, UnicodeEncodeError):  # a name of bytes that are no UTF-8
             if not self._path.exists():
                 self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 for path in self._path.parent.iterdir():
-                    if time.time() - path.stat().st_mtime > TIMING.unused_listing_seconds:
-                        path.unlink(missing_ok=True)
+                    with suppress(FileNotFoundError):  # another process has removed it
+                        if time.time() - path.stat().st_mtime > TIMING.unused_listing_seconds:
+                            path.unlink()
             write_atomically(self._path, _encoder.encode(listings))

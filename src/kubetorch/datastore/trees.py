@@ -46,7 +46,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _PLAIN_PATH = re.compile(
     r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,200}(?:/[A-Za-z0-9_-][A-Za-z0-9_.-]{0,200}){0,15}"
 )
-# Steps up, then names: see `_check_target`.
+# Steps up, then names: see `target_fault`.
 _TARGET = re.compile(r"\.|(?P<up>(?:\.\./)*)(?:\.\.|(?P<down>[^/\0]+(?:/[^/\0]+)*))")
 
 
@@ -133,7 +133,7 @@ def check(entries: Sequence[Entry]) -> None:
     previous: str | None = None
     for entry in entries:
         path = entry.path
-        fault = None if _PLAIN_PATH.fullmatch(path) else _fault(path)
+        fault = path_fault(path)
         if fault is not None:
             raise _refusal(path, fault)
         if previous is not None and path <= previous:
@@ -162,8 +162,10 @@ def _folders(paths: Iterable[str]) -> set[str]:
     return folders
 
 
-def _fault(path: str) -> str | None:
+def path_fault(path: str) -> str | None:
     """Why a path leaves its tree or cannot be written, in words; `None` for a right path."""
+    if _PLAIN_PATH.fullmatch(path):
+        return None
     try:
         encoded = path.encode()
     except UnicodeEncodeError:
@@ -186,7 +188,9 @@ def _check_content(entry: Entry) -> None:
     if entry.mode == "symlink":
         if entry.digest or entry.size:
             raise _refusal(entry.path, "is a link, and has content")
-        _check_target(entry)
+        fault = target_fault(entry.path, entry.target)
+        if fault is not None:
+            raise _refusal(entry.path, fault)
         return
     if entry.mode == "folder":
         if entry.digest or entry.size or entry.target:
@@ -200,23 +204,20 @@ def _check_content(entry: Entry) -> None:
         raise _refusal(entry.path, f"has {entry.size} bytes")
 
 
-def _check_target(entry: Entry) -> None:
-    """Refuse a link whose target lies outside the tree.
+def target_fault(path: str, target: str) -> str | None:
+    """Why the target of the link at a path may lie outside the tree, in words; else `None`.
 
     A target begins with its steps up: the folder of a link is no link, so these steps stay in the
     tree. Behind a name, which may be that of another link, a step up could lead anywhere.
     """
-    target = entry.target
     match = _TARGET.fullmatch(target)
     if match is None or len(target) > _PATH_BYTES:
-        raise _refusal(entry.path, f"is a link to {target!r}, which is no plain relative path")
-    steps_up = target.split("/").count("..")
-    if steps_up > entry.path.count("/"):
-        raise _refusal(entry.path, f"is a link to {target!r}, which leaves the tree")
+        return f"is a link to {target!r}, which is no plain relative path"
+    if target.split("/").count("..") > path.count("/"):
+        return f"is a link to {target!r}, which leaves the tree"
     path_below = match["down"]
-    fault = None if path_below is None else _fault(path_below)
-    if fault is not None:
-        raise _refusal(entry.path, f"is a link to {target!r}, which {fault}")
+    fault = None if path_below is None else path_fault(path_below)
+    return None if fault is None else f"is a link to {target!r}, which {fault}"
 
 
 def _refusal(path: str, why: str) -> DataStoreError:

@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import kubetorch as kt
+from tests.local import commands
 from tests.local.user_project import UserProject
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
-def run(service_home: Path) -> Run:
+def run(emptied_home: Path) -> Run:
     def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "kubetorch", *arguments],
-            env={**os.environ, **environ},
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        return commands.kt(*arguments, **environ)
 
     return run
 

@@ -47,8 +47,8 @@ MARK = "-".join(["quince", "marmalade", str(os.getpid())])
 
 
 @pytest.fixture
-def home(service_home: Path) -> Path:
-    return service_home
+def home(emptied_home: Path) -> Path:
+    return emptied_home
 
 
 @pytest.fixture
@@ -85,7 +85,10 @@ def _files_with(folder: Path, value: str) -> list[Path]:
 
 
 def test_a_secret_of_variables_is_in_the_environment_and_nowhere_else(
-    home: Path, jobs: ModuleType, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    service_home: Path,
+    jobs: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("QUINCE", MARK)
     compute = _on(secrets=[kt.secret("quince", env_vars=["QUINCE"])])
@@ -97,15 +100,15 @@ def test_a_secret_of_variables_is_in_the_environment_and_nowhere_else(
     assert "the value is set" in out + err
     assert MARK not in out + err
     assert MARK not in repr(compute) + repr(compute.manifest) + repr(compute.secrets)
-    (secret_file,) = _files_with(home, MARK)
-    assert secret_file.is_relative_to(home / "secrets")
+    (secret_file,) = _files_with(service_home, MARK)
+    assert secret_file.is_relative_to(service_home / "secrets")
     assert secret_file.stat().st_mode & 0o777 == 0o600
     assert secret_file.parent.stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.usefixtures("_mounts")
 def test_files_of_a_secret_are_at_their_path_in_pods_and_not_on_the_machine(
-    home: Path, jobs: ModuleType
+    service_home: Path, jobs: ModuleType
 ) -> None:
     secret = kt.Secret("files", values={"credentials": MARK, "config": "x"}, path="~/.tool")
     on = _on(secrets=[secret])
@@ -114,11 +117,11 @@ def test_files_of_a_secret_are_at_their_path_in_pods_and_not_on_the_machine(
     with pytest.raises(OSError, match="Read-only"):
         kt.fn(jobs.write).to(on)("~/.tool/credentials", "other")
     assert not (Path.home() / ".tool").exists()
-    (secret_file,) = _files_with(home, MARK)
-    assert secret_file.is_relative_to(home / "secrets")
+    (secret_file,) = _files_with(service_home, MARK)
+    assert secret_file.is_relative_to(service_home / "secrets")
 
 
-@pytest.mark.usefixtures("_mounts")
+@pytest.mark.usefixtures("service_home", "_mounts")
 def test_files_of_a_provider_are_where_they_were(jobs: ModuleType) -> None:
     aws = Path.home() / ".aws"
     aws.mkdir()
@@ -246,7 +249,7 @@ def test_a_volume_by_its_name_is_where_it_was_declared(jobs: ModuleType) -> None
     assert kt.fn(jobs.content).to(_on(volumes=[claimed]))("/kubetorch-mine/x") == "one"
 
 
-@pytest.mark.usefixtures("_mounts")
+@pytest.mark.usefixtures("service_home", "_mounts")
 def test_an_agent_that_is_started_again_sees_what_it_saw(jobs: ModuleType) -> None:
     volume = kt.Volume("data", size="1Gi", mount_path="/kubetorch-data")
     secret = kt.Secret("files", values={"key": "value"}, path="~/.tool")
@@ -277,7 +280,8 @@ def test_a_volume_that_does_not_exist_is_said_before_anything_runs(jobs: ModuleT
         kt.Volume("nowhere", size="1Gi", mount_path="/data").delete()
 
 
-def test_a_volume_tells_about_itself(service_home: Path) -> None:
+@pytest.mark.usefixtures("home")
+def test_a_volume_tells_about_itself() -> None:
     volume = kt.Volume("data", "10Gi", "/data")
     assert not volume.exists()
     assert volume.access_mode == "ReadWriteMany", "what it would have"
@@ -320,7 +324,7 @@ def test_a_handle_keeps_its_secrets_when_it_is_deployed_again(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the filter is one of Linux")
-@pytest.mark.usefixtures("home")
+@pytest.mark.usefixtures("service_home")
 def test_a_machine_without_namespaces_says_so_and_runs_the_rest(tmp_path: Path) -> None:
     project = UserProject(tmp_path / "shop")
     program = project.write(
@@ -352,14 +356,14 @@ def test_a_machine_without_namespaces_says_so_and_runs_the_rest(tmp_path: Path) 
 
 
 def test_pods_that_saw_a_secret_outlive_it_and_the_service(
-    home: Path, jobs: ModuleType, monkeypatch: pytest.MonkeyPatch
+    service_home: Path, jobs: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from kubetorch.local import lifetime
 
     monkeypatch.setenv("QUINCE", "one")
     reader = kt.fn(jobs.variable).to(_on(secrets=[kt.secret("quince", env_vars=["QUINCE"])]))
     before = reader.compute.pod_names()
-    (home / "secrets/default/kt.secret.global.quince.json").unlink()
+    (service_home / "secrets/default/kt.secret.global.quince.json").unlink()
     running = lifetime.status().running
     assert running is not None
     os.kill(running.pid, signal.SIGKILL)

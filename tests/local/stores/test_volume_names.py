@@ -26,7 +26,7 @@ def write(path, text):
 
 
 @pytest.fixture
-def jobs(service_home: Path, tmp_path: Path) -> Iterator[ModuleType]:
+def jobs(emptied_home: Path, tmp_path: Path) -> Iterator[ModuleType]:
     probe = [sys.executable, "-m", mounts.__name__, str(tmp_path)]
     if subprocess.run(probe, capture_output=True).returncode != 0:
         pytest.skip("pods of this machine can have no paths of their own")

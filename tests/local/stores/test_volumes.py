@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import kubetorch as kt
+from tests.local import commands
 from tests.local.user_project import UserProject
 
 
 def volumes(*arguments: str, answer: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "kubetorch", "volumes", *arguments],
-        env=os.environ,
-        input=answer,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    return commands.kt("volumes", *arguments, stdin=answer)
 
 
 def folder() -> Path:
@@ -28,7 +20,7 @@ def folder() -> Path:
     return Path(listed["folder"])
 
 
-def test_the_command_asks_before_it_deletes(service_home: Path) -> None:
+def test_the_command_asks_before_it_deletes(emptied_home: Path) -> None:
     kt.Volume("data", size="1Gi", mount_path="/data").create()
     stored_file = folder() / "x"
     stored_file.write_text("1")
@@ -43,7 +35,7 @@ def test_the_command_asks_before_it_deletes(service_home: Path) -> None:
     assert not stored_file.exists()
 
 
-def test_a_mounted_volume_is_deleted_by_force_only(service_home: Path, tmp_path: Path) -> None:
+def test_a_mounted_volume_is_deleted_by_force_only(emptied_home: Path, tmp_path: Path) -> None:
     project = UserProject(tmp_path / "shop")
     try:
         jobs = project.module("def hello():\n    return 'hello'\n")

@@ -381,6 +381,34 @@ def test_files_that_did_not_change_are_not_read_again(project: Path, tmp_path: P
     }
 
 
+def test_a_project_in_a_folder_whose_name_is_no_text_is_scanned_without_a_cache(
+    tmp_path: Path,
+) -> None:
+    project = tmp_path / os.fsdecode(b"caf\xe9")
+    write(project, {"a.py": "1"})
+    assert paths(scan(project, Options(cache=tmp_path / "cache"))) == ["a.py"]
+
+
+def test_listings_are_removed_when_they_were_not_used_for_long(
+    project: Path, tmp_path: Path
+) -> None:
+    write(project, {"used/a.py": "1", "unused/a.py": "2", "new/a.py": "3"})
+    options = Options(cache=tmp_path / "cache")
+    scan(project / "used", options)
+    (used,) = (tmp_path / "cache").iterdir()
+    scan(project / "unused", options)
+    (unused,) = set((tmp_path / "cache").iterdir()) - {used}
+    for path in (used, unused):
+        os.utime(path, (0, 0))
+    (used.parent / "gone.listing").symlink_to("nowhere")  # as another process removes one meanwhile
+    scan(project / "used", options)  # nothing has changed
+    settled = scan(project / "new", options)
+    assert used.exists()
+    assert not unused.exists()
+    assert scan(project / "new", options).digest == settled.digest
+    assert len(list(used.parent.iterdir())) == 3
+
+
 def test_a_change_within_the_clocks_granularity_is_seen(project: Path, tmp_path: Path) -> None:
     options = Options(cache=tmp_path / "cache")
     for number in range(20):

@@ -191,3 +191,14 @@ def test_nothing_stays_of_a_receiver_that_is_done(
     receiver_reference = weakref.ref(receiver)
     del receiver
     assert receiver_reference() is None
+
+
+def test_what_does_not_shrink_is_sent_as_it_is_between_what_does() -> None:
+    contents = [os.urandom(300_000), b"text" * 100_000, b"", os.urandom(70_000), b"small"]
+    blobs = {digest_of(data): data for data in contents}
+    stream = b"".join(compressed(blobs, lambda digest: (len(blobs[digest]), [blobs[digest]])))
+    incompressible = sum(len(data) for data in contents if len(data) in (300_000, 70_000))
+    assert incompressible < len(stream) < incompressible + 5000
+    assert contents[0][:100_000] in stream
+    whole = zstandard.ZstdDecompressor().decompressobj(read_across_frames=True).decompress(stream)
+    assert all(data in whole for data in contents)

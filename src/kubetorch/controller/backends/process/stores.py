@@ -24,7 +24,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -323,7 +323,9 @@ class PodAttachments:
 
     async def check(self, pod_set: DesiredPods, facts: PodFacts) -> None:
         self._check(pod_set.namespace, pod_set.attached)
-        self.resolve(pod_set, facts)
+        variables = self.resolve(pod_set, facts)
+        for claim in pod_set.attached.claims:
+            claim.expand_sub_path(variables)
         if pod_set.attached.paths:
             await self._check_mounts()
 
@@ -349,10 +351,12 @@ class PodAttachments:
         namespace, attached = pod_set.namespace, pod_set.attached
         self._check(namespace, attached)
         variables = self.resolve(pod_set, facts)
-        paths = self._paths(namespace, attached, folder)
-        return PodInputs(variables, paths, pod_set.working_dir, pod_set.grace)
+        paths = self._paths(namespace, attached, folder, variables)
+        return PodInputs(variables, paths, pod_set.working_dir, pod_set.grace_seconds)
 
-    def _paths(self, namespace: str, attached: Attached, folder: Path) -> Attachments:
+    def _paths(
+        self, namespace: str, attached: Attached, folder: Path, variables: Mapping[str, str]
+    ) -> Attachments:
         home = str(Path.home())
         files = []
         for secret_files in attached.files:
@@ -363,7 +367,8 @@ class PodAttachments:
                 )
         folders = []
         for claim in attached.claims:
-            source = _folder_inside(self.volumes.folder(namespace, claim.claim), claim.sub_path)
+            volume = self.volumes.folder(namespace, claim.claim)
+            source = _folder_inside(volume, claim.expand_sub_path(variables))
             target = path_of_machine(claim.path, home)
             folders.append(FolderAt(str(source), target, claim.read_only))
         for number, path in enumerate(_empty_dirs(attached)):

@@ -1,0 +1,213 @@
+"""The keys of a namespace on disk: a small file for each, written at once.
+
+    <root>/<digest of the key>   the digest of the rest as a line, then a `KeyRecord` as JSON
+
+The files are all there is: they are read at the start, so no database can be lost. A file that is
+damaged is left out, with a line in the log.
+
+A put removes keys below its own, each of which is a file. A process that is killed in between left
+some of them; the record of the put names them, so the next start removes them.
+"""
+
+from __future__ import annotations
+
+import bisect
+import logging
+import re
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from kubetorch.datastore.blobs import digest_of, is_digest, storage_error
+from kubetorch.datastore.tuning import LIMITS
+from kubetorch.errors import DataStoreError
+from kubetorch.lib.files import write_atomically
+from kubetorch.wire.data import KeyView
+
+_log = logging.getLogger(__name__)
+
+#: Control characters, and those that end a line: a key is a part of lines of logs.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+def canonical(key: str) -> str:
+    """A key as a path below its namespace: `/a/../b//c/` is `b/c`, and `../x` is `x`.
+
+    Empty for the root of the namespace.
+
+    Raises:
+        DataStoreError: The key cannot be a path.
+    """
+    names: list[str] = []
+    for name in key.split("/"):
+        if name == "..":
+            del names[-1:]
+        elif name not in ("", "."):
+            names.append(name)
+    path = "/".join(names)
+    try:
+        encoded = path.encode()
+    except UnicodeEncodeError:
+        raise DataStoreError(f"the key {key[:200]!r} is no valid Unicode text") from None
+    if _CONTROL.search(key):
+        raise DataStoreError(f"the key {key[:200]!r} has a control character")
+    name_bytes = max((len(name.encode()) for name in names), default=0)
+    if len(encoded) > LIMITS.key_bytes or name_bytes > LIMITS.key_name_bytes:
+        raise DataStoreError(
+            f"the key {key[:80]!r}… has {len(encoded):,} bytes, and a name of {name_bytes:,}",
+            hint=f"{LIMITS.key_bytes:,} bytes are allowed, and {LIMITS.key_name_bytes} "
+            "between two '/'",
+        )
+    return path
+
+
+def check(key: str) -> str:
+    """As `canonical`; the root of the namespace is refused."""
+    path = canonical(key)
+    if not path:
+        raise DataStoreError(
+            f"the key {key[:200]!r} is empty", hint='a key is a path, such as "models/base"'
+        )
+    return path
+
+
+class KeyRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A key, and the keys below it that its put removed.
+
+    Attributes:
+        order: Counts the writes of the namespace: a record removes only records before it.
+    """
+
+    view: KeyView
+    order: int
+    removed: tuple[str, ...] = ()
+
+
+_decoder = msgspec.json.Decoder(KeyRecord)
+
+
+class Surroundings(NamedTuple):
+    """The nearest key above a path, the key at the path, and all keys below it in order."""
+
+    above: KeyView | None
+    exact: KeyView | None
+    below: list[KeyView]
+
+
+class KeyFolder:
+    """The keys of one namespace; one thread at a time may change them, while others read."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._lock = threading.Lock()
+        self._views: dict[str, KeyView] = {}
+        self._ordered: list[str] = []
+        self._order = 0
+        self._load()
+
+    def _load(self) -> None:
+        records: dict[str, KeyRecord] = {}
+        if self._root.is_dir():
+            for path in self._root.iterdir():
+                if not is_digest(path.name):
+                    path.unlink(missing_ok=True)  # half-written
+                    continue
+                try:
+                    record = _decode(path.name, path.read_bytes())
+                except (msgspec.MsgspecError, OSError, ValueError) as error:
+                    _log.warning("key left out file=%s error=%s", path, error)
+                    continue
+                records[record.view.key] = record
+        for record in list(records.values()):
+            for key in record.removed:
+                if key in records and records[key].order < record.order:
+                    del records[key]
+                    self._path(key).unlink(missing_ok=True)
+        self._views = {key: record.view for key, record in records.items()}
+        self._ordered = sorted(records)
+        self._order = max((record.order for record in records.values()), default=0)
+
+    def _path(self, key: str) -> Path:
+        return self._root / digest_of(key.encode())
+
+    # ------------------------------------------------------------------------------------ reading
+
+    def __len__(self) -> int:
+        return len(self._views)
+
+    def all(self) -> list[KeyView]:
+        with self._lock:
+            return [self._views[key] for key in self._ordered]
+
+    def beginning(self, characters: str) -> list[KeyView]:
+        """The keys that begin with these characters, in order."""
+        with self._lock:
+            return self._beginning(characters)
+
+    def around(self, path: str) -> Surroundings:
+        """The keys that have a part of what is below a path, as they are at one moment."""
+        with self._lock:
+            return Surroundings(
+                self._above(path), self._views.get(path), self._beginning(path and f"{path}/")
+            )
+
+    def _above(self, path: str) -> KeyView | None:
+        while path := path.rpartition("/")[0]:
+            if path in self._views:
+                return self._views[path]
+        return None
+
+    def _beginning(self, characters: str) -> list[KeyView]:
+        views = []
+        for index in range(bisect.bisect_left(self._ordered, characters), len(self._ordered)):
+            key = self._ordered[index]
+            if not key.startswith(characters):
+                break
+            views.append(self._views[key])
+        return views
+
+    # ----------------------------------------------------------------------------------- changing
+
+    def put(self, view: KeyView, removed: Iterable[str] = ()) -> None:
+        """Store a key in the place of its earlier version and of these keys below it."""
+        removed = tuple(removed)
+        self._order += 1
+        record = msgspec.json.encode(KeyRecord(view=view, order=self._order, removed=removed))
+        try:
+            self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            data = digest_of(record).encode() + b"\n" + record
+            write_atomically(self._path(view.key), data, is_synced=True)
+        except OSError as error:
+            raise storage_error(error, self._root) or error from error
+        with self._lock:
+            if view.key not in self._views:
+                bisect.insort(self._ordered, view.key)
+            self._views[view.key] = view
+            self._forget(removed)
+        for key in removed:
+            self._path(key).unlink(missing_ok=True)
+
+    def remove(self, keys: Iterable[str]) -> None:
+        keys = tuple(keys)
+        with self._lock:
+            self._forget(keys)
+        for key in keys:
+            self._path(key).unlink(missing_ok=True)
+
+    def _forget(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            if self._views.pop(key, None) is not None:
+                del self._ordered[bisect.bisect_left(self._ordered, key)]
+
+
+def _decode(name: str, data: bytes) -> KeyRecord:
+    digest, _, record_bytes = data.partition(b"\n")
+    if digest.decode() != digest_of(record_bytes):
+        raise ValueError("its content does not have its digest")
+    record = _decoder.decode(record_bytes)
+    if digest_of(record.view.key.encode()) != name:
+        raise ValueError(f"it has the key {record.view.key!r}, of another file")
+    return record

@@ -1,0 +1,1 @@
+"""The data store from a program: files, folders and tensors, put and got by keys."""

@@ -1,0 +1,230 @@
+"""Faults while files move: nothing half-done is seen, and the next attempt goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import kubetorch as kt
+from kubetorch.datastore.blobs import BlobStore
+from kubetorch.lib.http_client import HttpClient
+from kubetorch.sdk import backend
+from kubetorch.sdk.controller import Controller
+from kubetorch.sdk.data import files
+from kubetorch.sdk.data.download import Download
+from kubetorch.sdk.data.progress import Progress
+from kubetorch.sdk.transport.session import Session
+from tests.local import commands
+from tests.local.service_harness import FAKE, Service
+from tests.local.tcp_relay import Relay
+
+pytestmark = pytest.mark.faults
+
+MIB = 1024**2
+
+
+@pytest.fixture
+def service(
+    service_home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[Service]:
+    monkeypatch.setenv("KT_BACKEND", "local")
+    monkeypatch.chdir(tmp_path)
+    service = Service(service_home, FAKE).start()
+    yield service
+    backend.close_all()
+    service.terminate()
+
+
+def stored_bytes(service: Service) -> int:
+    store = BlobStore(service.home / "blobs")
+    return sum(blob.size for blob in store.iterate())
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def run(program: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)])
+
+
+def moved(arguments: list[str]) -> int:
+    """Bytes that a command moved."""
+    completed = commands.kt(*arguments, "--json")
+    assert completed.returncode == 0, completed.stderr
+    return int(json.loads(completed.stdout)["moved"])
+
+
+def test_a_putter_that_is_killed_leaves_the_old_version_and_its_blobs(service: Service) -> None:
+    Path("model").write_text("old")
+    kt.put("model", "model")
+    size = 48 * MIB
+    Path("model").write_bytes(os.urandom(size))
+    putter = run('import kubetorch as kt; kt.put("model", "model")')
+    wait_until(lambda: stored_bytes(service) > size * 2 // 3)
+    putter.kill()
+    putter.wait()
+    assert putter.returncode < 0, "it was still at work"
+    kt.get("model", "out/")
+    assert Path("out/model").read_text() == "old"
+    arrived = stored_bytes(service)
+    sent = moved(["put", "model", "-s", "model"])
+    assert sent <= size - arrived + MIB, "blobs that had arrived were not sent again"
+    kt.get("model", "out/")
+    assert Path("out/model").read_bytes() == Path("model").read_bytes()
+
+
+def test_a_getter_that_is_killed_leaves_the_old_files(service: Service) -> None:
+    Path("model").mkdir()
+    for name in ("a", "b", "c"):
+        Path("model", name).write_text("old")
+    kt.put("model", "model", contents=True)
+    kt.get("model", "out", contents=True)
+    for name in ("a", "b", "c"):
+        Path("model", name).write_bytes(os.urandom(16 * MIB))
+    kt.put("model", "model", contents=True)
+    getter = run('import kubetorch as kt; kt.get("model", "out", contents=True)')
+    wait_until(lambda: any(Path("out").glob(".kt-get-*/*")))
+    getter.kill()
+    getter.wait()
+    assert getter.returncode < 0, "it was still at work"
+    assert {Path("out", name).read_text() for name in ("a", "b", "c")} == {"old"}
+    (stage,) = Path("out").glob(".kt-get-*")
+    os.utime(stage, (0, 0))
+    kt.get("model", "out", contents=True)
+    assert {path.name for path in Path("out").iterdir()} == {"a", "b", "c"}
+    for name in ("a", "b", "c"):
+        assert Path("out", name).read_bytes() == Path("model", name).read_bytes()
+
+
+def test_a_connection_that_breaks_costs_only_what_was_on_its_way(service: Service) -> None:
+    size = 48 * MIB
+    Path("model").write_bytes(os.urandom(size))
+    with Relay(int(service.url.rpartition(":")[2])) as relay:
+        session = Session(
+            lambda: Controller(HttpClient(relay.url, service.token, timeout=20)),
+            patience=20,
+            is_local=False,
+        )
+        progress = Progress("storing", "model")
+        putter = threading.Thread(
+            target=lambda: files.put(
+                session,
+                "default",
+                "model",
+                ["model"],
+                progress,
+                contents=False,
+                filter_options=None,
+                is_forced=False,
+                lifespan=None,
+            )
+        )
+        putter.start()
+        wait_until(lambda: stored_bytes(service) > size // 4)
+        relay.cut()
+        putter.join(60)
+        assert progress.moved <= size + MIB
+        getter = threading.Thread(
+            target=lambda: Download(session, "default", Progress("getting", "model")).get(
+                "model", "out/", contents=False, filter_options=None, is_forced=False
+            )
+        )
+        getter.start()
+        wait_until(lambda: relay.accepted > 4 or any(Path().glob(".kt-get-*/out/*")))
+        relay.cut()
+        getter.join(60)
+        session.close()
+    assert Path("out/model").read_bytes() == Path("model").read_bytes()
+
+
+SMALL_DISK = 'mount -t tmpfs -o size=4m small "$0" && cd "$0" && exec "$@"'
+UNSHARE = ("unshare", "--mount", "--propagation=private", "sh", "-c", SMALL_DISK)
+
+
+def test_a_full_disk_at_the_getter_is_a_typed_error_and_leaves_nothing(
+    service: Service, tmp_path: Path
+) -> None:
+    large = tmp_path / "large"
+    large.write_bytes(os.urandom(6 * MIB))
+    small = tmp_path / "small"
+    small.write_text("small")
+    kt.put("large", large)
+    kt.put("small", small)
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    program = """
+        import os, kubetorch as kt
+        kt.get("small", "out/")
+        try:
+            kt.get("large", "out/")
+        except kt.StorageFullError as error:
+            print(type(error).__name__, "no space left" in str(error), sorted(os.listdir("out")))
+    """
+    completed = subprocess.run(
+        [*UNSHARE, str(disk), sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    if "unshare" in completed.stderr or "mount:" in completed.stderr:
+        pytest.skip("this user cannot mount a small disk")
+    assert completed.stdout == "StorageFullError True ['small']\n", completed.stderr
+
+
+def test_two_putters_of_one_key_leave_the_whole_of_either(service: Service) -> None:
+    contents = {}
+    for name in ("one", "two"):
+        Path(name).mkdir()
+        for part in range(20):
+            Path(name, str(part)).write_text(f"{name} {part}" * 20_000)
+        contents[name] = {path.name: path.read_bytes() for path in Path(name).iterdir()}
+    putters = [
+        run(f'import kubetorch as kt\nfor _ in range(4): kt.put("model", "{name}", contents=True)')
+        for name in ("one", "two")
+    ]
+    while any(putter.poll() is None for putter in putters):
+        try:
+            kt.get("model", "out", contents=True)
+        except kt.DataStoreError as error:
+            assert "there is no key" in str(error)
+            continue
+        names = {path.name: path.read_bytes() for path in Path("out").iterdir()}
+        assert names in contents.values()
+    assert [putter.returncode for putter in putters] == [0, 0]
+
+
+def test_a_store_that_is_killed_is_started_again_by_the_put(service: Service) -> None:
+    size = 48 * MIB
+    Path("model").write_bytes(os.urandom(size))
+    putter = run('import kubetorch as kt; kt.put("model", "model")')
+    wait_until(lambda: stored_bytes(service) > size // 4)
+    service.kill()
+    assert putter.wait(60) == 0
+    kt.get("model", "out/")
+    assert Path("out/model").read_bytes() == Path("model").read_bytes()
+
+
+def test_thousands_of_small_files_are_a_few_blobs(service: Service) -> None:
+    for number in range(3_000):
+        folder = Path("many", str(number // 1000))
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / str(number)).write_text(f"file {number}")
+    kt.put("many", "many", contents=True)
+    store = BlobStore(service.home / "blobs")
+    assert sum(1 for _ in store.iterate()) < 10
+    kt.get("many", "out", contents=True)
+    assert sum(1 for path in Path("out").rglob("*") if path.is_file()) == 3_000
+    assert Path("out/2/2013").read_text() == "file 2013"
