@@ -82,7 +82,9 @@ def scale(  # noqa: PLR0913  # the options of the command
 
 
 def _show(service: WorkloadView, output: Output) -> None:
-    output.report(f"{service.spec.name}: {views.scaling_words(service)}")
+    labels = (service.spec.name, "reason")
+    for label, line in zip(labels, views.scaling_lines(service), strict=False):
+        output.report(f"{label}: {line}")
     assert service.scaling is not None
     if service.scaling.settings:
         changes = ", ".join(f"{name}={value}" for name, value in service.scaling.settings.items())

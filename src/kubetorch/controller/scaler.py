@@ -365,9 +365,12 @@ class Scaler:
         burst = load.burst(time, TIMING.standing_start_seconds)
         ready = max(1, load.ready)
         share = settings.share
-        needed = max(1, ceil(average / share - _ROUNDING))
+        rounding = LIMITS.scaling_jitter_percent / 100 if settings.metric in SUMMED else _ROUNDING
+        needed = max(1, ceil(average / share - rounding))
         why: _Reason = (self._load_words, average, needed)
-        needed_in_burst = ceil(burst / share - _ROUNDING)
+        if not self.size and needed == 1:
+            why = (str, "a call waits for the first pod")
+        needed_in_burst = ceil(burst / share - rounding)
         if needed_in_burst >= settings.panic_threshold * ready:
             self._panic_time = time
         if self._panic_time is not None and needed_in_burst > needed:
@@ -433,10 +436,9 @@ class Scaler:
         observed_end = self._load.observed + settings.window
         if time < observed_end:
             return self._hold(self.size, (self._observed_words,), observed_end)
-        if time < self._shrink_time + TIMING.scale_down_interval_seconds:
-            return self._hold(
-                self.size, why, self._shrink_time + TIMING.scale_down_interval_seconds
-            )
+        step_end = self._shrink_time + TIMING.scale_down_interval_seconds
+        if time < step_end:
+            return self._hold(self.size, (self._step_words, size), step_end)
         fewest = min(self.size, self._load.ready // LIMITS.scale_down_divisor)
         if size < fewest:
             return fewest, (self._rate_words, size)
@@ -553,6 +555,10 @@ class Scaler:
 
     def _rate_words(self, needed: int) -> str:
         return f"{_pods(needed)} needed; at most half of {self._load.ready} go at once"
+
+    def _step_words(self, needed: int) -> str:
+        interval = _duration(TIMING.scale_down_interval_seconds)
+        return f"{_pods(needed)} needed; others went a moment ago, the next go {interval} later"
 
     def _minimum_words(self) -> str:
         if self._schedule_expression:

@@ -11,8 +11,8 @@ that were changed since the deploy are stored: a controller that starts goes on 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import dataclasses
 import logging
 from collections.abc import Callable, Sequence, Set
 from math import inf
@@ -24,6 +24,7 @@ from kubetorch.controller.backends.base import Backend
 from kubetorch.controller.scaler import Scaler, ScalerSettings
 from kubetorch.controller.tuning import LIMITS, TIMING
 from kubetorch.errors import AutoScalingError, CallRefusedError
+from kubetorch.lib import deadlines
 from kubetorch.lib.changes import Changes
 from kubetorch.lib.clock import Clock, Timer
 from kubetorch.manifests import knative, rendering
@@ -51,6 +52,14 @@ class StoredScaling(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Scaling:
+    """The scaling of a workload, from its first deploy with `autoscale()` until `close`.
+
+    Args:
+        stored: What an earlier controller has stored of it; empty without that.
+        store: Stores that text.
+        on_change: Called after each change of the number of pods.
+    """
+
     def __init__(
         self,
         spec: WorkloadSpec,
@@ -63,10 +72,10 @@ class Scaling:
     ) -> None:
         self._backend = backend
         self._clock = clock
-        self._store_text = store
+        self._write = store
         self._on_change = on_change
         self._spec = spec
-        self._stored = (
+        self._saved = (
             msgspec.json.decode(stored.encode(), type=StoredScaling) if stored else StoredScaling()
         )
         #: The template of the deploy whose code is not proven yet; empty without one.
@@ -76,14 +85,15 @@ class Scaling:
         # By client: its calls without a pod, and the time until which they count.
         self._waits: dict[str, tuple[int, float]] = {}
         self._timer: Timer | None = None
+        self._is_closed = False
         #: The time of the next decision, if nothing happens before.
         self._due = inf
         now = clock.time()
-        self._scaler = Scaler(self._settings(), size=self._stored.size, now=now)
+        self._scaler = Scaler(self._settings(), size=self._saved.size, now=now)
         #: Notified when other pods take calls than before, or when a pod has fewer calls.
         self.changes = Changes()
         if stored:
-            self._apply_size(self._stored.size)
+            self._apply_size(self._saved.size)
 
     # ------------------------------------------------------------------------------- questions
 
@@ -92,7 +102,7 @@ class Scaling:
         """The declared settings, with those that were changed since."""
         declared = knative.scaling(self._spec.compute)
         assert declared is not None
-        settings = self._stored.settings
+        settings = self._saved.settings
         return autoscaling.changed(declared, settings) if settings else declared
 
     @property
@@ -106,26 +116,27 @@ class Scaling:
 
     def view(self) -> ScalingView:
         view = self._scaler.view(self._clock.time())
-        return replace(view, engine="kubetorch", settings=dict(self._stored.settings))
+        return replace(view, engine="kubetorch", settings=dict(self._saved.settings))
 
     def calls_of(self, pod: str) -> int | None:
-        """The calls of a pod as it has reported them last; `None` if it has not."""
+        """The number of calls that a pod has reported last; `None` before its first report."""
         load = self._loads.get(pod)
         return None if load is None else load.calls
 
     # ------------------------------------------------------------------------------ what happens
 
-    def deploy(self, spec: WorkloadSpec) -> str:
+    def begin_deploy(self, spec: WorkloadSpec) -> str:
         """Choose the number of pods before a deploy is applied; returns a warning, or nothing."""
         now = self._clock.time()
-        before = knative.scaling(self._spec.compute)
+        declared_before = knative.scaling(self._spec.compute)
         self._spec = spec
-        overridden = self._stored.settings if knative.scaling(spec.compute) != before else {}
+        is_declared_anew = knative.scaling(spec.compute) != declared_before
+        overridden = self._saved.settings if is_declared_anew else {}
         if overridden:
-            self._keep(replace(self._stored, settings={}))
+            self._save(replace(self._saved, settings={}))
         self._scaler.configure(self._settings(), now)
         template = _template(spec)
-        if template != self._stored.template:
+        if template != self._saved.template:
             self._unproven = template
             size = self._initial_size()
             self._scaler.begin_proof(size, "a deploy proves its code", now)
@@ -141,22 +152,22 @@ class Scaling:
         return f"this deploy's autoscale() replaces what was changed since the last one: {changes}"
 
     def served(self) -> None:
-        """The wanted generation is served, or given up: the load decides from now on."""
+        """Let the load decide from now on: the wanted generation is served."""
         if self._unproven:
-            self._keep(replace(self._stored, template=self._unproven))
+            self._save(replace(self._saved, template=self._unproven))
             self._unproven = ""
         self._scaler.end_proof(self._clock.time())
         self._decide()
 
     def given_up(self, *, serves_earlier: bool) -> None:
-        """The wanted generation was given up; `serves_earlier`: the one before goes on."""
+        """Let the load decide if pods serve an earlier generation than the failed one."""
         self._unproven = ""
         if serves_earlier:
             self._scaler.end_proof(self._clock.time())
             self._decide()
 
     def pods_changed(self, pods: Set[str], ready: Set[str]) -> None:
-        """These pods stay, and these of them take calls."""
+        """Note the pods that are not leaving, and those among them that take calls."""
         self._loads = {pod: load for pod, load in self._loads.items() if pod in pods}
         self._scaler.pods_changed(pods, ready, self._clock.time())
         if ready != self._ready:
@@ -176,54 +187,59 @@ class Scaling:
             self._set_timer(delay, now)
 
     def change(self, changes: dict[str, object]) -> None:
-        """Change keywords of `autoscale()` while the service runs; `None`: as declared again."""
-        settings = {
-            name: value
-            for name, value in (self._stored.settings | changes).items()
-            if value is not None
-        }
+        """Change keywords of `autoscale()`; a value of `None` brings the declared one back."""
+        settings = autoscaling.merge_changes(self._saved.settings, changes)
         declared = knative.scaling(self._spec.compute)
         assert declared is not None
         autoscaling.changed(declared, settings)  # refuses what is impossible
-        self._keep(replace(self._stored, settings=settings))
+        self._save(replace(self._saved, settings=settings))
         self._scaler.configure(self._settings(), self._clock.time())
         self._decide()
 
     # --------------------------------------------------------------------------- waiting callers
 
     async def wait(self, wait: PodWait) -> None:
-        """Wait until other pods take calls than the client knows; its calls are load meanwhile."""
+        """Wait until other pods are ready than the client knows; its calls are load meanwhile."""
         now = self._clock.time()
         known_pods = frozenset(wait.pods)
         deadline = now + min(max(wait.seconds, 0.0), TIMING.longest_pod_wait_seconds)
         self._note_waiting(wait.client, wait.waiting, deadline + TIMING.pod_wait_gap_seconds)
-        with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-            while self._ready == known_pods and (left := deadline - self._clock.time()) > 0:
-                await asyncio.wait_for(self.changes.wait(), left)
+        with contextlib.suppress(TimeoutError):
+            while self._ready == known_pods and (left := self._seconds_until(deadline)) > 0:
+                async with deadlines.timeout(left):
+                    await self.changes.wait()
 
     async def hold(self, request: str, seconds: float, has_room: Callable[[], bool]) -> None:
-        """Hold a request of plain HTTP, of this identity, until a pod has room for it."""
+        """Hold a request of plain HTTP until a pod has room for it, for so long at most.
+
+        `request` names it among all requests.
+        """
         if has_room():
             return
         if len(self._waits) >= LIMITS.held_requests:
             raise CallRefusedError(
-                f"{len(self._waits)} requests wait for a pod of {self._spec.name} already",
+                f"{len(self._waits)} requests already wait for a pod of {self._spec.name}",
                 hint="call again in a while, or keep a pod with autoscale(min_scale=1)",
             )
         deadline = self._clock.time() + seconds
         try:
             self._note_waiting(request, 1, deadline)
-            while not has_room() and (left := deadline - self._clock.time()) > 0:
-                with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-                    await asyncio.wait_for(self.changes.wait(), left)
+            while not has_room() and (left := self._seconds_until(deadline)) > 0:
+                with contextlib.suppress(TimeoutError):
+                    async with deadlines.timeout(left):
+                        await self.changes.wait()
         finally:
             self._note_waiting(request, 0, 0.0)
+
+    def _seconds_until(self, deadline: float) -> float:
+        """How long a caller may still wait: nobody waits for pods of a service that is over."""
+        return 0.0 if self._is_closed else deadline - self._clock.time()
 
     def _note_waiting(self, client: str, count: int, until: float) -> None:
         if count > 0:
             if client not in self._waits and len(self._waits) >= LIMITS.waiting_clients:
                 raise CallRefusedError(
-                    f"{len(self._waits)} programs wait for a pod of {self._spec.name} already",
+                    f"{len(self._waits)} programs already wait for a pod of {self._spec.name}",
                     hint="call again in a while",
                 )
             self._waits[client] = (min(count, LIMITS.waiting_calls), until)
@@ -239,18 +255,22 @@ class Scaling:
     # ------------------------------------------------------------------------------- decisions
 
     def _settings(self) -> ScalerSettings:
-        compute = self._spec.compute
+        compute, declared = self._spec.compute, self.declared
+        if declared.concurrency:
+            # A batch has one slot, and its calls are counted one by one.
+            calls = declared.concurrency * self._spec.callable.largest_batch
+            declared = dataclasses.replace(declared, concurrency=calls)
         settings = ScalerSettings.of(
-            self.declared,
+            declared,
             cpu_cores=None if compute.cpus is None else quantity.cores(compute.cpus),
             memory_bytes=None
             if compute.memory is None
             else quantity.size_bytes(compute.memory, parameter="memory"),
         )
-        room = self._backend.most_pods(self._spec)
-        if room is None or 0 < settings.maximum <= room:
+        most_pods = self._backend.most_pods(self._spec)
+        if most_pods is None or 0 < settings.maximum <= most_pods:
             return settings
-        return replace(settings, maximum=room)
+        return replace(settings, maximum=most_pods)
 
     def _initial_size(self) -> int:
         declared = self.declared
@@ -259,16 +279,18 @@ class Scaling:
         return max(1, self._scaler.view(self._clock.time()).minimum)
 
     def _decide(self) -> None:
+        if self._is_closed:
+            return
         now = self._clock.time()
         self._scaler.wait(self._count_waiting(now), now)
-        before = self._scaler.size
+        size_before = self._scaler.size
         size = self._scaler.decide(now)
-        if size != before:
+        if size != size_before:
             self._apply_size(size)
             self._on_change()
         delay = self._scaler.next_decision(now)
         if self._waits:
-            delay = min(delay or TIMING.scaling_tick_seconds, TIMING.scaling_tick_seconds)
+            delay = min(inf if delay is None else delay, TIMING.scaling_tick_seconds)
         self._set_timer(delay, now)
 
     def _set_timer(self, delay: float | None, now: float) -> None:
@@ -276,7 +298,7 @@ class Scaling:
             self._timer.cancel()
             self._timer = None
         self._due = inf
-        if delay is not None:
+        if delay is not None and not self._is_closed:
             self._due = now + delay
             self._timer = self._clock.call_later(delay, self._decide)
 
@@ -284,18 +306,19 @@ class Scaling:
         surplus = max(0, len(self._ready) - size)
         leaving: Sequence[str] = self._scaler.leaving(surplus) if surplus else ()
         self._backend.scale(self._spec.namespace, self._spec.name, size, leaving)
-        if size != self._stored.size:
-            self._keep(replace(self._stored, size=size))
+        if size != self._saved.size:
+            self._save(replace(self._saved, size=size))
             _log.info("scaled workload=%s/%s pods=%s", self._spec.namespace, self._spec.name, size)
 
-    def _keep(self, stored: StoredScaling) -> None:
-        self._stored = stored
-        self._store_text(msgspec.json.encode(stored).decode())
+    def _save(self, stored: StoredScaling) -> None:
+        self._saved = stored
+        self._write(msgspec.json.encode(stored).decode())
 
     def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        """Scale the workload no more, and let the callers go that wait for its pods."""
+        self._is_closed = True
+        self._set_timer(None, 0.0)
+        self.changes.notify()
 
 
 def _template(spec: WorkloadSpec) -> str:
@@ -308,7 +331,7 @@ def refuse_change(name: str) -> AutoScalingError:
     """The error for a change of a service that this controller does not scale."""
     return AutoScalingError(
         f"the number of pods of {name} is not decided by Kubetorch's own scaler",
-        hint=f"declare it anew: {name}.to(kt.Compute(...).autoscale(...))",
+        hint="deploy it with .to(kt.Compute(...).autoscale(...))",
     )
 
 

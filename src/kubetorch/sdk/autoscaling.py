@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any
 
@@ -20,8 +21,17 @@ class AutoscalingConfig(AutoscalingSpec):
         AutoScalingError: A value is impossible.
     """
 
-    def __init__(self, **arguments: Any) -> None:  # noqa: ANN401  # they are checked
-        spec = autoscaling.config(arguments)
+    def __init__(
+        self,
+        *,
+        min_schedule: Iterable[tuple[str, int]] = (),
+        extra_annotations: Iterable[tuple[str, str]] = (),
+        **arguments: Any,  # noqa: ANN401  # they are checked
+    ) -> None:
+        # `dataclasses.replace` passes all fields, these two as they are stored.
+        if min_schedule and arguments.get("min_scale") is None:
+            arguments["min_scale"] = dict(min_schedule)
+        spec = autoscaling.parse_config(arguments, extra_annotations)
         super().__init__(**{item.name: getattr(spec, item.name) for item in fields(spec)})
 
     @classmethod

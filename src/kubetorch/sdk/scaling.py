@@ -149,8 +149,5 @@ def checked(view: WorkloadView, settings: Mapping[str, Any]) -> dict[str, Any]:
             hint="for example handle.autoscale(max_scale=30); handle.stats() returns the state",
         )
     former = {} if view.scaling is None else view.scaling.settings
-    merged = {**former, **settings}
-    autoscaling.check_changeable(merged)
-    keywords = {keyword: value for keyword, value in merged.items() if value is not None}
-    autoscaling.changed(declared, keywords)
+    autoscaling.changed(declared, autoscaling.merge_changes(former, settings))
     return dict(settings)

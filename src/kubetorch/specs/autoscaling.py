@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from kubetorch.errors import AutoScalingError, did_you_mean
 from kubetorch.specs import hints
@@ -28,7 +28,7 @@ DEFAULT_SCALE_DOWN_DELAY = "1m"
 DEFAULT_RETENTION = "10m"
 DEFAULT_PROGRESS_DEADLINE = "10m"
 
-_DURATION = re.compile(r"^\d+[smh](\d+[smh])*$")
+_DURATION = re.compile(r"\d+[smh](\d+[smh])*")
 # Durations of Go, which manifests have; https://pkg.go.dev/time#ParseDuration
 _PART = r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)"
 # Seconds; https://knative.dev/docs/serving/autoscaling/kpa-specific/#stable-window
@@ -54,7 +54,7 @@ ALIASES = {
 #: Annotations of Knative without a field here; they resemble our words and are no mistakes.
 _KNATIVE_ANNOTATIONS = ("target_burst_capacity",)
 
-_LARGEST_NUMBER = 1_000_000
+_MOST_PODS = 1_000_000
 #: Expressions of a schedule; a week has 168 hours.
 _MOST_EXPRESSIONS = 200
 _CRON_FIELDS = "minute hour day-of-month month day-of-week"
@@ -71,7 +71,7 @@ class AutoscalingSpec:
         metric: `concurrency`, `rps`, `cpu`, `memory`, or one of the user's own: that of
             `kt.metric`, or with the HPA class one that Knative's HPA gets from elsewhere.
         target_utilization: Percentage of the target at which pods are added.
-        min_scale: Fewest pods; 0 allows none. `None`: 1, unless a scale-to-zero time was given.
+        min_scale: Fewest pods; 0 allows none. `None`: 1, or 0 with `scale_to_zero_grace_period`.
         max_scale: Most pods; 0 is no limit.
         initial_scale: Pods at the start.
         concurrency: Requests that a pod handles at once; further requests wait.
@@ -110,7 +110,7 @@ class AutoscalingSpec:
     timezone: str | None = None
 
     @property
-    def least(self) -> int:
+    def fewest_pods(self) -> int:
         """The fewest pods at any time: `min_scale`, or the smallest number of the schedule."""
         if self.min_schedule:
             return min(number for _, number in self.min_schedule)
@@ -139,23 +139,18 @@ def seconds(duration: str) -> int:
 def parse(arguments: Mapping[str, Any], *, launch_timeout: int) -> AutoscalingSpec:
     """Parse the keywords of `.autoscale()`, for a deploy that may take so many seconds."""
     values, extra = _split_arguments(arguments)
-    grace = values.pop("scale_to_zero_grace_period", None)
-    if grace is not None:
-        if isinstance(grace, bool) or not isinstance(grace, int) or grace < 0:
-            raise AutoScalingError(
-                f"scale_to_zero_grace_period is {grace!r}; it must be a number of seconds"
-            )
-        values.setdefault("scale_to_zero_pod_retention_period", f"{grace}s")
-        values.setdefault("min_scale", 0)
     values.setdefault("scale_down_delay", DEFAULT_SCALE_DOWN_DELAY)
     values.setdefault("scale_to_zero_pod_retention_period", DEFAULT_RETENTION)
-    values.setdefault("progress_deadline", progress_deadline(launch_timeout))
-    return _checked(values, extra)
+    values.setdefault("progress_deadline", default_progress_deadline(launch_timeout))
+    return _build_spec(values, extra)
 
 
-def config(arguments: Mapping[str, Any]) -> AutoscalingSpec:
+def parse_config(
+    arguments: Mapping[str, Any], annotations: Iterable[tuple[str, str]] = ()
+) -> AutoscalingSpec:
     """Parse the fields of an `AutoscalingConfig`, without the defaults of `.autoscale()`."""
-    return _checked(*_split_arguments(arguments))
+    values, extra = _split_arguments(arguments)
+    return _build_spec(values, {**dict(annotations), **extra})
 
 
 def beyond_knative(spec: AutoscalingSpec) -> str:
@@ -187,11 +182,11 @@ def check(spec: AutoscalingSpec) -> AutoscalingSpec:
     return spec
 
 
-def _checked(values: dict[str, Any], extra: Mapping[str, str]) -> AutoscalingSpec:
+def _build_spec(values: dict[str, Any], extra: Mapping[str, str]) -> AutoscalingSpec:
     values = _with_schedule(values)
     spec = AutoscalingSpec(**values, extra_annotations=tuple(sorted(extra.items())))
     _check_windows(spec)
-    return _check_zero(_with_class(check(spec)))
+    return _check_hpa_has_a_pod(_with_class(check(spec)))
 
 
 def _with_schedule(values: dict[str, Any]) -> dict[str, Any]:
@@ -216,26 +211,36 @@ def _schedule(numbers: Mapping[Any, Any]) -> tuple[tuple[str, int], ...]:
 def _split_arguments(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     known_words = (*_FIELD_NAMES, *ALIASES, "scale_to_zero_grace_period")
     values_by_field: dict[str, Any] = {}
+    words_by_field: dict[str, str] = {}
     extra: dict[str, str] = {}
     for word, value in arguments.items():
         if value is None:
             continue
         name = ALIASES.get(word, word)
         if name not in known_words:
-            _check_unlike(word, known_words)
+            _refuse_near_miss(word, known_words)
             extra[word.replace("_", "-")] = str(value)
             continue
         if name in values_by_field and values_by_field[name] != value:
             raise AutoScalingError(
-                f"{word} says {value!r}, another spelling {values_by_field[name]!r}"
+                f"{word} is {value!r}, {words_by_field[name]} is {values_by_field[name]!r}",
+                hint="both mean the same; leave one out",
             )
-        values_by_field[name] = value
-    if "target_concurrency" in arguments:
+        values_by_field[name], words_by_field[name] = value, word
+    if arguments.get("target_concurrency") is not None:
         values_by_field.setdefault("metric", "concurrency")
+    grace_seconds = values_by_field.pop("scale_to_zero_grace_period", None)
+    if grace_seconds is not None:
+        if not _is_whole(grace_seconds) or grace_seconds < 0:
+            raise AutoScalingError(
+                f"scale_to_zero_grace_period is {grace_seconds!r}; it must be a number of seconds"
+            )
+        values_by_field.setdefault("scale_to_zero_pod_retention_period", f"{grace_seconds}s")
+        values_by_field.setdefault("min_scale", 0)
     return values_by_field, extra
 
 
-def _check_unlike(word: str, known_words: Sequence[str]) -> None:
+def _refuse_near_miss(word: str, known_words: Sequence[str]) -> None:
     """Refuse a word that is no annotation of Knative and resembles one of our words."""
     suggestion = hints.hint("autoscale", word)
     if suggestion is None and word not in _KNATIVE_ANNOTATIONS:
@@ -253,28 +258,29 @@ def _check_unlike(word: str, known_words: Sequence[str]) -> None:
     raise AutoScalingError(f"autoscale() has no {word!r}", hint=hint)
 
 
-def progress_deadline(launch_timeout: int) -> str:
+def default_progress_deadline(launch_timeout: int) -> str:
     """The default deadline of a revision, for a deploy that may take so many seconds."""
     deadline_seconds = max(launch_timeout + 60, int(launch_timeout * 1.2))
     return f"{deadline_seconds}s" if deadline_seconds > 600 else DEFAULT_PROGRESS_DEADLINE
 
 
 def _check_numbers(spec: AutoscalingSpec) -> None:
-    bounds: dict[str, tuple[float, float]] = {
-        "min_scale": (0, _LARGEST_NUMBER),
-        "max_scale": (0, _LARGEST_NUMBER),
-        "initial_scale": (0, _LARGEST_NUMBER),
-        "concurrency": (0, _LARGEST_NUMBER),
-        "buffer": (0, _LARGEST_NUMBER),
+    bounds = {
+        "min_scale": (0, _MOST_PODS),
+        "max_scale": (0, _MOST_PODS),
+        "initial_scale": (0, _MOST_PODS),
+        "concurrency": (0, _MOST_PODS),
+        "buffer": (0, _MOST_PODS),
         # https://knative.dev/docs/serving/autoscaling/scale-bounds/#scale-up-minimum
-        "activation_scale": (1, _LARGEST_NUMBER),
+        "activation_scale": (1, _MOST_PODS),
     }
     for name, (least, most) in bounds.items():
-        _check_whole(name, getattr(spec, name), least, most)
+        if getattr(spec, name) is not None:
+            _check_whole(name, getattr(spec, name), least, most)
     for expression, number in spec.min_schedule:
-        _check_whole(f"min_scale at {expression!r}", number, 0, _LARGEST_NUMBER)
+        _check_whole(f"min_scale at {expression!r}", number, 0, _MOST_PODS)
     target: Any = spec.target
-    if target is not None and (not _is_number(target) or not target > 0):
+    if target is not None and (not _is_number(target) or not 0 < target < math.inf):
         raise AutoScalingError(f"target is {target!r}; it must be a number above 0")
     # https://knative.dev/docs/serving/autoscaling/kpa-specific/
     for name, least, most in (
@@ -289,11 +295,15 @@ def _check_numbers(spec: AutoscalingSpec) -> None:
             raise AutoScalingError(f"{name} must be between {least} and {most}, not {percentage!r}")
 
 
-def _check_whole(name: str, number: object, least: float, most: float) -> None:
-    if number is None:
-        return
-    if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= most:
-        raise AutoScalingError(f"{name} is {number!r}; it must be a whole number, {least} or more")
+def _check_whole(name: str, number: object, least: int, most: int) -> None:
+    if not _is_whole(number) or not least <= number <= most:
+        raise AutoScalingError(
+            f"{name} is {number!r}; it must be a whole number from {least} to {most:,}"
+        )
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _is_number(value: object) -> bool:
@@ -383,7 +393,7 @@ def _check_windows(spec: AutoscalingSpec) -> None:
         value: Any = getattr(spec, name)
         if value is None:
             continue
-        if not isinstance(value, str) or not _DURATION.match(value):
+        if not isinstance(value, str) or not _DURATION.fullmatch(value):
             raise _no_duration(name, value)
         if seconds(value) < least or (most is not None and seconds(value) > most):
             bounds = f"{least} s or more" if most is None else f"{least} s to {most // 3600} h"
@@ -396,17 +406,17 @@ def _no_duration(name: str, value: object) -> AutoScalingError:
     )
 
 
-def _check_zero(spec: AutoscalingSpec) -> AutoscalingSpec:
+def _check_hpa_has_a_pod(spec: AutoscalingSpec) -> AutoscalingSpec:
     if spec.autoscaler_class != HPA:
         return spec
     for name, scale in (
-        ("min_scale", spec.least),
+        ("min_scale", spec.fewest_pods),
         ("initial_scale", spec.initial_scale),
     ):
         if scale == 0:
             raise AutoScalingError(
-                f"{name} is 0; the HPA class always has a pod: HPA and zero is legal on "
-                "Kubernetes 1.37 and later, with object and external metrics only",
+                f"{name} is 0; the HPA class keeps at least one pod: only Kubernetes 1.37 and "
+                "later allow none, with object and external metrics",
                 hint=f"{name}=1, or a metric of KPA: {' or '.join(KPA_METRICS)}",
             )
     return spec
@@ -469,6 +479,21 @@ def check_changeable(words: Iterable[str]) -> None:
             )
 
 
+def merge_changes(former: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The keywords of `.autoscale()` after a further change; `None` is as deployed again."""
+    check_changeable(changes)
+    replaced_fields = {ALIASES.get(word, word) for word in changes}
+    min_scale = changes.get("min_scale", changes.get("min_replicas"))
+    if "min_scale" in replaced_fields and not isinstance(min_scale, Mapping):
+        replaced_fields.add("timezone")  # that of the schedule before
+    settings = {
+        word: value
+        for word, value in former.items()
+        if ALIASES.get(word, word) not in replaced_fields
+    }
+    return settings | {word: value for word, value in changes.items() if value is not None}
+
+
 def changed(spec: AutoscalingSpec, changes: Mapping[str, Any]) -> AutoscalingSpec:
     """The settings with these keywords of `.autoscale()` in place of the declared ones."""
     check_changeable(changes)
@@ -476,7 +501,9 @@ def changed(spec: AutoscalingSpec, changes: Mapping[str, Any]) -> AutoscalingSpe
     if "metric" in values:
         values["autoscaler_class"] = None
     if "min_scale" in values:
-        values = {"min_schedule": (), **_with_schedule(values)}
+        values = _with_schedule(values)
+        if "min_schedule" not in values:
+            values = {"min_schedule": (), "timezone": None, **values}
     changed_spec = replace(spec, **values)
     _check_windows(changed_spec)
-    return _check_zero(_with_class(check(changed_spec)))
+    return _check_hpa_has_a_pod(_with_class(check(changed_spec)))

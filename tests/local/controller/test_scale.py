@@ -18,10 +18,12 @@ import kubetorch as kt
 from kubetorch.errors import AutoScalingError, KubetorchError
 from kubetorch.sdk import backend
 from tests.local.calling import InThread, until
+from tests.local.commands import kt as kt_command
 from tests.local.user_project import UserProject
 
 SOURCE = """
 import os, time
+import kubetorch as kt
 
 def work(seconds=0.0):
     time.sleep(seconds)
@@ -36,6 +38,9 @@ def hold(path):
     while not os.path.exists(path):
         time.sleep(0.02)
     return os.environ["POD_NAME"]
+
+def enqueue(count):
+    kt.metric("queue", count)
 """
 
 
@@ -121,6 +126,14 @@ def test_calls_that_wait_go_to_a_pod_that_came_later(jobs: Any, tmp_path: Path) 
     handle.teardown()
 
 
+def test_a_metric_of_the_users_code_adds_a_pod(jobs: Any) -> None:
+    compute = quick(min_scale=1, max_scale=2, metric="queue", target=10)
+    handle = kt.fn(jobs.enqueue, name="queue").to(compute)
+    handle(20)
+    until(lambda: handle.stats().pods_ready == 2, seconds=60)
+    handle.teardown()
+
+
 def test_a_pod_that_leaves_finishes_its_calls(jobs: Any, tmp_path: Path) -> None:
     end = tmp_path / "end"
     handle = kt.fn(jobs.hold, name="leaving").to(quick(min_scale=2, max_scale=2))
@@ -156,6 +169,20 @@ def test_impossible_live_changes_are_refused_and_change_nothing(resting: Any) ->
         with pytest.raises(AutoScalingError):
             resting.autoscale(**wrong)
     assert resting.stats().max_scale == before
+
+
+def test_kt_scale_replaces_a_schedule_with_a_time_zone_and_resets_it(resting: Any) -> None:
+    resting.autoscale(min_scale={"0 8 * * *": 0}, timezone="Europe/Berlin", max_scale=2)
+    changed = kt_command("scale", "resting", "--min", "0")
+    assert changed.returncode == 0, changed.stderr
+    assert "changed since the deploy: max_scale=2, min_scale=0" in changed.stdout
+    reset = kt_command("scale", "resting", "--reset", "--max", "4")
+    assert reset.returncode == 0, reset.stderr
+    assert "changed since the deploy: max_scale=4" in reset.stdout
+    assert "changed" not in kt_command("scale", "resting", "--reset").stdout
+    refused = kt_command("scale", "resting", "--min", "9")
+    assert refused.returncode == 1
+    assert "min_scale cannot be greater than max_scale: 9 > 3" in refused.stderr
 
 
 def test_a_service_at_zero_is_found_by_a_controller_that_starts_anew(

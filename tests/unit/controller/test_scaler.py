@@ -232,6 +232,7 @@ def test_a_step_from_zero_starts_a_pod_at_once_and_the_others_within_half_a_seco
     service.scaler.wait(200, service.now)
     assert service.scaler.next_decision(service.now) == 0
     assert service.decide() == 1
+    assert service.scaler.decisions[-1].reason == "a call waits for the first pod"
     assert service.run(0.5) == 20
 
 
@@ -495,6 +496,22 @@ def test_each_pod_is_silent_from_its_own_last_report_on() -> None:
     assert service.scaler.view(service.now).calls == 0
 
 
+def test_reports_that_come_a_little_late_and_early_need_no_further_pod() -> None:
+    service = Service(1, are_pods_there=False, target=2, window=6.0, panic_window=0.6)
+    service.scaler.pods_changed(["a"], ["a"], service.now)
+    for second in range(30):
+        service.now = START + second + (0.03 if second % 2 else 0.0)
+        service.scaler.report("a", PodLoad(4, call_seconds=4.0 * second), service.now)
+        service.decide()
+    assert max(service.decided_sizes) == 2
+
+
+def test_a_metric_of_the_user_needs_a_pod_for_each_part_of_its_target() -> None:
+    service = Service(1, metric="queue")
+    service.agents["pod-001"].metrics = {"queue": (20.5, START)}
+    assert service.run(55) == 3
+
+
 # ----------------------------------------------------------------------------------------- bursts
 
 
@@ -503,7 +520,7 @@ def test_a_burst_is_seen_in_the_panic_window() -> None:
     alarmed = Service(1)
     for service in (calm, alarmed):
         service.hold(8, 90)
-        service.hold(100, 9)
+        service.hold(100, 10)
     assert calm.scaler.size == 3
     assert alarmed.scaler.size == 10
     assert alarmed.reason == "a burst: load of 100 calls needs 10 pods at the target 10 per pod"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 from kubetorch.controller.scaling import Scaling
 from kubetorch.specs.autoscaling import AutoscalingSpec
-from kubetorch.specs.callable import CallableRef
+from kubetorch.specs.callable import BatchedMethod, CallableRef
 from kubetorch.specs.compute import ComputeSpec
 from kubetorch.specs.workload import WorkloadSpec
-from kubetorch.wire.messages import PodLoad
+from kubetorch.wire.messages import PodLoad, PodWait
 from tests.manual_clock import ManualClock
 
 SPEC = WorkloadSpec(
@@ -44,17 +46,17 @@ class Sizes:
         return None
 
 
-def serving(clock: ManualClock, backend: Sizes) -> Scaling:
+def serving(clock: ManualClock, backend: Sizes, spec: WorkloadSpec = SPEC) -> Scaling:
     """A service at rest, with two pods."""
     scaling = Scaling(
-        SPEC,
+        spec,
         stored="",
         backend=backend,  # type: ignore[arg-type]  # as much of a backend as scaling needs
         clock=clock,
         store=lambda text: None,
         on_change=lambda: None,
     )
-    scaling.deploy(SPEC)
+    scaling.begin_deploy(spec)
     scaling.pods_changed(PODS, PODS)
     scaling.served()
     clock.advance(1000.0)
@@ -76,6 +78,18 @@ def test_load_that_is_reported_once_adds_pods_without_another_event() -> None:
     scaling.close()
 
 
+def test_the_calls_of_a_batch_need_one_slot_together() -> None:
+    clock, backend = ManualClock(), Sizes()
+    batched = replace(SPEC.callable, batched=(BatchedMethod("", 10),))
+    bounds = AutoscalingSpec(min_scale=2, max_scale=10, concurrency=2, target_utilization=100)
+    compute = ComputeSpec(autoscaling=bounds)
+    scaling = serving(clock, backend, replace(SPEC, callable=batched, compute=compute))
+    report(scaling, calls=20)
+    clock.advance(2.0)
+    assert backend.size == 2
+    scaling.close()
+
+
 def test_reports_between_two_decisions_cost_none() -> None:
     clock, backend = CountingClock(), Sizes()
     scaling = serving(clock, backend)
@@ -89,3 +103,25 @@ def test_reports_between_two_decisions_cost_none() -> None:
     clock.advance(1.0)
     assert clock.timers > before
     scaling.close()
+
+
+def test_a_closed_scaling_lets_its_callers_go_and_changes_no_number_of_pods() -> None:
+    clock, backend = ManualClock(), Sizes()
+    compute = ComputeSpec(autoscaling=AutoscalingSpec(min_scale=0, max_scale=10, target=4))
+    scaling = serving(clock, backend, replace(SPEC, compute=compute))
+
+    async def close_while_callers_wait() -> None:
+        held_request = asyncio.create_task(scaling.hold("request 1", 900.0, lambda: False))
+        wait = asyncio.create_task(
+            scaling.wait(PodWait(client="c", waiting=1, pods=tuple(PODS), seconds=20.0))
+        )
+        await asyncio.sleep(0)
+        backend.size = 7  # of another service of this name, from now on
+        scaling.close()
+        await asyncio.wait_for(asyncio.gather(held_request, wait), 5.0)
+
+    asyncio.run(close_while_callers_wait())
+    report(scaling, calls=50)
+    scaling.pods_changed(PODS, set())
+    clock.advance(1000.0)
+    assert backend.size == 7

@@ -1,5 +1,6 @@
 """`AutoscalingConfig` at the path that it had in 0.5."""
 
+import dataclasses
 import importlib
 import pickle
 
@@ -58,3 +59,15 @@ def test_that_of_a_compute_is_of_the_same_class():
     assert annotations["autoscaling.knative.dev/target-burst-capacity"] == "0"
     assert annotations["autoscaling.knative.dev/scale-down-delay"] == "1m"
     assert kt.Compute().autoscaling_config is None
+
+
+def test_it_has_the_keywords_of_autoscale_and_can_be_replaced_in_part():
+    config = AutoscalingConfig(scale_to_zero_grace_period=30)
+    assert (config.min_scale, config.scale_to_zero_pod_retention_period) == (0, "30s")
+    declared = kt.Compute().autoscale(
+        min_scale={"0 8 * * *": 4}, timezone="Europe/Berlin", target_burst_capacity=0
+    )
+    bounded = dataclasses.replace(declared.autoscaling_config, max_scale=5)
+    assert (bounded.min_schedule, bounded.max_scale) == ((("0 8 * * *", 4),), 5)
+    assert bounded.extra_annotations == (("target-burst-capacity", "0"),)
+    assert dataclasses.replace(bounded, max_scale=None) == declared.autoscaling_config

@@ -3,7 +3,16 @@
 import pytest
 
 from kubetorch.errors import AutoScalingError
-from kubetorch.specs.autoscaling import HPA, KPA, beyond_knative, config, parse, seconds
+from kubetorch.specs.autoscaling import (
+    HPA,
+    KPA,
+    beyond_knative,
+    changed,
+    merge_changes,
+    parse,
+    parse_config,
+    seconds,
+)
 
 
 def scaled(launch_timeout=900, **arguments):
@@ -31,7 +40,7 @@ def test_the_spellings_of_all_documents_mean_the_same():
 
 
 def test_two_spellings_that_contradict_each_other_are_refused():
-    with pytest.raises(AutoScalingError, match="min_scale says 2, another spelling 1"):
+    with pytest.raises(AutoScalingError, match="min_scale is 2, min_replicas is 1"):
         scaled(min_replicas=1, min_scale=2)
 
 
@@ -56,7 +65,7 @@ def test_the_hpa_class_without_a_metric_is_that_of_cpu():
 
 def test_a_metric_of_the_users_own_has_no_class_unless_it_is_said():
     assert scaled(metric="queue", target=8).autoscaler_class is None
-    assert scaled(metric="queue", target=8, min_scale=0).least == 0
+    assert scaled(metric="queue", target=8, min_scale=0).fewest_pods == 0
     assert scaled(metric="queue", target=8, autoscaler_class=HPA).autoscaler_class == HPA
     with pytest.raises(AutoScalingError, match="metric 'queue' needs the HPA class") as refusal:
         scaled(metric="queue", target=8, autoscaler_class=KPA)
@@ -104,6 +113,8 @@ def test_an_unknown_keyword_becomes_an_annotation_and_a_near_miss_an_error():
         ({"target_utilization": 0}, "target_utilization must be between 1 and 100"),
         ({"target_utilization": 101}, "target_utilization must be between 1 and 100"),
         ({"target_utilization": True}, "target_utilization must be between 1 and 100"),
+        ({"max_scale": 2_000_000}, "max_scale is 2000000; .* from 0 to 1,000,000"),
+        ({"scale_down_delay": "30s\n"}, "scale_down_delay must be a valid duration"),
         ({"scale_down_delay": "5"}, "scale_down_delay must be a valid duration"),
         ({"progress_deadline": "10 m"}, "progress_deadline must be a valid duration"),
         ({"progress_deadline": "0s"}, "Knative takes 1 s or more"),
@@ -113,25 +124,27 @@ def test_an_unknown_keyword_becomes_an_annotation_and_a_near_miss_an_error():
         ({"min_scale": True}, "min_scale is True"),
         ({"target": 0}, "target is 0"),
         ({"target": float("nan")}, "target is nan"),
+        ({"target": float("inf")}, "target is inf"),
         ({"target": "many"}, "target is 'many'"),
         ({"metric": 3}, "metric is 3"),
         ({"initial_scale": 5, "max_scale": 2}, "initial_scale cannot be greater"),
         ({"activation_scale": 5, "max_scale": 2}, "activation_scale cannot be greater"),
         ({"buffer": 5, "max_scale": 2}, "buffer cannot be greater than max_scale: 5 > 2"),
-        ({"buffer": -1}, "buffer is -1; it must be a whole number, 0 or more"),
+        ({"buffer": -1}, "buffer is -1; it must be a whole number from 0 to 1,000,000"),
         ({"buffer": 1.5}, "buffer is 1.5"),
-        ({"activation_scale": 0}, "activation_scale is 0; it must be a whole number, 1 or more"),
+        ({"activation_scale": 0}, "activation_scale is 0; it must be a whole number from 1 to"),
         ({"panic_window_percentage": 0.5}, "panic_window_percentage must be between 1 and 100"),
         ({"panic_threshold_percentage": 100}, "must be between 110 and 1000, not 100"),
         ({"panic_threshold_percentage": "200"}, "must be between 110 and 1000, not '200'"),
         ({"min_scale": {}}, "min_scale has 0 cron expressions"),
         ({"min_scale": {"0 8 * * *": 5}, "max_scale": 2}, "'0 8 . . .' cannot be greater"),
         ({"min_scale": {"0 8 * * *": -1}}, "min_scale at '0 8 . . .' is -1"),
+        ({"min_scale": {"0 8 * * *": 4, "0 20 * * *": None}}, "min_scale at '0 20 . . .' is None"),
         ({"min_scale": {"@daily": 1}}, "'@daily', which is no cron expression: .* 5 fields"),
         ({"min_scale": {"* * * * * *": 1}}, "no cron expression: it must have 5 fields"),
         ({"min_scale": {"61 8 * * *": 1}}, "no cron expression: Bad minute"),
         ({"min_scale": {"0 0 */30 2 MON#5": 1}}, "no cron expression: it never comes"),
-        ({"min_scale": {"0 8 * * *": 1}, "min_replicas": 2}, "min_replicas says 2"),
+        ({"min_scale": {"0 8 * * *": 1}, "min_replicas": 2}, "min_replicas is 2, min_scale is"),
         ({"timezone": "Europe/Berlin"}, "timezone is 'Europe/Berlin', and there is no schedule"),
         ({"timezone": "Europe/Berlin", "min_scale": 1}, "there is no schedule"),
         ({"timezone": "Mars", "min_scale": {"0 8 * * *": 1}}, "timezone 'Mars' is not known"),
@@ -167,7 +180,9 @@ def test_times_that_knative_refuses_are_refused_when_they_are_declared(name):
 def test_only_requests_can_scale_from_zero(name):
     assert getattr(scaled(**{name: 0}), name) == 0
     for more in ({"metric": "cpu"}, {"autoscaler_class": HPA}):
-        with pytest.raises(AutoScalingError, match=f"{name} is 0; the HPA class always has a pod"):
+        with pytest.raises(
+            AutoScalingError, match=f"{name} is 0; the HPA class keeps at least one"
+        ):
             scaled(**{name: 0}, **more)
     with pytest.raises(AutoScalingError, match=r"Kubernetes 1\.37 .* object and external metrics"):
         scaled(metric="cpu", min_scale={"0 8 * * *": 1, "0 20 * * *": 0})
@@ -177,11 +192,33 @@ def test_the_fewest_pods_follow_the_clock():
     expressions = {"0 8 * * 1-5": 4, "0 20 * * *": 2}
     spec = scaled(min_scale=expressions, timezone="Europe/Berlin", max_scale=4)
     assert (spec.min_scale, spec.min_schedule) == (None, (("0 20 * * *", 2), ("0 8 * * 1-5", 4)))
-    assert (spec.least, spec.timezone) == (2, "Europe/Berlin")
+    assert (spec.fewest_pods, spec.timezone) == (2, "Europe/Berlin")
     assert scaled(min_scale=dict(reversed(expressions.items()))) == scaled(min_scale=expressions)
-    assert config({"min_scale": expressions}).least == 2
+    assert parse_config({"min_scale": expressions}).fewest_pods == 2
     # The time of the last pod says nothing of the schedule.
-    assert scaled(min_scale=expressions, scale_to_zero_grace_period=5).least == 2
+    assert scaled(min_scale=expressions, scale_to_zero_grace_period=5).fewest_pods == 2
+
+
+def test_a_number_replaces_a_schedule_and_its_time_zone():
+    declared = scaled(min_scale={"0 8 * * *": 4}, timezone="Europe/Berlin")
+    fixed = changed(declared, {"min_scale": 2})
+    assert (fixed.min_scale, fixed.min_schedule, fixed.timezone) == (2, (), None)
+    other = changed(declared, {"min_scale": {"0 9 * * *": 3}})
+    assert (other.fewest_pods, other.timezone) == (3, "Europe/Berlin")
+    with pytest.raises(AutoScalingError, match="there is no schedule"):
+        changed(declared, {"min_scale": 2, "timezone": "Asia/Tokyo"})
+
+
+@pytest.mark.parametrize("word", ["min_scale", "min_replicas"])
+@pytest.mark.parametrize("number", [2, None])
+def test_a_change_replaces_an_earlier_one_of_the_same_field(word, number):
+    former = {"min_scale": {"0 8 * * *": 4}, "timezone": "Europe/Berlin", "max_scale": 9}
+    settings = merge_changes(former, {word: number})
+    assert settings == {"max_scale": 9} | ({} if number is None else {word: number})
+
+
+def test_target_concurrency_of_none_is_not_given():
+    assert scaled(metric="cpu", target=70, target_concurrency=None).metric == "cpu"
 
 
 def test_a_timezone_that_is_like_a_known_one_is_named():

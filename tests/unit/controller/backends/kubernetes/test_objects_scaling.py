@@ -24,9 +24,12 @@ def workload(kind: str, *, api_version: str = "apps/v1", **spec: Any) -> dict[st
     }
 
 
-def owners(*, ready: str = "True", desired: int | None = 0, name: str = "echo-1") -> list[Any]:
+def owners(
+    *, ready: str = "True", desired: int | None = 0, name: str = "echo-1", active: str = ""
+) -> list[Any]:
     """A Knative Service whose latest Revision is `echo-1`, and a Revision."""
-    status: dict[str, Any] = {"conditions": [{"type": "Ready", "status": ready}]}
+    conditions = [{"type": "Ready", "status": ready}, {"type": "Active", "reason": active}]
+    status: dict[str, Any] = {"conditions": conditions}
     if desired is not None:
         status["desiredReplicas"] = desired
     return [
@@ -52,16 +55,28 @@ def test_a_service_rests_whose_revision_is_ready_and_wants_no_pods() -> None:
     assert objects.is_scaled_to_zero(owners(), "abc")
 
 
+def test_a_service_rests_that_began_without_pods_and_was_not_called_yet() -> None:
+    assert objects.is_scaled_to_zero(owners(desired=None, active="NoTraffic"), "abc")
+
+
 @pytest.mark.parametrize(
     "owner_objects",
     [
         owners(desired=1),
+        owners(desired=1, active="NoTraffic"),
         owners(desired=None),
         owners(ready="Unknown"),
         owners(name="echo-2"),
         [],
     ],
-    ids=["pods are wanted", "not decided yet", "not ready", "not the latest that is", "nothing"],
+    ids=[
+        "pods are wanted",
+        "pods are wanted again",
+        "not decided yet",
+        "not ready",
+        "not the latest that is",
+        "nothing",
+    ],
 )
 def test_otherwise_it_does_not(owner_objects: list[Any]) -> None:
     assert not objects.is_scaled_to_zero(owner_objects, "abc")

@@ -11,7 +11,7 @@ import pytest
 
 from cluster import faults
 from cluster.conftest import Installed, Kubectl
-from cluster.test_faults_storage import install
+from cluster.controller.test_faults_storage import install
 
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(300)]
 

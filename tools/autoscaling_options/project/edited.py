@@ -1,0 +1,5 @@
+"""A function that an edit changes."""
+
+
+def word():
+    return "before"
